@@ -1,0 +1,260 @@
+"""config.json: what the runtime may rely on. Written by export, read by everything else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from artifact.bindings import Binding, GraphBindings
+from artifact.dtypes import DType
+from artifact.errors import ArtifactError
+from artifact.json_fields import Fields, load_json_object
+
+FORMAT_VERSION = 1
+CONFIG_FILE = "config.json"
+ATTENTION, MAMBA, GATED_DELTA_NET, SHORT_CONV = "attention", "mamba", "gated_delta_net", "short_conv"
+RECURRENT_LAYER_TYPES = (MAMBA, GATED_DELTA_NET, SHORT_CONV)
+# Layers that hold no state: a decoder layer that is only an MLP or only a mixture of experts.
+STATELESS_LAYER_TYPES = ("mlp", "moe")
+LAYER_TYPES = (ATTENTION, *RECURRENT_LAYER_TYPES, *STATELESS_LAYER_TYPES)
+LAYOUTS = ("dense", "paged")
+
+
+@dataclass(frozen=True)
+class KVLayerConfig:
+    """The KV cache of one attention layer; ``sliding_window`` counts tokens, None is full attention."""
+
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: int | None = None
+
+
+@dataclass(frozen=True)
+class RecurrentLayerConfig:
+    """The states of one recurrent layer: conv [conv_dim, conv_kernel], recurrent [num_heads, head_dim, state_size]."""
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    conv_dim: int
+    conv_kernel: int
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """The runtime contract of one artifact. Local layer indices count layers of one kind from 0."""
+
+    model_type: str
+    layout: str
+    dtype: DType
+    vocab_size: int
+    hidden_size: int
+    max_batch_size: int
+    max_seq_len: int
+    layer_types: tuple[str, ...]
+    kv_layers: tuple[KVLayerConfig, ...]
+    kv_cache_dtype: DType
+    recurrent_layers: tuple[RecurrentLayerConfig, ...]
+    recurrent_state_dtype: DType
+    conv_state_dtype: DType
+    eos_token_ids: tuple[int, ...]
+    bindings: GraphBindings
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return len(self.layer_types)
+
+    @property
+    def attention_layer_indices(self) -> tuple[int, ...]:
+        """Absolute indices of the attention layers; the position is the local index."""
+        return tuple(i for i, kind in enumerate(self.layer_types) if kind == ATTENTION)
+
+    @property
+    def recurrent_layer_indices(self) -> tuple[int, ...]:
+        """Absolute indices of the recurrent layers; the position is the local index."""
+        return tuple(i for i, kind in enumerate(self.layer_types) if kind in RECURRENT_LAYER_TYPES)
+
+    @property
+    def all_logits(self) -> bool:
+        """True when the graph returns logits of every token [batch, seq, vocab], not only of the last."""
+        return len(self.bindings.output("logits").shape) == 3
+
+    def check(self) -> RuntimeConfig:
+        """Return self, or raise ArtifactError naming the first contradiction between the fields."""
+        for ok, message in (
+            (self.layout in LAYOUTS, f"layout {self.layout!r} is not one of {', '.join(LAYOUTS)}"),
+            (
+                set(self.layer_types) <= set(LAYER_TYPES),
+                f"layer_types holds a kind that is not among {', '.join(LAYER_TYPES)}",
+            ),
+            (
+                len(self.kv_layers) == len(self.attention_layer_indices),
+                f"{len(self.kv_layers)} kv_layer_configs for {len(self.attention_layer_indices)} attention layers",
+            ),
+            (
+                len(self.recurrent_layers) == len(self.recurrent_layer_indices),
+                f"recurrent shapes for {len(self.recurrent_layers)} of {len(self.recurrent_layer_indices)} layers",
+            ),
+        ):
+            if not ok:
+                raise ArtifactError(f"{CONFIG_FILE}: {message}: export the checkpoint again")
+        _check_state_outputs(self.bindings)
+        return self
+
+
+def read_config(folder: Path) -> RuntimeConfig:
+    """Read and check ``folder``/config.json; ArtifactError when it is missing, malformed or of another version."""
+    data = load_json_object(folder / CONFIG_FILE)
+    if "bindings" not in data or "format_version" not in data:
+        raise ArtifactError(f"{folder}: expected a folder written by hybridge export, found another config.json")
+    return config_from_json(data)
+
+
+def config_to_json(config: RuntimeConfig) -> dict[str, Any]:
+    """The JSON object of config.json; recurrent shapes are a number where all layers agree, else a list."""
+    recurrent = config.recurrent_layers
+    return {
+        "format_version": config.format_version,
+        "model_type": config.model_type,
+        "layout": config.layout,
+        "dtype": config.dtype.value,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "max_batch_size": config.max_batch_size,
+        "max_seq_len": config.max_seq_len,
+        "num_attention_layers": len(config.kv_layers),
+        "num_linear_attn_layers": len(recurrent),
+        "layer_types": list(config.layer_types),
+        "kv_layer_configs": [
+            {"num_kv_heads": kv.num_kv_heads, "head_dim": kv.head_dim, "sliding_window": kv.sliding_window}
+            for kv in config.kv_layers
+        ],
+        "kv_cache_dtype": config.kv_cache_dtype.value,
+        **{key: _one_or_list([getattr(r, name) for r in recurrent]) for key, name in _RECURRENT_FIELDS.items()},
+        "recurrent_state_dtype": config.recurrent_state_dtype.value,
+        "conv_state_dtype": config.conv_state_dtype.value,
+        "eos_token_id": list(config.eos_token_ids),
+        "bindings": {
+            "inputs": [_binding_to_json(b) for b in config.bindings.inputs],
+            "outputs": [_binding_to_json(b) for b in config.bindings.outputs],
+        },
+    }
+
+
+def config_text(config: RuntimeConfig) -> str:
+    """The text of config.json."""
+    return json.dumps(config_to_json(config), indent=2) + "\n"
+
+
+def config_from_json(data: dict[str, Any]) -> RuntimeConfig:
+    """Parse and check the JSON object of config.json; ArtifactError names the field that is wrong."""
+    f = Fields(data, CONFIG_FILE)
+    version = f.integer("format_version")
+    if version != FORMAT_VERSION:
+        raise ArtifactError(
+            f"{CONFIG_FILE}: expected format_version {FORMAT_VERSION}, found {version}: export the checkpoint again"
+        )
+    layer_types = tuple(f.array("layer_types"))
+    bindings = f.fields("bindings")
+    config = RuntimeConfig(
+        model_type=f.string("model_type"),
+        layout=f.string("layout"),
+        dtype=_dtype(f, "dtype"),
+        vocab_size=f.integer("vocab_size", minimum=1),
+        hidden_size=f.integer("hidden_size", minimum=1),
+        max_batch_size=f.integer("max_batch_size", minimum=1),
+        max_seq_len=f.integer("max_seq_len", minimum=1),
+        layer_types=layer_types,
+        kv_layers=f.map("kv_layer_configs", _kv_from_json),
+        kv_cache_dtype=_dtype(f, "kv_cache_dtype"),
+        recurrent_layers=_recurrent_from_json(f, f.integer("num_linear_attn_layers", minimum=0)),
+        recurrent_state_dtype=_dtype(f, "recurrent_state_dtype"),
+        conv_state_dtype=_dtype(f, "conv_state_dtype"),
+        eos_token_ids=tuple(_ints(f, "eos_token_id")),
+        bindings=GraphBindings(bindings.map("inputs", _binding_from_json), bindings.map("outputs", _binding_from_json)),
+    )
+    for key, count in (
+        ("num_hidden_layers", len(layer_types)),
+        ("num_attention_layers", len(config.kv_layers)),
+    ):
+        if f.integer(key) != count:
+            raise f.fail(key, str(count))
+    f.refuse_unknown()
+    return config.check()
+
+
+_RECURRENT_FIELDS = {
+    "recurrent_state_num_heads": "num_heads",
+    "recurrent_state_head_dim": "head_dim",
+    "recurrent_state_size": "state_size",
+    "conv_dim": "conv_dim",
+    "conv_kernel": "conv_kernel",
+}
+assert set(_RECURRENT_FIELDS.values()) == {f.name for f in fields(RecurrentLayerConfig)}
+
+
+def _one_or_list(values: list[int]) -> int | list[int] | None:
+    if not values:
+        return None
+    return values[0] if len(set(values)) == 1 else values
+
+
+def _recurrent_from_json(f: Fields, count: int) -> tuple[RecurrentLayerConfig, ...]:
+    columns: dict[str, list[int]] = {}
+    for key, name in _RECURRENT_FIELDS.items():
+        value = f.raw(key)
+        values = value if isinstance(value, list) else [value] * count
+        if len(values) != count or not all(isinstance(v, int) for v in values):
+            raise f.fail(key, f"an integer or a list of {count} integers")
+        columns[name] = values
+    return tuple(RecurrentLayerConfig(**{name: columns[name][i] for name in columns}) for i in range(count))
+
+
+def _kv_from_json(f: Fields) -> KVLayerConfig:
+    config = KVLayerConfig(
+        f.integer("num_kv_heads", minimum=1), f.integer("head_dim", minimum=1), f.integer("sliding_window", None)
+    )
+    f.refuse_unknown()
+    return config
+
+
+def _ints(f: Fields, key: str) -> list[int]:
+    values = f.array(key)
+    if not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
+        raise f.fail(key, "a list of integers")
+    return values
+
+
+def _dtype(f: Fields, key: str) -> DType:
+    return DType(f.choice(key, [d.value for d in DType]))
+
+
+def _binding_to_json(binding: Binding) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": binding.name, "dtype": binding.dtype.value, "shape": list(binding.shape)}
+    if binding.replaced_by is not None:
+        entry["replaced_by"] = binding.replaced_by
+    return entry
+
+
+def _binding_from_json(f: Fields) -> Binding:
+    shape = tuple(f.array("shape"))
+    if not all(isinstance(n, (int, str)) for n in shape):
+        raise f.fail("shape", "a list of integers and axis names")
+    binding = Binding(f.string("name"), _dtype(f, "dtype"), shape, f.string("replaced_by", None))
+    f.refuse_unknown()
+    return binding
+
+
+def _check_state_outputs(bindings: GraphBindings) -> None:
+    outputs = {b.name: b for b in bindings.outputs}
+    for state in bindings.states:
+        output = outputs.get(state.replaced_by or "")
+        if output is None or (output.dtype, output.shape) != (state.dtype, state.shape):
+            raise ArtifactError(
+                f"{CONFIG_FILE}: state {state.name} has no output {state.replaced_by} of its type and shape: "
+                "export the checkpoint again"
+            )

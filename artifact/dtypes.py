@@ -1,0 +1,121 @@
+"""One table of element types and their names in NumPy, ONNX and safetensors."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import ml_dtypes
+import numpy as np
+
+from artifact.errors import UnsupportedError
+
+
+class DType(str, Enum):
+    """An element type; the value is its name in config.json and on the command line."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT64 = "float64"
+    INT64 = "int64"
+    INT32 = "int32"
+    INT16 = "int16"
+    INT8 = "int8"
+    UINT8 = "uint8"
+    BOOL = "bool"
+
+    @property
+    def numpy(self) -> np.dtype:
+        """The NumPy type (bfloat16 through ml_dtypes)."""
+        return _NUMPY[self]
+
+    @property
+    def onnx(self) -> int:
+        """The value of ``onnx.TensorProto.DataType``."""
+        return _ONNX[self]
+
+    @property
+    def safetensors(self) -> str:
+        """The name in a safetensors header."""
+        return _SAFETENSORS[self]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return int(self.numpy.itemsize)
+
+    @property
+    def is_floating(self) -> bool:
+        return self in _FLOATING
+
+    @classmethod
+    def from_onnx(cls, value: int) -> DType:
+        """The type of an ONNX data type value; UnsupportedError for any other."""
+        return _lookup(_ONNX, value, "ONNX data type")
+
+    @classmethod
+    def from_safetensors(cls, name: str) -> DType:
+        """The type of a safetensors name such as ``BF16``; UnsupportedError for any other."""
+        return _lookup(_SAFETENSORS, name, "safetensors dtype")
+
+    @classmethod
+    def from_numpy(cls, dtype: np.dtype) -> DType:
+        """The type of a NumPy dtype; UnsupportedError for any other."""
+        return _lookup(_NUMPY, np.dtype(dtype), "NumPy dtype")
+
+    @classmethod
+    def parse(cls, name: object) -> DType:
+        """The type named ``name``; UnsupportedError listing the known names otherwise."""
+        try:
+            return cls(name)
+        except ValueError:
+            known = ", ".join(d.value for d in cls)
+            raise UnsupportedError(f"expected a type among {known}, found {name!r}") from None
+
+
+_NUMPY: dict[DType, np.dtype] = {
+    DType.FLOAT32: np.dtype(np.float32),
+    DType.FLOAT16: np.dtype(np.float16),
+    DType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+    DType.FLOAT64: np.dtype(np.float64),
+    DType.INT64: np.dtype(np.int64),
+    DType.INT32: np.dtype(np.int32),
+    DType.INT16: np.dtype(np.int16),
+    DType.INT8: np.dtype(np.int8),
+    DType.UINT8: np.dtype(np.uint8),
+    DType.BOOL: np.dtype(np.bool_),
+}
+# Values of onnx.TensorProto.DataType; a test compares them with the onnx package.
+_ONNX: dict[DType, int] = {
+    DType.FLOAT32: 1,
+    DType.UINT8: 2,
+    DType.INT8: 3,
+    DType.INT16: 5,
+    DType.INT32: 6,
+    DType.INT64: 7,
+    DType.BOOL: 9,
+    DType.FLOAT16: 10,
+    DType.FLOAT64: 11,
+    DType.BFLOAT16: 16,
+}
+_SAFETENSORS: dict[DType, str] = {
+    DType.FLOAT32: "F32",
+    DType.FLOAT16: "F16",
+    DType.BFLOAT16: "BF16",
+    DType.FLOAT64: "F64",
+    DType.INT64: "I64",
+    DType.INT32: "I32",
+    DType.INT16: "I16",
+    DType.INT8: "I8",
+    DType.UINT8: "U8",
+    DType.BOOL: "BOOL",
+}
+_FLOATING = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64})
+
+
+def _lookup(table: dict, value: object, kind: str) -> DType:
+    for dtype, name in table.items():
+        if name == value:
+            return dtype
+    known = ", ".join(str(v) for v in table.values())
+    raise UnsupportedError(f"expected a {kind} among {known}, found {value}")

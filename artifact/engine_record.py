@@ -1,0 +1,77 @@
+"""engine.json: what a built engine holds, recorded at build time because a GPU-less machine cannot inspect one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from artifact.errors import ArtifactError
+from artifact.json_fields import Fields, load_json_object
+
+ENGINE_FILE = "engine.json"
+ENGINE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ProfileRecord:
+    """One optimization profile: per input name the (min, opt, max) shapes."""
+
+    name: str
+    shapes: dict[str, list[list[int]]]
+
+
+@dataclass(frozen=True)
+class EngineRecord:
+    """One engine file: what built it, what it targets, its profiles, bindings and layers (type -> count)."""
+
+    engine: str
+    nbytes: int
+    sha256: str
+    library: str
+    library_version: str
+    preset: str
+    compute_capabilities: list[str]
+    plugins: bool
+    max_batch_size: int
+    max_seq_len: int
+    profiles: list[ProfileRecord]
+    bindings: list[dict[str, Any]]
+    layers: dict[str, int]
+    model_sha256: str
+    build_seconds: float
+    engine_version: int = ENGINE_VERSION
+
+
+def write_engine_record(path: Path, record: EngineRecord) -> None:
+    """Write ``record`` as JSON to ``path``."""
+    path.write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
+
+
+def read_engine_record(path: Path) -> EngineRecord:
+    """Read an engine.json; ArtifactError when it is missing, malformed or of another version."""
+    data = load_json_object(path)
+    f = Fields(data, path.name)
+    version = f.integer("engine_version")
+    if version != ENGINE_VERSION:
+        raise ArtifactError(f"{path.name}: expected engine_version {ENGINE_VERSION}, found {version}: build it again")
+    record = EngineRecord(
+        engine=f.string("engine"),
+        nbytes=f.integer("nbytes", minimum=0),
+        sha256=f.string("sha256"),
+        library=f.string("library"),
+        library_version=f.string("library_version"),
+        preset=f.string("preset"),
+        compute_capabilities=f.array("compute_capabilities"),
+        plugins=f.boolean("plugins"),
+        max_batch_size=f.integer("max_batch_size", minimum=1),
+        max_seq_len=f.integer("max_seq_len", minimum=1),
+        profiles=list(f.map("profiles", lambda p: ProfileRecord(p.string("name"), p.object("shapes")))),
+        bindings=f.array("bindings"),
+        layers=f.object("layers"),
+        model_sha256=f.string("model_sha256"),
+        build_seconds=f.number("build_seconds"),
+    )
+    f.refuse_unknown()
+    return record

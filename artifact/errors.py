@@ -1,0 +1,43 @@
+"""Errors that reach a user: one sentence with what was expected, what was found and what to do."""
+
+from __future__ import annotations
+
+
+class HybridgeError(Exception):
+    """Base of every error meant for a user; ``exit_code`` is the process's exit code (2: bad input or usage)."""
+
+    exit_code = 2
+
+
+class CheckpointError(HybridgeError):
+    """The checkpoint folder is unreadable, corrupt, incomplete or unsafe."""
+
+
+class UnsupportedError(HybridgeError):
+    """A model type, config value, operator dimension or target that Hybridge does not support."""
+
+
+class ArtifactError(HybridgeError):
+    """An exported artifact is missing, corrupt, of another format version or contradicts itself."""
+
+
+class OutputError(HybridgeError):
+    """The output cannot be written: it exists already, the disk is full, permissions are missing."""
+
+
+class ExportError(HybridgeError):
+    """The exported graph breaks its own contract (declared inputs, outputs, operators or types)."""
+
+
+class EngineError(HybridgeError):
+    """An inference engine cannot be created, built or run."""
+
+
+class RequestError(HybridgeError):
+    """A generation request that cannot be served: a bad prompt, length or sampling parameter."""
+
+
+class VerificationError(HybridgeError):
+    """The exported model disagrees with its reference (exit code 1)."""
+
+    exit_code = 1

@@ -1,0 +1,78 @@
+"""Write a folder atomically: a temporary sibling is filled, synced and renamed; a failure leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from artifact.errors import OutputError
+
+
+@contextlib.contextmanager
+def atomic_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
+    """Yield a temporary folder beside ``out`` that becomes ``out`` when the block ends well.
+
+    On any exception, KeyboardInterrupt included, the temporary folder is removed and ``out`` is as before.
+    OutputError: ``out`` exists (and not ``overwrite``), is a file, its parent cannot be written, or the disk is full.
+    """
+    check_output(out, overwrite)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
+    except OSError as error:
+        raise _output_error(out, error) from error
+    try:
+        temporary.chmod(0o777 & ~_umask())
+        yield temporary
+        _replace(temporary, out)
+    except OSError as error:
+        raise _output_error(out, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_output(out: Path, overwrite: bool) -> None:
+    """Raise OutputError when ``out`` may not be written, before any work is done."""
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise OutputError(f"{out}: expected a folder to write, found a file or link: give another path")
+    if not out.exists():
+        return
+    if not overwrite:
+        raise OutputError(f"{out}: exists already: pass --overwrite to replace it, or give another path")
+    # Only what an earlier run wrote is ever replaced: never somebody's home folder.
+    if any(out.iterdir()) and not (out / "manifest.json").is_file():
+        raise OutputError(f"{out}: is not a folder that hybridge wrote (no manifest.json): give another path")
+
+
+def _replace(temporary: Path, out: Path) -> None:
+    """Rename ``temporary`` to ``out``; a previous ``out`` is set aside first and put back if the rename fails."""
+    if not out.exists():
+        os.rename(temporary, out)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".old", dir=out.parent))
+    old = aside / "old"
+    os.rename(out, old)
+    try:
+        os.rename(temporary, out)
+    except BaseException:
+        os.rename(old, out)
+        aside.rmdir()
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _output_error(out: Path, error: OSError) -> OutputError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutputError(f"{out}: the disk is full: free space or give another path; nothing was left behind")
+    return OutputError(f"{out}: cannot be written: {error.strerror or error}")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

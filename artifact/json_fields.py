@@ -1,0 +1,149 @@
+"""Typed reading of a JSON object: every error names the file, the field, what was expected and what was found."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from artifact.errors import ArtifactError, HybridgeError
+
+T = TypeVar("T")
+
+
+class _Missing(Enum):
+    MISSING = 0
+
+
+MISSING = _Missing.MISSING
+
+
+def load_json_object(path: Path, error: type[HybridgeError] = ArtifactError) -> dict[str, Any]:
+    """The JSON object in ``path``; ``error`` when it is missing, unreadable, not JSON or not an object."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as cause:
+        raise error(f"expected the file {path}, found none") from cause
+    except OSError as cause:
+        raise error(f"{path.name}: cannot be read: {cause.strerror or cause}") from cause
+    except (ValueError, RecursionError) as cause:
+        raise error(f"{path.name}: is not valid JSON ({cause}): fetch or export it again") from cause
+    if not isinstance(data, dict):
+        raise error(f"{path.name}: expected a JSON object, found {type(data).__name__}")
+    return data
+
+
+class Fields:
+    """A JSON object read field by field; remembers which keys were read, so that unknown ones can be refused.
+
+    A key that is absent takes ``default``; without a default, an absent key is an error. A JSON null is
+    accepted only where ``default`` is None.
+    """
+
+    def __init__(self, data: Mapping[str, Any], where: str, error: type[HybridgeError] = ArtifactError) -> None:
+        self._data = data
+        self._where = where
+        self._error = error
+        self._read: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._data
+
+    def fail(self, key: str, expected: str) -> HybridgeError:
+        """The error to raise for ``key``: names the file, what was expected and the value found."""
+        found = repr(self._data[key]) if key in self._data else "nothing"
+        if len(found) > 120:
+            found = found[:117] + "..."
+        return self._error(f"{self._where}: {key}: expected {expected}, found {found}")
+
+    def raw(self, key: str, default: Any = MISSING) -> Any:
+        """The value as it stands."""
+        self._read.add(key)
+        if key in self._data:
+            return self._data[key]
+        if default is MISSING:
+            raise self.fail(key, "a value")
+        return default
+
+    def integer(self, key: str, default: Any = MISSING, minimum: int | None = None) -> Any:
+        """An integer, at least ``minimum``."""
+        value = self._typed(key, default, lambda v: isinstance(v, int) and not isinstance(v, bool), "an integer")
+        if value is not None and minimum is not None and value < minimum:
+            raise self.fail(key, f"an integer of at least {minimum}")
+        return value
+
+    def number(self, key: str, default: Any = MISSING) -> Any:
+        """A number that is not NaN (infinities may be written as the strings "inf" and "-inf")."""
+        value = self.raw(key, default)
+        if value is None and default is None:
+            return None
+        number = float_from_json(value)
+        if number is None:
+            raise self.fail(key, "a number")
+        return number
+
+    def boolean(self, key: str, default: Any = MISSING) -> Any:
+        """A JSON true or false."""
+        return self._typed(key, default, lambda v: isinstance(v, bool), "true or false")
+
+    def string(self, key: str, default: Any = MISSING) -> Any:
+        """A string."""
+        return self._typed(key, default, lambda v: isinstance(v, str), "a string")
+
+    def choice(self, key: str, choices: Iterable[str], default: Any = MISSING) -> Any:
+        """One of the strings ``choices``."""
+        known = tuple(choices)
+        return self._typed(key, default, lambda v: v in known, "one of " + ", ".join(map(repr, known)))
+
+    def array(self, key: str, default: Any = MISSING) -> Any:
+        """A JSON array."""
+        return self._typed(key, default, lambda v: isinstance(v, list), "a list")
+
+    def object(self, key: str, default: Any = MISSING) -> Any:
+        """A JSON object."""
+        return self._typed(key, default, lambda v: isinstance(v, dict), "an object")
+
+    def fields(self, key: str) -> Fields:
+        """A nested object as Fields."""
+        return Fields(self.object(key), f"{self._where}: {key}", self._error)
+
+    def map(self, key: str, read: Callable[[Fields], T]) -> tuple[T, ...]:
+        """A list of objects, each read by ``read``."""
+        items = []
+        for index, item in enumerate(self.array(key)):
+            if not isinstance(item, dict):
+                raise self.fail(key, "a list of objects")
+            items.append(read(Fields(item, f"{self._where}: {key}[{index}]", self._error)))
+        return tuple(items)
+
+    def unread(self) -> tuple[str, ...]:
+        """The keys that nothing has read so far, sorted."""
+        return tuple(sorted(set(self._data) - self._read))
+
+    def refuse_unknown(self) -> None:
+        """Raise when the object holds a key that nothing has read."""
+        if unread := self.unread():
+            raise self._error(f"{self._where}: unknown field(s) {', '.join(unread)}: written by another version?")
+
+    def _typed(self, key: str, default: Any, accept: Callable[[Any], bool], expected: str) -> Any:
+        value = self.raw(key, default)
+        if value is None and default is None:
+            return None
+        if key in self._data and not accept(value):
+            raise self.fail(key, expected)
+        return value
+
+
+def float_from_json(value: Any) -> float | None:
+    """A number, or an infinity in one of its JSON spellings, as float; None for anything else (NaN included)."""
+    if isinstance(value, Mapping) and set(value) == {"__float__"}:
+        # The spelling that transformers writes for infinities: {"__float__": "Infinity"}.
+        value = value["__float__"]
+    if isinstance(value, str) and value.lower() in {"inf", "infinity", "-inf", "-infinity"}:
+        return float(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value):
+        return float(value)
+    return None

@@ -1,0 +1,1 @@
+"""From artifact to tokens: engines, caches, sampling and generation. Needs neither torch nor transformers."""

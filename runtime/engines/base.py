@@ -1,0 +1,123 @@
+"""The interface of every inference engine: declared states, buffers that the engine owns, and one step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from artifact.bindings import Binding
+from artifact.config import RuntimeConfig
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """The tokens of one step. Rows are right-padded; a row of length 0 takes no part and keeps its states.
+
+    input_ids [batch, seq] int64; context_lengths [batch] int32, valid new tokens of each row;
+    past_lengths [batch] int32, tokens that the row's caches hold already.
+    """
+
+    input_ids: np.ndarray
+    context_lengths: np.ndarray
+    past_lengths: np.ndarray
+
+
+class StateBuffer(ABC):
+    """Storage of one state for all batch rows, on the engine's device. Axis 0 is the batch row.
+
+    ``spec`` declares name, type and symbolic shape as the engine holds them (an engine may compute in a
+    wider type than the artifact stores). Rows exchanged with the host are NumPy arrays of ``spec.dtype``.
+    """
+
+    spec: Binding
+    shape: tuple[int, ...]
+
+    @abstractmethod
+    def read_row(self, row: int, length: int | None = None) -> np.ndarray:
+        """A copy of one row; of a state with a max_seq axis only the first ``length`` positions of it."""
+
+    @abstractmethod
+    def write_row(self, row: int, value: np.ndarray) -> None:
+        """Overwrite one row; a value shorter along the max_seq axis fills the first positions."""
+
+    @abstractmethod
+    def copy_row(self, source: int, target: int) -> None:
+        """Copy row ``source`` over row ``target``."""
+
+    @abstractmethod
+    def zero_rows(self, rows: list[int] | None = None) -> None:
+        """Zero the given rows (all of them by default)."""
+
+
+class StateSet(ABC):
+    """All states of a fixed number of batch rows, bound to one engine. Made by ``Engine.allocate_states``."""
+
+    batch: int
+
+    @property
+    @abstractmethod
+    def buffers(self) -> Mapping[str, StateBuffer]:
+        """The buffers by graph input name. Valid until the next ``Engine.step`` or ``reserve`` on this set."""
+
+    @property
+    @abstractmethod
+    def max_seq(self) -> int:
+        """Positions that the KV caches hold at present."""
+
+    @abstractmethod
+    def reserve(self, max_seq: int) -> None:
+        """Grow the KV caches to hold at least ``max_seq`` positions, keeping their content; never shrinks.
+
+        RequestError when ``max_seq`` exceeds what the engine can hold (``Engine.max_seq_len``).
+        """
+
+
+class Engine(ABC):
+    """One artifact made runnable. Not safe for use from several threads at once."""
+
+    name: ClassVar[str]
+    config: RuntimeConfig
+
+    @property
+    @abstractmethod
+    def state_specs(self) -> tuple[Binding, ...]:
+        """The states as this engine holds them, in graph order."""
+
+    @property
+    @abstractmethod
+    def max_batch_size(self) -> int:
+        """The most batch rows of one step."""
+
+    @property
+    @abstractmethod
+    def max_seq_len(self) -> int:
+        """The most tokens of one row, cached and new."""
+
+    @property
+    def max_step_tokens(self) -> int:
+        """The most new tokens per row in one step; longer prompts are fed in chunks."""
+        return self.max_seq_len
+
+    @abstractmethod
+    def allocate_states(self, batch: int, max_seq: int) -> StateSet:
+        """Zeroed states for ``batch`` rows, with room for ``max_seq`` positions in the KV caches.
+
+        RequestError when batch or max_seq exceed the engine's limits.
+        """
+
+    @abstractmethod
+    def step(self, inputs: StepInputs, states: StateSet) -> np.ndarray:
+        """Run one prefill, chunk or decode step and advance ``states`` in place.
+
+        Returns logits [batch, vocab] float32 of the last valid token of each row, or
+        [batch, seq, vocab] when the artifact was exported with all logits. The array may be reused by the
+        next step: copy what must live longer. Rows with context length 0 hold unspecified logits.
+        Every row needs past_lengths + context_lengths <= states.max_seq; EngineError otherwise.
+        """
+
+    def close(self) -> None:  # noqa: B027 (an engine without resources needs no override)
+        """Release the engine's resources; calling it twice is allowed."""
