@@ -1,0 +1,49 @@
+"""What a user may choose about an export."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from artifact.dtypes import DType
+from artifact.errors import UnsupportedError
+
+COMPUTE_DTYPES = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Arguments of ``hybridge export``.
+
+    ``dtype`` None takes the checkpoint's type; ``max_seq_len`` None takes the checkpoint's own limit.
+    ``weights`` is "link" (hard link, falling back to a copy across file systems) or "copy".
+    ``ignore_config_fields`` names config fields that are known to be harmless though Hybridge does not know them.
+    """
+
+    dtype: DType | None = None
+    state_dtype: DType = DType.FLOAT32
+    layout: str = "dense"
+    max_batch_size: int = 8
+    max_seq_len: int | None = None
+    all_logits: bool = False
+    weights: str = "link"
+    overwrite: bool = False
+    scan: bool = True
+    full_hash: bool = False
+    ignore_config_fields: tuple[str, ...] = ()
+
+    def check(self) -> ExportOptions:
+        """Return self, or raise UnsupportedError naming the option that cannot be honoured."""
+        for name, dtype in (("--dtype", self.dtype), ("--state-dtype", self.state_dtype)):
+            if dtype is not None and dtype not in COMPUTE_DTYPES:
+                known = ", ".join(d.value for d in COMPUTE_DTYPES)
+                raise UnsupportedError(f"{name}: expected one of {known}, found {dtype.value}")
+        if self.layout == "paged":
+            raise UnsupportedError("--layout paged is not available yet: use --layout dense")
+        if self.layout != "dense":
+            raise UnsupportedError(f"--layout: expected dense or paged, found {self.layout}")
+        if self.weights not in ("link", "copy"):
+            raise UnsupportedError(f"--weights: expected link or copy, found {self.weights}")
+        for name, value in (("--max-batch", self.max_batch_size), ("--max-seq-len", self.max_seq_len)):
+            if value is not None and value < 1:
+                raise UnsupportedError(f"{name}: expected at least 1, found {value}")
+        return self
