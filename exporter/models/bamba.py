@@ -1,0 +1,64 @@
+"""Bamba: Mamba2 or attention with partial rotary embedding, each followed by a gated MLP."""
+
+from __future__ import annotations
+
+from exporter.models.decoder_config import AttentionConfig, BlockConfig, DecoderConfig, LayerConfig, MlpConfig
+from exporter.models.hf_config import HfConfig
+from exporter.models.mamba_fields import head_counts, head_dim_of, mamba_d_mixer
+from exporter.models.rope import rope_from_config
+
+# Bamba rotates half of each head unless its config says otherwise.
+PARTIAL_ROTARY = 0.5
+
+
+def parse(config: HfConfig) -> DecoderConfig:
+    """Translate a bamba config."""
+    hidden_size = config.positive("hidden_size")
+    heads, kv_heads = head_counts(config)
+    head_dim = head_dim_of(config, hidden_size, heads)
+    bias = config.flag("attention_bias", default=False)
+    attention = AttentionConfig(
+        heads,
+        kv_heads,
+        head_dim,
+        scale=head_dim**-0.5,
+        bias=bias,
+        output_bias=bias,
+        rope=rope_from_config(config, head_dim, PARTIAL_ROTARY),
+    )
+    mamba = mamba_d_mixer(config, hidden_size)
+    mlp = MlpConfig(config.positive("intermediate_size"), "silu", bias=config.flag("mlp_bias", default=False))
+    config.ignore("z_loss_coefficient")
+    feed_forward = BlockConfig("pre_ff_layernorm", "feed_forward", mlp)
+    kinds = _attention_layers(config)
+    layers = tuple(
+        LayerConfig(
+            (
+                BlockConfig("input_layernorm", "self_attn", attention)
+                if is_attention
+                else BlockConfig("input_layernorm", "mamba", mamba),
+                feed_forward,
+            )
+        )
+        for is_attention in kinds
+    )
+    return DecoderConfig(
+        model_type="bamba",
+        vocab_size=config.positive("vocab_size"),
+        hidden_size=hidden_size,
+        layers=layers,
+        norm_eps=config.scalar("rms_norm_eps", default=1e-5),
+        embedding_sources=("embed_tokens.weight",),
+        final_norm_source="final_layernorm",
+        tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
+        max_position_embeddings=config.positive("max_position_embeddings", default=None),
+    )
+
+
+def _attention_layers(config: HfConfig) -> list[bool]:
+    count = config.positive("num_hidden_layers")
+    indices = config.array("attn_layer_indices", None) or []
+    config.ignore("layers_block_type", "layer_types")
+    if not all(isinstance(i, int) and 0 <= i < count for i in indices):
+        raise config.fail("attn_layer_indices", f"layer indices from 0 to {count - 1}")
+    return [i in indices for i in range(count)]

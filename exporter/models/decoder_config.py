@@ -1,0 +1,157 @@
+"""The normalised description of a decoder: what every family's config is translated into. No torch, no transformers.
+
+A decoder layer is a sequence of residual blocks, each ``x + residual_multiplier * body(norm(x))``. ``source`` names
+are the checkpoint's tensor name parts, so that graph initializers carry the checkpoint's own names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from artifact.config import ATTENTION, MAMBA, KVLayerConfig, RecurrentLayerConfig
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding: ``inv_freq`` [rotary_dim / 2] in radians per position.
+
+    ``attention_scaling`` multiplies cos and sin (1 but for YaRN).
+    """
+
+    rotary_dim: int
+    inv_freq: tuple[float, ...]
+    attention_scaling: float = 1.0
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Grouped-query attention over a KV cache. ``bias`` covers q, k and v; ``output_bias`` the output projection."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    rope: RopeConfig | None = None
+
+    layer_type = ATTENTION
+
+    @property
+    def kv(self) -> KVLayerConfig:
+        return KVLayerConfig(self.num_kv_heads, self.head_dim, self.sliding_window)
+
+
+@dataclass(frozen=True)
+class MambaConfig:
+    """A Mamba2 mixer. ``norm_groups`` groups of the gated RMS norm; dt is clamped to ``time_step_limit`` (seconds)."""
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    conv_kernel: int
+    chunk_size: int
+    norm_groups: int
+    proj_bias: bool = False
+    conv_bias: bool = True
+    activation: str = "silu"
+    time_step_limit: tuple[float, float] = (0.0, float("inf"))
+    norm_before_gate: bool = False
+
+    layer_type = MAMBA
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_dim(self) -> int:
+        return self.intermediate_size + 2 * self.num_groups * self.state_size
+
+    @property
+    def recurrent(self) -> RecurrentLayerConfig:
+        return RecurrentLayerConfig(self.num_heads, self.head_dim, self.state_size, self.conv_dim, self.conv_kernel)
+
+
+@dataclass(frozen=True)
+class MlpConfig:
+    """A feed-forward block.
+
+    ``projections`` names the layout in the checkpoint: "gated" (gate_proj, up_proj, down_proj), "plain"
+    (up_proj, down_proj) or "fused" (input_linear holding gate and up, output_linear).
+    """
+
+    intermediate_size: int
+    activation: str
+    projections: str = "gated"
+    bias: bool = False
+
+    layer_type = "mlp"
+
+
+BodyConfig = AttentionConfig | MambaConfig | MlpConfig
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """One residual block: the checkpoint's names of its norm and of its body, and the body's configuration."""
+
+    norm_source: str
+    source: str
+    body: BodyConfig
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """One decoder layer: one to two residual blocks, at most one of which holds a state."""
+
+    blocks: tuple[BlockConfig, ...]
+
+    @property
+    def layer_type(self) -> str:
+        """The stateful mixer of the layer, or "mlp" where it holds no state."""
+        kinds = [block.body.layer_type for block in self.blocks]
+        return next((kind for kind in kinds if kind != "mlp"), "mlp")
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """A whole decoder-only language model.
+
+    ``embedding_sources`` lists the names that checkpoints use for the embedding; ``final_norm_source`` the last
+    norm. Logits are divided by ``logits_scaling``. ``ignored_sources`` are prefixes of tensors that the decoder
+    does not need (multi-token prediction heads). ``notes`` are remarks for the user.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerConfig, ...]
+    norm_eps: float
+    embedding_sources: tuple[str, ...]
+    final_norm_source: str
+    tie_word_embeddings: bool
+    max_position_embeddings: int | None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    residual_in_fp32: bool = False
+    ignored_sources: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def layer_types(self) -> tuple[str, ...]:
+        return tuple(layer.layer_type for layer in self.layers)
+
+    @property
+    def attention_bodies(self) -> tuple[AttentionConfig, ...]:
+        """The attention layers in order; the position is the local layer index."""
+        return tuple(b.body for layer in self.layers for b in layer.blocks if isinstance(b.body, AttentionConfig))
+
+    @property
+    def mamba_bodies(self) -> tuple[MambaConfig, ...]:
+        """The Mamba2 layers in order; the position is the local layer index."""
+        return tuple(b.body for layer in self.layers for b in layer.blocks if isinstance(b.body, MambaConfig))

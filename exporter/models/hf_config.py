@@ -1,0 +1,162 @@
+"""Reading a Hugging Face config.json: typed, every field honoured, known to be harmless, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from artifact.errors import CheckpointError, UnsupportedError
+from artifact.json_fields import MISSING, Fields, float_from_json
+
+# Fields of every transformers config that do not change what the model computes at inference.
+HARMLESS_FIELDS = frozenset(
+    {
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "_name_or_path",
+        "add_cross_attention",
+        "architectures",
+        "attention_dropout",
+        "attn_implementation",
+        "auto_map",
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "cls_token_id",
+        "cross_attention_hidden_size",
+        "decoder_start_token_id",
+        "diversity_penalty",
+        "do_sample",
+        "dtype",
+        "early_stopping",
+        "encoder_no_repeat_ngram_size",
+        "eos_token_id",
+        "exponential_decay_length_penalty",
+        "finetuning_task",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "hidden_dropout",
+        "id2label",
+        "initializer_range",
+        "is_decoder",
+        "is_encoder_decoder",
+        "label2id",
+        "length_penalty",
+        "mask_token_id",
+        "max_length",
+        "min_length",
+        "model_type",
+        "no_repeat_ngram_size",
+        "num_beam_groups",
+        "num_beams",
+        "num_logits_to_keep",
+        "num_return_sequences",
+        "output_attentions",
+        "output_hidden_states",
+        "output_scores",
+        "pad_token_id",
+        "prefix",
+        "problem_type",
+        "pruned_heads",
+        "remove_invalid_values",
+        "repetition_penalty",
+        "rescale_prenorm_residual",
+        "return_dict",
+        "return_dict_in_generate",
+        "sep_token_id",
+        "suppress_tokens",
+        "task_specific_params",
+        "temperature",
+        "tf_legacy_loss",
+        "tie_encoder_decoder",
+        "tokenizer_class",
+        "top_k",
+        "top_p",
+        "torch_dtype",
+        "torchscript",
+        "transformers_version",
+        "typical_p",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_bfloat16",
+        "use_cache",
+    }
+)
+
+
+class HfConfig(Fields):
+    """The fields of a checkpoint's config.json, read by one family.
+
+    ``first(names)`` serves fields that were renamed over time; ``expect`` refuses unsupported values by name;
+    ``finish`` refuses fields that nothing has read.
+    """
+
+    def __init__(self, data: Mapping[str, Any], ignored: Iterable[str] = ()) -> None:
+        super().__init__(data, "config.json", CheckpointError)
+        self._ignored = frozenset(ignored)
+
+    def name_of(self, *names: str) -> str:
+        """The first of ``names`` that the config holds (and not as null); all of them count as read."""
+        for name in names:
+            self.raw(name, None)
+        return next((n for n in names if self.raw(n, None) is not None), names[0])
+
+    def positive(self, *names: str, default: Any = MISSING) -> Any:
+        """A positive integer under one of ``names``; a null counts as absent where a default is given."""
+        name = self.name_of(*names)
+        if default is not MISSING and self.raw(name, None) is None:
+            return default
+        return self.integer(name, minimum=1)
+
+    def flag(self, *names: str, default: bool) -> bool:
+        """A boolean under one of ``names``; absent or null is ``default``."""
+        name = self.name_of(*names)
+        return default if self.raw(name, None) is None else self.boolean(name)
+
+    def scalar(self, *names: str, default: Any = MISSING) -> float:
+        """A number under one of ``names``; absent or null is ``default``."""
+        name = self.name_of(*names)
+        if default is not MISSING and self.raw(name, None) is None:
+            return float(default)
+        return float(self.number(name))
+
+    def interval(self, *names: str, default: tuple[float, float]) -> tuple[float, float]:
+        """A pair [low, high] with 0 <= low < high, infinities allowed; absent or null is ``default``."""
+        name = self.name_of(*names)
+        value = self.raw(name, None)
+        if value is None:
+            return default
+        pair = [float_from_json(v) for v in value] if isinstance(value, list) else []
+        if len(pair) != 2 or pair[0] is None or pair[1] is None or not 0 <= pair[0] < pair[1]:
+            raise self.fail(name, "two numbers [low, high] with 0 <= low < high")
+        return pair[0], pair[1]
+
+    def expect(self, name: str, supported: Iterable[Any], default: Any) -> Any:
+        """The value of ``name``; UnsupportedError naming the supported values when it is none of them."""
+        known = tuple(supported)
+        value = self.raw(name, default)
+        if not any(type(value) is type(k) and value == k for k in known):
+            listed = ", ".join(repr(k) for k in known)
+            raise UnsupportedError(f"config.json: {name}: supported is {listed}, found {value!r}")
+        return value
+
+    def ignore(self, *names: str) -> None:
+        """Mark fields as known and without influence on inference."""
+        for name in names:
+            self.raw(name, None)
+
+    def finish(self) -> None:
+        """Refuse fields that neither the family nor HARMLESS_FIELDS knows (a null or false value is harmless)."""
+        unknown = [
+            name
+            for name in self.unread()
+            if name not in HARMLESS_FIELDS
+            and name not in self._ignored
+            and self._data[name] not in (None, False, [], {})
+        ]
+        if unknown:
+            raise UnsupportedError(
+                f"config.json: unknown field(s) {', '.join(unknown)}: they may change what the model computes; "
+                "if they do not, pass --ignore-config-field NAME for each"
+            )

@@ -1,0 +1,47 @@
+"""Mamba2: nothing but Mamba2 mixers."""
+
+from __future__ import annotations
+
+from exporter.models.decoder_config import BlockConfig, DecoderConfig, LayerConfig, MambaConfig
+from exporter.models.hf_config import HfConfig
+from exporter.models.mamba_fields import CONV_ACTIVATIONS, UNBOUNDED
+
+
+def parse(config: HfConfig) -> DecoderConfig:
+    """Translate a mamba2 config."""
+    hidden_size = config.positive("hidden_size")
+    heads, head_dim = config.positive("num_heads"), config.positive("head_dim")
+    expand = config.positive("expand", default=2)
+    if heads * head_dim != expand * hidden_size:
+        raise config.fail("num_heads", f"num_heads x {head_dim} = expand x hidden_size = {expand * hidden_size}")
+    groups = config.positive("n_groups", default=8)
+    if heads % groups:
+        raise config.fail("n_groups", f"a divisor of num_heads {heads}")
+    config.expect("hidden_act", CONV_ACTIVATIONS, "silu")
+    mixer = MambaConfig(
+        num_heads=heads,
+        head_dim=head_dim,
+        state_size=config.positive("state_size"),
+        num_groups=groups,
+        conv_kernel=config.positive("conv_kernel", default=4),
+        chunk_size=config.positive("chunk_size", default=256),
+        norm_groups=groups,
+        proj_bias=config.flag("use_bias", default=False),
+        conv_bias=config.flag("use_conv_bias", default=True),
+        time_step_limit=config.interval("time_step_limit", default=UNBOUNDED),
+        norm_before_gate=config.flag("norm_before_gate", default=False),
+    )
+    config.ignore("time_step_rank", "time_step_min", "time_step_max", "time_step_floor")
+    layer = LayerConfig((BlockConfig("norm", "mixer", mixer),))
+    return DecoderConfig(
+        model_type="mamba2",
+        vocab_size=config.positive("vocab_size"),
+        hidden_size=hidden_size,
+        layers=(layer,) * config.positive("num_hidden_layers"),
+        norm_eps=config.scalar("layer_norm_epsilon", default=1e-5),
+        embedding_sources=("embeddings.weight", "embedding.weight"),
+        final_norm_source="norm_f",
+        tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
+        max_position_embeddings=None,
+        residual_in_fp32=config.flag("residual_in_fp32", default=True),
+    )

@@ -1,0 +1,125 @@
+"""Nemotron-H: one mixer a layer, Mamba2 (M), attention (*), MLP (-); no position embedding."""
+
+from __future__ import annotations
+
+from artifact.errors import UnsupportedError
+from exporter.models.decoder_config import (
+    AttentionConfig,
+    BlockConfig,
+    BodyConfig,
+    DecoderConfig,
+    LayerConfig,
+    MambaConfig,
+    MlpConfig,
+)
+from exporter.models.hf_config import HfConfig
+from exporter.models.mamba_fields import ACTIVATIONS, CONV_ACTIVATIONS, UNBOUNDED, head_counts, head_dim_of
+
+PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+BLOCK_TYPES = {"linear_attention": "mamba", "full_attention": "attention", **{k: k for k in PATTERN.values()}}
+# Fields of the mixture-of-experts and multi-token-prediction parts, of training and of caches.
+UNUSED_FIELDS = (
+    "expand",
+    "mamba_expand",
+    "mamba_ssm_cache_dtype",
+    "moe_intermediate_size",
+    "moe_latent_size",
+    "moe_shared_expert_intermediate_size",
+    "moe_shared_expert_overlap",
+    "mtp_hybrid_override_pattern",
+    "mtp_layers_block_type",
+    "n_group",
+    "n_routed_experts",
+    "n_shared_experts",
+    "norm_topk_prob",
+    "num_experts_per_tok",
+    "num_hidden_layers",
+    "num_logits_to_keep",
+    "output_router_logits",
+    "routed_scaling_factor",
+    "time_step_floor",
+    "time_step_max",
+    "time_step_min",
+    "topk_group",
+    "use_mamba_kernels",
+    "mamba_dt_min",
+    "mamba_dt_max",
+    "mamba_dt_init_floor",
+    "num_nextn_predict_layers",
+)
+
+
+def parse(config: HfConfig) -> DecoderConfig:
+    """Translate a nemotron_h config; UnsupportedError for expert layers, CheckpointError for malformed fields."""
+    hidden_size = config.positive("hidden_size")
+    types = _block_types(config)
+    bodies: dict[str, BodyConfig] = {"mamba": _mamba(config), "attention": _attention(config, hidden_size)}
+    bodies["mlp"] = MlpConfig(
+        config.positive("intermediate_size"),
+        config.expect("mlp_hidden_act", ACTIVATIONS, "relu2"),
+        "plain",
+        config.flag("mlp_bias", default=False),
+    )
+    config.ignore(*UNUSED_FIELDS)
+    layers = tuple(LayerConfig((BlockConfig("norm", "mixer", bodies[kind]),)) for kind in types)
+    return DecoderConfig(
+        model_type="nemotron_h",
+        vocab_size=config.positive("vocab_size"),
+        hidden_size=hidden_size,
+        layers=layers,
+        norm_eps=config.scalar("layer_norm_epsilon", "rms_norm_eps", "norm_eps", default=1e-5),
+        embedding_sources=("embeddings.weight", "embedding.weight"),
+        final_norm_source="norm_f",
+        tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
+        max_position_embeddings=config.positive("max_position_embeddings", default=None),
+        residual_in_fp32=config.flag("residual_in_fp32", default=False),
+        ignored_sources=("mtp.",),
+    )
+
+
+def _block_types(config: HfConfig) -> list[str]:
+    """One of mamba, attention, mlp per layer, from ``layers_block_type`` or ``hybrid_override_pattern``."""
+    name = config.name_of("layers_block_type", "layer_types", "hybrid_override_pattern")
+    value = config.raw(name)
+    table = PATTERN if name == "hybrid_override_pattern" else BLOCK_TYPES
+    if not isinstance(value, (list, str)) or not value or not all(isinstance(v, str) for v in value):
+        raise config.fail(name, "a non-empty pattern or list of layer types")
+    types = []
+    for index, key in enumerate(value):
+        kind = table.get(key)
+        if kind is None or kind == "moe":
+            raise UnsupportedError(
+                f"config.json: {name}: layer {index} is {key!r}: supported are Mamba2, attention and MLP layers"
+            )
+        types.append(kind)
+    return types
+
+
+def _attention(config: HfConfig, hidden_size: int) -> AttentionConfig:
+    heads, kv_heads = head_counts(config)
+    head_dim = head_dim_of(config, hidden_size, heads)
+    bias = config.flag("attention_bias", default=False)
+    config.expect("sliding_window", (None,), None)
+    return AttentionConfig(heads, kv_heads, head_dim, scale=head_dim**-0.5, bias=bias, output_bias=bias)
+
+
+def _mamba(config: HfConfig) -> MambaConfig:
+    heads = config.positive("mamba_num_heads")
+    groups = config.positive("n_groups", "mamba_n_groups", default=8)
+    if heads % groups:
+        raise config.fail("n_groups", f"a divisor of mamba_num_heads {heads}")
+    config.expect("mamba_hidden_act", CONV_ACTIVATIONS, "silu")
+    # transformers builds the projections from use_bias and ignores mamba_proj_bias; checkpoints agree on both.
+    config.ignore("mamba_proj_bias")
+    return MambaConfig(
+        num_heads=heads,
+        head_dim=config.positive("mamba_head_dim"),
+        state_size=config.positive("ssm_state_size"),
+        num_groups=groups,
+        conv_kernel=config.positive("conv_kernel", "mamba_d_conv", default=4),
+        chunk_size=config.positive("chunk_size", "mamba_chunk_size", default=128),
+        norm_groups=groups,
+        proj_bias=config.flag("use_bias", default=False),
+        conv_bias=config.flag("use_conv_bias", "mamba_conv_bias", default=True),
+        time_step_limit=config.interval("time_step_limit", "mamba_dt_limit", default=UNBOUNDED),
+    )

@@ -1,0 +1,65 @@
+"""Qwen3: Llama's layout with a norm on every query and key head, and an optional sliding window."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from exporter.models.decoder_config import AttentionConfig, BlockConfig, DecoderConfig, LayerConfig, MlpConfig
+from exporter.models.hf_config import HfConfig
+from exporter.models.mamba_fields import ACTIVATIONS, head_counts
+from exporter.models.rope import rope_from_config
+
+
+def parse(config: HfConfig) -> DecoderConfig:
+    """Translate a qwen3 config."""
+    hidden_size = config.positive("hidden_size")
+    heads, kv_heads = head_counts(config)
+    head_dim = config.positive("head_dim", default=128)
+    full = AttentionConfig(
+        heads,
+        kv_heads,
+        head_dim,
+        scale=head_dim**-0.5,
+        bias=(bias := config.flag("attention_bias", default=False)),
+        output_bias=bias,
+        qk_norm=True,
+        rope=rope_from_config(config, head_dim),
+    )
+    mlp = MlpConfig(config.positive("intermediate_size"), config.expect("hidden_act", ACTIVATIONS, "silu"))
+    windows = _windows(config)
+    layers = tuple(
+        LayerConfig(
+            (
+                BlockConfig("input_layernorm", "self_attn", replace(full, sliding_window=window)),
+                BlockConfig("post_attention_layernorm", "mlp", mlp),
+            )
+        )
+        for window in windows
+    )
+    return DecoderConfig(
+        model_type="qwen3",
+        vocab_size=config.positive("vocab_size"),
+        hidden_size=hidden_size,
+        layers=layers,
+        norm_eps=config.scalar("rms_norm_eps", default=1e-6),
+        embedding_sources=("embed_tokens.weight",),
+        final_norm_source="norm",
+        tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
+        max_position_embeddings=config.positive("max_position_embeddings", default=None),
+    )
+
+
+def _windows(config: HfConfig) -> list[int | None]:
+    """The sliding window of each layer, None for full attention."""
+    count = config.positive("num_hidden_layers")
+    used = config.flag("use_sliding_window", default=False)
+    window = config.positive("sliding_window", default=None) if used else config.raw("sliding_window", None) and None
+    first = config.integer("max_window_layers", 28)
+    kinds = config.array("layer_types", None)
+    if kinds is None:
+        kinds = ["sliding_attention" if window and i >= first else "full_attention" for i in range(count)]
+    if len(kinds) != count or not set(kinds) <= {"full_attention", "sliding_attention"}:
+        raise config.fail("layer_types", f"a list of {count} entries, full_attention or sliding_attention")
+    if window is None and "sliding_attention" in kinds:
+        raise config.fail("sliding_window", "a window, because layer_types has sliding_attention layers")
+    return [window if kind == "sliding_attention" else None for kind in kinds]
