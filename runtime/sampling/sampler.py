@@ -1,0 +1,104 @@
+"""Choose the next token of one request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from artifact.errors import EngineError
+from runtime.sampling.filters import min_p_positions, penalised, top_k_ids, top_p_positions
+from runtime.sampling.logprobs import TokenLogprobs, token_logprobs
+from runtime.sampling.params import SamplingParams
+
+# A temperature below this is greedy in all but name, and float32 cannot divide by much smaller ones.
+_LEAST_TEMPERATURE = 1e-6
+# Above this many candidates a draw first chooses a block, so that only one block needs a running sum.
+_BLOCK = 1024
+
+
+class Sampler:
+    """Draws the tokens of one request from its logits; owns the request's random stream and its seen tokens.
+
+    Nothing of it depends on other requests of the batch, so a request draws the same tokens alone and in company.
+    """
+
+    def __init__(self, params: SamplingParams, prompt: Iterable[int] = ()) -> None:
+        self._params = params
+        self._plain_greedy = params.greedy and params.repetition_penalty == 1 and params.logprobs is None
+        self._random = None if params.greedy else np.random.Generator(np.random.PCG64(params.seed))
+        # Insertion-ordered set of token ids; only kept where the penalty needs it.
+        self._seen = dict.fromkeys(prompt) if params.repetition_penalty != 1 else None
+
+    def sample(self, logits: np.ndarray) -> tuple[int, TokenLogprobs | None]:
+        """The next token from ``logits`` [vocab] float32, which stay as they are, and its log-probabilities if asked.
+
+        EngineError when the logits hold NaN or no finite value.
+        """
+        if self._plain_greedy:
+            return _argmax(logits), None
+        params, scores = self._params, logits
+        if self._seen:
+            seen = np.fromiter(self._seen, np.int64, len(self._seen))
+            scores = penalised(logits, seen, params.repetition_penalty)
+        best = _argmax(scores)
+        token = best if self._random is None else _draw_token(scores, float(scores[best]), params, self._random)
+        if self._seen is not None:
+            self._seen[token] = None
+        return token, None if params.logprobs is None else token_logprobs(logits, token, params.logprobs)
+
+
+def candidates(scores: np.ndarray, peak: float, params: SamplingParams) -> tuple[np.ndarray | None, np.ndarray]:
+    """Token ids (None: all) that survive the filters, and their unnormalised probabilities after temperature.
+
+    ``scores`` [vocab] are the penalised logits and ``peak`` their maximum.
+    """
+    ids = top_k_ids(scores, params.top_k) if 0 < params.top_k < scores.size else None
+    chosen = scores if ids is None else scores[ids]
+    with np.errstate(over="ignore"):
+        weights = np.exp((chosen - peak) / max(params.temperature, _LEAST_TEMPERATURE))
+    if params.top_p < 1:
+        ids, weights = _select(ids, weights, top_p_positions(weights, params.top_p))
+    if params.min_p > 0:
+        ids, weights = _select(ids, weights, min_p_positions(weights, params.min_p))
+    return ids, weights
+
+
+def _select(ids: np.ndarray | None, weights: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return (kept if ids is None else ids[kept]), weights[kept]
+
+
+def _argmax(scores: np.ndarray) -> int:
+    best = int(scores.argmax())
+    # argmax returns the first NaN if there is one, so one look finds any.
+    if not np.isfinite(scores[best]):
+        raise EngineError(
+            f"expected finite logits, found {scores[best]} at token {best}: verify the artifact, or use a wider type"
+        )
+    return best
+
+
+def _draw_token(scores: np.ndarray, peak: float, params: SamplingParams, random: np.random.Generator) -> int:
+    ids, weights = candidates(scores, peak, params)
+    position = _draw(weights, random.random())
+    return position if ids is None else int(ids[position])
+
+
+def _draw(weights: np.ndarray, uniform: float) -> int:
+    """The position where the running sum of ``weights`` [n] passes ``uniform`` (in [0, 1)) of the whole."""
+    if weights.size <= _BLOCK:
+        return _position(np.cumsum(weights, dtype=np.float64), uniform)
+    starts = np.arange(0, weights.size, _BLOCK)
+    blocks = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
+    block = _position(blocks, uniform)
+    before = 0.0 if block == 0 else float(blocks[block - 1])
+    inside = np.cumsum(weights[starts[block] : starts[block] + _BLOCK], dtype=np.float64)
+    share = (uniform * float(blocks[-1]) - before) / float(inside[-1])
+    return int(starts[block]) + _position(inside, min(max(share, 0.0), 1.0))
+
+
+def _position(cumulative: np.ndarray, uniform: float) -> int:
+    total = float(cumulative[-1])
+    position = int(np.searchsorted(cumulative, uniform * total, side="right"))
+    # Rounding may push the target onto the total: take the last position that has any weight.
+    return position if position < cumulative.size else int(np.searchsorted(cumulative, total, side="left"))
