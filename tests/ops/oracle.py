@@ -1,0 +1,73 @@
+"""float64 step loops, one token of one row at a time: the oracle for every face of the operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class ConvCase:
+    """Inputs of causal_conv1d as float64 arrays; x is [batch, time, conv_dim]."""
+
+    x: np.ndarray
+    weight: np.ndarray
+    bias: np.ndarray | None
+    conv_state: np.ndarray
+    context_lengths: np.ndarray
+
+    def inputs(self) -> list[np.ndarray | None]:
+        return [self.x, self.weight, self.bias, self.conv_state, self.context_lengths]
+
+
+@dataclass(frozen=True)
+class SsmCase:
+    """Inputs of update_ssm_state as float64 arrays; x is [batch, time, heads, head_dim]."""
+
+    x: np.ndarray
+    A: np.ndarray
+    B: np.ndarray
+    C: np.ndarray
+    D: np.ndarray
+    dt: np.ndarray
+    dt_bias: np.ndarray
+    state: np.ndarray
+    context_lengths: np.ndarray
+
+    def inputs(self) -> list[np.ndarray | None]:
+        return [self.x, self.A, self.B, self.C, self.D, self.dt, self.dt_bias, self.state, self.context_lengths]
+
+
+def conv_step_loop(case: ConvCase, activation: str) -> tuple[np.ndarray, np.ndarray]:
+    """y and conv_state_out of a sliding window; padding gives zeros."""
+    y, states = np.zeros_like(case.x), case.conv_state.copy()
+    for b, length in enumerate(case.context_lengths):
+        for t in range(length):
+            states[b] = np.concatenate([states[b, :, 1:], case.x[b, t, :, None]], axis=1)
+            out = (states[b] * case.weight[:, 0, :]).sum(-1) + (0.0 if case.bias is None else case.bias)
+            y[b, t] = out / (1.0 + np.exp(-out)) if activation == "silu" else out
+    return y, states
+
+
+def ssm_step_loop(
+    case: SsmCase, dt_softplus: int = 1, time_step_min: float = 0.0, time_step_max: float = np.inf
+) -> tuple[np.ndarray, np.ndarray]:
+    """y and state_out of the recurrence of arXiv 2405.21060, equation 1, discretised; padding gives zeros."""
+    y, states = np.zeros_like(case.x), case.state.copy()
+    ratio = case.x.shape[2] // case.B.shape[2]
+    for b, length in enumerate(case.context_lengths):
+        for t in range(length):
+            step = case.dt[b, t] + case.dt_bias
+            step = np.clip(np.logaddexp(step, 0.0) if dt_softplus else step, time_step_min, time_step_max)
+            B, C = np.repeat(case.B[b, t], ratio, axis=0), np.repeat(case.C[b, t], ratio, axis=0)
+            written = (step[:, None] * case.x[b, t])[:, :, None] * B[:, None, :]
+            states[b] = np.exp(case.A * step)[:, None, None] * states[b] + written
+            y[b, t] = np.einsum("hpn,hn->hp", states[b], C) + case.D[:, None] * case.x[b, t]
+    return y, states
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """Norm of the difference over the norm of the oracle; NaN or infinity anywhere gives infinity."""
+    difference = np.linalg.norm(np.asarray(found, dtype=np.float64) - expected)
+    return float(difference / max(np.linalg.norm(expected), 1e-30)) if np.isfinite(difference) else float("inf")

@@ -1,0 +1,73 @@
+"""ONNX schemas of the operators, made from their specs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import onnx
+import onnx.shape_inference
+from onnx import defs
+from onnx.defs import OpSchema
+
+from artifact.dtypes import DType
+from trt_plugins.catalog import OPS
+from trt_plugins.spec import AttributeSpec, OpSpec, TensorSpec
+
+_TYPE_NAMES = {
+    DType.FLOAT16: "tensor(float16)",
+    DType.BFLOAT16: "tensor(bfloat16)",
+    DType.FLOAT32: "tensor(float)",
+    DType.INT32: "tensor(int32)",
+}
+
+
+@cache
+def register_schemas() -> None:
+    """Register the schema of every operator with the onnx package; safe to call again."""
+    for spec in OPS.values():
+        if not defs.has(spec.name, domain=spec.domain):
+            defs.register_schema(schema_from_spec(spec))
+
+
+def schema_from_spec(spec: OpSpec) -> OpSchema:
+    """The schema with type variables, attributes with defaults, and inference of the outputs' types and shapes."""
+    schema = OpSchema(
+        spec.name,
+        spec.domain,
+        spec.version,
+        spec.doc,
+        inputs=[_parameter(tensor) for tensor in spec.inputs],
+        outputs=[_parameter(tensor) for tensor in spec.outputs],
+        type_constraints=[
+            (variable.name, [_TYPE_NAMES[dtype] for dtype in variable.allowed], "") for variable in spec.type_variables
+        ],
+        attributes=[_attribute(attribute) for attribute in spec.attributes],
+    )
+    schema.set_type_and_shape_inference_function(_inference(spec))
+    return schema
+
+
+def _parameter(tensor: TensorSpec) -> OpSchema.FormalParameter:
+    option = OpSchema.FormalParameterOption.Optional if tensor.optional else OpSchema.FormalParameterOption.Single
+    type_name = _TYPE_NAMES[tensor.dtype] if isinstance(tensor.dtype, DType) else tensor.dtype
+    dims = ", ".join(str(dim) for dim in tensor.dims)
+    return OpSchema.FormalParameter(tensor.name, type_name, f"[{dims}] {tensor.doc}", param_option=option)
+
+
+def _attribute(attribute: AttributeSpec) -> OpSchema.Attribute:
+    default = onnx.helper.make_attribute(attribute.name, attribute.default)
+    return OpSchema.Attribute(attribute.name, default, attribute.doc)
+
+
+def _inference(spec: OpSpec) -> Callable[[onnx.shape_inference.InferenceContext], None]:
+    """Output i has the type and shape of the input that the spec names as its source."""
+    sources = [spec.output_source(output) for output in spec.outputs]
+
+    def infer(context: onnx.shape_inference.InferenceContext) -> None:
+        for index, source in enumerate(sources):
+            source_type = context.get_input_type(source)
+            if source_type is not None:
+                context.set_output_type(index, source_type)
+
+    return infer

@@ -1,0 +1,1 @@
+"""Eager PyTorch forms of the operators: what every other face must equal."""

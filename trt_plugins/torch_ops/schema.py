@@ -1,0 +1,48 @@
+"""The torch schema string of an operator, and the check of a call that torch makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from artifact.dtypes import DType
+from artifact.errors import UnsupportedError
+from trt_plugins.call_check import CheckedCall, TensorType, check_call
+from trt_plugins.spec import OpSpec, TensorSpec
+
+_KINDS = {"int": "int", "float": "float", "string": "str"}
+
+
+def torch_schema(spec: OpSpec) -> str:
+    """``(Tensor x, ..., str activation) -> (Tensor y, ...)`` in declared order.
+
+    Attributes have no defaults there: torch cannot write an infinite default, and a caller states them all.
+    """
+    inputs = [f"Tensor{'?' if tensor.optional else ''} {tensor.name}" for tensor in spec.inputs]
+    attributes = [f"{_KINDS[attribute.kind]} {attribute.name}" for attribute in spec.attributes]
+    outputs = ", ".join(f"Tensor {output.name}" for output in spec.outputs)
+    return f"({', '.join(inputs + attributes)}) -> ({outputs})"
+
+
+def check_torch_call(spec: OpSpec, arguments: Sequence[object]) -> CheckedCall:
+    """Check the positional arguments of a torch call; UnsupportedError naming operator and argument."""
+    count = len(spec.inputs)
+    tensors = [_tensor_type(tensor, value) for tensor, value in zip(spec.inputs, arguments[:count], strict=True)]
+    names = (attribute.name for attribute in spec.attributes)
+    attributes: Mapping[str, object] = dict(zip(names, arguments[count:], strict=True))
+    return check_call(spec, tensors, attributes)
+
+
+def _tensor_type(spec: TensorSpec, value: object) -> TensorType | None:
+    if value is None:
+        return None
+    if not isinstance(value, Tensor):
+        raise UnsupportedError(f"expected a tensor for {spec.name}, found {type(value).__name__}; pass a torch.Tensor")
+    return TensorType(dtype_from_torch(value.dtype), tuple(value.shape))
+
+
+def dtype_from_torch(dtype: torch.dtype) -> DType:
+    """The DType of the same name; UnsupportedError for a type outside the table."""
+    return DType.parse(str(dtype).removeprefix("torch."))
