@@ -1,0 +1,36 @@
+"""Names of graph inputs, outputs and of the inner values that verify looks at. Exporter and runtime share them."""
+
+from __future__ import annotations
+
+INPUT_IDS, CONTEXT_LENGTHS, PAST_LENGTHS, LOGITS = "input_ids", "context_lengths", "past_lengths", "logits"
+EMBEDDINGS_OUTPUT, FINAL_NORM_OUTPUT = "embeddings.output", "final_norm.output"
+
+
+def layer_output(index: int) -> str:
+    """The hidden states [batch, seq, hidden] after decoder layer ``index`` (absolute)."""
+    return f"layers.{index}.output"
+
+
+def past_key(k: int) -> str:
+    """Key cache input of attention layer ``k`` (local index)."""
+    return f"past_key_{k}"
+
+
+def past_value(k: int) -> str:
+    """Value cache input of attention layer ``k`` (local index)."""
+    return f"past_value_{k}"
+
+
+def conv_state(r: int) -> str:
+    """Convolution state input of recurrent layer ``r`` (local index)."""
+    return f"conv_state_{r}"
+
+
+def recurrent_state(r: int) -> str:
+    """Recurrent state input of recurrent layer ``r`` (local index)."""
+    return f"recurrent_state_{r}"
+
+
+def present(past: str) -> str:
+    """The output that replaces the state input ``past``: past_key_0 -> present_key_0, conv_state_0 -> present_..."""
+    return "present_" + past.removeprefix("past_")

@@ -1,0 +1,82 @@
+"""Leaner ONNX nodes for the few ATen operators that the decoder uses.
+
+torch.onnx's own translations build shapes at run time from many small nodes. In the decoder every symbolic axis
+(batch, seq, max_seq) keeps its position through a view or an expand, which ONNX can say with a constant shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from onnxscript.onnx_opset import opset24 as op
+
+from artifact.errors import ExportError
+
+# ONNX Reshape: 0 copies the input's axis of the same position. ONNX Expand: 1 keeps the input's axis.
+COPY_AXIS, KEEP_AXIS = 0, 1
+
+
+def aten_translations() -> Mapping[Any, Callable[..., Any]]:
+    """Entries of torch.onnx.export's custom translation table that replace torch.onnx's own."""
+    aten = torch.ops.aten
+    return {
+        aten.linear.default: _linear,
+        aten.view.default: _view,
+        aten.reshape.default: _view,
+        aten.expand.default: _expand,
+        aten.split_with_sizes.default: _split,
+        aten.split.Tensor: _split_equal,
+        aten.gather.default: _gather,
+        aten.silu.default: _silu,
+    }
+
+
+def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    y = op.MatMul(x, op.Transpose(weight, perm=[1, 0]))
+    return y if bias is None else op.Add(y, bias)
+
+
+def _view(x: Any, size: Sequence[Any]) -> Any:
+    return op.Reshape(x, op.Constant(value_ints=_static(x, size, COPY_AXIS)), allowzero=0)
+
+
+def _expand(x: Any, size: Sequence[Any], implicit: bool = False) -> Any:
+    return op.Expand(x, op.Constant(value_ints=_static(x, size, KEEP_AXIS)))
+
+
+def _split(x: Any, split_sizes: Sequence[int], dim: int = 0) -> Any:
+    # The recorder needs num_outputs to know how many values there are; cleanup drops it beside the sizes.
+    sizes = [int(n) for n in split_sizes]
+    return op.Split(x, op.Constant(value_ints=sizes), axis=dim, num_outputs=len(sizes))
+
+
+def _split_equal(x: Any, split_size: int, dim: int = 0) -> Any:
+    width = int(x.shape[dim])
+    return _split(x, [split_size] * (width // split_size), dim)
+
+
+def _gather(x: Any, dim: int, index: Any, sparse_grad: bool = False) -> Any:
+    return op.GatherElements(x, index, axis=dim)
+
+
+def _silu(x: Any) -> Any:
+    return op.Mul(x, op.Sigmoid(x))
+
+
+def _static(x: Any, size: Sequence[Any], same: int) -> list[int]:
+    """``size`` with every symbolic entry replaced by ``same``; its axis must be symbolic in ``x`` too."""
+    result = []
+    for axis, n in enumerate(size):
+        if isinstance(n, int):
+            if n == -1 and same == KEEP_AXIS:
+                n = KEEP_AXIS
+            result.append(n)
+        elif axis < len(x.shape) and not isinstance(x.shape[axis], int):
+            result.append(same)
+        else:
+            raise ExportError(
+                f"axis {axis} of a view is symbolic but not an axis of its input: keep symbolic axes in place"
+            )
+    return result

@@ -1,0 +1,66 @@
+"""The declared inputs and outputs of an exported graph: one list, from which tracing, config.json and checks derive."""
+
+from __future__ import annotations
+
+from artifact import names
+from artifact.bindings import BATCH, MAX_SEQ, SEQ, Binding, GraphBindings
+from artifact.config import RuntimeConfig
+from artifact.dtypes import DType
+from exporter.models.decoder_config import DecoderConfig
+from exporter.options import ExportOptions
+
+# Without --max-seq-len, a model whose config states no limit gets this one.
+DEFAULT_MAX_SEQ_LEN = 4096
+
+
+def graph_bindings(config: DecoderConfig, options: ExportOptions, dtype: DType) -> GraphBindings:
+    """Inputs and outputs of the dense layout, in graph order."""
+    inputs = [
+        Binding(names.INPUT_IDS, DType.INT64, (BATCH, SEQ)),
+        Binding(names.CONTEXT_LENGTHS, DType.INT32, (BATCH,)),
+        Binding(names.PAST_LENGTHS, DType.INT32, (BATCH,)),
+        *_states(config, options, dtype),
+    ]
+    vocab = config.vocab_size
+    logits: tuple[int | str, ...] = (BATCH, SEQ, vocab) if options.all_logits else (BATCH, vocab)
+    outputs = [Binding(names.LOGITS, DType.FLOAT32, logits)]
+    outputs += [Binding(s.replaced_by, s.dtype, s.shape) for s in inputs if s.replaced_by is not None]
+    return GraphBindings(tuple(inputs), tuple(outputs))
+
+
+def _states(config: DecoderConfig, options: ExportOptions, dtype: DType) -> list[Binding]:
+    states: list[Binding] = []
+    for k, attention in enumerate(config.attention_bodies):
+        shape = (BATCH, attention.num_kv_heads, MAX_SEQ, attention.head_dim)
+        for name in (names.past_key(k), names.past_value(k)):
+            states.append(Binding(name, dtype, shape, names.present(name)))
+    for r, mamba in enumerate(config.mamba_bodies):
+        conv, recurrent = names.conv_state(r), names.recurrent_state(r)
+        states.append(Binding(conv, dtype, (BATCH, mamba.conv_dim, mamba.conv_kernel), names.present(conv)))
+        shape = (BATCH, mamba.num_heads, mamba.head_dim, mamba.state_size)
+        states.append(Binding(recurrent, options.state_dtype, shape, names.present(recurrent)))
+    return states
+
+
+def runtime_config(
+    config: DecoderConfig, options: ExportOptions, dtype: DType, eos_token_ids: tuple[int, ...]
+) -> RuntimeConfig:
+    """The contents of config.json."""
+    limit = options.max_seq_len or config.max_position_embeddings or DEFAULT_MAX_SEQ_LEN
+    return RuntimeConfig(
+        model_type=config.model_type,
+        layout=options.layout,
+        dtype=dtype,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        max_batch_size=options.max_batch_size,
+        max_seq_len=limit,
+        layer_types=config.layer_types,
+        kv_layers=tuple(body.kv for body in config.attention_bodies),
+        kv_cache_dtype=dtype,
+        recurrent_layers=tuple(body.recurrent for body in config.mamba_bodies),
+        recurrent_state_dtype=options.state_dtype,
+        conv_state_dtype=dtype,
+        eos_token_ids=eos_token_ids,
+        bindings=graph_bindings(config, options, dtype),
+    ).check()

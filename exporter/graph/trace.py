@@ -1,0 +1,99 @@
+"""Trace the decoder under FakeTensorMode into an ONNX model: no weight is loaded, only shapes and types flow."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import Dim
+
+from artifact.bindings import BATCH, MAX_SEQ, SEQ, Binding, GraphBindings
+from artifact.dtypes import DType
+from artifact.errors import ExportError
+from exporter.graph.aten_translations import aten_translations
+from exporter.graph.step_translations import step_translations
+from exporter.graph.translations import standard_translations
+from exporter.layers.decoder import Decoder
+from exporter.models.decoder_config import DecoderConfig
+from trt_plugins import torch_ops
+
+OPSET = 24
+TORCH_DTYPES = {
+    DType.FLOAT32: torch.float32,
+    DType.FLOAT16: torch.float16,
+    DType.BFLOAT16: torch.bfloat16,
+    DType.INT64: torch.int64,
+    DType.INT32: torch.int32,
+}
+# Sizes used while tracing. They differ from each other and from one, so that no axis is specialised.
+TRACE_SIZES = {BATCH: 3, SEQ: 5, MAX_SEQ: 17}
+
+
+def trace_decoder(config: DecoderConfig, bindings: GraphBindings, dtype: DType, all_logits: bool) -> ir.Model:
+    """The ONNX model of ``config`` in compute type ``dtype``; initializers carry module names and no data."""
+    torch_ops.register()
+    with FakeTensorMode(), _default_dtype(TORCH_DTYPES[dtype]), torch.no_grad(), _quiet():
+        module = Decoder(config, all_logits).eval()
+        states = [b for b in bindings.inputs if b.is_state]
+        leading = [b for b in bindings.inputs if not b.is_state]
+        args = (*[_example(b) for b in leading], [_example(b) for b in states])
+        dims = {name: Dim(name, min=1) for name in (BATCH, SEQ, MAX_SEQ)}
+        shapes = (*[_dynamic(b, dims) for b in leading], [_dynamic(b, dims) for b in states])
+        program = torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
+        exported = torch.onnx.export(
+            program,
+            dynamo=True,
+            custom_translation_table=_translation_table(),
+            opset_version=OPSET,
+            input_names=[b.name for b in bindings.inputs],
+            output_names=[b.name for b in bindings.outputs],
+            optimize=False,
+            verbose=False,
+        )
+    if exported is None:
+        raise ExportError("torch.onnx returned no model")
+    return exported.model
+
+
+def _translation_table() -> dict[Any, Callable[..., Any]]:
+    return {**aten_translations(), **standard_translations(), **step_translations(), **torch_ops.onnx_translations()}
+
+
+def _example(binding: Binding) -> torch.Tensor:
+    return torch.empty(binding.resolve(**TRACE_SIZES), dtype=TORCH_DTYPES[binding.dtype])
+
+
+def _dynamic(binding: Binding, dims: dict[str, object]) -> dict[int, object]:
+    return {axis: dims[name] for axis, name in enumerate(binding.shape) if isinstance(name, str)}
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the exporter's remarks about its own internals; errors still raise."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,142 @@
+"""The whole decoder: embedding, layers of residual blocks, final norm, logits; states in, states out."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from artifact.names import EMBEDDINGS_OUTPUT, FINAL_NORM_OUTPUT, layer_output
+from exporter.graph import standard_ops as ops
+from exporter.graph import step_ops
+from exporter.layers.attention import Attention
+from exporter.layers.mamba2 import Mamba2Mixer
+from exporter.layers.mlp import MLPS
+from exporter.layers.norm import RmsNorm
+from exporter.layers.step import Step
+from exporter.models.decoder_config import (
+    AttentionConfig,
+    BlockConfig,
+    BodyConfig,
+    DecoderConfig,
+    LayerConfig,
+    MambaConfig,
+    RopeConfig,
+)
+
+
+class Block(nn.Module):
+    """One residual block: x + multiplier * body(norm(x)); the stream stays in float32 where the config asks."""
+
+    def __init__(self, block: BlockConfig, config: DecoderConfig) -> None:
+        super().__init__()
+        self.norm = RmsNorm(config.hidden_size, config.norm_eps)
+        self.body = _body(block.body, config)
+        self.config = block.body
+        self.multiplier = config.residual_multiplier
+
+    def forward(
+        self, x: torch.Tensor, step: Step, inv_freq: torch.Tensor | None, states: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """x [b, t, hidden], the block's states -> the same after the block."""
+        normed = self.norm(x.to(step.dtype))
+        new_states: list[torch.Tensor] = []
+        if isinstance(self.config, AttentionConfig):
+            y, *new_states = self.body(normed, step, inv_freq, *states)
+        elif isinstance(self.config, MambaConfig):
+            y, *new_states = self.body(normed, step, *states)
+        else:
+            y = self.body(normed)
+        if self.multiplier != 1.0:
+            y = y * self.multiplier
+        return x + y.to(x.dtype), new_states
+
+
+class Layer(nn.Module):
+    """One decoder layer."""
+
+    def __init__(self, layer: LayerConfig, config: DecoderConfig) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(block, config) for block in layer.blocks)
+
+    def forward(
+        self, x: torch.Tensor, step: Step, inv_freq: torch.Tensor | None, states: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """x [b, t, hidden], the layer's states (possibly none) -> the same after the layer."""
+        new_states: list[torch.Tensor] = []
+        for block in self.blocks:
+            own = [] if block.config.layer_type == "mlp" else states
+            x, produced = block(x, step, inv_freq, own)
+            new_states += produced
+        return x, new_states
+
+
+class Decoder(nn.Module):
+    """The traced module. Parameters are created in the default dtype; A, D and dt_bias in float32.
+
+    Forward takes ``states`` in the order of the graph's inputs: per attention layer key and value, then per
+    recurrent layer conv and recurrent state.
+    """
+
+    def __init__(self, config: DecoderConfig, all_logits: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        self.all_logits = all_logits
+        self.dtype = torch.get_default_dtype()
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(layer, config) for layer in config.layers)
+        self.final_norm = RmsNorm(config.hidden_size, config.norm_eps)
+        self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, False)
+        rope = rope_of(config)
+        self.inv_freq = None if rope is None else nn.Parameter(torch.empty(len(rope.inv_freq), dtype=torch.float32))
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        context_lengths: torch.Tensor,
+        past_lengths: torch.Tensor,
+        states: list[torch.Tensor],
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """input_ids [b, t]; lengths [b] int32; states -> logits float32 [b, vocab] (or [b, t, vocab]), new states."""
+        attention_count = len(self.config.attention_bodies)
+        cache = states[0] if attention_count else None
+        step = Step(input_ids, context_lengths, past_lengths, cache, self.dtype)
+        x = self.embedding(input_ids)
+        if self.config.embedding_multiplier != 1.0:
+            x = x * self.config.embedding_multiplier
+        if self.config.residual_in_fp32:
+            x = x.float()
+        x = ops.mark(x, EMBEDDINGS_OUTPUT)
+        attention, recurrent = list(states[: 2 * attention_count]), list(states[2 * attention_count :])
+        new_attention: list[torch.Tensor] = []
+        new_recurrent: list[torch.Tensor] = []
+        for index, layer in enumerate(self.layers):
+            kind = self.config.layers[index].layer_type
+            queue, done = (attention, new_attention) if kind == "attention" else (recurrent, new_recurrent)
+            own = [] if kind == "mlp" else [queue.pop(0), queue.pop(0)]
+            x, produced = layer(x, step, self.inv_freq, own)
+            x = ops.mark(x, layer_output(index))
+            done += produced
+        return self._logits(x, context_lengths), new_attention + new_recurrent
+
+    def _logits(self, x: torch.Tensor, context_lengths: torch.Tensor) -> torch.Tensor:
+        if not self.all_logits:
+            x = step_ops.last_token(x, context_lengths)
+        x = ops.mark(self.final_norm(x.to(self.dtype)), FINAL_NORM_OUTPUT)
+        weight = self.embedding.weight if self.lm_head is None else self.lm_head.weight
+        logits = nn.functional.linear(x, weight).float()
+        return logits if self.config.logits_scaling == 1.0 else logits / self.config.logits_scaling
+
+
+def rope_of(config: DecoderConfig) -> RopeConfig | None:
+    """The rotary embedding that all attention layers of the model share, or None."""
+    ropes = {body.rope for body in config.attention_bodies if body.rope is not None}
+    assert len(ropes) <= 1, "families with several rotary embeddings need one inv_freq each"
+    return next(iter(ropes), None)
+
+
+def _body(body: BodyConfig, config: DecoderConfig) -> nn.Module:
+    if isinstance(body, AttentionConfig):
+        return Attention(body, config.hidden_size, config.norm_eps)
+    if isinstance(body, MambaConfig):
+        return Mamba2Mixer(body, config.hidden_size, config.norm_eps)
+    return MLPS[body.projections](body, config.hidden_size)

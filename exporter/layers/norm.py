@@ -1,0 +1,38 @@
+"""RMS norms: the plain one, and Mamba2's grouped and gated one."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from exporter.graph import standard_ops as ops
+
+
+class RmsNorm(nn.Module):
+    """x / rms(x) * weight over the last axis, statistics in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., size] -> [..., size]."""
+        return ops.rms_norm(x, self.weight, self.eps)
+
+
+class GatedRmsNorm(nn.Module):
+    """Grouped RMS norm with a SiLU gate, applied before the norm (Mamba2's default) or after it."""
+
+    def __init__(self, size: int, groups: int, eps: float, norm_before_gate: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.groups, self.eps, self.norm_before_gate = groups, eps, norm_before_gate
+
+    def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """x, gate [b, t, size] -> [b, t, size]; gate and statistics in float32."""
+        wide, silu = x.float(), nn.functional.silu(gate.float())
+        if self.norm_before_gate:
+            normed = ops.grouped_rms_norm(wide, self.groups, self.eps).to(x.dtype)
+            return (normed * self.weight) * silu.to(x.dtype)
+        return ops.grouped_rms_norm(wide * silu, self.groups, self.eps).to(x.dtype) * self.weight

@@ -1,0 +1,183 @@
+"""Every parameter of a decoder: its name in our module, its tensor in the checkpoint, its shape. No torch.
+
+Two derived parameters are computed, not referenced: A = -exp(A_log) in float32, and the rotary frequencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from artifact.dtypes import DType
+from artifact.errors import CheckpointError
+from artifact.safetensors_file import TensorSlot
+from exporter.models.decoder_config import AttentionConfig, BodyConfig, DecoderConfig, MambaConfig, MlpConfig
+
+ROOTS = ("model.", "backbone.", "")
+LM_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """``name`` in the traced module; ``source`` in the checkpoint (None: computed from the config alone).
+
+    ``dtype`` None is the compute type. ``derived`` names the computation: "" (none), "neg_exp" or "inv_freq".
+    ``initializer`` is the name in the ONNX graph.
+    """
+
+    name: str
+    source: str | None
+    shape: tuple[int, ...]
+    initializer: str
+    dtype: DType | None = None
+    derived: str = ""
+
+
+def bind_parameters(config: DecoderConfig, tensors: Mapping[str, TensorSlot]) -> tuple[Parameter, ...]:
+    """All parameters of the decoder, each found in ``tensors`` with its shape.
+
+    CheckpointError: a tensor is missing, has another shape, or is not used by the decoder.
+    """
+    root = _root(config, tensors)
+    parameters = tuple(_declared(config, root, tensors))
+    for parameter in parameters:
+        if parameter.source is not None:
+            _check_shape(parameter, tensors)
+    used = {p.source for p in parameters}
+    ignored = tuple(config.ignored_sources) + tuple(root + s for s in config.ignored_sources)
+    unused = sorted(n for n in tensors if n not in used and not n.startswith(ignored))
+    if config.tie_word_embeddings and LM_HEAD in unused and _same_bytes(tensors, LM_HEAD, parameters[0].source):
+        unused.remove(LM_HEAD)
+    if unused:
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        raise CheckpointError(
+            f"the checkpoint holds tensors that {config.model_type} does not use: {', '.join(unused[:3])}{more}: "
+            "the config does not describe this checkpoint"
+        )
+    return parameters
+
+
+def derived_value(parameter: Parameter, config: DecoderConfig, tensors: Mapping[str, TensorSlot]) -> np.ndarray:
+    """The value of a derived parameter, float32, computed in float64."""
+    if parameter.derived == "neg_exp":
+        assert parameter.source is not None
+        return (-np.exp(tensors[parameter.source].map().astype(np.float64))).astype(np.float32)
+    rope = next(body.rope for body in config.attention_bodies if body.rope is not None)
+    return np.array(rope.inv_freq, dtype=np.float64).astype(np.float32)
+
+
+def _declared(config: DecoderConfig, root: str, tensors: Mapping[str, TensorSlot]) -> Iterator[Parameter]:
+    hidden, vocab = config.hidden_size, config.vocab_size
+    embeddings = [root + s for s in config.embedding_sources]
+    embedding = next((s for s in embeddings if s in tensors), embeddings[0])
+    yield Parameter("embedding.weight", embedding, (vocab, hidden), embedding)
+    for i, layer in enumerate(config.layers):
+        for j, block in enumerate(layer.blocks):
+            ours, theirs = f"layers.{i}.blocks.{j}", f"{root}layers.{i}"
+            norm = f"{theirs}.{block.norm_source}.weight"
+            yield Parameter(f"{ours}.norm.weight", norm, (hidden,), norm)
+            for suffix, shape in _body_shapes(block.body, hidden):
+                yield _body_parameter(f"{ours}.body.{suffix}", f"{theirs}.{block.source}.{suffix}", shape)
+    final_norm = f"{root}{config.final_norm_source}.weight"
+    yield Parameter("final_norm.weight", final_norm, (hidden,), final_norm)
+    if not config.tie_word_embeddings:
+        yield Parameter(LM_HEAD, LM_HEAD, (vocab, hidden), LM_HEAD)
+    rope = next((body.rope for body in config.attention_bodies if body.rope is not None), None)
+    if rope is not None:
+        name = "rotary.inv_freq"
+        yield Parameter("inv_freq", None, (len(rope.inv_freq),), name, DType.FLOAT32, "inv_freq")
+
+
+def _body_parameter(name: str, source: str, shape: tuple[int, ...]) -> Parameter:
+    last = name.rsplit(".", 1)[1]
+    if last == "A":
+        return Parameter(name, f"{source}_log", shape, source, DType.FLOAT32, "neg_exp")
+    if last in ("D", "dt_bias"):
+        return Parameter(name, source, shape, source, DType.FLOAT32)
+    return Parameter(name, source, shape, source)
+
+
+def _body_shapes(body: BodyConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if isinstance(body, AttentionConfig):
+        yield from _attention_shapes(body, hidden)
+    elif isinstance(body, MambaConfig):
+        yield from _mamba_shapes(body, hidden)
+    else:
+        yield from _mlp_shapes(body, hidden)
+
+
+def _linear(name: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.weight", (rows, columns)
+    if bias:
+        yield f"{name}.bias", (rows,)
+
+
+def _attention_shapes(a: AttentionConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    width, kv_width = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    yield from _linear("q_proj", width, hidden, a.bias)
+    yield from _linear("k_proj", kv_width, hidden, a.bias)
+    yield from _linear("v_proj", kv_width, hidden, a.bias)
+    yield from _linear("o_proj", hidden, width, a.output_bias)
+    if a.qk_norm:
+        yield "q_norm.weight", (a.head_dim,)
+        yield "k_norm.weight", (a.head_dim,)
+
+
+def _mamba_shapes(m: MambaConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield from _linear("in_proj", m.intermediate_size + m.conv_dim + m.num_heads, hidden, m.proj_bias)
+    yield "conv1d.weight", (m.conv_dim, 1, m.conv_kernel)
+    if m.conv_bias:
+        yield "conv1d.bias", (m.conv_dim,)
+    for name in ("A", "D", "dt_bias"):
+        yield name, (m.num_heads,)
+    yield "norm.weight", (m.intermediate_size,)
+    yield from _linear("out_proj", hidden, m.intermediate_size, m.proj_bias)
+
+
+def _mlp_shapes(mlp: MlpConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    size = mlp.intermediate_size
+    if mlp.projections == "fused":
+        yield from _linear("input_linear", 2 * size, hidden, mlp.bias)
+        yield from _linear("output_linear", hidden, size, mlp.bias)
+        return
+    if mlp.projections == "gated":
+        yield from _linear("gate_proj", size, hidden, mlp.bias)
+    yield from _linear("up_proj", size, hidden, mlp.bias)
+    yield from _linear("down_proj", hidden, size, mlp.bias)
+
+
+def _root(config: DecoderConfig, tensors: Iterable[str]) -> str:
+    """The prefix before ``layers.N`` in this checkpoint."""
+    names = set(tensors)
+    norm = f"layers.0.{config.layers[0].blocks[0].norm_source}.weight"
+    for root in ROOTS:
+        if root + norm in names:
+            return root
+    tried = ", ".join(root + norm for root in ROOTS)
+    raise CheckpointError(f"expected one of the tensors {tried}, found none: the config does not describe the weights")
+
+
+def _check_shape(parameter: Parameter, tensors: Mapping[str, TensorSlot]) -> None:
+    slot = tensors.get(parameter.source or "")
+    if slot is None:
+        raise CheckpointError(
+            f"expected the tensor {parameter.source} {list(parameter.shape)}, found none: "
+            "the checkpoint is incomplete or its config does not describe it"
+        )
+    if slot.shape != parameter.shape:
+        raise CheckpointError(
+            f"{parameter.source}: expected shape {list(parameter.shape)} by the config, found {list(slot.shape)}"
+        )
+    if not slot.dtype.is_floating or slot.dtype is DType.FLOAT64:
+        raise CheckpointError(
+            f"{parameter.source}: expected float16, bfloat16 or float32 weights, found {slot.dtype.value}"
+        )
+
+
+def _same_bytes(tensors: Mapping[str, TensorSlot], name: str, other: str | None) -> bool:
+    """A tied checkpoint may store the head a second time; it must then equal the embedding."""
+    if other is None or tensors[name].shape != tensors[other].shape or tensors[name].dtype != tensors[other].dtype:
+        return False
+    return bool(np.array_equal(tensors[name].map().view(np.uint8), tensors[other].map().view(np.uint8)))

@@ -1,0 +1,121 @@
+"""Tiny random checkpoints of every supported family, saved by transformers. Sizes are odd on purpose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+COMMON = {"vocab_size": 97, "hidden_size": 48, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+ATTENTION = {"num_attention_heads": 6, "num_key_value_heads": 2}
+MAMBA = {
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 8,
+}
+
+BASE_CONFIGS: dict[str, dict[str, Any]] = {
+    "nemotron_h": {
+        **COMMON,
+        **ATTENTION,
+        "head_dim": 10,
+        "hybrid_override_pattern": "M-M*-M",
+        "intermediate_size": 72,
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 12,
+        "ssm_state_size": 20,
+        "n_groups": 3,
+        "conv_kernel": 4,
+        "chunk_size": 8,
+        "max_position_embeddings": 512,
+    },
+    "bamba": {
+        **COMMON,
+        **ATTENTION,
+        **MAMBA,
+        "num_hidden_layers": 4,
+        "attn_layer_indices": [2],
+        "intermediate_size": 80,
+        "max_position_embeddings": 512,
+    },
+    "granitemoehybrid": {
+        **COMMON,
+        **ATTENTION,
+        **MAMBA,
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "shared_intermediate_size": 56,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.5,
+        "residual_multiplier": 0.7,
+        "attention_multiplier": 0.21,
+        "max_position_embeddings": 512,
+    },
+    "mamba2": {
+        **COMMON,
+        "num_heads": 6,
+        "head_dim": 16,
+        "state_size": 12,
+        "n_groups": 2,
+        "num_hidden_layers": 3,
+        "conv_kernel": 4,
+        "expand": 2,
+        "chunk_size": 8,
+    },
+    "llama": {
+        **COMMON,
+        **ATTENTION,
+        "num_hidden_layers": 3,
+        "intermediate_size": 88,
+        "max_position_embeddings": 512,
+    },
+    "qwen3": {
+        **COMMON,
+        **ATTENTION,
+        "head_dim": 14,
+        "num_hidden_layers": 3,
+        "intermediate_size": 88,
+        "max_position_embeddings": 512,
+    },
+}
+
+
+def save_tiny_model(folder: Path, model_type: str, seed: int = 0, dtype: str = "float32", **overrides: Any) -> Path:
+    """Save a random checkpoint of ``model_type`` with ``overrides`` of its base config into ``folder``."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(model_type, **{**BASE_CONFIGS[model_type], **overrides})
+    model = AutoModelForCausalLM.from_config(config)
+    randomise(model)
+    model.to(getattr(torch, dtype))
+    model.save_pretrained(folder)
+    return folder
+
+
+def randomise(model: Any) -> None:
+    """Give every parameter values that matter: norms away from one, biases away from zero, varied decays."""
+    import torch
+
+    generator = torch.Generator().manual_seed(torch.initial_seed() % 2**31)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if name.endswith("A_log"):
+                parameter.copy_(noise * 0.7)
+            elif name.endswith("dt_bias"):
+                parameter.copy_(noise - 2.0)
+            elif name.endswith(".D") or "norm" in name:
+                parameter.copy_(1.0 + 0.3 * noise)
+            elif parameter.ndim == 1:
+                parameter.copy_(0.2 * noise)
+            elif "conv1d" in name:
+                parameter.copy_(0.4 * noise)
+            else:
+                parameter.copy_(noise * parameter.shape[-1] ** -0.5)
