@@ -34,18 +34,25 @@ class CheckedCall:
     has_time: bool
 
 
-def check_call(spec: OpSpec, arguments: Sequence[TensorType | None], attributes: Mapping[str, object]) -> CheckedCall:
+def check_call(
+    spec: OpSpec,
+    arguments: Sequence[TensorType | None],
+    attributes: Mapping[str, object],
+    *,
+    allow_float64: bool = False,
+) -> CheckedCall:
     """Check one call; ``arguments`` in declared order, None for an absent optional input.
 
-    Besides the declared types, a call whose floating point arguments are all float64 is accepted: it is the
-    reference precision of the eager form.
+    allow_float64: besides the declared types, accept a call whose floating point arguments are all float64, which
+    is the reference precision of the eager form.
     Raises UnsupportedError naming the operator and the argument.
     """
     arguments = _present(spec, arguments)
     has_time = _has_time(spec, arguments)
     dims = _bind_dims(spec, arguments, has_time)
     spec.check_dims(dims)
-    return CheckedCall(dims, _bind_types(spec, arguments), spec.complete_attributes(attributes), has_time)
+    types = _bind_types(spec, arguments, allow_float64)
+    return CheckedCall(dims, types, spec.complete_attributes(attributes), has_time)
 
 
 def _present(spec: OpSpec, arguments: Sequence[TensorType | None]) -> list[TensorType | None]:
@@ -95,12 +102,11 @@ def _shape_error(spec: OpSpec, tensor: TensorSpec, dims: tuple, argument: Tensor
     )
 
 
-def _bind_types(spec: OpSpec, arguments: Sequence[TensorType | None]) -> dict[str, DType]:
+def _bind_types(spec: OpSpec, arguments: Sequence[TensorType | None], allow_float64: bool) -> dict[str, DType]:
     present = [(tensor, a.dtype) for tensor, a in zip(spec.inputs, arguments, strict=True) if a is not None]
-    if all(dtype in (DType.FLOAT64, DType.INT32, DType.INT64) for _, dtype in present):
-        present = [(tensor, DType.FLOAT32 if dtype is DType.FLOAT64 else dtype) for tensor, dtype in present]
-        bound = _types_of(spec, present)
-        return dict.fromkeys(bound, DType.FLOAT64)
+    if allow_float64 and not any(dtype.is_floating and dtype is not DType.FLOAT64 for _, dtype in present):
+        narrowed = [(tensor, DType.FLOAT32 if dtype is DType.FLOAT64 else dtype) for tensor, dtype in present]
+        return dict.fromkeys(_types_of(spec, narrowed), DType.FLOAT64)
     return _types_of(spec, present)
 
 

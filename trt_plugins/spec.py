@@ -40,7 +40,7 @@ class TensorSpec:
     dtype: a fixed DType or the name of a TypeVariable.
     dims: symbolic names or literal sizes; a name ending in "?" is an axis that a call may leave out
         everywhere at once (the token axis, absent in the decode form).
-    optional: the input may be absent.
+    optional: the input may be absent, which equals zeros.
     """
 
     name: str

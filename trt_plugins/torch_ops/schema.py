@@ -32,7 +32,7 @@ def check_torch_call(spec: OpSpec, arguments: Sequence[object]) -> CheckedCall:
     tensors = [_tensor_type(tensor, value) for tensor, value in zip(spec.inputs, arguments[:count], strict=True)]
     names = (attribute.name for attribute in spec.attributes)
     attributes: Mapping[str, object] = dict(zip(names, arguments[count:], strict=True))
-    return check_call(spec, tensors, attributes)
+    return check_call(spec, tensors, attributes, allow_float64=True)
 
 
 def _tensor_type(spec: TensorSpec, value: object) -> TensorType | None:

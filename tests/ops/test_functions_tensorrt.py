@@ -1,0 +1,54 @@
+"""TensorRT-RTX builds engines from the ONNX functions, without a GPU and without plugins."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from tests.ops.cases import conv_case, ssm_case
+from tests.ops.node_model import node_model, types_of
+
+trt = pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
+
+SSM_SIZES = {"heads": 8, "groups": 2, "head_dim": 16, "state_size": 32}
+CONV_SIZES = {"conv_dim": 24, "kernel": 4}
+
+
+def engine_bytes(model: onnx.ModelProto) -> int:
+    """Size of an engine with batch 1..4 and length 1..512; parser errors fail the test."""
+    logger = trt.Logger(trt.Logger.ERROR)
+    builder = trt.Builder(logger)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, logger)
+    parsed = parser.parse(model.SerializeToString())
+    assert parsed, [parser.get_error(i).desc() for i in range(parser.num_errors)]
+    profile = builder.create_optimization_profile()
+    symbols = {value.name: value.type.tensor_type.shape.dim for value in model.graph.input}
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        names = [dim.dim_param for dim in symbols[tensor.name]]
+        if any(names):
+            ranges = {"batch": (1, 2, 4), "time": (1, 64, 512)}
+            sizes = [ranges.get(n, (s,) * 3) for n, s in zip(names, tensor.shape, strict=True)]
+            profile.set_shape(tensor.name, *zip(*sizes, strict=True))
+    config = builder.create_builder_config()
+    config.add_optimization_profile(profile)
+    config.num_compute_capabilities = 1
+    config.set_compute_capability(trt.ComputeCapability.SM86, 0)
+    plan = builder.build_serialized_network(network, config)
+    return 0 if plan is None else plan.nbytes
+
+
+@pytest.mark.parametrize("has_time", [True, False], ids=["prefill", "decode"])
+@pytest.mark.parametrize("data", ["float16", "bfloat16"])
+def test_ssm_engine_builds(data: str, has_time: bool) -> None:
+    types = types_of(ssm_case((1,), 1), data)
+    attributes = {"time_step_min": 0.001, "time_step_max": 0.1}
+    assert engine_bytes(node_model("update_ssm_state", types, SSM_SIZES, attributes, has_time)) > 0
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+@pytest.mark.parametrize("data", ["float16", "bfloat16"])
+def test_conv_engine_builds(data: str, bias: bool) -> None:
+    types = types_of(conv_case((1,), 1, bias=bias), data)
+    assert engine_bytes(node_model("causal_conv1d", types, CONV_SIZES, {"activation": "silu"})) > 0

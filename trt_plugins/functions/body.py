@@ -1,0 +1,104 @@
+"""A builder for the bodies of ONNX functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from artifact.dtypes import DType
+from trt_plugins.functions.signature import Signature
+
+OPSET = 24
+TO_END = int(np.iinfo(np.int64).max)
+"""End of a slice that goes to the end of its axis."""
+
+
+class Body:
+    """Nodes of one function in the order they are added; methods take and return names of values.
+
+    Values are float32 inside: ``read`` casts an input that is of another type, ``write`` casts back.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
+        self._nodes: list[onnx.NodeProto] = []
+        self._known: dict[tuple, str] = {}
+
+    def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node of the standard domain, or find the same one; returns its output."""
+        key = (op_type, inputs, repr(sorted(attributes.items())))
+        if key not in self._known:
+            self._known[key] = self._add(op_type, inputs, 1, attributes)[0]
+        return self._known[key]
+
+    def split(self, tensor: str, parts: int, axis: int) -> list[str]:
+        """``tensor`` in ``parts`` equal pieces along ``axis``."""
+        return self._add("Split", (tensor,), parts, {"axis": axis, "num_outputs": parts})
+
+    def constant(self, value: Any, dtype: type = np.int64) -> str:
+        """A constant tensor; equal constants share one node."""
+        array: np.ndarray = np.array(value, dtype=dtype)
+        key = ("Constant", array.dtype.str, array.shape, array.tobytes())
+        if key not in self._known:
+            self._known[key] = self._add("Constant", (), 1, {"value": numpy_helper.from_array(array)})[0]
+        return self._known[key]
+
+    def float32(self, value: float) -> str:
+        return self.constant(value, np.float32)
+
+    def read(self, name: str) -> str:
+        """Input ``name`` as float32."""
+        is_float32 = self.signature.type_of(name) is DType.FLOAT32
+        return name if is_float32 else self.op("Cast", name, to=DType.FLOAT32.onnx)
+
+    def write(self, value: str, name: str, like: str) -> None:
+        """``value`` becomes output ``name`` in the type of input ``like``."""
+        dtype = self.signature.type_of(like)
+        is_float32 = dtype is DType.FLOAT32
+        casts: dict[str, Any] = {} if is_float32 else {"to": dtype.onnx}
+        self._nodes.append(helper.make_node("Identity" if is_float32 else "Cast", [value], [name], **casts))
+
+    def size(self, tensor: str, first: int, last: int | None = None) -> str:
+        """Sizes of axes first..last-1 (one axis by default) as a one-dimensional int64 tensor."""
+        return self.op("Shape", tensor, start=first, end=first + 1 if last is None else last)
+
+    def concat(self, *parts: str, axis: int = 0) -> str:
+        return self.op("Concat", *parts, axis=axis)
+
+    def reshape(self, tensor: str, *shape: str) -> str:
+        """``tensor`` in the shape that the parts give together; a 0 is no placeholder."""
+        return self.op("Reshape", tensor, shape[0] if len(shape) == 1 else self.concat(*shape), allowzero=1)
+
+    def unsqueeze(self, tensor: str, *axes: int) -> str:
+        return self.op("Unsqueeze", tensor, self.constant(axes))
+
+    def slice(self, tensor: str, axis: int, start: str, end: str) -> str:
+        """tensor[start:end] along ``axis``; the bounds are int64 tensors of one element."""
+        return self.op("Slice", tensor, start, end, self.constant([axis]))
+
+    def range(self, count: str) -> str:
+        """0..count-1, ``count`` an int64 tensor of one element."""
+        return self.op("Range", self.constant(0), self.op("Squeeze", count), self.constant(1))
+
+    def function(self) -> onnx.FunctionProto:
+        """The finished function; the defaults of its attributes are the values that it is specialised on."""
+        spec = self.signature.spec
+        return helper.make_function(
+            spec.domain,
+            spec.name,
+            [tensor.name for tensor in spec.inputs],
+            [tensor.name for tensor in spec.outputs],
+            self._nodes,
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            attribute_protos=[helper.make_attribute(name, value) for name, value in self.signature.attributes],
+            doc_string=spec.doc,
+        )
+
+    def _add(self, op_type: str, inputs: tuple[str, ...], outputs: int, attributes: dict[str, Any]) -> list[str]:
+        stem = f"{op_type.lower()}_{len(self._nodes)}"
+        names = [stem] if outputs == 1 else [f"{stem}_{i}" for i in range(outputs)]
+        self._nodes.append(helper.make_node(op_type, list(inputs), names, name=stem, **attributes))
+        return names

@@ -1,0 +1,48 @@
+"""``causal_conv1d`` in standard operators."""
+
+from __future__ import annotations
+
+import onnx
+
+from trt_plugins.functions.body import TO_END, Body
+from trt_plugins.functions.lengths import clamped_lengths, valid_tokens
+from trt_plugins.functions.signature import Signature
+
+
+def causal_conv1d_function(signature: Signature) -> onnx.FunctionProto:
+    """One shifted multiply-add a tap over concat(conv_state, x), laid out [batch, kernel + time, conv_dim]."""
+    body = Body(signature)
+    x = body.read("x") if signature.has_time else body.unsqueeze(body.read("x"), 1)
+    time = body.size(x, 1)
+    lengths = clamped_lengths(body, time)
+    state = body.op("Transpose", body.read("conv_state"), perm=[0, 2, 1])
+    columns = body.concat(state, x, axis=1)
+    y = _taps_sum(body, columns)
+    if signature.attribute("activation") == "silu":
+        y = body.op("Mul", y, body.op("Sigmoid", y))
+    y = body.op("Where", valid_tokens(body, lengths, time, rank=3), y, body.float32(0.0))
+    if not signature.has_time:
+        y = body.op("Squeeze", y, body.constant([1]))
+    body.write(y, "y", like="x")
+    body.write(_last_columns(body, columns, lengths), "conv_state_out", like="conv_state")
+    return body.function()
+
+
+def _taps_sum(body: Body, columns: str) -> str:
+    """bias + sum_j weight[j] * columns[1 + j : 1 + j + time], [batch, time, conv_dim]."""
+    kernel = body.signature.kernel
+    weight = body.op("Transpose", body.read("weight"), perm=[2, 1, 0])
+    taps = body.split(weight, kernel, axis=0)  # [1, 1, conv_dim] each
+    y = body.read("bias")
+    for j, tap in enumerate(taps):
+        shifted = body.slice(columns, 1, body.constant([1 + j]), body.constant([1 + j - kernel or TO_END]))
+        y = body.op("Add", body.op("Mul", shifted, tap), y)
+    return y
+
+
+def _last_columns(body: Body, columns: str, lengths: str) -> str:
+    """columns[b, lengths[b] : lengths[b] + kernel] of each row b, as [batch, conv_dim, kernel]."""
+    offsets = body.constant([list(range(body.signature.kernel))])
+    index = body.op("Add", body.unsqueeze(lengths, 1), offsets)
+    last = body.op("GatherND", columns, body.unsqueeze(index, 2), batch_dims=1)
+    return body.op("Transpose", last, perm=[0, 2, 1])

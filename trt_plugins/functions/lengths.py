@@ -1,0 +1,19 @@
+"""Valid tokens of right-padded rows, in standard operators."""
+
+from __future__ import annotations
+
+from artifact.dtypes import DType
+from trt_plugins.functions.body import Body
+
+
+def clamped_lengths(body: Body, time: str) -> str:
+    """``context_lengths`` as int64 [batch], clamped to 0..time; ``time`` is a one-element int64 tensor."""
+    lengths = body.op("Cast", "context_lengths", to=DType.INT64.onnx)
+    return body.op("Max", body.op("Min", lengths, time), body.constant([0]))
+
+
+def valid_tokens(body: Body, lengths: str, time: str, rank: int) -> str:
+    """Bool [batch, time, 1, ...] of ``rank`` axes: token t of row b counts where t < lengths[b]."""
+    axes = range(1, rank - 1)
+    positions = body.unsqueeze(body.range(time), *axes) if rank > 2 else body.range(time)
+    return body.op("Less", positions, body.unsqueeze(lengths, *range(1, rank)))

@@ -1,0 +1,37 @@
+"""What a function body is specialised on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from artifact.dtypes import DType
+from trt_plugins.catalog import spec_of
+from trt_plugins.spec import AttributeValue, OpSpec
+
+
+@dataclass(frozen=True)
+class Signature:
+    """All that is static in a node and that its body depends on; sizes of tensors are read at run time.
+
+    op: name of the operator.
+    has_time: whether the inputs have the token axis.
+    types: type of every input in declared order; bodies have every input present.
+    attributes: every attribute in declared order.
+    kernel: width of the convolution, 0 for operators without one.
+    """
+
+    op: str
+    has_time: bool
+    types: tuple[DType, ...]
+    attributes: tuple[tuple[str, AttributeValue], ...]
+    kernel: int = 0
+
+    @property
+    def spec(self) -> OpSpec:
+        return spec_of(self.op)
+
+    def attribute(self, name: str) -> AttributeValue:
+        return dict(self.attributes)[name]
+
+    def type_of(self, name: str) -> DType:
+        return self.types[self.spec.input_index(name)]

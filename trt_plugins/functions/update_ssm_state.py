@@ -1,0 +1,162 @@
+"""``update_ssm_state`` in standard operators: a chunked scan without a loop.
+
+Letters of shapes: b batch, t tokens, h heads, g groups, r heads of a group, p head_dim, n state_size, c chunks,
+q tokens of a chunk; inside a chunk, token i reads what token j <= i wrote.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import onnx
+
+from trt_plugins.functions.body import TO_END, Body
+from trt_plugins.functions.lengths import clamped_lengths, valid_tokens
+from trt_plugins.functions.signature import Signature
+
+_SWAP_CHUNKS_AND_HEADS = [0, 3, 4, 1, 2, 5]
+"""[b, c, q, g, r, .] to [b, g, r, c, q, .], and the same way back."""
+
+
+def update_ssm_state_function(signature: Signature) -> onnx.FunctionProto:
+    """Tokens are cut into the fewest chunks of at most chunk_size, of equal length: one token is one chunk of one."""
+    body = Body(signature)
+    x, B, C, dt = (_with_time(body, name) for name in ("x", "B", "C", "dt"))
+    time = body.size(x, 1)
+    lengths = clamped_lengths(body, time)
+    valid = valid_tokens(body, lengths, time, rank=4)
+    step = _time_step(body, dt, body.op("Squeeze", valid, body.constant([3])))
+    xdt = body.op("Where", valid, body.op("Mul", x, body.unsqueeze(step, 3)), body.float32(0.0))
+    B = body.op("Where", valid, B, body.float32(0.0))
+    chunks = _chunks(body, time, x, B, log_decay=body.op("Mul", step, body.read("A")), xdt=xdt, C=C)
+    state = body.read("state")
+    y, last = _scan(body, chunks, state)
+    y = _tokens(body, y, x, time)
+    skip = body.op("Mul", x, body.unsqueeze(body.read("D"), 1))
+    y = body.op("Where", valid, body.op("Add", y, skip), body.float32(0.0))
+    if not signature.has_time:
+        y = body.op("Squeeze", y, body.constant([1]))
+    body.write(y, "y", like="x")
+    touched = body.op("Greater", body.unsqueeze(lengths, 1, 2, 3), body.constant(0))
+    last = body.op("Where", touched, body.op("Reshape", last, body.op("Shape", state)), state)
+    body.write(last, "state_out", like="state")
+    return body.function()
+
+
+def _with_time(body: Body, name: str) -> str:
+    value = body.read(name)
+    return value if body.signature.has_time else body.unsqueeze(value, 1)
+
+
+def _time_step(body: Body, dt: str, valid: str) -> str:
+    """clamp(softplus(dt + dt_bias)), zero at padding: [b, t, h]."""
+    low, high = (float(body.signature.attribute(f"time_step_{end}")) for end in ("min", "max"))
+    step = body.op("Add", dt, body.read("dt_bias"))
+    if body.signature.attribute("dt_softplus"):
+        step = body.op("Softplus", step)
+        low = low if low > 0.0 else -math.inf
+    if low > -math.inf:
+        step = body.op("Max", step, body.float32(low))
+    if high < math.inf:
+        step = body.op("Min", step, body.float32(high))
+    return body.op("Where", valid, step, body.float32(0.0))
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """Chunked inputs and the sizes that later reshapes need (int64 tensors)."""
+
+    xdt: str  # [b, g, r, c, q, p]
+    log_decay: str  # [b, g, r, c, q, 1]
+    B: str  # [b, g, 1, c, q, n]
+    C: str  # [b, g, 1, c, q, n]
+    count: str  # c
+    length: str  # q
+    heads: str  # [b, g, r]
+    state: str  # [p, n]
+
+
+def _chunks(body: Body, time: str, x: str, B_valid: str, *, log_decay: str, xdt: str, C: str) -> _Chunks:
+    one, minus = body.constant([1]), body.constant([-1])
+    count = _ceil_div(body, time, body.constant([int(body.signature.attribute("chunk_size"))]))
+    length = _ceil_div(body, time, count)
+    missing = body.op("Sub", body.op("Mul", count, length), time)
+    pads = body.concat(body.constant([0]), missing)
+    rows, groups, head_dim, state_size = body.size(x, 0), body.size(C, 2), body.size(x, 3), body.size(C, 3)
+    leading = body.concat(rows, count, length, groups)
+
+    def chunked(tensor: str, heads: str, size: str) -> str:
+        padded = body.op("Pad", tensor, pads, "", one)
+        return body.op("Transpose", body.reshape(padded, leading, heads, size), perm=_SWAP_CHUNKS_AND_HEADS)
+
+    return _Chunks(
+        xdt=chunked(xdt, minus, head_dim),
+        log_decay=chunked(log_decay, minus, one),
+        B=chunked(B_valid, one, state_size),
+        C=chunked(C, one, state_size),
+        count=count,
+        length=length,
+        heads=body.concat(rows, groups, body.op("Div", body.size(x, 2), groups)),
+        state=body.concat(head_dim, state_size),
+    )
+
+
+def _ceil_div(body: Body, dividend: str, divisor: str) -> str:
+    rounded = body.op("Sub", body.op("Add", dividend, divisor), body.constant([1]))
+    return body.op("Div", rounded, divisor)
+
+
+def _scan(body: Body, chunks: _Chunks, state: str) -> tuple[str, str]:
+    """y [b, g, r, c, q, p] and the last state [b, g, r, 1, p * n]."""
+    scores = body.op("MatMul", chunks.C, _transposed(body, chunks.B))  # [b, g, 1, c, i, j]
+    decay = _segment_decay(body, chunks.log_decay, chunks.length, axis=4)
+    inside = body.op("MatMul", body.op("Mul", scores, decay), chunks.xdt)
+    before, last = _states(body, chunks, state)
+    carried = body.op("MatMul", chunks.C, _transposed(body, before))
+    from_start = body.op("Exp", body.op("CumSum", chunks.log_decay, body.constant(4)))
+    return body.op("Add", inside, body.op("Mul", carried, from_start)), last
+
+
+def _transposed(body: Body, tensor: str) -> str:
+    """The last two of six axes swapped; engines fold this into the product that reads it."""
+    return body.op("Transpose", tensor, perm=[0, 1, 2, 3, 5, 4])
+
+
+def _segment_decay(body: Body, log_decay: str, count: str, axis: int) -> str:
+    """[..., i, j] = exp(sum of log_decay over j+1..i) for j <= i, else 0, from log_decay [..., k, 1], k at ``axis``.
+
+    The sums start at each j, so no two long sums are ever subtracted; above the diagonal the exponent is 0, so
+    nothing overflows there.
+    """
+    column = body.range(count)
+    row = body.unsqueeze(column, 1)
+    terms = body.op("Where", body.op("Greater", row, column), log_decay, body.float32(0.0))
+    decay = body.op("Exp", body.op("CumSum", terms, body.constant(axis)))
+    return body.op("Where", body.op("GreaterOrEqual", row, column), decay, body.float32(0.0))
+
+
+def _states(body: Body, chunks: _Chunks, state: str) -> tuple[str, str]:
+    """The state before each chunk [b, g, r, c, p, n] and after the last one [b, g, r, 1, p * n].
+
+    What each chunk alone leaves behind, with the initial state in front, is joined by one matrix of the decay from
+    the end of one to the start of another.
+    """
+    minus = body.constant([-1])
+    to_end = body.op("Exp", body.op("CumSum", chunks.log_decay, body.constant(4), exclusive=1, reverse=1))
+    written = body.op("MatMul", _transposed(body, body.op("Mul", chunks.xdt, to_end)), chunks.B)
+    first = body.reshape(state, chunks.heads, body.constant([1]), chunks.state)
+    past_count = body.op("Add", chunks.count, body.constant([1]))
+    stacked = body.reshape(body.concat(first, written, axis=3), chunks.heads, past_count, minus)
+    totals = body.op("ReduceSum", chunks.log_decay, body.constant([4]), keepdims=0)  # [b, g, r, c, 1]
+    totals = body.op("Pad", totals, body.constant([1, 0]), "", body.constant([3]))
+    joined = body.op("MatMul", _segment_decay(body, totals, past_count, axis=3), stacked)
+    before = body.reshape(body.slice(joined, 3, body.constant([0]), minus), chunks.heads, chunks.count, chunks.state)
+    return before, body.slice(joined, 3, minus, body.constant([TO_END]))
+
+
+def _tokens(body: Body, y: str, x: str, time: str) -> str:
+    """[b, g, r, c, q, p] back to [b, t, h, p], the tokens that filled up the last chunk removed."""
+    y = body.op("Transpose", y, perm=_SWAP_CHUNKS_AND_HEADS)
+    y = body.reshape(y, body.size(x, 0), body.constant([-1]), body.size(x, 2, 4))
+    return body.slice(y, 1, body.constant([0]), time)
