@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from artifact.bindings import Binding
 from artifact.config import RuntimeConfig
+from artifact.errors import EngineError
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,14 @@ class Engine(ABC):
         next step: copy what must live longer. Rows with context length 0 hold unspecified logits.
         Every row needs past_lengths + context_lengths <= states.max_seq; EngineError otherwise.
         """
+
+    def step_values(self, inputs: StepInputs, states: StateSet, values: Sequence[str]) -> dict[str, np.ndarray]:
+        """Like ``step``, and also returns the named inner values of the graph (artifact.names), for diagnosis.
+
+        Inner values are [batch, seq, hidden] float32; the logits come under "logits". EngineError when the
+        engine cannot show inner values (a fused engine) or has no value of that name.
+        """
+        raise EngineError(f"the {self.name} engine cannot show the graph's inner values: verify with onnxruntime")
 
     def close(self) -> None:  # noqa: B027 (an engine without resources needs no override)
         """Release the engine's resources; calling it twice is allowed."""

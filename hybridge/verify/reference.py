@@ -1,0 +1,106 @@
+"""The reference: transformers in float32 on the CPU, recomputed from scratch for every length."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from artifact import names
+from artifact.config import RuntimeConfig
+from artifact.errors import CheckpointError, HybridgeError
+from artifact.json_fields import float_from_json
+
+
+@dataclass(frozen=True)
+class ReferenceRun:
+    """One sequence of T tokens through the reference.
+
+    logits [T, vocab]; hidden[i] [T, hidden] after layer i; states by graph input name, of one row, after all T
+    tokens (KV caches [kv_heads, T, head_dim]).
+    """
+
+    logits: np.ndarray
+    hidden: tuple[np.ndarray, ...]
+    states: dict[str, np.ndarray]
+
+
+class Reference:
+    """A transformers model of the checkpoint; never loads remote code."""
+
+    def __init__(self, checkpoint: Path, config: RuntimeConfig) -> None:
+        try:
+            import torch
+            import transformers
+        except ImportError as error:
+            raise HybridgeError("verify needs torch and transformers: pip install 'hybridge[export]'") from error
+        self._torch = torch
+        self._config = config
+        self.name = f"transformers {transformers.__version__}, torch {torch.__version__}, float32"
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        try:
+            self._model = transformers.AutoModelForCausalLM.from_pretrained(
+                checkpoint, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+            ).eval()
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise CheckpointError(f"{checkpoint}: transformers cannot load it: {error}") from error
+        self.notes = self._follow_time_step_limit()
+
+    def run(self, tokens: np.ndarray) -> ReferenceRun:
+        """Process ``tokens`` [T] int64 in one call from empty states."""
+        torch = self._torch
+        hidden: list[np.ndarray] = []
+
+        def record(_module: Any, _inputs: Any, output: Any) -> None:
+            value = output[0] if isinstance(output, tuple) else output
+            hidden.append(value[0].float().numpy())
+
+        hooks = [layer.register_forward_hook(record) for layer in self._base().layers]
+        try:
+            with torch.no_grad():
+                output = self._model(torch.from_numpy(tokens)[None], use_cache=True)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        cache = getattr(output, "past_key_values", None)
+        if cache is None:
+            cache = output.cache_params
+        return ReferenceRun(output.logits[0].float().numpy(), tuple(hidden), self._states(cache))
+
+    def _base(self) -> Any:
+        return self._model.base_model if hasattr(self._model.base_model, "layers") else self._model.get_decoder()
+
+    def _states(self, cache: Any) -> dict[str, np.ndarray]:
+        states: dict[str, np.ndarray] = {}
+        for k, index in enumerate(self._config.attention_layer_indices):
+            layer = cache.layers[index]
+            states[names.past_key(k)] = layer.keys[0].numpy()
+            states[names.past_value(k)] = layer.values[0].numpy()
+        for r, index in enumerate(self._config.recurrent_layer_indices):
+            layer = cache.layers[index]
+            states[names.conv_state(r)] = layer.conv_states[0][0].numpy()
+            states[names.recurrent_state(r)] = layer.recurrent_states[0][0].numpy()
+        return states
+
+    def _follow_time_step_limit(self) -> tuple[str, ...]:
+        """Clamp dt at time_step_limit, as the papers and the CUDA kernels do, where transformers uses another bound."""
+        raw = getattr(self._model.config, "time_step_limit", None)
+        if raw is None:
+            return ()
+        low, high = (float_from_json(v) for v in raw)
+        limit = (low or 0.0, math.inf if high is None else high)
+        changed = 0
+        for module in self._model.modules():
+            if hasattr(module, "time_step_limit") and tuple(module.time_step_limit) != limit:
+                module.time_step_limit = limit
+                changed += 1
+        if not changed:
+            return ()
+        return (
+            f"transformers clamps dt at time_step_min in {changed} layers; the reference was set to the checkpoint's "
+            f"time_step_limit [{limit[0]:g}, {limit[1]:g}], as the Mamba2 paper and CUDA kernels have it",
+        )

@@ -1,0 +1,103 @@
+"""How an artifact may be driven to the same result: one shot, in chunks, ragged in a batch, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from artifact import names
+from runtime.engines.base import Engine, StateSet, StepInputs
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one row shows after ``length`` tokens of prompt ``prompt``: logits [vocab], its states, hidden states.
+
+    ``hidden`` [T, hidden] per layer, empty where the engine was not asked for inner values.
+    """
+
+    scenario: str
+    prompt: int
+    length: int
+    logits: np.ndarray
+    states: dict[str, np.ndarray]
+    hidden: tuple[np.ndarray, ...] = ()
+
+
+def one_shot(engine: Engine, prompts: list[np.ndarray]) -> Iterator[Observation]:
+    """Each prompt alone in one prefill, with the hidden states of every layer where the engine shows them."""
+    values = [names.layer_output(i) for i in range(engine.config.num_hidden_layers)]
+    for index, prompt in enumerate(prompts):
+        states = engine.allocate_states(1, len(prompt))
+        outputs = engine.step_values(_inputs([prompt], [0]), states, values)
+        hidden = tuple(outputs[name][0] for name in values)
+        logits = last_logits(outputs[names.LOGITS], [len(prompt)])[0]
+        yield Observation("one-shot prefill", index, len(prompt), logits, read_row(states, 0, len(prompt)), hidden)
+
+
+def chunked(engine: Engine, prompts: list[np.ndarray]) -> Iterator[Observation]:
+    """Each prompt of at least two tokens in two unequal chunks."""
+    for index, prompt in enumerate(prompts):
+        if len(prompt) < 2:
+            continue
+        cut = max(1, len(prompt) // 3)
+        states = engine.allocate_states(1, len(prompt))
+        engine.step(_inputs([prompt[:cut]], [0]), states)
+        rest = prompt[cut:]
+        logits = last_logits(engine.step(_inputs([rest], [cut]), states), [len(rest)])[0]
+        yield Observation("chunked prefill", index, len(prompt), logits.copy(), read_row(states, 0, len(prompt)))
+
+
+def ragged_then_decode(engine: Engine, prompts: list[np.ndarray], steps: int) -> Iterator[Observation]:
+    """All prompts in one ragged batch, then ``steps`` single tokens for every row.
+
+    ``prompts`` hold the decode tokens at their end; the last ``steps`` tokens are fed one by one.
+    """
+    batch = len(prompts)
+    states = engine.allocate_states(batch, max(len(p) for p in prompts))
+    heads = [p[: len(p) - steps] for p in prompts]
+    logits = last_logits(engine.step(_inputs(heads, [0] * batch), states), [len(h) for h in heads])
+    for row in range(batch):
+        length = len(heads[row])
+        yield Observation("ragged batch", row, length, logits[row].copy(), read_row(states, row, length))
+    for step in range(steps):
+        tokens = [p[len(h) + step : len(h) + step + 1] for p, h in zip(prompts, heads, strict=True)]
+        past = [len(h) + step for h in heads]
+        logits = last_logits(engine.step(_inputs(tokens, past), states), [1] * batch)
+        for row in range(batch):
+            full = read_row(states, row, past[row] + 1) if step == steps - 1 else {}
+            yield Observation("decode", row, past[row] + 1, logits[row].copy(), full)
+
+
+def empty_row(engine: Engine, prompt: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """States of a row before and after a step in which it takes no part (context length 0) beside an active row."""
+    states = engine.allocate_states(2, 2 * len(prompt))
+    engine.step(_inputs([prompt, prompt], [0, 0]), states)
+    before = read_row(states, 1, 2 * len(prompt))
+    engine.step(_inputs([prompt, prompt[:0]], [len(prompt), len(prompt)]), states)
+    return before, read_row(states, 1, 2 * len(prompt))
+
+
+def read_row(states: StateSet, row: int, length: int) -> dict[str, np.ndarray]:
+    """All states of one row as float32, KV caches up to ``length`` positions."""
+    return {
+        name: buffer.read_row(row, length if "max_seq" in buffer.spec.shape else None).astype(np.float32)
+        for name, buffer in states.buffers.items()
+    }
+
+
+def last_logits(logits: np.ndarray, lengths: list[int]) -> np.ndarray:
+    """[batch, vocab] of each row's last valid token, from either form of the logits output."""
+    if logits.ndim == 2:
+        return logits
+    return np.stack([logits[row, max(length - 1, 0)] for row, length in enumerate(lengths)])
+
+
+def _inputs(rows: list[np.ndarray], past: list[int]) -> StepInputs:
+    """Right-padded inputs for ``rows`` of new tokens."""
+    ids = np.zeros((len(rows), max(1, max(len(r) for r in rows))), np.int64)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = row
+    return StepInputs(ids, np.array([len(r) for r in rows], np.int32), np.array(past, np.int32))
