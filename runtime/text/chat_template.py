@@ -1,0 +1,95 @@
+"""Chat templates: Jinja programs that come with a checkpoint, run in a sandbox with transformers' conventions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from artifact.errors import ArtifactError, RequestError
+from runtime.text.template_sandbox import compile_template, plain_data
+
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """The named templates of a checkpoint (most have only "default") and the special tokens that they may print."""
+
+    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        self._templates = dict(templates)
+        self._special_tokens = dict(special_tokens)
+
+    @classmethod
+    def from_folder(cls, folder: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> ChatTemplate:
+        """Read chat_template.jinja, which goes before the chat_template of tokenizer_config.json (``config``)."""
+        path = folder / CHAT_TEMPLATE_FILE
+        if path.is_file():
+            try:
+                return cls({"default": path.read_text(encoding="utf-8")}, special_tokens)
+            except (OSError, UnicodeDecodeError) as error:
+                raise ArtifactError(f"{path}: cannot be read ({error}): export the checkpoint again") from error
+        return cls(_templates_from_config(config.get("chat_template")), special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """The text of a conversation, to be encoded without adding special tokens.
+
+        ``tools`` are JSON schemas; ``template`` names one of several templates; ``variables`` reach the template
+        as they are (for example enable_thinking=False). RequestError: no template, an empty or malformed
+        conversation, or one that the template refuses. ArtifactError: the template is not valid Jinja.
+        """
+        source = self._source(template, tools)
+        conversation = [_checked_message(message) for message in messages]
+        if not conversation:
+            raise RequestError("messages: expected at least one message, found none")
+        values = {**self._special_tokens, **plain_data(variables)}
+        return compile_template(source).render(
+            messages=conversation,
+            tools=None if tools is None else plain_data(list(tools)),
+            documents=values.pop("documents", None),
+            add_generation_prompt=add_generation_prompt,
+            **values,
+        )
+
+    def _source(self, name: str | None, tools: object) -> str:
+        if not self._templates:
+            raise RequestError(
+                "the checkpoint has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): "
+                "use a plain prompt"
+            )
+        wanted = name or ("tool_use" if tools is not None and "tool_use" in self._templates else "default")
+        if wanted not in self._templates:
+            raise RequestError(
+                f"template: expected one of {', '.join(sorted(self._templates))}, found {wanted!r}: name one of them"
+            )
+        return self._templates[wanted]
+
+
+def _templates_from_config(value: object) -> dict[str, str]:
+    """Templates by name, from a string or a list of {"name", "template"} objects."""
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, list) and all(
+        isinstance(e, Mapping) and isinstance(e.get("name"), str) and isinstance(e.get("template"), str) for e in value
+    ):
+        return {entry["name"]: entry["template"] for entry in value}
+    raise ArtifactError(
+        "tokenizer_config.json: chat_template: expected a template or a list of named templates, found "
+        f"{type(value).__name__}: export the checkpoint again"
+    )
+
+
+def _checked_message(message: object) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise RequestError(f"messages: expected objects with a role and a content, found {message!r}")
+    # An absent key is what templates test for; None would be printed.
+    return plain_data({key: value for key, value in message.items() if value is not None})

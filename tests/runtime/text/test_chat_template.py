@@ -1,0 +1,143 @@
+"""Chat templates render as in transformers, in a sandbox, with errors that name the cause."""
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from artifact.errors import ArtifactError, RequestError
+from runtime.text import ChatTemplate
+from tests.runtime.text.tokenizer_files import byte_level_tokenizer
+
+MESSAGES = [
+    {"role": "system", "content": "Be <brief> & kind."},
+    {"role": "user", "content": " Who are you? "},
+    {"role": "assistant", "content": None, "tool_calls": [{"name": "é", "arguments": {"b": 1, "a": [True, None]}}]},
+    {"role": "user", "content": "Again."},
+]
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+SIMPLE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+TEMPLATES = {
+    "simple": SIMPLE,
+    "whitespace control": (
+        "{{- bos_token }}\n"
+        "{%- for message in messages %}\n"
+        "    {%- if message['content'] is defined %}\n"
+        "        {{- '<|' + message['role'] + '|>\\n' + message['content'] | trim + '<|end|>\\n' }}\n"
+        "    {%- endif %}\n"
+        "{%- endfor %}\n"
+    ),
+    "trimmed blocks": "{% for m in messages %}\n  {% if loop.first %}\n{{ m.role }}\n  {% endif %}\n{% endfor %}\nend",
+    "json": "{% for m in messages %}{{ m | tojson }}{{ m | tojson(indent=2) }}{% endfor %}{{ tools | tojson }}",
+    "loop controls": (
+        "{% for m in messages %}{% if loop.index0 == 0 %}{% continue %}{% endif %}{{ m.role }}{% break %}{% endfor %}"
+    ),
+    "generation": (
+        "{% set x = 1 %}{% for m in messages %}{% generation %}{% set x = 2 %}{{ m.role }}{{ x }}{% endgeneration %}"
+        "{% endfor %}{{ x }}"
+    ),
+    "namespace": (
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + loop.index %}{% endfor %}{{ ns.n }}"
+    ),
+    "variables": "{{ dict(a=1).a }}{{ thinking if thinking is defined else 'off' }}{{ eos_token }}{{ nothing }}",
+    "python string methods": "{{ messages[1].content.strip().split(' ')[-1].rstrip('?').title() }}",
+}
+
+
+def template(source: str | list[dict[str, str]] | None) -> ChatTemplate:
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    return ChatTemplate.from_folder(Path("/nonexistent"), {"chat_template": source}, special)
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    transformers = pytest.importorskip("transformers", reason="transformers is the oracle")
+    return transformers.PreTrainedTokenizerFast.from_pretrained(byte_level_tokenizer(tmp_path_factory.mktemp("chat")))
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("generation_prompt", [False, True])
+def test_renders_as_transformers_does(name: str, generation_prompt: bool, oracle: Any) -> None:
+    source = TEMPLATES[name]
+    expected = oracle.apply_chat_template(
+        MESSAGES,
+        tools=TOOLS,
+        chat_template=source,
+        tokenize=False,
+        add_generation_prompt=generation_prompt,
+        thinking="on",
+    )
+    rendered = template(source).render(MESSAGES, TOOLS, generation_prompt, thinking="on")
+    assert rendered == expected and rendered
+
+
+def test_the_date_is_that_of_today() -> None:
+    year = datetime.datetime.now().year
+    assert template("{{ strftime_now('%Y') }}").render(MESSAGES) in (str(year), str(year + 1))
+
+
+def test_the_file_goes_before_the_config(tmp_path: Path) -> None:
+    config = {"chat_template": "from the config"}
+    assert ChatTemplate.from_folder(tmp_path, config, {}).render(MESSAGES) == "from the config"
+    (tmp_path / "chat_template.jinja").write_text("from the file: é", encoding="utf-8")
+    assert ChatTemplate.from_folder(tmp_path, config, {}).render(MESSAGES) == "from the file: é"
+
+
+def test_named_templates_are_chosen_by_name_and_by_tools() -> None:
+    several = template([{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}])
+    assert several.render(MESSAGES) == "plain"
+    assert several.render(MESSAGES, TOOLS) == "tools"
+    assert several.render(MESSAGES, TOOLS, template="default") == "plain"
+    with pytest.raises(RequestError, match="expected one of default, tool_use, found 'rag'"):
+        several.render(MESSAGES, template="rag")
+
+
+def test_no_template_is_an_error_only_when_chat_is_used() -> None:
+    none = template(None)
+    with pytest.raises(RequestError, match="no chat template"):
+        none.render(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "refuses the conversation: roles must alternate"),
+        ("{{ messages.__class__.__mro__ }}", "refuses the conversation"),
+        ("{{ messages.append(1) }}", "refuses the conversation"),
+        ("{{ ''.join(1) }}", "fails on the conversation"),
+        ("{% set ns = namespace() %}{% set ns.__call__ = 1 %}", "refuses the conversation"),
+        ("{{ namespace(_x=1) }}", "refuses the conversation"),
+        ("{{ dict.__class__ }}{{ dict.mro() }}", "refuses the conversation"),
+    ],
+)
+def test_what_a_template_may_not_do_is_a_request_error(source: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        template(source).render(MESSAGES)
+
+
+def test_a_template_that_is_not_jinja_names_the_line() -> None:
+    with pytest.raises(ArtifactError, match="not valid Jinja: line 2"):
+        template("{{ 1 }}\n{% if %}").render(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "at least one message"),
+        (["hello"], "objects with a role and a content, found 'hello'"),
+        ([{"content": "x"}], "objects with a role"),
+        ([{"role": "user", "content": object()}], "found object"),
+    ],
+)
+def test_malformed_conversations_are_refused(messages: list[Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        template(SIMPLE).render(messages)
+
+
+def test_a_malformed_template_entry_is_an_artifact_error() -> None:
+    with pytest.raises(ArtifactError, match="expected a template or a list of named templates, found dict"):
+        template({"default": SIMPLE})  # type: ignore[arg-type]
