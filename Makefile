@@ -1,0 +1,65 @@
+# What people and CI run. `make help` lists the targets; PYTHON=python3.12 chooses the interpreter of .venv.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+CONSTRAINTS := requirements/constraints.txt
+EXTRAS ?= export,cpu,rtx,plot,dev
+JOBS ?= 2
+PYTEST_ARGS ?=
+BENCH ?=
+
+CHECKPOINT := examples/checkpoints/tiny-nemotron-h
+DEMO := build/demo
+PRESET ?= rtx-ada
+PROMPT ?= It was a dark and stormy night, and the captain
+
+# The first interpreter on PATH that Hybridge supports.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.10; do \
+	"$$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1 \
+	&& { echo "$$python"; break; }; done)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test lint bench wheel clean distclean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv and install the tested versions
+
+$(STAMP): pyproject.toml $(CONSTRAINTS)
+	@if [ -z "$(PYTHON)" ]; then echo "error: expected Python 3.10 to 3.13 on PATH, found none: install one or pass PYTHON=..." >&2; exit 2; fi
+	@if [ ! -x $(BIN)/python ]; then echo "creating $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); fi
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) hatchling editables
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) \
+		--no-build-isolation --editable '.[$(EXTRAS)]'
+	@touch $@
+
+demo: setup ## export, verify, build an engine and generate text with the checkpoint that ships
+	@mkdir -p $(DEMO)
+	$(BIN)/hybridge export $(CHECKPOINT) $(DEMO)/artifact --overwrite
+	$(BIN)/hybridge verify $(CHECKPOINT) $(DEMO)/artifact
+	$(BIN)/hybridge build-engine $(DEMO)/artifact --target $(PRESET)
+	$(BIN)/hybridge run $(DEMO)/artifact --prompt "$(PROMPT)" --max-new-tokens 80
+
+test: setup ## run the tests
+	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+lint: setup ## ruff, the formatter and mypy, over every folder
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup ## list the benchmarks, or run one: make bench BENCH=NAME
+	$(BIN)/python -m benchmarks $(BENCH)
+
+wheel: setup ## build dist/hybridge-*.whl
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist
+
+clean: ## remove what was built, but not .venv
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## remove .venv too
+	rm -rf $(VENV)

@@ -1,0 +1,5 @@
+"""Rules for the whole test suite."""
+
+from __future__ import annotations
+
+pytest_plugins = ["tests.support.skip_reasons"]
