@@ -10,8 +10,8 @@ from tests.ops.cases import conv_case, in_dtypes, poisoned, rounded_case
 from tests.ops.oracle import conv_step_loop, relative_error
 from tests.ops.torch_call import as_float64, run_conv, tensors
 
-# One rounding of the output in T, fp32 inside.
-TOLERANCE = {"float64": 1e-13, "float32": 1e-6, "float16": 1e-3, "bfloat16": 4e-3}
+# fp32 inside and one rounding of the output: measured 2.1e-4 in fp16 and 1.7e-3 in bf16.
+TOLERANCE = {"float64": 1e-13, "float32": 1e-6, "float16": 3e-4, "bfloat16": 2.5e-3}
 BASE = {"lengths": (5, 9, 0), "time": 9}
 ROWS = [
     {},
@@ -40,7 +40,7 @@ def test_equals_sliding_window(row: dict, activation: str) -> None:
 
 @pytest.mark.parametrize("dtype", sorted(TOLERANCE))
 def test_every_type(dtype: str) -> None:
-    case = conv_case(**BASE)
+    case = conv_case(lengths=(500, 300), time=500, kernel=8)
     dtypes = in_dtypes(case, dtype)
     case = rounded_case(case, dtypes)
     y, state = run_conv(tensors(case, dtypes))

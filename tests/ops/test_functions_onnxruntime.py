@@ -17,7 +17,8 @@ from tests.ops.oracle import ConvCase, SsmCase, conv_step_loop, relative_error, 
 ort = pytest.importorskip("onnxruntime", reason="needs the onnxruntime package")
 
 LENGTHS = [1, 2, 5, 63, 64, 65, 127, 200, 500]
-TOLERANCE = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 4e-3}
+# By the type of the output: fp32 inside and one rounding, whatever the types of the inputs.
+TOLERANCE = {"float32": 1e-5, "float16": 4e-4, "bfloat16": 2.5e-3}
 
 
 @cache
@@ -41,20 +42,20 @@ def run(case: ConvCase | SsmCase, types: dict[str, str], has_time: bool = True, 
     return session(*key).run(None, feeds)
 
 
-def check_ssm(case: SsmCase, types: dict[str, str], tolerance: float, **attributes) -> None:
+def check_ssm(case: SsmCase, types: dict[str, str], **attributes) -> None:
     case = rounded_case(case, types)
     y, state = run(case, types, **attributes)
     attributes.pop("chunk_size", None)
     expected_y, expected_state = ssm_step_loop(case, **attributes)
-    assert relative_error(y, expected_y) < tolerance
-    assert relative_error(state, expected_state) < tolerance
+    assert relative_error(y, expected_y) < TOLERANCE[types["x"]]
+    assert relative_error(state, expected_state) < TOLERANCE[types["state"]]
 
 
-def check_conv(case: ConvCase, types: dict[str, str], tolerance: float, activation: str = "silu") -> None:
+def check_conv(case: ConvCase, types: dict[str, str], activation: str = "silu") -> None:
     case = rounded_case(case, types)
     y, state = run(case, types, activation=activation)
     expected_y, expected_state = conv_step_loop(case, activation)
-    assert relative_error(y, expected_y) < tolerance
+    assert relative_error(y, expected_y) < TOLERANCE[types["x"]]
     np.testing.assert_array_equal(state, expected_state)
 
 
@@ -63,28 +64,28 @@ def check_conv(case: ConvCase, types: dict[str, str], tolerance: float, activati
 def test_ssm_at_every_length(time: int, adversarial: bool) -> None:
     lengths = (time,) if time == 4096 else (time, max(time - 3, 0), time // 2, 0)
     case = ssm_case(lengths=lengths, time=time, adversarial=adversarial)
-    check_ssm(case, types_of(case, "float32"), TOLERANCE["float32"])
+    check_ssm(case, types_of(case, "float32"))
 
 
 @pytest.mark.parametrize("time", LENGTHS)
 def test_conv_at_every_length(time: int) -> None:
     case = conv_case(lengths=(time, max(time - 3, 0), time // 2, 0), time=time)
-    check_conv(case, types_of(case, "float32"), 1e-6)
+    check_conv(case, types_of(case, "float32"))
 
 
 @pytest.mark.parametrize("data", ["float16", "bfloat16"])
 @pytest.mark.parametrize("time", [1, 65])
 def test_ssm_in_16_bit(time: int, data: str) -> None:
     case = ssm_case(lengths=(time, time // 2), time=time)
-    check_ssm(case, types_of(case, data), TOLERANCE[data])
-    check_ssm(case, types_of(case, data, state=data, side=data), TOLERANCE[data])
+    check_ssm(case, types_of(case, data))
+    check_ssm(case, types_of(case, data, state=data, side=data))
 
 
 @pytest.mark.parametrize("data", ["float16", "bfloat16"])
 @pytest.mark.parametrize("time", [1, 65])
 def test_conv_in_16_bit(time: int, data: str) -> None:
     case = conv_case(lengths=(time, time // 2), time=time)
-    check_conv(case, types_of(case, data), TOLERANCE[data])
+    check_conv(case, types_of(case, data))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_ssm_attributes(attributes: dict) -> None:
     if attributes.get("time_step_min") == -float("inf"):
         case.dt_bias[:] = 0.0  # negative steps: decays above one, kept small
         case.dt[:] = case.dt * 1e-2
-    check_ssm(case, types_of(case, "float32"), TOLERANCE["float32"], **attributes)
+    check_ssm(case, types_of(case, "float32"), **attributes)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_ssm_attributes(attributes: dict) -> None:
 @pytest.mark.parametrize("activation", ["none", "silu"])
 def test_conv_rows(row: dict, activation: str) -> None:
     case = conv_case(**{"lengths": (9, 5, 0), "time": 9, **row})
-    check_conv(case, types_of(case, "float32"), 1e-6, activation)
+    check_conv(case, types_of(case, "float32"), activation)
 
 
 @settings(max_examples=20, deadline=None)
@@ -129,7 +130,7 @@ def test_conv_rows(row: dict, activation: str) -> None:
 def test_ssm_of_any_size(ratio: int, groups: int, head_dim: int, state_size: int, lengths: list[int]) -> None:
     sizes = {"heads": groups * ratio, "groups": groups, "head_dim": head_dim, "state_size": state_size}
     case = ssm_case(lengths=tuple(lengths), time=max(1, *lengths, 1), **sizes)
-    check_ssm(case, types_of(case, "float32"), TOLERANCE["float32"])
+    check_ssm(case, types_of(case, "float32"))
 
 
 @pytest.mark.parametrize("case", [ssm_case((66, 5, 0), 70), conv_case((66, 5, 0), 70)], ids=["ssm", "conv"])
