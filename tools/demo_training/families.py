@@ -1,0 +1,89 @@
+"""One row per model family that the demo trainer can build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from demo_training.errors import TrainingInputError
+
+
+@dataclass(frozen=True)
+class SpecialTokenIds:
+    """Vocabulary facts that a model config repeats."""
+
+    vocab_size: int
+    pad: int
+    bos: int
+    eos: int
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to make one family's model.
+
+    config_from_tokens: builds the transformers config; keyword overrides replace single fields.
+    fp32_suffixes: parameters whose name ends so stay float32 in the saved file.
+    prepare: changes a freshly built or loaded model so that it computes what its config states.
+    """
+
+    config_from_tokens: Callable[..., Any]
+    fp32_suffixes: tuple[str, ...]
+    prepare: Callable[[Any], None]
+
+
+def nemotron_h_config(tokens: SpecialTokenIds, **overrides: Any) -> Any:
+    """About 3.4 M parameters: five Mamba2, two attention (6 heads over 2) and five MLP layers."""
+    from transformers import NemotronHConfig
+
+    fields: dict[str, Any] = {
+        "vocab_size": tokens.vocab_size,
+        "pad_token_id": tokens.pad,
+        "bos_token_id": tokens.bos,
+        "eos_token_id": tokens.eos,
+        "hidden_size": 192,
+        "hybrid_override_pattern": "M-M-M*-M-M*-",
+        "intermediate_size": 576,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "mamba_num_heads": 12,
+        "mamba_head_dim": 32,
+        "ssm_state_size": 64,
+        "n_groups": 2,
+        "chunk_size": 64,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+    }
+    return NemotronHConfig(**(fields | overrides))
+
+
+def use_time_step_limit(model: Any) -> None:
+    """Clamp dt at `config.time_step_limit`, as the Mamba2 paper's kernels do.
+
+    The PyTorch path of transformers clamps at `time_step_min`, which is meant for the initial
+    dt_bias only; its one-token path does not clamp at all.
+    """
+    limit = tuple(float(bound) for bound in model.config.time_step_limit)
+    for module in model.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = limit
+
+
+FAMILIES: dict[str, Family] = {
+    "nemotron_h": Family(
+        config_from_tokens=nemotron_h_config,
+        fp32_suffixes=(".A_log", ".D", ".dt_bias"),
+        prepare=use_time_step_limit,
+    ),
+}
+
+
+def family_named(name: str) -> Family:
+    """The row for `name`; TrainingInputError lists the known names."""
+    if name not in FAMILIES:
+        raise TrainingInputError(
+            f"expected a family out of {sorted(FAMILIES)}, found {name!r}; add a row to FAMILIES to train it"
+        )
+    return FAMILIES[name]
