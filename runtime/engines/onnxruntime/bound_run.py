@@ -1,0 +1,72 @@
+"""One session bound to one slice of the states: everything that repeated steps of one shape can reuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime as ort
+
+from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, LOGITS, PAST_LENGTHS
+from runtime.engines.onnxruntime.attention import LAST_POSITIONS, LONGEST_CONTEXT
+from runtime.engines.onnxruntime.row_runs import RowRun
+from runtime.engines.onnxruntime.states import ArrayStateSet
+
+
+class FormSession:
+    """A session of one graph form and what its states allow."""
+
+    def __init__(self, session: ort.InferenceSession, inputs: frozenset[str], in_place: frozenset[str]) -> None:
+        self.session, self.inputs, self.in_place = session, inputs, in_place
+
+
+class BoundRun:
+    """Inputs, states and logits of one run in memory that the session uses directly.
+
+    logits [rows, vocab] float32, or [rows, tokens, vocab] with all logits; overwritten by each run.
+    """
+
+    def __init__(
+        self, form: FormSession, states: ArrayStateSet, replaced_by: dict[str, str], run: RowRun, logits: np.ndarray
+    ) -> None:
+        self._form, self._run, self.logits = form, run, logits
+        self.swapped = frozenset(states.buffers) - form.in_place
+        self._io = form.session.io_binding()
+        self._kept: list[object] = []
+        self._ids = np.zeros((run.rows, run.tokens), np.int64)
+        self._past = np.zeros(run.rows, np.int32)
+        self._last = np.zeros(run.rows, np.int32)
+        self._longest = np.zeros(1, np.int32)
+        self._bind_input(INPUT_IDS, self._ids)
+        self._bind_input(CONTEXT_LENGTHS, np.full(run.rows, run.tokens, np.int32))
+        self._bind_input(PAST_LENGTHS, self._past)
+        self._bind_input(LAST_POSITIONS, self._last)
+        self._bind_input(LONGEST_CONTEXT, self._longest)
+        self._bind_output(LOGITS, logits)
+        for name, buffer in states.buffers.items():
+            past = buffer.past[run.start : run.stop]
+            self._bind_input(name, past)
+            present = past if name in form.in_place else buffer.other[run.start : run.stop]
+            self._bind_output(replaced_by[name], present)
+
+    def __call__(self, ids: np.ndarray, past: np.ndarray) -> None:
+        """Run on ``ids`` [rows, tokens] after ``past`` [rows] tokens."""
+        self._ids[...] = ids
+        self._past[...] = past
+        self._last[...] = past
+        if self._run.tokens > 1:
+            self._last += self._run.tokens - 1
+        self._longest[0] = self._last.max() + 1
+        self._form.session.run_with_iobinding(self._io)
+
+    def _bind_input(self, name: str, array: np.ndarray) -> None:
+        if name in self._form.inputs:
+            self._io.bind_ortvalue_input(name, self._value(array))
+
+    def _bind_output(self, name: str, array: np.ndarray) -> None:
+        self._io.bind_ortvalue_output(name, self._value(array))
+
+    def _value(self, array: np.ndarray) -> ort.OrtValue:
+        assert array.flags.c_contiguous
+        value = ort.OrtValue.ortvalue_from_numpy(array)
+        # Some versions of ONNX Runtime keep only the address.
+        self._kept += (array, value)
+        return value

@@ -1,0 +1,50 @@
+"""Which states may be bound to one buffer as input and as output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+# Operators whose kernels read each element of the past before they overwrite it in the present.
+# (operator, input index, output index)
+ALIAS_SAFE = {
+    ("GroupQueryAttention", 3, 1),
+    ("GroupQueryAttention", 4, 2),
+    ("LinearAttention", 3, 1),
+    ("CausalConvWithState", 3, 1),
+    ("TensorScatter", 0, 0),
+}
+
+
+def updates_in_place(past: ir.Value, present: ir.Value) -> bool:
+    """True when writing ``present`` into the buffer of ``past`` cannot be seen by any reader of ``past``.
+
+    Every reader must run before the writer (be an ancestor of it) or be the writer, through an operator that is
+    safe with aliased buffers.
+    """
+    writer = present.producer()
+    if writer is None or past.is_graph_output():
+        return False
+    earlier = _ancestors(writer)
+    return all(
+        user in earlier
+        if user is not writer
+        else (writer.op_type, index, present.index()) in ALIAS_SAFE
+        for user, index in past.uses()
+    )
+
+
+def _ancestors(node: ir.Node) -> set[ir.Node]:
+    found: set[ir.Node] = set()
+    pending = list(_predecessors(node))
+    while pending:
+        current = pending.pop()
+        if current not in found:
+            found.add(current)
+            pending += _predecessors(current)
+    return found
+
+
+def _predecessors(node: ir.Node) -> Iterable[ir.Node]:
+    return [producer for value in node.inputs if value is not None and (producer := value.producer()) is not None]

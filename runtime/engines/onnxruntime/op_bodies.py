@@ -1,0 +1,35 @@
+"""Bodies of the domain ``trt_edgellm`` for this engine, in place of the portable functions of the artifact.
+
+The engine only runs steps without padding (row_runs.py), so these bodies ignore context_lengths. An operator, or
+a form of one, without a body here keeps the artifact's own function: right, but slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import onnx_ir as ir
+
+from runtime.engines.onnxruntime.causal_conv1d import causal_conv1d_body
+from runtime.engines.onnxruntime.graph_edit import Inserter, replace_node
+from runtime.engines.onnxruntime.kernels import Kernels
+from runtime.engines.onnxruntime.update_ssm_state import update_ssm_state_body
+from trt_plugins.catalog import DOMAIN
+
+# (node, inserter, kernels) -> the node's outputs, or None to keep the artifact's function.
+OpBody = Callable[[ir.Node, Inserter, Kernels], "list[ir.Value] | None"]
+BODIES: Mapping[str, OpBody] = MappingProxyType(
+    {"causal_conv1d": causal_conv1d_body, "update_ssm_state": update_ssm_state_body}
+)
+
+
+def use_op_bodies(model: ir.Model, kernels: Kernels) -> None:
+    """Replace every node that has a body for the installed ONNX Runtime."""
+    for node in list(model.graph):
+        body = BODIES.get(node.op_type) if node.domain == DOMAIN else None
+        if body is None:
+            continue
+        outputs = body(node, Inserter(model.graph, node), kernels)
+        if outputs is not None:
+            replace_node(node, outputs)

@@ -1,0 +1,108 @@
+"""From the artifact's graph to the graph of one session: the passes in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+import onnx_ir as ir
+
+from artifact.bindings import BATCH, SEQ
+from artifact.config import RuntimeConfig
+from artifact.errors import EngineError
+from runtime.engines.onnxruntime.attention import use_group_query_attention
+from runtime.engines.onnxruntime.fixed_axes import fix_axes
+from runtime.engines.onnxruntime.graph_edit import fixed_shape, remove_dead_code, state_pairs
+from runtime.engines.onnxruntime.in_place import updates_in_place
+from runtime.engines.onnxruntime.kernels import Kernels
+from runtime.engines.onnxruntime.linear import use_stored_weights
+from runtime.engines.onnxruntime.op_bodies import use_op_bodies
+from runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
+from runtime.engines.onnxruntime.widen_types import widen_types
+
+
+class GraphForm(Enum):
+    """The shapes that a session is specialised for."""
+
+    ONE_TOKEN = "one token of one row"
+    TOKEN_PER_ROW = "one token of each row"
+    GENERAL = "any rows and tokens"
+
+
+_FIXED_AXES: Mapping[GraphForm, Mapping[str, int]] = MappingProxyType(
+    {
+        GraphForm.ONE_TOKEN: {BATCH: 1, SEQ: 1},
+        GraphForm.TOKEN_PER_ROW: {SEQ: 1},
+        GraphForm.GENERAL: {},
+    }
+)
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """How a session holds a state: its last two axes swapped or not, its last axis as long as ``width``."""
+
+    transposed: bool
+    width: int
+
+
+@dataclass(frozen=True)
+class RewrittenGraph:
+    """A model ready for a session.
+
+    inputs: names of its graph inputs. in_place: states whose input and output may share a buffer.
+    layouts: how the graph holds each state.
+    """
+
+    model: ir.Model
+    inputs: frozenset[str]
+    in_place: frozenset[str]
+    layouts: Mapping[str, StateLayout]
+
+
+def rewrite(model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Kernels) -> RewrittenGraph:
+    """Rewrite ``model`` (it is changed) for sessions of ``form``.
+
+    EngineError when the installed ONNX Runtime cannot run the result.
+    """
+    widen_types(model)
+    use_stored_weights(model)
+    use_group_query_attention(model, config, kernels)
+    fix_axes(model, _FIXED_AXES[form])
+    use_op_bodies(model, kernels)
+    remove_dead_code(model)
+    _use_opset(model, kernels)
+    replaced_by = {b.name: b.replaced_by for b in config.bindings.states if b.replaced_by is not None}
+    pairs = state_pairs(model, replaced_by)
+    return RewrittenGraph(
+        model,
+        frozenset(str(value.name) for value in model.graph.inputs),
+        frozenset(str(past.name) for past, present in pairs if updates_in_place(past, present)),
+        {str(past.name): _layout(past) for past, _ in pairs},
+    )
+
+
+def _layout(past: ir.Value) -> StateLayout:
+    shape = fixed_shape(past)
+    assert shape is not None and shape[-1] is not None
+    return StateLayout(TRANSPOSED_STATE in past.meta, shape[-1])
+
+
+def _use_opset(model: ir.Model, kernels: Kernels) -> None:
+    """Declare an opset that the installed ONNX Runtime loads; every remaining operator must exist in it."""
+    graphs = [model.graph, *(function.graph for function in model.functions.values())]
+    if max(graph.opset_imports.get("", 0) for graph in graphs) <= kernels.opset:
+        return
+    newer = {node.op_type for graph in graphs for node in graph.all_nodes() if not node.domain} & {"TensorScatter"}
+    if newer:
+        raise EngineError(
+            f"expected an ONNX Runtime with opset 24 for {', '.join(newer)}, found one that stops at "
+            f"{kernels.opset}: install onnxruntime 1.24 or newer"
+        )
+    for graph in graphs:
+        if graph.opset_imports.get("", 0) > kernels.opset:
+            graph.opset_imports[""] = kernels.opset
+    for function in model.functions.values():
+        function.opset_imports[""] = min(function.opset_imports.get("", kernels.opset), kernels.opset)

@@ -1,0 +1,34 @@
+"""One ONNX Runtime session over the shared weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+import onnxruntime as ort
+
+from artifact.errors import EngineError
+from runtime.engines.onnxruntime.rewrite import RewrittenGraph
+from runtime.engines.onnxruntime.weights import WeightStore
+
+_ENTRIES = {
+    # Prepacking would copy every weight for each session; the unpacked forms are as fast for one token.
+    "session.disable_prepacking": "1",
+}
+
+
+def create_session(graph: RewrittenGraph, weights: WeightStore, folder: Path, threads: int) -> ort.InferenceSession:
+    """A CPU session of ``graph`` with ``threads`` threads; EngineError when ONNX Runtime refuses the graph."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    for key, value in _ENTRIES.items():
+        options.add_session_config_entry(key, value)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", f"{folder}/")
+    weights.attach(graph.model, options)
+    proto = ir.to_proto(graph.model)
+    try:
+        return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime has no common base class of its own
+        raise EngineError(f"{folder}: ONNX Runtime {ort.__version__} cannot run this artifact: {error}") from error

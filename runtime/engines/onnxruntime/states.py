@@ -1,0 +1,161 @@
+"""State buffers in NumPy memory that sessions read and write directly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from artifact.bindings import BATCH, MAX_SEQ, Binding
+from artifact.dtypes import DType
+from artifact.errors import RequestError
+from runtime.engines.base import StateBuffer, StateSet
+from runtime.engines.onnxruntime.rewrite import StateLayout
+
+# KV caches start with room for this many positions and at least double when they grow.
+SMALLEST_CACHE = 256
+
+
+class ArrayState(StateBuffer):
+    """One state in an array of the session's layout, seen from outside in the layout of ``spec``.
+
+    A session that cannot update the state in place writes to a second array, and the two take turns.
+    """
+
+    def __init__(self, spec: Binding, shape: tuple[int, ...], layout: StateLayout) -> None:
+        self.spec, self.shape, self._layout = spec, shape, layout
+        self._sequence_axis = spec.shape.index(MAX_SEQ) if MAX_SEQ in spec.shape else None
+        stored = (*shape[:-2], shape[-1] if layout.transposed else shape[-2], layout.width)
+        self._arrays: list[np.ndarray | None] = [np.zeros(stored, spec.dtype.numpy), None]
+        self.turn = 0
+
+    @property
+    def past(self) -> np.ndarray:
+        """The array that holds the state now, in the session's layout."""
+        array = self._arrays[self.turn]
+        assert array is not None
+        return array
+
+    @property
+    def other(self) -> np.ndarray:
+        """The array that a session writes when it does not work in place."""
+        array = self._arrays[1 - self.turn]
+        if array is None:
+            array = self._arrays[1 - self.turn] = np.zeros_like(self.past)
+        return array
+
+    @property
+    def _view(self) -> np.ndarray:
+        view = self.past.swapaxes(-1, -2) if self._layout.transposed else self.past
+        return view[..., : self.shape[-1]]
+
+    def read_row(self, row: int, length: int | None = None) -> np.ndarray:
+        value = self._view[row]
+        if length is not None and self._sequence_axis is not None:
+            value = value.take(range(length), axis=self._sequence_axis - 1)
+        return np.array(value, order="C")
+
+    def write_row(self, row: int, value: np.ndarray) -> None:
+        target = self._view[row]
+        if self._sequence_axis is not None:
+            window = [slice(None)] * target.ndim
+            window[self._sequence_axis - 1] = slice(value.shape[self._sequence_axis - 1])
+            target = target[tuple(window)]
+        if target.shape != value.shape:
+            raise RequestError(
+                f"{self.spec.name}: expected a row of shape {list(target.shape)}, found {list(value.shape)}: "
+                "use a state of the same artifact"
+            )
+        target[...] = value
+
+    def copy_row(self, source: int, target: int) -> None:
+        self.past[target] = self.past[source]
+
+    def zero_rows(self, rows: list[int] | None = None) -> None:
+        if rows is None:
+            self.past.fill(0)
+        else:
+            self.past[rows] = 0
+
+    def keep_rows(self, start: int, stop: int) -> None:
+        """Take over what a session wrote for some rows only."""
+        self.past[start:stop] = self.other[start:stop]
+
+    def swap(self) -> None:
+        """Take over what a session wrote for all rows."""
+        self.turn = 1 - self.turn
+
+
+class ArrayStateSet(StateSet):
+    """The states of ``batch`` rows.
+
+    ``bound`` caches what steps have bound to these buffers, by a key that begins with ``turns``.
+    """
+
+    def __init__(
+        self, specs: tuple[Binding, ...], layouts: Mapping[str, StateLayout], batch: int, max_seq: int, limit: int
+    ) -> None:
+        self.batch, self._limit, self._layouts = batch, limit, layouts
+        self._has_caches = any(MAX_SEQ in spec.shape for spec in specs)
+        self._max_seq = self._capacity(max_seq)
+        self._buffers = {spec.name: self._allocate(spec) for spec in specs}
+        self.bound: dict[tuple, Any] = {}
+        self.turns = self._read_turns()
+
+    @property
+    def buffers(self) -> Mapping[str, ArrayState]:
+        return MappingProxyType(self._buffers)
+
+    @property
+    def max_seq(self) -> int:
+        return self._max_seq
+
+    def reserve(self, max_seq: int) -> None:
+        if max_seq <= self._max_seq:
+            return
+        old_max_seq, self._max_seq = self._max_seq, self._capacity(max(max_seq, 2 * self._max_seq), max_seq)
+        for name, old in self._buffers.items():
+            if MAX_SEQ not in old.spec.shape:
+                continue
+            new = self._allocate(old.spec)
+            new.past[:, :, :old_max_seq] = old.past
+            self._buffers[name] = new
+        self.bound.clear()
+        self.turns = self._read_turns()
+
+    def commit(self, names: frozenset[str], start: int, stop: int) -> None:
+        """Take over what a session wrote to the other arrays of states ``names`` for rows start to stop."""
+        if not names:
+            return
+        for name in names:
+            if stop - start == self.batch:
+                self._buffers[name].swap()
+            else:
+                self._buffers[name].keep_rows(start, stop)
+        self.turns = self._read_turns()
+
+    def _capacity(self, wanted: int, needed: int | None = None) -> int:
+        needed = wanted if needed is None else needed
+        if needed > self._limit:
+            raise RequestError(
+                f"expected at most {self._limit} tokens in one row, found {needed}: shorten the prompt, or export "
+                "with a larger --max-seq-len"
+            )
+        # A model without attention has no cache to size: its states hold any number of tokens.
+        return min(self._limit, max(SMALLEST_CACHE, wanted)) if self._has_caches else self._limit
+
+    def _allocate(self, spec: Binding) -> ArrayState:
+        shape = spec.resolve(**{BATCH: self.batch, MAX_SEQ: self._max_seq})
+        return ArrayState(spec, shape, self._layouts[spec.name])
+
+    def _read_turns(self) -> tuple[int, ...]:
+        return tuple(buffer.turn for buffer in self._buffers.values())
+
+
+def engine_specs(states: tuple[Binding, ...]) -> tuple[Binding, ...]:
+    """The artifact's states in the types that this engine holds: narrow floating types as float32."""
+    narrow = (DType.FLOAT16, DType.BFLOAT16)
+    return tuple(replace(s, dtype=DType.FLOAT32) if s.dtype in narrow else s for s in states)
