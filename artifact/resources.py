@@ -10,7 +10,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def data_folder(name: str) -> Path:
-    """The folder ``name`` ("configs", "plugin_src"): beside the packages in a checkout, in artifact/_data of a wheel."""
+    """The folder ``name`` ("configs", "plugin_src"): beside the packages, or in artifact/_data of a wheel."""
     for candidate in (_PACKAGE / "_data" / name, _PACKAGE.parent / name):
         if candidate.is_dir():
             return candidate

@@ -98,7 +98,7 @@ def _slot(name: str, entry: object, path: Path, data_start: int, size: int) -> T
     nbytes = math.prod(shape) * dtype.itemsize
     if begin < 0 or min(shape, default=0) < 0 or end - begin != nbytes:
         raise CheckpointError(
-            f"{path.name}: tensor {name} of {dtype.value}{list(shape)} needs {nbytes} bytes, the header gives {end - begin}"
+            f"{path.name}: {name}: {dtype.value}{list(shape)} needs {nbytes} bytes, the header gives {end - begin}"
         )
     if data_start + end > size:
         raise CheckpointError(

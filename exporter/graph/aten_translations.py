@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from onnxscript.onnx_opset import opset24 as op
+from onnxscript.onnx_opset import opset24
 
 from artifact.errors import ExportError
+
+# The recorder passes symbolic tensors, which the generated signatures do not know.
+op: Any = opset24
 
 # ONNX Reshape: 0 copies the input's axis of the same position. ONNX Expand: 1 keeps the input's axis.
 COPY_AXIS, KEEP_AXIS = 0, 1

@@ -53,7 +53,7 @@ def _reference_weights(
         )
     for name, value in traced.items():
         parameter = declared[name]
-        if tuple(int(n) for n in value.shape or ()) != parameter.shape:
+        if value.shape != parameter.shape:
             raise ExportError(f"{name}: expected shape {list(parameter.shape)}, the traced graph has {value.shape}")
         _reference_weight(graph, value, parameter.initializer, slots[parameter.initializer], out)
 

@@ -26,7 +26,7 @@ def _(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 @torch.library.custom_op(f"{NAMESPACE}::grouped_rms_norm", mutates_args=())
 def grouped_rms_norm(x: torch.Tensor, groups: int, eps: float) -> torch.Tensor:
-    """RMSNormalization of each of ``groups`` equal parts of the last axis, without a scale: x [b, t, d] -> [b, t, d]."""
+    """RMSNormalization of each of ``groups`` equal parts of the last axis, no scale: x [b, t, d] -> [b, t, d]."""
     grouped = x.unflatten(-1, (groups, x.shape[-1] // groups))
     return (grouped * torch.rsqrt(grouped.pow(2).mean(-1, keepdim=True) + eps)).flatten(-2)
 

@@ -7,9 +7,12 @@ from typing import Any
 
 import onnx
 import torch
-from onnxscript.onnx_opset import opset24 as op
+from onnxscript.onnx_opset import opset24
 
 from exporter.graph.standard_ops import NAMESPACE
+
+# The recorder passes symbolic tensors, which the generated signatures do not know.
+op: Any = opset24
 
 INT64 = onnx.TensorProto.INT64
 ONNX_DTYPES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -69,7 +69,7 @@ def _example(binding: Binding) -> torch.Tensor:
     return torch.empty(binding.resolve(**TRACE_SIZES), dtype=TORCH_DTYPES[binding.dtype])
 
 
-def _dynamic(binding: Binding, dims: dict[str, object]) -> dict[int, object]:
+def _dynamic(binding: Binding, dims: Mapping[str, object]) -> dict[int, object]:
     return {axis: dims[name] for axis, name in enumerate(binding.shape) if isinstance(name, str)}
 
 

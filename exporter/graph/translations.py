@@ -8,9 +8,12 @@ from typing import Any
 import onnx
 import torch
 from onnxscript import values
-from onnxscript.onnx_opset import opset24 as op
+from onnxscript.onnx_opset import opset24
 
 from exporter.graph import standard_ops
+
+# The recorder passes symbolic tensors, which the generated signatures do not know.
+op: Any = opset24
 
 # The mark operator's node; removed again when the graph's values are named.
 MARK_DOMAIN, MARK_OP, MARK_ATTRIBUTE = "hybridge", "Mark", "name"

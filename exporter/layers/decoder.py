@@ -56,6 +56,7 @@ class Layer(nn.Module):
 
     def __init__(self, layer: LayerConfig, config: DecoderConfig) -> None:
         super().__init__()
+        self.config = layer
         self.blocks = nn.ModuleList(Block(block, config) for block in layer.blocks)
 
     def forward(
@@ -63,8 +64,8 @@ class Layer(nn.Module):
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """x [b, t, hidden], the layer's states (possibly none) -> the same after the layer."""
         new_states: list[torch.Tensor] = []
-        for block in self.blocks:
-            own = [] if block.config.layer_type == "mlp" else states
+        for block, config in zip(self.blocks, self.config.blocks, strict=True):
+            own = [] if config.body.layer_type == "mlp" else states
             x, produced = block(x, step, inv_freq, own)
             new_states += produced
         return x, new_states

@@ -1,0 +1,143 @@
+"""``hybridge export``: one checkpoint folder in, one artifact folder out, or an error and nothing written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from artifact.config import CONFIG_FILE, config_text
+from artifact.dtypes import DType
+from artifact.folder import atomic_folder, check_output
+from artifact.manifest import Manifest, record_file, write_manifest
+from artifact.progress import NoProgress, Progress
+from artifact.safetensors_file import TensorSlot, read_safetensors
+from exporter.checkpoint import Checkpoint
+from exporter.checkpoint.scan import ScanReport, scan_weights
+from exporter.options import ExportOptions
+from exporter.plan import ExportPlan, open_plan
+from exporter.versions import tool_versions
+from exporter.weights import place_shards, write_derived
+
+MODEL_FILE = "model.onnx"
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What an export wrote. ``bytes_linked`` are shared with the checkpoint, ``bytes_written`` are new on disk."""
+
+    out: str
+    model_type: str
+    dtype: str
+    layers: int
+    nodes: int
+    bytes_linked: int
+    bytes_written: int
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object of the fields."""
+        return asdict(self)
+
+
+def export_checkpoint(
+    checkpoint: Path, out: Path, options: ExportOptions | None = None, progress: Progress | None = None
+) -> ExportReport:
+    """Export ``checkpoint`` into the folder ``out``.
+
+    CheckpointError, UnsupportedError: the checkpoint cannot be exported as it is; OutputError: ``out`` cannot be
+    written; ExportError: the traced graph breaks its contract. In every case, Ctrl-C included, ``out`` is as
+    before.
+    """
+    options, progress = (options or ExportOptions()).check(), progress or NoProgress()
+    checkpoint, out = Path(checkpoint), Path(out)
+    check_output(out, options.overwrite)
+    source, plan = open_plan(checkpoint, options)
+    try:
+        scan = _scan(source, plan, options, progress)
+        with atomic_folder(out, options.overwrite) as folder:
+            return _write(source, plan, options, scan, folder, out, progress)
+    finally:
+        progress.finish()
+
+
+def _scan(source: Checkpoint, plan: ExportPlan, options: ExportOptions, progress: Progress) -> ScanReport | None:
+    if not options.scan:
+        return None
+    targets = [
+        (source.tensors[p.source], p.dtype or plan.config.dtype) for p in plan.parameters if p.source is not None
+    ]
+    return scan_weights(targets, progress)
+
+
+def _write(
+    source: Checkpoint,
+    plan: ExportPlan,
+    options: ExportOptions,
+    scan: ScanReport | None,
+    folder: Path,
+    out: Path,
+    progress: Progress,
+) -> ExportReport:
+    slots = _weights(source, plan, options, folder, progress)
+    nodes = _graph(plan, options, slots, folder, progress)
+    (folder / CONFIG_FILE).write_text(config_text(plan.config), encoding="utf-8")
+    for path in source.side_files:
+        shutil.copyfile(path, folder / path.name)
+    notes = (*plan.notes, *(scan.notes if scan else ("the weights were not scanned (--no-scan)",)))
+    _manifest(source, options, notes, folder)
+    linked = sum(s.nbytes for s in source.shards) if options.weights == "link" else 0
+    total = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+    return ExportReport(
+        str(out),
+        plan.config.model_type,
+        plan.config.dtype.value,
+        plan.config.num_hidden_layers,
+        nodes,
+        linked,
+        total - linked,
+        notes,
+    )
+
+
+def _weights(
+    source: Checkpoint, plan: ExportPlan, options: ExportOptions, folder: Path, progress: Progress
+) -> Mapping[str, TensorSlot]:
+    """Place the shards and the derived tensors; the slot of every graph initializer."""
+    progress.start("place weights")
+    placed = place_shards(source.shards, folder, options.weights)
+    slots = {p.initializer: placed[p.source] for p in plan.parameters if p.source is not None and not p.derived}
+    derived = plan.derived_values(source.tensors)
+    if derived:
+        slots.update(write_derived(folder, derived))
+    return slots
+
+
+def _graph(
+    plan: ExportPlan, options: ExportOptions, slots: Mapping[str, TensorSlot], folder: Path, progress: Progress
+) -> int:
+    """Trace, finish, check and write model.onnx; the number of its nodes."""
+    from exporter.graph.build import build_model
+
+    progress.start("trace the graph")
+    model = build_model(plan.decoder, plan.config, plan.parameters, slots, folder, options.all_logits)
+    (folder / MODEL_FILE).write_bytes(model.SerializeToString())
+    return len(model.graph.node)
+
+
+def _manifest(source: Checkpoint, options: ExportOptions, notes: tuple[str, ...], folder: Path) -> None:
+    records = []
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        header = None
+        if path.suffix == ".safetensors" and not options.full_hash:
+            header = read_safetensors(path).data_start
+        records.append(record_file(folder, path.relative_to(folder).as_posix(), header))
+    arguments = json.loads(json.dumps(asdict(options), default=_json_name))
+    write_manifest(folder, Manifest(tool_versions(), source.path.name, arguments, tuple(records), notes))
+
+
+def _json_name(value: object) -> str:
+    return value.value if isinstance(value, DType) else str(value)

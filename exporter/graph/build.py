@@ -1,0 +1,39 @@
+"""The exported ModelProto, complete: traced, finished, with operator functions, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from artifact.config import RuntimeConfig
+from artifact.safetensors_file import TensorSlot
+from exporter.graph.check import check_model
+from exporter.graph.finish import finish_model
+from exporter.graph.trace import trace_decoder
+from exporter.models.decoder_config import DecoderConfig
+from exporter.models.parameters import Parameter
+from trt_plugins.checks import check_op_nodes
+from trt_plugins.functions import attach_functions
+
+
+def build_model(
+    decoder: DecoderConfig,
+    config: RuntimeConfig,
+    parameters: tuple[Parameter, ...],
+    slots: Mapping[str, TensorSlot],
+    folder: Path,
+    all_logits: bool,
+) -> onnx.ModelProto:
+    """The model of ``decoder`` whose weights lie in ``slots`` under ``folder``.
+
+    ExportError when the graph disagrees with ``config``, the parameters or the operator catalog.
+    """
+    traced = trace_decoder(decoder, config.bindings, config.dtype, all_logits)
+    model = ir.to_proto(finish_model(traced, config.bindings, parameters, slots, folder))
+    attach_functions(model)
+    check_model(model, config.bindings)
+    check_op_nodes(model)
+    return model

@@ -1,0 +1,101 @@
+"""What an export would do, known before anything is traced or written. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from artifact.bindings import BATCH, MAX_SEQ, Binding
+from artifact.config import RuntimeConfig
+from artifact.dtypes import DType
+from artifact.errors import UnsupportedError
+from artifact.safetensors_file import TensorSlot
+from exporter.checkpoint import Checkpoint, open_checkpoint
+from exporter.graph.interface import runtime_config
+from exporter.models.decoder_config import DecoderConfig
+from exporter.models.parameters import Parameter, bind_parameters, derived_value
+from exporter.models.registry import decoder_config
+from exporter.options import COMPUTE_DTYPES, ExportOptions
+
+
+@dataclass(frozen=True)
+class ExportPlan:
+    """The decoder, its contract, and where every parameter comes from."""
+
+    decoder: DecoderConfig
+    config: RuntimeConfig
+    parameters: tuple[Parameter, ...]
+    checkpoint_dtype: DType
+    weight_bytes: int
+    notes: tuple[str, ...]
+
+    def derived_values(self, tensors: Mapping[str, TensorSlot]) -> dict[str, np.ndarray]:
+        """initializer name -> value of every tensor that had to be computed."""
+        return {p.initializer: derived_value(p, self.decoder, tensors) for p in self.parameters if p.derived}
+
+    def state_bytes_per_row(self) -> int:
+        """Bytes of the states of one batch row that do not grow with its length."""
+        return sum(state_bytes(b, {BATCH: 1}) for b in self.config.bindings.states if MAX_SEQ not in b.shape)
+
+    def cache_bytes_per_token(self) -> int:
+        """Bytes of KV cache per token of one row."""
+        return sum(state_bytes(b, {BATCH: 1, MAX_SEQ: 1}) for b in self.config.bindings.states if MAX_SEQ in b.shape)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object for ``--dry-run``."""
+        derived = sum(4 * prod(p.shape) for p in self.parameters if p.derived)
+        return {
+            "model_type": self.config.model_type,
+            "dtype": self.config.dtype.value,
+            "checkpoint_dtype": self.checkpoint_dtype.value,
+            "layout": self.config.layout,
+            "layer_types": list(self.config.layer_types),
+            "parameters": sum(prod(p.shape) for p in self.parameters),
+            "weight_bytes": self.weight_bytes,
+            "derived_bytes": derived,
+            "state_bytes_per_row": self.state_bytes_per_row(),
+            "kv_cache_bytes_per_token": self.cache_bytes_per_token(),
+            "max_batch_size": self.config.max_batch_size,
+            "max_seq_len": self.config.max_seq_len,
+            "notes": list(self.notes),
+        }
+
+
+def plan_export(checkpoint: Path, options: ExportOptions | None = None) -> ExportPlan:
+    """The plan for ``checkpoint``; the same errors as the export itself, but nothing is traced or written."""
+    return open_plan(checkpoint, (options or ExportOptions()).check())[1]
+
+
+def open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, ExportPlan]:
+    """Open the checkpoint and plan its export."""
+    source = open_checkpoint(Path(checkpoint))
+    decoder = decoder_config(source.config, options.ignore_config_fields)
+    parameters = bind_parameters(decoder, source.tensors)
+    dtype = _compute_dtype(source, options)
+    config = runtime_config(decoder, options, dtype, source.eos_token_ids)
+    notes = list(decoder.notes)
+    limit = decoder.max_position_embeddings
+    if limit is not None and config.max_seq_len > limit:
+        notes.append(f"max_seq_len {config.max_seq_len} is beyond the {limit} positions that the model was trained for")
+    used = {p.source for p in parameters}
+    weight_bytes = sum(slot.nbytes for name, slot in source.tensors.items() if name in used)
+    return source, ExportPlan(decoder, config, parameters, source.dtype, weight_bytes, tuple(notes))
+
+
+def _compute_dtype(source: Checkpoint, options: ExportOptions) -> DType:
+    if options.dtype is not None:
+        return options.dtype
+    if source.dtype not in COMPUTE_DTYPES:
+        known = ", ".join(d.value for d in COMPUTE_DTYPES)
+        raise UnsupportedError(f"the checkpoint's type is {source.dtype.value}: pass --dtype, one of {known}")
+    return source.dtype
+
+
+def state_bytes(binding: Binding, axes: Mapping[str, int]) -> int:
+    """Bytes of a state whose symbolic axes have the given extents."""
+    return prod(binding.resolve(**axes)) * binding.dtype.itemsize

@@ -1,0 +1,38 @@
+"""derived.safetensors: the few tensors of an artifact that are not in the checkpoint as they are needed."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from artifact.dtypes import DType
+from artifact.safetensors_file import TensorSlot, read_safetensors
+from exporter.weights.placing import DERIVED_FILE, WEIGHTS_FOLDER
+
+# The data section starts at a multiple of this, so that mapped tensors are aligned for vector loads.
+ALIGNMENT = 64
+
+
+def write_derived(folder: Path, tensors: Mapping[str, np.ndarray]) -> Mapping[str, TensorSlot]:
+    """Write ``tensors`` to ``folder``/weights/derived.safetensors and return their slots."""
+    path = folder / WEIGHTS_FOLDER / DERIVED_FILE
+    path.parent.mkdir(exist_ok=True)
+    header: dict[str, object] = {}
+    position = 0
+    for name, value in tensors.items():
+        dtype = DType.from_numpy(value.dtype).safetensors
+        end = position + value.nbytes
+        header[name] = {"dtype": dtype, "shape": list(value.shape), "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)))
+        file.write(text)
+        for value in tensors.values():
+            file.write(np.ascontiguousarray(value).tobytes())
+    return read_safetensors(path).tensors
