@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -18,9 +19,11 @@ class RowBatch:
     ``join`` gives a handle (an integer that is never used again), which stays valid until ``finish``, also when
     ``compact`` moves the row. Only tokens given to ``feed`` or ``decode`` for a handle ever reach its states.
     When the engine fails in a step, the rows that took part are undefined and must be finished.
+    ``engine_seconds`` is the time spent inside the engine's steps so far.
     """
 
     def __init__(self, engine: Engine, rows: int, tokens: int = 0) -> None:
+        self.engine_seconds = 0.0
         self._engine = engine
         self._cache = HybridCacheManager(engine, rows, tokens)
         self._row_of: dict[int, int] = {}
@@ -122,7 +125,7 @@ class RowBatch:
             row = rows[handle]
             self._decode_ids[row, 0] = token
             counts[row] = 1
-        logits = self._engine.step(StepInputs(self._decode_ids, counts, lengths), self._cache.states)
+        logits = self._run(StepInputs(self._decode_ids, counts, lengths))
         lengths += counts
         if logits.ndim == 3:
             logits = logits[:, 0]
@@ -136,9 +139,15 @@ class RowBatch:
             row = self._row_of[handle]
             ids[row, : tokens.size] = tokens
             counts[row] = tokens.size
-        logits = self._engine.step(StepInputs(ids, counts, self._cache.lengths.copy()), self._cache.states)
+        logits = self._run(StepInputs(ids, counts, self._cache.lengths.copy()))
         self._cache.lengths += counts
         return logits if logits.ndim == 2 else logits[np.arange(self.rows), np.maximum(counts - 1, 0)]
+
+    def _run(self, inputs: StepInputs) -> np.ndarray:
+        started = time.perf_counter()
+        logits = self._engine.step(inputs, self._cache.states)
+        self.engine_seconds += time.perf_counter() - started
+        return logits
 
     def _reserve(self, new_tokens: Mapping[int, int]) -> None:
         lengths, rows = self._cache.lengths, self._row_of

@@ -19,7 +19,8 @@ class StepInputs:
     """The tokens of one step. Rows are right-padded; a row of length 0 takes no part and keeps its states.
 
     input_ids [batch, seq] int64; context_lengths [batch] int32, valid new tokens of each row;
-    past_lengths [batch] int32, tokens that the row's caches hold already.
+    past_lengths [batch] int32, tokens that the row's caches hold already. The arrays belong to the caller,
+    who may change them once the step has returned.
     """
 
     input_ids: np.ndarray

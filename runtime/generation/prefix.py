@@ -1,0 +1,64 @@
+"""Prefixes of prompts whose state is kept, so that a prompt that begins with one is computed from its end on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.batch import RowBatch
+from runtime.caches import RowSnapshot
+from runtime.engines.base import Engine
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """Tokens, the state after exactly these tokens, and the logits [vocab] float32 that follow them."""
+
+    token_ids: tuple[int, ...]
+    snapshot: RowSnapshot
+    logits: np.ndarray
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return len(self.token_ids)
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory that the prefix takes, in bytes."""
+        return self.snapshot.nbytes + self.logits.nbytes
+
+
+class PrefixStore:
+    """The prefixes of one engine. A prefix stays until it is removed: there is no eviction."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._by_tokens: dict[tuple[int, ...], Prefix] = {}
+
+    def add(self, token_ids: tuple[int, ...]) -> Prefix:
+        """Compute and keep the prefix of ``token_ids`` (at least one), starting from the longest one known."""
+        known = self.longest(token_ids)
+        if known is not None and known.token_ids == token_ids:
+            return known
+        batch = RowBatch(self._engine, 1, len(token_ids))
+        handle = batch.join(None if known is None else known.snapshot)
+        logits = batch.feed({handle: token_ids[batch.length(handle) :]})[handle]
+        logits.setflags(write=False)
+        prefix = Prefix(token_ids, batch.capture(handle), logits)
+        self._by_tokens[token_ids] = prefix
+        return prefix
+
+    def longest(self, token_ids: tuple[int, ...]) -> Prefix | None:
+        """The longest prefix kept that ``token_ids`` begins with, or equals."""
+        matches = (p for p in self._by_tokens.values() if token_ids[: p.length] == p.token_ids)
+        return max(matches, key=lambda prefix: prefix.length, default=None)
+
+    def remove(self, prefix: Prefix) -> None:
+        """Forget ``prefix``; forgetting it twice is allowed."""
+        self._by_tokens.pop(prefix.token_ids, None)
+
+    def clear(self) -> None:
+        """Forget all prefixes."""
+        self._by_tokens.clear()

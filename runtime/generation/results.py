@@ -1,0 +1,67 @@
+"""What a generation returns, as a whole and piece by piece."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.sampling import TokenLogprobs
+
+STOP, LENGTH = "stop", "length"
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Wall-clock times of one request, in seconds from the call that made it.
+
+    ``first_token`` includes waiting for a free row of the batch; ``last_token`` is when the generation ended.
+    """
+
+    first_token: float
+    last_token: float
+    new_tokens: int
+
+    @property
+    def decode_tokens_per_second(self) -> float | None:
+        """Tokens per second after the first one; None when there is only one."""
+        elapsed = self.last_token - self.first_token
+        return (self.new_tokens - 1) / elapsed if self.new_tokens > 1 and elapsed > 0 else None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The answer to one prompt.
+
+    text              what follows the prompt, up to the stop string if there was one
+    token_ids         every token generated, the one that ended the generation included
+    prompt_token_ids  the prompt as the model saw it
+    finish_reason     "stop" (EOS, a stop token or a stop string) or "length" (max_new_tokens or max_seq_len)
+    stopped_by        the token id or the stop string that ended it, None for "length"
+    logprobs          per token of token_ids, when asked for
+    cached_tokens     prompt tokens that came from a cached prefix instead of being computed
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
+    finish_reason: str
+    stopped_by: int | str | None
+    logprobs: tuple[TokenLogprobs, ...] | None
+    cached_tokens: int
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One step of one generation of a stream.
+
+    ``index`` is the prompt's place in the list of prompts. ``text`` is what became certain in this step: it may be
+    empty while a character or a possible stop string is incomplete. The last piece of each prompt has a
+    ``finish_reason`` and the whole ``generation``.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: str | None = None
+    generation: Generation | None = None

@@ -1,0 +1,257 @@
+"""The Python interface for generating text from an artifact."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, overload
+
+import numpy as np
+
+from artifact.errors import EngineError, RequestError
+from runtime.engines import Engine, create_engine
+from runtime.engines.factory import AUTO, EngineOptions
+from runtime.generation import Generation, Piece, Prefix, PrefixStore, Request, RequestLimits, generate_pieces
+from runtime.generation import Sequence as RunningSequence
+from runtime.generation.checkpoint_defaults import eos_token_ids, read_generation_config, recommended_sampling
+from runtime.generation.request import Prompt, is_one_prompt
+from runtime.sampling import SamplingParams
+from runtime.text import ChatTemplate, Tokenizer
+from runtime.text.special_tokens import read_tokenizer_config
+from runtime.text.tokenizer import TOKENIZER_FILE
+
+Sampling = SamplingParams | Sequence[SamplingParams] | None
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]] | None
+
+
+class LLM:
+    """An artifact with an engine, a tokenizer and the prefixes kept for it. Not for use from several threads at once.
+
+    ``engine`` is a name ("auto", "onnxruntime", ...) or an Engine over the same artifact. ``max_batch_size`` and
+    ``max_seq_len`` may lower the engine's limits; ``threads`` are CPU threads. An artifact without tokenizer.json
+    still takes and returns token ids.
+
+        with LLM("out") as llm:
+            for piece in llm.generate("Once upon a time", max_new_tokens=64, stream=True):
+                print(piece.text, end="")
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        engine: str | Engine = AUTO,
+        max_batch_size: int | None = None,
+        max_seq_len: int | None = None,
+        threads: int | None = None,
+    ) -> None:
+        """Load the artifact folder ``path``. ArtifactError: not a valid artifact. EngineError: no such engine."""
+        folder = Path(path)
+        self.engine = create_engine(folder, engine, EngineOptions(threads)) if isinstance(engine, str) else engine
+        self.config = self.engine.config
+        self.max_batch_size = _lowered("max_batch_size", max_batch_size, self.engine.max_batch_size)
+        self.max_seq_len = _lowered("max_seq_len", max_seq_len, self.engine.max_seq_len)
+        self.tokenizer = Tokenizer.from_folder(folder) if (folder / TOKENIZER_FILE).is_file() else None
+        special = {} if self.tokenizer is None else self.tokenizer.special_tokens
+        self.chat_template = ChatTemplate.from_folder(folder, read_tokenizer_config(folder), special)
+        self._generation_config = read_generation_config(folder)
+        self.eos_token_ids = self._eos()
+        self._prefixes = PrefixStore(self.engine)
+
+    @property
+    def recommended_sampling(self) -> SamplingParams:
+        """What the checkpoint's generation_config.json asks for; never applied unless it is passed to a call."""
+        return recommended_sampling(self._generation_config)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the engine and the prefixes; calling it twice is allowed."""
+        self._prefixes.clear()
+        self.engine.close()
+
+    @overload
+    def generate(
+        self,
+        prompt: str | list[int] | tuple[int, ...],
+        sampling: Sampling = ...,
+        max_new_tokens: int | None = ...,
+        stream: Literal[False] = ...,
+    ) -> Generation: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: list[str] | list[list[int]],
+        sampling: Sampling = ...,
+        max_new_tokens: int | None = ...,
+        stream: Literal[False] = ...,
+    ) -> list[Generation]: ...
+
+    @overload
+    def generate(
+        self, prompt: Any, sampling: Sampling = ..., max_new_tokens: int | None = ..., *, stream: Literal[True]
+    ) -> Iterator[Piece]: ...
+
+    @overload
+    def generate(
+        self, prompt: Any, sampling: Sampling = ..., max_new_tokens: int | None = ..., stream: bool = ...
+    ) -> Generation | list[Generation] | Iterator[Piece]: ...
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        sampling: Sampling = None,
+        max_new_tokens: int | None = None,
+        stream: bool = False,
+    ) -> Generation | list[Generation] | Iterator[Piece]:
+        """Continue a prompt (text or token ids) or each of a list of prompts.
+
+        ``sampling`` is greedy by default, one for all prompts or a list of one per prompt (``recommended_sampling``
+        is what the checkpoint asks for). ``max_new_tokens`` goes before that of ``sampling``; with neither it is
+        256. More prompts than max_batch_size wait for a free row. Generation also ends at max_seq_len: the prompt
+        and all but the last new token fit in it.
+
+        One prompt gives a Generation, a list gives a list. With ``stream`` both give an iterator of pieces.
+        RequestError, before anything is computed, names the prompt or parameter that is wrong.
+        """
+        single = is_one_prompt(prompt)
+        prompts = [prompt] if single else list(prompt)
+        return self._run(prompts, single, sampling, max_new_tokens, stream, add_special_tokens=True)
+
+    @overload
+    def chat(
+        self,
+        messages: list[dict[str, Any]],
+        sampling: Sampling = ...,
+        max_new_tokens: int | None = ...,
+        stream: Literal[False] = ...,
+        tools: Tools = ...,
+        **variables: Any,
+    ) -> Generation: ...
+
+    @overload
+    def chat(
+        self,
+        messages: list[list[dict[str, Any]]],
+        sampling: Sampling = ...,
+        max_new_tokens: int | None = ...,
+        stream: Literal[False] = ...,
+        tools: Tools = ...,
+        **variables: Any,
+    ) -> list[Generation]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Any,
+        sampling: Sampling = ...,
+        max_new_tokens: int | None = ...,
+        *,
+        stream: Literal[True],
+        tools: Tools = ...,
+        **variables: Any,
+    ) -> Iterator[Piece]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Any,
+        sampling: Sampling = ...,
+        max_new_tokens: int | None = ...,
+        stream: bool = ...,
+        tools: Tools = ...,
+        **variables: Any,
+    ) -> Generation | list[Generation] | Iterator[Piece]: ...
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling: Sampling = None,
+        max_new_tokens: int | None = None,
+        stream: bool = False,
+        tools: Tools = None,
+        **variables: Any,
+    ) -> Generation | list[Generation] | Iterator[Piece]:
+        """Answer a conversation, or each of a list of them, through the checkpoint's chat template.
+
+        ``messages`` are objects with "role" and "content"; ``tools`` and ``variables`` reach the template. The rest
+        is as in ``generate``. RequestError when the checkpoint has no template or the template refuses the messages.
+        """
+        single = not messages or isinstance(messages[0], (Mapping, str))
+        conversations: list[Any] = [messages] if single else list(messages)
+        prompts = [self.chat_template.render(c, tools, **variables) for c in conversations]
+        # The template has written the special tokens itself.
+        return self._run(prompts, single, sampling, max_new_tokens, stream, add_special_tokens=False)
+
+    def cache_prefix(self, prompt: Prompt | Messages) -> Prefix:
+        """Compute the state after ``prompt`` once; later prompts whose tokens begin with it start from there.
+
+        ``prompt`` is text, token ids or the first messages of conversations (a system prompt). Only equal tokens
+        count: a text is tokenized alone, so let it end where a token ends. The prefix stays until it is dropped.
+        """
+        is_chat = not isinstance(prompt, (str, np.ndarray)) and bool(prompt) and isinstance(prompt[0], Mapping)
+        text: Any = self.chat_template.render(prompt, add_generation_prompt=False) if is_chat else prompt  # type: ignore[arg-type]
+        request = self._request(text, SamplingParams(), "prompt", add_special_tokens=not is_chat)
+        return self._prefixes.add(request.prompt_ids)
+
+    def drop_prefix(self, prefix: Prefix) -> None:
+        """Forget ``prefix`` and free its memory."""
+        self._prefixes.remove(prefix)
+
+    def _run(
+        self,
+        prompts: Sequence[Any],
+        single: bool,
+        sampling: Sampling,
+        max_new_tokens: int | None,
+        stream: bool,
+        add_special_tokens: bool,
+    ) -> Generation | list[Generation] | Iterator[Piece]:
+        started = time.perf_counter()
+        params = _params_per_prompt(sampling, max_new_tokens, len(prompts))
+        sequences = []
+        for index, prompt in enumerate(prompts):
+            name = "prompt" if single else f"prompt {index}"
+            request = self._request(prompt, params[index], name, add_special_tokens)
+            sequences.append(RunningSequence(index, request, self.eos_token_ids, self.tokenizer, started))
+        pieces = generate_pieces(self.engine, sequences, self.max_batch_size, self._prefixes)
+        if stream:
+            return pieces
+        done = {piece.index: piece.generation for piece in pieces if piece.generation is not None}
+        generations = [done[index] for index in range(len(prompts))]
+        return generations[0] if single else generations
+
+    def _request(self, prompt: Any, params: SamplingParams, name: str, add_special_tokens: bool) -> Request:
+        limits = RequestLimits(self.config.vocab_size, self.max_seq_len)
+        return Request.from_prompt(prompt, params, limits, self.tokenizer, name, add_special_tokens)
+
+    def _eos(self) -> tuple[int, ...]:
+        """The artifact's EOS tokens and the generation config's; the tokenizer's own where neither names any."""
+        declared = (*self.config.eos_token_ids, *eos_token_ids(self._generation_config))
+        fallback = None if self.tokenizer is None or declared else self.tokenizer.eos_token_id
+        return tuple(dict.fromkeys(declared if fallback is None else (fallback,)))
+
+
+def _params_per_prompt(sampling: Sampling, max_new_tokens: int | None, count: int) -> list[SamplingParams]:
+    given = [sampling or SamplingParams()] * count if isinstance(sampling, SamplingParams | None) else list(sampling)
+    if len(given) != count or not all(isinstance(params, SamplingParams) for params in given):
+        raise RequestError(f"sampling: expected SamplingParams, or a list of {count} of them, found {sampling!r}")
+    return given if max_new_tokens is None else [replace(params, max_new_tokens=max_new_tokens) for params in given]
+
+
+def _lowered(name: str, value: int | None, limit: int) -> int:
+    if value is None:
+        return limit
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+        raise EngineError(f"{name}: expected an integer from 1 to the engine's {limit}, found {value!r}")
+    return value
