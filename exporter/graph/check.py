@@ -58,9 +58,10 @@ def check_interface(model: onnx.ModelProto, bindings: GraphBindings) -> None:
 
 
 def check_weights_external(model: onnx.ModelProto) -> None:
-    """Raise ExportError when an initializer carries its bytes inside model.onnx."""
+    """Raise ExportError when a weight carries its bytes inside model.onnx (the operators' own zeros may)."""
     for tensor in model.graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        own = tensor.name.startswith(f"{PLUGIN_DOMAIN}.")
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and not own:
             raise ExportError(f"initializer {tensor.name} lies inside the graph: expected external data")
 
 

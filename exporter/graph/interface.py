@@ -31,9 +31,9 @@ def graph_bindings(config: DecoderConfig, options: ExportOptions, dtype: DType) 
 def _states(config: DecoderConfig, options: ExportOptions, dtype: DType) -> list[Binding]:
     states: list[Binding] = []
     for k, attention in enumerate(config.attention_bodies):
-        shape = (BATCH, attention.num_kv_heads, MAX_SEQ, attention.head_dim)
+        cache: tuple[int | str, ...] = (BATCH, attention.num_kv_heads, MAX_SEQ, attention.head_dim)
         for name in (names.past_key(k), names.past_value(k)):
-            states.append(Binding(name, dtype, shape, names.present(name)))
+            states.append(Binding(name, dtype, cache, names.present(name)))
     for r, mamba in enumerate(config.mamba_bodies):
         conv, recurrent = names.conv_state(r), names.recurrent_state(r)
         states.append(Binding(conv, dtype, (BATCH, mamba.conv_dim, mamba.conv_kernel), names.present(conv)))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
 import onnxruntime as ort
 
@@ -25,7 +28,13 @@ class BoundRun:
     """
 
     def __init__(
-        self, form: FormSession, states: ArrayStateSet, replaced_by: dict[str, str], run: RowRun, logits: np.ndarray
+        self,
+        form: FormSession,
+        states: ArrayStateSet,
+        replaced_by: dict[str, str],
+        run: RowRun,
+        logits: np.ndarray,
+        inner_values: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
         self._form, self._run, self.logits = form, run, logits
         self.swapped = frozenset(states.buffers) - form.in_place
@@ -41,6 +50,8 @@ class BoundRun:
         self._bind_input(LAST_POSITIONS, self._last)
         self._bind_input(LONGEST_CONTEXT, self._longest)
         self._bind_output(LOGITS, logits)
+        for name, array in inner_values.items():
+            self._bind_output(name, array)
         for name, buffer in states.buffers.items():
             past = buffer.past[run.start : run.stop]
             self._bind_input(name, past)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,8 +13,10 @@ import onnx_ir as ir
 from artifact.bindings import Binding
 from artifact.config import RuntimeConfig, read_config
 from artifact.errors import ArtifactError, EngineError, RequestError
+from artifact.names import LOGITS
 from runtime.engines.base import Engine, StateSet, StepInputs
 from runtime.engines.onnxruntime.bound_run import BoundRun, FormSession
+from runtime.engines.onnxruntime.inner_values import expose_values
 from runtime.engines.onnxruntime.kernels import installed_kernels
 from runtime.engines.onnxruntime.rewrite import GraphForm, RewrittenGraph, rewrite
 from runtime.engines.onnxruntime.row_runs import RowRun, row_runs
@@ -51,6 +54,7 @@ class OnnxRuntimeEngine(Engine):
         self._replaced_by = {spec.name: str(spec.replaced_by) for spec in self._specs}
         self._weights = WeightStore(self._read_model(), self._folder)
         self._forms: dict[GraphForm, FormSession] = {}
+        self._value_forms: dict[tuple[str, ...], FormSession] = {}
         self._layouts = self._open(GraphForm.GENERAL).layouts
 
     @property
@@ -100,8 +104,32 @@ class OnnxRuntimeEngine(Engine):
                 logits[rows] = part
         return logits
 
+    def step_values(self, inputs: StepInputs, states: StateSet, values: Sequence[str]) -> dict[str, np.ndarray]:
+        if not isinstance(states, ArrayStateSet):
+            raise EngineError(f"expected states allocated by this engine, found {type(states).__name__}")
+        ids, context, past = inputs.input_ids, inputs.context_lengths, inputs.past_lengths
+        _check_step(ids, context, past, states)
+        if tuple(values) not in self._value_forms:
+            self._value_forms[tuple(values)] = self._create(GraphForm.GENERAL, values)[0]
+        form = self._value_forms[tuple(values)]
+        batch, tokens = ids.shape
+        found = {name: np.zeros((batch, tokens, self.config.hidden_size), np.float32) for name in values}
+        logits = self._logits(batch, tokens)
+        for run in row_runs(context, past):
+            rows = slice(run.start, run.stop)
+            extra = {name: np.zeros((run.rows, run.tokens, self.config.hidden_size), np.float32) for name in values}
+            part = self._logits(run.rows, run.tokens)
+            bound = BoundRun(form, states, self._replaced_by, run, part, extra)
+            bound(ids[rows, : run.tokens], past[rows])
+            states.commit(bound.swapped, run.start, run.stop)
+            logits[rows] = part
+            for name in values:
+                found[name][rows, : run.tokens] = extra[name]
+        return {LOGITS: logits, **found}
+
     def close(self) -> None:
         self._forms.clear()
+        self._value_forms.clear()
 
     def _run(self, run: RowRun, states: ArrayStateSet, ids: np.ndarray, past: np.ndarray) -> np.ndarray:
         """One run; its logits are valid until the next run of the same shape on these states."""
@@ -129,10 +157,14 @@ class OnnxRuntimeEngine(Engine):
         return self._forms[form]
 
     def _open(self, form: GraphForm) -> RewrittenGraph:
-        graph = rewrite(self._read_model(), self.config, form, installed_kernels())
-        session = create_session(graph, self._weights, self._folder, self._threads)
-        self._forms[form] = FormSession(session, graph.inputs, graph.in_place)
+        self._forms[form], graph = self._create(form)
         return graph
+
+    def _create(self, form: GraphForm, values: Sequence[str] = ()) -> tuple[FormSession, RewrittenGraph]:
+        graph = rewrite(self._read_model(), self.config, form, installed_kernels())
+        expose_values(graph.model, values)
+        session = create_session(graph, self._weights, self._folder, self._threads)
+        return FormSession(session, graph.inputs, graph.in_place), graph
 
     def _read_model(self) -> ir.Model:
         path = self._folder / MODEL_FILE

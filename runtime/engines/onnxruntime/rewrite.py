@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
-from artifact.bindings import BATCH, SEQ
+from artifact.bindings import BATCH, SEQ, Binding
 from artifact.config import RuntimeConfig
 from artifact.errors import EngineError
 from runtime.engines.onnxruntime.attention import use_group_query_attention
@@ -82,6 +82,18 @@ def rewrite(model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Ke
         frozenset(str(past.name) for past, present in pairs if updates_in_place(past, present)),
         {str(past.name): _layout(past) for past, _ in pairs},
     )
+
+
+def widen_only(model: ir.Model, kernels: Kernels) -> ir.Model:
+    """``model`` with float32 types and nothing else changed; EngineError when the installed version is too old."""
+    widen_types(model)
+    _use_opset(model, kernels)
+    return model
+
+
+def natural_layouts(specs: tuple[Binding, ...]) -> dict[str, StateLayout]:
+    """Every state as the artifact declares it."""
+    return {spec.name: StateLayout(False, int(spec.shape[-1])) for spec in specs}
 
 
 def _layout(past: ir.Value) -> StateLayout:
