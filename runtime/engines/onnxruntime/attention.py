@@ -8,6 +8,7 @@ costs and not what the capacity does. Its limits (see ``StepPlan``) are met by h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 
@@ -31,14 +32,14 @@ def use_group_query_attention(model: ir.Model, config: RuntimeConfig, kernels: K
     count = 0
     for k, layer in enumerate(config.kv_layers):
         found = _find_layer(model, k, layer)
-        if found is None:
+        if found is None or layer.sliding_window == kernels.window_margin != 0:
             continue
         key = (found.mask, layer.sliding_window)
         if key not in verified:
             if not is_causal_mask(model, found.mask, layer.sliding_window, kernels):
                 continue
             verified.add(key)
-        _replace(model, found, layer)
+        _replace(model, found, layer, kernels)
         count += 1
     return count
 
@@ -104,7 +105,7 @@ def _new_tokens(scatter: ir.Node) -> ir.Value:
     return gather.inputs[0]
 
 
-def _replace(model: ir.Model, layer: _AttentionLayer, config: KVLayerConfig) -> None:
+def _replace(model: ir.Model, layer: _AttentionLayer, config: KVLayerConfig, kernels: Kernels) -> None:
     insert = Inserter(model.graph, layer.node)
     last = add_input(model.graph, LAST_POSITIONS, ir.DataType.INT32, [BATCH])
     longest = add_input(model.graph, LONGEST_CONTEXT, ir.DataType.INT32, [1])
@@ -117,7 +118,7 @@ def _replace(model: ir.Model, layer: _AttentionLayer, config: KVLayerConfig) -> 
     if "softcap" in layer.node.attributes:
         attributes["softcap"] = layer.node.attributes["softcap"].as_float()
     if config.sliding_window is not None:
-        attributes["local_window_size"] = config.sliding_window
+        attributes["local_window_size"] = config.sliding_window - kernels.window_margin
     padding = -config.head_dim % _HEAD_DIM_MULTIPLE
     heads = (layer.num_heads, config.num_kv_heads, config.num_kv_heads)
     tensors = [
@@ -125,9 +126,7 @@ def _replace(model: ir.Model, layer: _AttentionLayer, config: KVLayerConfig) -> 
         for tensor, count in zip((layer.q, layer.k, layer.v), heads, strict=True)
     ]
     past = (layer.scatter_key.inputs[0], layer.scatter_value.inputs[0])
-    y, key, value = insert.microsoft(
-        "GroupQueryAttention", *tensors, *past, last, longest, outputs=3, **attributes
-    )
+    y, key, value = insert.microsoft("GroupQueryAttention", *tensors, *past, last, longest, outputs=3, **attributes)
     y = insert.reshape(y, 0, 0, layer.num_heads, config.head_dim + padding)
     if padding:
         y = insert.op("Slice", y, insert.ints(0), insert.ints(config.head_dim), insert.ints(3))
@@ -174,9 +173,10 @@ def _packed_heads(insert: Inserter, value: ir.Value) -> ir.Value:
     if producer is not None and producer.op_type == "RotaryEmbedding" and not producer.domain:
         shape = fixed_shape(value)
         if shape is not None and shape[1] is not None and producer.inputs[0] is not None:
-            attributes = {n: a.as_int() for n, a in producer.attributes.items() if n != "num_heads"}
+            attributes: dict[str, Any] = {name: attribute.as_int() for name, attribute in producer.attributes.items()}
+            attributes["num_heads"] = shape[1]
             flat = _packed_heads(insert, producer.inputs[0])
-            return insert.op("RotaryEmbedding", flat, *producer.inputs[1:], **attributes, num_heads=shape[1])
+            return insert.op("RotaryEmbedding", flat, *producer.inputs[1:], **attributes)
     return insert.reshape(_time_before_heads(insert, value), 0, 0, -1)
 
 
@@ -195,8 +195,9 @@ def _time_before_heads(insert: Inserter, value: ir.Value) -> ir.Value:
 
 
 def _is_head_swap(node: ir.Node) -> bool:
-    permutation = node.attributes.get("perm")
-    return node.op_type == "Transpose" and permutation is not None and list(permutation.as_ints()) == _SWAP_HEADS_AND_TIME
+    if node.op_type != "Transpose" or node.domain or "perm" not in node.attributes:
+        return False
+    return list(node.attributes["perm"].as_ints()) == _SWAP_HEADS_AND_TIME
 
 
 def _is_last_axis_norm(node: ir.Node) -> bool:

@@ -30,9 +30,7 @@ def is_causal_mask(model: ir.Model, mask: ir.Value, window: int | None, kernels:
     return found is not None and found.shape == expected.shape and bool(np.array_equal(found, expected))
 
 
-def _evaluate(
-    model: ir.Model, mask: ir.Value, past: np.ndarray, max_seq: int, kernels: Kernels
-) -> np.ndarray | None:
+def _evaluate(model: ir.Model, mask: ir.Value, past: np.ndarray, max_seq: int, kernels: Kernels) -> np.ndarray | None:
     part = ir.convenience.extract(model.graph, list(model.graph.inputs), [mask])
     axes = {BATCH: len(past), SEQ: _SEQ, MAX_SEQ: max_seq}
     lengths = {PAST_LENGTHS: past, CONTEXT_LENGTHS: np.full(len(past), _SEQ, np.int32)}

@@ -18,8 +18,9 @@ def causal_conv1d_body(node: ir.Node, insert: Inserter, kernels: Kernels) -> lis
     """y [batch, seq, conv_dim] and the new state [batch, conv_dim, kernel], for rows without padding."""
     x, weight, bias, state = node.inputs[:4]
     shape, weight_shape = fixed_shape(x), fixed_shape(weight)
-    if shape is None or len(shape) != 3 or weight_shape is None or weight_shape[0] is None or state is None:
+    if shape is None or len(shape) != 3 or weight_shape is None or weight_shape[0] is None:
         return None
+    assert x is not None and weight is not None and state is not None
     one_token = shape[1] == 1
     if kernels.recurrent_ops:
         y, new_state = _fused(insert, x, weight, bias, state, one_token, weight_shape[0])

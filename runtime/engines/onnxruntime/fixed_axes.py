@@ -15,5 +15,5 @@ def fix_axes(model: ir.Model, sizes: Mapping[str, int]) -> None:
     for value in values:
         if value.shape is not None:
             value.shape = ir.Shape(
-                [sizes.get(d.value, d) if isinstance(d, ir.SymbolicDim) else d for d in value.shape.dims]
+                [sizes.get(str(d.value), d) if isinstance(d, ir.SymbolicDim) else d for d in value.shape.dims]
             )

@@ -20,9 +20,7 @@ class Inserter:
     def __init__(self, graph: ir.Graph, before: ir.Node) -> None:
         self._graph, self._before = graph, before
 
-    def op(
-        self, op_type: str, *inputs: ir.Value | None, domain: str = "", outputs: int = 1, **attributes: Any
-    ) -> Any:
+    def op(self, op_type: str, *inputs: ir.Value | None, domain: str = "", outputs: int = 1, **attributes: Any) -> Any:
         """Insert a node; returns its output value, or a tuple of them when ``outputs`` > 1."""
         node = ir.node(op_type, inputs, attributes or None, domain=domain, num_outputs=outputs)
         self._graph.insert_before(self._before, node)

@@ -28,9 +28,7 @@ def updates_in_place(past: ir.Value, present: ir.Value) -> bool:
         return False
     earlier = _ancestors(writer)
     return all(
-        user in earlier
-        if user is not writer
-        else (writer.op_type, index, present.index()) in ALIAS_SAFE
+        user in earlier if user is not writer else (writer.op_type, index, present.index()) in ALIAS_SAFE
         for user, index in past.uses()
     )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
@@ -17,18 +18,20 @@ ARTIFACT_OPSET = 24
 class Kernels:
     """Abilities of one ONNX Runtime build on the CPU.
 
-    opset: highest ONNX opset of ours that it loads. recurrent_ops: it has LinearAttention and
-    CausalConvWithState (1.31 has, 1.23 has not).
+    opset: highest ONNX opset of ours that it loads.
+    recurrent_ops: it has LinearAttention and CausalConvWithState (1.31 has, 1.23 has not).
+    window_margin: how many more tokens than local_window_size its GroupQueryAttention sees (1.31: 0, 1.23: 1).
     """
 
     opset: int
     recurrent_ops: bool
+    window_margin: int
 
 
 @lru_cache(maxsize=1)
 def installed_kernels() -> Kernels:
     """The abilities of the installed ONNX Runtime."""
-    opset = ARTIFACT_OPSET if _loads(helper.make_node("Identity", ["x"], ["y"]), [1], ARTIFACT_OPSET) else 23
+    opset = ARTIFACT_OPSET if _loads(helper.make_node("Identity", ["x"], ["y"]), (1,), ARTIFACT_OPSET) else 23
     conv = helper.make_node("CausalConvWithState", ["x", "x"], ["y", "z"], domain=MICROSOFT)
     scan = helper.make_node(
         "LinearAttention",
@@ -39,7 +42,7 @@ def installed_kernels() -> Kernels:
         kv_num_heads=1,
         update_rule="gated",
     )
-    return Kernels(opset, all(_loads(node, [1, 1, 1], 21) for node in (conv, scan)))
+    return Kernels(opset, all(_loads(node, (1, 1, 1), 21) for node in (conv, scan)), _window_margin())
 
 
 def quiet_options() -> ort.SessionOptions:
@@ -49,13 +52,53 @@ def quiet_options() -> ort.SessionOptions:
     return options
 
 
-def _loads(node: object, shape: Sequence[int], opset: int) -> bool:
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
-    graph = helper.make_graph([node], "probe", value[:1], value[1:])
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid(MICROSOFT, 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+def _window_margin() -> int:
+    """Let the second of two tokens see a window of 1, and count what it saw from the mean of the values 0 and 1."""
+    names = ("q", "k", "v", "past_key", "past_value", "last", "longest")
+    node = helper.make_node(
+        "GroupQueryAttention",
+        names,
+        ["y", "key", "value"],
+        domain=MICROSOFT,
+        num_heads=1,
+        kv_num_heads=1,
+        local_window_size=1,
+    )
+    tokens, cache = np.zeros((1, 2, 8), np.float32), np.zeros((1, 1, 2, 8), np.float32)
+    last, longest = np.array([1], np.int32), np.array([2], np.int32)
+    values = tokens.copy()
+    values[0, 1] = 1.0
+    feeds = dict(zip(names, (tokens, tokens, values, cache, cache, last, longest), strict=True))
+    session = ort.InferenceSession(
+        _model([node], {name: value.shape for name, value in feeds.items()}, {"y": tokens.shape}, 21),
+        quiet_options(),
+        providers=["CPUExecutionProvider"],
+    )
+    seen = session.run(["y"], feeds)[0]
+    return 0 if seen[0, 1, 0] > 0.75 else 1
+
+
+def _loads(node: onnx.NodeProto, shape: tuple[int, ...], opset: int) -> bool:
+    model = _model([node], {"x": shape}, {"y": shape}, opset)
     try:
-        ort.InferenceSession(model.SerializeToString(), quiet_options(), providers=["CPUExecutionProvider"])
+        ort.InferenceSession(model, quiet_options(), providers=["CPUExecutionProvider"])
     except Exception:  # ONNX Runtime raises classes of its own for each reason; any of them means no
         return False
     return True
+
+
+def _model(
+    nodes: list[onnx.NodeProto],
+    inputs: dict[str, tuple[int, ...]],
+    outputs: dict[str, tuple[int, ...]],
+    opset: int,
+) -> bytes:
+    """A serialised model of float32 values; inputs whose name begins with "l" are int32 lengths."""
+
+    def values(shapes: dict[str, tuple[int, ...]]) -> list[onnx.ValueInfoProto]:
+        types = {name: TensorProto.INT32 if name.startswith("l") else TensorProto.FLOAT for name in shapes}
+        return [helper.make_tensor_value_info(name, types[name], shape) for name, shape in shapes.items()]
+
+    graph = helper.make_graph(nodes, "probe", values(inputs), values(outputs))
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid(MICROSOFT, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()

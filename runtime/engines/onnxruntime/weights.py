@@ -81,7 +81,7 @@ def _is_streamed(value: ir.Value) -> bool:
 
 def _load(tensor: ir.ExternalTensor, folder: Path) -> np.ndarray:
     path, dtype = folder / tensor.location, DType.from_onnx(int(tensor.dtype)).numpy
-    shape, offset = tuple(int(n) for n in tensor.shape), tensor.offset or 0
+    shape, offset = tuple(tensor.shape.numpy()), tensor.offset or 0
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     try:
         if path.stat().st_size < offset + nbytes:
