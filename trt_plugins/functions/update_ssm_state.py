@@ -20,7 +20,7 @@ _SWAP_CHUNKS_AND_HEADS = [0, 3, 4, 1, 2, 5]
 
 
 def update_ssm_state_function(signature: Signature) -> onnx.FunctionProto:
-    """Tokens are cut into the fewest chunks of at most chunk_size, of equal length: one token is one chunk of one."""
+    """Tokens are cut into chunks of min(chunk_size, t): one token is one chunk of one."""
     body = Body(signature)
     x, B, C, dt = (_with_time(body, name) for name in ("x", "B", "C", "dt"))
     time = body.size(x, 1)
@@ -79,8 +79,10 @@ class _Chunks:
 
 def _chunks(body: Body, time: str, x: str, B_valid: str, *, log_decay: str, xdt: str, C: str) -> _Chunks:
     one, minus = body.constant([1]), body.constant([-1])
-    count = _ceil_div(body, time, body.constant([int(body.signature.attribute("chunk_size"))]))
-    length = _ceil_div(body, time, count)
+    chunk_size = body.constant([int(body.signature.attribute("chunk_size"))])
+    # Both grow with t, so that an engine bounds each by its value at the longest t; a quotient such as t / count has
+    # no such bound, and TensorRT would reserve memory for count * t tokens.
+    count, length = _ceil_div(body, time, chunk_size), body.op("Min", time, chunk_size)
     missing = body.op("Sub", body.op("Mul", count, length), time)
     pads = body.concat(body.constant([0]), missing)
     rows, groups, head_dim, state_size = body.size(x, 0), body.size(C, 2), body.size(x, 3), body.size(C, 3)
