@@ -12,15 +12,17 @@ from pathlib import Path
 
 from artifact.errors import OutputError
 
+MARKER_FILE = "manifest.json"
+
 
 @contextlib.contextmanager
-def atomic_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
+def atomic_folder(out: Path, overwrite: bool = False, marker: str = MARKER_FILE) -> Iterator[Path]:
     """Yield a temporary folder beside ``out`` that becomes ``out`` when the block ends well.
 
     On any exception, KeyboardInterrupt included, the temporary folder is removed and ``out`` is as before.
     OutputError: ``out`` exists (and not ``overwrite``), is a file, its parent cannot be written, or the disk is full.
     """
-    check_output(out, overwrite)
+    check_output(out, overwrite, marker)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
@@ -36,8 +38,11 @@ def atomic_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def check_output(out: Path, overwrite: bool) -> None:
-    """Raise OutputError when ``out`` may not be written, before any work is done."""
+def check_output(out: Path, overwrite: bool, marker: str = MARKER_FILE) -> None:
+    """Raise OutputError when ``out`` may not be written, before any work is done.
+
+    ``marker`` names the file by which a folder that Hybridge wrote is known: only such a folder is replaced.
+    """
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise OutputError(f"{out}: expected a folder to write, found a file or link: give another path")
     if not out.exists():
@@ -45,8 +50,8 @@ def check_output(out: Path, overwrite: bool) -> None:
     if not overwrite:
         raise OutputError(f"{out}: exists already: pass --overwrite to replace it, or give another path")
     # Only what an earlier run wrote is ever replaced: never somebody's home folder.
-    if any(out.iterdir()) and not (out / "manifest.json").is_file():
-        raise OutputError(f"{out}: is not a folder that hybridge wrote (no manifest.json): give another path")
+    if any(out.iterdir()) and not (out / marker).is_file():
+        raise OutputError(f"{out}: is not a folder that hybridge wrote (no {marker}): give another path")
 
 
 def _replace(temporary: Path, out: Path) -> None:
