@@ -1,0 +1,60 @@
+"""Hybridge: export, verify, build and run hybrid language models at the edge.
+
+    import hybridge
+
+    hybridge.export("path/to/checkpoint", "out", dtype="float16")
+    llm = hybridge.LLM("out")
+    for piece in llm.generate("Once upon a time", max_new_tokens=64, stream=True):
+        print(piece.text, end="")
+
+Every name is imported when it is first used: running an artifact needs neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from artifact import errors
+from artifact.errors import HybridgeError
+
+if TYPE_CHECKING:
+    from hybridge.api import build_engine, export, inspect, verify
+    from runtime.llm import LLM
+    from runtime.sampling import SamplingParams
+
+__all__ = [
+    "LLM",
+    "HybridgeError",
+    "SamplingParams",
+    "build_engine",
+    "errors",
+    "export",
+    "inspect",
+    "verify",
+]
+
+_HOMES = {
+    "LLM": "runtime.llm",
+    "SamplingParams": "runtime.sampling",
+    "build_engine": "hybridge.api",
+    "export": "hybridge.api",
+    "inspect": "hybridge.api",
+    "verify": "hybridge.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from hybridge.version import version
+
+        return version()
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hybridge' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

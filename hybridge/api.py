@@ -1,0 +1,142 @@
+"""The public functions. Each imports what it needs only when it is called."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from artifact.engine_record import EngineRecord
+    from artifact.progress import Progress
+    from exporter.export import ExportReport
+    from hybridge.inspection import Inspection
+    from hybridge.verify import VerifyReport
+
+StrPath = str | os.PathLike[str]
+
+
+def export(
+    checkpoint: StrPath,
+    out: StrPath,
+    *,
+    dtype: str = "auto",
+    state_dtype: str = "float32",
+    layout: str = "dense",
+    max_batch_size: int = 8,
+    max_seq_len: int | None = None,
+    all_logits: bool = False,
+    weights: str = "link",
+    overwrite: bool = False,
+    scan: bool = True,
+    full_hash: bool = False,
+    ignore_config_fields: Iterable[str] = (),
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Export the Hugging Face checkpoint folder ``checkpoint`` into the artifact folder ``out``.
+
+    dtype: compute type, "auto" (the checkpoint's), "float16", "bfloat16" or "float32"; weights stay as they are.
+    state_dtype: type of the recurrent states. max_batch_size, max_seq_len: limits in rows and tokens that the
+    runtime may rely on (max_seq_len None: the checkpoint's). all_logits: logits of every token, not of the last.
+    weights: "link" (hard links) or "copy". scan: look for weights that are not finite or out of dtype's range.
+    full_hash: hash all weights, not only their headers. ignore_config_fields: fields known to be harmless.
+
+    HybridgeError of a subclass in ``hybridge.errors`` says what was expected, found, and what to do; then, and
+    when interrupted, ``out`` is as it was before.
+    """
+    from artifact.dtypes import DType
+    from exporter.export import export_checkpoint
+    from exporter.options import ExportOptions
+
+    options = ExportOptions(
+        dtype=None if dtype == "auto" else DType.parse(dtype),
+        state_dtype=DType.parse(state_dtype),
+        layout=layout,
+        max_batch_size=max_batch_size,
+        max_seq_len=max_seq_len,
+        all_logits=all_logits,
+        weights=weights,
+        overwrite=overwrite,
+        scan=scan,
+        full_hash=full_hash,
+        ignore_config_fields=tuple(ignore_config_fields),
+    )
+    return export_checkpoint(Path(checkpoint), Path(out), options, progress)
+
+
+def verify(
+    checkpoint: StrPath,
+    out: StrPath,
+    *,
+    engine: str = "auto",
+    prompt_lengths: Iterable[int] = (1, 7, 33),
+    decode_steps: int = 16,
+    tolerance: float | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Compare the artifact ``out`` with transformers running ``checkpoint`` in float32.
+
+    prompt_lengths: tokens of each random prompt; decode_steps: tokens generated after it; tolerance: largest
+    relative L2 error of a tensor (None: the default). The report's ``passed`` is the verdict, and
+    ``first_failing_layer`` names the layer. HybridgeError when the comparison cannot be made.
+    """
+    from hybridge.verify import VerifyOptions
+    from hybridge.verify import verify as compare
+    from hybridge.verify.options import DEFAULT_TOLERANCE
+
+    options = VerifyOptions(
+        engine=engine,
+        prompt_lengths=tuple(prompt_lengths),
+        decode_steps=decode_steps,
+        tolerance=DEFAULT_TOLERANCE if tolerance is None else tolerance,
+    )
+    return compare(Path(checkpoint), Path(out), options, progress)
+
+
+def build_engine(
+    out: StrPath,
+    *,
+    target: str | None = None,
+    compute_capabilities: Iterable[str] = (),
+    max_batch_size: int | None = None,
+    max_seq_len: int | None = None,
+    plugins: str = "auto",
+    library: str = "auto",
+    workspace_mib: int | None = None,
+    optimization_level: int | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> EngineRecord:
+    """Build a TensorRT engine from the artifact ``out``; it is written beside the artifact's model.
+
+    target: a preset in configs/ or the path of a TOML file. compute_capabilities: GPUs such as "8.6", instead of
+    the preset's. max_batch_size, max_seq_len: rows and tokens the engine is built for. library: "auto",
+    "tensorrt" or "tensorrt_rtx" (which needs no GPU). HybridgeError when the engine cannot be built.
+    """
+    from artifact.progress import NoProgress
+    from trt_plugins.build import BuildOptions
+    from trt_plugins.build import build_engine as build
+
+    options = BuildOptions(
+        preset=target,
+        compute_capabilities=tuple(compute_capabilities),
+        max_batch_size=max_batch_size,
+        max_seq_len=max_seq_len,
+        plugins=plugins,
+        library=library,
+        workspace_mib=workspace_mib,
+        optimization_level=optimization_level,
+        overwrite=overwrite,
+    )
+    return build(Path(out), options, progress or NoProgress())
+
+
+def inspect(path: StrPath) -> Inspection:
+    """What a checkpoint folder, an artifact folder or an engine file holds; needs no torch.
+
+    HybridgeError when ``path`` is none of them or is damaged.
+    """
+    from hybridge.inspection import inspect_path
+
+    return inspect_path(Path(path))

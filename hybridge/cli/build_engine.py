@@ -1,0 +1,91 @@
+"""hybridge build-engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from hybridge.cli.options import Artifact, Json, Quiet
+from hybridge.cli.terminal import Terminal
+from hybridge.cli.text import bytes_text, seconds_text
+
+if TYPE_CHECKING:
+    from artifact.engine_record import EngineRecord
+
+
+def build_engine(
+    out: Artifact,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="A preset of configs/, or a TOML file.", show_default="this GPU's"),
+    ] = None,
+    compute_capability: Annotated[
+        list[str] | None,
+        typer.Option(metavar="X.Y", help="Target GPU such as 8.7 (repeatable).", show_default="the preset's"),
+    ] = None,
+    plugins: Annotated[Literal["auto", "on", "off"], typer.Option(help="Use the project's CUDA plugins.")] = "auto",
+    max_batch: Annotated[int | None, typer.Option(help="Most rows.", show_default="the preset's")] = None,
+    max_seq_len: Annotated[int | None, typer.Option(help="Most tokens of a row.", show_default="the preset's")] = None,
+    library: Annotated[
+        Literal["auto", "tensorrt", "tensorrt_rtx"],
+        typer.Option(help="Which TensorRT builds; tensorrt_rtx needs no GPU."),
+    ] = "auto",
+    workspace_mib: Annotated[
+        int | None, typer.Option(help="Limit of TensorRT's scratch memory.", show_default="the preset's")
+    ] = None,
+    optimization_level: Annotated[
+        int | None, typer.Option(help="0 (fast build) to 5 (slow build).", show_default="the preset's")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an engine of the same name.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Build a TensorRT engine from an artifact; with TensorRT-RTX on a machine without a GPU."""
+    with Terminal(as_json, quiet) as terminal:
+        from dataclasses import asdict
+
+        from hybridge import api
+
+        record = api.build_engine(
+            out,
+            target=_preset(target),
+            compute_capabilities=tuple(compute_capability or ()),
+            max_batch_size=max_batch,
+            max_seq_len=max_seq_len,
+            plugins=plugins,
+            library=library,
+            workspace_mib=workspace_mib,
+            optimization_level=optimization_level,
+            overwrite=overwrite,
+            progress=terminal.progress,
+        )
+        terminal.progress.finish()
+        terminal.show(_table(record))
+        terminal.document(asdict(record))
+
+
+def _preset(target: str | None) -> str | None:
+    """A preset may be named as its file in configs/, also where that folder is not at hand."""
+    if target is not None and not Path(target).exists() and Path(target).parent.name == "configs":
+        return Path(target).stem
+    return target
+
+
+def _table(record: EngineRecord) -> Any:
+    from rich.table import Table
+
+    table = Table(title=f"built {record.engine}", title_justify="left", show_header=False)
+    for name, value in (
+        ("size", bytes_text(record.nbytes)),
+        ("library", f"{record.library} {record.library_version}"),
+        ("targets", ", ".join(record.compute_capabilities) or "every GPU that the library supports"),
+        ("preset", record.preset),
+        ("limits", f"batch {record.max_batch_size}, {record.max_seq_len} tokens"),
+        ("profiles", ", ".join(profile.name for profile in record.profiles)),
+        ("layers", str(sum(record.layers.values()))),
+        ("time", seconds_text(record.build_seconds)),
+    ):
+        table.add_row(name, value)
+    return table

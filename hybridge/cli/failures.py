@@ -1,0 +1,63 @@
+"""What went wrong, as one sentence and an exit code."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+
+from artifact.errors import HybridgeError
+
+BAD_INPUT = 2
+INTERNAL_ERROR = 3
+# Which extra of the distribution brings a package that is only needed for some commands.
+EXTRAS = {
+    "torch": "export",
+    "transformers": "export",
+    "onnxscript": "export",
+    "safetensors": "export",
+    "onnxruntime": "cpu",
+    "tensorrt_rtx": "rtx",
+    "tensorrt": "tensorrt",
+    "matplotlib": "plot",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """``internal`` failures are bugs: their traceback is printed too."""
+
+    message: str
+    exit_code: int = BAD_INPUT
+    internal: bool = False
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The failure that ``error`` stands for."""
+    if isinstance(error, HybridgeError):
+        return Failure(str(error), error.exit_code)
+    if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":
+        return Failure("interrupted: the command did not finish and left no partial output")
+    if hasattr(error, "format_message"):
+        return Failure(_usage(error))
+    if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").split(".")[0]) in EXTRAS:
+        return Failure(f"this command needs the package {package}: pip install 'hybridge[{EXTRAS[package]}]'")
+    if isinstance(error, OSError):
+        return Failure(_os_error(error))
+    if isinstance(error, MemoryError):
+        return Failure("the machine is out of memory: close other programs or take a smaller model")
+    return Failure(f"internal error, please report it: {type(error).__name__}: {error}", INTERNAL_ERROR, internal=True)
+
+
+def _usage(error: BaseException) -> str:
+    """The message of a usage error of the command-line parser, with the command whose help explains it."""
+    message = error.format_message().strip()  # type: ignore[attr-defined]
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "hybridge"
+    return f"{message.rstrip('.')}: see {command} --help"
+
+
+def _os_error(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{where}the disk is full: free space or give another path"
+    return f"{where}{error.strerror or error}"

@@ -1,0 +1,125 @@
+"""The command ``hybridge``: registers the commands and turns every failure into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from hybridge.cli.bench import bench
+from hybridge.cli.build_engine import build_engine
+from hybridge.cli.export import export
+from hybridge.cli.failures import BAD_INPUT, Failure, failure_of
+from hybridge.cli.inspect import inspect
+from hybridge.cli.run import run
+from hybridge.cli.terminal import json_text
+from hybridge.cli.verify import verify
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="hybridge",
+    help="Export, verify, build and run hybrid language models at the edge.",
+    epilog="Exit codes: 0 good, 1 the check failed (verify), 2 bad input or usage.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for name, command in (
+    ("export", export),
+    ("verify", verify),
+    ("build-engine", build_engine),
+    ("run", run),
+    ("inspect", inspect),
+    ("bench", bench),
+):
+    app.command(name)(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from hybridge.version import version
+
+        print(f"hybridge {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> NoReturn:
+    """The console command: standard output is kept for results, also from C libraries that print."""
+    _keep_standard_output()
+    signal.signal(signal.SIGTERM, _interrupt)
+    code = run_command(sys.argv[1:])
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    sys.exit(code)
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run one command line, without the program's name; returns the exit code and prints the error if there is one."""
+    try:
+        code = app(list(arguments), prog_name="hybridge", standalone_mode=False)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+        sys.stdout.flush()
+        return int(code or 0)
+    except BrokenPipeError:
+        return _reader_left()
+    except (Exception, KeyboardInterrupt) as error:
+        failure = failure_of(error)
+        if failure.internal:
+            traceback.print_exc()
+        with contextlib.suppress(BrokenPipeError):
+            _report(failure, as_json="--json" in _before_separator(arguments))
+        return failure.exit_code
+
+
+def _report(failure: Failure, as_json: bool) -> None:
+    sentence = " ".join(failure.message.split())
+    print(f"error: {sentence}", file=sys.stderr)
+    if as_json:
+        print(json_text({"error": sentence, "exit_code": failure.exit_code}), flush=True)
+
+
+def _before_separator(arguments: Sequence[str]) -> Iterator[str]:
+    for argument in arguments:
+        if argument == "--":
+            return
+        yield argument
+
+
+def _reader_left() -> int:
+    """The program that read our output has gone: say nothing more, as other commands do."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return BAD_INPUT
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _keep_standard_output() -> None:
+    """Move standard output to another descriptor; what a library writes to descriptor 1 goes to standard error."""
+    try:
+        copy = os.dup(1)
+        os.dup2(2, 1)
+    except OSError:
+        return  # A closed standard output or error: nothing to protect.
+    sys.stdout = open(copy, "w", encoding=sys.stdout.encoding, errors="replace", buffering=1)  # noqa: SIM115

@@ -1,0 +1,88 @@
+"""What a command writes and where: results to standard output, progress and remarks to standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from hybridge.cli.progress import progress_on
+
+if TYPE_CHECKING:
+    from artifact.progress import Progress
+
+# Tables written to a file or a pipe are this wide.
+PLAIN_WIDTH = 120
+
+
+class Terminal:
+    """Standard output of one command. With ``as_json`` only ``document`` reaches it, else only the other methods.
+
+    Inside the ``with`` block, whatever a library prints goes to standard error.
+    """
+
+    progress: Progress
+
+    def __init__(self, as_json: bool = False, quiet: bool = False) -> None:
+        self.as_json = as_json
+        self.quiet = quiet
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Terminal:
+        self._out: TextIO = sys.stdout
+        self._stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        self.progress = progress_on(sys.stderr, self.quiet)
+        self._stack.callback(self.progress.finish)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+        if error is None:
+            self._out.flush()
+
+    def show(self, *renderables: Any) -> None:
+        """Print texts, tables or other rich renderables for a person."""
+        if self.as_json:
+            return
+        from rich.console import Console
+
+        width = None if self._out.isatty() else PLAIN_WIDTH
+        console = Console(file=self._out, width=width, highlight=False)
+        for renderable in renderables:
+            console.print(renderable, markup=False, soft_wrap=isinstance(renderable, str))
+
+    def write(self, text: str) -> None:
+        """Write ``text`` as it is and at once, for streaming."""
+        if not self.as_json:
+            self._out.write(text)
+            self._out.flush()
+
+    def remark(self, text: str) -> None:
+        """A line on standard error, unless the user wants quiet."""
+        if not self.quiet:
+            print(text, file=sys.stderr)
+
+    def document(self, data: Any) -> None:
+        """The one JSON document of a command called with --json."""
+        if self.as_json:
+            self._out.write(json_text(data) + "\n")
+
+
+def json_text(data: Any) -> str:
+    """``data`` as strict JSON: numbers that are not finite become the strings "nan", "inf" and "-inf"."""
+    return json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

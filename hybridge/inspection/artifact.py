@@ -1,0 +1,154 @@
+"""Inspect an exported artifact: its contract, its graph, its weights and the engines built from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from artifact.bindings import Binding
+from artifact.config import read_config
+from artifact.dtypes import DType
+from artifact.engine_record import ENGINE_FILE
+from artifact.errors import ArtifactError
+from artifact.manifest import MANIFEST_FILE, read_manifest
+from hybridge.inspection.summaries import (
+    LayerSummary,
+    StateSummary,
+    Weight,
+    WeightTotal,
+    bytes_by_type,
+    layer_summaries,
+    state_summaries,
+    totals_outside_layers,
+)
+
+if TYPE_CHECKING:
+    import onnx
+
+MODEL_FILE = "model.onnx"
+
+
+@dataclass(frozen=True)
+class ArtifactInspection:
+    """An artifact. ``ops`` counts the graph's nodes by "domain::op"; ``functions`` the nodes of each ONNX function.
+
+    ``damage`` lists files that are missing or have another size than when they were exported.
+    """
+
+    path: str
+    model_type: str
+    layout: str
+    dtype: str
+    vocab_size: int
+    hidden_size: int
+    max_batch_size: int
+    max_seq_len: int
+    parameters: int
+    weight_bytes: int
+    weight_types: dict[str, int]
+    layers: tuple[LayerSummary, ...]
+    outside_layers: tuple[WeightTotal, ...]
+    states: tuple[StateSummary, ...]
+    inputs: tuple[Binding, ...]
+    outputs: tuple[Binding, ...]
+    opsets: dict[str, int]
+    ops: dict[str, int]
+    functions: dict[str, int]
+    engines: tuple[str, ...]
+    checkpoint: str
+    versions: dict[str, str]
+    damage: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    kind = "artifact"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object of the fields and the kind."""
+        return {"kind": self.kind, **asdict(self)}
+
+
+def inspect_artifact(folder: Path) -> ArtifactInspection:
+    """Inspect ``folder``; ArtifactError when its contract or its graph cannot be read."""
+    config = read_config(folder)
+    manifest = read_manifest(folder)
+    model = _read_model(folder)
+    weights = _weights(model)
+    states = state_summaries(config)
+    return ArtifactInspection(
+        path=str(folder),
+        model_type=config.model_type,
+        layout=config.layout,
+        dtype=config.dtype.value,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        max_batch_size=config.max_batch_size,
+        max_seq_len=config.max_seq_len,
+        parameters=sum(prod(w.shape) for w in weights),
+        weight_bytes=sum(w.nbytes for w in weights),
+        weight_types=bytes_by_type(weights),
+        layers=layer_summaries(weights, config.layer_types, states),
+        outside_layers=totals_outside_layers(weights),
+        states=states,
+        inputs=config.bindings.inputs,
+        outputs=config.bindings.outputs,
+        opsets={_domain(opset.domain): opset.version for opset in model.opset_import},
+        ops=_op_counts(model.graph.node),
+        functions={_op_name(f.domain, f.name): len(f.node) for f in model.functions},
+        engines=_engines(folder),
+        checkpoint=manifest.checkpoint,
+        versions=manifest.versions,
+        damage=tuple(_damage(folder)),
+        notes=manifest.notes,
+    )
+
+
+def _read_model(folder: Path) -> onnx.ModelProto:
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    path = folder / MODEL_FILE
+    try:
+        return onnx.load(path, load_external_data=False)
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}: export again") from error
+    except DecodeError as error:
+        raise ArtifactError(f"{path}: is not an ONNX file: export again") from error
+
+
+def _weights(model: onnx.ModelProto) -> list[Weight]:
+    weights = []
+    for tensor in model.graph.initializer:
+        dtype, shape = DType.from_onnx(tensor.data_type), tuple(tensor.dims)
+        weights.append(Weight(tensor.name, dtype, shape, prod(shape) * dtype.itemsize))
+    return weights
+
+
+def _op_counts(nodes: Any) -> dict[str, int]:
+    return dict(Counter(_op_name(node.domain, node.op_type) for node in nodes).most_common())
+
+
+def _op_name(domain: str, op_type: str) -> str:
+    return f"{_domain(domain)}::{op_type}"
+
+
+def _domain(domain: str) -> str:
+    return domain or "ai.onnx"
+
+
+def _engines(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(p.parent.relative_to(folder).as_posix() for p in folder.glob(f"engines/*/{ENGINE_FILE}")))
+
+
+def _damage(folder: Path) -> list[str]:
+    damage = []
+    for record in read_manifest(folder).files:
+        path = folder / record.path
+        size = path.stat().st_size if path.is_file() else None
+        if size is None:
+            damage.append(f"{record.path}: missing")
+        elif size != record.nbytes:
+            damage.append(f"{record.path}: expected {record.nbytes} bytes, found {size} ({MANIFEST_FILE})")
+    return damage

@@ -1,0 +1,119 @@
+"""Weights and states, added up by layer."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from artifact import names
+from artifact.bindings import BATCH, MAX_SEQ, Binding
+from artifact.config import RuntimeConfig
+from artifact.dtypes import DType
+
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One tensor as it is stored."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class WeightTotal:
+    """Weights outside the layers (embedding, last norm, output projection), one tensor each."""
+
+    name: str
+    parameters: int
+    weight_bytes: int
+
+
+@dataclass(frozen=True)
+class StateSummary:
+    """One state. ``bytes_per_row`` does not grow with the row's length, ``bytes_per_token`` does."""
+
+    name: str
+    layer: int
+    dtype: str
+    shape: tuple[int | str, ...]
+    bytes_per_row: int
+    bytes_per_token: int
+
+
+@dataclass(frozen=True)
+class LayerSummary:
+    """One decoder layer; ``kind`` is its stateful mixer, "mlp" without one, "" where that is not known."""
+
+    index: int
+    kind: str
+    parameters: int
+    weight_bytes: int
+    state_bytes_per_row: int
+    state_bytes_per_token: int
+
+
+def state_summaries(config: RuntimeConfig) -> tuple[StateSummary, ...]:
+    """The states in graph order, each with the absolute index of its layer."""
+    layers: dict[str, int] = {}
+    for k, layer in enumerate(config.attention_layer_indices):
+        layers |= {names.past_key(k): layer, names.past_value(k): layer}
+    for r, layer in enumerate(config.recurrent_layer_indices):
+        layers |= {names.conv_state(r): layer, names.recurrent_state(r): layer}
+    return tuple(_state(binding, layers.get(binding.name, -1)) for binding in config.bindings.states)
+
+
+def _state(binding: Binding, layer: int) -> StateSummary:
+    nbytes = prod(binding.resolve(**{BATCH: 1, MAX_SEQ: 1})) * binding.dtype.itemsize
+    grows = MAX_SEQ in binding.shape
+    fixed, growing = (0, nbytes) if grows else (nbytes, 0)
+    return StateSummary(binding.name, layer, binding.dtype.value, binding.shape, fixed, growing)
+
+
+def layer_summaries(
+    weights: Iterable[Weight], kinds: tuple[str, ...], states: Iterable[StateSummary]
+) -> tuple[LayerSummary, ...]:
+    """Totals by layer; there are as many layers as ``kinds`` or as the tensors' names say."""
+    parameters: Counter[int] = Counter()
+    weight_bytes: Counter[int] = Counter()
+    for weight in weights:
+        layer = layer_of(weight.name)
+        if layer is not None:
+            parameters[layer] += prod(weight.shape)
+            weight_bytes[layer] += weight.nbytes
+    rows: Counter[int] = Counter()
+    tokens: Counter[int] = Counter()
+    for state in states:
+        rows[state.layer] += state.bytes_per_row
+        tokens[state.layer] += state.bytes_per_token
+    count = max([len(kinds), *(layer + 1 for layer in parameters)])
+    return tuple(
+        LayerSummary(i, kinds[i] if i < len(kinds) else "", parameters[i], weight_bytes[i], rows[i], tokens[i])
+        for i in range(count)
+    )
+
+
+def totals_outside_layers(weights: Iterable[Weight]) -> tuple[WeightTotal, ...]:
+    """The tensors that belong to no layer, largest first."""
+    outside = [WeightTotal(w.name, prod(w.shape), w.nbytes) for w in weights if layer_of(w.name) is None]
+    return tuple(sorted(outside, key=lambda total: -total.weight_bytes))
+
+
+def bytes_by_type(weights: Iterable[Weight]) -> dict[str, int]:
+    """Stored type -> bytes, largest first."""
+    totals: Counter[str] = Counter()
+    for weight in weights:
+        totals[weight.dtype.value] += weight.nbytes
+    return dict(totals.most_common())
+
+
+def layer_of(tensor: str) -> int | None:
+    """The decoder layer that the tensor of this name belongs to."""
+    match = _LAYER.search(tensor)
+    return None if match is None else int(match[1])
