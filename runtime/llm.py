@@ -49,7 +49,7 @@ class LLM:
         threads: int | None = None,
     ) -> None:
         """Load the artifact folder ``path``. ArtifactError: not a valid artifact. EngineError: no such engine."""
-        folder = Path(path)
+        self.folder = folder = Path(path)
         self.engine = create_engine(folder, engine, EngineOptions(threads)) if isinstance(engine, str) else engine
         self.config = self.engine.config
         self.max_batch_size = _lowered("max_batch_size", max_batch_size, self.engine.max_batch_size)
