@@ -7,12 +7,14 @@ torch.onnx's own translations build shapes at run time from many small nodes. In
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
 from onnxscript.onnx_opset import opset24
 
 from artifact.errors import ExportError
+from exporter.graph.onnx_types import ONNX_DTYPES
 
 # The recorder passes symbolic tensors, which the generated signatures do not know.
 op: Any = opset24
@@ -33,6 +35,10 @@ def aten_translations() -> Mapping[Any, Callable[..., Any]]:
         aten.split.Tensor: _split_equal,
         aten.gather.default: _gather,
         aten.silu.default: _silu,
+        aten.to.dtype: _to,
+        aten.unflatten.int: _unflatten,
+        aten.flatten.using_ints: _flatten,
+        aten.chunk.default: _chunk,
     }
 
 
@@ -58,6 +64,35 @@ def _split(x: Any, split_sizes: Sequence[int], dim: int = 0) -> Any:
 def _split_equal(x: Any, split_size: int, dim: int = 0) -> Any:
     width = int(x.shape[dim])
     return _split(x, [split_size] * (width // split_size), dim)
+
+
+def _chunk(x: Any, chunks: int, dim: int = 0) -> Any:
+    return _split(x, [int(x.shape[dim]) // chunks] * chunks, dim)
+
+
+def _unflatten(x: Any, dim: int, sizes: Sequence[int]) -> Any:
+    shape = [_axis(n) for n in x.shape]
+    dim %= len(shape)
+    return op.Reshape(x, op.Constant(value_ints=[*shape[:dim], *sizes, *shape[dim + 1 :]]), allowzero=0)
+
+
+def _flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
+    shape = [_axis(n) for n in x.shape]
+    start, end = start_dim % len(shape), end_dim % len(shape) + 1
+    merged = prod(shape[start:end])
+    if merged == COPY_AXIS:
+        raise ExportError(f"axes {start} to {end - 1} of {x.shape} include a symbolic one: only static axes are merged")
+    return op.Reshape(x, op.Constant(value_ints=[*shape[:start], merged, *shape[end:]]), allowzero=0)
+
+
+def _axis(n: Any) -> int:
+    """A static extent, or COPY_AXIS for a symbolic one (every symbolic axis comes before the reshaped ones)."""
+    return n if isinstance(n, int) else COPY_AXIS
+
+
+def _to(x: Any, dtype: torch.dtype | int, non_blocking: bool = False, copy: bool = False) -> Any:
+    target = ONNX_DTYPES[dtype] if isinstance(dtype, torch.dtype) else dtype
+    return x if int(x.dtype) == target else op.Cast(x, to=target)
 
 
 def _gather(x: Any, dim: int, index: Any, sparse_grad: bool = False) -> Any:

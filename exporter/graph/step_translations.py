@@ -9,17 +9,13 @@ import onnx
 import torch
 from onnxscript.onnx_opset import opset24
 
+from exporter.graph.onnx_types import ONNX_DTYPES
 from exporter.graph.standard_ops import NAMESPACE
 
 # The recorder passes symbolic tensors, which the generated signatures do not know.
 op: Any = opset24
 
 INT64 = onnx.TensorProto.INT64
-ONNX_DTYPES = {
-    torch.float32: onnx.TensorProto.FLOAT,
-    torch.float16: onnx.TensorProto.FLOAT16,
-    torch.bfloat16: onnx.TensorProto.BFLOAT16,
-}
 
 
 def step_translations() -> Mapping[Any, Callable[..., Any]]:

@@ -47,7 +47,7 @@ def trace_decoder(config: DecoderConfig, bindings: GraphBindings, dtype: DType, 
         shapes = (*[_dynamic(b, dims) for b in leading], [_dynamic(b, dims) for b in states])
         program = torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
         exported = torch.onnx.export(
-            program,
+            _without_decomposition(program),
             dynamo=True,
             custom_translation_table=_translation_table(),
             opset_version=OPSET,
@@ -59,6 +59,17 @@ def trace_decoder(config: DecoderConfig, bindings: GraphBindings, dtype: DType, 
     if exported is None:
         raise ExportError("torch.onnx returned no model")
     return exported.model
+
+
+def _without_decomposition(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """``program``, whose decomposition is itself.
+
+    torch.onnx decomposes every program before it translates it, by tracing it a second time; that takes twice as
+    long as all the rest. The decoder uses only operators that have a translation, so there is nothing to
+    decompose: an operator without one makes torch.onnx fail, naming it.
+    """
+    program.run_decompositions = lambda *_args, **_kwargs: program  # type: ignore[method-assign]
+    return program
 
 
 def _translation_table() -> dict[Any, Callable[..., Any]]:
