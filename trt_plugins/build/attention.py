@@ -1,0 +1,63 @@
+"""Attention nodes in the form that TensorRT builds for every type and head size."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from trt_plugins.call_check import TensorType
+from trt_plugins.value_types import value_types
+
+STANDARD_DOMAINS = ("", "ai.onnx")
+# An attribute of TensorRT's parser: where no fused kernel has the type or head size, run single operations.
+DECOMPOSABLE_ATTRIBUTE = "TRT_decomposable"
+# TensorRT's 16-bit matrix products need this many elements in a row; it fails inside on other head sizes.
+HEAD_SIZE_MULTIPLE = 8
+_TENSORS = 3  # query, key, value
+
+
+def support_attention(model: onnx.ModelProto) -> None:
+    """Rewrite the Attention nodes [batch, heads, seq, head_size] of the main graph, in place.
+
+    All may be decomposed. Those in 16 bits whose head size is no multiple of 8 get zeros up to the next one, which
+    change neither the scores nor the result.
+    """
+    types = value_types(model)
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    for node in nodes:
+        if node.op_type == "Attention" and node.domain in STANDARD_DOMAINS:
+            node.attribute.append(helper.make_attribute(DECOMPOSABLE_ATTRIBUTE, 1))
+            size = _odd_head_size(types.get(node.input[1]))
+            if size is not None:
+                model.graph.node.extend(_padded(node, size, model.graph))
+                continue
+        model.graph.node.append(node)
+
+
+def _odd_head_size(key: TensorType | None) -> int | None:
+    if key is None or not key.dtype.is_floating or key.dtype.itemsize != 2:
+        return None
+    size = key.shape[-1]
+    return size if isinstance(size, int) and size % HEAD_SIZE_MULTIPLE else None
+
+
+def _padded(node: onnx.NodeProto, head_size: int, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The node between zeros appended to query, key and value, and the cut of its output."""
+    output, wide = node.output[0], f"{node.output[0]}.padded"
+    surplus = -head_size % HEAD_SIZE_MULTIPLE
+    for name, values in (("pads", [0, surplus]), ("axis", [3]), ("start", [0]), ("end", [head_size])):
+        graph.initializer.append(numpy_helper.from_array(np.array(values, np.int64), f"{wide}.{name}"))
+    pads = []
+    for index in range(_TENSORS):
+        inputs = [node.input[index], f"{wide}.pads", "", f"{wide}.axis"]
+        node.input[index] = f"{wide}.{index}"
+        pads.append(helper.make_node("Pad", inputs, [node.input[index]], name=f"{wide}.{index}.pad"))
+    if all(attribute.name != "scale" for attribute in node.attribute):
+        node.attribute.append(helper.make_attribute("scale", 1.0 / math.sqrt(head_size)))
+    node.output[0] = wide
+    cut = [wide, f"{wide}.start", f"{wide}.end", f"{wide}.axis"]
+    return [*pads, node, helper.make_node("Slice", cut, [output], name=f"{wide}.cut")]

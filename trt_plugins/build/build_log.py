@@ -1,0 +1,34 @@
+"""TensorRT's log: every line goes to a text stream, errors are kept to explain a failed build."""
+
+from __future__ import annotations
+
+from typing import Any, TextIO
+
+MAX_ERRORS = 20
+
+
+def make_logger(trt: Any, stream: TextIO) -> Any:
+    """A ``trt.ILogger`` that writes INFO and more severe lines to ``stream``; ``errors`` keeps the first errors."""
+    severity = trt.ILogger.Severity
+    kept = (severity.INTERNAL_ERROR, severity.ERROR, severity.WARNING, severity.INFO)
+
+    class BuildLogger(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.errors: list[str] = []
+
+        def log(self, level: Any, message: str) -> None:
+            if level not in kept:
+                return
+            if level in kept[:2] and len(self.errors) < MAX_ERRORS:
+                self.errors.append(message)
+            stream.write(f"[{level.name}] {message}\n")
+            stream.flush()
+
+    return BuildLogger()
+
+
+def explain(errors: list[str]) -> str:
+    """The first error in one line, shortened."""
+    text = " ".join(errors[0].split()) if errors else "no reason given"
+    return text if len(text) <= 600 else text[:597] + "..."

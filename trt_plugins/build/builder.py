@@ -1,0 +1,105 @@
+"""Builds the TensorRT engine of an artifact.
+
+An engine lives inside the artifact, in a folder named after its target, and is written atomically:
+
+    OUT/engines/<target>/model.engine   the serialized engine
+    OUT/engines/<target>/engine.json    what it holds (artifact.engine_record)
+    OUT/engines/<target>/build.log      TensorRT's messages
+    OUT/engines/<target>/timing.cache   kernel times, with full TensorRT only; reused by the next build
+
+<target> is the preset's name; "sm86" or "<preset>-sm86" when --compute-capability replaces the preset's.
+A binding in engine.json has name, mode ("input" or "output"), dtype and shape ("batch" and "seq" are dynamic);
+a state input names in ``replaced_by`` the output that is its next value, and an output names in ``aliases`` the
+input whose memory it must share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+from artifact.config import read_config
+from artifact.engine_record import ENGINE_FILE, EngineRecord, ProfileRecord, write_engine_record
+from artifact.errors import UnsupportedError
+from artifact.folder import atomic_folder, check_output
+from artifact.progress import NoProgress, Progress
+from trt_plugins.build.child import run_job
+from trt_plugins.build.job import BuildJob
+from trt_plugins.build.model import MODEL_FILE, ParserModel, parser_model
+from trt_plugins.build.options import BuildOptions
+from trt_plugins.build.profiles import engine_limits, engine_profiles
+from trt_plugins.build.record import PLAN_FILE, engine_bindings, engine_record
+from trt_plugins.build.target import Target, choose_target, this_machine
+
+ENGINES_FOLDER = "engines"
+LOG_FILE = "build.log"
+TIMING_CACHE_FILE = "timing.cache"
+DEFAULT_OPTIONS, NO_PROGRESS = BuildOptions(), NoProgress()
+
+
+def build_engine(
+    artifact: Path, options: BuildOptions = DEFAULT_OPTIONS, progress: Progress = NO_PROGRESS
+) -> EngineRecord:
+    """Build the engine of the folder ``artifact`` and return its record; nothing is left behind on failure.
+
+    ArtifactError: the artifact is missing or damaged. UnsupportedError: options or a target that cannot be honoured.
+    EngineError: no usable TensorRT, or TensorRT fails. OutputError: the engine exists (and not
+    ``options.overwrite``) or cannot be written.
+    """
+    started = time.perf_counter()
+    options = options.check()
+    artifact = artifact.resolve()
+    config = read_config(artifact)
+    if config.layout != "dense":
+        raise UnsupportedError(f"build-engine: expected an artifact of layout dense, found {config.layout}")
+    target = choose_target(options, this_machine())
+    limits = engine_limits(config, target.preset, options)
+    profiles = engine_profiles(config, target.preset, limits)
+    out = engine_folder(artifact, target.name)
+    check_output(out, options.overwrite, marker=ENGINE_FILE)
+    model = parser_model(artifact, config, limits.max_seq_len)
+    try:
+        with atomic_folder(out, options.overwrite, marker=ENGINE_FILE) as folder:
+            job = _job(artifact, folder, out, target, options, profiles, model)
+            result = run_job(job, model.serialized, folder / LOG_FILE, progress)
+            bindings = engine_bindings(config, limits, result.summaries())
+            seconds = time.perf_counter() - started
+            record = engine_record(target, limits, profiles, bindings, result, model.sha256, seconds)
+            write_engine_record(folder / ENGINE_FILE, record)
+    finally:
+        progress.finish()
+        # Succeeds only where the build failed and the artifact has no other engine.
+        with contextlib.suppress(OSError):
+            out.parent.rmdir()
+    return record
+
+
+def engine_folder(artifact: Path, name: str) -> Path:
+    """The folder of the engine that is built for the target ``name``."""
+    return artifact / ENGINES_FOLDER / name
+
+
+def _job(
+    artifact: Path,
+    folder: Path,
+    previous: Path,
+    target: Target,
+    options: BuildOptions,
+    profiles: list[ProfileRecord],
+    model: ParserModel,
+) -> BuildJob:
+    preset, level = target.preset, options.optimization_level
+    return BuildJob(
+        library=target.library,
+        model_path=str(artifact / MODEL_FILE),
+        compute_capabilities=list(target.compute_capabilities),
+        hardware_compatible=target.hardware_compatible,
+        profiles={profile.name: profile.shapes for profile in profiles},
+        fp32_values=list(model.fp32_values),
+        workspace_mib=options.workspace_mib or preset.workspace_mib,
+        optimization_level=preset.optimization_level if level is None else level,
+        engine=str(folder / PLAN_FILE),
+        timing_cache=str(folder / TIMING_CACHE_FILE),
+        old_timing_cache=str(previous / TIMING_CACHE_FILE),
+    )

@@ -1,0 +1,104 @@
+"""Runs a build job in a process of its own and turns everything that can go wrong there into typed errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from artifact.errors import EngineError
+from artifact.progress import Progress
+from trt_plugins.build.job import BuildJob, BuildResult
+from trt_plugins.build.rtx_libraries import unversioned_links
+from trt_plugins.build.worker import OS_ERROR_KIND
+
+_COMMAND = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from trt_plugins.build.worker import main; main()"
+
+
+def run_job(job: BuildJob, model: bytes, log: Path, progress: Progress) -> BuildResult:
+    """Build the serialized ``model`` as ``job`` says, in a child process; TensorRT's log and prints go to ``log``.
+
+    EngineError: TensorRT failed or its process died. OSError: a file could not be written. The child never
+    outlives this call, also when it is interrupted.
+    """
+    if not sys.executable:
+        raise EngineError("expected a Python interpreter to start the build with, found none: run it from python")
+    with tempfile.TemporaryDirectory(prefix="hybridge-") as folder, log.open("wb") as log_file:
+        with _child(_environment(Path(folder)), log_file) as child:
+            stage, outcome = _follow(child, json.dumps(asdict(job)).encode() + b"\n" + model, progress)
+        return _result(outcome, child.returncode, stage, log)
+
+
+@contextmanager
+def _child(environment: dict[str, str], log_file: Any) -> Iterator[subprocess.Popen[bytes]]:
+    # -I: neither the user's folder nor PYTHON* variables change what is imported; sys.path is handed over instead.
+    paths = json.dumps([os.path.abspath(path) for path in sys.path])
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-c", _COMMAND, paths],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log_file,
+        env=environment,
+    )
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None and not pipe.closed:
+                pipe.close()
+
+
+def _follow(child: subprocess.Popen[bytes], request: bytes, progress: Progress) -> tuple[str, dict[str, Any]]:
+    """Report the child's messages until it ends; returns its last stage and its last message."""
+    assert child.stdin is not None and child.stdout is not None
+    stage, message = "start", {}
+    try:
+        child.stdin.write(request)
+        child.stdin.close()
+    except BrokenPipeError:
+        pass
+    for line in child.stdout:
+        message = json.loads(line)
+        if "stage" in message:
+            stage = message["stage"]
+            progress.start(stage, message["total"])
+        elif "advance" in message:
+            progress.advance(message["advance"])
+    child.wait()
+    return stage, message
+
+
+def _result(message: dict[str, Any], code: int, stage: str, log: Path) -> BuildResult:
+    if "result" in message:
+        return BuildResult(**message["result"])
+    if "error" in message:
+        if message["kind"] == OS_ERROR_KIND:
+            raise OSError(message["errno"], message["error"])
+        raise EngineError(message["error"])
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    raise EngineError(f"TensorRT's process died ({how}) at the stage {stage!r}: {_last_lines(log)}")
+
+
+def _last_lines(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    text = " / ".join(line.strip() for line in lines[-3:] if line.strip())
+    return text[-600:] or "it printed nothing"
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """The environment of the child: the parser finds TensorRT-RTX's libraries by their unversioned names."""
+    environment = dict(os.environ)
+    if unversioned_links(folder):
+        paths = (str(folder), environment.get("LD_LIBRARY_PATH", ""))
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join(path for path in paths if path)
+    return environment

@@ -1,0 +1,94 @@
+"""One TensorRT build from a parsed model to the engine file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from artifact.errors import EngineError
+from trt_plugins.build.build_log import explain, make_logger
+from trt_plugins.build.build_progress import TOTAL, make_monitor
+from trt_plugins.build.job import BuildJob, BuildResult
+from trt_plugins.build.network import check_float32, layer_counts, parse_network, tensor_summaries
+from trt_plugins.build.tensorrt_library import TensorRTLibrary
+
+_CHUNK = 1 << 24
+
+
+class BuildListener(Protocol):
+    """Hears how far the build is."""
+
+    def stage(self, name: str, total: int | None) -> None:
+        """``name`` begins; ``total`` units of it will be reported."""
+
+    def advance(self, amount: int) -> None:
+        """``amount`` more units of the stage are done."""
+
+
+def compile_engine(job: BuildJob, model: bytes, log: TextIO, listener: BuildListener) -> BuildResult:
+    """Parse the serialized ``model``, build and write ``job``; TensorRT's messages go to ``log``.
+
+    EngineError: TensorRT cannot read or build the graph. OSError: a file cannot be read or written.
+    """
+    listener.stage("load TensorRT", None)
+    library = TensorRTLibrary(job.library)
+    logger = make_logger(library.trt, log)
+    log.write(f"{library.name} {library.version}, compute capability {', '.join(job.compute_capabilities)}\n")
+    builder = library.create_builder(logger)
+    listener.stage("read the graph", None)
+    parsed = parse_network(library, builder, logger, model, job.model_path)
+    check_float32(parsed.network, job.fp32_values)
+    config = _configured(library, builder, parsed.network, job, logger, listener.advance)
+    timing_cache = library.load_timing_cache(config, Path(job.old_timing_cache) if job.old_timing_cache else None)
+    layers, tensors = layer_counts(parsed.network), tensor_summaries(parsed.network)
+    listener.stage("build the engine", TOTAL)
+    plan = builder.build_serialized_network(parsed.network, config)
+    if plan is None:
+        raise EngineError(f"{library.name} {library.version} cannot build the engine: {explain(logger.errors)}")
+    library.save_timing_cache(timing_cache, Path(job.timing_cache))
+    listener.stage("write the engine", None)
+    nbytes, sha256 = _write(Path(job.engine), plan)
+    return BuildResult(library.version, nbytes, sha256, layers, [asdict(tensor) for tensor in tensors])
+
+
+def _configured(
+    library: TensorRTLibrary,
+    builder: Any,
+    network: Any,
+    job: BuildJob,
+    logger: Any,
+    advance: Callable[[int], None],
+) -> Any:
+    trt = library.trt
+    config = builder.create_builder_config()
+    library.set_targets(config, job.compute_capabilities, job.hardware_compatible)
+    library.use_full_float32(config)
+    if job.workspace_mib is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, job.workspace_mib << 20)
+    if job.optimization_level is not None:
+        config.builder_optimization_level = job.optimization_level
+    config.progress_monitor = make_monitor(trt, advance)
+    for name, shapes in job.profiles.items():
+        profile = builder.create_optimization_profile()
+        for index in range(network.num_inputs):
+            tensor = network.get_input(index)
+            profile.set_shape(tensor.name, *(tuple(shape) for shape in shapes[tensor.name]))
+        if config.add_optimization_profile(profile) < 0:
+            raise EngineError(
+                f"{library.name} {library.version} refuses the profile {name!r}: {explain(logger.errors)}"
+            )
+    return config
+
+
+def _write(path: Path, plan: Any) -> tuple[int, str]:
+    """Write the plan from TensorRT's own memory, without a copy; returns its bytes and their sha256."""
+    digest, view = hashlib.sha256(), memoryview(plan).cast("B")
+    with path.open("wb") as file:
+        for start in range(0, len(view), _CHUNK):
+            chunk = view[start : start + _CHUNK]
+            file.write(chunk)
+            digest.update(chunk)
+    return len(view), digest.hexdigest()

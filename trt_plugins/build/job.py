@@ -1,0 +1,52 @@
+"""What the parent process asks the building process to do, and what it gets back. Both travel as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class BuildJob:
+    """One build. Paths are absolute; sizes count MiB; profiles map a profile to {input: [min, opt, max]}.
+
+    model_path: the model.onnx beside which the weights lie (the model that is parsed travels beside the job).
+    fp32_values: values of the graph that must be float32 in the network.
+    engine: the file to write; timing_cache: the file to write, seeded from old_timing_cache.
+    """
+
+    library: str
+    model_path: str
+    compute_capabilities: list[str]
+    hardware_compatible: bool
+    profiles: dict[str, dict[str, list[list[int]]]]
+    fp32_values: list[str]
+    workspace_mib: int | None
+    optimization_level: int | None
+    engine: str
+    timing_cache: str
+    old_timing_cache: str | None
+
+
+@dataclass(frozen=True)
+class TensorSummary:
+    """One input or output of the network. ``aliases``: the input that an output shares its memory with."""
+
+    name: str
+    mode: str
+    dtype: str
+    aliases: str | None
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """One built engine: its file, and what the parsed network held (layer type -> count)."""
+
+    library_version: str
+    nbytes: int
+    sha256: str
+    layers: dict[str, int]
+    tensors: list[dict[str, Any]]
+
+    def summaries(self) -> list[TensorSummary]:
+        return [TensorSummary(**tensor) for tensor in self.tensors]

@@ -1,0 +1,155 @@
+"""The model.onnx of an artifact, made ready for TensorRT's parser without reading a weight."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from artifact.bindings import MAX_SEQ, Binding
+from artifact.config import RuntimeConfig
+from artifact.dtypes import DType
+from artifact.errors import ArtifactError, EngineError
+from trt_plugins.build.attention import STANDARD_DOMAINS, support_attention
+from trt_plugins.catalog import OPS
+from trt_plugins.value_types import operator_nodes, value_types
+
+MODEL_FILE = "model.onnx"
+
+
+@dataclass(frozen=True)
+class ParserModel:
+    """What the parser is given. ``fp32_values``: names of values that must be float32 in the engine."""
+
+    serialized: bytes
+    fp32_values: tuple[str, ...]
+    sha256: str
+
+
+def parser_model(artifact: Path, config: RuntimeConfig, max_seq_len: int) -> ParserModel:
+    """Load ``artifact``/model.onnx with caches of ``max_seq_len`` positions, checked against ``config``.
+
+    ArtifactError: the graph or its weights are missing, damaged or contradict config.json.
+    EngineError: an operator has no body that native layers could run.
+    """
+    path = artifact / MODEL_FILE
+    model, digest = _load(path)
+    check_weights(artifact, model)
+    check_interface(model, config)
+    check_bodies(model)
+    fix_axes(model, {MAX_SEQ: max_seq_len})
+    support_attention(model)
+    return ParserModel(model.SerializeToString(), float32_values(model), digest)
+
+
+def fix_axes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
+    """Replace symbolic axes by numbers, in place, in every declared shape of the main graph.
+
+    An axis that is an expression of a fixed one (``max_seq - seq``) becomes unknown, because it cannot stay as it is.
+    """
+    graph = model.graph
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in sizes:
+                dim.dim_value = sizes[dim.dim_param]
+            elif set(re.findall(r"\w+", dim.dim_param)) & set(sizes):
+                dim.Clear()
+
+
+def float32_values(model: onnx.ModelProto) -> tuple[str, ...]:
+    """The values that operators declare as float32 whatever the compute type is, such as ``A``; each has that type.
+
+    ArtifactError naming the first one that has another type.
+    """
+    types = value_types(model)
+    names: dict[str, None] = {}
+    for node in operator_nodes(model):
+        for spec, name in zip(OPS[node.op_type].inputs, node.input, strict=False):
+            if not name or spec.dtype is not DType.FLOAT32:
+                continue
+            if types[name].dtype is not DType.FLOAT32:
+                raise ArtifactError(
+                    f"{MODEL_FILE}: expected input {spec.name} of {node.name} in float32, found "
+                    f"{types[name].dtype.value}: export the checkpoint again"
+                )
+            names[name] = None
+    return tuple(names)
+
+
+def check_weights(artifact: Path, model: onnx.ModelProto) -> None:
+    """ArtifactError unless every external weight lies inside ``artifact`` and its file is long enough."""
+    sizes: dict[str, int] = {}
+    for tensor in model.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        entry = {item.key: item.value for item in tensor.external_data}
+        location = PurePosixPath(entry.get("location", ""))
+        if location.is_absolute() or ".." in location.parts or not location.parts:
+            raise ArtifactError(
+                f"{MODEL_FILE}: expected weight {tensor.name} inside {artifact}, found it at {str(location)!r}: refused"
+            )
+        file = artifact / location
+        if entry["location"] not in sizes:
+            if not file.is_file():
+                raise ArtifactError(f"{artifact}: expected the weights {location}, found none: export again")
+            sizes[entry["location"]] = file.stat().st_size
+        end = int(entry.get("offset", 0)) + int(entry.get("length", 0))
+        if end > sizes[entry["location"]]:
+            raise ArtifactError(
+                f"{file}: expected at least {end} bytes for {tensor.name}, "
+                f"found {sizes[entry['location']]}: export again"
+            )
+
+
+def check_interface(model: onnx.ModelProto, config: RuntimeConfig) -> None:
+    """ArtifactError unless the graph's inputs and outputs are those of config.json, in order."""
+    for kind, values, bindings in (
+        ("input", model.graph.input, config.bindings.inputs),
+        ("output", model.graph.output, config.bindings.outputs),
+    ):
+        declared = [(b.name, b.dtype.onnx, b.shape) for b in bindings]
+        found = [(v.name, v.type.tensor_type.elem_type, _shape(v)) for v in values]
+        if declared != found:
+            differing = next((b for b, d, f in zip(bindings, declared, found, strict=False) if d != f), None)
+            raise ArtifactError(
+                f"{MODEL_FILE}: expected the {kind}s that config.json declares, "
+                f"found another {_name(differing, kind)}: export the checkpoint again"
+            )
+
+
+def check_bodies(model: onnx.ModelProto) -> None:
+    """EngineError unless every operator outside the standard domain comes with a function."""
+    bodies = {(function.domain, function.name) for function in model.functions}
+    for node in model.graph.node:
+        if node.domain not in STANDARD_DOMAINS and (node.domain, node.op_type) not in bodies:
+            raise EngineError(
+                f"{MODEL_FILE}: expected a function for {node.domain}::{node.op_type} of node {node.name}, found none: "
+                "export the checkpoint again"
+            )
+
+
+def _load(path: Path) -> tuple[onnx.ModelProto, str]:
+    try:
+        raw = path.read_bytes()
+        return onnx.load_model_from_string(raw), hashlib.sha256(raw).hexdigest()
+    except FileNotFoundError as error:
+        raise ArtifactError(
+            f"expected the file {path}, found none: give the folder that hybridge export wrote"
+        ) from error
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except DecodeError as error:
+        raise ArtifactError(f"{path}: is not an ONNX model: export the checkpoint again") from error
+
+
+def _shape(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
+    return tuple(d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim)
+
+
+def _name(binding: Binding | None, kind: str) -> str:
+    return f"number of {kind}s" if binding is None else f"{kind} {binding.name}"

@@ -1,0 +1,59 @@
+"""What a user may choose about an engine build."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from artifact.errors import UnsupportedError
+from trt_plugins.build.capability import normal_capability
+
+LIBRARIES = ("tensorrt", "tensorrt_rtx")
+PLUGIN_MODES = ("auto", "on", "off")
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Arguments of ``hybridge build-engine``.
+
+    preset: the name of a file in configs/ or the path of a TOML file. None takes the preset of
+        ``compute_capabilities``, else that of this machine's GPU, else "generic".
+    compute_capabilities: targets such as ("8.6",) that replace the preset's.
+    max_batch_size, max_seq_len: replace the preset's; at most what the artifact was exported with.
+    plugins: "auto" and "off" build from native layers alone.
+    library: "tensorrt", "tensorrt_rtx", or "auto": full TensorRT where it is installed and targets exactly
+        this machine's GPU, else TensorRT-RTX.
+    workspace_mib: limit of TensorRT's scratch memory in MiB.
+    optimization_level: TensorRT's builder optimization level, 0 to 5.
+    overwrite: replace an engine that was built under the same name before.
+    """
+
+    preset: str | None = None
+    compute_capabilities: tuple[str, ...] = ()
+    max_batch_size: int | None = None
+    max_seq_len: int | None = None
+    plugins: str = "auto"
+    library: str = "auto"
+    workspace_mib: int | None = None
+    optimization_level: int | None = None
+    overwrite: bool = False
+
+    def check(self) -> BuildOptions:
+        """Return self, or raise UnsupportedError naming the option that cannot be honoured."""
+        if self.plugins == "on":
+            raise UnsupportedError("--plugins on is not available yet: use --plugins auto or off")
+        if self.plugins not in PLUGIN_MODES:
+            raise UnsupportedError(f"--plugins: expected auto, on or off, found {self.plugins}")
+        if self.library not in ("auto", *LIBRARIES):
+            raise UnsupportedError(f"library: expected auto, {' or '.join(LIBRARIES)}, found {self.library}")
+        for name, value in (
+            ("--max-batch", self.max_batch_size),
+            ("--max-seq-len", self.max_seq_len),
+            ("workspace", self.workspace_mib),
+        ):
+            if value is not None and value < 1:
+                raise UnsupportedError(f"{name}: expected at least 1, found {value}")
+        if self.optimization_level is not None and not 0 <= self.optimization_level <= 5:
+            raise UnsupportedError(f"optimization level: expected 0 to 5, found {self.optimization_level}")
+        for capability in self.compute_capabilities:
+            normal_capability(capability)
+        return self

@@ -1,0 +1,63 @@
+"""The record of a built engine: its bindings checked against the artifact, and everything engine.json holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from artifact.bindings import MAX_SEQ
+from artifact.config import RuntimeConfig
+from artifact.engine_record import EngineRecord, ProfileRecord
+from artifact.errors import EngineError
+from trt_plugins.build.job import BuildResult, TensorSummary
+from trt_plugins.build.profiles import Limits
+from trt_plugins.build.target import Target
+
+PLAN_FILE = "model.engine"
+
+
+def engine_bindings(config: RuntimeConfig, limits: Limits, tensors: list[TensorSummary]) -> list[dict[str, Any]]:
+    """The engine's bindings in graph order; EngineError when the network's differ from the artifact's."""
+    declared = [*config.bindings.inputs, *config.bindings.outputs]
+    expected, found = [(b.name, b.dtype.value) for b in declared], [(t.name, t.dtype) for t in tensors]
+    if expected != found:
+        wrong = next((f"{f[0]} ({f[1]})" for e, f in zip(expected, found, strict=False) if e != f), "another number")
+        raise EngineError(f"expected the bindings that config.json declares in the engine, found {wrong}: export again")
+    bindings = []
+    for binding, tensor in zip(declared, tensors, strict=True):
+        shape = [limits.max_seq_len if size == MAX_SEQ else size for size in binding.shape]
+        entry: dict[str, Any] = {"name": tensor.name, "mode": tensor.mode, "dtype": tensor.dtype, "shape": shape}
+        if binding.replaced_by is not None:
+            entry["replaced_by"] = binding.replaced_by
+        if tensor.aliases is not None:
+            entry["aliases"] = tensor.aliases
+        bindings.append(entry)
+    return bindings
+
+
+def engine_record(
+    target: Target,
+    limits: Limits,
+    profiles: list[ProfileRecord],
+    bindings: list[dict[str, Any]],
+    result: BuildResult,
+    model_sha256: str,
+    seconds: float,
+) -> EngineRecord:
+    """What engine.json holds about the engine that ``result`` describes; ``seconds`` is the wall time of the build."""
+    return EngineRecord(
+        engine=PLAN_FILE,
+        nbytes=result.nbytes,
+        sha256=result.sha256,
+        library=target.library,
+        library_version=result.library_version,
+        preset=target.preset.name,
+        compute_capabilities=list(target.compute_capabilities),
+        plugins=False,
+        max_batch_size=limits.max_batch_size,
+        max_seq_len=limits.max_seq_len,
+        profiles=profiles,
+        bindings=bindings,
+        layers=result.layers,
+        model_sha256=model_sha256,
+        build_seconds=round(seconds, 3),
+    )

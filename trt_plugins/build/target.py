@@ -1,0 +1,123 @@
+"""Which device an engine is built for, and by which library."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+
+from artifact.errors import EngineError, UnsupportedError
+from trt_plugins.build.capability import (
+    BOARD_CAPABILITIES,
+    PORTABLE_CAPABILITIES,
+    RTX_CAPABILITIES,
+    local_capability,
+    normal_capability,
+    sm_name,
+)
+from trt_plugins.build.options import LIBRARIES, BuildOptions
+from trt_plugins.build.presets import GENERIC, Preset, preset_for, read_preset
+
+TENSORRT, TENSORRT_RTX = LIBRARIES
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine offers: importable TensorRT modules and the compute capability of its GPU."""
+
+    libraries: tuple[str, ...]
+    capability: str | None
+
+
+@dataclass(frozen=True)
+class Target:
+    """The outcome: ``name`` is the engine's folder; ``hardware_compatible`` asks full TensorRT for one engine
+    that runs on all of ``compute_capabilities``."""
+
+    name: str
+    preset: Preset
+    library: str
+    compute_capabilities: tuple[str, ...]
+    hardware_compatible: bool = False
+
+
+def this_machine() -> Machine:
+    """Look at this machine; imports no TensorRT."""
+    installed = tuple(name for name in LIBRARIES if importlib.util.find_spec(name) is not None)
+    return Machine(installed, local_capability())
+
+
+def choose_target(options: BuildOptions, machine: Machine) -> Target:
+    """The target of ``options`` on ``machine``.
+
+    UnsupportedError: the library cannot target the device. EngineError: no library, or no GPU where one is needed.
+    """
+    asked = tuple(dict.fromkeys(normal_capability(c) for c in options.compute_capabilities))
+    preset = _choose_preset(options, asked, machine)
+    capabilities = asked or preset.compute_capabilities
+    library = _choose_library(options.library, capabilities, machine)
+    name = preset.name
+    if asked and asked != preset.compute_capabilities:
+        name = "-".join([*([preset.name] if options.preset else []), *map(sm_name, asked)])
+    if library == TENSORRT_RTX:
+        return Target(name, preset, library, _rtx_capabilities(capabilities))
+    return _full_target(name, preset, capabilities, machine)
+
+
+def _choose_preset(options: BuildOptions, asked: tuple[str, ...], machine: Machine) -> Preset:
+    if options.preset is not None:
+        return read_preset(options.preset)
+    device = asked[0] if len(asked) == 1 else None if asked else machine.capability
+    return (preset_for(device) if device else None) or read_preset(GENERIC)
+
+
+def _choose_library(wish: str, capabilities: tuple[str, ...], machine: Machine) -> str:
+    if wish == "auto":
+        local = machine.capability is not None and capabilities in ((), (machine.capability,))
+        wish = TENSORRT if TENSORRT in machine.libraries and local else TENSORRT_RTX
+        if wish not in machine.libraries and TENSORRT in machine.libraries:
+            wish = TENSORRT
+    if wish not in machine.libraries:
+        untargetable = [c for c in capabilities if c not in RTX_CAPABILITIES]
+        if wish == TENSORRT_RTX and untargetable:
+            raise _untargetable(untargetable)
+        how = "pip install 'hybridge[rtx]'" if wish == TENSORRT_RTX else "install TensorRT (JetPack has it)"
+        raise EngineError(f"expected the Python module {wish}, found none: {how}")
+    return wish
+
+
+def _rtx_capabilities(capabilities: tuple[str, ...]) -> tuple[str, ...]:
+    untargetable = [c for c in capabilities if c not in RTX_CAPABILITIES]
+    if untargetable:
+        raise _untargetable(untargetable)
+    return capabilities or PORTABLE_CAPABILITIES
+
+
+def _untargetable(capabilities: list[str]) -> UnsupportedError:
+    names = ", ".join(_described(capability) for capability in capabilities)
+    return UnsupportedError(
+        f"TensorRT-RTX builds for compute capability {', '.join(RTX_CAPABILITIES)}, not for {names}: "
+        "run hybridge build-engine on that device, with full TensorRT"
+    )
+
+
+def _described(capability: str) -> str:
+    preset = preset_for(capability)
+    return f"{capability} ({preset.name}: {preset.description})" if preset else capability
+
+
+def _full_target(name: str, preset: Preset, capabilities: tuple[str, ...], machine: Machine) -> Target:
+    local = machine.capability
+    if local is None:
+        raise EngineError(
+            "full TensorRT builds only on a machine with an NVIDIA GPU, found none: build on the device, "
+            "or install tensorrt-rtx for an RTX target"
+        )
+    if capabilities in ((), (local,)):
+        return Target(name, preset, TENSORRT, (local,))
+    discrete = all(float(c) >= 8.0 and c not in BOARD_CAPABILITIES for c in capabilities)
+    if local in capabilities and discrete:
+        return Target(name, preset, TENSORRT, capabilities, hardware_compatible=True)
+    raise UnsupportedError(
+        f"full TensorRT builds for the GPU of this machine ({local}), not for {', '.join(capabilities)}: "
+        "build on that device, or use TensorRT-RTX for an RTX target"
+    )
