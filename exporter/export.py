@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from artifact.manifest import Manifest, record_file, write_manifest
 from artifact.progress import NoProgress, Progress
 from artifact.safetensors_file import TensorSlot, read_safetensors
 from exporter.checkpoint import Checkpoint
-from exporter.checkpoint.scan import ScanReport, scan_weights
+from exporter.checkpoint.background_scan import background_scan
+from exporter.checkpoint.scan import ScanReport
 from exporter.options import ExportOptions
 from exporter.plan import ExportPlan, open_plan
 from exporter.versions import tool_versions
@@ -57,27 +58,18 @@ def export_checkpoint(
     check_output(out, options.overwrite)
     source, plan = open_plan(checkpoint, options)
     try:
-        scan = _scan(source, plan, options, progress)
-        with atomic_folder(out, options.overwrite) as folder:
+        targets = plan.scan_targets(source.tensors) if options.scan else None
+        with background_scan(targets) as scan, atomic_folder(out, options.overwrite) as folder:
             return _write(source, plan, options, scan, folder, out, progress)
     finally:
         progress.finish()
-
-
-def _scan(source: Checkpoint, plan: ExportPlan, options: ExportOptions, progress: Progress) -> ScanReport | None:
-    if not options.scan:
-        return None
-    targets = [
-        (source.tensors[p.source], p.dtype or plan.config.dtype) for p in plan.parameters if p.source is not None
-    ]
-    return scan_weights(targets, progress)
 
 
 def _write(
     source: Checkpoint,
     plan: ExportPlan,
     options: ExportOptions,
-    scan: ScanReport | None,
+    scan: Callable[[], ScanReport | None],
     folder: Path,
     out: Path,
     progress: Progress,
@@ -87,7 +79,9 @@ def _write(
     (folder / CONFIG_FILE).write_text(config_text(plan.config), encoding="utf-8")
     for path in source.side_files:
         shutil.copyfile(path, folder / path.name)
-    notes = (*plan.notes, *(scan.notes if scan else ("the weights were not scanned (--no-scan)",)))
+    progress.start("scan weights")
+    scanned = scan()
+    notes = (*plan.notes, *(scanned.notes if scanned else ("the weights were not scanned (--no-scan)",)))
     _manifest(source, options, notes, folder)
     linked = sum(s.nbytes for s in source.shards) if options.weights == "link" else 0
     total = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())

@@ -38,6 +38,10 @@ class ExportPlan:
         """initializer name -> value of every tensor that had to be computed."""
         return {p.initializer: derived_value(p, self.decoder, tensors) for p in self.parameters if p.derived}
 
+    def scan_targets(self, tensors: Mapping[str, TensorSlot]) -> list[tuple[TensorSlot, DType]]:
+        """Every tensor that the decoder uses, with the type that it will be computed in."""
+        return [(tensors[p.source], p.dtype or self.config.dtype) for p in self.parameters if p.source is not None]
+
     def state_bytes_per_row(self) -> int:
         """Bytes of the states of one batch row that do not grow with its length."""
         return sum(state_bytes(b, {BATCH: 1}) for b in self.config.bindings.states if MAX_SEQ not in b.shape)

@@ -7,6 +7,7 @@ the floating-point value, and non-finite values come last.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,8 +38,12 @@ class ScanReport:
     notes: tuple[str, ...] = ()
 
 
-def scan_weights(targets: Iterable[tuple[TensorSlot, DType]], progress: Progress | None = None) -> ScanReport:
-    """Scan every tensor against the type that it will be computed in.
+def scan_weights(
+    targets: Iterable[tuple[TensorSlot, DType]],
+    progress: Progress | None = None,
+    cancelled: threading.Event | None = None,
+) -> ScanReport:
+    """Scan every tensor against the type that it will be computed in; ends early once ``cancelled`` is set.
 
     CheckpointError names the first tensor that holds a NaN or infinity, or a value beyond the compute type.
     """
@@ -48,7 +53,9 @@ def scan_weights(targets: Iterable[tuple[TensorSlot, DType]], progress: Progress
     lost = 0
     # Threads pay because NumPy's reductions release the interpreter lock.
     with ThreadPoolExecutor(THREADS) as pool:
-        for (slot, compute), (peak, zeros) in zip(work, pool.map(lambda w: _scan_tensor(*w), work), strict=True):
+        for (slot, compute), (peak, zeros) in zip(
+            work, pool.map(lambda w: _scan_tensor(*w, cancelled), work), strict=True
+        ):
             _check_peak(slot, compute, peak)
             lost += zeros > 0
             progress.advance(slot.nbytes)
@@ -56,7 +63,7 @@ def scan_weights(targets: Iterable[tuple[TensorSlot, DType]], progress: Progress
     return ScanReport(len(work), total, notes)
 
 
-def _scan_tensor(slot: TensorSlot, compute: DType) -> tuple[int, int]:
+def _scan_tensor(slot: TensorSlot, compute: DType, cancelled: threading.Event | None) -> tuple[int, int]:
     """The largest bit pattern without sign, and how many values a cast to float16 would turn into zero."""
     bits = np.dtype(np.uint16 if slot.dtype.itemsize == 2 else np.uint32)
     mask = bits.type((1 << (8 * bits.itemsize - 1)) - 1)
@@ -66,7 +73,7 @@ def _scan_tensor(slot: TensorSlot, compute: DType) -> tuple[int, int]:
     handle = os.open(slot.path, os.O_RDONLY)
     try:
         offset, end = slot.offset, slot.offset + slot.nbytes
-        while offset < end:
+        while offset < end and not (cancelled and cancelled.is_set()):
             view = memoryview(buffer.data).cast("B")[: min(BLOCK_BYTES, end - offset)]
             count = os.preadv(handle, [view], offset)
             if count <= 0:

@@ -7,16 +7,18 @@ from exporter.models.hf_config import HfConfig
 from exporter.models.mamba_fields import head_counts, head_dim_of, mamba_d_mixer
 from exporter.models.rope import rope_from_config
 
-# Bamba rotates half of each head unless its config says otherwise.
+# Bamba rotates half of each head unless rope_parameters say otherwise; a factor outside of them was never honoured.
 PARTIAL_ROTARY = 0.5
+ABSENT_KV_HEADS = 8
 
 
 def parse(config: HfConfig) -> DecoderConfig:
     """Translate a bamba config."""
     hidden_size = config.positive("hidden_size")
-    heads, kv_heads = head_counts(config)
+    heads, kv_heads = head_counts(config, ABSENT_KV_HEADS)
     head_dim = head_dim_of(config, hidden_size, heads)
     bias = config.flag("attention_bias", default=False)
+    config.same(PARTIAL_ROTARY, "the family", "partial_rotary_factor")
     attention = AttentionConfig(
         heads,
         kv_heads,
@@ -24,7 +26,7 @@ def parse(config: HfConfig) -> DecoderConfig:
         scale=head_dim**-0.5,
         bias=bias,
         output_bias=bias,
-        rope=rope_from_config(config, head_dim, PARTIAL_ROTARY),
+        rope=rope_from_config(config, head_dim, PARTIAL_ROTARY, partial=True),
     )
     mamba = mamba_d_mixer(config, hidden_size)
     mlp = MlpConfig(config.positive("intermediate_size"), "silu", bias=config.flag("mlp_bias", default=False))
@@ -47,7 +49,7 @@ def parse(config: HfConfig) -> DecoderConfig:
         vocab_size=config.positive("vocab_size"),
         hidden_size=hidden_size,
         layers=layers,
-        norm_eps=config.scalar("rms_norm_eps", default=1e-5),
+        norm_eps=config.scalar("rms_norm_eps", default=1e-5, positive=True),
         embedding_sources=("embed_tokens.weight",),
         final_norm_source="final_layernorm",
         tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
@@ -59,6 +61,6 @@ def _attention_layers(config: HfConfig) -> list[bool]:
     count = config.positive("num_hidden_layers")
     indices = config.array("attn_layer_indices", None) or []
     config.ignore("layers_block_type", "layer_types")
-    if not all(isinstance(i, int) and 0 <= i < count for i in indices):
+    if not all(type(i) is int and 0 <= i < count for i in indices):
         raise config.fail("attn_layer_indices", f"layer indices from 0 to {count - 1}")
     return [i in indices for i in range(count)]

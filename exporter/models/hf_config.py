@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -85,6 +86,14 @@ HARMLESS_FIELDS = frozenset(
 )
 
 
+def finite(fields: Fields, name: str, positive: bool = False) -> float:
+    """A finite number, above 0 where ``positive`` asks for it."""
+    value = float(fields.number(name))
+    if not math.isfinite(value) or (positive and value <= 0):
+        raise fields.fail(name, "a positive finite number" if positive else "a finite number")
+    return value
+
+
 class HfConfig(Fields):
     """The fields of a checkpoint's config.json, read by one family.
 
@@ -97,10 +106,20 @@ class HfConfig(Fields):
         self._ignored = frozenset(ignored)
 
     def name_of(self, *names: str) -> str:
-        """The first of ``names`` that the config holds (and not as null); all of them count as read."""
+        """The first of ``names`` that the config holds (and not as null); all of them count as read.
+
+        CheckpointError when two of them hold different values.
+        """
+        held = [name for name in names if self.raw(name, None) is not None]
+        for name in held[1:]:
+            self.same(self.raw(held[0]), held[0], name)
+        return held[0] if held else names[0]
+
+    def same(self, value: Any, source: str, *names: str) -> None:
+        """Refuse another spelling of the field ``source`` that is held with a value other than ``value``."""
         for name in names:
-            self.raw(name, None)
-        return next((n for n in names if self.raw(n, None) is not None), names[0])
+            if self.raw(name, None) not in (None, value):
+                raise self.fail(name, f"{value!r} like {source}")
 
     def positive(self, *names: str, default: Any = MISSING) -> Any:
         """A positive integer under one of ``names``; a null counts as absent where a default is given."""
@@ -114,12 +133,12 @@ class HfConfig(Fields):
         name = self.name_of(*names)
         return default if self.raw(name, None) is None else self.boolean(name)
 
-    def scalar(self, *names: str, default: Any = MISSING) -> float:
-        """A number under one of ``names``; absent or null is ``default``."""
+    def scalar(self, *names: str, default: Any = MISSING, positive: bool = False) -> float:
+        """A finite number under one of ``names``; absent or null is ``default``."""
         name = self.name_of(*names)
         if default is not MISSING and self.raw(name, None) is None:
             return float(default)
-        return float(self.number(name))
+        return finite(self, name, positive)
 
     def interval(self, *names: str, default: tuple[float, float]) -> tuple[float, float]:
         """A pair [low, high] with 0 <= low < high, infinities allowed; absent or null is ``default``."""

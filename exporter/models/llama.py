@@ -38,7 +38,7 @@ def parse(config: HfConfig) -> DecoderConfig:
         vocab_size=config.positive("vocab_size"),
         hidden_size=hidden_size,
         layers=(layer,) * config.positive("num_hidden_layers"),
-        norm_eps=config.scalar("rms_norm_eps", default=1e-6),
+        norm_eps=config.scalar("rms_norm_eps", default=1e-6, positive=True),
         embedding_sources=("embed_tokens.weight",),
         final_norm_source="norm",
         tie_word_embeddings=config.flag("tie_word_embeddings", default=False),

@@ -6,6 +6,18 @@ from exporter.models.decoder_config import BlockConfig, DecoderConfig, LayerConf
 from exporter.models.hf_config import HfConfig
 from exporter.models.mamba_fields import CONV_ACTIVATIONS, UNBOUNDED
 
+# Fields of initialisation. norm_before_gate is among them because early configs carry it as true though their models
+# were trained, and are run everywhere, with the gate before the norm.
+UNUSED_FIELDS = (
+    "norm_before_gate",
+    "time_step_floor",
+    "time_step_init_scheme",
+    "time_step_max",
+    "time_step_min",
+    "time_step_rank",
+    "time_step_scale",
+)
+
 
 def parse(config: HfConfig) -> DecoderConfig:
     """Translate a mamba2 config."""
@@ -29,16 +41,17 @@ def parse(config: HfConfig) -> DecoderConfig:
         proj_bias=config.flag("use_bias", default=False),
         conv_bias=config.flag("use_conv_bias", default=True),
         time_step_limit=config.interval("time_step_limit", default=UNBOUNDED),
-        norm_before_gate=config.flag("norm_before_gate", default=False),
     )
-    config.ignore("time_step_rank", "time_step_min", "time_step_max", "time_step_floor")
+    config.expect("rms_norm", (True,), True)
+    config.same(heads * head_dim, "num_heads x head_dim", "intermediate_size")
+    config.ignore(*UNUSED_FIELDS)
     layer = LayerConfig((BlockConfig("norm", "mixer", mixer),))
     return DecoderConfig(
         model_type="mamba2",
         vocab_size=config.positive("vocab_size"),
         hidden_size=hidden_size,
         layers=(layer,) * config.positive("num_hidden_layers"),
-        norm_eps=config.scalar("layer_norm_epsilon", default=1e-5),
+        norm_eps=config.scalar("layer_norm_epsilon", default=1e-5, positive=True),
         embedding_sources=("embeddings.weight", "embedding.weight"),
         final_norm_source="norm_f",
         tie_word_embeddings=config.flag("tie_word_embeddings", default=False),

@@ -40,10 +40,14 @@ def mamba_d_mixer(config: HfConfig, hidden_size: int) -> MambaConfig:
     )
 
 
-def head_counts(config: HfConfig) -> tuple[int, int]:
-    """Query heads and key/value heads; CheckpointError when the second does not divide the first."""
+def head_counts(config: HfConfig, absent_kv_heads: int | None = None) -> tuple[int, int]:
+    """Query heads and key/value heads; CheckpointError when the second does not divide the first.
+
+    A null num_key_value_heads means as many as query heads; an absent one ``absent_kv_heads``, where that is given.
+    """
     heads = config.positive("num_attention_heads")
-    kv_heads = config.positive("num_key_value_heads", default=heads)
+    given = "num_key_value_heads" in config
+    kv_heads = config.positive("num_key_value_heads", default=heads if given else absent_kv_heads or heads)
     if heads % kv_heads:
         raise config.fail("num_key_value_heads", f"a divisor of num_attention_heads {heads}")
     return heads, kv_heads

@@ -13,12 +13,16 @@ from exporter.models.decoder_config import (
     MlpConfig,
 )
 from exporter.models.hf_config import HfConfig
-from exporter.models.mamba_fields import ACTIVATIONS, CONV_ACTIVATIONS, UNBOUNDED, head_counts, head_dim_of
+from exporter.models.mamba_fields import ACTIVATIONS, CONV_ACTIVATIONS, UNBOUNDED, head_counts
+from exporter.models.rope import ROPE_FIELDS
 
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 BLOCK_TYPES = {"linear_attention": "mamba", "full_attention": "attention", **{k: k for k in PATTERN.values()}}
-# Fields of the mixture-of-experts and multi-token-prediction parts, of training and of caches.
+ABSENT_KV_HEADS, ABSENT_HEAD_DIM = 8, 128
+# Fields of the mixture-of-experts and multi-token-prediction parts, of training, of caches, and of a rotary
+# embedding that the family does not have.
 UNUSED_FIELDS = (
+    *ROPE_FIELDS,
     "expand",
     "mamba_expand",
     "mamba_ssm_cache_dtype",
@@ -40,6 +44,7 @@ UNUSED_FIELDS = (
     "time_step_floor",
     "time_step_max",
     "time_step_min",
+    "time_step_rank",
     "topk_group",
     "use_mamba_kernels",
     "mamba_dt_min",
@@ -48,12 +53,14 @@ UNUSED_FIELDS = (
     "num_nextn_predict_layers",
 )
 
+TYPE_FIELDS = ("layers_block_type", "layer_types", "hybrid_override_pattern")
+
 
 def parse(config: HfConfig) -> DecoderConfig:
     """Translate a nemotron_h config; UnsupportedError for expert layers, CheckpointError for malformed fields."""
     hidden_size = config.positive("hidden_size")
     types = _block_types(config)
-    bodies: dict[str, BodyConfig] = {"mamba": _mamba(config), "attention": _attention(config, hidden_size)}
+    bodies: dict[str, BodyConfig] = {"mamba": _mamba(config), "attention": _attention(config)}
     bodies["mlp"] = MlpConfig(
         config.positive("intermediate_size"),
         config.expect("mlp_hidden_act", ACTIVATIONS, "relu2"),
@@ -67,7 +74,7 @@ def parse(config: HfConfig) -> DecoderConfig:
         vocab_size=config.positive("vocab_size"),
         hidden_size=hidden_size,
         layers=layers,
-        norm_eps=config.scalar("layer_norm_epsilon", "rms_norm_eps", "norm_eps", default=1e-5),
+        norm_eps=_norm_eps(config),
         embedding_sources=("embeddings.weight", "embedding.weight"),
         final_norm_source="norm_f",
         tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
@@ -79,7 +86,17 @@ def parse(config: HfConfig) -> DecoderConfig:
 
 def _block_types(config: HfConfig) -> list[str]:
     """One of mamba, attention, mlp per layer, from ``layers_block_type`` or ``hybrid_override_pattern``."""
-    name = config.name_of("layers_block_type", "layer_types", "hybrid_override_pattern")
+    given = [name for name in TYPE_FIELDS if config.raw(name, None) is not None]
+    if not given:
+        raise config.fail(TYPE_FIELDS[0], "a list of layer types")
+    types = _types_of(config, given[0])
+    for name in given[1:]:
+        if _types_of(config, name) != types:
+            raise config.fail(name, f"the same layers as {given[0]}")
+    return types
+
+
+def _types_of(config: HfConfig, name: str) -> list[str]:
     value = config.raw(name)
     table = PATTERN if name == "hybrid_override_pattern" else BLOCK_TYPES
     if not isinstance(value, (list, str)) or not value or not all(isinstance(v, str) for v in value):
@@ -95,12 +112,20 @@ def _block_types(config: HfConfig) -> list[str]:
     return types
 
 
-def _attention(config: HfConfig, hidden_size: int) -> AttentionConfig:
-    heads, kv_heads = head_counts(config)
-    head_dim = head_dim_of(config, hidden_size, heads)
-    bias = config.flag("attention_bias", default=False)
+def _attention(config: HfConfig) -> AttentionConfig:
+    heads, kv_heads = head_counts(config, ABSENT_KV_HEADS)
+    head_dim = config.positive("head_dim", "attention_head_dim", default=ABSENT_HEAD_DIM)
     config.expect("sliding_window", (None,), None)
-    return AttentionConfig(heads, kv_heads, head_dim, scale=head_dim**-0.5, bias=bias, output_bias=bias)
+    # transformers builds these projections without a bias whatever the config says.
+    config.expect("attention_bias", (None, False), False)
+    return AttentionConfig(heads, kv_heads, head_dim, scale=head_dim**-0.5)
+
+
+def _norm_eps(config: HfConfig) -> float:
+    """The one field that the family reads; other names for it may not contradict it."""
+    eps = config.scalar("layer_norm_epsilon", default=1e-5, positive=True)
+    config.same(eps, "layer_norm_epsilon", "rms_norm_eps", "norm_eps")
+    return eps
 
 
 def _mamba(config: HfConfig) -> MambaConfig:

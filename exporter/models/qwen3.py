@@ -9,12 +9,15 @@ from exporter.models.hf_config import HfConfig
 from exporter.models.mamba_fields import ACTIVATIONS, head_counts
 from exporter.models.rope import rope_from_config
 
+ABSENT_KV_HEADS, ABSENT_HEAD_DIM, ABSENT_WINDOW = 32, 128, 4096
+LAYER_KINDS = ("full_attention", "sliding_attention")
+
 
 def parse(config: HfConfig) -> DecoderConfig:
     """Translate a qwen3 config."""
     hidden_size = config.positive("hidden_size")
-    heads, kv_heads = head_counts(config)
-    head_dim = config.positive("head_dim", default=128)
+    heads, kv_heads = head_counts(config, ABSENT_KV_HEADS)
+    head_dim = config.positive("head_dim", default=ABSENT_HEAD_DIM)
     full = AttentionConfig(
         heads,
         kv_heads,
@@ -41,7 +44,7 @@ def parse(config: HfConfig) -> DecoderConfig:
         vocab_size=config.positive("vocab_size"),
         hidden_size=hidden_size,
         layers=layers,
-        norm_eps=config.scalar("rms_norm_eps", default=1e-6),
+        norm_eps=config.scalar("rms_norm_eps", default=1e-6, positive=True),
         embedding_sources=("embed_tokens.weight",),
         final_norm_source="norm",
         tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
@@ -53,12 +56,15 @@ def _windows(config: HfConfig) -> list[int | None]:
     """The sliding window of each layer, None for full attention."""
     count = config.positive("num_hidden_layers")
     used = config.flag("use_sliding_window", default=False)
-    window = config.positive("sliding_window", default=None) if used else config.raw("sliding_window", None) and None
+    absent = None if "sliding_window" in config else ABSENT_WINDOW
+    # The field is checked even where use_sliding_window switches it off.
+    window = config.positive("sliding_window", default=absent)
+    window = window if used else None
     first = config.integer("max_window_layers", 28)
     kinds = config.array("layer_types", None)
     if kinds is None:
         kinds = ["sliding_attention" if window and i >= first else "full_attention" for i in range(count)]
-    if len(kinds) != count or not set(kinds) <= {"full_attention", "sliding_attention"}:
+    if len(kinds) != count or not all(kind in LAYER_KINDS for kind in kinds):
         raise config.fail("layer_types", f"a list of {count} entries, full_attention or sliding_attention")
     if window is None and "sliding_attention" in kinds:
         raise config.fail("sliding_window", "a window, because layer_types has sliding_attention layers")

@@ -12,34 +12,55 @@ from typing import Any
 from artifact.errors import UnsupportedError
 from artifact.json_fields import Fields
 from exporter.models.decoder_config import RopeConfig
-from exporter.models.hf_config import HfConfig
+from exporter.models.hf_config import HfConfig, finite
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+# Where a config may speak of a rotary embedding.
+ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
 
 
-def rope_from_config(config: HfConfig, head_dim: int, default_partial: float = 1.0) -> RopeConfig:
-    """The rotary embedding that ``config`` describes; UnsupportedError names a rope_type that is not supported."""
-    parameters = config.raw("rope_parameters", None)
-    scaling = config.raw("rope_scaling", None)
-    for name, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):
-        if value is not None and not isinstance(value, dict):
-            raise config.fail(name, "an object or null")
-    merged: dict[str, Any] = {**(scaling or {}), **(parameters or {})}
-    theta = merged.pop("rope_theta", None) or config.scalar("rope_theta", default=10000.0)
+def rope_from_config(
+    config: HfConfig, head_dim: int, default_partial: float = 1.0, partial: bool = False
+) -> RopeConfig:
+    """The rotary embedding that ``config`` describes; UnsupportedError names a rope_type that is not supported.
+
+    ``partial`` tells whether the family can rotate a part of each head, by default the share ``default_partial``.
+    """
+    fields = _rope_fields(config)
+    theta = _number(fields, "rope_theta") or config.scalar("rope_theta", default=10000.0, positive=True)
     config.ignore("rope_theta")
-    partial = merged.pop("partial_rotary_factor", None)
-    top_level_partial = config.scalar("partial_rotary_factor", default=default_partial)
-    factor = float(partial if partial is not None else top_level_partial)
-    merged["rope_type"] = merged.pop("type", None) or merged.get("rope_type") or "default"
+    outside = config.scalar("partial_rotary_factor", default=default_partial, positive=True)
+    factor = _number(fields, "partial_rotary_factor") or outside
+    if factor != default_partial and not partial:
+        raise UnsupportedError(f"config.json: partial_rotary_factor: supported is {default_partial}, found {factor}")
     rotary_dim = int(head_dim * factor)
-    if not 0 < factor <= 1 or rotary_dim % 2 or rotary_dim == 0:
+    if factor > 1 or rotary_dim % 2 or rotary_dim == 0:
         raise UnsupportedError(
             f"config.json: partial_rotary_factor {factor} of head_dim {head_dim} gives {rotary_dim} rotary "
             "dimensions: expected a positive even number"
         )
-    max_positions = config.integer("max_position_embeddings", None)
-    fields = Fields(merged, "config.json: rope_parameters", UnsupportedError)
-    return _rope(fields, float(theta), rotary_dim, max_positions)
+    max_positions = config.positive("max_position_embeddings", default=None)
+    return _rope(fields, theta, rotary_dim, max_positions)
+
+
+def _rope_fields(config: HfConfig) -> Fields:
+    """The object that holds the parameters: rope_scaling in older configs, rope_parameters in newer ones."""
+    name = config.name_of("rope_parameters", "rope_scaling")
+    value = config.raw(name, None)
+    if value is not None and not isinstance(value, dict):
+        raise config.fail(name, "an object or null")
+    data: dict[str, Any] = dict(value or {})
+    old_spelling = data.pop("type", None)
+    kind = data.get("rope_type", old_spelling)
+    if old_spelling not in (None, kind):
+        raise UnsupportedError(f"config.json: {name}: type {old_spelling!r} and rope_type {kind!r} contradict")
+    data["rope_type"] = "default" if kind is None else kind
+    return Fields(data, f"config.json: {name}", UnsupportedError)
+
+
+def _number(fields: Fields, name: str) -> float | None:
+    """A positive finite number, None where it is absent or null."""
+    return None if fields.raw(name, None) is None else finite(fields, name, positive=True)
 
 
 def _rope(fields: Fields, theta: float, rotary_dim: int, max_positions: int | None) -> RopeConfig:
@@ -49,7 +70,7 @@ def _rope(fields: Fields, theta: float, rotary_dim: int, max_positions: int | No
     base = [theta ** (-2.0 * i / rotary_dim) for i in range(rotary_dim // 2)]
     scaling = 1.0
     if kind == "linear":
-        factor = fields.number("factor")
+        factor = finite(fields, "factor", positive=True)
         base = [f / factor for f in base]
     elif kind == "llama3":
         base = _llama3(fields, base)
@@ -61,7 +82,10 @@ def _rope(fields: Fields, theta: float, rotary_dim: int, max_positions: int | No
 
 
 def _llama3(fields: Fields, base: list[float]) -> list[float]:
-    factor, low, high = (fields.number(n) for n in ("factor", "low_freq_factor", "high_freq_factor"))
+    names = ("factor", "low_freq_factor", "high_freq_factor")
+    factor, low, high = (finite(fields, name, positive=True) for name in names)
+    if low >= high:
+        raise fields.fail("high_freq_factor", f"more than low_freq_factor {low}")
     original = fields.integer("original_max_position_embeddings", minimum=1)
     result = []
     for frequency in base:
@@ -80,18 +104,20 @@ def _yarn(
     fields: Fields, base: list[float], theta: float, dim: int, max_positions: int | None
 ) -> tuple[list[float], float]:
     """YaRN: interpolate low frequencies, keep high ones, ramp between ``beta_fast`` and ``beta_slow`` rotations."""
-    original = fields.integer("original_max_position_embeddings", None) or max_positions
-    factor = fields.number("factor")
+    original = fields.integer("original_max_position_embeddings", None, minimum=1) or max_positions
+    factor = finite(fields, "factor", positive=True)
     if original is None:
         raise fields.fail("original_max_position_embeddings", "an integer")
-    fast = fields.number("beta_fast", None) or 32.0
-    slow = fields.number("beta_slow", None) or 1.0
+    if theta == 1:
+        raise fields.fail("rope_theta", "another number than 1")
+    fast = _number(fields, "beta_fast") or 32.0
+    slow = _number(fields, "beta_slow") or 1.0
 
     def dimension(rotations: float) -> float:
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = dimension(fast), dimension(slow)
-    if fields.raw("truncate", True):
+    if fields.boolean("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
@@ -102,14 +128,14 @@ def _yarn(
 
 
 def _yarn_attention_scaling(fields: Fields, factor: float) -> float:
-    explicit = fields.number("attention_factor", None)
-    mscale, mscale_all = fields.number("mscale", None), fields.number("mscale_all_dim", None)
+    explicit = _number(fields, "attention_factor")
+    mscale, mscale_all = _number(fields, "mscale"), _number(fields, "mscale_all_dim")
 
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
     if explicit is not None:
-        return float(explicit)
+        return explicit
     if mscale and mscale_all:
         return scale(mscale) / scale(mscale_all)
     return scale(1.0)

@@ -1,0 +1,30 @@
+"""Scan weights while the graph is traced: the scan waits for memory, the tracer for the interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from artifact.dtypes import DType
+from artifact.safetensors_file import TensorSlot
+from exporter.checkpoint.scan import ScanReport, scan_weights
+
+
+@contextlib.contextmanager
+def background_scan(targets: list[tuple[TensorSlot, DType]] | None) -> Iterator[Callable[[], ScanReport | None]]:
+    """Start scanning ``targets``; the yielded function waits for the result, or raises what the scan found.
+
+    Leaving the block stops a scan that nobody waited for. Without targets the function returns None at once.
+    """
+    if targets is None:
+        yield lambda: None
+        return
+    cancelled = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(scan_weights, targets, None, cancelled)
+        try:
+            yield future.result
+        finally:
+            cancelled.set()
