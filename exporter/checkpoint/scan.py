@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 
@@ -53,9 +54,11 @@ def scan_weights(
     lost = 0
     # Threads pay because NumPy's reductions release the interpreter lock.
     with ThreadPoolExecutor(THREADS) as pool:
-        for (slot, compute), (peak, zeros) in zip(
-            work, pool.map(lambda w: _scan_tensor(*w, cancelled), work), strict=True
-        ):
+        slots, computes = [slot for slot, _ in work], [compute for _, compute in work]
+        results = pool.map(_scan_tensor, slots, computes, repeat(cancelled))
+        for slot, compute, (peak, zeros) in zip(slots, computes, results, strict=True):
+            if cancelled and cancelled.is_set():
+                break
             _check_peak(slot, compute, peak)
             lost += zeros > 0
             progress.advance(slot.nbytes)
