@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -62,8 +63,9 @@ def build_engine(
             progress=terminal.progress,
         )
         terminal.progress.finish()
-        terminal.show(_table(record))
-        terminal.document(asdict(record))
+        folder = _folder_of(out, record)
+        terminal.show(_table(record, folder / record.engine))
+        terminal.document({"path": str(folder), **asdict(record)})
 
 
 def _preset(target: str | None) -> str | None:
@@ -73,10 +75,22 @@ def _preset(target: str | None) -> str | None:
     return target
 
 
-def _table(record: EngineRecord) -> Any:
+def _folder_of(out: Path, record: EngineRecord) -> Path:
+    """The folder that holds the engine of ``record``."""
+    from artifact.engine_record import ENGINE_FILE, read_engine_record
+    from artifact.errors import ArtifactError, EngineError
+
+    for path in sorted(out.glob(f"engines/*/{ENGINE_FILE}")):
+        with contextlib.suppress(ArtifactError):
+            if read_engine_record(path) == record:
+                return path.parent
+    raise EngineError(f"{out}: expected the engine that was just built, found none: another program removed it")
+
+
+def _table(record: EngineRecord, path: Path) -> Any:
     from rich.table import Table
 
-    table = Table(title=f"built {record.engine}", title_justify="left", show_header=False)
+    table = Table(title=f"built {path}", title_justify="left", show_header=False)
     for name, value in (
         ("size", bytes_text(record.nbytes)),
         ("library", f"{record.library} {record.library_version}"),

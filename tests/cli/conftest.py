@@ -1,0 +1,25 @@
+"""One exported artifact for all tests of the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hybridge.cli.main import run_command
+from tests.cli.command import ROOT
+
+CHECKPOINT = ROOT / "examples" / "checkpoints" / "tiny-nemotron-h"
+
+
+@pytest.fixture(scope="session")
+def checkpoint() -> Path:
+    return CHECKPOINT
+
+
+@pytest.fixture(scope="session")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped checkpoint, exported by the command itself. Tests must not change it."""
+    out = tmp_path_factory.mktemp("exported") / "artifact"
+    assert run_command(["export", str(CHECKPOINT), str(out), "--max-seq-len", "300", "--quiet"]) == 0
+    return out

@@ -1,0 +1,120 @@
+"""Standard output holds results only; progress goes to standard error."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hybridge.cli.progress import BarProgress, LineProgress, progress_on
+from hybridge.cli.terminal import Terminal, json_text
+from hybridge.cli.text import bytes_text, count_text, seconds_text
+from tests.cli.command import ROOT
+
+NOISY_PROGRAM = """
+import ctypes, os, sys
+sys.path.insert(0, {root!r})
+sys.argv = ["hybridge", "inspect", "x", "--json"]
+import hybridge.api
+class Fine:
+    def to_json(self):
+        print("python noise")
+        os.write(1, b"descriptor noise\\n")
+        ctypes.CDLL(None).puts(b"stdio noise")
+        return {{"text": "\\u00e9", "error": float("nan")}}
+hybridge.api.inspect = lambda path: Fine()
+import hybridge.cli.inspection_tables as tables
+tables.tables_of = lambda inspection: []
+from hybridge.cli.main import main
+main()
+"""
+
+
+def test_libraries_cannot_spoil_the_document(tmp_path: Path) -> None:
+    program = NOISY_PROGRAM.format(root=str(ROOT))
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, encoding="utf-8")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout) == {"text": "é", "error": "nan"}
+    for noise in ("python", "descriptor", "stdio"):
+        assert f"{noise} noise" in result.stderr
+
+
+def test_a_reader_that_leaves_gets_no_traceback(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m hybridge --help | true"
+    result = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert "Traceback" not in result.stderr and "Exception" not in result.stderr
+
+
+def test_json_is_strict() -> None:
+    data = {"a": [float("inf"), -float("inf"), 1.5], "b": (None, True), "c": {"d": float("nan")}}
+    assert json.loads(json_text(data)) == {"a": ["inf", "-inf", 1.5], "b": [None, True], "c": {"d": "nan"}}
+
+
+def test_show_and_document_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    for as_json, expected in ((False, "shown [as it is]\nstreamed"), (True, '{\n  "a": 1\n}\n')):
+        with Terminal(as_json) as terminal:
+            terminal.show("shown [as it is]")
+            terminal.write("streamed")
+            terminal.document({"a": 1})
+        assert capsys.readouterr().out == expected
+
+
+def test_long_sentences_are_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    with Terminal() as terminal:
+        terminal.show("word " * 60)
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_lines_without_a_terminal() -> None:
+    stream = io.StringIO()
+    progress = progress_on(stream, quiet=False)
+    progress.start("scan weights", 10, "B")
+    progress.advance(4)
+    progress.start("trace")
+    progress.finish()
+    assert isinstance(progress, LineProgress)
+    assert stream.getvalue() == "scan weights ...\ntrace ...\n"
+
+
+def test_quiet_prints_nothing() -> None:
+    stream = io.StringIO()
+    progress = progress_on(stream, quiet=True)
+    progress.start("scan weights")
+    progress.finish()
+    assert not stream.getvalue()
+
+
+class FakeTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    stream = FakeTerminal()
+    progress = progress_on(stream, quiet=False)
+    assert isinstance(progress, BarProgress)
+    progress.start("scan [weights]", 3 << 20, "B")
+    progress.advance(1 << 20)
+    progress.start("trace")
+    progress.start("layers", 7)
+    progress.advance(7)
+    progress.finish()
+    progress.finish()
+    drawn = stream.getvalue()
+    assert "scan [weights]" in drawn and "3.0 MiB" in drawn and "trace" in drawn and "7/7" in drawn
+
+
+def test_numbers_for_people() -> None:
+    assert [bytes_text(n) for n in (0, 1023, 1024, 7 << 20, 3 << 40, 5000 << 40)] == [
+        "0 B", "1023 B", "1.0 KiB", "7.0 MiB", "3.0 TiB", "5000.0 TiB",
+    ]  # fmt: skip
+    assert [count_text(n) for n in (0, 9999, 10_000, 3_456_789, 1_700_000_000)] == [
+        "0", "9999", "10.0 K", "3.5 M", "1.7 B",
+    ]  # fmt: skip
+    assert [seconds_text(s) for s in (0.0025, 1.0, 119.94, 200)] == ["2.5 ms", "1.0 s", "119.9 s", "3 min 20 s"]

@@ -1,0 +1,77 @@
+"""Help, version and usage errors of every command."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.command import hybridge
+
+FLAGS = {
+    "export": "--dtype --state-dtype --layout --max-batch --max-seq-len --all-logits --weights --dry-run --overwrite "
+    "--no-scan --full-hash --ignore-config-field --json --quiet",
+    "verify": "--engine --prompt-lengths --decode-steps --tolerance --json --quiet",
+    "build-engine": "--target --compute-capability --plugins --max-batch --max-seq-len --overwrite --json --quiet",
+    "run": "--prompt --chat --prompt-ids --engine --max-new-tokens --temperature --top-k --top-p --min-p "
+    "--repetition-penalty --seed --stop --json --quiet",
+    "inspect": "--json",
+    "bench": "--engine --json --plot --quiet",
+}
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("command", sorted(FLAGS))
+def test_help_names_every_option(capfd: Capture, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    outcome = hybridge(capfd, command, "--help")
+    assert outcome.code == 0 and not outcome.err
+    missing = [flag for flag in FLAGS[command].split() if f"{flag} " not in outcome.out]
+    assert not missing
+
+
+def test_help_lists_the_commands(capfd: Capture) -> None:
+    outcome = hybridge(capfd, "--help")
+    assert outcome.code == 0
+    assert all(command in outcome.out for command in FLAGS)
+
+
+def test_version(capfd: Capture) -> None:
+    outcome = hybridge(capfd, "--version")
+    assert outcome.code == 0 and outcome.out.startswith("hybridge ") and not outcome.err
+
+
+def test_no_command_is_a_usage_error(capfd: Capture) -> None:
+    outcome = hybridge(capfd)
+    assert outcome.code == 2 and "Usage" in outcome.out + outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("fly",), "fly"),
+        (("export",), "CHECKPOINT"),
+        (("export", "a"), "OUT"),
+        (("export", "a", "b", "--wings"), "--wings"),
+        (("export", "a", "b", "--dtype", "float8"), "float8"),
+        (("export", "a", "b", "--max-batch", "many"), "--max-batch"),
+        (("verify", "a", "b", "--prompt-lengths", "1,x"), "--prompt-lengths"),
+        (("run", "a", "--prompt-ids", "1;2"), "--prompt-ids"),
+        (("run", "a"), "none of them"),
+        (("run", "a", "--prompt", "x", "--chat", "y"), "--prompt and --chat"),
+        (("run", "a", "--prompt", "x", "--engine", "abacus"), "abacus"),
+    ],
+)
+def test_usage_error_is_one_sentence(capfd: Capture, arguments: tuple[str, ...], expected: str) -> None:
+    outcome = hybridge(capfd, *arguments)
+    assert outcome.code == 2 and not outcome.out
+    assert expected in outcome.error and "--help" in outcome.error
+
+
+def test_usage_error_as_json(capfd: Capture) -> None:
+    outcome = hybridge(capfd, "run", "a", "--json")
+    assert outcome.code == 2
+    assert outcome.document == {"error": outcome.error, "exit_code": 2}
+
+
+def test_json_after_the_separator_is_no_option(capfd: Capture) -> None:
+    outcome = hybridge(capfd, "inspect", "--", "--json")
+    assert outcome.code == 2 and not outcome.out and "--json: expected" in outcome.error
