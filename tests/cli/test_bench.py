@@ -1,0 +1,58 @@
+"""hybridge bench: what it measures and prints, never how fast it is."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import hybridge
+
+Capture = pytest.CaptureFixture[str]
+SHORT = ("-p", "5,9", "-n", "3", "-r", "1", "--threads", "1")
+
+
+def test_document(capfd: Capture, artifact: Path) -> None:
+    outcome = hybridge(capfd, "bench", artifact, *SHORT, "--batch", "2", "--context", "4", "--json")
+    assert outcome.code == 0, outcome.err
+    report = outcome.document
+    assert [r["name"] for r in report["prefill"]] == ["pp5", "pp9"]
+    assert [(r["name"], r["rows"], r["context_tokens"]) for r in report["decode"]] == [("tg3", 2, 4)]
+
+
+def test_table(capfd: Capture, artifact: Path) -> None:
+    outcome = hybridge(capfd, "bench", artifact, *SHORT)
+    assert outcome.code == 0 and all(name in outcome.out for name in ("pp5", "pp9", "tg3", "p99"))
+
+
+def test_default_lengths_fit_a_short_artifact(capfd: Capture, artifact: Path) -> None:
+    outcome = hybridge(capfd, "bench", artifact, "-r", "1", "--json")
+    assert outcome.code == 0, outcome.err
+    assert [r["name"] for r in (*outcome.document["prefill"], *outcome.document["decode"])] == ["pp300", "tg128"]
+
+
+def test_plot(capfd: Capture, artifact: Path, tmp_path: Path) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        pytest.skip("matplotlib is not installed (extra plot)")
+    outcome = hybridge(capfd, "bench", artifact, *SHORT, "--plot", tmp_path / "speed.png", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.document["prefill"]
+    assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
+    for path, words in ((tmp_path / "speed.gif", ".png"), (tmp_path / "no" / "speed.png", "create it first")):
+        assert words in hybridge(capfd, "bench", artifact, "--plot", path).error
+
+
+def test_plot_without_matplotlib(capfd: Capture, artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    outcome = hybridge(capfd, "bench", artifact, "--plot", "speed.png")
+    assert outcome.code == 2 and "hybridge[plot]" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("option", "words"), [(("-p", "301"), "300"), (("-r", "0"), "repetitions"), (("-p", "a"), "--prompt-tokens")]
+)
+def test_bad_requests(capfd: Capture, artifact: Path, option: tuple[str, ...], words: str) -> None:
+    outcome = hybridge(capfd, "bench", artifact, *option)
+    assert outcome.code == 2 and words in outcome.error

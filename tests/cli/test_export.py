@@ -1,0 +1,78 @@
+"""hybridge export: the report, the plan, refusals, and nothing left behind."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from artifact.config import read_config
+from tests.cli.command import hybridge, hybridge_process
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_report(capfd: Capture, checkpoint: Path, tmp_path: Path) -> None:
+    outcome = hybridge(capfd, "export", checkpoint, tmp_path / "out", "--json", "--dtype", "float32", "--max-batch", 3)
+    assert outcome.code == 0, outcome.err
+    report = outcome.document
+    assert report["model_type"] == "nemotron_h" and report["dtype"] == "float32" and report["bytes_linked"] > 5 << 20
+    config = read_config(tmp_path / "out")
+    assert config.max_batch_size == 3 and config.dtype.value == "float32"
+    assert "scan weights" in outcome.err
+
+
+def test_dry_run_writes_nothing(capfd: Capture, checkpoint: Path, tmp_path: Path) -> None:
+    plan = hybridge(capfd, "export", checkpoint, tmp_path / "out", "--dry-run", "--json", "--state-dtype", "float16")
+    table = hybridge(capfd, "export", checkpoint, tmp_path / "out", "--dry-run")
+    assert plan.code == table.code == 0
+    assert len(plan.document["layer_types"]) == 12 and plan.document["weight_bytes"] > 5 << 20
+    assert "nemotron_h" in table.out and "12: " in table.out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+def test_existing_output_is_refused(capfd: Capture, checkpoint: Path, artifact: Path, flags: tuple[str, ...]) -> None:
+    before = sorted((p, p.stat().st_mtime_ns) for p in artifact.rglob("*"))
+    outcome = hybridge(capfd, "export", checkpoint, artifact, *flags)
+    assert outcome.code == 2 and not outcome.out and "--overwrite" in outcome.error
+    assert sorted((p, p.stat().st_mtime_ns) for p in artifact.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nowhere", "out"), "nowhere"),
+        (("{checkpoint}", "out", "--layout", "paged"), "not available yet"),
+        (("{checkpoint}", "out", "--max-batch", "0"), "--max-batch"),
+    ],
+)
+def test_bad_input(
+    capfd: Capture,
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = hybridge(capfd, "export", *(a.format(checkpoint=checkpoint) for a in arguments))
+    assert outcome.code == 2 and words in outcome.error
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interruption_leaves_nothing(checkpoint: Path, tmp_path: Path, number: signal.Signals) -> None:
+    process = hybridge_process("export", checkpoint, tmp_path / "out", "--json", cwd=tmp_path)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("trace the graph"):
+            break
+    time.sleep(0.2)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 2, err
+    assert "error: interrupted" in err and "Traceback" not in err and '"error": "interrupted' in out
+    assert not list(tmp_path.iterdir())

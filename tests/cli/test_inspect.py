@@ -1,0 +1,169 @@
+"""hybridge inspect: a checkpoint, an artifact, an engine, and what is none of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from artifact.config import read_config
+from artifact.engine_record import EngineRecord, ProfileRecord, write_engine_record
+from artifact.manifest import record_file
+from artifact.safetensors_file import read_safetensors
+from hybridge.inspection.engine_inspector import run_inspector
+from tests.cli.command import hybridge
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_checkpoint(capfd: Capture, checkpoint: Path) -> None:
+    found = hybridge(capfd, "inspect", checkpoint, "--json").document
+    tensors = [t for shard in checkpoint.glob("*.safetensors") for t in read_safetensors(shard).tensors.values()]
+    assert found["kind"] == "checkpoint" and found["refusal"] is None
+    assert found["weight_bytes"] == sum(t.nbytes for t in tensors) == sum(found["weight_types"].values())
+    layers = sum(layer["weight_bytes"] for layer in found["layers"])
+    assert layers + sum(t["weight_bytes"] for t in found["outside_layers"]) == found["weight_bytes"]
+    kinds = [layer["kind"] for layer in found["layers"]]
+    assert len(kinds) == 12 and set(kinds) == {"mamba", "mlp", "attention"}
+    table = hybridge(capfd, "inspect", checkpoint)
+    assert table.code == 0 and "can be exported" in table.out
+
+
+def test_checkpoint_that_cannot_be_exported(capfd: Capture, checkpoint: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "unknown"
+    shutil.copytree(checkpoint, copy)
+    config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
+    (copy / "config.json").write_text(json.dumps({**config, "model_type": "abacus"}), encoding="utf-8")
+    outcome = hybridge(capfd, "inspect", copy, "--json")
+    assert outcome.code == 0 and "abacus" in outcome.document["refusal"]
+    assert len(outcome.document["layers"]) == 12 and outcome.document["states"] == []
+    assert "cannot be exported" in hybridge(capfd, "inspect", copy).out
+
+
+def test_artifact(capfd: Capture, checkpoint: Path, artifact: Path) -> None:
+    found = hybridge(capfd, "inspect", artifact, "--json").document
+    config = read_config(artifact)
+    assert found["kind"] == "artifact" and found["damage"] == [] and found["max_seq_len"] == 300
+    mambas = config.layer_types.count("mamba")
+    assert found["ops"]["trt_edgellm::update_ssm_state"] == mambas == found["ops"]["trt_edgellm::causal_conv1d"]
+    assert set(found["functions"]) == {"trt_edgellm::update_ssm_state", "trt_edgellm::causal_conv1d"}
+    assert found["opsets"]["ai.onnx"] == 24
+    assert [b["name"] for b in found["inputs"]] == [b.name for b in config.bindings.inputs]
+    source = hybridge(capfd, "inspect", checkpoint, "--json").document
+    assert found["states"] == source["states"] and found["parameters"] == source["parameters"]
+    recurrent = config.recurrent_layers[0]
+    conv_bytes = recurrent.conv_dim * recurrent.conv_kernel * config.conv_state_dtype.itemsize
+    scan_bytes = recurrent.num_heads * recurrent.head_dim * recurrent.state_size * 4
+    first = config.recurrent_layer_indices[0]
+    assert found["layers"][first]["state_bytes_per_row"] == conv_bytes + scan_bytes
+    kv = config.kv_layers[0]
+    attention = found["layers"][config.attention_layer_indices[0]]
+    assert attention["state_bytes_per_token"] == 2 * kv.num_kv_heads * kv.head_dim * config.kv_cache_dtype.itemsize
+    by_file = hybridge(capfd, "inspect", artifact / "model.onnx", "--json").document
+    assert by_file == found
+    table = hybridge(capfd, "inspect", artifact)
+    assert table.code == 0 and "past_key_0" in table.out and "as exported" in table.out
+
+
+def test_damaged_artifact(capfd: Capture, artifact: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(artifact, copy)
+    (copy / "tokenizer.json").unlink()
+    with (copy / "generation_config.json").open("a", encoding="utf-8") as file:
+        file.write(" ")
+    damage = hybridge(capfd, "inspect", copy, "--json").document["damage"]
+    assert len(damage) == 2
+    assert any("tokenizer.json: missing" in d for d in damage) and any("generation_config" in d for d in damage)
+    (copy / "model.onnx").write_bytes(b"\xff\xff\xff")
+    assert "model.onnx" in hybridge(capfd, "inspect", copy).error
+
+
+@pytest.fixture
+def engine(artifact: Path, tmp_path: Path) -> Path:
+    """An artifact with an engine folder as the builder writes it (the engine itself is not TensorRT's)."""
+    out = tmp_path / "out"
+    shutil.copytree(artifact, out)
+    folder = out / "engines" / "rtx-ada"
+    folder.mkdir(parents=True)
+    (folder / "model.engine").write_bytes(b"engine")
+    record = EngineRecord(
+        engine="model.engine",
+        nbytes=6,
+        sha256="0" * 64,
+        library="tensorrt_rtx",
+        library_version="1.7",
+        preset="rtx-ada",
+        compute_capabilities=["8.9"],
+        plugins=False,
+        max_batch_size=2,
+        max_seq_len=256,
+        profiles=[ProfileRecord("decode", {"input_ids": [[1, 1], [1, 1], [2, 1]]})],
+        bindings=[{"name": "input_ids", "mode": "input", "dtype": "int64", "shape": ["batch", "seq"]}],
+        layers={"CAST": 4, "MATRIX_MULTIPLY": 9},
+        model_sha256=record_file(out, "model.onnx").sha256,
+        build_seconds=1.5,
+    )
+    write_engine_record(folder / "engine.json", record)
+    return folder
+
+
+def test_engine(capfd: Capture, engine: Path) -> None:
+    found = hybridge(capfd, "inspect", engine, "--json").document
+    assert found["kind"] == "engine" and found["matches_model"] is True
+    assert found["record"]["layers"] == {"CAST": 4, "MATRIX_MULTIPLY": 9}
+    for path in (engine / "model.engine", engine / "engine.json"):
+        assert hybridge(capfd, "inspect", path, "--json").document == found
+    table = hybridge(capfd, "inspect", engine)
+    assert "rtx-ada" in table.out and "[2, 1]" in table.out and "9 MATRIX_MULTIPLY" in table.out
+    model = engine.parent.parent / "model.onnx"
+    model.write_bytes(model.read_bytes() + b"\x00\x00")
+    assert hybridge(capfd, "inspect", engine, "--json").document["matches_model"] is False
+    model.unlink()
+    assert hybridge(capfd, "inspect", engine, "--json").document["matches_model"] is None
+
+
+def test_artifact_lists_its_engines(capfd: Capture, engine: Path) -> None:
+    assert hybridge(capfd, "inspect", engine.parent.parent, "--json").document["engines"] == ["engines/rtx-ada"]
+
+
+def test_damaged_engine(capfd: Capture, engine: Path) -> None:
+    (engine / "model.engine").write_bytes(b"engin")
+    assert "expected 6 bytes, found 5" in hybridge(capfd, "inspect", engine).error
+    (engine / "model.engine").unlink()
+    assert "model.engine" in hybridge(capfd, "inspect", engine).error
+
+
+FAKE_TENSORRT = """
+class Logger:
+    ERROR = 1
+    def __init__(self, level): pass
+class LayerInformationFormat:
+    JSON = "json"
+class Inspector:
+    def get_engine_information(self, form): return '{"Layers": ["conv"], "Bindings": []}'
+class Engine:
+    def create_engine_inspector(self): return Inspector()
+class Runtime:
+    def __init__(self, logger): print("a native library prints this")
+    def deserialize_cuda_engine(self, data): return Engine() if data == b"engine" else None
+"""
+
+
+def test_engine_inspector(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a module with TensorRT's interface: a real engine loads only on the GPU it was built for."""
+    (tmp_path / "fake_tensorrt.py").write_text(FAKE_TENSORRT, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert run_inspector(engine / "model.engine", "fake_tensorrt") == {"Layers": ["conv"], "Bindings": []}
+    (engine / "model.engine").write_bytes(b"other")
+    assert "not built for this GPU" in str(run_inspector(engine / "model.engine", "fake_tensorrt"))
+    assert "no_such_module" in str(run_inspector(engine / "model.engine", "no_such_module"))
+
+
+@pytest.mark.parametrize("name", ["nothing", "empty", "file.txt"])
+def test_something_else(capfd: Capture, tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file.txt").write_text("hello", encoding="utf-8")
+    outcome = hybridge(capfd, "inspect", tmp_path / name)
+    assert outcome.code == 2 and name in outcome.error and "expected" in outcome.error
