@@ -38,7 +38,7 @@ class Outcome:
         return lines[0].removeprefix("error: ")
 
 
-def hybridge(capfd: pytest.CaptureFixture[str], *arguments: str | Path) -> Outcome:
+def hybridge(capfd: pytest.CaptureFixture[str], *arguments: object) -> Outcome:
     """Run ``hybridge ARGUMENTS`` in this process."""
     capfd.readouterr()
     code = run_command([str(a) for a in arguments])
