@@ -44,6 +44,22 @@ class Inserter:
         """A one-dimensional int64 constant."""
         return self.constant(np.array(values, np.int64))
 
+    def scalar(self, value: int) -> ir.Value:
+        """An int64 constant without axes."""
+        return self.constant(np.array(value, np.int64))
+
+    def input_or(self, name: str, default: ir.Value) -> ir.Value:
+        """The graph input ``name``; ``default`` in a graph without it."""
+        return next((value for value in self._graph.inputs if value.name == name), default)
+
+    def size(self, value: ir.Value, axis: int) -> ir.Value:
+        """The size of one axis as an int64 tensor of one element."""
+        return self.op("Shape", value, start=axis, end=axis + 1)
+
+    def shape(self, *sizes: int | ir.Value) -> ir.Value:
+        """A shape of numbers and of sizes known at run time only."""
+        return self.op("Concat", *(self.ints(s) if isinstance(s, int) else s for s in sizes), axis=0)
+
     def reshape(self, value: ir.Value, *shape: int) -> ir.Value:
         """Reshape; 0 keeps the input's size of that axis, -1 is inferred."""
         return self.op("Reshape", value, self.ints(*shape))

@@ -17,6 +17,10 @@ ALIAS_SAFE = {
 }
 
 
+# Operators whose output may be the memory of their first input.
+_VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
+
+
 def updates_in_place(past: ir.Value, present: ir.Value) -> bool:
     """True when writing ``present`` into the buffer of ``past`` cannot be seen by any reader of ``past``.
 
@@ -27,10 +31,16 @@ def updates_in_place(past: ir.Value, present: ir.Value) -> bool:
     if writer is None or past.is_graph_output():
         return False
     earlier = _ancestors(writer)
-    return all(
-        user in earlier if user is not writer else (writer.op_type, index, present.index()) in ALIAS_SAFE
-        for user, index in past.uses()
-    )
+    views = [past]
+    for view in views:
+        for user, index in view.uses():
+            if user is writer and (writer.op_type, index, present.index()) not in ALIAS_SAFE:
+                return False
+            if user is not writer and user not in earlier:
+                return False
+            if user.op_type in _VIEWS and index == 0:
+                views.append(user.outputs[0])
+    return True
 
 
 def _ancestors(node: ir.Node) -> set[ir.Node]:

@@ -20,7 +20,7 @@ from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, LOGITS, PAST_LENGTHS
 from runtime.engines.base import Engine, StateSet, StepInputs
 from runtime.engines.onnxruntime.inner_values import expose_values
 from runtime.engines.onnxruntime.kernels import installed_kernels
-from runtime.engines.onnxruntime.rewrite import RewrittenGraph, natural_layouts, widen_only
+from runtime.engines.onnxruntime.rewrite import GraphForm, RewrittenGraph, natural_layouts, widen_only
 from runtime.engines.onnxruntime.session import create_session
 from runtime.engines.onnxruntime.states import ArrayStateSet, engine_specs
 from runtime.engines.onnxruntime.weights import WeightStore
@@ -87,5 +87,8 @@ class PortableEngine(Engine):
         expose_values(model, values)
         inputs = frozenset(str(value.name) for value in model.graph.inputs)
         return create_session(
-            RewrittenGraph(model, inputs, frozenset(), self._layouts), self._weights, self._folder, self._threads
+            RewrittenGraph(GraphForm.GENERAL, model, inputs, frozenset(), self._layouts),
+            self._weights,
+            self._folder,
+            self._threads,
         )

@@ -57,6 +57,7 @@ class RewrittenGraph:
     """
 
     model: ir.Model
+    form: GraphForm
     inputs: frozenset[str]
     in_place: frozenset[str]
     layouts: Mapping[str, StateLayout]
@@ -78,6 +79,7 @@ def rewrite(model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Ke
     pairs = state_pairs(model, replaced_by)
     return RewrittenGraph(
         model,
+        form,
         frozenset(str(value.name) for value in model.graph.inputs),
         frozenset(str(past.name) for past, present in pairs if updates_in_place(past, present)),
         {str(past.name): _layout(past) for past, _ in pairs},

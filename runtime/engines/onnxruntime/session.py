@@ -8,7 +8,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from artifact.errors import EngineError
-from runtime.engines.onnxruntime.rewrite import RewrittenGraph
+from runtime.engines.onnxruntime.rewrite import GraphForm, RewrittenGraph
 from runtime.engines.onnxruntime.weights import WeightStore
 
 _ENTRIES = {
@@ -23,6 +23,8 @@ def create_session(graph: RewrittenGraph, weights: WeightStore, folder: Path, th
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    # A plan of memory pays for shapes that repeat; for prompts of every length it would hold one block each.
+    options.enable_mem_pattern = graph.form is not GraphForm.GENERAL
     for key, value in _ENTRIES.items():
         options.add_session_config_entry(key, value)
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", f"{folder}/")

@@ -1,60 +1,46 @@
-"""Body of ``update_ssm_state``: LinearAttention, or standard operators for one token.
+"""Body of ``update_ssm_state``: one form for one token, one for many.
 
-Mamba2's recurrence is the "gated" rule of LinearAttention with query C, key B, value d * x and log decay A * d,
-where d is the time step after softplus and clamp; D * x is added outside. Its state is [state_size, head_dim] per
-head, so the engine keeps such states in that order (``TRANSPOSED_STATE``) and turns rows when they are read.
+Both keep the state as [state_size, head_dim] per head, the order of ONNX Runtime's LinearAttention, against
+[head_dim, state_size] in the declaration (``TRANSPOSED_STATE``). The engine turns rows when they are read.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
 from runtime.engines.onnxruntime.kernels import Kernels
+from runtime.engines.onnxruntime.ssm_decode import linear_attention_step, standard_step
+from runtime.engines.onnxruntime.ssm_inputs import SsmInputs
+from runtime.engines.onnxruntime.ssm_prefill import chunked_scan
 
 TRANSPOSED_STATE = "engine.transposed_state"
 """Key in the ``meta`` of a state's graph input: its last two axes are swapped against the declaration."""
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """The operator's inputs and sizes; ``step`` [batch, seq, heads] is the time step that x is scaled with."""
-
-    x: ir.Value
-    B: ir.Value
-    C: ir.Value
-    state: ir.Value
-    step: ir.Value
-    log_decay: ir.Value
-    heads: int
-    head_dim: int
-    groups: int
-    state_size: int
 
 
 def update_ssm_state_body(node: ir.Node, insert: Inserter, kernels: Kernels) -> list[ir.Value] | None:
     """y [batch, seq, heads, head_dim] and the new state, for rows without padding."""
     x, A, B, C, D, dt, dt_bias, state = node.inputs[:8]
     x_shape, b_shape = fixed_shape(x), fixed_shape(B)
-    if x_shape is None or b_shape is None or len(x_shape) != 4 or None in (*x_shape[2:], *b_shape[2:]):
+    if x_shape is None or b_shape is None or len(x_shape) != 4 or not _is_engine_state(node):
         return None
-    fused, one_token = kernels.recurrent_ops and _is_engine_state(node), x_shape[1] == 1
-    if not (fused or one_token):
+    heads, head_dim, groups, state_size = *x_shape[2:], *b_shape[2:]
+    if heads is None or head_dim is None or groups is None or state_size is None:
         return None
+    assert x is not None and B is not None and C is not None and state is not None
     step = _time_step(node, insert, dt, dt_bias)
     log_decay = insert.op("Mul", step, A)
-    assert x is not None and B is not None and C is not None and state is not None
-    sizes = (x_shape[2], x_shape[3], b_shape[2], b_shape[3])
-    inputs = _Inputs(x, B, C, state, step, log_decay, *sizes)  # type: ignore[arg-type]
-    if fused:
-        _transpose_state(node)
-        y, new_state = _linear_attention(insert, inputs)
+    _transpose_state(node)
+    inputs = SsmInputs(x, B, C, step, log_decay, state, heads, head_dim, groups, state_size)
+    if x_shape[1] != 1:
+        y, new_state = chunked_scan(insert, inputs)
+    elif kernels.recurrent_ops:
+        y, new_state = linear_attention_step(insert, inputs)
     else:
-        y, new_state = _standard_step(insert, inputs)
+        y, new_state = standard_step(insert, inputs)
     skip = insert.op("Mul", x, insert.op("Unsqueeze", D, insert.ints(1)))
     return [insert.op("Add", y, skip), new_state]
 
@@ -71,43 +57,6 @@ def _time_step(node: ir.Node, insert: Inserter, dt: ir.Value | None, dt_bias: ir
         return step
     limits = [None if math.isinf(v) else insert.constant(np.array(v, np.float32)) for v in (lowest, highest)]
     return insert.op("Clip", step, *limits)
-
-
-def _linear_attention(insert: Inserter, i: _Inputs) -> tuple[ir.Value, ir.Value]:
-    scaled = insert.op("Mul", i.x, insert.op("Unsqueeze", i.step, insert.ints(3)))
-    y, new_state = insert.microsoft(
-        "LinearAttention",
-        insert.reshape(i.C, 0, 0, i.groups * i.state_size),
-        insert.reshape(i.B, 0, 0, i.groups * i.state_size),
-        insert.reshape(scaled, 0, 0, i.heads * i.head_dim),
-        i.state,
-        i.log_decay,
-        outputs=2,
-        q_num_heads=i.groups,
-        kv_num_heads=i.heads,
-        update_rule="gated",
-        scale=1.0,
-    )
-    return insert.reshape(y, 0, 0, i.heads, i.head_dim), new_state
-
-
-def _standard_step(insert: Inserter, i: _Inputs) -> tuple[ir.Value, ir.Value]:
-    """One token: state * decay + outer(d * x, B), then times C."""
-    scaled = insert.op("Mul", insert.reshape(i.x, 0, i.heads, i.head_dim, 1), insert.reshape(i.step, 0, i.heads, 1, 1))
-    written = insert.op("MatMul", scaled, _per_head(insert, i, i.B, 1, i.state_size))
-    decay = insert.reshape(insert.op("Exp", i.log_decay), 0, i.heads, 1, 1)
-    new_state = insert.op("Add", insert.op("Mul", i.state, decay), written)
-    y = insert.op("MatMul", new_state, _per_head(insert, i, i.C, i.state_size, 1))
-    return insert.reshape(y, 0, 1, i.heads, i.head_dim), new_state
-
-
-def _per_head(insert: Inserter, i: _Inputs, value: ir.Value, rows: int, columns: int) -> ir.Value:
-    """[batch, 1, groups, state_size] as [batch, heads or 1, rows, columns]."""
-    if i.groups == 1:
-        return insert.reshape(value, 0, 1, rows, columns)
-    grouped = insert.reshape(value, 0, i.groups, 1, i.state_size)
-    repeated = insert.op("Expand", grouped, insert.ints(1, i.groups, i.heads // i.groups, i.state_size))
-    return insert.reshape(repeated, 0, i.heads, rows, columns)
 
 
 def _is_engine_state(node: ir.Node) -> bool:

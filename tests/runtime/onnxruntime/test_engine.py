@@ -1,0 +1,148 @@
+"""The whole engine on hand-made artifacts, against the float64 oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from artifact.dtypes import DType
+from artifact.errors import ArtifactError, EngineError, RequestError
+from runtime.engines.onnxruntime import OnnxRuntimeEngine
+from tests.runtime.onnxruntime.hand_made import VOCAB, HandMade, Plan
+from tests.runtime.onnxruntime.steps import TOLERANCE, engine_of, relative_error, step_inputs
+
+# Tokens that each of three rows takes per step: prefill with and without rows left out, a later chunk of several
+# rows, decode of all rows, of neighbours and of rows apart, and a step in which nobody takes part.
+STEPS = ((7, 0, 5), (3, 4, 1), (1, 1, 0), (0, 0, 0), (1, 1, 1), (1, 0, 1), (6, 2, 2), (1, 1, 1))
+PLANS = {
+    "base": Plan(),
+    "float16": Plan(dtype=DType.FLOAT16),
+    "bfloat16": Plan(dtype=DType.BFLOAT16),
+    "bfloat16_weights_as_float16": Plan(dtype=DType.FLOAT16, weight_dtype=DType.BFLOAT16),
+    "bfloat16_weights_as_float32": Plan(weight_dtype=DType.BFLOAT16),
+    "untied": Plan(tied=False),
+    "all_logits": Plan(all_logits=True),
+    "float16_all_logits": Plan(dtype=DType.FLOAT16, all_logits=True),
+    "no_attention": Plan(layers="mm"),
+    "no_mamba": Plan(layers="aa"),
+    "sliding_window": Plan(layers="a", window=3),
+    "no_conv_activation": Plan(activation="none"),
+    "no_conv_bias": Plan(conv_bias=False),
+}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_ragged_steps_match_a_recomputation_from_the_first_token(plan: Plan, tmp_path: Path) -> None:
+    made, engine = engine_of(plan, tmp_path)
+    rng = np.random.default_rng(3)
+    tokens = [rng.integers(0, VOCAB, 24) for _ in range(3)]
+    states, done = engine.allocate_states(3, 32), [0, 0, 0]
+    for counts in STEPS:
+        rows = [tokens[r][done[r] : done[r] + n] for r, n in enumerate(counts)]
+        logits = engine.step(step_inputs(rows, done), states)
+        for r, n in enumerate(counts):
+            if n:
+                expected = made.logits(tokens[r][: done[r] + n])[done[r] :]
+                found = logits[r, :n] if plan.all_logits else logits[r]
+                assert relative_error(found, expected if plan.all_logits else expected[-1]) < TOLERANCE
+        done = [d + n for d, n in zip(done, counts, strict=True)]
+    for r in range(3):
+        for name, expected in made.run(tokens[r][: done[r]])[1].items():
+            buffer = states.buffers[name]
+            assert relative_error(buffer.read_row(r, done[r]), expected) < TOLERANCE, name
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127])
+def test_prompts_of_every_length(length: int, tmp_path: Path) -> None:
+    made, engine = engine_of(Plan(), tmp_path)
+    tokens = np.random.default_rng(length).integers(0, VOCAB, length)
+    states = engine.allocate_states(1, 200)
+    assert relative_error(engine.step(step_inputs([tokens], [0]), states)[0], made.logits(tokens)[-1]) < TOLERANCE
+
+
+def test_rows_without_new_tokens_keep_their_states_bit_for_bit(tmp_path: Path) -> None:
+    _, engine = engine_of(Plan(), tmp_path)
+    rng = np.random.default_rng(0)
+    states = engine.allocate_states(3, 16)
+    rows = [rng.integers(0, VOCAB, 4) for _ in range(3)]
+    engine.step(step_inputs(rows, [0, 0, 0]), states)
+    before = {name: buffer.read_row(1) for name, buffer in states.buffers.items()}
+    for tokens in (3, 1):
+        rows = [rng.integers(0, VOCAB, tokens), np.array([], np.int64), rng.integers(0, VOCAB, tokens)]
+        engine.step(step_inputs(rows, [4, 4, 4], padding=VOCAB - 1), states)
+    for name, buffer in states.buffers.items():
+        assert np.array_equal(buffer.read_row(1).view(np.int32), before[name].view(np.int32)), name
+
+
+def test_a_row_in_a_batch_agrees_with_the_row_alone(tmp_path: Path) -> None:
+    _, engine = engine_of(Plan(), tmp_path)
+    rows = [np.arange(5), np.arange(5) + 9]
+    together, alone = engine.allocate_states(2, 16), engine.allocate_states(1, 16)
+    both = engine.step(step_inputs(rows, [0, 0]), together)[1].copy()
+    single = engine.step(step_inputs(rows[1:], [0]), alone)[0]
+    assert relative_error(both, single.astype(np.float64)) < 1e-6
+
+
+def test_float32_weights_are_mapped_and_narrow_ones_widened_once(tmp_path: Path) -> None:
+    _, mapped = engine_of(Plan(), tmp_path / "a")
+    assert mapped.weights.copied_bytes == 0
+    made, widened = engine_of(Plan(dtype=DType.BFLOAT16), tmp_path / "b")
+    narrow = sum(v.size for n, v in made.weights.items() if n.split(".")[-1] not in ("A", "D", "dt_bias"))
+    assert widened.weights.copied_bytes == 4 * narrow
+
+
+def test_growing_the_caches_keeps_their_content(tmp_path: Path) -> None:
+    made, engine = engine_of(Plan(), tmp_path)
+    tokens = np.random.default_rng(5).integers(0, VOCAB, 9)
+    states = engine.allocate_states(2, 8)
+    engine.step(step_inputs([tokens[:8], tokens[:2]], [0, 0]), states)
+    small = states.max_seq
+    states.reserve(small + 1)
+    assert 2 * small == states.max_seq
+    logits = engine.step(step_inputs([tokens[8:], tokens[:0]], [8, 2]), states)
+    assert relative_error(logits[0], made.logits(tokens)[-1]) < TOLERANCE
+
+
+def test_a_restored_row_continues_like_the_original(tmp_path: Path) -> None:
+    made, engine = engine_of(Plan(), tmp_path)
+    tokens = np.random.default_rng(6).integers(0, VOCAB, 7)
+    first, second = engine.allocate_states(1, 8), engine.allocate_states(2, 8)
+    engine.step(step_inputs([tokens[:6]], [0]), first)
+    for name, buffer in first.buffers.items():
+        second.buffers[name].write_row(1, buffer.read_row(0, 6))
+    logits = engine.step(step_inputs([tokens[:0], tokens[6:]], [0, 6]), second)
+    assert relative_error(logits[1], made.logits(tokens)[-1]) < TOLERANCE
+
+
+def test_limits_are_refused_with_what_was_found(tmp_path: Path) -> None:
+    _, engine = engine_of(Plan(max_seq_len=300, max_batch_size=2), tmp_path)
+    with pytest.raises(RequestError, match="1 to 2 rows in a batch, found 3"):
+        engine.allocate_states(3, 8)
+    with pytest.raises(RequestError, match="at most 300 tokens in one row, found 301"):
+        engine.allocate_states(1, 301)
+    states = engine.allocate_states(1, 8)
+    with pytest.raises(RequestError, match="found 400"):
+        states.reserve(400)
+    states.reserve(300)
+    with pytest.raises(EngineError, match="within 300 positions"):
+        engine.step(step_inputs([np.arange(2)], [299]), states)
+    with pytest.raises(EngineError, match="lengths"):
+        engine.step(step_inputs([np.arange(2)] * 2, [0, 0]), states)
+
+
+def test_a_damaged_artifact_is_named(tmp_path: Path) -> None:
+    folder = HandMade(Plan()).write(tmp_path / "artifact")
+    shard = folder / "weights" / "model.safetensors"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-8])
+    with pytest.raises(ArtifactError, match="truncated"):
+        OnnxRuntimeEngine(folder)
+    shard.unlink()
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        OnnxRuntimeEngine(folder)
+    shard.write_bytes(content)
+    (folder / "model.onnx").write_bytes(b"not a model")
+    with pytest.raises(ArtifactError, match="expected an ONNX model"):
+        OnnxRuntimeEngine(folder)

@@ -1,0 +1,108 @@
+"""The engine's bodies of the operators against float64 step loops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from runtime.engines.onnxruntime.kernels import Kernels
+from runtime.engines.onnxruntime.op_bodies import use_op_bodies
+from tests.ops.cases import conv_case, ssm_case
+from tests.ops.oracle import conv_step_loop, relative_error, ssm_step_loop
+from tests.runtime.onnxruntime.op_graphs import KERNELS, op_model, run_op
+from tests.runtime.onnxruntime.steps import TOLERANCE
+
+LENGTHS = [1, 2, 63, 64, 65, 127, 500]
+WITH_KERNELS = pytest.mark.parametrize("kernels", KERNELS.values(), ids=KERNELS)
+
+
+def check_conv(kernels: Kernels, time: int, one_token: bool = False, activation: str = "silu", **sizes) -> None:
+    case = conv_case((time, time), time, **sizes)
+    y, state = run_op("causal_conv1d", case, kernels, one_token, activation=activation)
+    expected_y, expected_state = conv_step_loop(case, activation)
+    assert relative_error(y, expected_y) < TOLERANCE
+    assert relative_error(state, expected_state) < TOLERANCE
+
+
+def check_ssm(kernels: Kernels, time: int, one_token: bool = False, attributes: dict | None = None, **sizes) -> None:
+    case = ssm_case((time, time), time, **sizes)
+    y, state = run_op("update_ssm_state", case, kernels, one_token, **(attributes or {}))
+    expected_y, expected_state = ssm_step_loop(case, **(attributes or {}))
+    assert relative_error(y, expected_y) < TOLERANCE
+    assert relative_error(state, expected_state) < TOLERANCE
+
+
+@WITH_KERNELS
+@pytest.mark.parametrize("time", LENGTHS)
+def test_conv_of_every_length(time: int, kernels: Kernels) -> None:
+    check_conv(kernels, time)
+
+
+@WITH_KERNELS
+@pytest.mark.parametrize(
+    "row",
+    [{"activation": "none"}, {"bias": False}, {"kernel": 2}, {"kernel": 8}, {"channels": 1}, {"channels": 129}],
+    ids=str,
+)
+@pytest.mark.parametrize("one_token", [True, False], ids=["one_token", "many"])
+def test_conv_varied_by_one_factor(row: dict, one_token: bool, kernels: Kernels) -> None:
+    check_conv(kernels, 1 if one_token else 5, one_token, **row)
+
+
+@WITH_KERNELS
+def test_conv_state_holds_the_inputs_bit_for_bit(kernels: Kernels) -> None:
+    case = conv_case((3,), 3)
+    _, state = run_op("causal_conv1d", case, kernels)
+    stacked = np.concatenate([case.conv_state, case.x.swapaxes(1, 2)], axis=2).astype(np.float32)
+    assert np.array_equal(state, stacked[:, :, -4:])
+
+
+@WITH_KERNELS
+@pytest.mark.parametrize("time", LENGTHS)
+@pytest.mark.parametrize("adversarial", [False, True], ids=["plain", "adversarial"])
+def test_ssm_of_every_length(time: int, adversarial: bool, kernels: Kernels) -> None:
+    check_ssm(kernels, time, adversarial=adversarial)
+
+
+@WITH_KERNELS
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"groups": 1},
+        {"groups": 6},
+        {"heads": 1, "groups": 1},
+        {"head_dim": 64, "state_size": 128, "heads": 2, "groups": 1},
+        {"attributes": {"dt_softplus": 0, "time_step_min": 0.01, "time_step_max": 2.0}},
+        {"attributes": {"time_step_min": 0.05}},
+        {"attributes": {"time_step_max": 0.1}},
+        {"adversarial": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("one_token", [True, False], ids=["one_token", "many"])
+def test_ssm_varied_by_one_factor(row: dict, one_token: bool, kernels: Kernels) -> None:
+    check_ssm(kernels, 1 if one_token else 70, one_token, **row)
+
+
+def test_the_error_of_many_chunks_is_that_of_one() -> None:
+    case = ssm_case((4096,), 4096, heads=2, groups=1)
+    y, state = run_op("update_ssm_state", case, KERNELS["standard"])
+    expected_y, expected_state = ssm_step_loop(case)
+    assert relative_error(y, expected_y) < TOLERANCE
+    assert relative_error(state, expected_state) < TOLERANCE
+
+
+def test_a_state_that_another_node_reads_keeps_its_layout_and_the_operator_its_function() -> None:
+    case = ssm_case((2,), 2)
+    model = op_model("update_ssm_state", case)
+    state = next(value for value in model.graph.inputs if value.name == "state")
+    extra = ir.node("Identity", [state])
+    extra.outputs[0].name = "copy"
+    model.graph.append(extra)
+    model.graph.outputs.append(extra.outputs[0])
+    use_op_bodies(model, KERNELS["installed"])
+    assert [node.op_type for node in model.graph if node.domain] == ["update_ssm_state"]
+    assert state.shape == op_model("update_ssm_state", replace(case)).graph.inputs[-2].shape

@@ -1,0 +1,45 @@
+"""Splitting a step into runs without padding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.engines.onnxruntime.row_runs import RowRun, row_runs
+
+rows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=9)
+
+
+def runs_of(pairs: list[tuple[int, int]]) -> tuple[RowRun, ...]:
+    context, past = (np.array(column, np.int32) for column in zip(*pairs, strict=True))
+    return row_runs(context, past)
+
+
+@given(rows)
+def test_every_row_with_tokens_is_in_exactly_one_run_of_its_length(pairs: list[tuple[int, int]]) -> None:
+    covered = {row: run.tokens for run in runs_of(pairs) for row in range(run.start, run.stop)}
+    assert covered == {row: tokens for row, (tokens, _) in enumerate(pairs) if tokens}
+    assert sum(run.rows for run in runs_of(pairs)) == len(covered)
+
+
+@given(rows)
+def test_runs_of_several_tokens_with_a_past_hold_one_row(pairs: list[tuple[int, int]]) -> None:
+    for run in runs_of(pairs):
+        has_past = any(pairs[row][1] for row in range(run.start, run.stop))
+        assert run.rows == 1 or run.tokens == 1 or not has_past
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ([(1, 4), (1, 9), (1, 0)], [(0, 3, 1)]),
+        ([(1, 4), (0, 9), (1, 0)], [(0, 1, 1), (2, 3, 1)]),
+        ([(5, 0), (5, 0), (4, 0)], [(0, 2, 5), (2, 3, 4)]),
+        ([(5, 0), (5, 1), (5, 0)], [(0, 1, 5), (1, 2, 5), (2, 3, 5)]),
+        ([(0, 3)], []),
+    ],
+)
+def test_examples(pairs: list[tuple[int, int]], expected: list[tuple[int, int, int]]) -> None:
+    assert runs_of(pairs) == tuple(RowRun(*run) for run in expected)
