@@ -62,7 +62,8 @@ class Reference:
         hooks = [layer.register_forward_hook(record) for layer in self._base().layers]
         try:
             with torch.no_grad():
-                output = self._model(torch.from_numpy(tokens)[None], use_cache=True)
+                positions = torch.arange(len(tokens))[None]
+                output = self._model(torch.from_numpy(tokens)[None], position_ids=positions, use_cache=True)
         finally:
             for hook in hooks:
                 hook.remove()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,11 +13,12 @@ from rich.text import Text
 
 @dataclass(frozen=True)
 class Comparison:
-    """One tensor compared: relative L2 ``error`` in ``scenario``; ``layer`` is absolute, None for logits.
+    """One tensor compared: relative L2 ``error`` of ``engine`` in ``scenario``; ``layer`` is absolute, None for logits.
 
     ``item``: "logits", "hidden", "key", "value", "conv_state", "recurrent_state" or "unchanged".
     """
 
+    engine: str
     scenario: str
     item: str
     layer: int | None
@@ -56,16 +58,16 @@ class VerifyReport:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with the verdict and every comparison."""
-        return {
-            "passed": self.passed,
-            "verdict": self.verdict(),
-            "first_failing_layer": self.first_failing_layer,
-            **asdict(self),
-        }
+        document = asdict(self)
+        for comparison in document["comparisons"]:
+            # JSON has no infinity or NaN; null is an error that has no size.
+            comparison["error"] = comparison["error"] if math.isfinite(comparison["error"]) else None
+        verdict = {"passed": self.passed, "verdict": self.verdict(), "first_failing_layer": self.first_failing_layer}
+        return verdict | document
 
     def render(self) -> Group:
         """Tables for a terminal: the worst error of every scenario, and of every layer."""
-        lines: list[Any] = [_table("scenario", self._worst(lambda c: c.scenario), self.tolerance)]
+        lines: list[Any] = [_table("scenario", self._worst(lambda c: f"{c.scenario} ({c.engine})"), self.tolerance)]
         layers = self._worst(lambda c: None if c.layer is None else f"{c.layer} {self.layer_types[c.layer]}")
         lines.append(_table("layer", layers, self.tolerance))
         lines += [Text(f"note: {note}") for note in self.notes]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,9 @@ from hybridge.verify.report import Comparison, VerifyReport
 from hybridge.verify.scenarios import Observation
 from runtime.engines import create_engine
 from runtime.engines.base import Engine
+from runtime.engines.factory import AUTO, portable_unavailable
+
+FAST, PORTABLE = "onnxruntime", "onnxruntime-portable"
 
 
 def verify(
@@ -34,57 +38,88 @@ def verify(
     check_files(artifact, read_manifest(artifact))
     progress.start("load the reference")
     reference = Reference(checkpoint, config)
-    progress.start("load the engine")
-    engine = create_engine(artifact, options.engine)
+    notes = list(reference.notes)
+    comparisons: list[Comparison] = []
     try:
-        comparisons = tuple(_comparisons(engine, reference, config, options, progress))
+        cases = Cases.of(reference, config, options, progress)
+        for name in _engine_names(options.engine, notes):
+            progress.start(f"run the artifact ({name})")
+            engine = create_engine(artifact, name)
+            try:
+                comparisons += _comparisons(engine, cases, options, progress)
+            finally:
+                engine.close()
     finally:
-        engine.close()
         progress.finish()
     return VerifyReport(
         config.model_type,
-        engine.name,
+        options.engine,
         reference.name,
         options.tolerance,
-        comparisons,
+        tuple(comparisons),
         config.layer_types,
-        reference.notes,
+        tuple(notes),
     )
 
 
-def _comparisons(
-    engine: Engine, reference: Reference, config: RuntimeConfig, options: VerifyOptions, progress: Progress
-) -> Iterator[Comparison]:
-    generator = np.random.default_rng(options.seed)
-    sequences = [
-        generator.integers(0, config.vocab_size, length + options.decode_steps) for length in options.prompt_lengths
-    ]
-    prompts = [s[:length] for s, length in zip(sequences, options.prompt_lengths, strict=True)]
-    batches = [
-        range(i, min(i + engine.max_batch_size, len(prompts))) for i in range(0, len(prompts), engine.max_batch_size)
-    ]
-    progress.start("run the reference", 2 * len(prompts))
-    at_prompt, at_end = [], []
-    for prompt, sequence in zip(prompts, sequences, strict=True):
-        at_prompt.append(reference.run(prompt))
-        at_end.append(reference.run(sequence))
-        progress.advance(2)
-    progress.start("run the artifact")
+def _engine_names(wanted: str, notes: list[str]) -> list[str]:
+    """The engines to compare: beside ONNX Runtime's fast forms also the file exactly as it was exported."""
+    if wanted not in (AUTO, FAST):
+        return [wanted]
+    reason = portable_unavailable()
+    if reason is not None:
+        notes.append(f"the file was not run in its own form: {reason}")
+        return [FAST]
+    return [FAST, PORTABLE]
 
-    def run_of(observation: Observation) -> ReferenceRun:
-        is_prompt = observation.length == len(prompts[observation.prompt])
-        return (at_prompt if is_prompt else at_end)[observation.prompt]
 
-    streams: list[Iterable[Observation]] = [scenarios.one_shot(engine, prompts), scenarios.chunked(engine, prompts)]
-    for rows in batches:
-        ragged = scenarios.ragged_then_decode(engine, [sequences[i] for i in rows], options.decode_steps)
-        streams.append(_renumbered(ragged, rows.start))
-    for stream in streams:
+@dataclass(frozen=True)
+class Cases:
+    """Random prompts, the same with decode tokens after them, and the reference's results for both."""
+
+    config: RuntimeConfig
+    prompts: list[np.ndarray]
+    sequences: list[np.ndarray]
+    at_prompt: list[ReferenceRun]
+    at_end: list[ReferenceRun]
+
+    @classmethod
+    def of(cls, reference: Reference, config: RuntimeConfig, options: VerifyOptions, progress: Progress) -> Cases:
+        generator = np.random.default_rng(options.seed)
+        lengths = options.prompt_lengths
+        sequences = [generator.integers(0, config.vocab_size, n + options.decode_steps) for n in lengths]
+        prompts = [s[:n] for s, n in zip(sequences, lengths, strict=True)]
+        progress.start("run the reference", 2 * len(prompts))
+        at_prompt, at_end = [], []
+        for prompt, sequence in zip(prompts, sequences, strict=True):
+            at_prompt.append(reference.run(prompt))
+            at_end.append(reference.run(sequence))
+            progress.advance(2)
+        return cls(config, prompts, sequences, at_prompt, at_end)
+
+    def expected(self, observation: Observation) -> ReferenceRun:
+        """The reference run whose states belong to the observation's number of tokens."""
+        is_prompt = observation.length == len(self.prompts[observation.prompt])
+        return (self.at_prompt if is_prompt else self.at_end)[observation.prompt]
+
+
+def _comparisons(engine: Engine, cases: Cases, options: VerifyOptions, progress: Progress) -> Iterator[Comparison]:
+    for stream in _streams(engine, cases, options):
         for observation in stream:
-            yield from _compare(observation, run_of(observation), config, options.tolerance)
+            yield from _compare(engine.name, observation, cases.expected(observation), cases.config, options.tolerance)
             progress.advance()
-    if engine.max_batch_size > 1 and 2 * len(prompts[0]) <= config.max_seq_len:
-        yield from _compare_empty_row(engine, prompts[0], config)
+    prompt = cases.prompts[0]
+    if engine.max_batch_size > 1 and 2 * len(prompt) <= cases.config.max_seq_len:
+        yield from _compare_empty_row(engine, prompt, cases.config)
+
+
+def _streams(engine: Engine, cases: Cases, options: VerifyOptions) -> Iterator[Iterable[Observation]]:
+    yield scenarios.one_shot(engine, cases.prompts)
+    yield scenarios.chunked(engine, cases.prompts)
+    step = engine.max_batch_size
+    for start in range(0, len(cases.prompts), step):
+        ragged = scenarios.ragged_then_decode(engine, cases.sequences[start : start + step], options.decode_steps)
+        yield _renumbered(ragged, start)
 
 
 def _renumbered(observations: Iterable[Observation], start: int) -> Iterator[Observation]:
@@ -93,11 +128,11 @@ def _renumbered(observations: Iterable[Observation], start: int) -> Iterator[Obs
 
 
 def _compare(
-    observed: Observation, expected: ReferenceRun, config: RuntimeConfig, tolerance: float
+    engine: str, observed: Observation, expected: ReferenceRun, config: RuntimeConfig, tolerance: float
 ) -> Iterator[Comparison]:
     def comparison(item: str, layer: int | None, found: np.ndarray, wanted: np.ndarray) -> Comparison:
         error = relative_error(found, wanted)
-        return Comparison(observed.scenario, item, layer, error, error <= tolerance)
+        return Comparison(engine, observed.scenario, item, layer, error, error <= tolerance)
 
     for index, hidden in enumerate(observed.hidden):
         yield comparison("hidden", index, hidden, expected.hidden[index])
@@ -114,7 +149,7 @@ def _compare_empty_row(engine: Engine, prompt: np.ndarray, config: RuntimeConfig
     before, after = scenarios.empty_row(engine, prompt)
     for name, layer, _item in state_items(config):
         same = bool(np.array_equal(before[name], after[name]))
-        yield Comparison("row without tokens", "unchanged", layer, 0.0 if same else float("inf"), same)
+        yield Comparison(engine.name, "row without tokens", "unchanged", layer, 0.0 if same else float("inf"), same)
 
 
 def state_items(config: RuntimeConfig) -> Iterator[tuple[str, int, str]]:

@@ -37,6 +37,13 @@ def create_engine(artifact: str | Path, name: str = AUTO, options: EngineOptions
 
 
 def _onnxruntime(folder: Path, options: EngineOptions) -> Engine:
+    _need_onnxruntime()
+    from runtime.engines.onnxruntime import OnnxRuntimeEngine
+
+    return OnnxRuntimeEngine(folder, threads=options.threads)
+
+
+def _need_onnxruntime() -> None:
     try:
         import onnxruntime  # noqa: F401 (only asks whether it is there, so that other import errors stay visible)
     except ImportError as error:
@@ -44,9 +51,6 @@ def _onnxruntime(folder: Path, options: EngineOptions) -> Engine:
             f"the onnxruntime engine needs the package onnxruntime, which cannot be imported ({error}): "
             "pip install 'hybridge[cpu]'"
         ) from error
-    from runtime.engines.onnxruntime import OnnxRuntimeEngine
-
-    return OnnxRuntimeEngine(folder, threads=options.threads)
 
 
 def _not_available_yet(name: str) -> Callable[[Path, EngineOptions], Engine]:
@@ -56,8 +60,29 @@ def _not_available_yet(name: str) -> Callable[[Path, EngineOptions], Engine]:
     return refuse
 
 
+def portable_unavailable() -> str | None:
+    """Why the installed ONNX Runtime cannot run an artifact in its own form (it is too old), or None if it can."""
+    _need_onnxruntime()
+    import onnxruntime
+
+    from runtime.engines.onnxruntime.kernels import ARTIFACT_OPSET, installed_kernels
+
+    opset = installed_kernels().opset
+    if opset >= ARTIFACT_OPSET:
+        return None
+    return f"onnxruntime {onnxruntime.__version__} stops at opset {opset}, artifacts have {ARTIFACT_OPSET}"
+
+
+def _onnxruntime_portable(folder: Path, options: EngineOptions) -> Engine:
+    _need_onnxruntime()
+    from runtime.engines.onnxruntime.portable import PortableEngine
+
+    return PortableEngine(folder, threads=options.threads)
+
+
 ENGINES: dict[str, Callable[[Path, EngineOptions], Engine]] = {
     "onnxruntime": _onnxruntime,
+    "onnxruntime-portable": _onnxruntime_portable,
     "tensorrt": _not_available_yet("tensorrt"),
     "torch": _not_available_yet("torch"),
 }

@@ -87,7 +87,7 @@ class PortableEngine(Engine):
         expose_values(model, values)
         inputs = frozenset(str(value.name) for value in model.graph.inputs)
         return create_session(
-            RewrittenGraph(GraphForm.GENERAL, model, inputs, frozenset(), self._layouts),
+            RewrittenGraph(model, GraphForm.GENERAL, inputs, frozenset(), self._layouts),
             self._weights,
             self._folder,
             self._threads,
