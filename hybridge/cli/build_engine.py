@@ -64,7 +64,7 @@ def build_engine(
         )
         terminal.progress.finish()
         folder = _folder_of(out, record)
-        terminal.show(_table(record, folder / record.engine))
+        terminal.show(f"built {folder / record.engine}", _table(record))
         terminal.document({"path": str(folder), **asdict(record)})
 
 
@@ -87,10 +87,10 @@ def _folder_of(out: Path, record: EngineRecord) -> Path:
     raise EngineError(f"{out}: expected the engine that was just built, found none: another program removed it")
 
 
-def _table(record: EngineRecord, path: Path) -> Any:
+def _table(record: EngineRecord) -> Any:
     from rich.table import Table
 
-    table = Table(title=f"built {path}", title_justify="left", show_header=False)
+    table = Table(show_header=False)
     for name, value in (
         ("size", bytes_text(record.nbytes)),
         ("library", f"{record.library} {record.library_version}"),
