@@ -97,11 +97,7 @@ class OnnxRuntimeEngine(Engine):
         logits = self._logits(states.batch, ids.shape[1])
         for run in runs:
             rows = slice(run.start, run.stop)
-            part = self._run(run, states, ids[rows, : run.tokens], past[rows])
-            if self.config.all_logits:
-                logits[rows, : run.tokens] = part
-            else:
-                logits[rows] = part
+            self._place(logits, run, self._run(run, states, ids[rows, : run.tokens], past[rows]))
         return logits
 
     def step_values(self, inputs: StepInputs, states: StateSet, values: Sequence[str]) -> dict[str, np.ndarray]:
@@ -122,7 +118,7 @@ class OnnxRuntimeEngine(Engine):
             bound = BoundRun(form, states, self._replaced_by, run, part, extra)
             bound(ids[rows, : run.tokens], past[rows])
             states.commit(bound.swapped, run.start, run.stop)
-            logits[rows] = part
+            self._place(logits, run, part)
             for name in values:
                 found[name][rows, : run.tokens] = extra[name]
         return {LOGITS: logits, **found}
@@ -146,6 +142,13 @@ class OnnxRuntimeEngine(Engine):
             raise EngineError(f"{self._folder}: ONNX Runtime failed in a step: {error}") from error
         states.commit(bound.swapped, run.start, run.stop)
         return bound.logits
+
+    def _place(self, logits: np.ndarray, run: RowRun, part: np.ndarray) -> None:
+        """Put the logits of one run into those of the step."""
+        if self.config.all_logits:
+            logits[run.start : run.stop, : run.tokens] = part
+        else:
+            logits[run.start : run.stop] = part
 
     def _form(self, run: RowRun) -> FormSession:
         if run.tokens > 1:
