@@ -62,8 +62,7 @@ class Reference:
         hooks = [layer.register_forward_hook(record) for layer in self._base().layers]
         try:
             with torch.no_grad():
-                positions = torch.arange(len(tokens))[None]
-                output = self._model(torch.from_numpy(tokens)[None], position_ids=positions, use_cache=True)
+                output = self._model(torch.from_numpy(tokens)[None], use_cache=True, **self._arguments(len(tokens)))
         finally:
             for hook in hooks:
                 hook.remove()
@@ -71,6 +70,13 @@ class Reference:
         if cache is None:
             cache = output.cache_params
         return ReferenceRun(output.logits[0].float().numpy(), tuple(hidden), self._states(cache))
+
+    def _arguments(self, length: int) -> dict[str, Any]:
+        """What a hybrid model of transformers derives from its attention caches, where it has no attention layer."""
+        if self._config.attention_layer_indices or not hasattr(self._model.config, "num_attention_heads"):
+            return {}
+        masks = {"full_attention": None, "linear_attention": None}
+        return {"position_ids": self._torch.arange(length)[None], "attention_mask": masks}
 
     def _base(self) -> Any:
         return self._model.base_model if hasattr(self._model.base_model, "layers") else self._model.get_decoder()

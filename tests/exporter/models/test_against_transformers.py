@@ -1,0 +1,170 @@
+"""Every value that a family's config can express, against transformers: a base case and rows that vary one factor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.agreement import assert_one_shot_agrees
+from tests.support.tiny_models import BASE_CONFIGS, save_tiny_model
+
+ONE_LAYER: dict[str, Any] = {"num_hidden_layers": 1}
+TIED: dict[str, Any] = {"tie_word_embeddings": True}
+HEADS: list[dict[str, Any]] = [
+    {"num_key_value_heads": 1},
+    {"num_key_value_heads": 6},
+    {"num_attention_heads": 3, "num_key_value_heads": 3},
+]
+MAMBA_D: list[dict[str, Any]] = [
+    {"mamba_n_groups": 1},
+    {"mamba_n_groups": 6},
+    {"mamba_d_state": 7},
+    {"mamba_d_conv": 2},
+    {"mamba_d_conv": 5},
+    {"mamba_conv_bias": False},
+    {"mamba_proj_bias": True},
+    {"mamba_expand": 3, "mamba_d_head": 24},
+    {"mamba_d_head": "auto"},
+    {"mamba_n_heads": 12, "mamba_d_head": 8},
+    {"mamba_chunk_size": 64},
+    {"time_step_limit": [0.02, 0.3]},
+]
+YARN: dict[str, Any] = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 5e3,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+ROPES: list[dict[str, Any]] = [
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 250.0}},
+    {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}},
+    {"rope_parameters": LLAMA3},
+    {"rope_parameters": YARN},
+    {"rope_parameters": {**YARN, "beta_fast": 8, "beta_slow": 2, "truncate": False}},
+    {"rope_parameters": {**YARN, "attention_factor": 1.3}},
+    {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}},
+]
+ATTENTION_ONLY: list[dict[str, Any]] = [TIED, ONE_LAYER, *HEADS, *ROPES, {"head_dim": 18}, {"attention_bias": True}]
+
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "llama": [
+        *ATTENTION_ONLY,
+        {"mlp_bias": True},
+        {"rms_norm_eps": 0.1},
+        {"intermediate_size": 37},
+        *({"hidden_act": name} for name in ("gelu", "gelu_pytorch_tanh", "relu", "relu2")),
+    ],
+    "qwen3": [
+        *ATTENTION_ONLY,
+        {"rms_norm_eps": 0.1},
+        {"hidden_act": "gelu"},
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0},
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
+        {"use_sliding_window": True, "sliding_window": 1, "max_window_layers": 1},
+        {"use_sliding_window": False, "sliding_window": 5, "max_window_layers": 0},
+        {
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ],
+    "bamba": [
+        TIED,
+        *HEADS,
+        *MAMBA_D,
+        {"attention_bias": True},
+        {"mlp_bias": True},
+        {"head_dim": 20},
+        {"rms_norm_eps": 0.1},
+        {"attn_layer_indices": []},
+        {"attn_layer_indices": None},
+        {"attn_layer_indices": [0, 1, 2, 3]},
+        {"num_hidden_layers": 1, "attn_layer_indices": []},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 250.0, "partial_rotary_factor": 1.0}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}},
+        {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}},
+    ],
+    "granitemoehybrid": [
+        TIED,
+        *HEADS,
+        *MAMBA_D,
+        {"attention_bias": True},
+        {"head_dim": 18},
+        {"rms_norm_eps": 0.1},
+        {"position_embedding_type": "rope"},
+        {"position_embedding_type": "rope", "rope_parameters": {"rope_type": "default", "rope_theta": 77.0}},
+        {"position_embedding_type": "nope"},
+        {"layer_types": ["full_attention"] * 4},
+        {"layer_types": None},
+        {"layer_types": ["mamba", "attention", "mamba", "attention"]},
+        {"embedding_multiplier": 1.0},
+        {"embedding_multiplier": 12},
+        {"residual_multiplier": 0.22},
+        {"residual_multiplier": 1.0},
+        {"attention_multiplier": 1.0},
+        {"logits_scaling": 8},
+        {"logits_scaling": 1.0},
+    ],
+    "mamba2": [
+        TIED,
+        ONE_LAYER,
+        {"n_groups": 1},
+        {"n_groups": 6},
+        {"state_size": 7},
+        {"conv_kernel": 2},
+        {"conv_kernel": 5},
+        {"use_conv_bias": False},
+        {"use_bias": True},
+        {"expand": 3, "head_dim": 24},
+        {"num_heads": 12, "head_dim": 8},
+        {"chunk_size": 64},
+        {"residual_in_fp32": False},
+        {"layer_norm_epsilon": 0.1},
+        {"time_step_limit": [0.02, 0.3]},
+        {"norm_before_gate": True},
+        {"hidden_act": "swish"},
+    ],
+    "nemotron_h": [
+        *HEADS,
+        {"n_groups": 1},
+        {"n_groups": 6},
+        {"ssm_state_size": 7},
+        {"conv_kernel": 2},
+        {"use_conv_bias": False},
+        {"use_bias": True},
+        {"mlp_bias": True},
+        {"mamba_num_heads": 9, "n_groups": 3},
+        {"mamba_head_dim": 5},
+        {"head_dim": 18},
+        {"chunk_size": 64},
+        {"residual_in_fp32": True},
+        {"layer_norm_epsilon": 0.1},
+        {"time_step_limit": [0.02, 0.3]},
+        {"time_step_min": 0.1},
+        *({"mlp_hidden_act": name} for name in ("silu", "gelu", "relu")),
+        {"hybrid_override_pattern": "M"},
+        {"hybrid_override_pattern": "*"},
+        {"hybrid_override_pattern": "M-M"},
+        {"hybrid_override_pattern": "*-*"},
+        {"hybrid_override_pattern": "-M*"},
+    ],
+}
+CASES = [(family, row) for family, rows in ROWS.items() for row in [{}, *rows]]
+
+
+def case_name(value: object) -> str:
+    return value if isinstance(value, str) else ",".join(f"{k}={v}" for k, v in value.items())[:70] or "base"  # type: ignore[attr-defined]
+
+
+def test_every_family_has_rows() -> None:
+    assert set(ROWS) == set(BASE_CONFIGS)
+
+
+@pytest.mark.parametrize(("model_type", "overrides"), CASES, ids=case_name)
+def test_same_as_transformers(model_type: str, overrides: dict[str, Any], tmp_path: Path) -> None:
+    assert_one_shot_agrees(save_tiny_model(tmp_path, model_type, **overrides))
