@@ -9,6 +9,7 @@ import onnxruntime as ort
 from artifact.bindings import BATCH, MAX_SEQ, SEQ
 from artifact.names import CONTEXT_LENGTHS, PAST_LENGTHS
 from runtime.engines.onnxruntime.kernels import Kernels, quiet_options
+from runtime.engines.onnxruntime.opset import lower_opset
 
 _SEQ = 3
 
@@ -42,10 +43,11 @@ def _evaluate(model: ir.Model, mask: ir.Value, past: np.ndarray, max_seq: int, k
         feeds[value.name] = lengths.get(value.name, np.zeros(shape, value.dtype.numpy()))
     for value in [value for value in part.inputs if not value.uses()]:
         part.inputs.remove(value)
-    part.opset_imports[""] = min(part.opset_imports[""], kernels.opset)
     part.name = part.name or "mask"
-    proto = ir.to_proto(ir.Model(part, ir_version=10))
+    single = ir.Model(part, ir_version=10)
     try:
+        lower_opset(single, kernels)
+        proto = ir.to_proto(single)
         session = ort.InferenceSession(proto.SerializeToString(), quiet_options(), providers=["CPUExecutionProvider"])
         return session.run(None, feeds)[0]
     except Exception:  # not computable from lengths and shapes alone (for example it needs a weight)

@@ -11,7 +11,6 @@ import onnx_ir as ir
 
 from artifact.bindings import BATCH, SEQ, Binding
 from artifact.config import RuntimeConfig
-from artifact.errors import EngineError
 from runtime.engines.onnxruntime.attention import use_group_query_attention
 from runtime.engines.onnxruntime.fixed_axes import fix_axes
 from runtime.engines.onnxruntime.graph_edit import fixed_shape, remove_dead_code, state_pairs
@@ -19,6 +18,7 @@ from runtime.engines.onnxruntime.in_place import updates_in_place
 from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.linear import use_stored_weights
 from runtime.engines.onnxruntime.op_bodies import use_op_bodies
+from runtime.engines.onnxruntime.opset import lower_opset
 from runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
 from runtime.engines.onnxruntime.widen_types import widen_types
 
@@ -74,7 +74,7 @@ def rewrite(model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Ke
     fix_axes(model, _FIXED_AXES[form])
     use_op_bodies(model, kernels)
     remove_dead_code(model)
-    _use_opset(model, kernels)
+    lower_opset(model, kernels)
     replaced_by = {b.name: b.replaced_by for b in config.bindings.states if b.replaced_by is not None}
     pairs = state_pairs(model, replaced_by)
     return RewrittenGraph(
@@ -89,7 +89,7 @@ def rewrite(model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Ke
 def widen_only(model: ir.Model, kernels: Kernels) -> ir.Model:
     """``model`` with float32 types and nothing else changed; EngineError when the installed version is too old."""
     widen_types(model)
-    _use_opset(model, kernels)
+    lower_opset(model, kernels)
     return model
 
 
@@ -102,21 +102,3 @@ def _layout(past: ir.Value) -> StateLayout:
     shape = fixed_shape(past)
     assert shape is not None and shape[-1] is not None
     return StateLayout(TRANSPOSED_STATE in past.meta, shape[-1])
-
-
-def _use_opset(model: ir.Model, kernels: Kernels) -> None:
-    """Declare an opset that the installed ONNX Runtime loads; every remaining operator must exist in it."""
-    graphs = [model.graph, *(function.graph for function in model.functions.values())]
-    if max(graph.opset_imports.get("", 0) for graph in graphs) <= kernels.opset:
-        return
-    newer = {node.op_type for graph in graphs for node in graph.all_nodes() if not node.domain} & {"TensorScatter"}
-    if newer:
-        raise EngineError(
-            f"expected an ONNX Runtime with opset 24 for {', '.join(newer)}, found one that stops at "
-            f"{kernels.opset}: install onnxruntime 1.24 or newer"
-        )
-    for graph in graphs:
-        if graph.opset_imports.get("", 0) > kernels.opset:
-            graph.opset_imports[""] = kernels.opset
-    for function in model.functions.values():
-        function.opset_imports[""] = min(function.opset_imports.get("", kernels.opset), kernels.opset)
