@@ -32,7 +32,7 @@ def run_job(job: BuildJob, model: bytes, log: Path, progress: Progress) -> Build
     if not sys.executable:
         raise EngineError("expected a Python interpreter to start the build with, found none: run it from python")
     with tempfile.TemporaryDirectory(prefix="hybridge-") as folder, log.open("wb") as log_file:
-        with _child(_environment(Path(folder)), log_file) as child:
+        with _child(child_environment(Path(folder)), log_file) as child:
             stage, outcome = _follow(child, json.dumps(asdict(job)).encode() + b"\n" + model, progress)
         return _result(outcome, child.returncode, stage, log)
 
@@ -86,7 +86,10 @@ def _result(message: dict[str, Any], code: int, stage: str, log: Path) -> BuildR
             raise OSError(message["errno"], message["error"])
         raise EngineError(message["error"])
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    raise EngineError(f"TensorRT's process died ({how}) at the stage {stage!r}: {_last_lines(log)}")
+    text = f"TensorRT's process died ({how}) at the stage {stage!r}: {_last_lines(log)}"
+    if code == -signal.SIGKILL:
+        text += " (memory may have run out: lower --max-batch or --max-seq-len)"
+    raise EngineError(text)
 
 
 def _last_lines(log: Path) -> str:
@@ -95,7 +98,7 @@ def _last_lines(log: Path) -> str:
     return text[-600:] or "it printed nothing"
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def child_environment(folder: Path) -> dict[str, str]:
     """The environment of the child: the parser finds TensorRT-RTX's libraries by their unversioned names."""
     environment = dict(os.environ)
     if unversioned_links(folder):

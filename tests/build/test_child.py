@@ -1,0 +1,89 @@
+"""Whatever happens to the building process becomes a typed error, and the process never outlives the call."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from artifact.errors import EngineError
+from artifact.progress import NoProgress
+from trt_plugins.build import child
+from trt_plugins.build.child import run_job
+from trt_plugins.build.job import BuildJob, BuildResult
+
+JOB = BuildJob("tensorrt_rtx", "model.onnx", ["8.6"], False, {}, [], None, None, "engine", "cache", None)
+READ = "import json, os, sys; job = json.loads(sys.stdin.buffer.readline()); model = sys.stdin.buffer.read(); "
+SAY = READ + "say = lambda **m: print(json.dumps(m), flush=True); "
+
+
+class Recorder(NoProgress):
+    def __init__(self) -> None:
+        self.events: list[tuple] = []
+
+    def start(self, stage: str, total: int | None = None, unit: str = "") -> None:
+        self.events.append((stage, total))
+
+    def advance(self, amount: int = 1) -> None:
+        self.events.append((amount,))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str, progress: NoProgress | None = None) -> BuildResult:
+    """Run ``script`` in place of the worker."""
+    monkeypatch.setattr(child, "_COMMAND", script)
+    return run_job(JOB, b"the model", folder / "build.log", progress or NoProgress())
+
+
+def test_result_and_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    progress = Recorder()
+    result = "say(result=dict(library_version='1', nbytes=len(model), sha256=job['engine'], layers={}, tensors=[]))"
+    script = f"{SAY} say(stage='a', total=3); say(advance=2); {result}"
+    assert run(monkeypatch, tmp_path, script, progress) == BuildResult("1", 9, "engine", {}, [])
+    assert progress.events == [("a", 3), (2,)]
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (SAY + "say(error='no such layer', kind='build')", "^no such layer$"),
+        (SAY + "say(stage='read', total=None); sys.stderr.write('lost'); sys.exit(3)", "exit code 3.*'read': lost"),
+        (
+            SAY + "say(stage='build', total=None); os.kill(os.getpid(), 11)",
+            "signal SIGSEGV.*'build': it printed nothing",
+        ),
+        ("import os; os.kill(os.getpid(), 6)", "signal SIGABRT"),
+        ("import os; os.kill(os.getpid(), 9)", r"signal SIGKILL.*\(memory may have run out"),
+        (READ, "exit code 0"),
+    ],
+)
+def test_failures_are_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, words: str) -> None:
+    with pytest.raises(EngineError, match=words):
+        run(monkeypatch, tmp_path, script)
+
+
+def test_a_full_disk_stays_an_os_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(OSError) as caught:
+        run(monkeypatch, tmp_path, f"{SAY} say(error='full', kind='os', errno={errno.ENOSPC})")
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_an_interrupted_call_ends_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Interrupt(NoProgress):
+        def start(self, stage: str, total: int | None = None, unit: str = "") -> None:
+            self.pid = int(stage)
+            raise KeyboardInterrupt
+
+    progress = Interrupt()
+    script = f"{SAY} import time; say(stage=str(os.getpid()), total=None); time.sleep(60)"
+    with pytest.raises(KeyboardInterrupt):
+        run(monkeypatch, tmp_path, script, progress)
+    with pytest.raises(ProcessLookupError):
+        os.kill(progress.pid, 0)
+
+
+def test_native_prints_go_to_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(EngineError):
+        run(monkeypatch, tmp_path, READ + "sys.stderr.write('from C++')")
+    assert (tmp_path / "build.log").read_text() == "from C++"

@@ -1,0 +1,93 @@
+"""Which device and library a build is for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from artifact.errors import EngineError, UnsupportedError
+from trt_plugins.build import BuildOptions
+from trt_plugins.build.target import Machine, choose_target
+
+LAPTOP = Machine(("tensorrt_rtx",), None)
+ADA_DESKTOP = Machine(("tensorrt", "tensorrt_rtx"), "8.9")
+ORIN = Machine(("tensorrt",), "8.7")
+HOPPER = Machine(("tensorrt", "tensorrt_rtx"), "9.0")
+PORTABLE = ("8.0", "8.6", "8.9", "12.0", "12.1")
+
+
+@pytest.mark.parametrize(
+    ("machine", "options", "name", "library", "capabilities"),
+    [
+        (LAPTOP, {}, "generic", "tensorrt_rtx", PORTABLE),
+        (LAPTOP, {"preset": "dgx-spark"}, "dgx-spark", "tensorrt_rtx", ("12.1",)),
+        (LAPTOP, {"compute_capabilities": ("sm_89",)}, "rtx-ada", "tensorrt_rtx", ("8.9",)),
+        (LAPTOP, {"compute_capabilities": ("8.0",)}, "sm80", "tensorrt_rtx", ("8.0",)),
+        (LAPTOP, {"compute_capabilities": ("8.6", "12.0")}, "sm86-sm120", "tensorrt_rtx", ("8.6", "12.0")),
+        (LAPTOP, {"compute_capabilities": ("8.6", "86")}, "rtx-ampere", "tensorrt_rtx", ("8.6",)),
+        (
+            LAPTOP,
+            {"preset": "jetson-orin", "compute_capabilities": ("8.6",)},
+            "jetson-orin-sm86",
+            "tensorrt_rtx",
+            ("8.6",),
+        ),
+        (ORIN, {}, "jetson-orin", "tensorrt", ("8.7",)),
+        (ORIN, {"preset": "generic"}, "generic", "tensorrt", ("8.7",)),
+        (ADA_DESKTOP, {}, "rtx-ada", "tensorrt", ("8.9",)),
+        (ADA_DESKTOP, {"library": "tensorrt_rtx"}, "rtx-ada", "tensorrt_rtx", ("8.9",)),
+        (ADA_DESKTOP, {"preset": "rtx-blackwell"}, "rtx-blackwell", "tensorrt_rtx", ("12.0",)),
+        (HOPPER, {}, "generic", "tensorrt", ("9.0",)),
+        (Machine(("tensorrt_rtx",), "9.0"), {}, "generic", "tensorrt_rtx", PORTABLE),
+    ],
+)
+def test_choice(
+    machine: Machine, options: dict[str, Any], name: str, library: str, capabilities: tuple[str, ...]
+) -> None:
+    target = choose_target(BuildOptions(**options), machine)
+    assert (target.name, target.library, target.compute_capabilities) == (name, library, capabilities)
+    assert not target.hardware_compatible
+
+
+def test_full_tensorrt_builds_for_several_discrete_gpus_at_once() -> None:
+    options = BuildOptions(compute_capabilities=("8.6", "8.9"), library="tensorrt")
+    target = choose_target(options, ADA_DESKTOP)
+    assert (target.library, target.hardware_compatible) == ("tensorrt", True)
+
+
+@pytest.mark.parametrize(
+    ("machine", "options", "error", "words"),
+    [
+        (LAPTOP, {"preset": "jetson-orin"}, UnsupportedError, r"not for 8\.7 \(jetson-orin.*full TensorRT"),
+        (LAPTOP, {"preset": "jetson-thor"}, UnsupportedError, r"not for 11\.0 \(jetson-thor.*full TensorRT"),
+        (Machine((), None), {"preset": "jetson-orin"}, UnsupportedError, r"not for 8\.7"),
+        (LAPTOP, {"compute_capabilities": ("8.6", "9.0")}, UnsupportedError, r"not for 9\.0:"),
+        (LAPTOP, {"library": "tensorrt"}, EngineError, "the Python module tensorrt, found none"),
+        (Machine((), None), {}, EngineError, r"pip install 'hybridge\[rtx\]'"),
+        (Machine(("tensorrt",), None), {}, EngineError, "only on a machine with an NVIDIA GPU, found none"),
+        (ADA_DESKTOP, {"preset": "rtx-ampere", "library": "tensorrt"}, UnsupportedError, r"\(8\.9\), not for 8\.6"),
+        (ORIN, {"compute_capabilities": ("8.7", "8.6")}, UnsupportedError, r"\(8\.7\), not for 8\.7, 8\.6"),
+    ],
+)
+def test_refusal(machine: Machine, options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        choose_target(BuildOptions(**options), machine)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"plugins": "on"}, "not available yet"),
+        ({"plugins": "maybe"}, "expected auto, on or off"),
+        ({"library": "cuda"}, "expected auto, tensorrt or tensorrt_rtx"),
+        ({"max_batch_size": 0}, "--max-batch: expected at least 1"),
+        ({"max_seq_len": -3}, "--max-seq-len: expected at least 1"),
+        ({"workspace_mib": 0}, "workspace: expected at least 1"),
+        ({"optimization_level": 6}, "expected 0 to 5"),
+        ({"compute_capabilities": ("fast",)}, "--compute-capability"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedError, match=words):
+        BuildOptions(**options).check()
