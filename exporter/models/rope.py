@@ -58,9 +58,9 @@ def _rope_fields(config: HfConfig) -> Fields:
     return Fields(data, f"config.json: {name}", UnsupportedError)
 
 
-def _number(fields: Fields, name: str) -> float | None:
-    """A positive finite number, None where it is absent or null."""
-    return None if fields.raw(name, None) is None else finite(fields, name, positive=True)
+def _number(fields: Fields, name: str, positive: bool = True) -> float | None:
+    """A finite number, above 0 unless ``positive`` is false; None where it is absent or null."""
+    return None if fields.raw(name, None) is None else finite(fields, name, positive)
 
 
 def _rope(fields: Fields, theta: float, rotary_dim: int, max_positions: int | None) -> RopeConfig:
@@ -129,7 +129,8 @@ def _yarn(
 
 def _yarn_attention_scaling(fields: Fields, factor: float) -> float:
     explicit = _number(fields, "attention_factor")
-    mscale, mscale_all = _number(fields, "mscale"), _number(fields, "mscale_all_dim")
+    # A weight of 0 counts as none.
+    mscale, mscale_all = (_number(fields, name, positive=False) for name in ("mscale", "mscale_all_dim"))
 
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
