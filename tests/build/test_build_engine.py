@@ -16,15 +16,14 @@ from artifact.dtypes import DType
 from artifact.engine_record import EngineRecord, read_engine_record
 from artifact.errors import ArtifactError, EngineError, OutputError, UnsupportedError
 from artifact.progress import NoProgress
+from tests.build.parsed import parsed_network
 from tests.build.tiny_artifact import MAX_BATCH, paged, tiny_config, write_tiny_artifact
 from tests.build.tiny_graph import ATTENTION_NAME
 from trt_plugins.build import BuildOptions, build_engine, builder, engine_folder
-from trt_plugins.build.build_log import make_logger
 from trt_plugins.build.build_progress import TOTAL
 from trt_plugins.build.model import parser_model
-from trt_plugins.build.network import check_float32, parse_network, value_dtypes
+from trt_plugins.build.network import check_float32, value_dtypes
 from trt_plugins.build.target import Machine
-from trt_plugins.build.tensorrt_library import TensorRTLibrary
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 
@@ -128,14 +127,10 @@ def test_several_targets_make_one_engine(tmp_path: Path) -> None:
 def test_decay_rates_stay_float32_in_the_network(tmp_path: Path, dtype: DType) -> None:
     artifact = write_tiny_artifact(tmp_path / "artifact", dtype)
     model = parser_model(artifact, tiny_config(dtype), 16)
-    library = TensorRTLibrary("tensorrt_rtx")
-    with (tmp_path / "log").open("w") as log:
-        logger = make_logger(library.trt, log)
-        made = library.create_builder(logger)
-        parsed = parse_network(library, made, logger, model.serialized, str(artifact / "model.onnx"))
-    assert value_dtypes(parsed.network, ["layers.1.A", "embedding"])["layers.1.A"] == "float32"
-    with pytest.raises(EngineError, match=f"embedding in float32 in the engine, found {DType.BFLOAT16.value}"):
-        check_float32(parsed.network, ["layers.1.A", "embedding"])
+    with parsed_network(artifact, model) as network:
+        assert value_dtypes(network, ["layers.1.A", "embedding"])["layers.1.A"] == "float32"
+        with pytest.raises(EngineError, match="embedding in float32 in the engine, found bfloat16"):
+            check_float32(network, ["layers.1.A", "embedding"])
 
 
 def mangle_attention(model: onnx.ModelProto) -> None:

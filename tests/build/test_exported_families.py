@@ -1,0 +1,62 @@
+"""Engines of every family, exported from tiny checkpoints and built by TensorRT-RTX without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from artifact.config import read_config
+from artifact.dtypes import DType
+from tests.build.parsed import parsed_network
+from tests.support.tiny_models import BASE_CONFIGS, save_tiny_model
+from trt_plugins.build import BuildOptions, build_engine
+from trt_plugins.build.model import parser_model
+from trt_plugins.build.network import value_dtypes
+
+pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
+pytest.importorskip("torch", reason="needs the export extra (torch)")
+pytest.importorskip("transformers", reason="needs the export extra (transformers)")
+
+OPTIONS = BuildOptions(preset="rtx-blackwell", library="tensorrt_rtx", max_batch_size=3, max_seq_len=160)
+# As few layers as hold every kind of the family: each recurrent layer takes TensorRT a second or two.
+SMALL = {
+    "nemotron_h": {"hybrid_override_pattern": "M-*"},
+    "bamba": {"num_hidden_layers": 2, "attn_layer_indices": [1]},
+    "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    "mamba2": {"num_hidden_layers": 1},
+    "llama": {"num_hidden_layers": 1},
+    "qwen3": {"num_hidden_layers": 1},
+}
+CASES = [
+    ("nemotron_h", DType.FLOAT16),
+    ("bamba", DType.BFLOAT16),
+    ("granitemoehybrid", DType.FLOAT16),
+    ("mamba2", DType.FLOAT32),
+    ("llama", DType.FLOAT16),
+    ("qwen3", DType.BFLOAT16),
+]
+
+
+def test_every_family_is_built() -> None:
+    assert {family for family, _ in CASES} == set(BASE_CONFIGS)
+
+
+@pytest.mark.parametrize(("family", "dtype"), CASES, ids=lambda value: getattr(value, "value", value))
+def test_engine(tmp_path: Path, family: str, dtype: DType) -> None:
+    from exporter.export import export_checkpoint
+    from exporter.options import ExportOptions
+
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", family, **SMALL[family])
+    out = tmp_path / "out"
+    export_checkpoint(checkpoint, out, ExportOptions(dtype=dtype))
+    record = build_engine(out, OPTIONS)
+    attention, recurrent = family != "mamba2", family not in ("llama", "qwen3")
+    assert record.layers.get("ATTENTION_INPUT", 0) == attention
+    assert record.layers.get("KV_CACHE_UPDATE", 0) == 2 * attention
+    assert sum(entry["name"].startswith("recurrent_state") for entry in record.bindings) == recurrent
+    assert not [name for name in record.layers if name.startswith("PLUGIN")]
+    model = parser_model(out, read_config(out), OPTIONS.max_seq_len)
+    with parsed_network(out, model) as network:
+        assert value_dtypes(network, model.fp32_values) == dict.fromkeys(model.fp32_values, "float32")
+    assert len(model.fp32_values) == recurrent
