@@ -12,6 +12,7 @@ import onnx_ir as ir
 from artifact.bindings import BATCH, SEQ, Binding
 from artifact.config import RuntimeConfig
 from runtime.engines.onnxruntime.attention import use_group_query_attention
+from runtime.engines.onnxruntime.columns import put_weights_left
 from runtime.engines.onnxruntime.fixed_axes import fix_axes
 from runtime.engines.onnxruntime.graph_edit import fixed_shape, remove_dead_code, state_pairs
 from runtime.engines.onnxruntime.in_place import updates_in_place
@@ -73,6 +74,8 @@ def rewrite(model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Ke
     use_group_query_attention(model, config, kernels)
     fix_axes(model, _FIXED_AXES[form])
     use_op_bodies(model, kernels)
+    if form is GraphForm.TOKEN_PER_ROW:
+        put_weights_left(model)
     remove_dead_code(model)
     lower_opset(model, kernels)
     replaced_by = {b.name: b.replaced_by for b in config.bindings.states if b.replaced_by is not None}

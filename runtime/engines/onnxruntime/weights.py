@@ -74,7 +74,7 @@ class WeightStore:
 
 def _is_streamed(value: ir.Value) -> bool:
     """True for a matrix that only Gather and matrix products read."""
-    readers = {("Gather", 0), ("FusedMatMul", 1), ("Gemm", 1), ("MatMul", 1)}
+    readers = {("Gather", 0), ("FusedMatMul", 0), ("FusedMatMul", 1), ("Gemm", 1), ("MatMul", 1)}
     two_axes = value.shape is not None and len(value.shape) == 2
     return two_axes and all((node.op_type, index) in readers for node, index in value.uses())
 
