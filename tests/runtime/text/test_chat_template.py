@@ -38,7 +38,7 @@ TEMPLATES = {
     ),
     "generation": (
         "{% set x = 1 %}{% for m in messages %}{% generation %}{% set x = 2 %}{{ m.role }}{{ x }}{% endgeneration %}"
-        "{% endfor %}{{ x }}"
+        "{% endfor %}{% generation %}{% set x = 3 %}{{ x }}{% endgeneration %}{{ x }}"
     ),
     "namespace": (
         "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + loop.index %}{% endfor %}{{ ns.n }}"
