@@ -107,6 +107,12 @@ def test_streams_of_one_tokenizer_do_not_share_state(byte_level: Path) -> None:
     assert texts == ["𝄞é", "𝄞é"]
 
 
+def test_an_added_token_outside_the_alphabet_stands_for_itself(byte_level: Path) -> None:
+    tokenizer = Tokenizer.from_folder(byte_level)
+    ids = tokenizer.encode("a▁pad▁<think>", add_special_tokens=False)
+    assert len(ids) == 3 and "".join(stream(tokenizer, ids)) == "a▁pad▁<think>"
+
+
 _ORACLES: dict[Path, transformers.PreTrainedTokenizerFast] = {}
 
 
