@@ -31,9 +31,7 @@ setup: $(STAMP) ## create .venv and install the tested versions
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@if [ -z "$(PYTHON)" ]; then echo "error: expected Python 3.10 to 3.13 on PATH, found none: install one or pass PYTHON=..." >&2; exit 2; fi
 	@if [ ! -x $(BIN)/python ]; then echo "creating $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); fi
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) hatchling editables
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) \
-		--no-build-isolation --editable '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) --editable '.[$(EXTRAS)]'
 	@touch $@
 
 demo: setup ## export, verify, build an engine and generate text with the checkpoint that ships

@@ -48,7 +48,9 @@ def export(
     from artifact.dtypes import DType
     from exporter.export import export_checkpoint
     from exporter.options import ExportOptions
+    from hybridge.requirements import require
 
+    require("torch", "onnxscript")
     options = ExportOptions(
         dtype=None if dtype == "auto" else DType.parse(dtype),
         state_dtype=DType.parse(state_dtype),

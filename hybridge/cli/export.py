@@ -66,7 +66,9 @@ def export(
 
 def _export(checkpoint: Path, out: Path, options: ExportOptions, terminal: Terminal) -> None:
     from exporter.export import export_checkpoint
+    from hybridge.requirements import require
 
+    require("torch", "onnxscript")
     report = export_checkpoint(checkpoint, out, options, terminal.progress)
     terminal.progress.finish()
     terminal.show(

@@ -6,20 +6,10 @@ import errno
 from dataclasses import dataclass
 
 from artifact.errors import HybridgeError
+from hybridge.requirements import EXTRAS, missing
 
 BAD_INPUT = 2
 INTERNAL_ERROR = 3
-# Which extra of the distribution brings a package that is only needed for some commands.
-EXTRAS = {
-    "torch": "export",
-    "transformers": "export",
-    "onnxscript": "export",
-    "safetensors": "export",
-    "onnxruntime": "cpu",
-    "tensorrt_rtx": "rtx",
-    "tensorrt": "tensorrt",
-    "matplotlib": "plot",
-}
 
 
 @dataclass(frozen=True)
@@ -40,7 +30,7 @@ def failure_of(error: BaseException) -> Failure:
     if hasattr(error, "format_message"):
         return Failure(_usage(error))
     if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").split(".")[0]) in EXTRAS:
-        return Failure(f"this command needs the package {package}: pip install 'hybridge[{EXTRAS[package]}]'")
+        return Failure(missing(package))
     if isinstance(error, OSError):
         return Failure(_os_error(error))
     if isinstance(error, MemoryError):

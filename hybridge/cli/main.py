@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -18,6 +16,7 @@ from hybridge.cli.build_engine import build_engine
 from hybridge.cli.export import export
 from hybridge.cli.failures import BAD_INPUT, Failure, failure_of
 from hybridge.cli.inspect import inspect
+from hybridge.cli.interruption import InterruptionHandler
 from hybridge.cli.run import run
 from hybridge.cli.terminal import json_text
 from hybridge.cli.verify import verify
@@ -64,10 +63,15 @@ def options(
 def main() -> NoReturn:
     """The console command: standard output is kept for results, also from C libraries that print."""
     _keep_standard_output()
-    signal.signal(signal.SIGTERM, _interrupt)
+    signals = InterruptionHandler()
+    signals.install()
     code = run_command(sys.argv[1:])
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    if signals.interrupted:
+        # Everything is cleaned up; while Python shuts down, a late signal would still change the exit code.
+        os._exit(code)
     sys.exit(code)
 
 
@@ -109,10 +113,6 @@ def _reader_left() -> int:
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return BAD_INPUT
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _keep_standard_output() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from artifact.errors import OutputError
+from hybridge.requirements import require
 
 if TYPE_CHECKING:
     from runtime.benchmark import BenchmarkReport
@@ -16,10 +17,9 @@ FORMATS = (".png", ".svg", ".pdf")
 def check_plot(path: Path) -> None:
     """Find out before anything is measured whether ``path`` can be drawn.
 
-    OutputError: the format or the folder is wrong. ModuleNotFoundError: matplotlib is not installed.
+    OutputError: the format or the folder is wrong. HybridgeError: matplotlib is not installed.
     """
-    import matplotlib  # noqa: F401 (only asks whether it is there)
-
+    require("matplotlib")
     if path.suffix.lower() not in FORMATS:
         raise OutputError(f"--plot: expected a file that ends in {', '.join(FORMATS)}, found {path}")
     if not path.absolute().parent.is_dir():

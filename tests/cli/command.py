@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,16 +41,3 @@ def hybridge(capfd: pytest.CaptureFixture[str], *arguments: object) -> Outcome:
     code = run_command([str(a) for a in arguments])
     captured = capfd.readouterr()
     return Outcome(code, captured.out, captured.err)
-
-
-def hybridge_process(*arguments: str | Path, cwd: Path, **options: Any) -> subprocess.Popen[str]:
-    """Start ``python -m hybridge ARGUMENTS`` as a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "hybridge", *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )

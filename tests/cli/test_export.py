@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import time
+import sys
 from pathlib import Path
 
 import pytest
 
 from artifact.config import read_config
-from tests.cli.command import hybridge, hybridge_process
+from tests.cli.command import hybridge
 
 Capture = pytest.CaptureFixture[str]
 
@@ -63,16 +62,10 @@ def test_bad_input(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interruption_leaves_nothing(checkpoint: Path, tmp_path: Path, number: signal.Signals) -> None:
-    process = hybridge_process("export", checkpoint, tmp_path / "out", "--json", cwd=tmp_path)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("trace the graph"):
-            break
-    time.sleep(0.2)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 2, err
-    assert "error: interrupted" in err and "Traceback" not in err and '"error": "interrupted' in out
-    assert not list(tmp_path.iterdir())
+def test_missing_torch_is_told_at_once(
+    capfd: Capture, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    outcome = hybridge(capfd, "export", checkpoint, tmp_path / "out")
+    assert outcome.code == 2 and "hybridge[export]" in outcome.error and "..." not in outcome.err
+    assert hybridge(capfd, "export", checkpoint, tmp_path / "out", "--dry-run").code == 0

@@ -1,0 +1,36 @@
+"""Ctrl-C, a kill or a closed terminal end a command the same way: by an exception, so that it cleans up."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType
+
+# Repeated signals are held off for this many seconds, so that an impatient second Ctrl-C does not stop the cleaning up.
+PATIENCE_SECONDS = 3.0
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+class InterruptionHandler:
+    """Raises KeyboardInterrupt in the main thread at the first signal, and again at signals that come much later."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """True once a signal has arrived."""
+        return self._last is not None
+
+    def install(self) -> None:
+        """Take over the signals, but for those that whoever started the program wants ignored."""
+        for name in _NAMES:
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._last is None or now - self._last > PATIENCE_SECONDS:
+            self._last = now
+            raise KeyboardInterrupt

@@ -1,0 +1,37 @@
+"""Packages that only some commands need, and the extra of the distribution that brings each."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from artifact.errors import HybridgeError
+
+EXTRAS = {
+    "torch": "export",
+    "transformers": "export",
+    "onnxscript": "export",
+    "safetensors": "export",
+    "onnxruntime": "cpu",
+    "tensorrt_rtx": "rtx",
+    "tensorrt": "tensorrt",
+    "matplotlib": "plot",
+}
+
+
+def require(*packages: str) -> None:
+    """Raise HybridgeError when one of ``packages`` is not installed; call it before long work that ends in them."""
+    for package in packages:
+        if not _installed(package):
+            raise HybridgeError(missing(package))
+
+
+def missing(package: str) -> str:
+    """The sentence for a user who lacks ``package``."""
+    return f"this command needs the package {package}: pip install 'hybridge[{EXTRAS[package]}]'"
+
+
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False

@@ -1,0 +1,69 @@
+"""Signals end a command with one sentence and exit code 2, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hybridge.cli import interruption
+from hybridge.cli.interruption import InterruptionHandler
+from tests.cli.command import ROOT
+
+
+def default_signals() -> None:
+    """Programs started in the background inherit an ignored SIGINT; a user's terminal gives the default."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM,)])
+def test_export_leaves_nothing(checkpoint: Path, tmp_path: Path, numbers: tuple[signal.Signals, ...]) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hybridge", "export", checkpoint, tmp_path / "out", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=default_signals,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("trace the graph"):
+            break
+    for number in numbers:
+        time.sleep(0.1)
+        process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 2, err
+    assert "error: interrupted" in err and "Traceback" not in err and '"error": "interrupted' in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_second_signal_waits_for_the_cleaning_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(interruption.time, "monotonic", lambda: now[0])
+    handler = InterruptionHandler()
+    with pytest.raises(KeyboardInterrupt):
+        handler._handle(signal.SIGINT, None)
+    now[0] += 1
+    handler._handle(signal.SIGINT, None)
+    now[0] += interruption.PATIENCE_SECONDS
+    with pytest.raises(KeyboardInterrupt):
+        handler._handle(signal.SIGINT, None)
+
+
+def test_ignored_signals_stay_ignored() -> None:
+    program = (
+        "import signal; from hybridge.cli.interruption import InterruptionHandler as H;"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN); H().install();"
+        "print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN, callable(signal.getsignal(signal.SIGTERM)))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert result.stdout.split() == ["True", "True"], result.stderr
