@@ -144,6 +144,10 @@ def float_from_json(value: Any) -> float | None:
         value = value["__float__"]
     if isinstance(value, str) and value.lower() in {"inf", "infinity", "-inf", "-infinity"}:
         return float(value)
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value):
-        return float(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            return None
+        return None if math.isnan(number) else number
     return None

@@ -58,7 +58,7 @@ def parse(config: HfConfig) -> DecoderConfig:
 
 
 def _attention_layers(config: HfConfig) -> list[bool]:
-    count = config.positive("num_hidden_layers")
+    count = config.layer_count()
     indices = config.array("attn_layer_indices", None) or []
     config.ignore("layers_block_type", "layer_types")
     if not all(type(i) is int and 0 <= i < count for i in indices):

@@ -83,7 +83,7 @@ def _attention(config: HfConfig, hidden_size: int) -> AttentionConfig:
 
 
 def _attention_layers(config: HfConfig) -> list[bool]:
-    count = config.positive("num_hidden_layers")
+    count = config.layer_count()
     name = config.name_of("layer_types", "layers_block_type")
     kinds = config.raw(name, None)
     if kinds is None:

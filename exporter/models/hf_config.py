@@ -9,6 +9,8 @@ from typing import Any
 from artifact.errors import CheckpointError, UnsupportedError
 from artifact.json_fields import MISSING, Fields, float_from_json
 
+# Larger numbers are damage: tensors and ONNX shapes of such sizes do not exist.
+LARGEST_SIZE, MOST_LAYERS = 2**31 - 1, 10_000
 # Fields of every transformers config that do not change what the model computes at inference.
 HARMLESS_FIELDS = frozenset(
     {
@@ -126,7 +128,17 @@ class HfConfig(Fields):
         name = self.name_of(*names)
         if default is not MISSING and self.raw(name, None) is None:
             return default
-        return self.integer(name, minimum=1)
+        value = self.integer(name, minimum=1)
+        if value > LARGEST_SIZE:
+            raise self.fail(name, f"at most {LARGEST_SIZE}")
+        return value
+
+    def layer_count(self) -> int:
+        """The number of layers."""
+        count = self.positive("num_hidden_layers")
+        if count > MOST_LAYERS:
+            raise self.fail("num_hidden_layers", f"at most {MOST_LAYERS}")
+        return count
 
     def flag(self, *names: str, default: bool) -> bool:
         """A boolean under one of ``names``; absent or null is ``default``."""

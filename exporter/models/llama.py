@@ -37,7 +37,7 @@ def parse(config: HfConfig) -> DecoderConfig:
         model_type="llama",
         vocab_size=config.positive("vocab_size"),
         hidden_size=hidden_size,
-        layers=(layer,) * config.positive("num_hidden_layers"),
+        layers=(layer,) * config.layer_count(),
         norm_eps=config.scalar("rms_norm_eps", default=1e-6, positive=True),
         embedding_sources=("embed_tokens.weight",),
         final_norm_source="norm",

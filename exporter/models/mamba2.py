@@ -50,7 +50,7 @@ def parse(config: HfConfig) -> DecoderConfig:
         model_type="mamba2",
         vocab_size=config.positive("vocab_size"),
         hidden_size=hidden_size,
-        layers=(layer,) * config.positive("num_hidden_layers"),
+        layers=(layer,) * config.layer_count(),
         norm_eps=config.scalar("layer_norm_epsilon", default=1e-5, positive=True),
         embedding_sources=("embeddings.weight", "embedding.weight"),
         final_norm_source="norm_f",

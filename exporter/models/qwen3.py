@@ -54,7 +54,7 @@ def parse(config: HfConfig) -> DecoderConfig:
 
 def _windows(config: HfConfig) -> list[int | None]:
     """The sliding window of each layer, None for full attention."""
-    count = config.positive("num_hidden_layers")
+    count = config.layer_count()
     used = config.flag("use_sliding_window", default=False)
     absent = None if "sliding_window" in config else ABSENT_WINDOW
     # The field is checked even where use_sliding_window switches it off.

@@ -15,6 +15,7 @@ from exporter.models.decoder_config import RopeConfig
 from exporter.models.hf_config import HfConfig, finite
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+LARGEST_BETA = 1e9
 # Where a config may speak of a rotary embedding.
 ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
 
@@ -39,8 +40,13 @@ def rope_from_config(
             f"config.json: partial_rotary_factor {factor} of head_dim {head_dim} gives {rotary_dim} rotary "
             "dimensions: expected a positive even number"
         )
+    if theta <= 1:
+        raise UnsupportedError(f"config.json: rope_theta: expected a number above 1, found {theta}")
     max_positions = config.positive("max_position_embeddings", default=None)
-    return _rope(fields, theta, rotary_dim, max_positions)
+    rope = _rope(fields, theta, rotary_dim, max_positions)
+    if not all(0 < f < math.inf for f in (*rope.inv_freq, rope.attention_scaling)):
+        raise UnsupportedError("config.json: the rotary embedding's frequencies are not positive finite numbers")
+    return rope
 
 
 def _rope_fields(config: HfConfig) -> Fields:
@@ -108,10 +114,11 @@ def _yarn(
     factor = finite(fields, "factor", positive=True)
     if original is None:
         raise fields.fail("original_max_position_embeddings", "an integer")
-    if theta == 1:
-        raise fields.fail("rope_theta", "another number than 1")
     fast = _number(fields, "beta_fast") or 32.0
     slow = _number(fields, "beta_slow") or 1.0
+
+    if max(fast, slow) > LARGEST_BETA:
+        raise fields.fail("beta_fast", f"numbers of rotations of at most {LARGEST_BETA:g}")
 
     def dimension(rotations: float) -> float:
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))

@@ -106,12 +106,25 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rope_parameters": [1]}, "rope_parameters"),
     ("llama", {"rope_theta": "big"}, "rope_theta"),
     ("llama", {"rope_theta": 0}, "rope_theta"),
+    ("llama", {"rope_theta": 1e-300}, "rope_theta"),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 1e-320}}, "frequencies"),
+    ("llama", {"rope_parameters": {"rope_type": "llama3", **LLAMA3, "factor": 1e-320}}, "frequencies"),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", **YARN, "beta_fast": 1e308}}, "beta_fast"),
+    (
+        "llama",
+        {"rope_parameters": {"rope_type": "yarn", **YARN, "mscale": 1e308, "mscale_all_dim": -1e9}},
+        "frequencies",
+    ),
     ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ("qwen3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     ("bamba", {"partial_rotary_factor": 0.25}, "partial_rotary_factor"),
     ("bamba", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.5}}, "partial_rotary_factor"),
     ("bamba", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.075}}, "partial_rotary_factor"),
-    ("llama", {"rope_parameters": {"rope_theta": 5.0}, "rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling"),
+    (
+        "llama",
+        {"rope_parameters": {"rope_theta": 5.0}, "rope_scaling": {"type": "linear", "factor": 2}},
+        "rope_scaling",
+    ),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_chunks(model: Model, cuts: list[int]) -> None:
     states = model.ours.zero_states(1, LENGTH + 4)
     tokens, bounds = model.rows[0], [0, *cuts, LENGTH]
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in itertools.pairwise(bounds):
         found = model.ours.step([tokens[start:end]], [start], states)
         states = found.states
     assert_row_agrees(model.ours, found, model.expected[0])

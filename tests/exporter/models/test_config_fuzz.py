@@ -1,0 +1,139 @@
+"""Damaged configs never end in anything but a typed error; sound ones always describe themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifact.dtypes import DType
+from artifact.errors import HybridgeError
+from exporter.graph.interface import runtime_config
+from exporter.models.decoder_config import DecoderConfig
+from exporter.models.registry import decoder_config
+from exporter.options import ExportOptions
+from tests.support.tiny_models import BASE_CONFIGS
+
+ROPE_KEYS = (
+    "rope_type",
+    "type",
+    "rope_theta",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+    "partial_rotary_factor",
+)
+EXTRA_FIELDS = (
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "partial_rotary_factor",
+    "layer_types",
+    "layers_block_type",
+    "time_step_limit",
+    "sliding_window",
+    "use_sliding_window",
+    "max_window_layers",
+    "position_embedding_type",
+    "hidden_act",
+    "attention_bias",
+    "tie_word_embeddings",
+    "rms_norm_eps",
+    "layer_norm_epsilon",
+    "num_local_experts",
+    "model_type",
+)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 9)
+    | st.integers()
+    | st.floats()
+    | st.sampled_from(["auto", "silu", "rope", "default", "linear", "llama3", "yarn", "mamba", "M", "inf", "-", ""])
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.sampled_from(ROPE_KEYS), inner),
+    max_leaves=8,
+)
+ROPES = st.dictionaries(st.sampled_from(ROPE_KEYS), SCALARS, max_size=8)
+
+
+@st.composite
+def damaged_configs(draw: st.DrawFn) -> dict[str, Any]:
+    """A base config with some fields replaced, added or removed."""
+    family = draw(st.sampled_from(sorted(BASE_CONFIGS)))
+    config: dict[str, Any] = {"model_type": family, **BASE_CONFIGS[family]}
+    for field in draw(st.lists(st.sampled_from([*config, *EXTRA_FIELDS]), min_size=1, max_size=4)):
+        if draw(st.booleans()) or field not in config:
+            config[field] = draw(ROPES if field in ("rope_parameters", "rope_scaling") else VALUES)
+        else:
+            del config[field]
+    return config
+
+
+@settings(max_examples=400, deadline=None)
+@given(damaged_configs())
+def test_damaged_configs_give_typed_errors(config: dict[str, Any]) -> None:
+    try:
+        decoder = decoder_config(config)
+    except HybridgeError as error:
+        assert "\n" not in str(error)
+        return
+    assert isinstance(decoder, DecoderConfig)
+    assert decoder.layers
+
+
+@st.composite
+def sound_configs(draw: st.DrawFn) -> dict[str, Any]:
+    """Random valid sizes and switches of a family with attention and of one with Mamba2."""
+    kv_heads, share, head_dim = draw(st.integers(1, 4)), draw(st.integers(1, 4)), 2 * draw(st.integers(1, 9))
+    config: dict[str, Any] = {
+        "vocab_size": draw(st.integers(1, 500)),
+        "hidden_size": draw(st.integers(1, 99)),
+        "num_attention_heads": kv_heads * share,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": draw(st.integers(1, 99)),
+        "tie_word_embeddings": draw(st.booleans()),
+    }
+    if draw(st.booleans()):
+        return {**config, "model_type": "qwen3", "num_hidden_layers": draw(st.integers(1, 9))}
+    groups = draw(st.integers(1, 4))
+    return {
+        **config,
+        "model_type": "nemotron_h",
+        "hybrid_override_pattern": draw(st.text("M*-", min_size=1, max_size=9)),
+        "mamba_num_heads": groups * draw(st.integers(1, 4)),
+        "mamba_head_dim": draw(st.integers(1, 33)),
+        "ssm_state_size": draw(st.integers(1, 65)),
+        "n_groups": groups,
+        "conv_kernel": draw(st.integers(1, 6)),
+        "use_conv_bias": draw(st.booleans()),
+        "time_step_limit": [0.0, draw(st.floats(1e-3, 1e3) | st.just(float("inf")))],
+    }
+
+
+@settings(max_examples=200, deadline=None)
+@given(sound_configs())
+def test_sound_configs_are_described_as_they_are(config: dict[str, Any]) -> None:
+    decoder = decoder_config(config)
+    pattern = config.get("hybrid_override_pattern") or "*" * config["num_hidden_layers"]
+    assert decoder.layer_types == tuple({"M": "mamba", "*": "attention", "-": "mlp"}[c] for c in pattern)
+    contract = runtime_config(decoder, ExportOptions(), DType.FLOAT16, ())
+    keys = [b for b in contract.bindings.inputs if b.name.startswith("past_key_")]
+    wanted = ("batch", config["num_key_value_heads"], "max_seq", config["head_dim"])
+    assert [b.shape for b in keys] == [wanted] * pattern.count("*")
+    states = [b for b in contract.bindings.inputs if b.name.startswith("recurrent_state_")]
+    assert len(states) == pattern.count("M")
+    for state in states:
+        assert state.dtype is DType.FLOAT32
+        assert state.shape == ("batch", config["mamba_num_heads"], config["mamba_head_dim"], config["ssm_state_size"])
