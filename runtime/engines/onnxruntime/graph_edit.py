@@ -62,7 +62,12 @@ class Inserter:
 
     def reshape(self, value: ir.Value, *shape: int) -> ir.Value:
         """Reshape; 0 keeps the input's size of that axis, -1 is inferred."""
-        return self.op("Reshape", value, self.ints(*shape))
+        reshaped = self.op("Reshape", value, self.ints(*shape))
+        if value.shape is not None and -1 not in shape:
+            known = value.shape.dims
+            reshaped.type = value.type or ir.TensorType(ir.DataType.FLOAT)
+            reshaped.shape = ir.Shape([size if size else known[axis] for axis, size in enumerate(shape)])
+        return reshaped
 
 
 def add_initializer(graph: ir.Graph, name: str, value: np.ndarray) -> ir.Value:

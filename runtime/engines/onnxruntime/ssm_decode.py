@@ -9,7 +9,7 @@ from runtime.engines.onnxruntime.ssm_inputs import SsmInputs
 
 
 def linear_attention_step(insert: Inserter, i: SsmInputs) -> tuple[ir.Value, ir.Value]:
-    """y [b, 1, heads, head_dim] and the new state: the "gated" rule with query C, key B and value step * x."""
+    """y [b, 1, heads * head_dim] and the new state: the "gated" rule with query C, key B and value step * x."""
     scaled = insert.op("Mul", i.x, insert.op("Unsqueeze", i.step, insert.ints(3)))
     y, new_state = insert.microsoft(
         "LinearAttention",
@@ -24,7 +24,7 @@ def linear_attention_step(insert: Inserter, i: SsmInputs) -> tuple[ir.Value, ir.
         update_rule="gated",
         scale=1.0,
     )
-    return insert.reshape(y, 0, 0, i.heads, i.head_dim), new_state
+    return y, new_state
 
 
 def standard_step(insert: Inserter, i: SsmInputs) -> tuple[ir.Value, ir.Value]:
@@ -34,7 +34,7 @@ def standard_step(insert: Inserter, i: SsmInputs) -> tuple[ir.Value, ir.Value]:
     decay = insert.reshape(insert.op("Exp", i.log_decay), 0, i.heads, 1, 1)
     new_state = insert.op("Add", insert.op("Mul", i.state, decay), written)
     y = insert.op("MatMul", _per_head(insert, i, i.C, 1, i.state_size), new_state)
-    return insert.reshape(y, 0, 1, i.heads, i.head_dim), new_state
+    return insert.reshape(y, 0, 1, i.heads * i.head_dim), new_state
 
 
 def _per_head(insert: Inserter, i: SsmInputs, value: ir.Value, rows: int, columns: int) -> ir.Value:

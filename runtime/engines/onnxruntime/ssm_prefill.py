@@ -19,7 +19,7 @@ CHUNK = 64
 
 
 def chunked_scan(insert: Inserter, inputs: SsmInputs) -> tuple[ir.Value, ir.Value]:
-    """y [batch, seq, heads, head_dim] without the skip connection, and the new state [b, heads, n, p]."""
+    """y [batch, seq, heads * head_dim] without the skip connection, and the new state [b, heads, n, p]."""
     scan = _Scan(insert, inputs)
     written = insert.op("MatMul", scan.keys, insert.op("Mul", scan.values, scan.decay_to_end()))
     before, last = _states(insert, inputs, scan, written)
@@ -28,7 +28,7 @@ def chunked_scan(insert: Inserter, inputs: SsmInputs) -> tuple[ir.Value, ir.Valu
     inside = insert.op("MatMul", weights, scan.values)
     carried = insert.op("Mul", insert.op("MatMul", scan.queries, before), scan.decay_from_start())
     y = insert.op("Transpose", insert.op("Add", inside, carried), perm=[0, 3, 4, 1, 2, 5])
-    y = insert.op("Reshape", y, insert.shape(scan.batch, -1, inputs.heads, inputs.head_dim))
+    y = insert.op("Reshape", y, insert.shape(scan.batch, -1, inputs.heads * inputs.head_dim))
     return insert.op("Slice", y, insert.ints(0), scan.time, insert.ints(1)), last
 
 

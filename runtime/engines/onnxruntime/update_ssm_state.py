@@ -30,7 +30,7 @@ def update_ssm_state_body(node: ir.Node, insert: Inserter, kernels: Kernels) -> 
     heads, head_dim, groups, state_size = *x_shape[2:], *b_shape[2:]
     if heads is None or head_dim is None or groups is None or state_size is None:
         return None
-    assert x is not None and B is not None and C is not None and state is not None
+    assert x is not None and x.shape is not None and B is not None and C is not None and state is not None
     step = _time_step(node, insert, dt, dt_bias)
     log_decay = insert.op("Mul", step, A)
     _transpose_state(node)
@@ -41,8 +41,12 @@ def update_ssm_state_body(node: ir.Node, insert: Inserter, kernels: Kernels) -> 
         y, new_state = linear_attention_step(insert, inputs)
     else:
         y, new_state = standard_step(insert, inputs)
-    skip = insert.op("Mul", x, insert.op("Unsqueeze", D, insert.ints(1)))
-    return [insert.op("Add", y, skip), new_state]
+    width = heads * head_dim
+    per_channel = insert.op("Expand", insert.op("Unsqueeze", D, insert.ints(1)), insert.ints(heads, head_dim))
+    skip = insert.op("Mul", insert.reshape(x, 0, 0, width), insert.reshape(per_channel, width))
+    y = insert.op("Add", y, skip)
+    y.type, y.shape = x.type, ir.Shape([*x.shape.dims[:2], width])
+    return [insert.reshape(y, 0, 0, heads, head_dim), new_state]
 
 
 def _time_step(node: ir.Node, insert: Inserter, dt: ir.Value | None, dt_bias: ir.Value | None) -> ir.Value:

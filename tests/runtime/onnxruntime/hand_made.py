@@ -224,7 +224,7 @@ class _GraphMaker:
         return names[0]
 
     def const(self, values: object, dtype: type = np.int64) -> str:
-        array = np.array(values, dtype)
+        array: np.ndarray = np.array(values, dtype)
         name = f"const_{array.dtype}_{array.shape}_{array.tolist()}"
         self.constants[name] = array
         return name

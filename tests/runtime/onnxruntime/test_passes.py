@@ -23,6 +23,7 @@ from runtime.engines.onnxruntime.in_place import updates_in_place
 from runtime.engines.onnxruntime.kernels import Kernels, installed_kernels, quiet_options
 from runtime.engines.onnxruntime.linear import use_stored_weights
 from runtime.engines.onnxruntime.opset import lower_opset
+from runtime.engines.onnxruntime.reshapes import remove_idle_reshapes
 from runtime.engines.onnxruntime.rewrite import GraphForm, rewrite
 from runtime.engines.onnxruntime.widen_types import widen_types
 from tests.runtime.onnxruntime.hand_made import HandMade, Plan
@@ -63,7 +64,7 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize(("narrow", "dtype"), [(HALF, np.float16), (BRAIN, ml_dtypes.bfloat16)])
 def test_widening_leaves_one_type_and_no_cast(narrow: int, dtype: type) -> None:
-    weight = random(3, 4).astype(dtype)
+    weight: np.ndarray = random(3, 4).astype(dtype)
     nodes = [
         helper.make_node("Cast", ["x"], ["narrow"], to=narrow),
         helper.make_node("Constant", [], ["two"], value=numpy_helper.from_array(np.array(2, dtype))),
@@ -252,3 +253,31 @@ def test_an_older_opset_loses_new_attributes_and_refuses_new_operators() -> None
     model.graph.opset_imports[""] = 24
     with pytest.raises(EngineError, match=r"TensorScatter.*install onnxruntime 1\.24"):
         lower_opset(model, old)
+
+
+def test_reshapes_that_lead_back_to_a_shape_disappear() -> None:
+    nodes = [
+        helper.make_node("Reshape", ["x", "split"], ["heads"]),
+        helper.make_node("Reshape", ["heads", "flat"], ["back"]),
+        helper.make_node("Neg", ["back"], ["y"]),
+    ]
+    shapes = {"split": np.array([0, 0, 2, 3]), "flat": np.array([0, 0, 6])}
+    inner = {"heads": (FLOAT, ["b", "t", 2, 3]), "back": (FLOAT, ["b", "t", 6])}
+    model = graph_of(nodes, {"x": (FLOAT, ["b", "t", 6])}, {"y": (FLOAT, ["b", "t", 6])}, shapes, inner)
+    remove_idle_reshapes(model)
+    remove_dead_code(model)
+    assert op_types(model) == ["Neg"]
+
+
+def test_reshapes_to_another_or_an_unknown_shape_stay() -> None:
+    nodes = [
+        helper.make_node("Reshape", ["x", "split"], ["heads"]),
+        helper.make_node("Reshape", ["heads", "flat"], ["back"]),
+        helper.make_node("Neg", ["back"], ["y"]),
+    ]
+    shapes = {"split": np.array([0, 2, 3]), "flat": np.array([-1, 6])}
+    for axis in ("c", None):
+        inner = {"heads": (FLOAT, ["b", 2, 3]), "back": (FLOAT, [axis, 6])}
+        model = graph_of(nodes, {"x": (FLOAT, ["b", 6])}, {"y": (FLOAT, ["b", 6])}, shapes, inner)
+        remove_idle_reshapes(model)
+        assert op_types(model) == ["Reshape", "Reshape", "Neg"]
