@@ -18,7 +18,9 @@ def test_an_engine_to_come_says_so(name: str, tmp_path: Path) -> None:
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="expected one of auto, onnxruntime, tensorrt, torch, found 'cuda'"):
+    with pytest.raises(
+        EngineError, match="expected one of auto, onnxruntime, onnxruntime-portable, tensorrt, torch, found 'cuda'"
+    ):
         create_engine(tmp_path, "cuda")
 
 
@@ -33,7 +35,7 @@ def test_a_folder_that_is_no_artifact_is_an_artifact_error(tmp_path: Path) -> No
         create_engine(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["auto", "onnxruntime"])
+@pytest.mark.parametrize("name", ["auto", "onnxruntime", "onnxruntime-portable"])
 def test_a_missing_library_names_the_extra_to_install(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
