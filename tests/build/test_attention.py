@@ -20,7 +20,7 @@ def attention_model(head_size: int, kind: int, scale: float | None) -> onnx.Mode
     node = helper.make_node("Attention", ["q", "k", "v", "mask"], ["y"], name="attention", **attributes)
     output = helper.make_tensor_value_info("y", kind, ["batch", HEADS, SEQ, head_size])
     graph = helper.make_graph([node], "g", inputs, [output])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:

@@ -29,6 +29,9 @@ def make_logger(trt: Any, stream: TextIO) -> Any:
 
 
 def explain(errors: list[str]) -> str:
-    """The first error in one line, shortened."""
+    """The first error in one line, shortened, with a remedy where one is known."""
     text = " ".join(errors[0].split()) if errors else "no reason given"
-    return text if len(text) <= 600 else text[:597] + "..."
+    text = text if len(text) <= 600 else text[:597] + "..."
+    if any("OutOfMemory" in error for error in errors):
+        text += ": lower the preset's prefill.max_seq or --max-batch, or raise the limit of the workspace"
+    return text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -13,9 +12,8 @@ from trt_plugins.build.build_log import explain, make_logger
 from trt_plugins.build.build_progress import TOTAL, make_monitor
 from trt_plugins.build.job import BuildJob, BuildResult
 from trt_plugins.build.network import check_float32, layer_counts, parse_network, tensor_summaries
+from trt_plugins.build.plan_file import PlanFile, build_plan
 from trt_plugins.build.tensorrt_library import TensorRTLibrary
-
-_CHUNK = 1 << 24
 
 
 class BuildListener(Protocol):
@@ -45,13 +43,13 @@ def compile_engine(job: BuildJob, model: bytes, log: TextIO, listener: BuildList
     timing_cache = library.load_timing_cache(config, Path(job.old_timing_cache) if job.old_timing_cache else None)
     layers, tensors = layer_counts(parsed.network), tensor_summaries(parsed.network)
     listener.stage("build the engine", TOTAL)
-    plan = builder.build_serialized_network(parsed.network, config)
-    if plan is None:
+    plan = PlanFile(Path(job.engine))
+    built = build_plan(library.trt, builder, parsed.network, config, plan)
+    plan.close()
+    if not built:
         raise EngineError(f"{library.name} {library.version} cannot build the engine: {explain(logger.errors)}")
     library.save_timing_cache(timing_cache, Path(job.timing_cache))
-    listener.stage("write the engine", None)
-    nbytes, sha256 = _write(Path(job.engine), plan)
-    return BuildResult(library.version, nbytes, sha256, layers, [asdict(tensor) for tensor in tensors])
+    return BuildResult(library.version, plan.nbytes, plan.sha256, layers, [asdict(tensor) for tensor in tensors])
 
 
 def _configured(
@@ -81,14 +79,3 @@ def _configured(
                 f"{library.name} {library.version} refuses the profile {name!r}: {explain(logger.errors)}"
             )
     return config
-
-
-def _write(path: Path, plan: Any) -> tuple[int, str]:
-    """Write the plan from TensorRT's own memory, without a copy; returns its bytes and their sha256."""
-    digest, view = hashlib.sha256(), memoryview(plan).cast("B")
-    with path.open("wb") as file:
-        for start in range(0, len(view), _CHUNK):
-            chunk = view[start : start + _CHUNK]
-            file.write(chunk)
-            digest.update(chunk)
-    return len(view), digest.hexdigest()
