@@ -1,4 +1,4 @@
-"""Reading a Hugging Face checkpoint folder: found, validated and scanned, never loaded."""
+"""Reading a Hugging Face checkpoint folder: config, shards, tensors, tokenizer files. No torch, nothing executed."""
 
 from exporter.checkpoint.checkpoint import Checkpoint, open_checkpoint
 

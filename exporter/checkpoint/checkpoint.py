@@ -1,143 +1,91 @@
-"""A checkpoint folder, opened: what export may rely on once it has been validated."""
+"""A checkpoint folder, opened: raw config, tensors by name, and the files to carry along."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from artifact.dtypes import DType
 from artifact.errors import CheckpointError, UnsupportedError
+from artifact.json_fields import load_json_object
 from artifact.safetensors_file import SafetensorsFile, TensorSlot
-from exporter.checkpoint.entries import check_json, checked_file, checkpoint_folder, read_json
-from exporter.checkpoint.shards import all_tensors, open_shards
+from exporter.checkpoint.shards import read_shards, tensors_of
 
-CONFIG_FILE = "config.json"
-GENERATION_CONFIG_FILE = "generation_config.json"
-# Files that the runtime needs beside the graph; copied when present.
+# Carried into the artifact when present. Remote code (*.py) never is.
 SIDE_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
-    GENERATION_CONFIG_FILE,
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
+    "generation_config.json",
 )
-TEMPLATE_FOLDER = "additional_chat_templates"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A validated checkpoint.
-
-    ``config`` is config.json as it stands. ``side_files`` maps the name relative to the folder (with "/") to the
-    file. ``dtype`` is the config's type, else the type of most bytes of weights. ``eos_token_ids`` prefers
-    generation_config.json. ``notes`` are sentences for the user about what was ignored.
-    """
+    """An opened checkpoint; weights are mapped only when used."""
 
     path: Path
-    config: dict[str, Any]
-    tensors: Mapping[str, TensorSlot]
+    config: Mapping[str, Any]
     shards: tuple[SafetensorsFile, ...]
-    side_files: Mapping[str, Path]
+    tensors: Mapping[str, TensorSlot]
+    side_files: tuple[Path, ...]
     dtype: DType
     eos_token_ids: tuple[int, ...]
-    notes: tuple[str, ...] = ()
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open and validate the checkpoint folder ``path``; only headers and small JSON files are read.
+    """Open the checkpoint folder ``path``.
 
-    CheckpointError: missing, corrupt, incomplete or unsafe folder. UnsupportedError: quantised weights.
+    CheckpointError: missing, unreadable, corrupt or unsafe parts; UnsupportedError: quantised weights.
     """
-    folder = checkpoint_folder(Path(path))
-    config = read_json(folder, CONFIG_FILE)
-    if config is None:
-        raise CheckpointError(
-            f"{folder}: expected {CONFIG_FILE}, found none: give the folder of a Hugging Face checkpoint"
-        )
-    _refuse_quantised_config(config)
-    shards = open_shards(folder)
-    tensors = all_tensors(shards)
-    _refuse_quantised_tensors(tensors)
-    generation = read_json(folder, GENERATION_CONFIG_FILE)
-    return Checkpoint(
-        path=folder,
-        config=config,
-        tensors=tensors,
-        shards=shards,
-        side_files=_side_files(folder),
-        dtype=_dtype(config, tensors),
-        eos_token_ids=_eos_token_ids(config, generation or {}),
-        notes=_notes(config),
-    )
+    if not path.is_dir():
+        found = "a file" if path.exists() else "nothing"
+        raise CheckpointError(f"{path}: expected a checkpoint folder, found {found}")
+    config = load_json_object(path / "config.json", CheckpointError)
+    if config.get("quantization_config"):
+        method = config["quantization_config"]
+        name = method.get("quant_method") if isinstance(method, dict) else method
+        raise UnsupportedError(f"config.json: quantization_config ({name}): expected unquantised weights")
+    shards = read_shards(path)
+    tensors = tensors_of(shards)
+    if not tensors:
+        raise CheckpointError(f"{path}: the checkpoint holds no tensors")
+    side_files = tuple(path / name for name in SIDE_FILES if (path / name).is_file())
+    return Checkpoint(path, config, shards, tensors, side_files, _dtype(config, tensors), _eos_ids(path, config))
 
 
-def _side_files(folder: Path) -> Mapping[str, Path]:
-    names = list(SIDE_FILES)
-    names += sorted(f"{TEMPLATE_FOLDER}/{path.name}" for path in (folder / TEMPLATE_FOLDER).glob("*.jinja"))
-    found = {name: path for name in names if (path := checked_file(folder, name)) is not None}
-    for path in found.values():
-        if path.suffix == ".json":
-            check_json(path)
-    return MappingProxyType(found)
-
-
-def _dtype(config: dict[str, Any], tensors: Mapping[str, TensorSlot]) -> DType:
-    name = config.get("dtype", config.get("torch_dtype"))
-    if name is not None and name != "auto":
-        dtype = DType.parse(name.removeprefix("torch.")) if isinstance(name, str) else None
-        if dtype is None or not dtype.is_floating:
-            raise UnsupportedError(f"{CONFIG_FILE}: dtype: expected a floating-point type, found {name!r}")
-        return dtype
-    nbytes: dict[DType, int] = {}
+def _dtype(config: Mapping[str, Any], tensors: Mapping[str, TensorSlot]) -> DType:
+    """The type that the config names, else the type of most bytes."""
+    named = config.get("dtype") or config.get("torch_dtype")
+    if named is not None:
+        if not isinstance(named, str):
+            raise CheckpointError(f"config.json: dtype: expected a string, found {named!r}")
+        return DType.parse(named.removeprefix("torch."))
+    counts: Counter[DType] = Counter()
     for slot in tensors.values():
-        if slot.dtype.is_floating:
-            nbytes[slot.dtype] = nbytes.get(slot.dtype, 0) + slot.nbytes
-    if not nbytes:
-        raise CheckpointError("expected floating-point weights, found none: download the checkpoint again")
-    return max(nbytes, key=lambda d: nbytes[d])
+        counts[slot.dtype] += slot.nbytes
+    return counts.most_common(1)[0][0]
 
 
-def _eos_token_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
-    for source, data in ((GENERATION_CONFIG_FILE, generation), (CONFIG_FILE, config)):
-        value = data.get("eos_token_id")
+def _eos_ids(path: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """End-of-sequence ids: generation_config.json wins over config.json; one id or a list."""
+    generation = path / "generation_config.json"
+    sources = [load_json_object(generation, CheckpointError)] if generation.is_file() else []
+    for source in (*sources, config):
+        value = source.get("eos_token_id")
         if value is None:
             continue
         ids = value if isinstance(value, list) else [value]
         if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-            raise CheckpointError(f"{source}: eos_token_id: expected a token id or a list of them, found {value!r}")
-        return tuple(dict.fromkeys(ids))
-    return ()
-
-
-def _refuse_quantised_config(config: dict[str, Any]) -> None:
-    for key in ("quantization_config", "compression_config"):
-        value = config.get(key)
-        if value:
-            method = value.get("quant_method", "unknown") if isinstance(value, dict) else value
-            raise UnsupportedError(
-                f"{CONFIG_FILE}: {key} ({method}): quantised checkpoints are not supported: export the original one"
-            )
-
-
-def _refuse_quantised_tensors(tensors: Mapping[str, TensorSlot]) -> None:
-    for slot in tensors.values():
-        if slot.dtype in (DType.UINT8, DType.INT8):
-            raise UnsupportedError(
-                f"{slot.path.name}: tensor {slot.name} is {slot.dtype.value}: "
-                "quantised checkpoints are not supported: export the original one"
-            )
-
-
-def _notes(config: dict[str, Any]) -> tuple[str, ...]:
-    if config.get("auto_map"):
-        return (f"{CONFIG_FILE}: auto_map names Python code of the checkpoint: it is not loaded, now or ever",)
+            raise CheckpointError(f"eos_token_id: expected token ids, found {value!r}")
+        return tuple(ids)
     return ()

@@ -1,104 +1,82 @@
-"""The safetensors files of a checkpoint and the tensors in them, checked against the index."""
+"""Which safetensors files make up a checkpoint, and which tensors they hold.
+
+File names in an index are plain names in the checkpoint's own folder. The file behind such a name may be a
+symbolic link (download caches store files as links to blobs); a name with a path separator is refused.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
-from artifact.errors import CheckpointError, UnsupportedError
+from artifact.errors import CheckpointError
+from artifact.json_fields import load_json_object
 from artifact.safetensors_file import SafetensorsFile, TensorSlot, read_safetensors
-from exporter.checkpoint.entries import checked_file, plain_file, read_json
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-
-
-def open_shards(folder: Path) -> tuple[SafetensorsFile, ...]:
-    """The headers of all safetensors files of the checkpoint, by name.
-
-    CheckpointError: no safetensors files, a missing or corrupt one, an index that names a path, is malformed or
-    disagrees with its files. UnsupportedError: element types or layouts of other frameworks or quantisers.
-    """
-    single = checked_file(folder, SINGLE_FILE)
-    index = read_json(folder, INDEX_FILE)
-    if index is None:
-        if single is None:
-            raise _no_weights(folder)
-        return (_read(single),)
-    places = _weight_map(index)
-    if single is not None and SINGLE_FILE not in places.values():
-        raise CheckpointError(f"expected {SINGLE_FILE} or {INDEX_FILE}, found both: remove the one that is out of date")
-    shards = []
-    for name in sorted(set(places.values())):
-        path = plain_file(folder, name, INDEX_FILE)
-        if path is None:
-            raise CheckpointError(f"{INDEX_FILE}: expected the shard {name}, found none: download it again")
-        shards.append(_read(path))
-    _check_index(places, shards)
-    return tuple(shards)
+SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+LFS_POINTER = b"version https://git-lfs"
 
 
-def all_tensors(shards: tuple[SafetensorsFile, ...]) -> Mapping[str, TensorSlot]:
-    """The tensors of all ``shards`` by name; CheckpointError if there are none or one is in two shards."""
+def read_shards(folder: Path) -> tuple[SafetensorsFile, ...]:
+    """The headers of all shards of the checkpoint in ``folder``; CheckpointError when any is missing or unsafe."""
+    if (folder / INDEX_FILE).exists():
+        return _indexed_shards(folder)
+    if (folder / SINGLE_FILE).exists():
+        return (_read_shard(folder, SINGLE_FILE),)
+    foreign = sorted(p.name for p in folder.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".gguf"})
+    if foreign:
+        raise CheckpointError(
+            f"{folder}: expected {SINGLE_FILE}, found {foreign[0]}: save the model with safe_serialization=True"
+        )
+    raise CheckpointError(f"{folder}: expected {SINGLE_FILE} or {INDEX_FILE}, found neither")
+
+
+def tensors_of(shards: tuple[SafetensorsFile, ...]) -> Mapping[str, TensorSlot]:
+    """All tensors by name; CheckpointError when two shards hold the same name."""
     tensors: dict[str, TensorSlot] = {}
     for shard in shards:
         for name, slot in shard.tensors.items():
             if name in tensors:
-                raise CheckpointError(
-                    f"tensor {name} is in {tensors[name].path.name} and in {shard.path.name}: remove one of them"
-                )
+                raise CheckpointError(f"tensor {name} is in both {tensors[name].path.name} and {shard.path.name}")
             tensors[name] = slot
-    if not tensors:
-        raise CheckpointError("expected weights, found safetensors files without a tensor: download them again")
-    return MappingProxyType(tensors)
+    return tensors
 
 
-def _read(path: Path) -> SafetensorsFile:
+def _indexed_shards(folder: Path) -> tuple[SafetensorsFile, ...]:
+    weight_map = load_json_object(folder / INDEX_FILE, CheckpointError).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
+        raise CheckpointError(f"{INDEX_FILE}: weight_map: expected an object of tensor names to file names")
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        _check_plain_name(name)
+    shards = tuple(_read_shard(folder, name) for name in names)
+    held = {tensor: shard.path.name for shard in shards for tensor in shard.tensors}
+    for tensor, name in weight_map.items():
+        if held.get(tensor) != name:
+            where = f"it is in {held[tensor]}" if tensor in held else "no shard holds it"
+            raise CheckpointError(f"{INDEX_FILE}: expected tensor {tensor} in {name}, but {where}")
+    unlisted = sorted(set(held) - set(weight_map))
+    if unlisted:
+        raise CheckpointError(f"{held[unlisted[0]]} holds the tensor {unlisted[0]}, which {INDEX_FILE} does not list")
+    return shards
+
+
+def _check_plain_name(name: str) -> None:
+    if Path(name).name != name or "\\" in name or name in {"", ".", ".."} or not name.endswith(".safetensors"):
+        raise CheckpointError(
+            f"{INDEX_FILE}: expected .safetensors files in the checkpoint's own folder, found {name!r}: refused"
+        )
+
+
+def _read_shard(folder: Path, name: str) -> SafetensorsFile:
+    path = folder / name
+    if not path.is_file():
+        raise CheckpointError(f"{folder}: the shard {name} is missing: fetch the checkpoint again")
     try:
-        shard = read_safetensors(path)
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{error}: export the original checkpoint, not a quantised or packed one") from error
-    framework = shard.metadata.get("format", "pt")
-    if framework != "pt":
-        raise UnsupportedError(
-            f"{path.name}: expected PyTorch's layout, found format {framework!r}: use the original checkpoint"
-        )
-    return shard
-
-
-def _weight_map(index: dict) -> dict[str, str]:
-    places = index.get("weight_map")
-    if not isinstance(places, dict) or not places:
-        raise CheckpointError(f"{INDEX_FILE}: expected weight_map, an object of tensor names: download it again")
-    for name, place in places.items():
-        if not isinstance(place, str):
-            raise CheckpointError(f"{INDEX_FILE}: {name}: expected a file name, found {place!r}: download it again")
-    return places
-
-
-def _check_index(places: dict[str, str], shards: list[SafetensorsFile]) -> None:
-    tensors = all_tensors(tuple(shards))
-    for name, slot in tensors.items():
-        if name not in places:
-            raise CheckpointError(
-                f"{slot.path.name}: tensor {name} is not in {INDEX_FILE}: the two do not belong together"
-            )
-    for name, place in places.items():
-        if name not in tensors or tensors[name].path.name != place:
-            raise CheckpointError(f"{INDEX_FILE}: expected tensor {name} in {place}, found none: download both again")
-
-
-def _no_weights(folder: Path) -> CheckpointError:
-    if any(folder.glob("pytorch_model*.bin")):
-        return CheckpointError(
-            f"{folder}: expected safetensors, found pytorch_model.bin: "
-            "convert it (from_pretrained, then save_pretrained, of transformers)"
-        )
-    if others := sorted(p.name for p in folder.glob("*.safetensors")):
-        return CheckpointError(
-            f"{folder}: expected {SINGLE_FILE} or {INDEX_FILE}, found only {', '.join(others[:3])}: download the rest"
-        )
-    return CheckpointError(
-        f"{folder}: expected {SINGLE_FILE} or {INDEX_FILE}, found no weights: download the checkpoint again"
-    )
+        with path.open("rb") as file:
+            start = file.read(len(LFS_POINTER))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if start == LFS_POINTER:
+        raise CheckpointError(f"{name} is a Git LFS pointer, not the weights: run `git lfs pull` in the checkpoint")
+    return read_safetensors(path)

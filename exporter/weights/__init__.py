@@ -1,17 +1,6 @@
-"""Weights of an artifact: shards linked in place, changed tensors written, initializers that point into both."""
+"""Putting weights into an artifact: shards linked or copied, derived tensors written."""
 
-from exporter.weights.derived import DERIVED_FILE, DerivedTensor, write_derived
-from exporter.weights.external_data import external_initializer
-from exporter.weights.placement import WEIGHTS_FOLDER, PlacedFile, PlacedWeights, place_weights, weight_records
+from exporter.weights.derived import write_derived
+from exporter.weights.placing import place_shards
 
-__all__ = [
-    "DERIVED_FILE",
-    "WEIGHTS_FOLDER",
-    "DerivedTensor",
-    "PlacedFile",
-    "PlacedWeights",
-    "external_initializer",
-    "place_weights",
-    "weight_records",
-    "write_derived",
-]
+__all__ = ["place_shards", "write_derived"]
