@@ -1,0 +1,64 @@
+"""The exports that prove the families end to end: every family, type of checkpoint, compute type and state type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from artifact.dtypes import DType
+from tests.support.artifacts import ArtifactCache, Exported
+
+
+@dataclass(frozen=True)
+class ExportCase:
+    """A checkpoint of ``stored`` type and the options of its export; ``tolerance`` is verify's."""
+
+    model_type: str
+    stored: str
+    overrides: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    tolerance: float = 1e-5
+
+    def get(self, artifacts: ArtifactCache) -> Exported:
+        return artifacts.get(self.model_type, self.stored, self.overrides, **self.options)
+
+    @property
+    def compute(self) -> DType:
+        return self.options.get("dtype", DType(self.stored))
+
+
+# Weights are bfloat16 numbers, which float16 and float32 hold nearly exactly, and ONNX Runtime computes in float32;
+# KV caches and states in sixteen bits are rounded at every step.
+CASES: dict[str, ExportCase] = {
+    "nemotron_h bf16 as fp16": ExportCase(
+        "nemotron_h", "bfloat16", {"hybrid_override_pattern": "M*-M"}, {"dtype": DType.FLOAT16}, 5e-3
+    ),
+    "nemotron_h copied": ExportCase(
+        "nemotron_h",
+        "float32",
+        {"hybrid_override_pattern": "M*-M", "time_step_limit": [0.02, 0.3]},
+        {"weights": "copy"},
+    ),
+    "bamba fp32": ExportCase("bamba", "float32", {"num_hidden_layers": 2, "attn_layer_indices": [1]}),
+    "granitemoehybrid bf16": ExportCase(
+        "granitemoehybrid",
+        "bfloat16",
+        {"num_hidden_layers": 2, "layer_types": ["mamba", "attention"], "position_embedding_type": "rope"},
+        tolerance=3e-2,
+    ),
+    "mamba2 fp16 states": ExportCase(
+        "mamba2",
+        "float16",
+        {"num_hidden_layers": 2, "tie_word_embeddings": True},
+        {"state_dtype": DType.FLOAT16},
+        5e-3,
+    ),
+    "llama bf16 as fp32, all logits": ExportCase(
+        "llama", "bfloat16", {"num_hidden_layers": 2}, {"dtype": DType.FLOAT32, "all_logits": True}
+    ),
+    "qwen3 fp32, window": ExportCase(
+        "qwen3",
+        "float32",
+        {"num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+}

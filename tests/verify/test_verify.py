@@ -1,0 +1,129 @@
+"""Artifacts agree with transformers through the engine, and a damaged one is found out by its layer."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from artifact.errors import ArtifactError, RequestError
+from artifact.safetensors_file import TensorSlot, read_safetensors
+from hybridge.verify import VerifyOptions, verify
+from hybridge.verify.verifier import relative_error
+from tests.support.artifacts import ArtifactCache, Exported
+from tests.support.export_cases import CASES
+
+QUICK = VerifyOptions(engine="onnxruntime", prompt_lengths=(6,), decode_steps=1)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_artifact_agrees_with_transformers(name: str, artifacts: ArtifactCache) -> None:
+    case = CASES[name]
+    exported = case.get(artifacts)
+    options = VerifyOptions(prompt_lengths=(1, 7, 33), decode_steps=4, tolerance=case.tolerance)
+    report = verify(exported.checkpoint, exported.folder, options)
+    failed = [c for c in report.comparisons if not c.passed]
+    assert report.passed, (report.verdict(), failed[:3], max(c.error for c in failed))
+    assert report.to_json()["passed"] is True
+    compared = {(c.scenario, c.item) for c in report.comparisons}
+    items = {"logits"}
+    items |= {"key", "value"} if exported.config.kv_layers else set()
+    items |= {"conv_state", "recurrent_state"} if exported.config.recurrent_layers else set()
+    for scenario in ("one-shot prefill", "chunked prefill", "ragged batch", "decode"):
+        assert {(scenario, item) for item in items} <= compared
+    assert ("one-shot prefill", "hidden") in compared
+    assert ("row without tokens", "unchanged") in compared
+
+
+FAULTS = [
+    ("layers.0.mixer.in_proj.weight", 0),
+    ("layers.1.mixer.k_proj.weight", 1),
+    ("layers.2.mixer.down_proj.weight", 2),
+    ("layers.3.mixer.conv1d.bias", 3),
+    ("layers.3.mixer.A", 3),
+    ("lm_head.weight", None),
+]
+
+
+@pytest.mark.parametrize(("tensor", "layer"), FAULTS)
+def test_a_perturbed_weight_is_blamed_on_its_layer(
+    tensor: str, layer: int | None, artifacts: ArtifactCache, tmp_path: Path
+) -> None:
+    exported = CASES["nemotron_h copied"].get(artifacts)
+    damaged = Path(shutil.copytree(exported.folder, tmp_path / "damaged"))
+    shards = [read_safetensors(path) for path in sorted((damaged / "weights").iterdir())]
+    (slot,) = (t for shard in shards for name, t in shard.tensors.items() if name.endswith(tensor))
+    perturb(slot)
+    report = verify(exported.checkpoint, damaged, QUICK)
+    assert not report.passed
+    assert report.first_failing_layer == layer
+    assert "FAILED" in report.verdict()
+    assert (f"layer {layer} " if layer is not None else "the logits differ") in report.verdict()
+    assert report.to_json()["first_failing_layer"] == layer
+
+
+def perturb(slot: TensorSlot) -> None:
+    """Change half of a stored tensor by a few per cent."""
+    values = np.fromfile(slot.path, np.float32, slot.nbytes // 4, offset=slot.offset)
+    values[::2] *= 1.05
+    with slot.path.open("r+b") as file:
+        file.seek(slot.offset)
+        file.write(values.tobytes())
+
+
+def test_another_checkpoint_is_not_the_artifact_s(artifacts: ArtifactCache, tmp_path: Path) -> None:
+    from tests.support.tiny_models import save_tiny_model
+
+    case = CASES["nemotron_h copied"]
+    other = save_tiny_model(tmp_path / "other", "nemotron_h", seed=1, **case.overrides)
+    report = verify(other, case.get(artifacts).folder, QUICK)
+    assert not report.passed
+    assert report.first_failing_layer == 0
+
+
+@pytest.fixture
+def copied(artifacts: ArtifactCache, tmp_path: Path) -> Exported:
+    exported = CASES["nemotron_h copied"].get(artifacts)
+    folder = Path(shutil.copytree(exported.folder, tmp_path / "copy"))
+    return Exported(exported.checkpoint, folder, exported.options, exported.report)
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "config.json", "weights/derived.safetensors"])
+def test_a_changed_or_missing_file_is_named(name: str, copied: Exported) -> None:
+    path = copied.folder / name
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(b"e", b"f", 1))
+    with pytest.raises(ArtifactError, match=name.rsplit("/", 1)[-1]):
+        verify(copied.checkpoint, copied.folder, QUICK)
+    path.unlink()
+    with pytest.raises(ArtifactError, match=name.rsplit("/", 1)[-1]):
+        verify(copied.checkpoint, copied.folder, QUICK)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (VerifyOptions(prompt_lengths=()), "--prompt-lengths"),
+        (VerifyOptions(prompt_lengths=(4, 0)), "--prompt-lengths"),
+        (VerifyOptions(decode_steps=-1), "--decode-steps"),
+        (VerifyOptions(tolerance=0.0), "--tolerance"),
+        (VerifyOptions(tolerance=float("nan")), "--tolerance"),
+        (VerifyOptions(prompt_lengths=(95,), decode_steps=2), "96"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_followed(options: VerifyOptions, named: str, artifacts: ArtifactCache) -> None:
+    exported = CASES["nemotron_h copied"].get(artifacts)
+    with pytest.raises(RequestError, match=named):
+        verify(exported.checkpoint, exported.folder, options)
+
+
+def test_relative_error() -> None:
+    three_four = np.array([3.0, 4.0], np.float32)
+    assert relative_error(three_four, three_four) == 0.0
+    assert relative_error(np.array([3.0, 4.5], np.float32), three_four) == pytest.approx(0.1)
+    assert relative_error(np.array([0.0, 0.25]), np.zeros(2)) == 0.25
+    assert relative_error(np.zeros(3), np.zeros(2)) == float("inf")
+    assert not relative_error(np.array([np.nan, 4.0]), three_four) <= 1.0
