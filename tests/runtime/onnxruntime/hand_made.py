@@ -13,41 +13,28 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from artifact.bindings import Binding, GraphBindings
 from artifact.config import KVLayerConfig, RecurrentLayerConfig, RuntimeConfig, config_text
 from artifact.dtypes import DType
 from artifact.names import conv_state, past_key, past_value, present, recurrent_state
-from trt_plugins.catalog import spec_of
-from trt_plugins.functions.catalog import function_for
-from trt_plugins.functions.signature import Signature
-
-VOCAB, HIDDEN = 61, 24
-HEADS, KV_HEADS, HEAD_DIM = 4, 2, 10
-M_HEADS, M_DIM, M_GROUPS, M_STATE, KERNEL = 6, 5, 3, 7, 4
-INNER, CONV_DIM = M_HEADS * M_DIM, M_HEADS * M_DIM + 2 * M_GROUPS * M_STATE
-EPS = 1e-5
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What one hand-made artifact consists of; layers are "m" (mamba) and "a" (attention)."""
-
-    layers: str = "ma"
-    dtype: DType = DType.FLOAT32
-    weight_dtype: DType | None = None
-    tied: bool = True
-    all_logits: bool = False
-    window: int | None = None
-    max_seq_len: int = 600
-    max_batch_size: int = 4
-    activation: str = "silu"
-    conv_bias: bool = True
-
-    @property
-    def stored(self) -> DType:
-        return self.weight_dtype or self.dtype
+from tests.runtime.onnxruntime.hand_made_graph import GraphMaker
+from tests.runtime.onnxruntime.hand_made_plan import (
+    CONV_DIM,
+    EPS,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    INNER,
+    KERNEL,
+    KV_HEADS,
+    M_DIM,
+    M_GROUPS,
+    M_HEADS,
+    M_STATE,
+    VOCAB,
+    Plan,
+)
 
 
 @dataclass
@@ -160,7 +147,8 @@ class HandMade:
             folder / "weights" / "model.safetensors",
             {name: value.astype(stored[name].numpy) for name, value in self.weights.items()},
         )
-        model = _GraphMaker(self, stored, offsets).model()
+        shapes = {name: value.shape for name, value in self.weights.items()}
+        model = GraphMaker(self.plan, self.config(), shapes, stored, offsets).model()
         onnx.save(model, folder / "model.onnx")
         (folder / "config.json").write_text(config_text(self.config()))
         return folder
@@ -206,188 +194,6 @@ class HandMade:
             eos_token_ids=(2,),
             bindings=GraphBindings(inputs, outputs),
         )
-
-
-class _GraphMaker:
-    def __init__(self, made: HandMade, stored: dict[str, DType], offsets: dict[str, tuple[int, int]]) -> None:
-        self.made, self.plan, self.stored, self.offsets = made, made.plan, stored, offsets
-        self.nodes: list[onnx.NodeProto] = []
-        self.constants: dict[str, np.ndarray] = {}
-        self.shapes: dict[str, tuple[list, DType]] = {}
-        self.functions: dict[str, onnx.FunctionProto] = {}
-
-    def op(
-        self, op_type: str, *inputs: str, outputs: tuple[str, ...] = (), domain: str = "", **attributes: object
-    ) -> str:
-        names = list(outputs) or [f"{op_type}_{len(self.nodes)}"]
-        self.nodes.append(helper.make_node(op_type, list(inputs), names, domain=domain, **attributes))
-        return names[0]
-
-    def const(self, values: object, dtype: type = np.int64) -> str:
-        array: np.ndarray = np.array(values, dtype)
-        name = f"const_{array.dtype}_{array.shape}_{array.tolist()}"
-        self.constants[name] = array
-        return name
-
-    def shaped(self, name: str, *shape: int | str, dtype: DType | None = None) -> str:
-        self.shapes[name] = (list(shape), dtype or self.plan.dtype)
-        return name
-
-    def weight(self, name: str) -> str:
-        """The weight in the compute type: a Cast follows where the checkpoint's type differs."""
-        if self.stored[name] is self.plan.dtype or self.stored[name] is DType.FLOAT32:
-            return name
-        return self.shaped(self.op("Cast", name, to=self.plan.dtype.onnx), *self.made.weights[name].shape)
-
-    def linear(self, x: str, name: str) -> str:
-        y = self.op("MatMul", x, self.op("Transpose", self.weight(name), perm=[1, 0]))
-        return self.shaped(y, "batch", "seq", self.made.weights[name].shape[0])
-
-    def norm(self, x: str, name: str) -> str:
-        return self.op("RMSNormalization", x, self.weight(name), axis=-1, epsilon=EPS)
-
-    def model(self) -> onnx.ModelProto:
-        config = self.made.config()
-        attention = mamba = 0
-        x = self.shaped(self.op("Gather", self.weight("embedding"), "input_ids"), "batch", "seq", HIDDEN)
-        if "a" in self.plan.layers:
-            self._lengths()
-        for i, kind in enumerate(self.plan.layers):
-            normed = self.norm(x, f"{i}.norm")
-            if kind == "m":
-                y, mamba = self._mamba(i, normed, mamba), mamba + 1
-            else:
-                y, attention = self._attention(i, normed, attention), attention + 1
-            x = self.shaped(self.op("Add", x, y), "batch", "seq", HIDDEN)
-        self._logits(x)
-        initializers = [self._external(name) for name in self.made.weights]
-        initializers += [numpy_helper.from_array(value, name) for name, value in self.constants.items()]
-        graph = helper.make_graph(
-            self.nodes,
-            "hand_made",
-            [helper.make_tensor_value_info(b.name, b.dtype.onnx, b.shape) for b in config.bindings.inputs],
-            [helper.make_tensor_value_info(b.name, b.dtype.onnx, b.shape) for b in config.bindings.outputs],
-            initializers,
-            value_info=[helper.make_tensor_value_info(n, d.onnx, s) for n, (s, d) in self.shapes.items()],
-        )
-        opsets = [helper.make_opsetid("", 24), helper.make_opsetid("trt_edgellm", 1)]
-        return helper.make_model(graph, opset_imports=opsets, functions=list(self.functions.values()), ir_version=11)
-
-    def _lengths(self) -> None:
-        past = self.op("Cast", "past_lengths", to=TensorProto.INT64)
-        new = self.op("Cast", "context_lengths", to=TensorProto.INT64)
-        seq = self.op("Squeeze", self.op("Shape", "input_ids", start=1, end=2))
-        size = self.op("Squeeze", self.op("Shape", "past_key_0", start=2, end=3))
-        token = self.op("Range", self.const(0), seq, self.const(1))
-        past_column = self.op("Unsqueeze", past, self.const([1]))
-        positions = self.op("Add", past_column, token)
-        query = self.op("Unsqueeze", positions, self.const([1, 3]))
-        key = self.op("Range", self.const(0), size, self.const(1))
-        mask = self.op("LessOrEqual", key, query)
-        if self.plan.window is not None:
-            oldest = self.op("Sub", query, self.const(self.plan.window))
-            mask = self.op("And", mask, self.op("Greater", key, oldest))
-        start = self.op("Max", self.op("Min", past, self.op("Sub", size, seq)), self.const(0))
-        slots = self.op("Add", self.op("Unsqueeze", start, self.const([1])), token)
-        offset = self.op("Sub", slots, past_column)
-        fits = self.op("Less", offset, self.op("Unsqueeze", new, self.const([1])))
-        valid = self.op("And", self.op("GreaterOrEqual", offset, self.const(0)), fits)
-        source = self.op("Max", self.op("Min", offset, self.op("Sub", seq, self.const(1))), self.const(0))
-        self.mask, self.start = mask, start
-        self.slots, self.source, self.valid = (
-            self.op("Unsqueeze", v, self.const([1, 3])) for v in (slots, source, valid)
-        )
-
-    def _cache(self, new: str, past: str) -> str:
-        shape = self.op("Shape", new)
-        old = self.op("GatherElements", past, self.op("Expand", self.slots, shape), axis=2)
-        moved = self.op("GatherElements", new, self.op("Expand", self.source, shape), axis=2)
-        update = self.op("Where", self.valid, moved, old)
-        return self.op("TensorScatter", past, update, self.start, outputs=(present(past),), axis=2, mode="linear")
-
-    def _heads(self, x: str, heads: int) -> str:
-        split = self.op("Reshape", x, self.const([0, 0, heads, HEAD_DIM]))
-        turned = self.op("Transpose", split, perm=[0, 2, 1, 3])
-        return self.shaped(turned, "batch", heads, "seq", HEAD_DIM)
-
-    def _attention(self, i: int, x: str, k: int) -> str:
-        query = self._heads(self.linear(x, f"{i}.q"), HEADS)
-        key, value = (self._heads(self.linear(x, f"{i}.{n}"), KV_HEADS) for n in "kv")
-        keys, values = self._cache(key, past_key(k)), self._cache(value, past_value(k))
-        y = self.op("Attention", query, keys, values, self.mask, scale=HEAD_DIM**-0.5)
-        self.shaped(y, "batch", HEADS, "seq", HEAD_DIM)
-        merged = self.op("Reshape", self.op("Transpose", y, perm=[0, 2, 1, 3]), self.const([0, 0, -1]))
-        return self.linear(merged, f"{i}.o")
-
-    def _mamba(self, i: int, x: str, r: int) -> str:
-        columns, dt = f"{i}.columns", f"{i}.dt"
-        projected = self.linear(x, f"{i}.in_proj")
-        self.op("Split", projected, self.const([CONV_DIM, M_HEADS]), outputs=(columns, dt), axis=2)
-        self.shaped(columns, "batch", "seq", CONV_DIM)
-        self.shaped(dt, "batch", "seq", M_HEADS)
-        bias = self.weight(f"{i}.conv_bias") if self.plan.conv_bias else ""
-        conv_inputs = [columns, self.weight(f"{i}.conv"), bias, conv_state(r), "context_lengths"]
-        mixed = self._edge_op(
-            "causal_conv1d", conv_inputs, (f"{i}.mixed", present(conv_state(r))), activation=self.plan.activation
-        )
-        self.shaped(mixed, "batch", "seq", CONV_DIM)
-        parts = (f"{i}.inner", f"{i}.B", f"{i}.C")
-        width = M_GROUPS * M_STATE
-        self.op("Split", mixed, self.const([INNER, width, width]), outputs=parts, axis=2)
-        inner = self.op("Reshape", parts[0], self.const([0, 0, M_HEADS, M_DIM]))
-        B, C = (self.op("Reshape", p, self.const([0, 0, M_GROUPS, M_STATE])) for p in parts[1:])
-        self.shaped(inner, "batch", "seq", M_HEADS, M_DIM)
-        for value in (B, C):
-            self.shaped(value, "batch", "seq", M_GROUPS, M_STATE)
-        ssm_inputs = [inner, f"{i}.A", B, C, f"{i}.D", dt, f"{i}.dt_bias", recurrent_state(r), "context_lengths"]
-        y = self._edge_op("update_ssm_state", ssm_inputs, (f"{i}.y", present(recurrent_state(r))), chunk_size=16)
-        self.shaped(y, "batch", "seq", M_HEADS, M_DIM)
-        return self.linear(self.op("Reshape", y, self.const([0, 0, -1])), f"{i}.out_proj")
-
-    def _edge_op(self, name: str, inputs: list[str], outputs: tuple[str, str], **given: object) -> str:
-        attributes = spec_of(name).complete_attributes(given)
-        float32 = ("A", "D", "dt_bias", "state")
-        types = tuple(
-            None
-            if not value
-            else t.dtype
-            if isinstance(t.dtype, DType)
-            else DType.FLOAT32
-            if t.name in float32
-            else self.plan.dtype
-            for t, value in zip(spec_of(name).inputs, inputs, strict=True)
-        )
-        kernel = KERNEL if name == "causal_conv1d" else 0
-        self.functions[name] = function_for(Signature(name, True, types, tuple(attributes.items()), kernel))
-        return self.op(name, *inputs, outputs=outputs, domain="trt_edgellm", **attributes)
-
-    def _logits(self, x: str) -> None:
-        if not self.plan.all_logits:
-            new = self.op("Cast", "context_lengths", to=TensorProto.INT64)
-            last = self.op("Max", self.op("Sub", new, self.const(1)), self.const(0))
-            index = self.op("Unsqueeze", last, self.const([1]))
-            x = self.op("Squeeze", self.op("GatherND", x, index, batch_dims=1))
-        else:
-            index = ""
-        if index:
-            x = self.op("Reshape", x, self.const([-1, HIDDEN]))
-        normed = self.norm(x, "final_norm")
-        name = "embedding" if self.plan.tied else "lm_head"
-        narrow = self.plan.dtype is not DType.FLOAT32
-        transposed = self.op("Transpose", self.weight(name), perm=[1, 0])
-        output = () if narrow else ("logits",)
-        product = self.op("MatMul", normed, transposed, outputs=output)
-        if narrow:
-            self.shaped(product, *(("batch", "seq") if self.plan.all_logits else ("batch",)), VOCAB)
-            self.op("Cast", product, outputs=("logits",), to=TensorProto.FLOAT)
-
-    def _external(self, name: str) -> onnx.TensorProto:
-        tensor = TensorProto(name=name, data_type=self.stored[name].onnx, dims=self.made.weights[name].shape)
-        tensor.data_location = TensorProto.EXTERNAL
-        offset, length = self.offsets[name]
-        for key, value in (("location", "weights/model.safetensors"), ("offset", offset), ("length", length)):
-            tensor.external_data.add(key=key, value=str(value))
-        return tensor
 
 
 def _rms(x: np.ndarray) -> np.ndarray:

@@ -9,7 +9,8 @@ import numpy as np
 
 from runtime.engines.base import StepInputs
 from runtime.engines.onnxruntime import OnnxRuntimeEngine
-from tests.runtime.onnxruntime.hand_made import HandMade, Plan
+from tests.runtime.onnxruntime.hand_made import HandMade
+from tests.runtime.onnxruntime.hand_made_plan import Plan
 
 TOLERANCE = 1e-5
 """Relative norm of float32 against float64 (docs: numerics)."""

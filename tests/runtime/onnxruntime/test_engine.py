@@ -10,7 +10,8 @@ import pytest
 from artifact.dtypes import DType
 from artifact.errors import ArtifactError, EngineError, RequestError
 from runtime.engines.onnxruntime import OnnxRuntimeEngine
-from tests.runtime.onnxruntime.hand_made import VOCAB, HandMade, Plan
+from tests.runtime.onnxruntime.hand_made import HandMade
+from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
 from tests.runtime.onnxruntime.steps import TOLERANCE, engine_of, relative_error, step_inputs
 
 # Tokens that each of three rows takes per step: prefill with and without rows left out, a later chunk of several

@@ -26,7 +26,8 @@ from runtime.engines.onnxruntime.opset import lower_opset
 from runtime.engines.onnxruntime.reshapes import remove_idle_reshapes
 from runtime.engines.onnxruntime.rewrite import GraphForm, rewrite
 from runtime.engines.onnxruntime.widen_types import widen_types
-from tests.runtime.onnxruntime.hand_made import HandMade, Plan
+from tests.runtime.onnxruntime.hand_made import HandMade
+from tests.runtime.onnxruntime.hand_made_plan import Plan
 from tests.runtime.onnxruntime.steps import relative_error
 
 FLOAT, HALF, BRAIN = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16

@@ -1,0 +1,30 @@
+"""What the exporter writes is recognised, so that no family silently runs in the slow form."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+from runtime.engines.onnxruntime.kernels import installed_kernels
+from runtime.engines.onnxruntime.rewrite import GraphForm, rewrite
+from tests.support.artifacts import ArtifactCache
+from tests.support.export_cases import CASES, ExportCase
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_exported_layer_gets_its_fast_form_in_place(case: ExportCase, artifacts: ArtifactCache) -> None:
+    exported = case.get(artifacts)
+    config = exported.config
+    for form in GraphForm:
+        graph = rewrite(ir.load(exported.folder / "model.onnx"), config, form, installed_kernels())
+        nodes = [node.op_type for node in graph.model.graph]
+        assert nodes.count("GroupQueryAttention") == len(config.kv_layers)
+        assert "TensorScatter" not in nodes and not graph.model.functions
+        assert graph.in_place == {state.name for state in config.bindings.states}
+        streamed = [node for node in graph.model.graph if node.op_type == "Transpose" and _is_weight(node)]
+        assert not streamed
+
+
+def _is_weight(node: ir.Node) -> bool:
+    value = node.inputs[0]
+    return value is not None and value.is_initializer()
