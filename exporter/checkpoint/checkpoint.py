@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import Any
 
 from artifact.dtypes import DType
 from artifact.errors import CheckpointError, UnsupportedError
-from artifact.json_fields import load_json_object
 from artifact.safetensors_file import SafetensorsFile, TensorSlot
+from exporter.checkpoint.entries import check_json, checked_file, checkpoint_folder, read_json
 from exporter.checkpoint.shards import read_shards, tensors_of
 
+CONFIG_FILE, GENERATION_CONFIG_FILE = "config.json", "generation_config.json"
 # Carried into the artifact when present. Remote code (*.py) never is.
 SIDE_FILES = (
     "tokenizer.json",
@@ -25,13 +25,17 @@ SIDE_FILES = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
-    "generation_config.json",
+    GENERATION_CONFIG_FILE,
 )
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint; weights are mapped only when used."""
+    """An opened checkpoint; weights are mapped only when used.
+
+    ``config`` is config.json as it stands, ``dtype`` its type, else the type of most bytes of weights.
+    ``eos_token_ids`` come from generation_config.json, else from the config. ``notes`` say what was ignored.
+    """
 
     path: Path
     config: Mapping[str, Any]
@@ -40,52 +44,86 @@ class Checkpoint:
     side_files: tuple[Path, ...]
     dtype: DType
     eos_token_ids: tuple[int, ...]
+    notes: tuple[str, ...] = ()
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open the checkpoint folder ``path``.
+    """Open the checkpoint folder ``path``; only headers and small files are read.
 
     CheckpointError: missing, unreadable, corrupt or unsafe parts; UnsupportedError: quantised weights.
     """
-    if not path.is_dir():
-        found = "a file" if path.exists() else "nothing"
-        raise CheckpointError(f"{path}: expected a checkpoint folder, found {found}")
-    config = load_json_object(path / "config.json", CheckpointError)
-    if config.get("quantization_config"):
-        method = config["quantization_config"]
-        name = method.get("quant_method") if isinstance(method, dict) else method
-        raise UnsupportedError(f"config.json: quantization_config ({name}): expected unquantised weights")
-    shards = read_shards(path)
+    folder = checkpoint_folder(Path(path))
+    config = read_json(folder, CONFIG_FILE)
+    if config is None:
+        raise CheckpointError(f"{folder}: expected {CONFIG_FILE}, found none: give the folder of a checkpoint")
+    _refuse_quantised_config(config)
+    shards = read_shards(folder)
     tensors = tensors_of(shards)
     if not tensors:
-        raise CheckpointError(f"{path}: the checkpoint holds no tensors")
-    side_files = tuple(path / name for name in SIDE_FILES if (path / name).is_file())
-    return Checkpoint(path, config, shards, tensors, side_files, _dtype(config, tensors), _eos_ids(path, config))
+        raise CheckpointError(f"{folder}: the checkpoint holds no tensors: fetch it again")
+    _refuse_quantised_tensors(tensors)
+    eos_token_ids = _eos_token_ids(config, read_json(folder, GENERATION_CONFIG_FILE) or {})
+    return Checkpoint(
+        folder, config, shards, tensors, _side_files(folder), _dtype(config, tensors), eos_token_ids, _notes(config)
+    )
+
+
+def _side_files(folder: Path) -> tuple[Path, ...]:
+    found = tuple(path for name in SIDE_FILES if (path := checked_file(folder, name)) is not None)
+    for path in found:
+        if path.suffix == ".json":
+            check_json(path)
+    return found
 
 
 def _dtype(config: Mapping[str, Any], tensors: Mapping[str, TensorSlot]) -> DType:
-    """The type that the config names, else the type of most bytes."""
-    named = config.get("dtype") or config.get("torch_dtype")
-    if named is not None:
-        if not isinstance(named, str):
-            raise CheckpointError(f"config.json: dtype: expected a string, found {named!r}")
-        return DType.parse(named.removeprefix("torch."))
-    counts: Counter[DType] = Counter()
+    name = config.get("dtype") or config.get("torch_dtype")
+    if name is not None and name != "auto":
+        dtype = DType.parse(name.removeprefix("torch.")) if isinstance(name, str) else None
+        if dtype is None or not dtype.is_floating:
+            raise UnsupportedError(f"{CONFIG_FILE}: dtype: expected a floating-point type, found {name!r}")
+        return dtype
+    nbytes: dict[DType, int] = {}
     for slot in tensors.values():
-        counts[slot.dtype] += slot.nbytes
-    return counts.most_common(1)[0][0]
+        if slot.dtype.is_floating:
+            nbytes[slot.dtype] = nbytes.get(slot.dtype, 0) + slot.nbytes
+    if not nbytes:
+        raise CheckpointError("expected floating-point weights, found none: download the checkpoint again")
+    return max(nbytes, key=lambda d: nbytes[d])
 
 
-def _eos_ids(path: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """End-of-sequence ids: generation_config.json wins over config.json; one id or a list."""
-    generation = path / "generation_config.json"
-    sources = [load_json_object(generation, CheckpointError)] if generation.is_file() else []
-    for source in (*sources, config):
-        value = source.get("eos_token_id")
+def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
+    for source, data in ((GENERATION_CONFIG_FILE, generation), (CONFIG_FILE, config)):
+        value = data.get("eos_token_id")
         if value is None:
             continue
         ids = value if isinstance(value, list) else [value]
         if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-            raise CheckpointError(f"eos_token_id: expected token ids, found {value!r}")
-        return tuple(ids)
+            raise CheckpointError(f"{source}: eos_token_id: expected a token id or a list of them, found {value!r}")
+        return tuple(dict.fromkeys(ids))
+    return ()
+
+
+def _refuse_quantised_config(config: Mapping[str, Any]) -> None:
+    for key in ("quantization_config", "compression_config"):
+        value = config.get(key)
+        if value:
+            method = value.get("quant_method", "unknown") if isinstance(value, dict) else value
+            raise UnsupportedError(
+                f"{CONFIG_FILE}: {key} ({method}): quantised checkpoints are not supported: export the original one"
+            )
+
+
+def _refuse_quantised_tensors(tensors: Mapping[str, TensorSlot]) -> None:
+    for slot in tensors.values():
+        if slot.dtype in (DType.UINT8, DType.INT8):
+            raise UnsupportedError(
+                f"{slot.path.name}: tensor {slot.name} is {slot.dtype.value}: "
+                "quantised checkpoints are not supported: export the original one"
+            )
+
+
+def _notes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    if config.get("auto_map"):
+        return (f"{CONFIG_FILE}: auto_map names Python code of the checkpoint: it is never loaded",)
     return ()

@@ -1,17 +1,15 @@
-"""Streaming scan of weights in bounded memory: non-finite values, and values that the compute type cannot hold.
-
-Works on bit patterns: the largest magnitude of a block, as an unsigned integer without its sign bit, orders like
-the floating-point value, and non-finite values come last.
-"""
+"""Streaming scan of weights in bounded memory: non-finite values, and values that the compute type cannot hold."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import threading
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import repeat
 
 import numpy as np
 
@@ -19,24 +17,39 @@ from artifact.dtypes import DType
 from artifact.errors import CheckpointError
 from artifact.progress import NoProgress, Progress
 from artifact.safetensors_file import TensorSlot
+from exporter.checkpoint.float_range import FloatRange, float_range
 
-# Bytes read at once per thread; a multiple of every item size, small enough to stay in the L2 cache.
-BLOCK_BYTES = 1 << 19
+# Bytes that one thread reads and judges at once: few calls, so that a busy interpreter delays the scan little, and
+# small enough to stay in a shared cache. A multiple of every item size.
+PIECE_BYTES = 1 << 22
 THREADS = 2
-# First bit pattern (sign removed) that is not finite, by stored type.
-NON_FINITE = {DType.BFLOAT16: 0x7F80, DType.FLOAT16: 0x7C00, DType.FLOAT32: 0x7F800000}
-# Least magnitude that rounds to infinity, by compute type (float16: halfway above 65504).
-OVERFLOW = {DType.FLOAT16: 65520.0, DType.BFLOAT16: 3.3961775e38, DType.FLOAT32: np.inf}
-SMALLEST_SUBNORMAL_FLOAT16 = 2.0**-24
 
 
 @dataclass(frozen=True)
 class ScanReport:
-    """How much was scanned, and remarks for the user."""
+    """How many tensors and bytes were scanned, and remarks for the user. Only floating-point tensors count."""
 
     tensors: int
     nbytes: int
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Elements ``start`` to ``stop`` of a tensor that will be computed in ``compute``."""
+
+    slot: TensorSlot
+    compute: DType
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """Of one piece: the flat index of the first value that may not be (None: all good), and how many become zero."""
+
+    offender: int | None
+    zeros: int
 
 
 def scan_weights(
@@ -44,81 +57,137 @@ def scan_weights(
     progress: Progress | None = None,
     cancelled: threading.Event | None = None,
 ) -> ScanReport:
-    """Scan every tensor against the type that it will be computed in; ends early once ``cancelled`` is set.
+    """Scan every floating-point tensor against the type it will be computed in; ends early once ``cancelled`` is set.
 
-    CheckpointError names the first tensor that holds a NaN or infinity, or a value beyond the compute type.
+    CheckpointError names the first tensor (in the order of ``targets``) with a NaN, an infinity or a value beyond
+    the compute type, or whose file cannot be read to its end. A value that float16 rounds to zero is only a note.
     """
-    work, progress = list(targets), progress or NoProgress()
+    progress = progress or NoProgress()
+    work = [(slot, compute) for slot, compute in dict.fromkeys(targets) if slot.dtype.is_floating]
     total = sum(slot.nbytes for slot, _ in work)
     progress.start("scan weights", total, "B")
-    lost = 0
-    # Threads pay because NumPy's reductions release the interpreter lock.
+    zeros: dict[str, int] = {}
+    scanner = _Scanner()
+    for piece, finding in _judged(scanner, work, cancelled):
+        if finding.offender is not None:
+            raise _offence(piece, finding.offender, scanner.value(piece.slot, finding.offender))
+        if finding.zeros:
+            zeros[piece.slot.name] = zeros.get(piece.slot.name, 0) + finding.zeros
+        progress.advance((piece.stop - piece.start) * piece.slot.dtype.itemsize)
+    return ScanReport(len(work), total, _notes(zeros, work))
+
+
+def _judged(
+    scanner: _Scanner, work: list[tuple[TensorSlot, DType]], cancelled: threading.Event | None
+) -> Iterator[tuple[_Piece, _Finding]]:
+    """Every piece with its finding, in order; few pieces are under way at a time."""
+    pieces = _pieces(work)
+    # Threads pay because reading and NumPy's loops release the interpreter lock.
     with ThreadPoolExecutor(THREADS) as pool:
-        slots, computes = [slot for slot, _ in work], [compute for _, compute in work]
-        results = pool.map(_scan_tensor, slots, computes, repeat(cancelled))
-        for slot, compute, (peak, zeros) in zip(slots, computes, results, strict=True):
-            if cancelled and cancelled.is_set():
-                break
-            _check_peak(slot, compute, peak)
-            lost += zeros > 0
-            progress.advance(slot.nbytes)
-    notes = (f"{lost} tensor(s) hold values that float16 rounds to zero",) if lost else ()
-    return ScanReport(len(work), total, notes)
+        pending: deque[tuple[_Piece, Future[_Finding]]] = deque()
+
+        def submit(count: int) -> None:
+            for piece in itertools.islice(pieces, count):
+                pending.append((piece, pool.submit(scanner.judge, piece)))
+
+        try:
+            submit(2 * THREADS)
+            while pending and not (cancelled and cancelled.is_set()):
+                piece, future = pending.popleft()
+                yield piece, future.result()
+                submit(1)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-def _scan_tensor(slot: TensorSlot, compute: DType, cancelled: threading.Event | None) -> tuple[int, int]:
-    """The largest bit pattern without sign, and how many values a cast to float16 would turn into zero."""
-    bits = np.dtype(np.uint16 if slot.dtype.itemsize == 2 else np.uint32)
-    mask = bits.type((1 << (8 * bits.itemsize - 1)) - 1)
-    buffer = np.empty(BLOCK_BYTES // bits.itemsize, bits)
-    peak = zeros = 0
-    narrowing = compute is DType.FLOAT16 and slot.dtype is not DType.FLOAT16
-    handle = os.open(slot.path, os.O_RDONLY)
+def _pieces(work: list[tuple[TensorSlot, DType]]) -> Iterator[_Piece]:
+    for slot, compute in work:
+        step = PIECE_BYTES // slot.dtype.itemsize
+        count = math.prod(slot.shape)
+        for start in range(0, count, step):
+            yield _Piece(slot, compute, start, min(start + step, count))
+
+
+class _Scanner:
+    """Reads pieces into one buffer per thread."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def judge(self, piece: _Piece) -> _Finding:
+        """Look at every value of ``piece``."""
+        limits = float_range(piece.slot.dtype, piece.compute)
+        bits = self._bits(piece, limits)
+        if _peak(bits, limits) >= limits.first_bad:
+            magnitudes = bits & limits.mask
+            return _Finding(piece.start + int(np.argmax(magnitudes >= limits.first_bad)), 0)
+        return _Finding(None, self._zeros(bits, limits) if limits.first_kept > 1 else 0)
+
+    def value(self, slot: TensorSlot, index: int) -> float:
+        """The element at the flat index ``index``."""
+        piece = _Piece(slot, slot.dtype, index, index + 1)
+        return float(self._bits(piece, float_range(slot.dtype, slot.dtype)).view(slot.dtype.numpy)[0])
+
+    def _bits(self, piece: _Piece, limits: FloatRange) -> np.ndarray:
+        """The bit patterns of ``piece``, as unsigned integers, in this thread's buffer."""
+        if not hasattr(self._local, "buffer"):
+            self._local.buffer = np.empty(PIECE_BYTES, np.uint8)
+        slot = piece.slot
+        raw = self._local.buffer[: (piece.stop - piece.start) * slot.dtype.itemsize]
+        _read(slot, slot.offset + piece.start * slot.dtype.itemsize, memoryview(raw))
+        return raw.view(limits.unsigned)
+
+    def _zeros(self, bits: np.ndarray, limits: FloatRange) -> int:
+        """How many values are not zero, but become zero; overwrites ``bits``."""
+        if not hasattr(self._local, "flags"):
+            self._local.flags = np.empty(PIECE_BYTES // 2, np.bool_)
+        flags = self._local.flags[: bits.size]
+        # Without its sign and minus one, a zero is the largest pattern: what lies below is not zero.
+        np.bitwise_and(bits, limits.mask, out=bits)
+        np.subtract(bits, limits.unsigned.type(1), out=bits)
+        np.less(bits, limits.unsigned.type(limits.first_kept - 1), out=flags)
+        return int(np.count_nonzero(flags))
+
+
+def _peak(bits: np.ndarray, limits: FloatRange) -> int:
+    """The largest magnitude as a bit pattern, without a copy.
+
+    The largest unsigned pattern is the widest negative value if there is one, and the largest signed pattern the
+    widest positive one.
+    """
+    return max(int(bits.max()) & int(limits.mask), int(bits.view(limits.signed).max()))
+
+
+def _read(slot: TensorSlot, offset: int, target: memoryview) -> None:
     try:
-        offset, end = slot.offset, slot.offset + slot.nbytes
-        while offset < end and not (cancelled and cancelled.is_set()):
-            view = memoryview(buffer.data).cast("B")[: min(BLOCK_BYTES, end - offset)]
-            count = os.preadv(handle, [view], offset)
-            if count <= 0:
-                raise CheckpointError(f"{slot.path.name}: ends inside tensor {slot.name}: truncated; fetch it again")
-            count -= count % bits.itemsize
-            block = buffer[: count // bits.itemsize]
-            np.bitwise_and(block, mask, out=block)
-            peak = max(peak, int(block.max()))
-            if narrowing:
-                zeros += int(np.count_nonzero(block) - np.count_nonzero(block >= _first_kept(slot.dtype)))
-            offset += count
-    finally:
-        os.close(handle)
-    return peak, zeros
+        handle = os.open(slot.path, os.O_RDONLY)
+        try:
+            while target:
+                count = os.preadv(handle, [target], offset)
+                if count == 0:
+                    raise CheckpointError(f"{slot.path.name}: ends inside tensor {slot.name}: fetch it again")
+                target, offset = target[count:], offset + count
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise CheckpointError(f"{slot.path.name}: tensor {slot.name} cannot be read: {error.strerror}") from error
 
 
-def _first_kept(dtype: DType) -> int:
-    """The smallest bit pattern of ``dtype`` that float16 does not round to zero (half its least subnormal is tied)."""
-    smallest = np.array([np.nextafter(np.float32(SMALLEST_SUBNORMAL_FLOAT16 / 2), np.float32(1))], np.float32)
-    pattern = int(smallest.view(np.uint32)[0])
-    return pattern if dtype is DType.FLOAT32 else (pattern >> 16) + 1
+def _offence(piece: _Piece, flat: int, value: float) -> CheckpointError:
+    index = [int(i) for i in np.unravel_index(flat, piece.slot.shape)] if piece.slot.shape else []
+    where = f"{piece.slot.path.name}: tensor {piece.slot.name} holds {value} at index {index}"
+    if not math.isfinite(value):
+        return CheckpointError(f"{where}: expected finite weights: the checkpoint is damaged")
+    wide = DType.BFLOAT16 if piece.compute is DType.FLOAT16 else DType.FLOAT32
+    return CheckpointError(f"{where}, which {piece.compute.value} cannot hold: pass --dtype {wide.value}")
 
 
-def _check_peak(slot: TensorSlot, compute: DType, peak: int) -> None:
-    if peak >= NON_FINITE[slot.dtype]:
-        index, value = _first_offender(slot, np.inf)
-        raise CheckpointError(
-            f"tensor {slot.name} holds {value} at index {index}: expected finite weights: the checkpoint is damaged"
-        )
-    unsigned = np.uint16 if slot.dtype.itemsize == 2 else np.uint32
-    magnitude = float(np.array([peak], unsigned).view(slot.dtype.numpy)[0])
-    if magnitude >= OVERFLOW[compute]:
-        index, value = _first_offender(slot, OVERFLOW[compute])
-        raise CheckpointError(
-            f"tensor {slot.name} holds {value} at index {index}, beyond {compute.value}: pass another --dtype"
-        )
-
-
-def _first_offender(slot: TensorSlot, limit: float) -> tuple[tuple[int, ...], float]:
-    """Index and value of the first element that is not finite or not below ``limit`` in magnitude."""
-    values = slot.map()
-    with np.errstate(invalid="ignore"):
-        flat = int(np.argmax(~(np.abs(values.astype(np.float32)) < limit)))
-    index = np.unravel_index(flat, values.shape) if values.ndim else ()
-    return tuple(int(i) for i in index), float(values.reshape(-1)[flat])
+def _notes(zeros: dict[str, int], work: list[tuple[TensorSlot, DType]]) -> tuple[str, ...]:
+    if not zeros:
+        return ()
+    scanned = sum(math.prod(slot.shape) for slot, _ in work)
+    worst = max(zeros, key=lambda name: zeros[name])
+    return (
+        f"{sum(zeros.values())} of {scanned} weights, in {len(zeros)} tensor(s), become zero in the compute type "
+        f"(most in {worst}: {zeros[worst]})",
+    )

@@ -1,34 +1,34 @@
 """Which safetensors files make up a checkpoint, and which tensors they hold.
 
-File names in an index are plain names in the checkpoint's own folder. The file behind such a name may be a
-symbolic link (download caches store files as links to blobs); a name with a path separator is refused.
+File names in an index are plain names in the checkpoint's own folder; a name with a path separator is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from artifact.errors import CheckpointError
-from artifact.json_fields import load_json_object
+from artifact.errors import CheckpointError, UnsupportedError
 from artifact.safetensors_file import SafetensorsFile, TensorSlot, read_safetensors
+from exporter.checkpoint.entries import checked_file, read_json
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
-LFS_POINTER = b"version https://git-lfs"
 
 
 def read_shards(folder: Path) -> tuple[SafetensorsFile, ...]:
-    """The headers of all shards of the checkpoint in ``folder``; CheckpointError when any is missing or unsafe."""
-    if (folder / INDEX_FILE).exists():
-        return _indexed_shards(folder)
-    if (folder / SINGLE_FILE).exists():
+    """The headers of all shards of the checkpoint in ``folder``.
+
+    CheckpointError: no safetensors, a missing or unsafe one, or an index that disagrees with its shards.
+    UnsupportedError: element types of quantised weights, or the layout of another framework.
+    """
+    index = read_json(folder, INDEX_FILE)
+    single = checked_file(folder, SINGLE_FILE)
+    if index is not None:
+        return _indexed_shards(folder, index, single is not None)
+    if single is not None:
         return (_read_shard(folder, SINGLE_FILE),)
-    foreign = sorted(p.name for p in folder.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".gguf"})
-    if foreign:
-        raise CheckpointError(
-            f"{folder}: expected {SINGLE_FILE}, found {foreign[0]}: save the model with safe_serialization=True"
-        )
-    raise CheckpointError(f"{folder}: expected {SINGLE_FILE} or {INDEX_FILE}, found neither")
+    raise _no_weights(folder)
 
 
 def tensors_of(shards: tuple[SafetensorsFile, ...]) -> Mapping[str, TensorSlot]:
@@ -42,15 +42,17 @@ def tensors_of(shards: tuple[SafetensorsFile, ...]) -> Mapping[str, TensorSlot]:
     return tensors
 
 
-def _indexed_shards(folder: Path) -> tuple[SafetensorsFile, ...]:
-    weight_map = load_json_object(folder / INDEX_FILE, CheckpointError).get("weight_map")
+def _indexed_shards(folder: Path, index: dict[str, Any], has_single: bool) -> tuple[SafetensorsFile, ...]:
+    weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
         raise CheckpointError(f"{INDEX_FILE}: weight_map: expected an object of tensor names to file names")
     names = sorted(set(weight_map.values()))
     for name in names:
         _check_plain_name(name)
+    if has_single and SINGLE_FILE not in names:
+        raise CheckpointError(f"expected {SINGLE_FILE} or {INDEX_FILE}, found both: remove the one that is out of date")
     shards = tuple(_read_shard(folder, name) for name in names)
-    held = {tensor: shard.path.name for shard in shards for tensor in shard.tensors}
+    held = {name: slot.path.name for name, slot in tensors_of(shards).items()}
     for tensor, name in weight_map.items():
         if held.get(tensor) != name:
             where = f"it is in {held[tensor]}" if tensor in held else "no shard holds it"
@@ -62,21 +64,38 @@ def _indexed_shards(folder: Path) -> tuple[SafetensorsFile, ...]:
 
 
 def _check_plain_name(name: str) -> None:
-    if Path(name).name != name or "\\" in name or name in {"", ".", ".."} or not name.endswith(".safetensors"):
+    if not name.endswith(".safetensors") or set(name) & set("/\\\0"):
         raise CheckpointError(
             f"{INDEX_FILE}: expected .safetensors files in the checkpoint's own folder, found {name!r}: refused"
         )
 
 
 def _read_shard(folder: Path, name: str) -> SafetensorsFile:
-    path = folder / name
-    if not path.is_file():
+    path = checked_file(folder, name)
+    if path is None:
         raise CheckpointError(f"{folder}: the shard {name} is missing: fetch the checkpoint again")
     try:
-        with path.open("rb") as file:
-            start = file.read(len(LFS_POINTER))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if start == LFS_POINTER:
-        raise CheckpointError(f"{name} is a Git LFS pointer, not the weights: run `git lfs pull` in the checkpoint")
-    return read_safetensors(path)
+        shard = read_safetensors(path)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{error}: export the original checkpoint, not a quantised or packed one") from error
+    framework = shard.metadata.get("format", "pt")
+    if framework != "pt":
+        raise UnsupportedError(
+            f"{name}: expected PyTorch's layout, found the format {framework!r}: use the original checkpoint"
+        )
+    return shard
+
+
+def _no_weights(folder: Path) -> CheckpointError:
+    others = sorted(p.name for p in folder.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".gguf"})
+    if others:
+        return CheckpointError(
+            f"{folder}: expected {SINGLE_FILE}, found {others[0]}: convert it with transformers' save_pretrained"
+        )
+    if shards := sorted(p.name for p in folder.glob("*.safetensors")):
+        return CheckpointError(
+            f"{folder}: expected {SINGLE_FILE} or {INDEX_FILE}, found only {shards[0]}: fetch the missing file"
+        )
+    return CheckpointError(
+        f"{folder}: expected {SINGLE_FILE} or {INDEX_FILE}, found neither: fetch the checkpoint again"
+    )

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from artifact.errors import CheckpointError
 from artifact.safetensors_file import SafetensorsFile, TensorSlot
+from exporter.weights.file_copy import copy_file, share_file
 
 WEIGHTS_FOLDER = "weights"
 DERIVED_FILE = "derived.safetensors"
 
 
 def place_shards(shards: tuple[SafetensorsFile, ...], folder: Path, mode: str) -> Mapping[str, TensorSlot]:
-    """Link (``mode`` "link") or copy ("copy") every shard into ``folder``/weights; all tensors at their new place.
+    """Share (``mode`` "link") or copy ("copy") every shard into ``folder``/weights; all tensors at their new place.
 
-    A link that the file system refuses (another device) becomes a copy. Links go to the file behind a symbolic
-    link, so that the artifact outlives a download cache's folder of links.
+    What is shared is the file behind a symbolic link, so that the artifact outlives a download cache's folder of
+    links. A shard that the file system cannot share (another device) is copied. CheckpointError: a shard has the
+    name of the artifact's own file, or changed since it was opened. OSError: the disk is full or not writable.
     """
     target = folder / WEIGHTS_FOLDER
     target.mkdir(exist_ok=True)
@@ -31,16 +31,10 @@ def place_shards(shards: tuple[SafetensorsFile, ...], folder: Path, mode: str) -
             )
         placed = target / shard.path.name
         source = shard.path.resolve()
-        if mode == "copy" or not _linked(source, placed):
-            shutil.copyfile(source, placed)
+        if mode == "copy" or not share_file(source, placed):
+            copy_file(source, placed)
+        if placed.stat().st_size != shard.nbytes:
+            raise CheckpointError(f"{shard.path.name}: changed while it was read: export again")
         for name, slot in shard.tensors.items():
             tensors[name] = replace(slot, path=placed)
     return tensors
-
-
-def _linked(source: Path, target: Path) -> bool:
-    try:
-        os.link(source, target)
-    except OSError:
-        return False
-    return True
