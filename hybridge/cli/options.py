@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-EngineName = Literal["auto", "onnxruntime", "tensorrt", "torch"]
+EngineName = Literal["auto", "onnxruntime", "onnxruntime-portable", "tensorrt", "torch"]
 ComputeType = Literal["auto", "float16", "bfloat16", "float32"]
 StateType = Literal["float32", "float16", "bfloat16"]
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
+from hybridge.cli.options import EngineName
+from runtime.engines.factory import AUTO, ENGINES
 from tests.cli.command import hybridge
 
 FLAGS = {
@@ -75,3 +79,7 @@ def test_usage_error_as_json(capfd: Capture) -> None:
 def test_json_after_the_separator_is_no_option(capfd: Capture) -> None:
     outcome = hybridge(capfd, "inspect", "--", "--json")
     assert outcome.code == 2 and not outcome.out and "--json: expected" in outcome.error
+
+
+def test_every_engine_can_be_named() -> None:
+    assert get_args(EngineName) == (AUTO, *ENGINES)
