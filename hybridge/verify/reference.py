@@ -48,7 +48,7 @@ class Reference:
             ).eval()
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(f"{checkpoint}: transformers cannot load it: {error}") from error
-        self.notes = self._follow_time_step_limit()
+        self.notes = (*self._follow_time_step_limit(), *self._tie_head())
 
     def run(self, tokens: np.ndarray) -> ReferenceRun:
         """Process ``tokens`` [T] int64 in one call from empty states."""
@@ -92,6 +92,14 @@ class Reference:
             states[names.conv_state(r)] = layer.conv_states[0][0].numpy()
             states[names.recurrent_state(r)] = layer.recurrent_states[0][0].numpy()
         return states
+
+    def _tie_head(self) -> tuple[str, ...]:
+        """Tie the head of a family that transformers never ties, where the checkpoint's config asks for it."""
+        head, embedding = self._model.get_output_embeddings(), self._model.get_input_embeddings()
+        if not getattr(self._model.config, "tie_word_embeddings", False) or head.weight is embedding.weight:
+            return ()
+        head.weight = embedding.weight
+        return ("transformers does not tie the output projection to the embedding here; the reference does",)
 
     def _follow_time_step_limit(self) -> tuple[str, ...]:
         """Clamp dt at time_step_limit, as the papers and the CUDA kernels do, where transformers uses another bound."""

@@ -15,14 +15,15 @@ from hybridge.verify.verifier import relative_error
 from tests.support.artifacts import ArtifactCache, Exported
 from tests.support.export_cases import CASES
 
+# Relative L2 norm. ONNX Runtime computes every artifact in float32, and so is the reference; sums differ in order.
+TOLERANCE = 1e-5
 QUICK = VerifyOptions(engine="onnxruntime", prompt_lengths=(6,), decode_steps=1)
 
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_artifact_agrees_with_transformers(name: str, artifacts: ArtifactCache) -> None:
-    case = CASES[name]
-    exported = case.get(artifacts)
-    options = VerifyOptions(prompt_lengths=(1, 7, 33), decode_steps=4, tolerance=case.tolerance)
+    exported = CASES[name].get(artifacts)
+    options = VerifyOptions(prompt_lengths=(1, 7, 33), decode_steps=4, tolerance=TOLERANCE)
     report = verify(exported.checkpoint, exported.folder, options)
     failed = [c for c in report.comparisons if not c.passed]
     assert report.passed, (report.verdict(), failed[:3], max(c.error for c in failed))

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from artifact.dtypes import DType
 from hybridge.verify.reference import Reference
-from tests.support.agreement import assert_row_agrees, assert_states_agree, tokens_of
-from tests.support.eager_decoder import EagerDecoder, StepResult
+from tests.support.agreement import assert_row_agrees, assert_states_agree, relative_error, tokens_of
+from tests.support.eager_decoder import TORCH_DTYPES, EagerDecoder, StepResult
 from tests.support.tiny_models import BASE_CONFIGS, save_tiny_model
 
 # The base of every family, and what only shows over several steps.
@@ -29,6 +30,7 @@ class Model:
     """One checkpoint, ours and transformers'."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.ours = EagerDecoder(folder)
         self.reference = Reference(folder, self.ours.config)
         self.rows = [tokens_of(self.ours.config.vocab_size, LENGTH - 2 * i, seed=i) for i in range(3)]
@@ -91,6 +93,18 @@ def test_an_empty_row_keeps_its_states_bit_by_bit(model: Model) -> None:
     for name, state in after.items():
         assert torch.equal(state[1], before[name][1]), name
         assert not torch.equal(state[0], before[name][0]), name
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(DType.FLOAT16, 1e-2), (DType.BFLOAT16, 5e-2)], ids=str)
+def test_sixteen_bit_compute(model: Model, dtype: DType, tolerance: float) -> None:
+    """A few layers of sixteen-bit rounding away from float32, with the recurrent state kept in float32."""
+    ours = EagerDecoder(model.folder, dtype)
+    found = ours.step([model.rows[0]], [0], ours.zero_states(1, LENGTH))
+    for name, state in found.states.items():
+        assert state.dtype is (torch.float32 if name.startswith("recurrent") else TORCH_DTYPES[dtype]), name
+    assert found.logits.dtype is torch.float32
+    error = relative_error(found.logits[0], model.expected[0].logits)
+    assert 1e-5 < error < tolerance
 
 
 def test_a_full_cache_is_not_overrun_by_padding(model: Model) -> None:
