@@ -101,7 +101,7 @@ class RuntimeConfig:
         ):
             if not ok:
                 raise ArtifactError(f"{CONFIG_FILE}: {message}: export the checkpoint again")
-        _check_state_outputs(self.bindings)
+        _check_bindings(self.bindings)
         return self
 
 
@@ -159,6 +159,8 @@ def config_from_json(data: dict[str, Any]) -> RuntimeConfig:
             f"{CONFIG_FILE}: expected format_version {FORMAT_VERSION}, found {version}: export the checkpoint again"
         )
     layer_types = tuple(f.array("layer_types"))
+    if not all(isinstance(kind, str) for kind in layer_types):
+        raise f.fail("layer_types", "a list of strings")
     bindings = f.fields("bindings")
     config = RuntimeConfig(
         model_type=f.string("model_type"),
@@ -171,7 +173,7 @@ def config_from_json(data: dict[str, Any]) -> RuntimeConfig:
         layer_types=layer_types,
         kv_layers=f.map("kv_layer_configs", _kv_from_json),
         kv_cache_dtype=_dtype(f, "kv_cache_dtype"),
-        recurrent_layers=_recurrent_from_json(f, f.integer("num_linear_attn_layers", minimum=0)),
+        recurrent_layers=_recurrent_from_json(f, sum(kind in RECURRENT_LAYER_TYPES for kind in layer_types)),
         recurrent_state_dtype=_dtype(f, "recurrent_state_dtype"),
         conv_state_dtype=_dtype(f, "conv_state_dtype"),
         eos_token_ids=tuple(_ints(f, "eos_token_id")),
@@ -180,6 +182,7 @@ def config_from_json(data: dict[str, Any]) -> RuntimeConfig:
     for key, count in (
         ("num_hidden_layers", len(layer_types)),
         ("num_attention_layers", len(config.kv_layers)),
+        ("num_linear_attn_layers", len(config.recurrent_layers)),
     ):
         if f.integer(key) != count:
             raise f.fail(key, str(count))
@@ -208,15 +211,15 @@ def _recurrent_from_json(f: Fields, count: int) -> tuple[RecurrentLayerConfig, .
     for key, name in _RECURRENT_FIELDS.items():
         value = f.raw(key)
         values = value if isinstance(value, list) else [value] * count
-        if len(values) != count or not all(isinstance(v, int) for v in values):
-            raise f.fail(key, f"an integer or a list of {count} integers")
+        if len(values) != count or not all(_is_count(v) for v in values):
+            raise f.fail(key, f"a count or a list of {count} counts")
         columns[name] = values
     return tuple(RecurrentLayerConfig(**{name: columns[name][i] for name in columns}) for i in range(count))
 
 
 def _kv_from_json(f: Fields) -> KVLayerConfig:
     config = KVLayerConfig(
-        f.integer("num_kv_heads", minimum=1), f.integer("head_dim", minimum=1), f.integer("sliding_window", None)
+        f.integer("num_kv_heads", minimum=1), f.integer("head_dim", minimum=1), f.integer("sliding_window", None, 1)
     )
     f.refuse_unknown()
     return config
@@ -224,9 +227,13 @@ def _kv_from_json(f: Fields) -> KVLayerConfig:
 
 def _ints(f: Fields, key: str) -> list[int]:
     values = f.array(key)
-    if not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
-        raise f.fail(key, "a list of integers")
+    if not all(_is_count(v) for v in values):
+        raise f.fail(key, "a list of integers of at least 0")
     return values
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _dtype(f: Fields, key: str) -> DType:
@@ -242,14 +249,17 @@ def _binding_to_json(binding: Binding) -> dict[str, Any]:
 
 def _binding_from_json(f: Fields) -> Binding:
     shape = tuple(f.array("shape"))
-    if not all(isinstance(n, (int, str)) for n in shape):
-        raise f.fail("shape", "a list of integers and axis names")
+    if not all(isinstance(n, str) or _is_count(n) for n in shape):
+        raise f.fail("shape", "a list of counts and axis names")
     binding = Binding(f.string("name"), _dtype(f, "dtype"), shape, f.string("replaced_by", None))
     f.refuse_unknown()
     return binding
 
 
-def _check_state_outputs(bindings: GraphBindings) -> None:
+def _check_bindings(bindings: GraphBindings) -> None:
+    names = [b.name for b in (*bindings.inputs, *bindings.outputs)]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ArtifactError(f"{CONFIG_FILE}: bindings: {repeated[0]} is given twice: export the checkpoint again")
     outputs = {b.name: b for b in bindings.outputs}
     for state in bindings.states:
         output = outputs.get(state.replaced_by or "")

@@ -23,19 +23,25 @@ def atomic_folder(out: Path, overwrite: bool = False, marker: str = MARKER_FILE)
     OutputError: ``out`` exists (and not ``overwrite``), is a file, its parent cannot be written, or the disk is full.
     """
     check_output(out, overwrite, marker)
+    parents = [p for p in (out.parent, *out.parent.parents) if not p.exists()]
+    temporary: Path | None = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
-    except OSError as error:
-        raise _output_error(out, error) from error
-    try:
         temporary.chmod(0o777 & ~_umask())
         yield temporary
+        _sync(temporary)
+        # Once more: another run may have written it meanwhile.
+        check_output(out, overwrite, marker)
         _replace(temporary, out)
     except OSError as error:
         raise _output_error(out, error) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+        for parent in parents:
+            with contextlib.suppress(OSError):  # not empty: it holds ``out``
+                parent.rmdir()
 
 
 def check_output(out: Path, overwrite: bool, marker: str = MARKER_FILE) -> None:
@@ -43,6 +49,13 @@ def check_output(out: Path, overwrite: bool, marker: str = MARKER_FILE) -> None:
 
     ``marker`` names the file by which a folder that Hybridge wrote is known: only such a folder is replaced.
     """
+    try:
+        _check_output(out, overwrite, marker)
+    except OSError as error:
+        raise _output_error(out, error) from error
+
+
+def _check_output(out: Path, overwrite: bool, marker: str) -> None:
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise OutputError(f"{out}: expected a folder to write, found a file or link: give another path")
     if not out.exists():
@@ -61,14 +74,30 @@ def _replace(temporary: Path, out: Path) -> None:
         return
     aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".old", dir=out.parent))
     old = aside / "old"
-    os.rename(out, old)
     try:
+        os.rename(out, old)
         os.rename(temporary, out)
-    except BaseException:
-        os.rename(old, out)
-        aside.rmdir()
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
+    finally:
+        if old.exists() and not out.exists():
+            os.rename(old, out)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    """Bring new files to the disk, so that a power cut after the rename finds them; linked ones are there already."""
+    for root, _, names in os.walk(folder):
+        for path in (Path(root, name) for name in names):
+            if path.stat().st_nlink == 1:
+                _sync_path(path)
+        _sync_path(Path(root))
+
+
+def _sync_path(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _output_error(out: Path, error: OSError) -> OutputError:

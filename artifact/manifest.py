@@ -53,13 +53,19 @@ def read_manifest(folder: Path) -> Manifest:
         f.object("versions"),
         f.string("checkpoint"),
         f.object("arguments"),
-        f.map(
-            "files", lambda r: FileRecord(r.string("path"), r.integer("nbytes"), r.string("sha256"), r.string("scope"))
-        ),
+        f.map("files", _record_from_json),
         tuple(f.array("notes")),
     )
     f.refuse_unknown()
     return manifest
+
+
+def _record_from_json(f: Fields) -> FileRecord:
+    record = FileRecord(
+        f.string("path"), f.integer("nbytes", minimum=0), f.string("sha256"), f.choice("scope", ("full", "header"))
+    )
+    f.refuse_unknown()
+    return record
 
 
 def record_file(folder: Path, relative: str, header_bytes: int | None = None) -> FileRecord:
@@ -77,12 +83,19 @@ def check_files(folder: Path, manifest: Manifest) -> None:
             raise ArtifactError(f"{MANIFEST_FILE}: {record.path!r} leaves the artifact: refused")
         if not path.is_file():
             raise ArtifactError(f"{folder}: expected the file {record.path}, found none: export again")
-        size = path.stat().st_size
-        if size != record.nbytes:
-            raise ArtifactError(f"{path}: expected {record.nbytes} bytes, found {size}: export again")
-        header = None if record.scope == "full" else _header_length(path)
-        if _sha256(path, header) != record.sha256:
-            raise ArtifactError(f"{path}: its content changed since the export: export again")
+        try:
+            _check_file(path, record)
+        except OSError as error:
+            raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _check_file(path: Path, record: FileRecord) -> None:
+    size = path.stat().st_size
+    if size != record.nbytes:
+        raise ArtifactError(f"{path}: expected {record.nbytes} bytes, found {size}: export again")
+    header = None if record.scope == "full" else _header_length(path)
+    if _sha256(path, header) != record.sha256:
+        raise ArtifactError(f"{path}: its content changed since the export: export again")
 
 
 def _header_length(path: Path) -> int:

@@ -62,12 +62,14 @@ def read_safetensors(path: Path) -> SafetensorsFile:
     except OSError as error:
         raise CheckpointError(f"{path.name}: cannot be read: {error.strerror or error}") from error
     try:
-        header = json.loads(raw)
+        header = json.loads(raw, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path.name}: the header is not valid JSON: fetch the file again") from error
+        raise CheckpointError(f"{path.name}: the header is not valid JSON ({error}): fetch the file again") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{path.name}: expected a JSON object as header, found {type(header).__name__}")
-    metadata = header.pop("__metadata__", None) or {}
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError(f"{path.name}: __metadata__ is not an object of strings: fetch the file again")
     tensors = {name: _slot(name, entry, path, data_start, size) for name, entry in header.items()}
     _check_layout(tensors, path, data_start, size)
     return SafetensorsFile(path, MappingProxyType(tensors), MappingProxyType(metadata), data_start, size)
@@ -87,8 +89,8 @@ def _header_bytes(prefix: bytes, file: BinaryIO, path: Path, size: int) -> tuple
 def _slot(name: str, entry: object, path: Path, data_start: int, size: int) -> TensorSlot:
     try:
         dtype = DType.from_safetensors(entry["dtype"])  # type: ignore[index]
-        shape = tuple(int(n) for n in entry["shape"])  # type: ignore[index]
-        begin, end = (int(n) for n in entry["data_offsets"])  # type: ignore[index]
+        shape = tuple(_size(n) for n in entry["shape"])  # type: ignore[index]
+        begin, end = (_size(n) for n in entry["data_offsets"])  # type: ignore[index]
     except UnsupportedError as error:
         raise UnsupportedError(f"{path.name}: tensor {name}: {error}") from error
     except (KeyError, TypeError, ValueError) as error:
@@ -96,7 +98,7 @@ def _slot(name: str, entry: object, path: Path, data_start: int, size: int) -> T
             f"{path.name}: tensor {name} has a malformed header entry: fetch the file again"
         ) from error
     nbytes = math.prod(shape) * dtype.itemsize
-    if begin < 0 or min(shape, default=0) < 0 or end - begin != nbytes:
+    if end - begin != nbytes:
         raise CheckpointError(
             f"{path.name}: {name}: {dtype.value}{list(shape)} needs {nbytes} bytes, the header gives {end - begin}"
         )
@@ -105,6 +107,21 @@ def _slot(name: str, entry: object, path: Path, data_start: int, size: int) -> T
             f"{path.name}: tensor {name} ends at byte {data_start + end}, found {size}: fetch it again"
         )
     return TensorSlot(name, dtype, shape, path, data_start + begin, nbytes)
+
+
+def _size(value: object) -> int:
+    """A dimension or an offset; ValueError for anything but an integer that 64 bits hold."""
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"expected a size, found {type(value).__name__}")
+    return value
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """The JSON object of ``pairs``; ValueError when a key is given twice, because readers differ in which they take."""
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        raise ValueError("a name is given twice")
+    return entries
 
 
 def _check_layout(tensors: Mapping[str, TensorSlot], path: Path, data_start: int, size: int) -> None:

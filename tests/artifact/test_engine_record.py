@@ -1,0 +1,69 @@
+"""engine.json: round trip and refusal of what does not fit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from artifact.engine_record import EngineRecord, ProfileRecord, read_engine_record, write_engine_record
+from artifact.errors import ArtifactError
+
+RECORD = EngineRecord(
+    engine="model.engine",
+    nbytes=12,
+    sha256="0" * 64,
+    library="tensorrt_rtx",
+    library_version="1.7.1.116",
+    preset="jetson-orin",
+    compute_capabilities=["8.7"],
+    plugins=False,
+    max_batch_size=3,
+    max_seq_len=65,
+    profiles=[ProfileRecord("decode", {"input_ids": [[1, 1], [2, 1], [3, 1]]})],
+    bindings=[{"name": "logits", "shape": [-1, 97]}],
+    layers={"MatMul": 3},
+    model_sha256="1" * 64,
+    build_seconds=1.5,
+)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    write_engine_record(tmp_path / "engine.json", RECORD)
+    assert read_engine_record(tmp_path / "engine.json") == RECORD
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(EngineRecord)])
+def test_every_field_is_needed_and_typed(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "engine.json"
+    data = asdict(RECORD)
+    for change in ({k: v for k, v in data.items() if k != name}, {**data, name: None}):
+        path.write_text(json.dumps(change))
+        with pytest.raises(ArtifactError, match=rf"engine\.json.*{name}"):
+            read_engine_record(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"engine_version": 2}, "engine_version 1, found 2: build it again"),
+        ({"nbytes": -1}, "nbytes"),
+        ({"max_seq_len": 0}, "max_seq_len"),
+        ({"profiles": [{"name": "decode"}]}, "shapes"),
+        ({"build_seconds": "long"}, "build_seconds"),
+        ({"extra": 1}, "unknown field.*extra"),
+    ],
+)
+def test_malformed_records(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    path = tmp_path / "engine.json"
+    path.write_text(json.dumps({**asdict(RECORD), **change}))
+    with pytest.raises(ArtifactError, match=words):
+        read_engine_record(path)
+
+
+def test_missing_record(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="found none"):
+        read_engine_record(tmp_path / "engine.json")

@@ -1,0 +1,113 @@
+"""manifest.json: round trip, damage that is noticed, and paths that must not leave the artifact."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from artifact.errors import ArtifactError
+from artifact.manifest import FileRecord, Manifest, check_files, read_manifest, record_file, write_manifest
+from artifact.safetensors_file import read_safetensors
+from tests.artifact.samples import save_sample
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    (tmp_path / "weights").mkdir()
+    save_sample(tmp_path / "weights" / "m.safetensors")
+    (tmp_path / "model.onnx").write_bytes(b"graph" * 1000)
+    start = read_safetensors(tmp_path / "weights" / "m.safetensors").data_start
+    files = (record_file(tmp_path, "model.onnx"), record_file(tmp_path, "weights/m.safetensors", start))
+    write_manifest(tmp_path, Manifest({"hybridge": "1"}, "tiny", {"dtype": None}, files, ("a note",)))
+    return tmp_path
+
+
+def test_round_trip(artifact: Path) -> None:
+    manifest = read_manifest(artifact)
+    assert manifest.files[0].sha256 == hashlib.sha256(b"graph" * 1000).hexdigest()
+    assert [f.scope for f in manifest.files] == ["full", "header"]
+    assert manifest.notes == ("a note",) and manifest.arguments == {"dtype": None}
+    write_manifest(artifact, manifest)
+    assert read_manifest(artifact) == manifest
+    check_files(artifact, manifest)
+
+
+def test_header_record_hashes_the_header_only(artifact: Path) -> None:
+    path = artifact / "weights" / "m.safetensors"
+    file = read_safetensors(path)
+    record = read_manifest(artifact).files[1]
+    assert record.sha256 == hashlib.sha256(path.read_bytes()[: file.data_start]).hexdigest()
+    assert record.nbytes == path.stat().st_size
+
+
+def damage(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "position"),
+    [("model.onnx", 0), ("model.onnx", 4999), ("weights/m.safetensors", 0), ("weights/m.safetensors", 7),
+     ("weights/m.safetensors", 20)],
+)  # fmt: skip
+def test_changed_bytes_are_noticed(artifact: Path, name: str, position: int) -> None:
+    damage(artifact / name, position)
+    with pytest.raises(ArtifactError, match=f"{Path(name).name}: its content changed"):
+        check_files(artifact, read_manifest(artifact))
+
+
+def test_missing_and_resized_files_are_noticed(artifact: Path) -> None:
+    manifest = read_manifest(artifact)
+    (artifact / "model.onnx").write_bytes(b"graph" * 999)
+    with pytest.raises(ArtifactError, match="expected 5000 bytes, found 4995"):
+        check_files(artifact, manifest)
+    (artifact / "model.onnx").unlink()
+    with pytest.raises(ArtifactError, match=r"expected the file model\.onnx, found none"):
+        check_files(artifact, manifest)
+
+
+@pytest.mark.parametrize("path", ["../secret", "weights/../../secret", "/etc/hostname"])
+def test_paths_that_leave_the_artifact_are_refused(artifact: Path, path: str) -> None:
+    manifest = replace(read_manifest(artifact), files=(FileRecord(path, 1, "0" * 64),))
+    with pytest.raises(ArtifactError, match="leaves the artifact"):
+        check_files(artifact, manifest)
+
+
+def test_unreadable_file_is_one_sentence(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Path, *args: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(ArtifactError, match=r"model\.onnx: cannot be read: Permission denied"):
+        check_files(artifact, manifest=Manifest({}, "", {}, (FileRecord("model.onnx", 5000, "0" * 64),)))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"manifest_version": 2}, "manifest_version: expected 1, found 2"),
+        ({"versions": []}, "versions"),
+        ({"checkpoint": None}, "checkpoint"),
+        ({"files": [{"path": "x", "nbytes": 1, "sha256": "0", "scope": "some"}]}, "scope"),
+        ({"files": [{"path": "x", "nbytes": -1, "sha256": "0", "scope": "full"}]}, "nbytes"),
+        ({"files": [{"path": "x", "nbytes": 1, "sha256": "0", "scope": "full", "y": 1}]}, "unknown field.*y"),
+        ({"files": ["x"]}, "files"),
+        ({"extra": 1}, "unknown field.*extra"),
+    ],
+)
+def test_malformed_manifests(artifact: Path, change: dict[str, Any], words: str) -> None:
+    path = artifact / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ArtifactError, match=words):
+        read_manifest(artifact)
+
+
+def test_missing_manifest(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"manifest\.json, found none"):
+        read_manifest(tmp_path)
