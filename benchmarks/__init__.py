@@ -1,0 +1,1 @@
+"""Speed, memory and accuracy of the way from checkpoint to tokens. Each benchmark prints one JSON document."""

@@ -1,0 +1,59 @@
+"""The gate before every number: an artifact computes what transformers computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.peer import Peer
+from benchmarks.report import Gate
+from runtime.batch import RowBatch
+from runtime.engines import Engine, create_engine
+from runtime.engines.factory import EngineOptions
+
+# Relative norm of the difference of logits; float32 sums in another order differ by 1e-6.
+LOGITS_TOLERANCE = 1e-4
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """Norm of the difference over the norm of ``expected``, in float64."""
+    difference = found.astype(np.float64) - expected.astype(np.float64)
+    return float(np.linalg.norm(difference) / np.linalg.norm(expected.astype(np.float64)))
+
+
+def random_prompt(vocab_size: int, tokens: int, seed: int = 0) -> np.ndarray:
+    """Token ids [tokens] int64, the same for the same arguments."""
+    return np.random.default_rng(seed).integers(0, vocab_size, tokens)
+
+
+def logits_gate(engine: Engine, peer: Peer, tokens: int, steps: int) -> Gate:
+    """Logits after a random prompt of ``tokens`` and after each of ``steps`` single tokens that follow it."""
+    sequence = random_prompt(engine.config.vocab_size, tokens + steps, seed=1)
+    expected = peer.logits(sequence)
+    batch = RowBatch(engine, 1, sequence.size)
+    row = batch.join()
+    found = [batch.feed({row: sequence[:tokens]})[row]]
+    for token in sequence[tokens:]:
+        found += [logits.copy() for _, logits in batch.decode({row: int(token)})]
+    worst = max(relative_error(*pair) for pair in zip(found, expected[tokens - 1 :], strict=True))
+    return Gate(
+        f"logits of a prompt of {tokens} tokens and {steps} decode steps against transformers, relative error",
+        worst,
+        LOGITS_TOLERANCE,
+    )
+
+
+def checkpoint_gate(checkpoint: Path, artifact: Path, threads: int, tokens: int, steps: int) -> Gate:
+    """``logits_gate`` of an artifact and the checkpoint that it was exported from."""
+    engine = create_engine(artifact, options=EngineOptions(threads))
+    try:
+        return logits_gate(engine, Peer(checkpoint, threads), tokens, steps)
+    finally:
+        engine.close()
+
+
+def tokens_gate(name: str, found: list[int], expected: list[int]) -> Gate:
+    """Greedy tokens must be the same, one by one."""
+    wrong = sum(a != b for a, b in zip(found, expected, strict=False)) + abs(len(found) - len(expected))
+    return Gate(f"{name}: greedy tokens that differ from transformers', of {len(expected)}", float(wrong), 0.0)

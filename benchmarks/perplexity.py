@@ -1,0 +1,98 @@
+"""Perplexity of the checkpoint that ships, through its exported artifact and through transformers."""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.agreement import logits_gate
+from benchmarks.artifacts import DEMO_CHECKPOINT, exported
+from benchmarks.command import run_command
+from benchmarks.machine import ROOT
+from benchmarks.peer import Peer
+from benchmarks.report import Report, Target
+from runtime.engines import Engine, create_engine
+from runtime.engines.base import StepInputs
+from runtime.engines.factory import EngineOptions
+from runtime.text import Tokenizer
+
+NAME = "perplexity"
+HELD_OUT_TEXT = ROOT / "examples" / "text" / "heldout.txt"
+MOST_DIFFERENCE = 1e-3
+Logits = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class PerplexitySettings:
+    """The text in windows of ``window`` tokens, each after a BOS of its own; ``most_windows`` None takes all."""
+
+    window: int = 512
+    most_windows: int | None = None
+    threads: int = 2
+
+
+def run(settings: PerplexitySettings) -> Report:
+    """Windows as one prompt each, and token by token through the decode step, against transformers."""
+    windows = text_windows(HELD_OUT_TEXT.read_text(encoding="utf-8"), settings)
+    peer = Peer(DEMO_CHECKPOINT, settings.threads)
+    with tempfile.TemporaryDirectory(prefix="hybridge-bench-") as name:
+        artifact = exported(DEMO_CHECKPOINT, Path(name) / "artifact", settings.window, all_logits=True)
+        engine = create_engine(artifact, "onnxruntime", EngineOptions(settings.threads))
+        gate = logits_gate(engine, peer, settings.window // 2, 4)
+        ways: dict[str, Logits] = {
+            "transformers": peer.logits,
+            "one prompt": lambda ids: _logits(engine, ids, ids.size),
+            "token by token": lambda ids: _logits(engine, ids, 1),
+        }
+        values = {name: perplexity(logits, windows) for name, logits in ways.items()}
+        engine.close()
+    expected = values["transformers"]
+    differences = {name: value / expected - 1 for name, value in values.items() if name != "transformers"}
+    targets = tuple(
+        Target(f"perplexity, {name}, off transformers'", 100 * abs(value), "at most", 100 * MOST_DIFFERENCE, "%")
+        for name, value in differences.items()
+    )
+    described = {**asdict(settings), "text": HELD_OUT_TEXT.name, "windows": len(windows)}
+    return Report(NAME, described, (gate,), {"perplexity": values, "relative_difference": differences}, targets)
+
+
+def text_windows(text: str, settings: PerplexitySettings) -> np.ndarray:
+    """int64 [windows, window + 1]: BOS and ``window`` tokens; what does not fill a window is left out."""
+    tokenizer = Tokenizer.from_folder(DEMO_CHECKPOINT)
+    ids = np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int64)
+    rows = ids[: ids.size // settings.window * settings.window].reshape(-1, settings.window)[: settings.most_windows]
+    return np.concatenate([np.full((len(rows), 1), tokenizer.bos_token_id, np.int64), rows], axis=1)
+
+
+def perplexity(logits: Logits, windows: np.ndarray) -> float:
+    """exp of the mean natural-log loss of every token after the BOS; ``logits`` maps ids [t] to [t, vocab]."""
+    losses = [_losses(logits(window[:-1]), window[1:]) for window in windows]
+    return math.exp(float(np.concatenate(losses).mean()))
+
+
+def _losses(logits: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """-log softmax(logits [t, vocab]) at ``expected`` [t], in float64."""
+    scores = logits.astype(np.float64)
+    scores -= scores.max(axis=1, keepdims=True)
+    return np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(expected.size), expected]
+
+
+def _logits(engine: Engine, ids: np.ndarray, step_tokens: int) -> np.ndarray:
+    """Logits [t, vocab] of ``ids`` [t] in steps of ``step_tokens`` from empty states."""
+    states = engine.allocate_states(1, ids.size)
+    parts = []
+    for start in range(0, ids.size, step_tokens):
+        tokens = ids[start : start + step_tokens]
+        lengths = np.array([tokens.size], np.int32), np.array([start], np.int32)
+        parts.append(engine.step(StepInputs(tokens[None], *lengths), states)[0].copy())
+    return np.concatenate(parts)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(__doc__ or "", lambda _: run(PerplexitySettings()), repeats=1))

@@ -1,0 +1,170 @@
+"""Render docs/benchmarks.md: ``python -m benchmarks.render results.json > docs/benchmarks.md``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+TEMPLATE = Path(__file__).with_name("template.md")
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+Documents = Mapping[str, Mapping[str, Any]]
+
+
+def page(documents: Documents) -> str:
+    """The page of the documents of all benchmarks; ValueError names a benchmark that is missing or was not correct."""
+    for name in ("export", "cpu_decode", "step_cost", "perplexity"):
+        if name not in documents:
+            raise ValueError(f"{name}: expected its document, found none: run python -m benchmarks without names")
+        if not documents[name]["correct"]:
+            raise ValueError(f"{name}: expected green gates, found wrong results: there are no numbers to show")
+    values = _values(documents)
+    text = TEMPLATE.read_text(encoding="utf-8")
+    return _PLACEHOLDER.sub(lambda match: values[match.group(1)], text)
+
+
+def _values(documents: Documents) -> dict[str, str]:
+    export, decode = documents["export"], documents["cpu_decode"]
+    steps, perplexity = documents["step_cost"], documents["perplexity"]
+    return {
+        "machine": _machine(export),
+        "targets": _targets(documents),
+        "gates": _gates(documents),
+        "export_shape": _shape(export["settings"]),
+        "export": _export(export["results"]),
+        "threads": str(decode["settings"]["threads"]),
+        "prompt_tokens": str(decode["settings"]["prompt_tokens"]),
+        "decode_shape": _shape(decode["settings"]["shape"]),
+        "decode": _decode(decode),
+        "context": str(steps["settings"]["context"]),
+        "step_cost": _step_cost(steps["results"]),
+        "text": perplexity["settings"]["text"],
+        "windows": str(perplexity["settings"]["windows"]),
+        "window": str(perplexity["settings"]["window"]),
+        "perplexity": _perplexity(perplexity["results"]),
+    }
+
+
+def _machine(document: Mapping[str, Any]) -> str:
+    machine, versions = document["machine"], document["versions"]
+    rows = [
+        ("processor", f"{machine['cpu']}, {machine['cores']} cores"),
+        ("memory", f"{machine['memory_gb']} GB"),
+        ("system", machine["system"]),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
+        ("commit", f"`{document['commit']}`"),
+        ("load average when it began", " ".join(f"{load:g}" for load in machine["load_average"])),
+    ]
+    return _table(("machine", ""), rows)
+
+
+def _targets(documents: Documents) -> str:
+    rows = []
+    for name, document in documents.items():
+        for target in document["targets"]:
+            wanted = f"{target['direction']} {target['limit']:.4g} {target['unit']}"
+            found = f"{target['value']:.4g} {target['unit']}"
+            rows.append((f"`{name}`", target["name"], wanted, found, "yes" if target["met"] else "**no**"))
+    return _table(("benchmark", "what", "target", "measured", "met"), rows)
+
+
+def _gates(documents: Documents) -> str:
+    gates = [(name, gate) for name, document in documents.items() for gate in document["gates"]]
+    rows = [(f"`{name}`", gate["checks"], f"{gate['value']:.2g}", f"{gate['limit']:.2g}") for name, gate in gates]
+    return _table(("benchmark", "comparison", "found", "at most"), rows)
+
+
+def _shape(shape: Mapping[str, Any]) -> str:
+    layers = f"{len(shape['pattern'])} layers `{shape['pattern']}`"
+    return f"{layers}, hidden size {shape['hidden_size']}, vocabulary {shape['vocab_size']}"
+
+
+def _export(results: Mapping[str, Any]) -> str:
+    rows = [
+        (
+            title,
+            _cell(results[mode]["wall_s"]),
+            _cell(results[mode]["cpu_s"]),
+            _cell(results[mode]["peak_rss_bytes"], 1e-6),
+            f"{results['new_bytes'] / 1e6:.3g}",
+        )
+        for mode, title in (("with_scan", "with the weight scan"), ("without_scan", "`--no-scan`"))
+    ]
+    return _table(("export", "wall, s", "processor, s", "peak, MB", "newly written, MB"), rows)
+
+
+def _decode(document: Mapping[str, Any]) -> str:
+    results = document["results"]
+    rows: list[Sequence[str]] = []
+    for title, cell in (
+        ("decode, `LLM.generate`, tokens/s", lambda r: _cell(r["decode_tokens_per_s"]["ours"])),
+        ("decode, engine loop, tokens/s", lambda r: _cell(r["decode_tokens_per_s"]["engine_loop"])),
+        ("decode, transformers, tokens/s", lambda r: _cell(r["decode_tokens_per_s"]["peer"])),
+        ("**decode, times transformers**", lambda r: _cell(r["decode_ratio"])),
+        ("prefill, ours, tokens/s", lambda r: _cell(r["prefill_tokens_per_s"]["ours"])),
+        ("prefill, transformers, tokens/s", lambda r: _cell(r["prefill_tokens_per_s"]["peer"])),
+        ("**prefill, times transformers**", lambda r: _cell(r["prefill_ratio"])),
+        ("traffic a token, MB", lambda r: f"{r['touched_mb_per_token']:.4g}"),
+        ("read bandwidth measured, GB/s", lambda r: _cell(r["read_bandwidth_gb_per_s"])),
+        ("share of bandwidth, ours", lambda r: _cell(r["bandwidth_share"]["ours"], 100, "%")),
+        ("share of bandwidth, transformers", lambda r: _cell(r["bandwidth_share"]["peer"], 100, "%")),
+        ("Python a step, µs: median (95th percentile)", lambda r: _overhead(r["python_overhead_us"])),
+    ):
+        rows.append((title, *(cell(result) for result in results.values())))
+    names = [f"{name}, {document['settings']['new_tokens'][name]} new tokens" for name in results]
+    prefill = document["settings"]["prefill_tokens"]
+    return _table((f"(prefill: {prefill} tokens)", *names), rows)
+
+
+def _overhead(overhead: Mapping[str, float]) -> str:
+    return f"{overhead['median']:.0f} ({overhead['p95']:.0f})"
+
+
+def _step_cost(results: Mapping[str, Any]) -> str:
+    rows = [(f"max_seq_len {name}", _cell(spread)) for name, spread in results["step_us"].items()]
+    return _table(("one step", "µs"), [*rows, ("ratio", _cell(results["ratio"]))])
+
+
+def _perplexity(results: Mapping[str, Any]) -> str:
+    differences = results["relative_difference"]
+    rows = [
+        (name, f"{value:.6f}", f"{100 * differences[name]:+.1e} %" if name in differences else "")
+        for name, value in results["perplexity"].items()
+    ]
+    return _table(("computed by", "perplexity", "difference"), rows)
+
+
+def _cell(spread: Mapping[str, float], scale: float = 1.0, unit: str = "") -> str:
+    middle, low, high = (_number(scale * spread[key]) for key in ("median", "min", "max"))
+    return f"{middle}{unit} ({low} to {high})"
+
+
+def _number(value: float) -> str:
+    """Three significant digits, never with an exponent."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def main() -> int:
+    """Print the page of the results file; 2 when the file cannot be rendered."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.render", description=__doc__)
+    parser.add_argument("results", type=Path, help="what python -m benchmarks printed")
+    try:
+        documents = json.loads(parser.parse_args().results.read_text(encoding="utf-8"))["benchmarks"]
+        sys.stdout.write(page(documents))
+    except (OSError, ValueError, KeyError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

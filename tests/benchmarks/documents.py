@@ -1,0 +1,53 @@
+"""Documents of all benchmarks as ``python -m benchmarks`` prints them, with made-up numbers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks import cpu_decode, export, perplexity, step_cost
+from benchmarks.report import Gate, Report, Target
+
+SPREAD = {"median": 12.345, "min": 11.5, "max": 1234.5, "repeats": 3}
+TARGET = Target("a thing", 2.0, "at least", 1.5, "x")
+
+
+def all_documents(error: float = 0.0) -> dict[str, Any]:
+    """The four documents; ``error`` is what every gate found, against a limit of 1e-4."""
+    gate = Gate("logits", error, 1e-4)
+    reports = {
+        "export": (asdict(export.ExportSettings().shape), _export_results()),
+        "cpu_decode": (asdict(cpu_decode.DEFAULTS), {name: _decode_result() for name in cpu_decode.GOALS}),
+        "step_cost": (
+            asdict(step_cost.StepCostSettings()),
+            {"step_us": {"256": SPREAD, "8192": SPREAD}, "ratio": SPREAD},
+        ),
+        "perplexity": (
+            {**asdict(perplexity.PerplexitySettings()), "text": "held.txt", "windows": 11},
+            {"perplexity": {"transformers": 23.5, "ours": 23.5}, "relative_difference": {"ours": 2e-8}},
+        ),
+    }
+    return {
+        name: Report(name, settings, (gate,), results, (TARGET,)).to_json()
+        for name, (settings, results) in reports.items()
+    }
+
+
+def _export_results() -> dict[str, Any]:
+    mode = {"wall_s": SPREAD, "cpu_s": SPREAD, "peak_rss_bytes": SPREAD}
+    return {"with_scan": mode, "without_scan": mode, "new_bytes": 114700}
+
+
+def _decode_result() -> dict[str, Any]:
+    rates = {"ours": SPREAD, "engine_loop": SPREAD, "peer": SPREAD}
+    return {
+        "decode_tokens_per_s": rates,
+        "decode_ratio": SPREAD,
+        "engine_loop_ratio": SPREAD,
+        "read_bandwidth_gb_per_s": SPREAD,
+        "touched_mb_per_token": 500.7,
+        "bandwidth_share": rates,
+        "prefill_tokens_per_s": rates,
+        "prefill_ratio": SPREAD,
+        "python_overhead_us": {"median": 61.0, "p95": 90.0, "steps": 9},
+    }

@@ -1,0 +1,37 @@
+"""Documents: no numbers without green gates, targets on the right side."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from benchmarks.report import Gate, Report, Target, document_text, table_text
+from tests.benchmarks.documents import all_documents
+
+
+def test_a_document_names_machine_versions_and_commit() -> None:
+    document = json.loads(document_text(all_documents()["export"]))
+    assert document["machine"]["cpu"] and document["machine"]["cores"] >= 1 and document["machine"]["memory_gb"] > 0
+    assert document["versions"]["torch"] != "not installed"
+    assert document["commit"]
+    assert document["correct"] is True and document["results"]
+
+
+@pytest.mark.parametrize("error", [1e-3, math.nan, math.inf])
+def test_wrong_results_have_no_numbers(error: float) -> None:
+    document = Report("name", {}, (Gate("logits", error, 1e-4),), {"speed": 1.0}).to_json()
+    assert document["correct"] is False
+    assert "results" not in document and "targets" not in document
+
+
+@pytest.mark.parametrize(("direction", "value", "met"), [("at least", 1.4, False), ("at most", 1.4, True)])
+def test_a_target_has_a_side(direction: str, value: float, met: bool) -> None:
+    assert Target("x", value, direction, 1.5, "s").met is met
+
+
+def test_the_table_shows_gates_and_targets() -> None:
+    text = table_text(all_documents()["step_cost"])
+    assert "gate   ok   logits" in text
+    assert "target met  a thing: 2 x (at least 1.5)" in text

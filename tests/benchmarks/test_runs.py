@@ -1,0 +1,91 @@
+"""Every benchmark runs from end to end on small sizes and finds correct results."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import cpu_decode, export, perplexity, step_cost
+from benchmarks.__main__ import main
+from benchmarks.agreement import tokens_gate
+from benchmarks.report import Report
+from tests.benchmarks.shapes import TINY
+
+
+def json_of(report: Report) -> dict:
+    """What would be printed; the targets themselves are not asked about."""
+    document = json.loads(json.dumps(report.to_json()))
+    assert document["correct"], document["gates"]
+    assert document["targets"]
+    return document
+
+
+def test_export(tmp_path: Path) -> None:
+    document = json_of(export.run(export.ExportSettings(TINY, repeats=1, folder=tmp_path)))
+    assert document["results"]["with_scan"]["peak_rss_bytes"]["median"] > 50e6
+    assert 0 < document["results"]["new_bytes"] < 5e6
+    assert not list(tmp_path.iterdir())
+
+
+def test_cpu_decode() -> None:
+    settings = replace(
+        cpu_decode.DEFAULTS,
+        new_tokens={cpu_decode.DEMO: 5, cpu_decode.RANDOM: 4},
+        prompt_tokens=3,
+        prefill_tokens=33,
+        threads=1,
+        repeats=1,
+        shape=TINY,
+        bandwidth_bytes=2**20,
+    )
+    document = json_of(cpu_decode.run(settings))
+    assert set(document["results"]) == {cpu_decode.DEMO, cpu_decode.RANDOM}
+    # The last run of ONNX Runtime has no gap behind it.
+    assert document["results"][cpu_decode.DEMO]["python_overhead_us"]["steps"] == 4
+
+
+def test_step_cost() -> None:
+    settings = step_cost.StepCostSettings(small=32, large=300, context=17, steps=3, threads=1, repeats=2)
+    assert set(json_of(step_cost.run(settings))["results"]["step_us"]) == {"32", "300"}
+
+
+def test_perplexity() -> None:
+    found = json_of(perplexity.run(perplexity.PerplexitySettings(window=65, most_windows=2, threads=1)))["results"]
+    expected = found["perplexity"].pop("transformers")
+    assert 5 < expected < 500  # the checkpoint is trained: 2048 tokens at random odds would give 2048
+    assert found["perplexity"] == pytest.approx(dict.fromkeys(("one prompt", "token by token"), expected), rel=1e-4)
+
+
+def test_perplexity_of_even_odds_is_the_number_of_tokens() -> None:
+    windows = np.zeros((2, 6), np.int64)
+    assert perplexity.perplexity(lambda ids: np.zeros((ids.size, 7), np.float32), windows) == pytest.approx(7.0)
+
+
+def test_new_bytes_leave_out_what_is_linked(tmp_path: Path) -> None:
+    checkpoint, out = tmp_path / "checkpoint", tmp_path / "out"
+    checkpoint.mkdir()
+    (out / "weights").mkdir(parents=True)
+    (checkpoint / "model.safetensors").write_bytes(b"1" * 100_000)
+    os.link(checkpoint / "model.safetensors", out / "weights" / "model.safetensors")
+    assert export.new_bytes(out, checkpoint) == 0
+    (out / "copy.safetensors").write_bytes(b"1" * 100_000)
+    assert 100_000 <= export.new_bytes(out, checkpoint) < 200_000
+
+
+def test_different_tokens_close_the_gate() -> None:
+    assert tokens_gate("x", [1, 2, 3], [1, 2, 3]).passed
+    assert not tokens_gate("x", [1, 2, 4], [1, 2, 3]).passed
+    assert not tokens_gate("x", [1, 2], [1, 2, 3]).passed
+
+
+def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["benchmarks", "speed"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert "found speed" in capsys.readouterr().err
