@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from artifact.progress import Progress
     from exporter.export import ExportReport
     from hybridge.inspection import Inspection
-    from hybridge.verify import VerifyReport
+    from hybridge.verification import VerifyReport
 
 StrPath = str | os.PathLike[str]
 
@@ -83,9 +83,9 @@ def verify(
     relative L2 error of a tensor (None: the default). The report's ``passed`` is the verdict, and
     ``first_failing_layer`` names the layer. HybridgeError when the comparison cannot be made.
     """
-    from hybridge.verify import VerifyOptions
-    from hybridge.verify import verify as compare
-    from hybridge.verify.options import DEFAULT_TOLERANCE
+    from hybridge.verification import VerifyOptions
+    from hybridge.verification import verify as compare
+    from hybridge.verification.options import DEFAULT_TOLERANCE
 
     options = VerifyOptions(
         engine=engine,

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hybridge.verify.reference import Reference, ReferenceRun
+from hybridge.verification.reference import Reference, ReferenceRun
 from tests.support.eager_decoder import EagerDecoder, StepResult
 
 # Relative L2 norm, float32 against float32: sums in another order differ by about 1e-6 after a few layers.

@@ -10,8 +10,8 @@ import pytest
 
 from artifact.errors import ArtifactError, RequestError
 from artifact.safetensors_file import TensorSlot, read_safetensors
-from hybridge.verify import VerifyOptions, verify
-from hybridge.verify.verifier import relative_error
+from hybridge.verification import VerifyOptions, verify
+from hybridge.verification.verifier import relative_error
 from tests.support.artifacts import ArtifactCache, Exported
 from tests.support.export_cases import CASES
 

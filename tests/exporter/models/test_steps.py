@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from artifact.dtypes import DType
-from hybridge.verify.reference import Reference
+from hybridge.verification.reference import Reference
 from tests.support.agreement import assert_row_agrees, assert_states_agree, relative_error, tokens_of
 from tests.support.eager_decoder import TORCH_DTYPES, EagerDecoder, StepResult
 from tests.support.tiny_models import BASE_CONFIGS, save_tiny_model

@@ -12,11 +12,11 @@ from artifact import names
 from artifact.config import RuntimeConfig, read_config
 from artifact.manifest import check_files, read_manifest
 from artifact.progress import NoProgress, Progress
-from hybridge.verify import scenarios
-from hybridge.verify.options import VerifyOptions
-from hybridge.verify.reference import Reference, ReferenceRun
-from hybridge.verify.report import Comparison, VerifyReport
-from hybridge.verify.scenarios import Observation
+from hybridge.verification import scenarios
+from hybridge.verification.options import VerifyOptions
+from hybridge.verification.reference import Reference, ReferenceRun
+from hybridge.verification.report import Comparison, VerifyReport
+from hybridge.verification.scenarios import Observation
 from runtime.engines import create_engine
 from runtime.engines.base import Engine
 from runtime.engines.factory import AUTO, portable_unavailable
