@@ -28,7 +28,7 @@ MODEL_FILE = "model.onnx"
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What an export wrote. ``bytes_linked`` are shared with the checkpoint, ``bytes_written`` are new on disk."""
+    """What an export wrote. ``bytes_linked`` are hard links to the checkpoint's, ``bytes_written`` are all others."""
 
     out: str
     model_type: str
@@ -83,8 +83,9 @@ def _write(
     scanned = scan()
     notes = (*plan.notes, *(scanned.notes if scanned else ("the weights were not scanned (--no-scan)",)))
     _manifest(source, options, notes, folder)
-    linked = sum(s.nbytes for s in source.shards) if options.weights == "link" else 0
-    total = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+    files = [p.stat() for p in folder.rglob("*") if p.is_file()]
+    linked = sum(s.st_size for s in files if s.st_nlink > 1)
+    total = sum(s.st_size for s in files)
     return ExportReport(
         str(out),
         plan.config.model_type,

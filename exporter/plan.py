@@ -82,7 +82,7 @@ def open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Exp
     parameters = bind_parameters(decoder, source.tensors)
     dtype = _compute_dtype(source, options)
     config = runtime_config(decoder, options, dtype, source.eos_token_ids)
-    notes = list(decoder.notes)
+    notes = [*source.notes, *decoder.notes]
     limit = decoder.max_position_embeddings
     if limit is not None and config.max_seq_len > limit:
         notes.append(f"max_seq_len {config.max_seq_len} is beyond the {limit} positions that the model was trained for")
