@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Reference:
             ).eval()
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(f"{checkpoint}: transformers cannot load it: {error}") from error
-        self.notes = (*self._follow_time_step_limit(), *self._tie_head())
+        self.notes = (*self._follow_time_step_limit(), *self._group_gated_norms(), *self._tie_head())
 
     def run(self, tokens: np.ndarray) -> ReferenceRun:
         """Process ``tokens`` [T] int64 in one call from empty states."""
@@ -101,6 +102,14 @@ class Reference:
         head.weight = embedding.weight
         return ("transformers does not tie the output projection to the embedding here; the reference does",)
 
+    def _group_gated_norms(self) -> tuple[str, ...]:
+        changed = group_gated_norms(self._model)
+        if not changed:
+            return ()
+        return (
+            f"this transformers normalises {changed} Mamba2 layers over all groups; the reference does not",
+        )
+
     def _follow_time_step_limit(self) -> tuple[str, ...]:
         """Clamp dt at time_step_limit, as the papers and the CUDA kernels do, where transformers uses another bound."""
         raw = getattr(self._model.config, "time_step_limit", None)
@@ -119,3 +128,27 @@ class Reference:
             f"transformers clamps dt at time_step_min in {changed} layers; the reference was set to the checkpoint's "
             f"time_step_limit [{limit[0]:g}, {limit[1]:g}], as the Mamba2 paper and CUDA kernels have it",
         )
+
+
+def group_gated_norms(model: Any) -> int:
+    """Normalise each group of a Mamba2 layer by itself, as its authors do, where transformers is too old to.
+
+    Returns the number of layers of ``model`` that were changed.
+    """
+    changed = 0
+    for mixer in model.modules():
+        norm, groups = getattr(mixer, "norm", None), getattr(mixer, "n_groups", 1)
+        if type(norm).__name__.endswith("RMSNormGated") and groups > 1 and not hasattr(norm, "group_size"):
+            norm.forward = partial(_grouped_gated_norm, norm, groups)
+            changed += 1
+    return changed
+
+
+def _grouped_gated_norm(norm: Any, groups: int, hidden_states: Any, gate: Any = None) -> Any:
+    """RMS norm of silu(gate) * hidden_states [..., size] within each of ``groups`` equal parts of the last axis."""
+    values = hidden_states.float()
+    if gate is not None:
+        values = values * gate.float() * gate.float().sigmoid()
+    parts = values.unflatten(-1, (groups, -1))
+    scaled = parts * (parts.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
+    return norm.weight * scaled.flatten(-2).to(hidden_states.dtype)

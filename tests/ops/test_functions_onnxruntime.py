@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from tests.ops.node_model import node_model, types_of, wide_feeds
 from tests.ops.oracle import ConvCase, SsmCase, conv_step_loop, relative_error, ssm_step_loop
 
 ort = pytest.importorskip("onnxruntime", reason="needs the onnxruntime package")
+from runtime.engines.onnxruntime.kernels import installed_kernels  # noqa: E402 (needs onnxruntime)
+from runtime.engines.onnxruntime.opset import lower_opset  # noqa: E402
 
 LENGTHS = [1, 2, 5, 63, 64, 65, 127, 200, 500]
 # By the type of the output: fp32 inside and one rounding, whatever the types of the inputs.
@@ -26,9 +29,11 @@ def session(op: str, types: tuple, attributes: tuple, has_time: bool, sizes: tup
     """One session for every size: all dims are symbolic but those of the convolution's weight."""
     model = node_model(op, dict(types), dict(sizes), dict(attributes), has_time, wide_interface=True)
     onnx.checker.check_model(model)
+    lowered = ir.serde.deserialize_model(model)
+    lower_opset(lowered, installed_kernels())
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(ir.to_proto(lowered).SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def run(case: ConvCase | SsmCase, types: dict[str, str], has_time: bool = True, **attributes) -> list[np.ndarray]:

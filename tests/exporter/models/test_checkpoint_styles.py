@@ -15,6 +15,7 @@ from artifact.errors import CheckpointError
 from exporter.checkpoint import open_checkpoint
 from exporter.models.parameters import bind_parameters
 from exporter.models.registry import decoder_config
+from hybridge.verification.reference import group_gated_norms
 from tests.support.agreement import TOLERANCE, assert_one_shot_agrees, relative_error, tokens_of
 from tests.support.checkpoint_edits import copy_checkpoint, edit_config, edit_tensors, read_config, rename_tensors
 from tests.support.eager_decoder import EagerDecoder
@@ -188,5 +189,6 @@ def test_residual_stream_of_a_bfloat16_mamba2(wide: bool, tmp_path: Path) -> Non
     assert {h.dtype for h in found.hidden} == {torch.float32 if wide else torch.bfloat16}
     with torch.no_grad():
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+        group_gated_norms(model)
         wanted = model(torch.from_numpy(tokens)[None]).logits[0]
     assert TOLERANCE < relative_error(found.logits[0], wanted.float()) < 2e-2
