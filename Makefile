@@ -49,7 +49,7 @@ lint: setup ## ruff, the formatter and mypy, over every folder
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup ## list the benchmarks, or run one: make bench BENCH=NAME
+bench: setup ## run the benchmarks, or one of them: make bench BENCH=NAME
 	$(BIN)/python -m benchmarks $(BENCH)
 
 wheel: setup ## build dist/hybridge-*.whl

@@ -106,9 +106,7 @@ class Reference:
         changed = group_gated_norms(self._model)
         if not changed:
             return ()
-        return (
-            f"this transformers normalises {changed} Mamba2 layers over all groups; the reference does not",
-        )
+        return (f"this transformers normalises {changed} Mamba2 layers over all groups; the reference does not",)
 
     def _follow_time_step_limit(self) -> tuple[str, ...]:
         """Clamp dt at time_step_limit, as the papers and the CUDA kernels do, where transformers uses another bound."""
@@ -137,7 +135,8 @@ def group_gated_norms(model: Any) -> int:
     """
     changed = 0
     for mixer in model.modules():
-        norm, groups = getattr(mixer, "norm", None), getattr(mixer, "n_groups", 1)
+        norm: Any = getattr(mixer, "norm", None)
+        groups = getattr(mixer, "n_groups", 1)
         if type(norm).__name__.endswith("RMSNormGated") and groups > 1 and not hasattr(norm, "group_size"):
             norm.forward = partial(_grouped_gated_norm, norm, groups)
             changed += 1

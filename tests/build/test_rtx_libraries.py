@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ PLUGIN_PARSE = Path(__file__).with_name("parse_with_plugin.py")
 
 
 @pytest.fixture
-def installation(tmp_path: Path) -> Path:
+def installation(tmp_path: Path) -> Iterator[Path]:
     """A folder as the wheel has it, read-only."""
     folder = tmp_path / "libs"
     folder.mkdir()

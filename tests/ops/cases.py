@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import TypeVar
 
 import ml_dtypes
 import numpy as np
 
 from tests.ops.oracle import ConvCase, SsmCase
+
+Case = TypeVar("Case", bound=ConvCase | SsmCase)
 
 NUMPY = {
     "float16": np.dtype(np.float16),
@@ -65,7 +68,7 @@ def ssm_case(
     )
 
 
-def poisoned(case: ConvCase | SsmCase) -> ConvCase | SsmCase:
+def poisoned(case: Case) -> Case:
     """The case with NaN in every padding token of every token-wise input."""
     changes = {}
     for field in fields(case):
@@ -83,6 +86,6 @@ def in_dtypes(case: ConvCase | SsmCase, data: str, state: str = "float32", side:
     return {f.name: special.get(f.name, data) for f in fields(case) if f.name != "context_lengths"}
 
 
-def rounded_case(case: ConvCase | SsmCase, dtypes: dict[str, str]) -> ConvCase | SsmCase:
+def rounded_case(case: Case, dtypes: dict[str, str]) -> Case:
     present = {name: dtype for name, dtype in dtypes.items() if getattr(case, name) is not None}
     return replace(case, **{name: rounded(getattr(case, name), dtype) for name, dtype in present.items()})

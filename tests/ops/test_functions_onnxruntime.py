@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import onnx
@@ -25,7 +26,7 @@ TOLERANCE = {"float32": 1e-5, "float16": 4e-4, "bfloat16": 2.5e-3}
 
 
 @cache
-def session(op: str, types: tuple, attributes: tuple, has_time: bool, sizes: tuple) -> ort.InferenceSession:
+def session(op: str, types: tuple, attributes: tuple, has_time: bool, sizes: tuple) -> Any:
     """One session for every size: all dims are symbolic but those of the convolution's weight."""
     model = node_model(op, dict(types), dict(sizes), dict(attributes), has_time, wide_interface=True)
     onnx.checker.check_model(model)
@@ -37,7 +38,8 @@ def session(op: str, types: tuple, attributes: tuple, has_time: bool, sizes: tup
 
 
 def run(case: ConvCase | SsmCase, types: dict[str, str], has_time: bool = True, **attributes) -> list[np.ndarray]:
-    op, sizes = "update_ssm_state", ()
+    op = "update_ssm_state"
+    sizes: tuple[tuple[str, int], ...] = ()
     if isinstance(case, ConvCase):
         op, sizes = "causal_conv1d", (("conv_dim", case.weight.shape[0]), ("kernel", case.weight.shape[2]))
     key = (op, tuple(types.items()), tuple(attributes.items()), has_time, sizes)

@@ -183,7 +183,9 @@ def test_the_pieces_of_a_stream_make_the_generations(llm: LLM) -> None:
     prompts = ["world", "the spleen", "Call me", "👩‍👩‍👧", "x", "y"]
     params = [SamplingParams(1.0, seed=i, max_new_tokens=9 + i, logprobs=1) for i in range(6)]
     whole = llm.generate(prompts, params)
-    texts, tokens, logprobs, ended = [""] * 6, [()] * 6, [()] * 6, [0] * 6
+    texts, ended = [""] * 6, [0] * 6
+    tokens: list[tuple[int, ...]] = [()] * 6
+    logprobs: list[Any] = [()] * 6
     for piece in llm.generate(prompts, params, stream=True):
         assert not ended[piece.index] and len(piece.token_ids) == 1
         texts[piece.index] += piece.text

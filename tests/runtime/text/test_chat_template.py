@@ -10,7 +10,7 @@ from artifact.errors import ArtifactError, RequestError
 from runtime.text import ChatTemplate
 from tests.runtime.text.tokenizer_files import byte_level_tokenizer
 
-MESSAGES = [
+MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be <brief> & kind."},
     {"role": "user", "content": " Who are you? "},
     {"role": "assistant", "content": None, "tool_calls": [{"name": "é", "arguments": {"b": 1, "a": [True, None]}}]},
