@@ -32,8 +32,8 @@ _STEP_TOKENS = 512
 class OnnxRuntimeEngine(Engine):
     """Runs an artifact folder with ONNX Runtime's CPU provider.
 
-    All sessions share one set of weights. The session for several tokens is created at once, those that are
-    specialised for decoding at their first use.
+    All sessions share one set of weights. The sessions for several tokens and for decoding one row are
+    created at once, the one for decoding several rows at its first use.
     """
 
     name: ClassVar[str] = "onnxruntime"
@@ -56,6 +56,8 @@ class OnnxRuntimeEngine(Engine):
         self._forms: dict[GraphForm, FormSession] = {}
         self._value_forms: dict[tuple[str, ...], FormSession] = {}
         self._layouts = self._open(GraphForm.GENERAL).layouts
+        # Opened now, so that the first answer does not pause before its second token.
+        self._form(RowRun(0, 1, 1))
 
     @property
     def state_specs(self) -> tuple[Binding, ...]:
