@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import json
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,16 +24,24 @@ class ProcessUse:
     output: str
 
 
+# Linux counts into a process's peak what its parent held when it was started, so a small process starts it.
+# That one appends a NUL and its record to the output of the measured command.
+_LAUNCHER = """
+import json, resource, subprocess, sys, time
+started = time.perf_counter()
+code = subprocess.call([sys.executable, *sys.argv[1:]])
+wall = time.perf_counter() - started
+usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+print("\\0" + json.dumps([code, wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss]), flush=True)
+"""
+
+
 def run_measured(arguments: Sequence[str]) -> ProcessUse:
     """Run ``python ARGUMENTS`` from the checkout; its standard error passes through. RuntimeError when it fails."""
-    started = time.perf_counter()
-    with subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        output = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        wall = time.perf_counter() - started
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"python {' '.join(arguments)} ended with exit code {process.returncode}")
-    cpu_s = usage.ru_utime + usage.ru_stime
-    return ProcessUse(wall, cpu_s, usage.ru_maxrss * _RSS_UNIT, output)
+    command = [sys.executable, "-c", _LAUNCHER, *arguments]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    output, _, record = done.stdout.rpartition("\0")
+    code, wall, cpu, peak = json.loads(record)
+    if code:
+        raise RuntimeError(f"python {' '.join(arguments)} ended with exit code {code}")
+    return ProcessUse(wall, cpu, peak * _RSS_UNIT, output)
