@@ -11,10 +11,13 @@ import onnx_ir as ir
 from artifact.config import RuntimeConfig
 from artifact.safetensors_file import TensorSlot
 from exporter.graph.check import check_model
-from exporter.graph.finish import finish_model
+from exporter.graph.finish import finish_model, name_axes
+from exporter.graph.interface import graph_bindings
 from exporter.graph.trace import trace_decoder
+from exporter.graph.unroll import distinct_layers, unroll
 from exporter.models.decoder_config import DecoderConfig
 from exporter.models.parameters import Parameter
+from exporter.options import ExportOptions
 from trt_plugins.checks import check_op_nodes
 from trt_plugins.functions import attach_functions
 
@@ -31,8 +34,13 @@ def build_model(
 
     ExportError when the graph disagrees with ``config``, the parameters or the operator catalog.
     """
-    traced = trace_decoder(decoder, config.bindings, config.dtype, all_logits)
-    model = ir.to_proto(finish_model(traced, config.bindings, parameters, slots, folder))
+    distinct = distinct_layers(decoder)
+    options = ExportOptions(state_dtype=config.recurrent_state_dtype, all_logits=all_logits)
+    bindings = graph_bindings(distinct, options, config.dtype)
+    traced = trace_decoder(distinct, bindings, config.dtype, all_logits)
+    name_axes(traced.graph, bindings)
+    unrolled = unroll(traced, decoder, bindings, config.bindings)
+    model = ir.to_proto(finish_model(unrolled, config.bindings, parameters, slots, folder))
     attach_functions(model)
     check_model(model, config.bindings)
     check_op_nodes(model)

@@ -35,7 +35,7 @@ def finish_model(
     CommonSubexpressionEliminationPass()(model)
     RemoveUnusedNodesPass()(model)
     _name_marks(model.graph)
-    _name_axes(model.graph, bindings)
+    name_axes(model.graph, bindings)
     _clear_traces(model)
     model.opset_imports.pop(MARK_DOMAIN, None)
     return model
@@ -104,7 +104,7 @@ def _name_marks(graph: ir.Graph) -> None:
         graph.remove(node, safe=True)
 
 
-def _name_axes(graph: ir.Graph, bindings: GraphBindings) -> None:
+def name_axes(graph: ir.Graph, bindings: GraphBindings) -> None:
     """Give inputs and outputs their declared symbolic axes, and every other value the same names."""
     renamed: dict[str, str] = {}
     for value, binding in zip(graph.inputs, bindings.inputs, strict=True):

@@ -1,0 +1,54 @@
+"""Laying a traced layer out once per layer gives the graph that tracing every layer gives."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import onnx_ir as ir
+import pytest
+
+from artifact.dtypes import DType
+from exporter.graph.interface import graph_bindings
+from exporter.graph.trace import trace_decoder
+from exporter.graph.unroll import distinct_layers, unroll
+from exporter.models.decoder_config import DecoderConfig
+from exporter.models.registry import decoder_config
+from exporter.options import ExportOptions
+from tests.support.tiny_models import BASE_CONFIGS
+
+# Two kinds of attention, full before sliding: the second kind uses what the first one computed for all.
+QWEN3 = {
+    "num_hidden_layers": 4,
+    "use_sliding_window": True,
+    "sliding_window": 5,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+}
+
+
+@pytest.mark.parametrize(("model_type", "overrides"), [("qwen3", QWEN3), ("nemotron_h", {})])
+def test_the_unrolled_graph_has_the_nodes_of_the_fully_traced_one(model_type: str, overrides: dict) -> None:
+    raw = {"model_type": model_type, **BASE_CONFIGS[model_type], **overrides}
+    config = decoder_config(raw)
+    assert len(distinct_layers(config).layers) < len(config.layers)
+    unrolled, traced = unrolled_model(config), traced_model(config)
+    assert Counter(n.op_type for n in unrolled.graph) == Counter(n.op_type for n in traced.graph)
+    assert set(unrolled.graph.initializers) == set(traced.graph.initializers)
+    assert [v.name for v in unrolled.graph.inputs] == [v.name for v in traced.graph.inputs]
+    assert [v.name for v in unrolled.graph.outputs] == [v.name for v in traced.graph.outputs]
+    assert uses_of_initializers(unrolled) == uses_of_initializers(traced)
+
+
+def traced_model(config: DecoderConfig) -> ir.Model:
+    bindings = graph_bindings(config, ExportOptions(), DType.FLOAT32)
+    return trace_decoder(config, bindings, DType.FLOAT32, False)
+
+
+def unrolled_model(config: DecoderConfig) -> ir.Model:
+    distinct = distinct_layers(config)
+    bindings = graph_bindings(config, ExportOptions(), DType.FLOAT32)
+    reduced = graph_bindings(distinct, ExportOptions(), DType.FLOAT32)
+    return unroll(traced_model(distinct), config, reduced, bindings)
+
+
+def uses_of_initializers(model: ir.Model) -> dict[str, list[str]]:
+    return {name: sorted(node.op_type for node, _ in value.uses()) for name, value in model.graph.initializers.items()}
