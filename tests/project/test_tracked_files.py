@@ -1,0 +1,62 @@
+"""What may be in the repository, and what its pages may say about the command line."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.project.test_wheel import ROOT
+
+MACHINE_PATH = re.compile(r"(?<![\w.{}$:/-])/(?:home|root|Users|work|workspace)/\w+")
+LARGEST_FILE = 12 << 20
+
+
+def tracked() -> list[Path]:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / name for name in names.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_no_file_names_a_folder_of_one_machine() -> None:
+    found = []
+    for path in tracked():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in MACHINE_PATH.finditer(text)]
+    assert not found
+
+
+def test_no_file_is_large() -> None:
+    assert not [str(path.relative_to(ROOT)) for path in tracked() if path.stat().st_size > LARGEST_FILE]
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))])
+def test_pages_name_only_commands_and_options_that_exist(page: str) -> None:
+    import typer
+
+    from hybridge.cli.main import app
+
+    commands = {
+        name: {option for parameter in command.params for option in parameter.opts}
+        for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+    }
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    for line in re.findall(r"(?:^|`|\$ )hybridge ([a-z][^`\n]*)", text, flags=re.MULTILINE):
+        command, *words = line.split()
+        assert command in commands, f"{page}: hybridge {command}"
+        options = {word.split("=")[0].strip("[],.") for word in words if word.startswith(("--", "[--"))}
+        assert options <= commands[command] | {"--help"}, f"{page}: hybridge {line}"
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))])
+def test_links_lead_to_files(page: str) -> None:
+    folder = (ROOT / page).parent
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", (ROOT / page).read_text(encoding="utf-8"))
+    missing = [link for link in links if "://" not in link and not (folder / link).exists()]
+    assert not missing
