@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 
+from benchmarks.machine import OtherWork
 from benchmarks.report import Report, document_text, table_text
 
 
@@ -18,8 +19,10 @@ def run_command(description: str, benchmark: Callable[[int], Report], repeats: i
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     parser.add_argument("--repeats", type=_positive, default=repeats, help="measurements of each kind (%(default)s)")
     arguments = parser.parse_args()
+    other_work = OtherWork()
     report = benchmark(arguments.repeats)
     document = report.to_json()
+    document["machine"]["other_work"] = other_work.share()
     print(document_text(document) if arguments.json else table_text(document))
     if not report.passed:
         print(f"{report.benchmark}: wrong results, so that no number was reported", file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -30,11 +31,26 @@ def machine_json() -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "memory_gb": round(_memory_bytes() / 1e9, 1),
             "system": f"{platform.system()} {platform.machine()}",
-            "load_average": [round(load, 2) for load in os.getloadavg()],
         },
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "commit": _commit(),
     }
+
+
+class OtherWork:
+    """How busy other processes kept the machine since this object was made."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._busy, self._own = _busy_seconds(), _own_seconds()
+
+    def share(self) -> float | None:
+        """Processor time of others as a part of all there was, 0 to 1; None where the system does not say."""
+        now = _busy_seconds()
+        if now is None or self._busy is None:
+            return None
+        others = now - self._busy - (_own_seconds() - self._own)
+        return max(0.0, others / ((time.perf_counter() - self._started) * (os.cpu_count() or 1)))
 
 
 class ReadBandwidth:
@@ -55,6 +71,21 @@ class ReadBandwidth:
 def _dot(part: np.ndarray) -> float:
     numbers = part.view(np.float32)
     return float(np.dot(numbers, numbers))
+
+
+def _busy_seconds() -> float | None:
+    """Processor seconds of all processes since the machine started, time taken by the host (steal) included."""
+    try:
+        ticks = [int(value) for value in Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    user, nice, system, _idle, _iowait, irq, softirq, steal = ticks
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds() -> float:
+    """Processor seconds of this process and of the children that have ended."""
+    return sum(os.times()[:4])
 
 
 def _cpu_model() -> str:

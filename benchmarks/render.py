@@ -31,7 +31,7 @@ def _values(documents: Documents) -> dict[str, str]:
     export, decode = documents["export"], documents["cpu_decode"]
     steps, perplexity = documents["step_cost"], documents["perplexity"]
     return {
-        "machine": _machine(export),
+        "machine": _machine(documents),
         "targets": _targets(documents),
         "gates": _gates(documents),
         "export_shape": _shape(export["settings"]),
@@ -49,7 +49,8 @@ def _values(documents: Documents) -> dict[str, str]:
     }
 
 
-def _machine(document: Mapping[str, Any]) -> str:
+def _machine(documents: Documents) -> str:
+    document = documents["export"]
     machine, versions = document["machine"], document["versions"]
     rows = [
         ("processor", f"{machine['cpu']}, {machine['cores']} cores"),
@@ -57,9 +58,14 @@ def _machine(document: Mapping[str, Any]) -> str:
         ("system", machine["system"]),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
         ("commit", f"`{document['commit']}`"),
-        ("load average when it began", " ".join(f"{load:g}" for load in machine["load_average"])),
+        ("processor time taken by other work", ", ".join(_other_work(*item) for item in documents.items())),
     ]
     return _table(("machine", ""), rows)
+
+
+def _other_work(name: str, document: Mapping[str, Any]) -> str:
+    share = document["machine"].get("other_work")
+    return f"`{name}` {'unknown' if share is None else f'{100 * share:.0f} %'}"
 
 
 def _targets(documents: Documents) -> str:

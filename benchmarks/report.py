@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from benchmarks.machine import machine_json
 
+# More than this part of the processor time taken by others makes the numbers useless.
+QUIET_SHARE = 0.05
 Direction = Literal["at most", "at least"]
 
 
@@ -92,6 +94,9 @@ def document_text(document: Mapping[str, Any]) -> str:
 def table_text(document: Mapping[str, Any]) -> str:
     """A readable summary of one document: gates, then targets."""
     lines = [f"{document['benchmark']}  (commit {document['commit']}, {document['machine']['cpu']})"]
+    others = document["machine"].get("other_work")
+    if others is not None and others > QUIET_SHARE:
+        lines.append(f"  noisy: other work took {100 * others:.0f}% of the processor time")
     for gate in document["gates"]:
         state = "ok  " if gate["passed"] else "FAIL"
         lines.append(f"  gate   {state} {gate['checks']}: {gate['value']:.3g} (at most {gate['limit']:.3g})")

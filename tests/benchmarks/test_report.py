@@ -7,6 +7,8 @@ import math
 
 import pytest
 
+from benchmarks.command import run_command
+from benchmarks.machine import OtherWork
 from benchmarks.report import Gate, Report, Target, document_text, table_text
 from tests.benchmarks.documents import all_documents
 
@@ -35,3 +37,34 @@ def test_the_table_shows_gates_and_targets() -> None:
     text = table_text(all_documents()["step_cost"])
     assert "gate   ok   logits" in text
     assert "target met  a thing: 2 x (at least 1.5)" in text
+
+
+def test_a_busy_machine_is_mentioned() -> None:
+    document = all_documents()["step_cost"]
+    assert "noisy" not in table_text(document)
+    document["machine"]["other_work"] = 0.4
+    assert "noisy: other work took 40% of the processor time" in table_text(document)
+
+
+def test_other_work_does_not_count_our_own() -> None:
+    share = OtherWork().share()
+    assert share is None or share >= 0.0
+
+
+def test_the_command_prints_one_document_or_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[int] = []
+
+    def benchmark(repeats: int, error: float = 0.0) -> Report:
+        seen.append(repeats)
+        return Report("name", {}, (Gate("logits", error, 1e-4),))
+
+    monkeypatch.setattr("sys.argv", ["name", "--json", "--repeats", "3"])
+    assert run_command("", benchmark, 7) == 0
+    assert json.loads(capsys.readouterr().out)["benchmark"] == "name"
+    monkeypatch.setattr("sys.argv", ["name"])
+    assert run_command("", lambda repeats: benchmark(repeats, error=1.0), 7) == 1
+    printed = capsys.readouterr()
+    assert "FAIL logits" in printed.out and "wrong results" in printed.err
+    assert seen == [3, 7]
