@@ -13,7 +13,9 @@ import pytest
 from benchmarks import cpu_decode, export, perplexity, step_cost
 from benchmarks.__main__ import main
 from benchmarks.agreement import tokens_gate
+from benchmarks.measured_process import ProcessUse
 from benchmarks.report import Report
+from hybridge.cli.main import run_command
 from tests.benchmarks.shapes import TINY
 
 
@@ -25,9 +27,19 @@ def json_of(report: Report) -> dict:
     return document
 
 
-def test_export(tmp_path: Path) -> None:
+def test_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[tuple[str, ...]] = []
+
+    def in_this_process(arguments: tuple[str, ...]) -> ProcessUse:
+        commands.append(arguments)
+        assert run_command(arguments[2:]) == 0
+        return ProcessUse(2.0, 1.0, 10**8, "")
+
+    monkeypatch.setattr(export, "run_measured", in_this_process)
     document = json_of(export.run(export.ExportSettings(TINY, repeats=1, folder=tmp_path)))
-    assert document["results"]["with_scan"]["peak_rss_bytes"]["median"] > 50e6
+    assert [command[:3] for command in commands] == [("-m", "hybridge", "export")] * 3
+    assert ["--no-scan" in command for command in commands] == [False, False, True]
+    assert document["results"]["with_scan"]["wall_s"]["median"] == 2.0
     assert 0 < document["results"]["new_bytes"] < 5e6
     assert not list(tmp_path.iterdir())
 
