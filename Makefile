@@ -12,7 +12,7 @@ BENCH ?=
 CHECKPOINT := examples/checkpoints/tiny-nemotron-h
 DEMO := build/demo
 PRESET ?= rtx-ada
-PROMPT ?= It was a dark and stormy night, and the captain
+PROMPT ?= The President of the United States
 
 # The first interpreter on PATH that Hybridge supports.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.10; do \

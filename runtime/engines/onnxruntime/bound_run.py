@@ -65,7 +65,7 @@ class BoundRun:
         self._last[...] = past
         if self._run.tokens > 1:
             self._last += self._run.tokens - 1
-        self._longest[0] = self._last.max() + 1
+        self._longest[0] = max(past.tolist()) + self._run.tokens
         self._form.session.run_with_iobinding(self._io)
 
     def _bind_input(self, name: str, array: np.ndarray) -> None:

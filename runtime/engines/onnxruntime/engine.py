@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from operator import add
 from pathlib import Path
 from typing import ClassVar
 
@@ -189,12 +190,14 @@ def _check_step(ids: np.ndarray, context: np.ndarray, past: np.ndarray, states: 
             f"expected input_ids [{states.batch}, seq] and lengths [{states.batch}], found {list(ids.shape)}, "
             f"{list(context.shape)} and {list(past.shape)}"
         )
-    if context.min() < 0 or context.max() > ids.shape[1]:
-        raise EngineError(f"expected context lengths in 0..{ids.shape[1]}, found {context.tolist()}")
-    if past.min() < 0 or int((context + past).max()) > states.max_seq:
+    # Plain integers: for a few rows, one NumPy reduction costs more than all of this.
+    new, held = context.tolist(), past.tolist()
+    if min(new) < 0 or max(new) > ids.shape[1]:
+        raise EngineError(f"expected context lengths in 0..{ids.shape[1]}, found {new}")
+    if min(held) < 0 or max(map(add, new, held)) > states.max_seq:
         raise EngineError(
-            f"expected past and new tokens within {states.max_seq} positions, found {past.tolist()} and "
-            f"{context.tolist()}: reserve more first"
+            f"expected past and new tokens within {states.max_seq} positions, found {held} and "
+            f"{new}: reserve more first"
         )
 
 

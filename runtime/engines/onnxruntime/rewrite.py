@@ -92,8 +92,13 @@ def rewrite(model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Ke
 
 
 def widen_only(model: ir.Model, kernels: Kernels) -> ir.Model:
-    """``model`` with float32 types and nothing else changed; EngineError when the installed version is too old."""
+    """``model`` with float32 types, its matrices used as stored, and nothing else changed.
+
+    Matrices behind a Transpose would have to be copied into the model, which cannot hold more than 2 GB. EngineError
+    when the installed version is too old.
+    """
     widen_types(model)
+    use_stored_weights(model)
     lower_opset(model, kernels)
     return model
 
