@@ -99,6 +99,7 @@ def widen_only(model: ir.Model, kernels: Kernels) -> ir.Model:
     """
     widen_types(model)
     use_stored_weights(model)
+    remove_dead_code(model)
     lower_opset(model, kernels)
     return model
 
