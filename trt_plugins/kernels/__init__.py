@@ -1,0 +1,1 @@
+"""CUDA kernels of the operators: compile (NVRTC), cache, load, plan and launch. Imports neither torch nor TensorRT."""
