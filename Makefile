@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 CONSTRAINTS := requirements/constraints.txt
-EXTRAS ?= export,cpu,rtx,plot,dev
+EXTRAS ?= export,cpu,rtx,cuda,plot,dev
 JOBS ?= 2
 PYTEST_ARGS ?=
 BENCH ?=
@@ -21,7 +21,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint bench wheel clean distclean
+.PHONY: help setup demo test lint kernels bench wheel clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ lint: setup ## ruff, the formatter and mypy, over every folder
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+kernels: setup ## compile every CUDA kernel for every architecture; no GPU needed
+	$(BIN)/python -m trt_plugins.kernels.check --jobs $(JOBS)
 
 bench: setup ## run the benchmarks, or one of them: make bench BENCH=NAME
 	$(BIN)/python -m benchmarks $(BENCH)

@@ -1,0 +1,35 @@
+"""The planner of every operator that has CUDA kernels."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+
+from artifact.errors import UnsupportedError
+from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
+from trt_plugins.kernels.source import KernelSource
+
+# Operator to the module with its ``plan(call, device)`` and ``sources()``.
+_PLANNERS = {
+    "causal_conv1d": "trt_plugins.kernels.ops.causal_conv1d",
+    "update_ssm_state": "trt_plugins.kernels.ops.update_ssm_state",
+}
+
+
+def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
+    """The kernels that run ``call``; UnsupportedError where the operator or its sizes have none."""
+    name = call.spec.name
+    if name not in _PLANNERS:
+        raise UnsupportedError(f"expected an operator with CUDA kernels among {', '.join(_PLANNERS)}, found {name}")
+    return importlib.import_module(_PLANNERS[name]).plan(call, device)
+
+
+def operators() -> tuple[str, ...]:
+    """Operators with CUDA kernels."""
+    return tuple(_PLANNERS)
+
+
+def sources() -> Iterator[KernelSource]:
+    """A representative set of the variants that the planners choose from: every file, every type, every fast size."""
+    for module in _PLANNERS.values():
+        yield from importlib.import_module(module).sources()

@@ -1,0 +1,90 @@
+"""The GPU that kernels run on: its traits and its loaded kernels."""
+
+from __future__ import annotations
+
+import threading
+from functools import cached_property
+
+from trt_plugins.kernels.architectures import architecture
+from trt_plugins.kernels.call import CallPlan, DeviceTraits
+from trt_plugins.kernels.disk_cache import KernelCache
+from trt_plugins.kernels.driver import checked, cuda_driver
+from trt_plugins.kernels.launcher import BoundPlan
+from trt_plugins.kernels.source import KernelSource
+
+_LARGEST_PORTABLE_CLUSTER = 8
+_STATIC_SHARED_BYTES = 48 * 1024
+
+
+class KernelDevice:
+    """Kernels of one GPU's primary context, compiled for it on first use and kept for the life of the process."""
+
+    _devices: dict[int, KernelDevice] = {}  # noqa: RUF012 (one per GPU of the process)
+    _lock = threading.Lock()
+
+    def __init__(self, ordinal: int, cache: KernelCache | None = None) -> None:
+        driver = cuda_driver()
+        self.ordinal = ordinal
+        self._device = checked(driver.cuDeviceGet(ordinal), f"opening GPU {ordinal}")
+        self._context = checked(driver.cuDevicePrimaryCtxRetain(self._device), f"making the context of GPU {ordinal}")
+        self._cache = cache or KernelCache()
+        self._functions: dict[tuple[KernelSource, int, int], object] = {}
+
+    @classmethod
+    def current(cls) -> KernelDevice:
+        """The device of the calling thread's CUDA context; GPU 0, made current, where it has none."""
+        driver = cuda_driver()
+        context = checked(driver.cuCtxGetCurrent(), "asking for the current context")
+        ordinal = int(checked(driver.cuCtxGetDevice(), "asking for the current GPU")) if int(context) else 0
+        with cls._lock:
+            device = cls._devices.get(ordinal)
+            if device is None:
+                device = cls._devices[ordinal] = cls(ordinal)
+        if not int(context):
+            device.make_current()
+        return device
+
+    def make_current(self) -> None:
+        """Make the GPU's primary context current in the calling thread."""
+        checked(cuda_driver().cuCtxSetCurrent(self._context), f"entering the context of GPU {self.ordinal}")
+
+    @cached_property
+    def traits(self) -> DeviceTraits:
+        attribute = cuda_driver().CUdevice_attribute
+
+        def read(name: str) -> int:
+            key = getattr(attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+            return int(checked(cuda_driver().cuDeviceGetAttribute(key, self._device), f"reading {name}"))
+
+        return DeviceTraits(
+            capability=(read("COMPUTE_CAPABILITY_MAJOR"), read("COMPUTE_CAPABILITY_MINOR")),
+            multiprocessors=read("MULTIPROCESSOR_COUNT"),
+            shared_bytes=read("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+            l2_bytes=read("L2_CACHE_SIZE"),
+        )
+
+    def bind(self, plan: CallPlan) -> BoundPlan:
+        """``plan`` with its kernels loaded, ready to launch on this device."""
+        functions = [self._function(launch.source, launch.shared_bytes, launch.cluster) for launch in plan.launches]
+        return BoundPlan(plan, functions)
+
+    def _function(self, source: KernelSource, shared_bytes: int, cluster: int) -> object:
+        key = (source, shared_bytes, cluster)
+        with self._lock:
+            if key not in self._functions:
+                self._functions[key] = self._load(source, shared_bytes, cluster)
+            return self._functions[key]
+
+    def _load(self, source: KernelSource, shared_bytes: int, cluster: int) -> object:
+        driver = cuda_driver()
+        compiled = self._cache.get(source, architecture(self.traits.capability))
+        module = checked(driver.cuModuleLoadData(compiled.cubin), f"loading {source.label}")
+        function = checked(driver.cuModuleGetFunction(module, source.entry.encode()), f"finding {source.label}")
+        names = driver.CUfunction_attribute
+        if shared_bytes > _STATIC_SHARED_BYTES - compiled.report.shared_bytes:
+            name = names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            checked(driver.cuFuncSetAttribute(function, name, shared_bytes), f"{source.label}: {shared_bytes} B shared")
+        if cluster > _LARGEST_PORTABLE_CLUSTER:
+            name = names.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            checked(driver.cuFuncSetAttribute(function, name, 1), f"{source.label}: cluster of {cluster}")
+        return function

@@ -1,0 +1,86 @@
+"""Compiled kernels on disk, keyed by everything that decides the machine code.
+
+An entry is one file: a line of JSON (format, sha256 of the code, resource report), then the code. Files are written
+under another name and renamed, so that a reader sees a whole entry or none; an entry that does not match its own
+checksum is compiled again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from trt_plugins.kernels.compiler import STANDARD, CompiledKernel, compile_kernel, compiler_version
+from trt_plugins.kernels.resource_report import ResourceReport
+from trt_plugins.kernels.source import KernelSource
+
+FORMAT = 1
+
+
+class KernelCache:
+    """Compiled kernels in ``folder``, which is made when the first one is stored."""
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        compile_: Callable[[KernelSource, str], CompiledKernel] = compile_kernel,
+        version: Callable[[], str] = compiler_version,
+    ) -> None:
+        self.folder = folder or default_folder()
+        self._compile = compile_
+        self._version = version
+
+    def get(self, source: KernelSource, architecture: str) -> CompiledKernel:
+        """The compiled kernel, from disk where a valid entry is there. A folder that cannot be written is no error."""
+        path = self.path(source, architecture)
+        compiled = _read(path)
+        if compiled is None:
+            compiled = self._compile(source, architecture)
+            with contextlib.suppress(OSError):
+                _write(path, compiled)
+        return compiled
+
+    def path(self, source: KernelSource, architecture: str) -> Path:
+        """Where the entry lies: its name is the hash of sources, macros, architecture, compiler and options."""
+        key = repr((FORMAT, source.digest(), architecture, self._version(), STANDARD))
+        return self.folder / f"{source.entry}-{architecture}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
+
+
+def default_folder() -> Path:
+    """The user's cache folder: XDG_CACHE_HOME or ~/.cache, %LOCALAPPDATA% on Windows; its part ``hybridge/kernels``."""
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "hybridge" / "kernels"
+
+
+def _read(path: Path) -> CompiledKernel | None:
+    try:
+        head, _, code = path.read_bytes().partition(b"\n")
+        fields = json.loads(head)
+        if fields["format"] == FORMAT and fields["sha256"] == hashlib.sha256(code).hexdigest():
+            return CompiledKernel(code, ResourceReport(**fields["report"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None
+
+
+def _write(path: Path, compiled: CompiledKernel) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = {"format": FORMAT, "sha256": hashlib.sha256(compiled.cubin).hexdigest(), "report": asdict(compiled.report)}
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(json.dumps(head).encode() + b"\n" + compiled.cubin)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,105 @@
+"""Launches of a bound plan: everything is packed beforehand, a launch writes addresses and calls the driver."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from trt_plugins.kernels.call import CallPlan, KernelLaunch, Memory
+from trt_plugins.kernels.driver import checked, cuda_driver
+
+_WORD = 8
+_PACKED_TENSORS = 2  # query_start_loc, state_indices
+
+
+class BoundPlan:
+    """A plan whose kernels are loaded. Its own parameter memory makes it unsafe for two threads at once: one each."""
+
+    def __init__(self, plan: CallPlan, functions: Sequence[object]) -> None:
+        self.plan = plan
+        self._launches = [_BoundLaunch(*pair) for pair in zip(plan.launches, functions, strict=True)]
+
+    def launch(
+        self,
+        stream: int,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        workspace: int = 0,
+        packed: Sequence[int] = (0, 0),
+    ) -> None:
+        """Enqueue every kernel of the plan on ``stream``; nothing waits.
+
+        inputs, outputs: device addresses in the order of the call, 0 for an absent input. workspace: the address of
+        ``plan.workspace_bytes`` bytes, 256-byte aligned. packed: query_start_loc and state_indices (or 0).
+        EngineError when the driver refuses a launch.
+        """
+        addresses = {
+            Memory.INPUT: inputs,
+            Memory.OUTPUT: outputs,
+            Memory.WORKSPACE: (workspace,),
+            Memory.PACKED: packed,
+        }
+        for launch in self._launches:
+            launch.enqueue(stream, addresses)
+
+
+class _BoundLaunch:
+    """One kernel with its launch configuration and its parameter struct."""
+
+    def __init__(self, launch: KernelLaunch, function: object) -> None:
+        self._function = function
+        self._label = launch.source.label
+        self._params = type(launch.params).from_buffer_copy(launch.params)
+        self._words = (ctypes.c_uint64 * (ctypes.sizeof(self._params) // _WORD)).from_buffer(self._params)
+        self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._params))
+        self._arguments_address = ctypes.addressof(self._arguments)
+        self._patches = [
+            (_word_index(launch.params, field), source.memory, source.index, source.offset)
+            for field, source in launch.pointers.items()
+        ]
+        self._config = _launch_config(launch)
+        self._stream: int | None = None
+
+    def enqueue(self, stream: int, addresses: dict[Memory, Sequence[int]]) -> None:
+        words = self._words
+        for word, memory, index, offset in self._patches:
+            address = addresses[memory][index]
+            words[word] = address + offset if address else 0
+        driver = cuda_driver()
+        if stream != self._stream:
+            self._config.hStream, self._stream = stream, stream
+        returned = driver.cuLaunchKernelEx(self._config, self._function, self._arguments_address, 0)
+        if returned[0]:
+            checked(returned, f"launching {self._label}")
+
+
+def _word_index(params: ctypes.Structure, path: str) -> int:
+    """Index of a pointer field in 8-byte words; ``path`` may lead into a nested struct: "rows.context_lengths"."""
+    offset: int = 0
+    kind: Any = type(params)
+    for name in path.split("."):
+        offset += getattr(kind, name).offset
+        kind = dict(kind._fields_)[name]
+    return offset // _WORD
+
+
+def _launch_config(launch: KernelLaunch) -> Any:
+    driver = cuda_driver()
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+    config.sharedMemBytes = launch.shared_bytes
+    attributes = []
+    if launch.cluster > 1:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = launch.cluster, 1, 1
+        attributes.append(attribute)
+    if launch.overlap:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(attribute)
+    config.attrs, config.numAttrs = attributes, len(attributes)
+    return config

@@ -1,0 +1,47 @@
+"""What the assembler says about a kernel: registers, shared memory, stack and spills."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from artifact.errors import EngineError
+
+_PROPERTIES = re.compile(
+    r"Function properties for (\w+)\s.*?(\d+) bytes stack frame, (\d+) bytes spill stores", re.DOTALL
+)
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+@dataclass(frozen=True)
+class ResourceReport:
+    """Per thread: registers; stack_bytes and spill_bytes (stored) of local memory. Per block: static shared_bytes."""
+
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    spill_bytes: int
+
+    @property
+    def problem(self) -> str | None:
+        """Why the kernel is slower than it has to be, or None."""
+        if self.spill_bytes:
+            return f"spills {self.spill_bytes} bytes a thread"
+        if self.stack_bytes:
+            return f"keeps {self.stack_bytes} bytes a thread in local memory"
+        return None
+
+
+def report_from_log(log: str, entry: str) -> ResourceReport:
+    """The report of kernel ``entry`` in the log of ``ptxas -v``; EngineError when the log has none."""
+    for block in log.split("Compiling entry function")[1:]:
+        properties = next((match for match in _PROPERTIES.finditer(block) if match[1] == entry), None)
+        registers = _REGISTERS.search(block)
+        if properties is not None and registers is not None:
+            shared = _SHARED.search(block)
+            stack, spilled = (int(number) for number in properties.groups()[1:])
+            return ResourceReport(int(registers[1]), int(shared[1]) if shared else 0, stack, spilled)
+    raise EngineError(
+        f"expected the resources of kernel {entry} in the compiler's log, found none: {log.strip()[:500]}"
+    )
