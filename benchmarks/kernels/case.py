@@ -1,0 +1,68 @@
+"""One row of the kernel benchmarks: a call at given shapes, its floor, its peers and its targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.kernels.timing import graph_time, rotation_size
+
+# Copy bandwidth of the card that the peers were measured on (NVIDIA H200), bytes read plus bytes written.
+COPY_GBPS = 4272.0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One set of inputs and outputs on the GPU.
+
+    run: enqueues the call on torch's current stream. error: relative norm against the float64 reference, after a run.
+    """
+
+    run: Callable[[], object]
+    error: Callable[[], float]
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """One row.
+
+    bytes: fewest bytes that the call moves (each input read once, each output written once).
+    peers: name to microseconds on the same card model, from benchmarks/kernels/peers.json.
+    at_least: wanted ratio of the fastest peer's time to ours; None where no target is set.
+    tolerance: largest relative norm of the error.
+    prepare: makes one set with fresh random inputs and poisoned outputs.
+    """
+
+    name: str
+    bytes: int
+    tolerance: float
+    prepare: Callable[[], Prepared]
+    peers: Mapping[str, float] = field(default_factory=dict)
+    at_least: float | None = None
+    bandwidth_share: float | None = None
+
+
+def measured(case: KernelCase) -> dict[str, Any]:
+    """The row as a JSON object: without a correct result it holds no time."""
+    sets = [case.prepare() for _ in range(rotation_size(case.bytes))]
+    sets[0].run()
+    error = sets[0].error()
+    row: dict[str, Any] = {"case": case.name, "error": error, "tolerance": case.tolerance}
+    if not error <= case.tolerance:
+        return {**row, "correct": False}
+    time = graph_time([prepared.run for prepared in sets])
+    again = sets[0].error()
+    floor = case.bytes / COPY_GBPS / 1e3
+    row |= {"correct": again <= case.tolerance, "us": time.to_json(), "floor_us": floor}
+    row |= {"copy_bandwidth_share": floor / time.median, "input_sets": len(sets)}
+    if case.peers:
+        best = min(case.peers, key=lambda name: case.peers[name])
+        row |= {"peers_us": dict(case.peers), "best_peer": best, "speed_up": case.peers[best] / time.median}
+    targets = {}
+    if case.at_least is not None and case.peers:
+        targets["speed_up"] = {"at_least": case.at_least, "met": row["speed_up"] >= case.at_least}
+    if case.bandwidth_share is not None:
+        share = row["copy_bandwidth_share"]
+        targets["copy_bandwidth_share"] = {"at_least": case.bandwidth_share, "met": share >= case.bandwidth_share}
+    return {**row, "targets": targets}

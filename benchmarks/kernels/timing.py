@@ -1,0 +1,51 @@
+"""Time of a kernel call on the GPU: replays of a CUDA graph of calls over input sets that do not fit in the L2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from benchmarks.measure import Spread
+
+# Inputs of the sets in rotation, together: several times the L2 of any GPU that the kernels target.
+FOOTPRINT_BYTES = 420_000_000
+MOST_SETS = 64
+CALLS_OF_A_GRAPH = 320
+REPLAYS = 31
+TARGET_MS = 60.0
+
+
+def rotation_size(bytes_of_a_set: int) -> int:
+    """How many input sets make one call's inputs leave the L2 before its next turn."""
+    return max(2, min(MOST_SETS, math.ceil(FOOTPRINT_BYTES / max(bytes_of_a_set, 1))))
+
+
+def graph_time(calls: Sequence[Callable[[], object]]) -> Spread:
+    """Microseconds of one call: median and range over replays of a graph in which ``calls`` take turns.
+
+    Each call enqueues its work on torch's current stream; nothing is allocated between replays.
+    """
+    for call in calls[:3]:
+        call()
+    torch.cuda.synchronize()
+    rough_ms = _milliseconds(lambda: [call() for call in calls]) / len(calls)
+    count = max(len(calls), min(CALLS_OF_A_GRAPH, int(TARGET_MS / max(rough_ms, 1e-3))))
+    count = math.ceil(count / len(calls)) * len(calls)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for index in range(count):
+            calls[index % len(calls)]()
+    graph.replay()
+    torch.cuda.synchronize()
+    return Spread.of(1000.0 * _milliseconds(graph.replay) / count for _ in range(REPLAYS))
+
+
+def _milliseconds(work: Callable[[], object]) -> float:
+    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    before.record()
+    work()
+    after.record()
+    after.synchronize()
+    return float(before.elapsed_time(after))
