@@ -6,9 +6,11 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.markdown import spread_cell, table
 
 TEMPLATE = Path(__file__).with_name("template.md")
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
@@ -60,7 +62,7 @@ def _machine(documents: Documents) -> str:
         ("commit", f"`{document['commit']}`"),
         ("processor time taken by other work", ", ".join(_other_work(*item) for item in documents.items())),
     ]
-    return _table(("machine", ""), rows)
+    return table(("machine", ""), rows)
 
 
 def _other_work(name: str, document: Mapping[str, Any]) -> str:
@@ -75,13 +77,13 @@ def _targets(documents: Documents) -> str:
             wanted = f"{target['direction']} {target['limit']:.4g} {target['unit']}"
             found = f"{target['value']:.4g} {target['unit']}"
             rows.append((f"`{name}`", target["name"], wanted, found, "yes" if target["met"] else "**no**"))
-    return _table(("benchmark", "what", "target", "measured", "met"), rows)
+    return table(("benchmark", "what", "target", "measured", "met"), rows)
 
 
 def _gates(documents: Documents) -> str:
     gates = [(name, gate) for name, document in documents.items() for gate in document["gates"]]
     rows = [(f"`{name}`", gate["checks"], f"{gate['value']:.2g}", f"{gate['limit']:.2g}") for name, gate in gates]
-    return _table(("benchmark", "comparison", "found", "at most"), rows)
+    return table(("benchmark", "comparison", "found", "at most"), rows)
 
 
 def _shape(shape: Mapping[str, Any]) -> str:
@@ -93,37 +95,37 @@ def _export(results: Mapping[str, Any]) -> str:
     rows = [
         (
             title,
-            _cell(results[mode]["wall_s"]),
-            _cell(results[mode]["cpu_s"]),
-            _cell(results[mode]["peak_rss_bytes"], 1e-6),
+            spread_cell(results[mode]["wall_s"]),
+            spread_cell(results[mode]["cpu_s"]),
+            spread_cell(results[mode]["peak_rss_bytes"], 1e-6),
             f"{results['new_bytes'] / 1e6:.3g}",
         )
         for mode, title in (("with_scan", "with the weight scan"), ("without_scan", "`--no-scan`"))
     ]
-    return _table(("export", "wall, s", "processor, s", "peak, MB", "newly written, MB"), rows)
+    return table(("export", "wall, s", "processor, s", "peak, MB", "newly written, MB"), rows)
 
 
 def _decode(document: Mapping[str, Any]) -> str:
     results = document["results"]
     rows: list[Sequence[str]] = []
     for title, cell in (
-        ("decode, `LLM.generate`, tokens/s", lambda r: _cell(r["decode_tokens_per_s"]["ours"])),
-        ("decode, engine loop, tokens/s", lambda r: _cell(r["decode_tokens_per_s"]["engine_loop"])),
-        ("decode, transformers, tokens/s", lambda r: _cell(r["decode_tokens_per_s"]["peer"])),
-        ("**decode, times transformers**", lambda r: _cell(r["decode_ratio"])),
-        ("prefill, ours, tokens/s", lambda r: _cell(r["prefill_tokens_per_s"]["ours"])),
-        ("prefill, transformers, tokens/s", lambda r: _cell(r["prefill_tokens_per_s"]["peer"])),
-        ("**prefill, times transformers**", lambda r: _cell(r["prefill_ratio"])),
+        ("decode, `LLM.generate`, tokens/s", lambda r: spread_cell(r["decode_tokens_per_s"]["ours"])),
+        ("decode, engine loop, tokens/s", lambda r: spread_cell(r["decode_tokens_per_s"]["engine_loop"])),
+        ("decode, transformers, tokens/s", lambda r: spread_cell(r["decode_tokens_per_s"]["peer"])),
+        ("**decode, times transformers**", lambda r: spread_cell(r["decode_ratio"])),
+        ("prefill, ours, tokens/s", lambda r: spread_cell(r["prefill_tokens_per_s"]["ours"])),
+        ("prefill, transformers, tokens/s", lambda r: spread_cell(r["prefill_tokens_per_s"]["peer"])),
+        ("**prefill, times transformers**", lambda r: spread_cell(r["prefill_ratio"])),
         ("traffic a token, MB", lambda r: f"{r['touched_mb_per_token']:.4g}"),
-        ("read bandwidth measured, GB/s", lambda r: _cell(r["read_bandwidth_gb_per_s"])),
-        ("share of bandwidth, ours", lambda r: _cell(r["bandwidth_share"]["ours"], 100, "%")),
-        ("share of bandwidth, transformers", lambda r: _cell(r["bandwidth_share"]["peer"], 100, "%")),
+        ("read bandwidth measured, GB/s", lambda r: spread_cell(r["read_bandwidth_gb_per_s"])),
+        ("share of bandwidth, ours", lambda r: spread_cell(r["bandwidth_share"]["ours"], 100, "%")),
+        ("share of bandwidth, transformers", lambda r: spread_cell(r["bandwidth_share"]["peer"], 100, "%")),
         ("Python a step, µs: median (95th percentile)", lambda r: _overhead(r["python_overhead_us"])),
     ):
         rows.append((title, *(cell(result) for result in results.values())))
     names = [f"{name}, {document['settings']['new_tokens'][name]} new tokens" for name in results]
     prefill = document["settings"]["prefill_tokens"]
-    return _table((f"(prefill: {prefill} tokens)", *names), rows)
+    return table((f"(prefill: {prefill} tokens)", *names), rows)
 
 
 def _overhead(overhead: Mapping[str, float]) -> str:
@@ -131,8 +133,8 @@ def _overhead(overhead: Mapping[str, float]) -> str:
 
 
 def _step_cost(results: Mapping[str, Any]) -> str:
-    rows = [(f"max_seq_len {name}", _cell(spread)) for name, spread in results["step_us"].items()]
-    return _table(("one step", "µs"), [*rows, ("ratio", _cell(results["ratio"]))])
+    rows = [(f"max_seq_len {name}", spread_cell(spread)) for name, spread in results["step_us"].items()]
+    return table(("one step", "µs"), [*rows, ("ratio", spread_cell(results["ratio"]))])
 
 
 def _perplexity(results: Mapping[str, Any]) -> str:
@@ -141,22 +143,7 @@ def _perplexity(results: Mapping[str, Any]) -> str:
         (name, f"{value:.6f}", f"{100 * differences[name]:+.1e} %" if name in differences else "")
         for name, value in results["perplexity"].items()
     ]
-    return _table(("computed by", "perplexity", "difference"), rows)
-
-
-def _cell(spread: Mapping[str, float], scale: float = 1.0, unit: str = "") -> str:
-    middle, low, high = (_number(scale * spread[key]) for key in ("median", "min", "max"))
-    return f"{middle}{unit} ({low} to {high})"
-
-
-def _number(value: float) -> str:
-    """Three significant digits, never with an exponent."""
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return table(("computed by", "perplexity", "difference"), rows)
 
 
 def main() -> int:

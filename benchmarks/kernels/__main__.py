@@ -25,11 +25,14 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which groups: {', '.join(GROUPS)} (default: all)")
     parser.add_argument("--only", default="", help="only cases whose name contains this text")
     parser.add_argument("--json", action="store_true", help="print the JSON document (default: a table)")
+    parser.add_argument("--commit", help="the commit that runs, where the files are not in a checkout")
     arguments = parser.parse_args()
     unknown = sorted(set(arguments.names) - set(GROUPS))
     if unknown:
         parser.error(f"expected groups out of {', '.join(GROUPS)}, found {', '.join(unknown)}")
     document: dict[str, Any] = {"benchmark": "kernels", **machine_json(), "device": device_json(), "groups": {}}
+    if arguments.commit:
+        document["commit"] = arguments.commit
     for name in arguments.names or GROUPS:
         rows = []
         for case in importlib.import_module(f"benchmarks.kernels.{name}").cases():
