@@ -1,6 +1,8 @@
 // Which tokens and which state slot belong to a batch row, for dense and for packed tensors.
 #pragma once
 
+#include "common/integers.cuh"
+
 // Dense: tensors [batch, time, ...]; context_lengths [batch] counts the valid tokens; query_start_loc is null.
 // Packed: tensors [tokens, ...]; row r has the tokens query_start_loc[r] to query_start_loc[r + 1] - 1.
 // state_indices [rows] maps a row to its slot in the state tensors, -1 for a padding row; null: slot r for row r.

@@ -1,0 +1,18 @@
+// Programmatic dependent launch: a kernel may start while the kernel before it in the stream still runs.
+#pragma once
+
+// Returns once every earlier kernel of the stream has finished and its writes are visible. Every thread calls it before
+// it reads or writes memory that earlier kernels touch, also in a kernel that is launched in the ordinary way, where
+// it returns at once.
+__device__ __forceinline__ void wait_for_earlier_kernels() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel of the stream start once every block has come here or ended. It still waits for this one.
+__device__ __forceinline__ void let_later_kernels_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}

@@ -1,0 +1,174 @@
+"""Kernels of ``causal_conv1d``: a shift of the state for one token a row, a sliding window for more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from artifact.dtypes import DType
+from artifact.errors import UnsupportedError
+from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
+from trt_plugins.kernels.layout import TensorLayout
+from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from trt_plugins.kernels.structs import struct_type
+
+UPDATE_FILE = "causal_conv1d/shift_update.cu"
+PREFILL_FILE = "causal_conv1d/sliding_window.cu"
+_ACCESS_BYTES = 16
+_THREADS = 128
+_STEP = 4
+_LARGEST_GRID_YZ = 65535
+_OVERLAP_SINCE = (9, 0)
+# Tokens of a block, largest first; a block reads KERNEL - 1 tokens before its own again.
+_BLOCK_TOKENS = (64, 32, 16, 8)
+# A launch with fewer blocks than this per multiprocessor leaves memory bandwidth unused.
+_BLOCKS_PER_MULTIPROCESSOR = 8
+# The same for the rows that one thread of an update takes.
+_UPDATE_ROWS = (4, 1)
+
+
+def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
+    """The launch that runs ``call``; UnsupportedError for widths outside of 2 to 8 or strided channels.
+
+    x and y: the last axis contiguous; the states: the last two. Addresses are multiples of 16 bytes.
+    """
+    conv = _Convolution(call)
+    launch = conv.update(device) if conv.time == 1 else conv.prefill(device)
+    return CallPlan((launch,), name=launch.source.label)
+
+
+def sources() -> Iterator[KernelSource]:
+    """Both algorithms: every type at width 4, every width in bfloat16, and the forms for sizes that are not even."""
+    for dtype in CUDA_TYPES:
+        for activation in ("none", "silu"):
+            yield _update_source(dtype, 4, activation, _update_channels(dtype, 4), 4)
+            yield _prefill_source(dtype, 4, activation, _vector_channels(dtype))
+        for rows in _UPDATE_ROWS:
+            yield _update_source(dtype, 4, "silu", _update_channels(dtype, 4), rows)
+            yield _update_source(dtype, 4, "silu", 1, rows)
+        yield _prefill_source(dtype, 4, "silu", 1)
+    for width in range(2, 9):
+        yield _update_source(DType.BFLOAT16, width, "silu", _update_channels(DType.BFLOAT16, width), 4)
+        yield _prefill_source(DType.BFLOAT16, width, "silu", _vector_channels(DType.BFLOAT16))
+
+
+class _Convolution:
+    """One call with the sizes that choose its kernel."""
+
+    def __init__(self, call: OpCall) -> None:
+        self.call = call
+        self.x, self.state = call.input("x"), call.input("conv_state")
+        self.y, self.state_out = call.outputs
+        for name, layout, axes in (("x", self.x, 1), ("y", self.y, 1), ("weight", call.input("weight"), 3)):
+            layout.need_dense_tail(name, axes)
+        self.state.need_dense_tail("conv_state", 2)
+        self.state_out.need_dense_tail("conv_state_out", 2)
+        self.dtype = self.x.dtype
+        self.channels, self.width = self.state.shape[1:]
+        call.spec.check_kernel_dims({"conv_dim": self.channels, "kernel": self.width})
+        self.activation = str(call.attributes["activation"])
+        packed = call.packed
+        self.rows = packed.rows if packed is not None else self.x.shape[0]
+        dense_time = self.x.shape[1] if len(self.x.shape) == 3 else 1
+        self.time = packed.max_row_tokens if packed is not None else dense_time
+
+    def update(self, device: DeviceTraits) -> KernelLaunch:
+        """One token a row (or none)."""
+        channels = self._channels(_update_channels(self.dtype, self.width))
+        across = _blocks(self.channels, channels * _THREADS)
+        enough = device.multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
+        rows = next((n for n in _UPDATE_ROWS if across * _blocks(self.rows, n) >= enough), _UPDATE_ROWS[-1])
+        source = _update_source(self.dtype, self.width, self.activation, channels, rows)
+        return self._launch(source, (across, _blocks(self.rows, rows), 1), device)
+
+    def prefill(self, device: DeviceTraits) -> KernelLaunch:
+        """Several tokens a row."""
+        channels = self._channels(_vector_channels(self.dtype))
+        across = _blocks(self.channels, channels * _THREADS)
+        enough = device.multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
+        tokens = next(
+            (n for n in _BLOCK_TOKENS if across * _blocks(self.time, n) * self.rows >= enough), _BLOCK_TOKENS[-1]
+        )
+        source = _prefill_source(self.dtype, self.width, self.activation, channels)
+        return self._launch(source, (across, _blocks(self.time, tokens), self.rows), device, tokens)
+
+    def _channels(self, wanted: int) -> int:
+        """``wanted`` channels a thread, or 1 where a size or stride would break the alignment of its accesses."""
+        strides = (*_row_and_token_stride(self.x, self.call), *_row_and_token_stride(self.y, self.call))
+        vector = math.gcd(wanted, self.channels, *strides) == wanted
+        run = math.gcd(wanted * self.width, self.state.strides[0], self.state_out.strides[0]) == wanted * self.width
+        return wanted if vector and run else 1
+
+    def _launch(
+        self, source: KernelSource, grid: tuple[int, int, int], device: DeviceTraits, tokens: int = 1
+    ) -> KernelLaunch:
+        if max(grid[1:]) > _LARGEST_GRID_YZ:
+            raise UnsupportedError(
+                f"causal_conv1d: expected at most {_LARGEST_GRID_YZ} rows and as many blocks of tokens, "
+                f"found a grid of {grid}: split the call"
+            )
+        params = struct_type(source.file, "CausalConv1d")()
+        params.x_row_stride, params.x_token_stride = _row_and_token_stride(self.x, self.call)
+        params.y_row_stride, params.y_token_stride = _row_and_token_stride(self.y, self.call)
+        params.state_stride, params.state_out_stride = self.state.strides[0], self.state_out.strides[0]
+        params.rows.rows, params.rows.time = self.rows, self.time
+        params.channels, params.block_tokens = self.channels, tokens
+        overlap = device.capability >= _OVERLAP_SINCE
+        return KernelLaunch(source, grid, (_THREADS, 1, 1), params, _pointers(self.call), overlap=overlap)
+
+
+def _row_and_token_stride(layout: TensorLayout, call: OpCall) -> tuple[int, int]:
+    """Strides of x or y: packed [tokens, channels], dense [rows, time, channels] or [rows, channels]."""
+    if call.packed is not None:
+        return 0, layout.strides[-2]
+    return layout.strides[0], layout.strides[1] if len(layout.shape) == 3 else 0
+
+
+def _pointers(call: OpCall) -> dict[str, PointerSource]:
+    spec = call.spec
+    pointers = {
+        name: PointerSource(Memory.INPUT, spec.input_index(tensor))
+        for name, tensor in (("x", "x"), ("weight", "weight"), ("state", "conv_state"))
+    }
+    if call.inputs[spec.input_index("bias")] is not None:
+        pointers["bias"] = PointerSource(Memory.INPUT, spec.input_index("bias"))
+    pointers |= {"y": PointerSource(Memory.OUTPUT, 0), "state_out": PointerSource(Memory.OUTPUT, 1)}
+    if call.packed is None:
+        pointers["rows.context_lengths"] = PointerSource(Memory.INPUT, spec.input_index("context_lengths"))
+    else:
+        pointers["rows.query_start_loc"] = PointerSource(Memory.PACKED, 0)
+        if call.packed.has_state_indices:
+            pointers["rows.state_indices"] = PointerSource(Memory.PACKED, 1)
+    return pointers
+
+
+def _update_channels(dtype: DType, width: int) -> int:
+    """Channels whose state is one 16-byte access; for widths that no such number fits, those of a 4-byte one."""
+    bytes_a_channel = dtype.itemsize * width
+    return _ACCESS_BYTES // bytes_a_channel if _ACCESS_BYTES % bytes_a_channel == 0 else max(1, 4 // dtype.itemsize)
+
+
+def _vector_channels(dtype: DType) -> int:
+    """Channels of one 8-byte access, which leaves registers for more warps than a 16-byte one would."""
+    return 8 // dtype.itemsize
+
+
+def _update_source(dtype: DType, width: int, activation: str, channels: int, rows: int) -> KernelSource:
+    return KernelSource(
+        UPDATE_FILE, "causal_conv1d_update", _defines(dtype, width, activation, CHANNELS=channels, ROWS=rows)
+    )
+
+
+def _prefill_source(dtype: DType, width: int, activation: str, channels: int) -> KernelSource:
+    return KernelSource(
+        PREFILL_FILE, "causal_conv1d_prefill", _defines(dtype, width, activation, CHANNELS=channels, STEP=_STEP)
+    )
+
+
+def _defines(dtype: DType, width: int, activation: str, **more: int) -> tuple[tuple[str, str], ...]:
+    defines = {"DATA_T": CUDA_TYPES[dtype], "KERNEL": width, "SILU": int(activation == "silu"), **more}
+    return tuple((name, str(value)) for name, value in defines.items())
+
+
+def _blocks(size: int, of: int) -> int:
+    return -(-size // of)
