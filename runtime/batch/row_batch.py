@@ -29,7 +29,6 @@ class RowBatch:
         self._row_of: dict[int, int] = {}
         self._free = list(range(rows))
         self._next_handle = 0
-        self._make_decode_arrays()
 
     @property
     def rows(self) -> int:
@@ -48,7 +47,7 @@ class RowBatch:
 
     def length(self, handle: int) -> int:
         """Tokens that the row has consumed."""
-        return int(self._cache.lengths[self._row_of[handle]])
+        return self._cache.lengths[self._row_of[handle]]
 
     def join(self, snapshot: RowSnapshot | None = None) -> int:
         """Take a free row, empty or in the state of ``snapshot``; RequestError if no row is free or it does not fit."""
@@ -89,7 +88,6 @@ class RowBatch:
         self._cache.compact(list(self._row_of.values()))
         self._row_of = {handle: row for row, handle in enumerate(self._row_of)}
         self._free = []
-        self._make_decode_arrays()
 
     def feed(self, tokens: Mapping[int, Sequence[int] | np.ndarray]) -> dict[int, np.ndarray]:
         """Feed any number of tokens to each of the given rows, in as many steps as the engine and memory ask for.
@@ -115,21 +113,20 @@ class RowBatch:
     def decode(self, tokens: Mapping[int, int]) -> Iterable[tuple[int, np.ndarray]]:
         """Feed one token to each of the given rows (at least one): pairs of handle and logits [vocab] float32.
 
-        The logits are valid until the next step of the engine.
+        The pairs come in the order of the rows, and the logits are valid until the next step of the engine. All
+        bookkeeping is in plain integers, since this runs between any two tokens.
         """
-        self._reserve(dict.fromkeys(tokens, 1))
-        rows, lengths = self._row_of, self._cache.lengths
-        counts = self._decode_counts
-        counts.fill(0)
-        for handle, token in tokens.items():
-            row = rows[handle]
-            self._decode_ids[row, 0] = token
-            counts[row] = 1
-        logits = self._run(StepInputs(self._decode_ids, counts, lengths))
-        lengths += counts
-        if logits.ndim == 3:
-            logits = logits[:, 0]
-        return [(handle, logits[rows[handle]]) for handle in tokens]
+        row_of, cache, lengths = self._row_of, self._cache, self._cache.lengths
+        handles = sorted(tokens, key=row_of.__getitem__)
+        rows = [row_of[handle] for handle in handles]
+        past = [lengths[row] for row in rows]
+        cache.reserve(max(past) + 1)
+        started = time.perf_counter()
+        logits = self._engine.decode(rows, [tokens[handle] for handle in handles], past, cache.states)
+        self.engine_seconds += time.perf_counter() - started
+        for row in rows:
+            lengths[row] += 1
+        return [(handle, logits[place]) for place, handle in enumerate(handles)]
 
     def _step(self, chunk: Mapping[int, np.ndarray]) -> np.ndarray:
         """One ragged step; logits [rows, vocab] after the last token of each row in ``chunk``."""
@@ -139,19 +136,16 @@ class RowBatch:
             row = self._row_of[handle]
             ids[row, : tokens.size] = tokens
             counts[row] = tokens.size
-        logits = self._run(StepInputs(ids, counts, self._cache.lengths.copy()))
-        self._cache.lengths += counts
-        return logits if logits.ndim == 2 else logits[np.arange(self.rows), np.maximum(counts - 1, 0)]
-
-    def _run(self, inputs: StepInputs) -> np.ndarray:
         started = time.perf_counter()
-        logits = self._engine.step(inputs, self._cache.states)
+        logits = self._engine.step(StepInputs(ids, counts, np.array(self._cache.lengths, np.int32)), self._cache.states)
         self.engine_seconds += time.perf_counter() - started
-        return logits
+        for handle, tokens in chunk.items():
+            self._cache.lengths[self._row_of[handle]] += tokens.size
+        return logits if logits.ndim == 2 else logits[np.arange(self.rows), np.maximum(counts - 1, 0)]
 
     def _reserve(self, new_tokens: Mapping[int, int]) -> None:
         lengths, rows = self._cache.lengths, self._row_of
-        self._cache.reserve(max((int(lengths[rows[h]]) + n for h, n in new_tokens.items()), default=0))
+        self._cache.reserve(max((lengths[rows[h]] + n for h, n in new_tokens.items()), default=0))
 
     def _free_row(self) -> int:
         if not self._free:
@@ -164,7 +158,3 @@ class RowBatch:
         self._next_handle += 1
         self._row_of[handle] = row
         return handle
-
-    def _make_decode_arrays(self) -> None:
-        self._decode_ids = np.zeros((self.rows, 1), np.int64)
-        self._decode_counts = np.zeros(self.rows, np.int32)

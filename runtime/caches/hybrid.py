@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from artifact.config import ATTENTION, RECURRENT_LAYER_TYPES
 from artifact.errors import RequestError
 from runtime.caches.kv import KVCacheManager
@@ -31,7 +29,7 @@ class HybridCacheManager:
     """All states of ``rows`` batch rows, zeroed, with room for ``tokens`` tokens at first.
 
     A row is always consistent over all layers: its KV caches hold, and its recurrent states have consumed, exactly
-    ``lengths[row]`` tokens. Whoever runs a step adds the new tokens to ``lengths`` (int32 [rows]) when it succeeded.
+    ``lengths[row]`` tokens. Whoever runs a step adds the new tokens to ``lengths`` when it succeeded.
     """
 
     def __init__(self, engine: Engine, rows: int, tokens: int = 0) -> None:
@@ -57,11 +55,10 @@ class HybridCacheManager:
     def clear_states(self, rows: Sequence[int] | None = None) -> None:
         """Forget all tokens of ``rows`` (of every row by default)."""
         self.mamba.clear_states(rows)
-        self.lengths[slice(None) if rows is None else list(rows)] = 0
 
     def capture(self, row: int) -> RowSnapshot:
         """A frozen copy of everything that ``row`` knows."""
-        return RowSnapshot(int(self.lengths[row]), self.kv.capture(row), self.mamba.capture(row))
+        return RowSnapshot(self.lengths[row], self.kv.capture(row), self.mamba.capture(row))
 
     def restore(self, row: int, snapshot: RowSnapshot) -> None:
         """Make ``row`` what it was when ``snapshot`` was taken.
@@ -88,7 +85,7 @@ class HybridCacheManager:
 
     def take_row(self, other: HybridCacheManager, source: int, target: int) -> None:
         """Copy row ``source`` of ``other`` (same engine) over row ``target`` of this manager."""
-        length = int(other.lengths[source])
+        length = other.lengths[source]
         self.reserve(length)
         mine, theirs = self.states.buffers, other.states.buffers
         for name, buffer in theirs.items():
@@ -104,15 +101,15 @@ class HybridCacheManager:
 
     def compact(self, rows: Sequence[int]) -> None:
         """Keep only ``rows``, in the order given: row ``rows[i]`` becomes row i. The memory of the others is freed."""
-        kept = HybridCacheManager(self._engine, len(rows), int(self.lengths[list(rows)].max()))
+        kept = HybridCacheManager(self._engine, len(rows), max([self.lengths[row] for row in rows]))
         for target, source in enumerate(rows):
             kept.take_row(self, source, target)
         self._adopt(kept.states, kept.lengths)
 
-    def _adopt(self, states: StateSet, lengths: np.ndarray | None = None) -> None:
+    def _adopt(self, states: StateSet, lengths: list[int] | None = None) -> None:
         config = self._engine.config
         self.states = states
-        self.lengths = np.zeros(states.batch, np.int32) if lengths is None else lengths
+        self.lengths = [0] * states.batch if lengths is None else lengths
         self.kv = KVCacheManager(config, states, self.lengths)
         self.mamba = MambaCacheManager(config, states, self.lengths)
 

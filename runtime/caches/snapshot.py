@@ -14,7 +14,7 @@ from runtime.engines.base import StateSet
 
 
 @dataclass(frozen=True)
-class _PartSnapshot:
+class PartSnapshot:
     """Read-only arrays by state name; ``length`` is the number of tokens consumed, never more, never less."""
 
     length: int
@@ -27,12 +27,12 @@ class _PartSnapshot:
 
 
 @dataclass(frozen=True)
-class KVSnapshot(_PartSnapshot):
+class KVSnapshot(PartSnapshot):
     """Keys and values of one row: per name [kv_heads, length, head_dim]."""
 
 
 @dataclass(frozen=True)
-class MambaSnapshot(_PartSnapshot):
+class MambaSnapshot(PartSnapshot):
     """Convolution states [conv_dim, conv_kernel] and recurrent states [heads, head_dim, state] of one row."""
 
 
@@ -59,7 +59,7 @@ def read_states(states: StateSet, names: tuple[str, ...], row: int, length: int)
     return MappingProxyType(arrays)
 
 
-def check_fit(states: StateSet, names: tuple[str, ...], snapshot: _PartSnapshot) -> None:
+def check_fit(states: StateSet, names: tuple[str, ...], snapshot: PartSnapshot) -> None:
     """Raise RequestError when ``snapshot`` does not fit the named states: it is of another model or engine."""
     if set(snapshot.states) != set(names):
         raise RequestError(
@@ -75,7 +75,7 @@ def check_fit(states: StateSet, names: tuple[str, ...], snapshot: _PartSnapshot)
             )
 
 
-def write_states(states: StateSet, row: int, snapshot: _PartSnapshot) -> None:
+def write_states(states: StateSet, row: int, snapshot: PartSnapshot) -> None:
     """Put the arrays of ``snapshot``, which fits, into ``row``."""
     buffers = states.buffers
     for name, array in snapshot.states.items():

@@ -121,6 +121,21 @@ class Engine(ABC):
         Every row needs past_lengths + context_lengths <= states.max_seq; EngineError otherwise.
         """
 
+    def decode(
+        self, rows: Sequence[int], tokens: Sequence[int], past_lengths: Sequence[int], states: StateSet
+    ) -> Sequence[np.ndarray]:
+        """A step with one token for each of ``rows`` (ascending batch rows, at least one); the others take no part.
+
+        ``tokens`` and ``past_lengths`` go with ``rows`` one by one. Returns the logits [vocab] float32 of each of them.
+        All else is as in ``step``, which this calls; an engine may keep ready what repeats from token to token.
+        """
+        chosen = list(rows)
+        ids = np.zeros((states.batch, 1), np.int64)
+        context, past = np.zeros(states.batch, np.int32), np.zeros(states.batch, np.int32)
+        ids[chosen, 0], context[chosen], past[chosen] = tokens, 1, past_lengths
+        logits = self.step(StepInputs(ids, context, past), states)
+        return [logits[row] if logits.ndim == 2 else logits[row, 0] for row in chosen]
+
     def step_values(self, inputs: StepInputs, states: StateSet, values: Sequence[str]) -> dict[str, np.ndarray]:
         """Like ``step``, and also returns the named inner values of the graph (artifact.names), for diagnosis.
 

@@ -85,8 +85,12 @@ class _Loop:
         assert self._batch is not None
         running = self._running
         last_tokens = {handle: sequence.last_token for handle, sequence in running.items()}
-        pieces = [running[handle].accept(logits) for handle, logits in self._batch.decode(last_tokens)]
-        if any(piece.finish_reason for piece in pieces):
+        pieces, ended = [], False
+        for handle, logits in self._batch.decode(last_tokens):
+            sequence = running[handle]
+            pieces.append(sequence.accept(logits))
+            ended = ended or sequence.finished
+        if ended:
             self._running = self._without_finished(self._batch, running)
             self._compact()
         return pieces

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -71,7 +72,7 @@ def _select(ids: np.ndarray | None, weights: np.ndarray, kept: np.ndarray) -> tu
 def _argmax(scores: np.ndarray) -> int:
     best = int(scores.argmax())
     # argmax returns the first NaN if there is one, so one look finds any.
-    if not np.isfinite(scores[best]):
+    if not math.isfinite(scores.item(best)):
         raise EngineError(
             f"expected finite logits, found {scores[best]} at token {best}: verify the artifact, or use a wider type"
         )

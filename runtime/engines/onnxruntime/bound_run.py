@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -24,7 +24,8 @@ class FormSession:
 class BoundRun:
     """Inputs, states and logits of one run in memory that the session uses directly.
 
-    logits [rows, vocab] float32, or [rows, tokens, vocab] with all logits; overwritten by each run.
+    logits [rows, vocab] float32, or [rows, tokens, vocab] with all logits; overwritten by each run. ``last_logits``
+    are views of it: [vocab] after the last token of each row.
     """
 
     def __init__(
@@ -37,13 +38,17 @@ class BoundRun:
         inner_values: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
         self._form, self._run, self.logits = form, run, logits
+        self.last_logits = [row if row.ndim == 1 else row[-1] for row in logits]
         self.swapped = frozenset(states.buffers) - form.in_place
         self._io = form.session.io_binding()
         self._kept: list[object] = []
         self._ids = np.zeros((run.rows, run.tokens), np.int64)
         self._past = np.zeros(run.rows, np.int32)
-        self._last = np.zeros(run.rows, np.int32)
+        # A token that comes alone is the last one.
+        self._last = self._past if run.tokens == 1 else np.zeros(run.rows, np.int32)
         self._longest = np.zeros(1, np.int32)
+        self._plain_ids, self._plain_past = self._ids.ravel().data, self._past.data
+        self._plain_longest = self._longest.data
         self._bind_input(INPUT_IDS, self._ids)
         self._bind_input(CONTEXT_LENGTHS, np.full(run.rows, run.tokens, np.int32))
         self._bind_input(PAST_LENGTHS, self._past)
@@ -58,14 +63,24 @@ class BoundRun:
             present = past if name in form.in_place else buffer.other[run.start : run.stop]
             self._bind_output(replaced_by[name], present)
 
-    def __call__(self, ids: np.ndarray, past: np.ndarray) -> None:
+    def feed(self, ids: np.ndarray, past: np.ndarray) -> None:
         """Run on ``ids`` [rows, tokens] after ``past`` [rows] tokens."""
         self._ids[...] = ids
         self._past[...] = past
-        self._last[...] = past
-        if self._run.tokens > 1:
-            self._last += self._run.tokens - 1
-        self._longest[0] = max(past.tolist()) + self._run.tokens
+        self._last[...] = past + (self._run.tokens - 1)
+        self._longest[0] = past.max() + self._run.tokens
+        self._form.session.run_with_iobinding(self._io)
+
+    def decode(self, tokens: Sequence[int], past: Sequence[int]) -> None:
+        """Run on one token per row after ``past`` tokens each.
+
+        Between two runs the weights of the model sweep Python and NumPy out of the processor's caches, so that each
+        NumPy function costs 5 to 50 us here; integers written through a memoryview cost 1.
+        """
+        for row, token in enumerate(tokens):
+            self._plain_ids[row] = token
+            self._plain_past[row] = past[row]
+        self._plain_longest[0] = max(past) + 1
         self._form.session.run_with_iobinding(self._io)
 
     def _bind_input(self, name: str, array: np.ndarray) -> None:

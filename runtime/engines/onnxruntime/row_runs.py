@@ -6,14 +6,14 @@ without new tokens belong to no run: nothing touches their states.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 
-@dataclass(frozen=True)
-class RowRun:
-    """Rows ``start`` to ``stop`` (exclusive), ``tokens`` new tokens each."""
+class RowRun(NamedTuple):
+    """Rows ``start`` to ``stop`` (exclusive), ``tokens`` new tokens each. Looked up at every step, so a plain tuple."""
 
     start: int
     stop: int
@@ -43,3 +43,11 @@ def row_runs(context_lengths: np.ndarray, past_lengths: np.ndarray) -> tuple[Row
         else:
             runs.append(RowRun(row, row + 1, tokens))
     return tuple(runs)
+
+
+@lru_cache(maxsize=256)
+def token_runs(rows: tuple[int, ...]) -> tuple[RowRun, ...]:
+    """The runs of a step with one token for each of ``rows`` (ascending), which repeats from step to step."""
+    starts = [row for row in rows if row - 1 not in rows]
+    stops = [row + 1 for row in rows if row + 1 not in rows]
+    return tuple(RowRun(start, stop, 1) for start, stop in zip(starts, stops, strict=True))

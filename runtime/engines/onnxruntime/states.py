@@ -92,7 +92,8 @@ class ArrayState(StateBuffer):
 class ArrayStateSet(StateSet):
     """The states of ``batch`` rows.
 
-    ``bound`` caches what steps have bound to these buffers, by a key that begins with ``turns``.
+    ``bound`` caches what steps have bound to these buffers, by a key that begins with ``turns``: a bit for each state,
+    set when its second array is the one in use.
     """
 
     def __init__(
@@ -151,8 +152,8 @@ class ArrayStateSet(StateSet):
         shape = spec.resolve(**{BATCH: self.batch, MAX_SEQ: self._max_seq})
         return ArrayState(spec, shape, self._layouts[spec.name])
 
-    def _read_turns(self) -> tuple[int, ...]:
-        return tuple(buffer.turn for buffer in self._buffers.values())
+    def _read_turns(self) -> int:
+        return sum(buffer.turn << bit for bit, buffer in enumerate(self._buffers.values()))
 
 
 def engine_specs(states: tuple[Binding, ...]) -> tuple[Binding, ...]:

@@ -78,6 +78,16 @@ def test_compaction_moves_rows_and_keeps_their_handles() -> None:
     assert engine.steps[-1] == (2, 1)
 
 
+def test_decoding_gives_pairs_in_the_order_of_the_rows() -> None:
+    batch = RowBatch(ToyEngine(toy_config()), 3)
+    first, second, third = (batch.join() for _ in range(3))
+    batch.feed({first: [1], second: [2], third: [3]})
+    batch.finish(first)
+    newcomer = batch.join()
+    batch.feed({newcomer: [4]})
+    assert [handle for handle, _ in batch.decode({second: 5, newcomer: 6, third: 7})] == [newcomer, second, third]
+
+
 def test_a_finished_row_counts_no_tokens_in_later_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ToyEngine(toy_config())
     batch = RowBatch(engine, 2)

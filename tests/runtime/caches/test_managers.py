@@ -21,8 +21,9 @@ def feed(engine: ToyEngine, cache: HybridCacheManager, rows: dict[int, list[int]
     ids = np.full((cache.rows, counts.max()), 3, np.int64)
     for row, tokens in rows.items():
         ids[row, : len(tokens)] = tokens
-    logits = engine.step(StepInputs(ids, counts, cache.lengths.copy()), cache.states).copy()
-    cache.lengths += counts
+    logits = engine.step(StepInputs(ids, counts, np.array(cache.lengths, np.int32)), cache.states).copy()
+    for row, tokens in rows.items():
+        cache.lengths[row] += len(tokens)
     return logits
 
 
@@ -68,7 +69,7 @@ def test_a_restored_row_continues_as_the_captured_one_did(layers: tuple[str, ...
     snapshot = cache.capture(0)
     feed(engine, cache, {0: [50], 1: [51, 52]})
     cache.restore(2, snapshot)
-    assert cache.lengths.tolist() == [4, 3, 3]
+    assert cache.lengths == [4, 3, 3]
     logits = feed(engine, cache, {0: [7], 1: [7], 2: [8]})
     for row, tokens in enumerate([[1, 2, 3, 50, 7], [9, 51, 52, 7], [1, 2, 3, 8]]):
         np.testing.assert_array_equal(logits[row], toy_logits(engine.config, tokens))
@@ -84,7 +85,7 @@ def test_clearing_starts_rows_again_and_leaves_the_others(layers: tuple[str, ...
     np.testing.assert_array_equal(logits[0], toy_logits(engine.config, [5]))
     np.testing.assert_array_equal(logits[1], toy_logits(engine.config, [3, 6]))
     cache.clear_states()
-    assert cache.lengths.tolist() == [0, 0]
+    assert cache.lengths == [0, 0]
     np.testing.assert_array_equal(feed(engine, cache, {1: [8]})[1], toy_logits(engine.config, [8]))
 
 
@@ -130,7 +131,7 @@ def test_parts_of_different_lengths_are_refused() -> None:
     for mixed in (dataclasses.replace(late, mamba=early.mamba), dataclasses.replace(late, length=2)):
         with pytest.raises(RequestError, match="one length"):
             cache.restore(0, mixed)
-    assert cache.lengths.tolist() == [3]
+    assert cache.lengths == [3]
 
 
 def test_a_snapshot_of_another_model_is_refused_before_anything_is_written() -> None:
@@ -184,7 +185,7 @@ def test_compaction_shrinks_rows_and_capacity(monkeypatch: pytest.MonkeyPatch) -
     cache = HybridCacheManager(engine, 3, tokens=12)
     feed(engine, cache, {0: list(range(12)), 1: [7], 2: [8, 9]})
     cache.compact([2, 1])
-    assert (cache.rows, cache.states.max_seq, cache.lengths.tolist()) == (2, 4, [2, 1])
+    assert (cache.rows, cache.states.max_seq, cache.lengths) == (2, 4, [2, 1])
     logits = feed(engine, cache, {0: [1], 1: [2]})
     np.testing.assert_array_equal(logits[0], toy_logits(engine.config, [8, 9, 1]))
     np.testing.assert_array_equal(logits[1], toy_logits(engine.config, [7, 2]))

@@ -55,6 +55,21 @@ def test_ragged_steps_match_a_recomputation_from_the_first_token(plan: Plan, tmp
             assert relative_error(buffer.read_row(r, done[r]), expected) < TOLERANCE, name
 
 
+@pytest.mark.parametrize("name", ["base", "all_logits", "no_attention", "no_mamba"])
+def test_decoding_any_rows_matches_a_recomputation_from_the_first_token(name: str, tmp_path: Path) -> None:
+    made, engine = engine_of(PLANS[name], tmp_path)
+    known = [list(row) for row in np.random.default_rng(4).integers(0, VOCAB, (4, 5))]
+    states = engine.allocate_states(4, 16)
+    engine.step(step_inputs([np.array(row) for row in known], [0] * 4), states)
+    for token, rows in enumerate([(0, 1, 2, 3), (0, 1, 3), (2,), (1, 2), (0, 1, 2, 3), (0, 3)]):
+        past = [len(known[row]) for row in rows]
+        for row in rows:
+            known[row].append(token + row)
+        logits = engine.decode(rows, [known[row][-1] for row in rows], past, states)
+        for row, found in zip(rows, logits, strict=True):
+            assert relative_error(found, made.logits(np.array(known[row]))[-1]) < TOLERANCE
+
+
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127])
 def test_prompts_of_every_length(length: int, tmp_path: Path) -> None:
     made, engine = engine_of(Plan(), tmp_path)
@@ -129,6 +144,10 @@ def test_limits_are_refused_with_what_was_found(tmp_path: Path) -> None:
     states.reserve(300)
     with pytest.raises(EngineError, match="within 300 positions"):
         engine.step(step_inputs([np.arange(2)], [299]), states)
+    with pytest.raises(EngineError, match=r"one more token in 300 positions, found rows \[0\] that hold \[300\]"):
+        engine.decode([0], [1], [300], states)
+    with pytest.raises(EngineError, match="expected rows below 1"):
+        engine.decode([0, 1], [1, 1], [0, 0], states)
     with pytest.raises(EngineError, match="lengths"):
         engine.step(step_inputs([np.arange(2)] * 2, [0, 0]), states)
 

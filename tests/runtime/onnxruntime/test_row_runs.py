@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engines.onnxruntime.row_runs import RowRun, row_runs
+from runtime.engines.onnxruntime.row_runs import RowRun, row_runs, token_runs
 
 rows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=9)
 
@@ -43,3 +43,8 @@ def test_runs_of_several_tokens_with_a_past_hold_one_row(pairs: list[tuple[int, 
 )
 def test_examples(pairs: list[tuple[int, int]], expected: list[tuple[int, int, int]]) -> None:
     assert runs_of(pairs) == tuple(RowRun(*run) for run in expected)
+
+
+@given(st.sets(st.integers(0, 9), min_size=1))
+def test_rows_with_one_token_each_make_the_runs_of_the_same_step(chosen: set[int]) -> None:
+    assert token_runs(tuple(sorted(chosen))) == runs_of([(int(row in chosen), row) for row in range(10)])

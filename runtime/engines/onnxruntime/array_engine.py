@@ -1,0 +1,71 @@
+"""What both ONNX Runtime engines are: an artifact folder whose states lie in NumPy memory, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+
+from artifact.bindings import Binding
+from artifact.config import RuntimeConfig, read_config
+from artifact.errors import ArtifactError, EngineError, RequestError
+from runtime.engines.base import Engine, StateSet
+from runtime.engines.onnxruntime.rewrite import StateLayout
+from runtime.engines.onnxruntime.states import ArrayStateSet, engine_specs
+
+MODEL_FILE = "model.onnx"
+
+
+class ArrayEngine(Engine):
+    """The artifact, its limits and its states; how a step runs is left to the engine.
+
+    ``_layouts`` is how the engine's graphs hold each state; the engine sets it.
+    """
+
+    _layouts: Mapping[str, StateLayout]
+
+    def __init__(self, folder: str | Path) -> None:
+        """ArtifactError when ``folder`` is not a complete artifact, EngineError when its layout is not dense."""
+        self._folder = Path(folder).resolve()
+        self.config: RuntimeConfig = read_config(self._folder)
+        if self.config.layout != "dense":
+            raise EngineError(
+                f"{folder}: expected layout dense, found {self.config.layout}: export without --layout for ONNX Runtime"
+            )
+        self._specs = engine_specs(self.config.bindings.states)
+        self._replaced_by = {spec.name: str(spec.replaced_by) for spec in self._specs}
+
+    @property
+    def state_specs(self) -> tuple[Binding, ...]:
+        return self._specs
+
+    @property
+    def max_batch_size(self) -> int:
+        return self.config.max_batch_size
+
+    @property
+    def max_seq_len(self) -> int:
+        return self.config.max_seq_len
+
+    def allocate_states(self, batch: int, max_seq: int) -> ArrayStateSet:
+        if not 1 <= batch <= self.max_batch_size:
+            raise RequestError(
+                f"expected 1 to {self.max_batch_size} rows in a batch, found {batch}: send fewer at once, or export "
+                "with a larger --max-batch"
+            )
+        return ArrayStateSet(self._specs, self._layouts, batch, max_seq, self.max_seq_len)
+
+    def _read_model(self) -> ir.Model:
+        path = self._folder / MODEL_FILE
+        try:
+            return ir.load(path)
+        except Exception as error:  # protobuf and onnx_ir raise several kinds
+            raise ArtifactError(f"{path}: expected an ONNX model ({error}): export the checkpoint again") from error
+
+
+def own_states(states: StateSet) -> ArrayStateSet:
+    """``states`` if an engine of this kind allocated them; EngineError otherwise."""
+    if not isinstance(states, ArrayStateSet):
+        raise EngineError(f"expected states allocated by this engine, found {type(states).__name__}")
+    return states
