@@ -1,7 +1,7 @@
 // One token a row: shift the state by one column and apply the filter to it.
 //
 // Macros: DATA_T; KERNEL (taps); CHANNELS (a thread's neighbouring channels: KERNEL * CHANNELS elements of state are
-// one 16-byte access where KERNEL is a power of two); ROWS (rows of a thread, whose filter is loaded once); SILU.
+// one 16-byte access where KERNEL is a power of two); ROWS (rows of a thread, whose filter is loaded once); SILU; THREADS.
 // Grid: x covers the channels, y the rows in groups of ROWS. The state is read and written once; a thread reads all
 // that it needs of a row before it writes any of it, so that the state may be updated in place.
 #include "causal_conv1d/channels.cuh"
@@ -9,13 +9,32 @@
 #include "common/launch.cuh"
 #include "common/math.cuh"
 
-extern "C" __global__ void __launch_bounds__(128) causal_conv1d_update(const __grid_constant__ CausalConv1d params) {
+namespace {
+
+// What the first loads of the kernel wait for, asked for while earlier kernels still run: the filter and the states of
+// dense rows, whose places depend on no memory. The tokens too where few rows make latency the whole cost.
+__device__ __forceinline__ void prefetch(const CausalConv1d& params, int first_row, int channel) {
+    prefetch_to_l2(static_cast<const DATA_T*>(params.weight) + channel * KERNEL);
+    if (params.rows.state_indices) return;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const int64_t row = first_row + r;
+        if (row < params.rows.rows)
+            prefetch_to_l2(static_cast<const DATA_T*>(params.state) + row * params.state_stride + channel * KERNEL);
+    }
+    if (gridDim.y == 1) prefetch_to_l2(static_cast<const DATA_T*>(params.x) + channel);
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(THREADS) causal_conv1d_update(const __grid_constant__ CausalConv1d params) {
     constexpr int C = CHANNELS;
     constexpr int K = KERNEL;
     const int channel = (blockIdx.x * blockDim.x + threadIdx.x) * C;
     const int first_row = blockIdx.y * ROWS;
-    wait_for_earlier_kernels();
     let_later_kernels_start();
+    if (channel < params.channels) prefetch(params, first_row, channel);
+    wait_for_earlier_kernels();
     if (channel >= params.channels) return;
 
     RowView views[ROWS];

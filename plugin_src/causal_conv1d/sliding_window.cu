@@ -1,7 +1,7 @@
 // Many tokens a row: every thread slides the filter along the tokens of its channels, with the window in registers.
 //
 // Macros: DATA_T; KERNEL (taps); CHANNELS (a thread's neighbouring channels); STEP (tokens loaded before the first of
-// them is used); SILU. Grid: x covers the channels, y the tokens in runs of block_tokens, z the rows.
+// them is used); SILU; THREADS. Grid: x covers the channels, y the tokens in runs of block_tokens, z the rows.
 //
 // Only the blocks of a row's first tokens touch the state: they read it as the window before token 0, and write the
 // last KERNEL columns after their last read of it. No other block reads the state, so it may be updated in place.
@@ -108,11 +108,11 @@ __device__ __forceinline__ void write_state(const CausalConv1d& params, const Ro
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(128) causal_conv1d_prefill(const __grid_constant__ CausalConv1d params) {
+extern "C" __global__ void __launch_bounds__(THREADS) causal_conv1d_prefill(const __grid_constant__ CausalConv1d params) {
     const int channel = (blockIdx.x * blockDim.x + threadIdx.x) * C;
     const int begin = blockIdx.y * params.block_tokens;
-    wait_for_earlier_kernels();
     let_later_kernels_start();
+    wait_for_earlier_kernels();
     if (channel >= params.channels) return;
     const RowView view = row_view(params.rows, blockIdx.z);
     if (view.slot < 0 || (begin > 0 && begin >= view.written)) return;

@@ -10,9 +10,16 @@ __device__ __forceinline__ void wait_for_earlier_kernels() {
 #endif
 }
 
-// Lets the next kernel of the stream start once every block has come here or ended. It still waits for this one.
+// Lets the next kernel of the stream start once every block has come here or ended. It still waits for this one, so
+// that the call may stand first in a kernel: what starts early fills only what this kernel leaves free.
 __device__ __forceinline__ void let_later_kernels_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+// Asks for the line at `address` to be brought into the L2. Allowed before wait_for_earlier_kernels(), also where an
+// earlier kernel writes that line: the L2 is where its writes arrive.
+__device__ __forceinline__ void prefetch_to_l2(const void* address) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }

@@ -17,11 +17,10 @@ H200 = DeviceTraits(capability=(9, 0), multiprocessors=132, shared_bytes=232448,
 """Traits of an NVIDIA H200, for plans that are made without a GPU."""
 
 
-def layout_of(tensor: torch.Tensor | None) -> TensorLayout | None:
-    """Element type, shape and strides of a tensor; None for an absent one."""
-    if tensor is None:
-        return None
-    return TensorLayout(DType(str(tensor.dtype).removeprefix("torch.")), tuple(tensor.shape), tensor.stride())
+def layout_of(tensor: torch.Tensor) -> TensorLayout:
+    """Element type, shape, strides and alignment of a tensor."""
+    dtype, address = DType(str(tensor.dtype).removeprefix("torch.")), tensor.data_ptr()
+    return TensorLayout(dtype, tuple(tensor.shape), tensor.stride(), alignment=min(16, address & -address) or 16)
 
 
 def op_call(
@@ -33,7 +32,7 @@ def op_call(
 ) -> OpCall:
     """The call of an operator on ``inputs`` and ``outputs``, in the order of its spec."""
     op = spec_of(name)
-    layouts = tuple(layout_of(tensor) for tensor in inputs)
+    layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in inputs)
     return OpCall(op, layouts, tuple(layout_of(t) for t in outputs), op.complete_attributes(attributes), packed)
 
 

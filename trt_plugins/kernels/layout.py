@@ -10,11 +10,15 @@ from artifact.errors import UnsupportedError
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """A tensor in device memory; ``strides`` count elements, not bytes."""
+    """A tensor in device memory; ``strides`` count elements, not bytes.
+
+    alignment: bytes that the address is a multiple of. The default holds for whole allocations and for most slices.
+    """
 
     dtype: DType
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    alignment: int = 16
 
     @classmethod
     def contiguous(cls, dtype: DType, shape: tuple[int, ...]) -> TensorLayout:

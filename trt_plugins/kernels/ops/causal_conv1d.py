@@ -15,16 +15,20 @@ from trt_plugins.kernels.structs import struct_type
 UPDATE_FILE = "causal_conv1d/shift_update.cu"
 PREFILL_FILE = "causal_conv1d/sliding_window.cu"
 _ACCESS_BYTES = 16
-_THREADS = 128
-_STEP = 4
+_PREFILL_THREADS = 128
+_STEP = 8
 _LARGEST_GRID_YZ = 65535
 _OVERLAP_SINCE = (9, 0)
 # Tokens of a block, largest first; a block reads KERNEL - 1 tokens before its own again.
 _BLOCK_TOKENS = (64, 32, 16, 8)
 # A launch with fewer blocks than this per multiprocessor leaves memory bandwidth unused.
 _BLOCKS_PER_MULTIPROCESSOR = 8
-# The same for the rows that one thread of an update takes.
-_UPDATE_ROWS = (4, 1)
+_UPDATE_THREADS = 128
+# Small updates take half the threads a block, and so more multiprocessors.
+_SMALL_UPDATE_THREADS = 64
+_SMALL_UPDATE_BLOCKS = 4  # per multiprocessor
+# Two rows a thread share the loads of the filter. Worth it where all blocks then run at once.
+_PAIRED_BLOCKS = range(4, 11)  # per multiprocessor
 
 
 def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
@@ -38,17 +42,16 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
 
 
 def sources() -> Iterator[KernelSource]:
-    """Both algorithms: every type at width 4, every width in bfloat16, and the forms for sizes that are not even."""
+    """Both algorithms: every type at width 4, with one channel a thread too, and every width in bfloat16."""
     for dtype in CUDA_TYPES:
         for activation in ("none", "silu"):
-            yield _update_source(dtype, 4, activation, _update_channels(dtype, 4), 4)
-            yield _prefill_source(dtype, 4, activation, _vector_channels(dtype))
-        for rows in _UPDATE_ROWS:
-            yield _update_source(dtype, 4, "silu", _update_channels(dtype, 4), rows)
-            yield _update_source(dtype, 4, "silu", 1, rows)
-        yield _prefill_source(dtype, 4, "silu", 1)
+            for channels in {_update_channels(dtype, 4), 1}:
+                for rows, threads in ((1, _SMALL_UPDATE_THREADS), (1, _UPDATE_THREADS), (2, _UPDATE_THREADS)):
+                    yield _update_source(dtype, 4, activation, channels, rows, threads)
+            for channels in (_vector_channels(dtype), 1):
+                yield _prefill_source(dtype, 4, activation, channels)
     for width in range(2, 9):
-        yield _update_source(DType.BFLOAT16, width, "silu", _update_channels(DType.BFLOAT16, width), 4)
+        yield _update_source(DType.BFLOAT16, width, "silu", _update_channels(DType.BFLOAT16, width), 2, _UPDATE_THREADS)
         yield _prefill_source(DType.BFLOAT16, width, "silu", _vector_channels(DType.BFLOAT16))
 
 
@@ -75,32 +78,36 @@ class _Convolution:
     def update(self, device: DeviceTraits) -> KernelLaunch:
         """One token a row (or none)."""
         channels = self._channels(_update_channels(self.dtype, self.width))
-        across = _blocks(self.channels, channels * _THREADS)
-        enough = device.multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
-        rows = next((n for n in _UPDATE_ROWS if across * _blocks(self.rows, n) >= enough), _UPDATE_ROWS[-1])
-        source = _update_source(self.dtype, self.width, self.activation, channels, rows)
-        return self._launch(source, (across, _blocks(self.rows, rows), 1), device)
+        blocks = _blocks(self.channels, channels * _UPDATE_THREADS) * self.rows
+        small = blocks < _SMALL_UPDATE_BLOCKS * device.multiprocessors
+        threads = _SMALL_UPDATE_THREADS if small else _UPDATE_THREADS
+        rows = 2 if blocks // (2 * device.multiprocessors) in _PAIRED_BLOCKS else 1
+        source = _update_source(self.dtype, self.width, self.activation, channels, rows, threads)
+        grid = (_blocks(self.channels, channels * threads), _blocks(self.rows, rows), 1)
+        return self._launch(source, grid, threads, device)
 
     def prefill(self, device: DeviceTraits) -> KernelLaunch:
         """Several tokens a row."""
         channels = self._channels(_vector_channels(self.dtype))
-        across = _blocks(self.channels, channels * _THREADS)
+        across = _blocks(self.channels, channels * _PREFILL_THREADS)
         enough = device.multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
         tokens = next(
             (n for n in _BLOCK_TOKENS if across * _blocks(self.time, n) * self.rows >= enough), _BLOCK_TOKENS[-1]
         )
         source = _prefill_source(self.dtype, self.width, self.activation, channels)
-        return self._launch(source, (across, _blocks(self.time, tokens), self.rows), device, tokens)
+        grid = (across, _blocks(self.time, tokens), self.rows)
+        return self._launch(source, grid, _PREFILL_THREADS, device, tokens)
 
     def _channels(self, wanted: int) -> int:
         """``wanted`` channels a thread, or 1 where a size or stride would break the alignment of its accesses."""
         strides = (*_row_and_token_stride(self.x, self.call), *_row_and_token_stride(self.y, self.call))
         vector = math.gcd(wanted, self.channels, *strides) == wanted
+        vector &= min(self.x.alignment, self.y.alignment) >= wanted * self.dtype.itemsize
         run = math.gcd(wanted * self.width, self.state.strides[0], self.state_out.strides[0]) == wanted * self.width
         return wanted if vector and run else 1
 
     def _launch(
-        self, source: KernelSource, grid: tuple[int, int, int], device: DeviceTraits, tokens: int = 1
+        self, source: KernelSource, grid: tuple[int, int, int], threads: int, device: DeviceTraits, tokens: int = 1
     ) -> KernelLaunch:
         if max(grid[1:]) > _LARGEST_GRID_YZ:
             raise UnsupportedError(
@@ -114,7 +121,7 @@ class _Convolution:
         params.rows.rows, params.rows.time = self.rows, self.time
         params.channels, params.block_tokens = self.channels, tokens
         overlap = device.capability >= _OVERLAP_SINCE
-        return KernelLaunch(source, grid, (_THREADS, 1, 1), params, _pointers(self.call), overlap=overlap)
+        return KernelLaunch(source, grid, (threads, 1, 1), params, _pointers(self.call), overlap=overlap)
 
 
 def _row_and_token_stride(layout: TensorLayout, call: OpCall) -> tuple[int, int]:
@@ -153,16 +160,14 @@ def _vector_channels(dtype: DType) -> int:
     return 8 // dtype.itemsize
 
 
-def _update_source(dtype: DType, width: int, activation: str, channels: int, rows: int) -> KernelSource:
-    return KernelSource(
-        UPDATE_FILE, "causal_conv1d_update", _defines(dtype, width, activation, CHANNELS=channels, ROWS=rows)
-    )
+def _update_source(dtype: DType, width: int, activation: str, channels: int, rows: int, threads: int) -> KernelSource:
+    more = {"CHANNELS": channels, "ROWS": rows, "THREADS": threads}
+    return KernelSource(UPDATE_FILE, "causal_conv1d_update", _defines(dtype, width, activation, **more))
 
 
 def _prefill_source(dtype: DType, width: int, activation: str, channels: int) -> KernelSource:
-    return KernelSource(
-        PREFILL_FILE, "causal_conv1d_prefill", _defines(dtype, width, activation, CHANNELS=channels, STEP=_STEP)
-    )
+    more = {"CHANNELS": channels, "STEP": _STEP, "THREADS": _PREFILL_THREADS}
+    return KernelSource(PREFILL_FILE, "causal_conv1d_prefill", _defines(dtype, width, activation, **more))
 
 
 def _defines(dtype: DType, width: int, activation: str, **more: int) -> tuple[tuple[str, str], ...]:
