@@ -75,21 +75,20 @@ struct Window {
     }
 };
 
-// Outputs of tokens begin..end-1; x and y point at token 0.
-__device__ __forceinline__ void slide_over(Window& window, const DATA_T* x, int64_t x_stride, DATA_T* y,
-                                           int64_t y_stride, int begin, int end) {
-    int token = begin;
-    for (; token + STEP <= end; token += STEP) {
-        Run<DATA_T, C> inputs[STEP];
+// Outputs of `count` tokens (STEP where FULL), the first of which x and y point at. All loads come before their uses.
+template <bool FULL>
+__device__ __forceinline__ void slide_step(Window& window, const DATA_T* x, int64_t x_stride, DATA_T* y,
+                                           int64_t y_stride, int count) {
+    Run<DATA_T, C> inputs[STEP];
 #pragma unroll
-        for (int i = 0; i < STEP; i++) inputs[i].load(x + (token + i) * x_stride);
-#pragma unroll
-        for (int i = 0; i < STEP; i++) window.slide(inputs[i]).store(y + (token + i) * y_stride);
+    for (int i = 0; i < STEP; i++) {
+        if (FULL || i < count) inputs[i].load(x);
+        x += x_stride;
     }
-    for (; token < end; token++) {
-        Run<DATA_T, C> input;
-        input.load(x + token * x_stride);
-        window.slide(input).store(y + token * y_stride);
+#pragma unroll
+    for (int i = 0; i < STEP; i++) {
+        if (FULL || i < count) window.slide(inputs[i]).store(y);
+        y += y_stride;
     }
 }
 
@@ -129,7 +128,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_conv1d_prefill(cons
             window.load_state(static_cast<const DATA_T*>(params.state) + view.slot * params.state_stride + channel * K);
         else
             window.load_tokens(x + begin * params.x_token_stride, params.x_token_stride);
-        slide_over(window, x, params.x_token_stride, y, params.y_token_stride, begin, end);
+        const int64_t x_stride = params.x_token_stride, y_stride = params.y_token_stride;
+        int token = begin;
+        for (; token + STEP <= end; token += STEP)
+            slide_step<true>(window, x + token * x_stride, x_stride, y + token * y_stride, y_stride, STEP);
+        if (token < end)
+            slide_step<false>(window, x + token * x_stride, x_stride, y + token * y_stride, y_stride, end - token);
     }
     if (begin == 0) write_state(params, view, x, channel);
 

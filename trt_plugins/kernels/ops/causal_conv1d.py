@@ -16,13 +16,13 @@ UPDATE_FILE = "causal_conv1d/shift_update.cu"
 PREFILL_FILE = "causal_conv1d/sliding_window.cu"
 _ACCESS_BYTES = 16
 _PREFILL_THREADS = 128
-_STEP = 8
+_STEP = 16
 _LARGEST_GRID_YZ = 65535
 _OVERLAP_SINCE = (9, 0)
-# Tokens of a block, largest first; a block reads KERNEL - 1 tokens before its own again.
-_BLOCK_TOKENS = (64, 32, 16, 8)
-# A launch with fewer blocks than this per multiprocessor leaves memory bandwidth unused.
-_BLOCKS_PER_MULTIPROCESSOR = 8
+# Tokens of a block. A block reads KERNEL - 1 tokens before its own again, which longer blocks do less often; they are
+# taken where enough of them are left to fill the GPU many times over.
+_LONG_BLOCK_TOKENS = 2 * _STEP
+_LONG_BLOCKS = 32  # per multiprocessor
 _UPDATE_THREADS = 128
 # Small updates take half the threads a block, and so more multiprocessors.
 _SMALL_UPDATE_THREADS = 64
@@ -90,10 +90,8 @@ class _Convolution:
         """Several tokens a row."""
         channels = self._channels(_vector_channels(self.dtype))
         across = _blocks(self.channels, channels * _PREFILL_THREADS)
-        enough = device.multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
-        tokens = next(
-            (n for n in _BLOCK_TOKENS if across * _blocks(self.time, n) * self.rows >= enough), _BLOCK_TOKENS[-1]
-        )
+        long_blocks = across * _blocks(self.time, _LONG_BLOCK_TOKENS) * self.rows
+        tokens = _LONG_BLOCK_TOKENS if long_blocks >= _LONG_BLOCKS * device.multiprocessors else _STEP
         source = _prefill_source(self.dtype, self.width, self.activation, channels)
         grid = (across, _blocks(self.time, tokens), self.rows)
         return self._launch(source, grid, _PREFILL_THREADS, device, tokens)
@@ -156,8 +154,8 @@ def _update_channels(dtype: DType, width: int) -> int:
 
 
 def _vector_channels(dtype: DType) -> int:
-    """Channels of one 8-byte access, which leaves registers for more warps than a 16-byte one would."""
-    return 8 // dtype.itemsize
+    """Channels of one 4-byte access: the registers that wider ones would take hold more tokens in flight instead."""
+    return max(1, 4 // dtype.itemsize)
 
 
 def _update_source(dtype: DType, width: int, activation: str, channels: int, rows: int, threads: int) -> KernelSource:
