@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["tests.support.artifacts", "tests.support.gpu", "tests.support.skip_reasons"]
+pytest_plugins = ["tests.support.artifacts", "tests.support.gpu", "tests.support.skip_reasons", "tests.support.threads"]

@@ -52,7 +52,9 @@ def check_call(
     dims = _bind_dims(spec, arguments, has_time)
     spec.check_dims(dims)
     types = _bind_types(spec, arguments, allow_float64)
-    return CheckedCall(dims, types, spec.complete_attributes(attributes), has_time)
+    complete = spec.complete_attributes(attributes)
+    spec.check_attribute_dims(dims, complete)
+    return CheckedCall(dims, types, complete, has_time)
 
 
 def _present(spec: OpSpec, arguments: Sequence[TensorType | None]) -> list[TensorType | None]:
@@ -106,11 +108,12 @@ def _bind_types(spec: OpSpec, arguments: Sequence[TensorType | None], allow_floa
     present = [(tensor, a.dtype) for tensor, a in zip(spec.inputs, arguments, strict=True) if a is not None]
     if allow_float64 and not any(dtype.is_floating and dtype is not DType.FLOAT64 for _, dtype in present):
         narrowed = [(tensor, DType.FLOAT32 if dtype is DType.FLOAT64 else dtype) for tensor, dtype in present]
-        return dict.fromkeys(_types_of(spec, narrowed), DType.FLOAT64)
-    return _types_of(spec, present)
+        return dict.fromkeys(bind_types(spec, narrowed), DType.FLOAT64)
+    return bind_types(spec, present)
 
 
-def _types_of(spec: OpSpec, present: Sequence[tuple[TensorSpec, DType]]) -> dict[str, DType]:
+def bind_types(spec: OpSpec, present: Sequence[tuple[TensorSpec, DType]]) -> dict[str, DType]:
+    """Type variable to type, for the first inputs of a call or all of them; UnsupportedError naming a wrong one."""
     bound: dict[str, DType] = {}
     for tensor, found in present:
         allowed = (tensor.dtype,) if isinstance(tensor.dtype, DType) else _allowed(spec, tensor.dtype, bound)

@@ -108,10 +108,20 @@ class DimLimit:
 
 
 @dataclass(frozen=True)
+class AttributeDim:
+    """A dim whose size an attribute decides: ``sizes`` pairs each value with a size or with the dim that it equals."""
+
+    dim: str
+    attribute: str
+    sizes: tuple[tuple[AttributeValue, int | str], ...]
+
+
+@dataclass(frozen=True)
 class OpSpec:
     """One operator of the domain ``trt_edgellm``.
 
     divides: pairs (divisor, dividend) of dims; the operator is defined only where the first divides the second.
+    attribute_dims: dims whose size follows from an attribute.
     kernel_limits: what the CUDA kernels support beyond that. The portable forms never refuse by them.
     """
 
@@ -122,6 +132,7 @@ class OpSpec:
     attributes: tuple[AttributeSpec, ...]
     type_variables: tuple[TypeVariable, ...]
     divides: tuple[tuple[str, str], ...] = ()
+    attribute_dims: tuple[AttributeDim, ...] = ()
     kernel_limits: tuple[DimLimit, ...] = ()
     domain: str = "trt_edgellm"
     version: int = 1
@@ -164,6 +175,17 @@ class OpSpec:
                 raise UnsupportedError(
                     f"{self.qualified_name}: expected {divisor} to divide {dividend}, "
                     f"found {divisor} {small} and {dividend} {large}; use a divisor of {large}"
+                )
+
+    def check_attribute_dims(self, dims: Mapping[str, int | None], attributes: Mapping[str, AttributeValue]) -> None:
+        """UnsupportedError unless the known sizes of ``dims`` are those that the complete ``attributes`` ask for."""
+        for rule in self.attribute_dims:
+            wanted = dict(rule.sizes)[attributes[rule.attribute]]
+            size, expected = dims.get(rule.dim), dims.get(wanted) if isinstance(wanted, str) else wanted
+            if size is not None and expected is not None and size != expected:
+                raise UnsupportedError(
+                    f"{self.qualified_name}: expected {rule.dim} {expected} with {rule.attribute} "
+                    f"{attributes[rule.attribute]!r}, found {size}; change the attribute or the tensor"
                 )
 
     def kernel_gaps(self, dims: Mapping[str, int | None]) -> tuple[str, ...]:

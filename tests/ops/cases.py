@@ -8,9 +8,9 @@ from typing import TypeVar
 import ml_dtypes
 import numpy as np
 
-from tests.ops.oracle import ConvCase, SsmCase
+from tests.ops.oracle import ConvCase, DeltaCase, SsmCase
 
-Case = TypeVar("Case", bound=ConvCase | SsmCase)
+Case = TypeVar("Case", bound=ConvCase | SsmCase | DeltaCase)
 
 NUMPY = {
     "float16": np.dtype(np.float16),
@@ -68,11 +68,44 @@ def ssm_case(
     )
 
 
+def delta_case(
+    lengths: tuple[int, ...],
+    time: int,
+    key_heads: int = 2,
+    value_heads: int = 6,
+    key_size: int = 7,
+    value_size: int = 5,
+    decay: str = "head",
+    adversarial: bool = False,
+    seed: int = 0,
+) -> DeltaCase:
+    """adversarial: keys that are nearly the same, written fully, and tokens that forget nearly everything among
+    tokens that forget nothing."""
+    rng = np.random.default_rng(seed)
+    batch = len(lengths)
+    keys = rng.standard_normal((batch, time, key_heads, key_size))
+    g = -rng.uniform(0.0, 0.3, (batch, time, value_heads, 1 if decay == "head" else key_size))
+    beta = rng.uniform(0.0, 1.0, (batch, time, value_heads))
+    if adversarial:
+        keys = rng.standard_normal((batch, 1, key_heads, key_size)) + 1e-3 * keys
+        g = np.where(rng.random(g.shape) < 0.05, -40.0, -1e-4)
+        beta = np.ones_like(beta)
+    return DeltaCase(
+        q=rng.standard_normal((batch, time, key_heads, key_size)),
+        k=keys,
+        v=rng.standard_normal((batch, time, value_heads, value_size)),
+        g=g,
+        beta=beta,
+        state=rng.standard_normal((batch, value_heads, key_size, value_size)),
+        context_lengths=np.array(lengths, dtype=np.int32),
+    )
+
+
 def poisoned(case: Case) -> Case:
     """The case with NaN in every padding token of every token-wise input."""
     changes = {}
     for field in fields(case):
-        if field.name in ("x", "B", "C", "dt"):
+        if field.name in ("x", "B", "C", "dt", "q", "k", "v", "g", "beta"):
             tokens = getattr(case, field.name).copy()
             for row, length in enumerate(case.context_lengths):
                 tokens[row, length:] = np.nan
@@ -80,9 +113,11 @@ def poisoned(case: Case) -> Case:
     return replace(case, **changes)
 
 
-def in_dtypes(case: ConvCase | SsmCase, data: str, state: str = "float32", side: str = "float32") -> dict[str, str]:
-    """Type of every floating point input: ``data`` for T, ``state`` for the SSM state, ``side`` for D and dt_bias."""
-    special = {"A": "float32", "D": side, "dt_bias": side, "state": state}
+def in_dtypes(
+    case: ConvCase | SsmCase | DeltaCase, data: str, state: str = "float32", side: str = "float32"
+) -> dict[str, str]:
+    """Type of every floating point input: ``data`` for T, ``state`` for the state, ``side`` for D and dt_bias."""
+    special = {"A": "float32", "g": "float32", "D": side, "dt_bias": side, "state": state}
     return {f.name: special.get(f.name, data) for f in fields(case) if f.name != "context_lengths"}
 
 

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from artifact.dtypes import DType
 from tests.ops.cases import in_dtypes
-from tests.ops.oracle import ConvCase, SsmCase
+from tests.ops.oracle import ConvCase, DeltaCase, SsmCase
 from trt_plugins.catalog import OPS
 from trt_plugins.functions import attach_functions
 from trt_plugins.spec import TensorSpec
@@ -62,13 +62,13 @@ def node_model(
     return model
 
 
-def wide_feeds(case: ConvCase | SsmCase) -> dict[str, np.ndarray]:
+def wide_feeds(case: ConvCase | SsmCase | DeltaCase) -> dict[str, np.ndarray]:
     """Feeds of a model with a wide interface."""
     arrays = {f.name: getattr(case, f.name) for f in fields(case) if getattr(case, f.name) is not None}
     lengths = arrays.pop("context_lengths")
     return {**{f"{name}_wide": a.astype(np.float32) for name, a in arrays.items()}, "context_lengths": lengths}
 
 
-def types_of(case: ConvCase | SsmCase, data: str, **special: str) -> dict[str, str]:
+def types_of(case: ConvCase | SsmCase | DeltaCase, data: str, **special: str) -> dict[str, str]:
     """``in_dtypes`` without the inputs that the case leaves out."""
     return {name: t for name, t in in_dtypes(case, data, **special).items() if getattr(case, name) is not None}

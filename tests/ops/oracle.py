@@ -39,6 +39,22 @@ class SsmCase:
         return [self.x, self.A, self.B, self.C, self.D, self.dt, self.dt_bias, self.state, self.context_lengths]
 
 
+@dataclass(frozen=True)
+class DeltaCase:
+    """Inputs of gated_delta_rule as float64 arrays; q is [batch, time, key_heads, key_size]."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    g: np.ndarray
+    beta: np.ndarray
+    state: np.ndarray
+    context_lengths: np.ndarray
+
+    def inputs(self) -> list[np.ndarray | None]:
+        return [self.q, self.k, self.v, self.g, self.beta, self.state, self.context_lengths]
+
+
 def conv_step_loop(case: ConvCase, activation: str) -> tuple[np.ndarray, np.ndarray]:
     """y and conv_state_out of a sliding window; padding gives zeros."""
     y, states = np.zeros_like(case.x), case.conv_state.copy()
@@ -65,6 +81,27 @@ def ssm_step_loop(
             states[b] = np.exp(case.A * step)[:, None, None] * states[b] + written
             y[b, t] = np.einsum("hpn,hn->hp", states[b], C) + case.D[:, None] * case.x[b, t]
     return y, states
+
+
+def delta_step_loop(
+    case: DeltaCase, use_qk_l2norm: int = 1, scale: float = 0.0, decay: str = "head"
+) -> tuple[np.ndarray, np.ndarray]:
+    """o and state_out of the recurrence of arXiv 2412.06464, equation 10; padding gives zeros.
+
+    ``decay`` is told by the last axis of g.
+    """
+    o, states = np.zeros_like(case.v), case.state.copy()
+    ratio, size = case.v.shape[2] // case.q.shape[2], case.q.shape[3]
+    for b, length in enumerate(case.context_lengths):
+        for t in range(length):
+            q, k = (np.repeat(tensor[b, t], ratio, axis=0) for tensor in (case.q, case.k))
+            if use_qk_l2norm:
+                q, k = (x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
+            states[b] *= np.exp(case.g[b, t])[:, :, None]
+            u = case.beta[b, t][:, None] * (case.v[b, t] - np.einsum("hn,hnm->hm", k, states[b]))
+            states[b] += k[:, :, None] * u[:, None, :]
+            o[b, t] = np.einsum("hn,hnm->hm", q * (scale or size**-0.5), states[b])
+    return o, states
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:

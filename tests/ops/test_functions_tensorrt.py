@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from tests.ops.cases import conv_case, ssm_case
+from tests.ops.cases import conv_case, delta_case, ssm_case
 from tests.ops.node_model import node_model, types_of
 
 trt = pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
@@ -52,3 +52,14 @@ def test_ssm_engine_builds(data: str, has_time: bool) -> None:
 def test_conv_engine_builds(data: str, bias: bool) -> None:
     types = types_of(conv_case((1,), 1, bias=bias), data)
     assert engine_bytes(node_model("causal_conv1d", types, CONV_SIZES, {"activation": "silu"})) > 0
+
+
+DELTA_SIZES = {"key_heads": 2, "value_heads": 4, "key_size": 32, "value_size": 16}
+
+
+@pytest.mark.parametrize("has_time", [True, False], ids=["prefill", "decode"])
+@pytest.mark.parametrize(("decay", "decay_size"), [("head", 1), ("key_channel", 32)])
+def test_gated_delta_rule_engine_builds(decay: str, decay_size: int, has_time: bool) -> None:
+    types = types_of(delta_case((1,), 1), "bfloat16")
+    sizes = {**DELTA_SIZES, "decay_size": decay_size}
+    assert engine_bytes(node_model("gated_delta_rule", types, sizes, {"decay": decay}, has_time)) > 0

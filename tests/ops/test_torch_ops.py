@@ -12,7 +12,7 @@ import torch
 from onnx import defs
 
 from artifact.errors import UnsupportedError
-from tests.ops.cases import conv_case, in_dtypes, ssm_case
+from tests.ops.cases import conv_case, delta_case, in_dtypes, ssm_case
 from tests.ops.torch_call import run_conv, run_ssm, tensors
 from tests.ops.traced import traced_layer
 from trt_plugins import torch_ops
@@ -32,6 +32,11 @@ def ssm_arguments(state: str = "float32") -> tuple:
     return (*tensors(case, in_dtypes(case, "float16", state=state)), *SSM_ATTRIBUTES)
 
 
+def delta_arguments(decay: str) -> tuple:
+    case = delta_case(lengths=(5, 2), time=5, decay=decay)
+    return (*tensors(case, in_dtypes(case, "bfloat16")), decay, 1, 0.0, 64)
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
@@ -39,8 +44,10 @@ def ssm_arguments(state: str = "float32") -> tuple:
         ("causal_conv1d", conv_arguments(bias=False)),
         ("update_ssm_state", ssm_arguments()),
         ("update_ssm_state", ssm_arguments(state="float16")),
+        ("gated_delta_rule", delta_arguments("head")),
+        ("gated_delta_rule", delta_arguments("key_channel")),
     ],
-    ids=["conv", "conv-no-bias", "ssm", "ssm-fp16-state"],
+    ids=["conv", "conv-no-bias", "ssm", "ssm-fp16-state", "delta", "delta-key-channel"],
 )
 def test_schema_and_fake_agree_with_the_eager_form(name: str, arguments: tuple) -> None:
     torch_ops.register()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tests.ops.oracle import ConvCase, SsmCase
+from tests.ops.oracle import ConvCase, DeltaCase, SsmCase
 from trt_plugins import torch_ops
 
 
-def tensors(case: ConvCase | SsmCase, dtypes: dict[str, str]) -> list[torch.Tensor | None]:
+def tensors(case: ConvCase | SsmCase | DeltaCase, dtypes: dict[str, str]) -> list[torch.Tensor | None]:
     """The case's inputs in declared order and in the given types."""
     names = [*dtypes, "context_lengths"]
     arrays = [getattr(case, name) for name in names]
@@ -34,6 +34,17 @@ def run_ssm(
     torch_ops.register()
     attributes = (dt_softplus, time_step_min, time_step_max, chunk_size)
     return torch.ops.trt_edgellm.update_ssm_state(*inputs, *attributes)
+
+
+def run_delta(
+    inputs: list[torch.Tensor | None],
+    decay: str = "head",
+    use_qk_l2norm: int = 1,
+    scale: float = 0.0,
+    chunk_size: int = 64,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    torch_ops.register()
+    return torch.ops.trt_edgellm.gated_delta_rule(*inputs, decay, use_qk_l2norm, scale, chunk_size)
 
 
 def as_float64(tensor: torch.Tensor) -> np.ndarray:

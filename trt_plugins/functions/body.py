@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ class Body:
         self.signature = signature
         self._nodes: list[onnx.NodeProto] = []
         self._known: dict[tuple, str] = {}
+        self._names = itertools.count()
 
     def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
         """Add a node of the standard domain, or find the same one; returns its output."""
@@ -83,6 +86,23 @@ class Body:
         """0..count-1, ``count`` an int64 tensor of one element."""
         return self.op("Range", self.constant(0), self.op("Squeeze", count), self.constant(1))
 
+    def scan(
+        self, step: Callable[[str, list[str]], tuple[str, str]], carried: str, slices: Sequence[str]
+    ) -> tuple[str, str]:
+        """``step`` over axis 0 of ``slices``: (carried, slices at i) to (next carried, result at i), all float32.
+
+        Returns the last carried value and the results, stacked on axis 0. ``step`` may use values from outside.
+        """
+        nodes, known = self._nodes, self._known
+        self._nodes, self._known = [], dict(known)
+        inner = [f"scan_{next(self._names)}" for _ in (carried, *slices)]
+        outputs = step(inner[0], inner[1:])
+        interface = [[_untyped(name) for name in names] for names in (inner, outputs)]
+        graph = helper.make_graph(self._nodes, "step", interface[0], interface[1])
+        self._nodes, self._known = nodes, known
+        last, results = self._add("Scan", (carried, *slices), 2, {"body": graph, "num_scan_inputs": len(slices)})
+        return last, results
+
     def function(self) -> onnx.FunctionProto:
         """The finished function; the defaults of its attributes are the values that it is specialised on."""
         spec = self.signature.spec
@@ -98,7 +118,12 @@ class Body:
         )
 
     def _add(self, op_type: str, inputs: tuple[str, ...], outputs: int, attributes: dict[str, Any]) -> list[str]:
-        stem = f"{op_type.lower()}_{len(self._nodes)}"
+        stem = f"{op_type.lower()}_{next(self._names)}"
         names = [stem] if outputs == 1 else [f"{stem}_{i}" for i in range(outputs)]
         self._nodes.append(helper.make_node(op_type, list(inputs), names, name=stem, **attributes))
         return names
+
+
+def _untyped(name: str) -> onnx.ValueInfoProto:
+    """A float32 value of any shape."""
+    return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
