@@ -11,7 +11,7 @@ from artifact.errors import ArtifactError
 from artifact.json_fields import Fields, load_json_object
 
 ENGINE_FILE = "engine.json"
-ENGINE_VERSION = 1
+ENGINE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,24 @@ class ProfileRecord:
 
     name: str
     shapes: dict[str, list[list[int]]]
+
+
+@dataclass(frozen=True)
+class PluginsRecord:
+    """The project's plugins in an engine; true where it has some.
+
+    namespace, version: where TensorRT looks them up. ops: operator -> number of its layers; where there are none,
+    reason says why. aliased: they update states in place (the outputs' ``aliases``), else states need two buffers.
+    """
+
+    namespace: str
+    version: str
+    ops: dict[str, int]
+    aliased: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return bool(self.ops)
 
 
 @dataclass(frozen=True)
@@ -33,7 +51,7 @@ class EngineRecord:
     library_version: str
     preset: str
     compute_capabilities: list[str]
-    plugins: bool
+    plugins: PluginsRecord
     max_batch_size: int
     max_seq_len: int
     profiles: list[ProfileRecord]
@@ -64,7 +82,7 @@ def read_engine_record(path: Path) -> EngineRecord:
         library_version=f.string("library_version"),
         preset=f.string("preset"),
         compute_capabilities=f.array("compute_capabilities"),
-        plugins=f.boolean("plugins"),
+        plugins=_plugins(f.fields("plugins")),
         max_batch_size=f.integer("max_batch_size", minimum=1),
         max_seq_len=f.integer("max_seq_len", minimum=1),
         profiles=list(f.map("profiles", lambda p: ProfileRecord(p.string("name"), p.object("shapes")))),
@@ -72,6 +90,18 @@ def read_engine_record(path: Path) -> EngineRecord:
         layers=f.object("layers"),
         model_sha256=f.string("model_sha256"),
         build_seconds=f.number("build_seconds"),
+    )
+    f.refuse_unknown()
+    return record
+
+
+def _plugins(f: Fields) -> PluginsRecord:
+    record = PluginsRecord(
+        namespace=f.string("namespace"),
+        version=f.string("version"),
+        ops=f.object("ops"),
+        aliased=f.boolean("aliased"),
+        reason=f.string("reason"),
     )
     f.refuse_unknown()
     return record

@@ -98,6 +98,7 @@ def _table(record: EngineRecord) -> Any:
         ("preset", record.preset),
         ("limits", f"batch {record.max_batch_size}, {record.max_seq_len} tokens"),
         ("profiles", ", ".join(profile.name for profile in record.profiles)),
+        ("plugins", ", ".join(f"{n} {op}" for op, n in record.plugins.ops.items()) or f"none: {record.plugins.reason}"),
         ("layers", str(sum(record.layers.values()))),
         ("time", seconds_text(record.build_seconds)),
     ):

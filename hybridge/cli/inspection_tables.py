@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from artifact.engine_record import PluginsRecord
 from hybridge.cli.text import bytes_text, count_text
 from hybridge.inspection import ArtifactInspection, CheckpointInspection, EngineInspection, Inspection
 
@@ -66,7 +67,7 @@ def _engine(e: EngineInspection) -> list[Any]:
         "library": f"{r.library} {r.library_version}",
         "targets": ", ".join(r.compute_capabilities),
         "preset": r.preset,
-        "plugins": "yes" if r.plugins else "no",
+        "plugins": _plugins(r.plugins),
         "limits": f"batch {r.max_batch_size}, {r.max_seq_len} tokens",
         "layers": _counts(dict(sorted(r.layers.items(), key=lambda item: -item[1]))),
         "fits model.onnx": matches,
@@ -85,6 +86,13 @@ def _engine(e: EngineInspection) -> list[Any]:
         for name, shapes in profile.shapes.items():
             profiles.add_row(profile.name, name, *(_shape(shape) for shape in shapes))
     return [_facts(f"engine {e.path}", facts), bindings, profiles]
+
+
+def _plugins(plugins: PluginsRecord) -> str:
+    if not plugins:
+        return f"none: {plugins.reason}"
+    states = "updated in place" if plugins.aliased else "in two buffers"
+    return f"{_counts(plugins.ops)} of {plugins.namespace} {plugins.version}, states {states}"
 
 
 def _facts(title: str, facts: Mapping[str, str]) -> Table:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from artifact.engine_record import EngineRecord, ProfileRecord, read_engine_record, write_engine_record
+from artifact.engine_record import (
+    EngineRecord,
+    PluginsRecord,
+    ProfileRecord,
+    read_engine_record,
+    write_engine_record,
+)
 from artifact.errors import ArtifactError
 
 RECORD = EngineRecord(
@@ -20,7 +26,7 @@ RECORD = EngineRecord(
     library_version="1.7.1.116",
     preset="jetson-orin",
     compute_capabilities=["8.7"],
-    plugins=False,
+    plugins=PluginsRecord("trt_edgellm", "1", {"causal_conv1d": 2}, True, ""),
     max_batch_size=3,
     max_seq_len=65,
     profiles=[ProfileRecord("decode", {"input_ids": [[1, 1], [2, 1], [3, 1]]})],
@@ -49,12 +55,14 @@ def test_every_field_is_needed_and_typed(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"engine_version": 2}, "engine_version 1, found 2: build it again"),
+        ({"engine_version": 3}, "engine_version 2, found 3: build it again"),
         ({"nbytes": -1}, "nbytes"),
         ({"max_seq_len": 0}, "max_seq_len"),
         ({"profiles": [{"name": "decode"}]}, "shapes"),
         ({"build_seconds": "long"}, "build_seconds"),
         ({"extra": 1}, "unknown field.*extra"),
+        ({"plugins": {**asdict(RECORD.plugins), "aliased": 1}}, "plugins.*aliased"),
+        ({"plugins": {**asdict(RECORD.plugins), "extra": 1}}, "unknown field.*extra"),
     ],
 )
 def test_malformed_records(tmp_path: Path, change: dict[str, Any], words: str) -> None:
@@ -62,6 +70,11 @@ def test_malformed_records(tmp_path: Path, change: dict[str, Any], words: str) -
     path.write_text(json.dumps({**asdict(RECORD), **change}))
     with pytest.raises(ArtifactError, match=words):
         read_engine_record(path)
+
+
+def test_an_engine_without_plugin_layers_has_none() -> None:
+    assert RECORD.plugins
+    assert not replace(RECORD.plugins, ops={}, reason="--plugins off")
 
 
 def test_missing_record(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_record_names_library_target_and_limits(built: tuple[Path, EngineRecord,
 
     record = built[1]
     assert (record.library, record.library_version) == ("tensorrt_rtx", tensorrt_rtx.__version__)
-    assert (record.preset, record.compute_capabilities, record.plugins) == ("rtx-ampere", ["8.6"], False)
+    assert (record.preset, record.compute_capabilities) == ("rtx-ampere", ["8.6"])
     assert (record.max_batch_size, record.max_seq_len) == (MAX_BATCH, 512)
     assert {p.name: p.shapes["input_ids"][2] for p in record.profiles} == {"prefill": [5, 512], "decode": [5, 1]}
 
@@ -84,6 +84,14 @@ def test_layers_are_native(built: tuple[Path, EngineRecord, Recorder]) -> None:
     counts = {name: layers.get(name, 0) for name in ("KV_CACHE_UPDATE", "ATTENTION_INPUT", "ROTARY_EMBEDDING")}
     assert counts == {"KV_CACHE_UPDATE": 2, "ATTENTION_INPUT": 1, "ROTARY_EMBEDDING": 2}
     assert not [name for name in layers if name.startswith("PLUGIN")]
+
+
+def test_sizes_without_kernels_fall_back_and_say_why(built: tuple[Path, EngineRecord, Recorder]) -> None:
+    artifact, record, _ = built
+    assert not record.plugins
+    reason = "node layers.1.ssm: the kernels of trt_edgellm::update_ssm_state support state_size from 8 to 256"
+    assert record.plugins.reason.startswith(reason)
+    assert f"no plugins: {reason}" in (engine_folder(artifact, "rtx-ampere") / "build.log").read_text(encoding="utf-8")
 
 
 def test_bindings_tell_states_and_aliases(built: tuple[Path, EngineRecord, Recorder]) -> None:
@@ -189,7 +197,7 @@ def test_a_foreign_folder_is_never_replaced(tmp_path: Path) -> None:
         (replace(AMPERE, preset="jetson-orin"), "jetson-orin.*full TensorRT"),
         (replace(AMPERE, preset="jetson-thor"), "jetson-thor.*full TensorRT"),
         (replace(AMPERE, max_seq_len=601), "--max-seq-len"),
-        (replace(AMPERE, plugins="on"), "not available yet"),
+        (replace(AMPERE, plugins="on"), r"--plugins on: node layers\.1\.ssm: the kernels .* found state_size 10; use"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_first(tmp_path: Path, options: BuildOptions, words: str) -> None:

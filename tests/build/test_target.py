@@ -78,7 +78,6 @@ def test_refusal(machine: Machine, options: dict[str, Any], error: type[Exceptio
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"plugins": "on"}, "not available yet"),
         ({"plugins": "maybe"}, "expected auto, on or off"),
         ({"library": "cuda"}, "expected auto, tensorrt or tensorrt_rtx"),
         ({"max_batch_size": 0}, "--max-batch: expected at least 1"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from artifact.config import read_config
-from artifact.engine_record import EngineRecord, ProfileRecord, write_engine_record
+from artifact.engine_record import EngineRecord, PluginsRecord, ProfileRecord, write_engine_record
 from artifact.manifest import record_file
 from artifact.safetensors_file import read_safetensors
 from hybridge.inspection.engine_inspector import run_inspector
@@ -96,7 +96,7 @@ def engine(artifact: Path, tmp_path: Path) -> Path:
         library_version="1.7",
         preset="rtx-ada",
         compute_capabilities=["8.9"],
-        plugins=False,
+        plugins=PluginsRecord("trt_edgellm", "1", {"update_ssm_state": 3}, True, ""),
         max_batch_size=2,
         max_seq_len=256,
         profiles=[ProfileRecord("decode", {"input_ids": [[1, 1], [1, 1], [2, 1]]})],

@@ -10,13 +10,14 @@ An engine lives inside the artifact, in a folder named after its target, and is 
 <target> is the preset's name; "sm86" or "<preset>-sm86" when --compute-capability replaces the preset's.
 A binding in engine.json has name, mode ("input" or "output"), dtype and shape ("batch" and "seq" are dynamic);
 a state input names in ``replaced_by`` the output that is its next value, and an output names in ``aliases`` the
-input whose memory it must share.
+input whose memory it must share. A state whose output has no ``aliases`` needs two buffers that swap roles.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
+from functools import partial
 from pathlib import Path
 
 from artifact.config import read_config
@@ -28,6 +29,7 @@ from trt_plugins.build.child import run_job
 from trt_plugins.build.job import BuildJob
 from trt_plugins.build.model import MODEL_FILE, ParserModel, parser_model
 from trt_plugins.build.options import BuildOptions
+from trt_plugins.build.plugin_choice import choose_plugins
 from trt_plugins.build.profiles import engine_limits, engine_profiles
 from trt_plugins.build.record import PLAN_FILE, engine_bindings, engine_record
 from trt_plugins.build.target import Target, choose_target, this_machine
@@ -58,14 +60,15 @@ def build_engine(
     profiles = engine_profiles(config, target.preset, limits)
     out = engine_folder(artifact, target.name)
     check_output(out, options.overwrite, marker=ENGINE_FILE)
-    model = parser_model(artifact, config, limits.max_seq_len)
+    choose = partial(choose_plugins, options.plugins, target=target, profiles=profiles)
+    model = parser_model(artifact, config, limits.max_seq_len, target.compute_capabilities, choose)
     try:
         with atomic_folder(out, options.overwrite, marker=ENGINE_FILE) as folder:
             job = _job(artifact, folder, out, target, options, profiles, model)
             result = run_job(job, model.serialized, folder / LOG_FILE, progress)
             bindings = engine_bindings(config, limits, result.summaries())
             seconds = time.perf_counter() - started
-            record = engine_record(target, limits, profiles, bindings, result, model.sha256, seconds)
+            record = engine_record(target, limits, profiles, bindings, result, model, seconds)
             write_engine_record(folder / ENGINE_FILE, record)
     finally:
         progress.finish()
@@ -102,4 +105,6 @@ def _job(
         engine=str(folder / PLAN_FILE),
         timing_cache=str(folder / TIMING_CACHE_FILE),
         old_timing_cache=str(previous / TIMING_CACHE_FILE),
+        plugin_nodes=model.plugins.nodes,
+        plugins_off=model.plugins.reason,
     )

@@ -13,7 +13,10 @@ from trt_plugins.build.build_progress import TOTAL, make_monitor
 from trt_plugins.build.job import BuildJob, BuildResult
 from trt_plugins.build.network import check_float32, layer_counts, parse_network, tensor_summaries
 from trt_plugins.build.plan_file import PlanFile, build_plan
+from trt_plugins.build.plugin_layers import check_plugin_layers, state_aliases
 from trt_plugins.build.tensorrt_library import TensorRTLibrary
+from trt_plugins.plugins import register_plugins
+from trt_plugins.plugins.errors import PluginErrors
 
 
 class BuildListener(Protocol):
@@ -29,27 +32,43 @@ class BuildListener(Protocol):
 def compile_engine(job: BuildJob, model: bytes, log: TextIO, listener: BuildListener) -> BuildResult:
     """Parse the serialized ``model``, build and write ``job``; TensorRT's messages go to ``log``.
 
-    EngineError: TensorRT cannot read or build the graph. OSError: a file cannot be read or written.
+    EngineError: TensorRT or a plugin cannot read or build the graph. OSError: a file cannot be read or written.
     """
     listener.stage("load TensorRT", None)
     library = TensorRTLibrary(job.library)
     logger = make_logger(library.trt, log)
     log.write(f"{library.name} {library.version}, compute capability {', '.join(job.compute_capabilities)}\n")
+    errors = _plugin_errors(library, job, log)
     builder = library.create_builder(logger)
     listener.stage("read the graph", None)
-    parsed = parse_network(library, builder, logger, model, job.model_path)
+    with errors.raised(any_thread=True):
+        parsed = parse_network(library, builder, logger, model, job.model_path)
     check_float32(parsed.network, job.fp32_values)
+    check_plugin_layers(parsed.network, job.plugin_nodes)
     config = _configured(library, builder, parsed.network, job, logger, listener.advance)
     timing_cache = library.load_timing_cache(config, Path(job.old_timing_cache) if job.old_timing_cache else None)
-    layers, tensors = layer_counts(parsed.network), tensor_summaries(parsed.network)
+    aliased = bool(job.plugin_nodes) and library.alias_plugin_states(config)
+    aliases = state_aliases(parsed.network, job.plugin_nodes) if aliased else {}
+    layers, tensors = layer_counts(parsed.network), tensor_summaries(parsed.network, aliases)
     listener.stage("build the engine", TOTAL)
     plan = PlanFile(Path(job.engine))
-    built = build_plan(library.trt, builder, parsed.network, config, plan)
-    plan.close()
-    if not built:
-        raise EngineError(f"{library.name} {library.version} cannot build the engine: {explain(logger.errors)}")
+    with errors.raised(any_thread=True):
+        built = build_plan(library.trt, builder, parsed.network, config, plan)
+        plan.close()
+        if not built:
+            raise EngineError(f"{library.name} {library.version} cannot build the engine: {explain(logger.errors)}")
     library.save_timing_cache(timing_cache, Path(job.timing_cache))
-    return BuildResult(library.version, plan.nbytes, plan.sha256, layers, [asdict(tensor) for tensor in tensors])
+    summaries = [asdict(tensor) for tensor in tensors]
+    return BuildResult(library.version, plan.nbytes, plan.sha256, layers, summaries, aliased)
+
+
+def _plugin_errors(library: TensorRTLibrary, job: BuildJob, log: TextIO) -> PluginErrors:
+    """Register the plugins where the job has some; returns where they keep their errors."""
+    if not job.plugin_nodes:
+        log.write(f"no plugins: {job.plugins_off}\n")
+        return PluginErrors()
+    log.write(f"plugins: {', '.join(dict.fromkeys(job.plugin_nodes.values()))}\n")
+    return register_plugins(library.trt).errors
 
 
 def _configured(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -13,6 +13,7 @@ class BuildJob:
     model_path: the model.onnx beside which the weights lie (the model that is parsed travels beside the job).
     fp32_values: values of the graph that must be float32 in the network.
     engine: the file to write; timing_cache: the file to write, seeded from old_timing_cache.
+    plugin_nodes: name to operator of the nodes that have to become plugins; where none does, plugins_off says why.
     """
 
     library: str
@@ -26,6 +27,8 @@ class BuildJob:
     engine: str
     timing_cache: str
     old_timing_cache: str | None
+    plugin_nodes: dict[str, str] = field(default_factory=dict)
+    plugins_off: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,17 @@ class TensorSummary:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """One built engine: its file, and what the parsed network held (layer type -> count)."""
+    """One built engine: its file, and what the parsed network held (layer type -> count).
+
+    plugins_aliased: the plugins update their states in place.
+    """
 
     library_version: str
     nbytes: int
     sha256: str
     layers: dict[str, int]
     tensors: list[dict[str, Any]]
+    plugins_aliased: bool = False
 
     def summaries(self) -> list[TensorSummary]:
         return [TensorSummary(**tensor) for tensor in self.tensors]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -16,26 +16,44 @@ from artifact.config import RuntimeConfig
 from artifact.dtypes import DType
 from artifact.errors import ArtifactError, EngineError
 from trt_plugins.build.attention import STANDARD_DOMAINS, support_attention
-from trt_plugins.catalog import OPS
-from trt_plugins.value_types import operator_nodes, value_types
+from trt_plugins.build.plugin_choice import PluginChoice
+from trt_plugins.catalog import DOMAIN, OPS
+from trt_plugins.plugins.fields import CAPABILITIES
+from trt_plugins.value_types import node_attributes, operator_nodes, value_types
 
 MODEL_FILE = "model.onnx"
 
 
 @dataclass(frozen=True)
 class ParserModel:
-    """What the parser is given. ``fp32_values``: names of values that must be float32 in the engine."""
+    """What the parser is given. ``fp32_values``: names of values that must be float32 in the engine.
+
+    sha256: of the file model.onnx. plugins: the nodes that have no body any more, because plugins run them.
+    """
 
     serialized: bytes
     fp32_values: tuple[str, ...]
     sha256: str
+    plugins: PluginChoice
 
 
-def parser_model(artifact: Path, config: RuntimeConfig, max_seq_len: int) -> ParserModel:
+def no_plugins(model: onnx.ModelProto) -> PluginChoice:
+    """The choice of native layers alone."""
+    return PluginChoice({}, "--plugins off")
+
+
+def parser_model(
+    artifact: Path,
+    config: RuntimeConfig,
+    max_seq_len: int,
+    capabilities: tuple[str, ...] = (),
+    choose: Callable[[onnx.ModelProto], PluginChoice] = no_plugins,
+) -> ParserModel:
     """Load ``artifact``/model.onnx with caches of ``max_seq_len`` positions, checked against ``config``.
 
+    choose: which nodes become plugins, which are told the ``capabilities`` that they are built for.
     ArtifactError: the graph or its weights are missing, damaged or contradict config.json.
-    EngineError: an operator has no body that native layers could run.
+    EngineError: an operator has no body that native layers could run. What ``choose`` raises.
     """
     path = artifact / MODEL_FILE
     model, digest = _load(path)
@@ -44,7 +62,26 @@ def parser_model(artifact: Path, config: RuntimeConfig, max_seq_len: int) -> Par
     check_bodies(model)
     fix_axes(model, {MAX_SEQ: max_seq_len})
     support_attention(model)
-    return ParserModel(model.SerializeToString(), float32_values(model), digest)
+    fp32_values, choice = float32_values(model), choose(model)
+    use_plugins(model, choice, capabilities)
+    return ParserModel(model.SerializeToString(), fp32_values, digest, choice)
+
+
+def use_plugins(model: onnx.ModelProto, choice: PluginChoice, capabilities: tuple[str, ...]) -> None:
+    """Drop, in place, the bodies of the chosen nodes: the parser takes a body before it looks for a plugin.
+
+    Each node gets all its attributes (the parser warns of absent ones), and the compute capabilities as one more, for
+    the plugin's workspace.
+    """
+    kept = [f for f in model.functions if f.domain != DOMAIN or f.name not in choice.nodes.values()]
+    del model.functions[:]
+    model.functions.extend(kept)
+    for node in operator_nodes(model):
+        if node.name in choice.nodes:
+            attributes = OPS[node.op_type].complete_attributes(node_attributes(node))
+            del node.attribute[:]
+            for name, value in {**attributes, CAPABILITIES: ",".join(capabilities)}.items():
+                node.attribute.append(onnx.helper.make_attribute(name, value))
 
 
 def fix_axes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:

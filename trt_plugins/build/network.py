@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from artifact.errors import EngineError
 from trt_plugins.build.build_log import explain
 from trt_plugins.build.job import TensorSummary
 from trt_plugins.build.tensorrt_library import TensorRTLibrary
+from trt_plugins.plugins.data_types import dtype_from_trt
 
 FLOAT32 = "float32"
-# trt.DataType -> artifact.dtypes.DType, by name.
-_DTYPES = {
-    "FLOAT": FLOAT32,
-    "HALF": "float16",
-    "BF16": "bfloat16",
-    "INT64": "int64",
-    "INT32": "int32",
-    "INT8": "int8",
-    "UINT8": "uint8",
-    "BOOL": "bool",
-}
 
 
 def parse_network(library: TensorRTLibrary, builder: Any, logger: Any, model: bytes, model_path: str) -> Any:
@@ -58,15 +48,18 @@ def layer_counts(network: Any) -> dict[str, int]:
     return dict(Counter(layer.type.name for layer in layers_of(network)).most_common())
 
 
-def tensor_summaries(network: Any) -> list[TensorSummary]:
-    """The inputs and outputs in order; an output of KV_CACHE_UPDATE shares the memory of the cache it updates."""
+def tensor_summaries(network: Any, plugin_aliases: Mapping[str, str]) -> list[TensorSummary]:
+    """The inputs and outputs in order; an output of KV_CACHE_UPDATE shares the memory of the cache it updates.
+
+    plugin_aliases: output to input of the states that plugins update in place.
+    """
     inputs = [network.get_input(index) for index in range(network.num_inputs)]
     outputs = [network.get_output(index) for index in range(network.num_outputs)]
     aliases = {
         layer.get_output(0).name: layer.get_input(0).name
         for layer in layers_of(network)
         if layer.type.name == "KV_CACHE_UPDATE" and layer.get_input(0).is_network_input
-    }
+    } | dict(plugin_aliases)
     return [
         *(TensorSummary(tensor.name, "input", dtype_name(tensor), None) for tensor in inputs),
         *(TensorSummary(tensor.name, "output", dtype_name(tensor), aliases.get(tensor.name)) for tensor in outputs),
@@ -93,7 +86,8 @@ def check_float32(network: Any, names: Iterable[str]) -> None:
 
 def dtype_name(tensor: Any) -> str:
     """The type of a tensor as artifact.dtypes.DType spells it."""
-    return _DTYPES.get(tensor.dtype.name, tensor.dtype.name.lower())
+    dtype = dtype_from_trt(tensor.dtype)
+    return dtype.value if dtype is not None else tensor.dtype.name.lower()
 
 
 def _described(error: Any) -> str:

@@ -19,7 +19,8 @@ class BuildOptions:
         ``compute_capabilities``, else that of this machine's GPU, else "generic".
     compute_capabilities: targets such as ("8.6",) that replace the preset's.
     max_batch_size, max_seq_len: replace the preset's; at most what the artifact was exported with.
-    plugins: "auto" and "off" build from native layers alone.
+    plugins: "on" makes a plugin of every operator of the domain trt_edgellm, "off" builds from native layers
+        alone, "auto" is "on" where plugins support the target and the sizes, else "off".
     library: "tensorrt", "tensorrt_rtx", or "auto": full TensorRT where it is installed and targets exactly
         this machine's GPU, else TensorRT-RTX.
     workspace_mib: limit of TensorRT's scratch memory in MiB.
@@ -39,8 +40,6 @@ class BuildOptions:
 
     def check(self) -> BuildOptions:
         """Return self, or raise UnsupportedError naming the option that cannot be honoured."""
-        if self.plugins == "on":
-            raise UnsupportedError("--plugins on is not available yet: use --plugins auto or off")
         if self.plugins not in PLUGIN_MODES:
             raise UnsupportedError(f"--plugins: expected auto, on or off, found {self.plugins}")
         if self.library not in ("auto", *LIBRARIES):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from artifact.bindings import MAX_SEQ
 from artifact.config import RuntimeConfig
-from artifact.engine_record import EngineRecord, ProfileRecord
+from artifact.engine_record import EngineRecord, PluginsRecord, ProfileRecord
 from artifact.errors import EngineError
 from trt_plugins.build.job import BuildResult, TensorSummary
+from trt_plugins.build.model import ParserModel
+from trt_plugins.build.plugin_choice import PluginChoice
 from trt_plugins.build.profiles import Limits
 from trt_plugins.build.target import Target
+from trt_plugins.catalog import DOMAIN, OPS
 
 PLAN_FILE = "model.engine"
 
@@ -40,7 +44,7 @@ def engine_record(
     profiles: list[ProfileRecord],
     bindings: list[dict[str, Any]],
     result: BuildResult,
-    model_sha256: str,
+    model: ParserModel,
     seconds: float,
 ) -> EngineRecord:
     """What engine.json holds about the engine that ``result`` describes; ``seconds`` is the wall time of the build."""
@@ -52,12 +56,18 @@ def engine_record(
         library_version=result.library_version,
         preset=target.preset.name,
         compute_capabilities=list(target.compute_capabilities),
-        plugins=False,
+        plugins=plugins_record(model.plugins, result.plugins_aliased),
         max_batch_size=limits.max_batch_size,
         max_seq_len=limits.max_seq_len,
         profiles=profiles,
         bindings=bindings,
         layers=result.layers,
-        model_sha256=model_sha256,
+        model_sha256=model.sha256,
         build_seconds=round(seconds, 3),
     )
+
+
+def plugins_record(choice: PluginChoice, aliased: bool) -> PluginsRecord:
+    """What engine.json says about plugins; ``aliased``: TensorRT lets them update states in place."""
+    version = str(max(spec.version for spec in OPS.values()))
+    return PluginsRecord(DOMAIN, version, dict(Counter(choice.nodes.values())), aliased, choice.reason)

@@ -10,6 +10,7 @@ from typing import Any
 from artifact.errors import EngineError
 from trt_plugins.build.capability import sm_name
 from trt_plugins.build.target import TENSORRT_RTX
+from trt_plugins.plugins.aliasing import aliasing_feature
 
 
 class TensorRTLibrary:
@@ -55,6 +56,14 @@ class TensorRTLibrary:
                 config.set_compute_capability(self._compute_capability(capability), index)
         elif hardware_compatible:
             config.hardware_compatibility_level = self.trt.HardwareCompatibilityLevel.AMPERE_PLUS
+
+    def alias_plugin_states(self, config: Any) -> bool:
+        """Let plugins update states in place; False where this version cannot (TensorRT before 10.3)."""
+        feature = aliasing_feature(self.trt)
+        if feature is None:
+            return False
+        config.set_preview_feature(feature, True)
+        return True
 
     def load_timing_cache(self, config: Any, path: Path | None) -> Any:
         """Reuse the kernel times in ``path``; TensorRT-RTX measures none when it builds, so it has no cache.

@@ -1,0 +1,101 @@
+"""Whether an engine gets the project's plugins, and why not."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx
+
+from artifact.bindings import BATCH
+from artifact.engine_record import ProfileRecord
+from artifact.errors import ExportError, UnsupportedError
+from trt_plugins.build.target import TENSORRT, Target
+from trt_plugins.catalog import spec_of
+from trt_plugins.checks import CheckedNode, check_op_nodes
+from trt_plugins.kernels.catalog import operators, plan
+from trt_plugins.plugins.calls import CallRange, Planner, largest_workspace
+
+TIME = "time"
+_KERNEL_PACKAGE = "cuda.bindings"
+
+
+@dataclass(frozen=True)
+class PluginChoice:
+    """``nodes``: name to operator of the nodes that become plugins; empty where none does, for ``reason``."""
+
+    nodes: dict[str, str]
+    reason: str = ""
+
+
+def choose_plugins(
+    mode: str, model: onnx.ModelProto, target: Target, profiles: list[ProfileRecord], planner: Planner = plan
+) -> PluginChoice:
+    """Plugins for every operator node of ``model``, or for none.
+
+    mode: "off"; "on": UnsupportedError naming node and reason where one of them cannot be a plugin; "auto": none then.
+    """
+    if mode == "off":
+        return PluginChoice({}, "--plugins off")
+    try:
+        nodes = check_op_nodes(model)
+        gap = next(plugin_gaps(nodes, target, profiles, planner), None)
+    except ExportError as error:
+        nodes, gap = (), str(error)
+    if not nodes and gap is None:
+        return PluginChoice({}, "the graph has none of their operators")
+    if gap is None:
+        return PluginChoice({node.name: node.op for node in nodes})
+    if mode == "on":
+        raise UnsupportedError(f"--plugins on: {gap}; use --plugins auto or off")
+    return PluginChoice({}, gap)
+
+
+def plugin_gaps(
+    nodes: tuple[CheckedNode, ...], target: Target, profiles: list[ProfileRecord], planner: Planner = plan
+) -> Iterator[str]:
+    """Why ``nodes`` cannot be plugins on ``target``: one sentence for each node, the first reason of each."""
+    if target.library == TENSORRT and not _has_kernel_package():
+        yield f"the plugins need the Python module {_KERNEL_PACKAGE}, found none: install the extra 'cuda'"
+    names = [node.name for node in nodes]
+    if len(set(names)) != len(names):
+        yield "expected a name of its own for every operator node, found one twice"
+    for node in nodes:
+        reason = _gap(node, target, profiles, planner)
+        if reason is not None:
+            yield f"node {node.name}: {reason}"
+
+
+def _gap(node: CheckedNode, target: Target, profiles: list[ProfileRecord], planner: Planner) -> str | None:
+    if node.op not in operators():
+        return f"expected an operator with CUDA kernels among {', '.join(operators())}, found {node.op}"
+    gaps = node.kernel_gaps()
+    if gaps:
+        return "; ".join(gaps)
+    try:
+        for profile in profiles:
+            largest_workspace(node_calls(node, profile), target.compute_capabilities, planner)
+    except UnsupportedError as error:
+        return str(error)
+    return None
+
+
+def node_calls(node: CheckedNode, profile: ProfileRecord) -> CallRange:
+    """The calls of ``node`` in one profile; UnsupportedError where a size beside rows and tokens is unknown."""
+    (least_rows, least_tokens), _, (most_rows, most_tokens) = profile.shapes["input_ids"]
+    known = {BATCH: (least_rows, most_rows), TIME: (least_tokens, most_tokens)}
+    dims = []
+    for name, size in node.call.dims.items():
+        if name not in known and size is None:
+            raise UnsupportedError(f"expected a constant {name}, found a symbolic size; export the checkpoint again")
+        dims.append((name, known.get(name, (size or 1, size or 1))))
+    attributes, types = tuple(node.call.attributes.items()), tuple(node.call.types.items())
+    return CallRange(spec_of(node.op), attributes, types, tuple(dims), node.call.has_time)
+
+
+def _has_kernel_package() -> bool:
+    try:
+        return importlib.util.find_spec(_KERNEL_PACKAGE) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,62 @@
+"""Operator calls as TensorRT makes them: dense and contiguous, of every size that a profile admits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from artifact.dtypes import DType
+from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
+from trt_plugins.kernels.layout import TensorLayout
+from trt_plugins.plugins.targets import capability_from_text, traits_from_capability
+from trt_plugins.spec import AttributeValue, OpSpec, TensorSpec
+
+Planner = Callable[[OpCall, DeviceTraits], CallPlan]
+
+
+@dataclass(frozen=True)
+class CallRange:
+    """The calls of one node: ``dims`` gives the least and most of each symbolic dim, ``types`` the type variables."""
+
+    spec: OpSpec
+    attributes: tuple[tuple[str, AttributeValue], ...]
+    types: tuple[tuple[str, DType], ...]
+    dims: tuple[tuple[str, tuple[int, int]], ...]
+    has_time: bool
+
+    def calls(self) -> Iterator[OpCall]:
+        """Calls of every combination of sizes: each dim's least, most, and the powers of two between."""
+        names = [name for name, _ in self.dims]
+        for sizes in itertools.product(*(_steps(*bounds) for _, bounds in self.dims)):
+            yield self.call(dict(zip(names, sizes, strict=True)))
+
+    def call(self, dims: Mapping[str, int]) -> OpCall:
+        """The call of these sizes."""
+        types = dict(self.types)
+
+        def layout(tensor: TensorSpec) -> TensorLayout:
+            dtype = tensor.dtype if isinstance(tensor.dtype, DType) else types[tensor.dtype]
+            shape = tuple(dim if isinstance(dim, int) else dims[dim] for dim in tensor.dims_for(self.has_time))
+            return TensorLayout.contiguous(dtype, shape)
+
+        inputs, outputs = (tuple(map(layout, tensors)) for tensors in (self.spec.inputs, self.spec.outputs))
+        return OpCall(self.spec, inputs, outputs, dict(self.attributes))
+
+
+@lru_cache(maxsize=256)
+def largest_workspace(calls: CallRange, capabilities: tuple[str, ...], planner: Planner) -> int:
+    """Most bytes of workspace that any of ``calls`` needs on a GPU of ``capabilities``.
+
+    The largest call need not have the largest workspace: a planner may split small ones to fill the GPU.
+    UnsupportedError where the kernels cannot run one of them.
+    """
+    devices = [traits for text in capabilities for traits in traits_from_capability(capability_from_text(text))]
+    plans = (planner(call, device) for call in calls.calls() for device in devices)
+    return max((plan.workspace_bytes for plan in plans), default=0)
+
+
+def _steps(least: int, most: int) -> list[int]:
+    powers = (1 << exponent for exponent in range(most.bit_length()))
+    return sorted({least, most, *(power for power in powers if least < power < most)})

@@ -1,0 +1,56 @@
+"""What all plugin objects of one layer share: TensorRT clones a plugin many times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trt_plugins.plugins.fields import CAPABILITIES, LAYER, WORKSPACE, WORKSPACE_UNIT, FieldValues
+from trt_plugins.spec import AttributeValue, OpSpec
+
+STATE_OUTPUT_SUFFIX = "_out"
+
+
+@dataclass
+class Workspace:
+    """Bytes of workspace that TensorRT has been asked for; grows while the engine is built."""
+
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class PluginLayer:
+    """One node of an operator: its name, its attributes, and the compute capabilities that it is built for."""
+
+    spec: OpSpec
+    name: str
+    attributes: Mapping[str, AttributeValue]
+    capabilities: tuple[str, ...] = ()
+    workspace: Workspace = field(default_factory=Workspace)
+
+    def field_values(self) -> dict[str, AttributeValue]:
+        """What a serialized plugin carries, so that ``layer_from_fields`` makes this layer again."""
+        return {
+            **self.attributes,
+            CAPABILITIES: ",".join(self.capabilities),
+            LAYER: self.name,
+            WORKSPACE: -(-self.workspace.nbytes // WORKSPACE_UNIT),
+        }
+
+
+def layer_from_fields(spec: OpSpec, name: str, values: FieldValues) -> PluginLayer:
+    """The layer of a plugin's fields; ``name`` is what TensorRT calls it, unless the fields know better."""
+    extras = values.extras
+    capabilities = tuple(part for part in str(extras.get(CAPABILITIES, "")).split(",") if part)
+    workspace = Workspace(int(extras.get(WORKSPACE, 0)) * WORKSPACE_UNIT)
+    return PluginLayer(spec, str(extras.get(LAYER, "")) or name, values.attributes, capabilities, workspace)
+
+
+def state_inputs(spec: OpSpec) -> dict[int, int]:
+    """Output index to the input index of the state that it replaces: ``state_out`` replaces ``state``."""
+    names = [tensor.name for tensor in spec.inputs]
+    return {
+        index: names.index(output.name.removesuffix(STATE_OUTPUT_SUFFIX))
+        for index, output in enumerate(spec.outputs)
+        if output.name.endswith(STATE_OUTPUT_SUFFIX)
+    }

@@ -1,0 +1,120 @@
+"""One operator as a plugin, without TensorRT's classes: types, shapes, workspace, and the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from artifact.dtypes import DType
+from artifact.errors import EngineError, UnsupportedError
+from trt_plugins.call_check import TensorType, bind_types, check_call
+from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
+from trt_plugins.kernels.launcher import BoundPlan
+from trt_plugins.kernels.layout import TensorLayout
+from trt_plugins.plugins.calls import CallRange, Planner, largest_workspace
+from trt_plugins.plugins.layer import PluginLayer
+
+# Shapes whose launches a plugin keeps ready; an engine alternates between few (a prompt's chunks, decode).
+READY_SHAPES = 16
+
+
+class PluginDevice(Protocol):
+    """The part of ``KernelDevice`` that a plugin uses."""
+
+    @property
+    def traits(self) -> DeviceTraits: ...
+
+    def bind(self, plan: CallPlan) -> BoundPlan: ...
+
+
+class OpPlugin:
+    """The plugin of one layer in one execution context. Its launches belong to it: clones make their own."""
+
+    def __init__(self, layer: PluginLayer, planner: Planner, device: Callable[[], PluginDevice]) -> None:
+        self.layer = layer
+        self._planner, self._device = planner, device
+        self._ready: dict[tuple[tuple[int, ...], ...], BoundPlan] = {}
+        self.bound: BoundPlan | None = None
+        self.shapes: tuple[tuple[int, ...], ...] = ()
+
+    def clone(self) -> OpPlugin:
+        """A plugin of the same layer for another context."""
+        return OpPlugin(self.layer, self._planner, self._device)
+
+    def output_dtypes(self, inputs: Sequence[DType | None]) -> list[DType]:
+        """Types of the outputs; UnsupportedError where the inputs' are not those of the operator."""
+        self._bind_types(inputs)
+        spec = self.layer.spec
+        found = [inputs[spec.output_source(output)] for output in spec.outputs]
+        return [dtype for dtype in found if dtype is not None]
+
+    def supports(self, position: int, dtypes: Sequence[DType | None]) -> bool:
+        """Whether tensor ``position`` (inputs, then outputs) may have its type, given the tensors before it."""
+        spec = self.layer.spec
+        count = len(spec.inputs)
+        if position >= count:
+            return dtypes[position] is dtypes[spec.output_source(spec.outputs[position - count])]
+        try:
+            self._bind_types(dtypes[: position + 1])
+        except UnsupportedError:
+            return False
+        return True
+
+    def call_range(
+        self, dtypes: Sequence[DType | None], least: Sequence[Sequence[int]], most: Sequence[Sequence[int]]
+    ) -> CallRange:
+        """The calls whose inputs have shapes from ``least`` to ``most``.
+
+        UnsupportedError where inputs contradict the operator's declaration or one another.
+        """
+        spec, attributes = self.layer.spec, self.layer.attributes
+        checked = [
+            check_call(spec, [TensorType(_known(d), tuple(s)) for d, s in zip(dtypes, side, strict=True)], attributes)
+            for side in (least, most)
+        ]
+        bounds = {name: (size or 1, checked[1].dims[name] or 1) for name, size in checked[0].dims.items()}
+        types, kept = tuple(checked[0].types.items()), tuple(attributes.items())
+        return CallRange(spec, kept, types, tuple(bounds.items()), checked[0].has_time)
+
+    def workspace_bytes(self, calls: CallRange) -> int:
+        """Bytes that every call of ``calls`` can do with, on any GPU that the engine is built for."""
+        nbytes = largest_workspace(calls, self.layer.capabilities, self._planner)
+        self.layer.workspace.nbytes = max(self.layer.workspace.nbytes, nbytes)
+        return nbytes
+
+    def prepare(self, inputs: Sequence[TensorLayout], outputs: Sequence[TensorLayout]) -> None:
+        """Choose, load and pack the launches of these shapes; ``launch`` then uses them.
+
+        UnsupportedError: no kernel runs them. EngineError: the plan needs more workspace than the engine has.
+        """
+        self.shapes = tuple(layout.shape for layout in inputs)
+        self.bound = self._ready.get(self.shapes)
+        if self.bound is not None:
+            return
+        spec = self.layer.spec
+        check_call(spec, [TensorType(layout.dtype, layout.shape) for layout in inputs], self.layer.attributes)
+        device = self._device()
+        plan = self._planner(OpCall(spec, tuple(inputs), tuple(outputs), self.layer.attributes), device.traits)
+        if plan.workspace_bytes > self.layer.workspace.nbytes:
+            raise EngineError(
+                f"expected a workspace of at most {self.layer.workspace.nbytes} bytes, for which the engine was built, "
+                f"found a need of {plan.workspace_bytes}: build the engine on this device"
+            )
+        if len(self._ready) >= READY_SHAPES:
+            del self._ready[next(iter(self._ready))]
+        self.bound = self._ready[self.shapes] = device.bind(plan)
+
+    def shapes_text(self) -> str:
+        """The shapes of the last ``prepare``, by input name."""
+        named = zip(self.layer.spec.inputs, self.shapes, strict=False)
+        return ", ".join(f"{tensor.name} {list(shape)}" for tensor, shape in named)
+
+    def _bind_types(self, dtypes: Sequence[DType | None]) -> None:
+        spec = self.layer.spec
+        bind_types(spec, [(tensor, _known(dtype)) for tensor, dtype in zip(spec.inputs, dtypes, strict=False)])
+
+
+def _known(dtype: DType | None) -> DType:
+    if dtype is None:
+        raise UnsupportedError("expected a tensor type that artifacts have, found another; export the checkpoint again")
+    return dtype
