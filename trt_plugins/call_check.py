@@ -114,7 +114,6 @@ def _bind_types(spec: OpSpec, arguments: Sequence[TensorType | None], allow_floa
 
 def bind_types(spec: OpSpec, present: Sequence[tuple[TensorSpec, DType]]) -> dict[str, DType]:
     """Type variable to type, for the first inputs of a call or all of them; UnsupportedError naming a wrong one."""
-    """Type variable to type, for the first inputs of a call or all of them; UnsupportedError naming a wrong one."""
     bound: dict[str, DType] = {}
     for tensor, found in present:
         allowed = (tensor.dtype,) if isinstance(tensor.dtype, DType) else _allowed(spec, tensor.dtype, bound)
