@@ -199,7 +199,7 @@ class GraphMaker:
             new = self.op("Cast", "context_lengths", to=TensorProto.INT64)
             last = self.op("Max", self.op("Sub", new, self.const(1)), self.const(0))
             index = self.op("Unsqueeze", last, self.const([1]))
-            x = self.op("Squeeze", self.op("GatherND", x, index, batch_dims=1))
+            x = self.op("GatherND", x, index, batch_dims=1)
         else:
             index = ""
         if index:

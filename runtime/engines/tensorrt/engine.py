@@ -1,0 +1,220 @@
+"""The TensorRT engine: a built engine of an artifact on this machine's GPU."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from artifact.bindings import Binding
+from artifact.config import RuntimeConfig, read_config
+from artifact.errors import EngineError, RequestError
+from runtime.engines.base import Engine, StateSet, StepInputs
+from runtime.engines.tensorrt.binding_plan import DECODE, PREFILL, BindingPlan, binding_plan
+from runtime.engines.tensorrt.bound_context import BoundContext
+from runtime.engines.tensorrt.cuda_memory import CudaMemory
+from runtime.engines.tensorrt.decode_step import DecodeStep
+from runtime.engines.tensorrt.engine_tensors import engine_tensors
+from runtime.engines.tensorrt.library import RuntimeLibrary, has_plugins
+from runtime.engines.tensorrt.memory import Allocation, DeviceMemory, aligned
+from runtime.engines.tensorrt.pending_step import PendingStep
+from runtime.engines.tensorrt.plan_check import load_plan
+from runtime.engines.tensorrt.selection import BuiltEngine, find_engine
+from runtime.engines.tensorrt.state_memory import StateMemory, StatePool
+from runtime.engines.tensorrt.states import DeviceStateSet, too_long
+from runtime.engines.tensorrt.step_check import check_step
+from runtime.engines.tensorrt.step_io import LogitsStage, TokenStage
+
+
+class TensorRTEngine(Engine):
+    """Runs an engine that ``hybridge build-engine`` made of the artifact, in the types of the artifact.
+
+    All work goes to one stream. A step of several tokens per row runs in the context of the prefill profile, which
+    is bound anew to the states of each set; a step of one token runs in a ``DecodeStep`` of its state memory.
+    """
+
+    name: ClassVar[str] = "tensorrt"
+
+    def __init__(
+        self, config: RuntimeConfig, built: BuiltEngine, memory: DeviceMemory, library: RuntimeLibrary
+    ) -> None:
+        """Load the engine ``built`` with ``library`` onto the GPU of ``memory``; both then belong to this engine.
+
+        EngineError: the file is damaged, refused or not what its record says, or there is too little memory.
+        """
+        self.config, self.built = config, built
+        self._memory, self._library = memory, library
+        self._pending: PendingStep | None = None
+        self._closed = False
+        self._decode_steps: dict[tuple[StateMemory, int], DecodeStep] = {}
+        self._sets: weakref.WeakSet[DeviceStateSet] = weakref.WeakSet()
+        # Closed in the reverse order: contexts before the engine, the engine before the runtime.
+        self._resources = ExitStack()
+        self._resources.callback(memory.close)
+        self._resources.callback(library.close)
+        try:
+            self._engine: Any = load_plan(library, built)
+            self._resources.callback(self._drop_engine)
+            self._plan: BindingPlan = binding_plan(config, built.record, engine_tensors(library.trt, self._engine))
+            self._allocate()
+        except BaseException:
+            self._resources.close()
+            raise
+
+    @classmethod
+    def from_folder(cls, folder: Path, engine_folder: str | Path | None = None) -> TensorRTEngine:
+        """The engine of the artifact ``folder`` that fits this machine, or the one in ``engine_folder`` (a folder, or
+        the name of one in ``folder``/engines).
+
+        EngineError: no GPU, no library, no engine that fits, or as for a new engine. ArtifactError: no artifact.
+        """
+        config = read_config(folder)
+        built = find_engine(folder, engine_folder)
+        memory = CudaMemory()
+        try:
+            library = RuntimeLibrary(built.record.library, plugins=has_plugins(built.record.layers))
+        except BaseException:
+            memory.close()
+            raise
+        return cls(config, built, memory, library)
+
+    def _allocate(self) -> None:
+        memory, plan, owns = self._memory, self._plan, self._resources.callback
+        nbytes = aligned(max(1, self._engine.device_memory_size_v2))
+        self._scratch: Allocation = memory.allocate(nbytes, "activations")
+        owns(self._scratch.free)
+        self._tokens = TokenStage(memory, plan)
+        owns(self._tokens.free)
+        self._decode_logits, self._prefill_logits = LogitsStage(memory, plan), LogitsStage(memory, plan)
+        owns(self._decode_logits.free)
+        owns(self._prefill_logits.free)
+        # Never moved: the decode graphs hold the address.
+        self._decode_logits.reserve(plan.max_batch_size, 1)
+        self._marker = memory.marker()
+        owns(self._marker.close)
+        self._prefill = self._context(PREFILL, fixed_shapes=False)
+        owns(self._prefill.close)
+        self._pool = StatePool(memory, plan, plan.max_batch_size, self._discard)
+        owns(self._pool.close)
+
+    @property
+    def state_specs(self) -> tuple[Binding, ...]:
+        return tuple(state.spec for state in self._plan.states)
+
+    @property
+    def max_batch_size(self) -> int:
+        return self._plan.max_batch_size
+
+    @property
+    def max_seq_len(self) -> int:
+        return self._plan.max_seq_len
+
+    @property
+    def max_step_tokens(self) -> int:
+        return self._plan.max_step_tokens
+
+    def allocate_states(self, batch: int, max_seq: int) -> DeviceStateSet:
+        self._check_open()
+        if not 1 <= batch <= self.max_batch_size:
+            raise RequestError(
+                f"expected 1 to {self.max_batch_size} rows in a batch, found {batch}: send fewer at once, or build "
+                "the engine with a larger --max-batch"
+            )
+        if max_seq > self.max_seq_len:
+            raise too_long(max_seq, self.max_seq_len)
+        self._memory.enter()
+        states = DeviceStateSet(self._plan, self._memory, self._pool, batch)
+        self._sets.add(states)
+        return states
+
+    def step(self, inputs: StepInputs, states: StateSet) -> np.ndarray:
+        return self.submit(inputs, states).logits()
+
+    def submit(self, inputs: StepInputs, states: StateSet) -> PendingStep:
+        """Enqueue a step without waiting for its logits; the states count as advanced at once.
+
+        Everything else is as in ``step``; a failure on the GPU is raised where the logits are asked for.
+        """
+        self._check_open()
+        if not isinstance(states, DeviceStateSet) or states not in self._sets:
+            raise EngineError(f"expected states allocated by this engine, found {type(states).__name__} of another")
+        check_step(inputs, states.batch, self.max_step_tokens, states.max_seq)
+        self._memory.enter()
+        # The pinned tokens and logits of the step before are about to be overwritten.
+        self._finish_pending()
+        batch, tokens = inputs.input_ids.shape
+        self._tokens.write(inputs)
+        logits = self._run_decode(states.memory, batch) if tokens == 1 else self._run_prefill(states, tokens)
+        states.memory.advance()
+        self._marker.record()
+        self._pending = PendingStep(self._marker, lambda: logits.read(batch, tokens))
+        return self._pending
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for states in self._sets:
+            states.invalidate()
+        with suppress(EngineError):
+            # A failure of the last step is no reason to keep anything.
+            self._finish_pending()
+            self._memory.enter()
+            self._memory.synchronize()
+        self._resources.close()
+
+    def _run_decode(self, memory: StateMemory, batch: int) -> LogitsStage:
+        key = (memory, memory.turn)
+        if key not in self._decode_steps:
+            self._decode_steps[key] = self._decode_step(memory, batch)
+        self._decode_steps[key].run()
+        return self._decode_logits
+
+    def _decode_step(self, memory: StateMemory, batch: int) -> DecodeStep:
+        # TensorRT wants a context of its own for each graph that was captured from one.
+        context = self._context(DECODE, fixed_shapes=True)
+        self._bind(context, memory, batch, 1, self._decode_logits)
+        return DecodeStep(self._memory, context, lambda enqueue: self._around(enqueue, batch, 1, self._decode_logits))
+
+    def _run_prefill(self, states: DeviceStateSet, tokens: int) -> LogitsStage:
+        stage = self._prefill_logits if self.config.all_logits else self._decode_logits
+        stage.reserve(states.batch, tokens)
+        self._bind(self._prefill, states.memory, states.batch, tokens, stage)
+        self._around(self._prefill.enqueue, states.batch, tokens, stage)
+        return stage
+
+    def _around(self, enqueue: Callable[[], None], batch: int, tokens: int, logits: LogitsStage) -> None:
+        self._tokens.upload(batch, tokens)
+        enqueue()
+        logits.download(batch, tokens)
+
+    def _bind(self, context: BoundContext, memory: StateMemory, batch: int, tokens: int, logits: LogitsStage) -> None:
+        addresses = {**self._tokens.addresses(batch, tokens), **memory.addresses()}
+        context.bind({**addresses, self._plan.logits.name: logits.address}, self._plan.shapes(batch, tokens))
+
+    def _context(self, profile: str, fixed_shapes: bool) -> BoundContext:
+        scratch = (self._scratch.address, self._scratch.nbytes)
+        index = self._plan.profiles[profile]
+        return BoundContext(self._library, self._engine, index, scratch, self._memory.stream, fixed_shapes)
+
+    def _discard(self, memory: StateMemory) -> None:
+        """Release what was bound to memory that is about to be freed."""
+        self._memory.synchronize()
+        for key in [key for key in self._decode_steps if key[0] is memory]:
+            self._decode_steps.pop(key).close()
+
+    def _finish_pending(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.finish()
+
+    def _drop_engine(self) -> None:
+        self._engine = None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("expected an open engine, found one that was closed: create it again")

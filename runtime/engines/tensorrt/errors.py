@@ -1,0 +1,9 @@
+"""Errors of this engine that a caller inside it tells apart."""
+
+from __future__ import annotations
+
+from artifact.errors import EngineError
+
+
+class OutOfDeviceMemory(EngineError):
+    """The GPU (or the host, for pinned memory) has too little memory left."""

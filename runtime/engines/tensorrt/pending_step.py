@@ -1,0 +1,41 @@
+"""A step that the GPU may still be running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from artifact.errors import EngineError
+from runtime.engines.tensorrt.memory import Marker
+
+
+class PendingStep:
+    """The logits of one step, on their way to the host. They stay readable until the engine's next step."""
+
+    def __init__(self, marker: Marker, read: Callable[[], np.ndarray]) -> None:
+        self._marker, self._read = marker, read
+        self._done, self._stale = False, False
+
+    def logits(self) -> np.ndarray:
+        """Wait for them: [batch, vocab] float32 ([batch, seq, vocab] with all logits), valid until the next step.
+
+        EngineError when the GPU failed, or when the engine has gone on or has been closed.
+        """
+        if self._stale:
+            raise EngineError(
+                "expected the logits of the last step, found that they are gone: read them before the next step"
+            )
+        self.wait()
+        return self._read()
+
+    def finish(self) -> None:
+        """Wait, and give up the logits: the next step takes their place."""
+        self._stale = True
+        self.wait()
+
+    def wait(self) -> None:
+        """Return when the step is done; EngineError when the GPU failed."""
+        if not self._done:
+            self._marker.wait()
+            self._done = True

@@ -1,0 +1,112 @@
+"""Which engine of an artifact runs on this machine, and why the others do not."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from artifact.engine_record import ENGINE_FILE, EngineRecord, read_engine_record
+from artifact.errors import ArtifactError, EngineError
+from trt_plugins.build.builder import ENGINES_FOLDER
+from trt_plugins.build.presets import preset_for
+from trt_plugins.build.target import Machine, this_machine
+from trt_plugins.build.tensorrt_library import TensorRTLibrary
+
+MODEL_FILE = "model.onnx"
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """An engine folder and its record; ``build_again`` is the remedy for one that does not work."""
+
+    folder: Path
+    record: EngineRecord
+    build_again: str
+
+    @property
+    def plan(self) -> Path:
+        """The engine file."""
+        return self.folder / self.record.engine
+
+
+def find_engine(artifact: Path, wanted: str | Path | None = None, machine: Machine | None = None) -> BuiltEngine:
+    """The engine of ``artifact`` for this machine: the one ``wanted`` (a folder, or a name in OUT/engines), or the
+    latest that fits.
+
+    EngineError says why none fits and which command builds one. ArtifactError: ``wanted`` has no readable record.
+    """
+    machine = machine or this_machine()
+    if machine.capability is None:
+        raise EngineError(
+            "the tensorrt engine needs an NVIDIA GPU and its driver, found none: use --engine onnxruntime"
+        )
+    command = build_command(artifact, machine.capability)
+    if wanted is not None:
+        folder = _folder(artifact, wanted, command)
+        built = BuiltEngine(folder, read_engine_record(folder / ENGINE_FILE), f"{command} --overwrite")
+        problem = misfit(built.record, folder, artifact, machine)
+        if problem is not None:
+            raise EngineError(f"{folder}: {problem}: {command}")
+        return built
+    fitting, problems = [], []
+    for folder in engine_folders(artifact):
+        try:
+            record = read_engine_record(folder / ENGINE_FILE)
+            problem = misfit(record, folder, artifact, machine)
+        except (ArtifactError, EngineError) as error:
+            problem = str(error)
+        if problem is None:
+            fitting.append(BuiltEngine(folder, record, f"{command} --overwrite"))
+        else:
+            problems.append(f"{folder.name} ({problem})")
+    if not fitting:
+        found = "; ".join(problems) or "none"
+        raise EngineError(
+            f"{artifact}: expected an engine for this GPU (compute capability {machine.capability}), found {found}: "
+            f"{command}{' --overwrite' if problems else ''}"
+        )
+    return max(fitting, key=lambda built: (built.folder / ENGINE_FILE).stat().st_mtime_ns)
+
+
+def engine_folders(artifact: Path) -> list[Path]:
+    """The folders of the engines that were built of ``artifact``, sorted; costs one look at the disk."""
+    return sorted(path.parent for path in (artifact / ENGINES_FOLDER).glob(f"*/{ENGINE_FILE}"))
+
+
+def misfit(record: EngineRecord, folder: Path, artifact: Path, machine: Machine) -> str | None:
+    """Why the engine of ``record`` in ``folder`` cannot run on ``machine``; None when it may.
+
+    EngineError when the library that built it cannot be imported.
+    """
+    if machine.capability not in record.compute_capabilities:
+        return f"built for compute capability {', '.join(record.compute_capabilities)}, not {machine.capability}"
+    if record.library not in machine.libraries:
+        return f"built by {record.library}, which is not installed"
+    installed = TensorRTLibrary(record.library).version
+    if installed != record.library_version:
+        return f"built by {record.library} {record.library_version}, installed is {installed}"
+    if Path(record.engine).name != record.engine:
+        return f"{ENGINE_FILE} names a file elsewhere, {record.engine!r}"
+    model = artifact / MODEL_FILE
+    if model.is_file() and hashlib.sha256(model.read_bytes()).hexdigest() != record.model_sha256:
+        return f"built from another {MODEL_FILE} than the artifact has now"
+    return None
+
+
+def build_command(artifact: Path, capability: str) -> str:
+    """What a user runs to get an engine for a GPU of ``capability``."""
+    preset = preset_for(capability)
+    target = f"--target {preset.name}" if preset is not None else f"--compute-capability {capability}"
+    return f"run hybridge build-engine {artifact} {target}"
+
+
+def _folder(artifact: Path, wanted: str | Path, command: str) -> Path:
+    inside = artifact / ENGINES_FOLDER / wanted
+    for folder in (inside, Path(wanted)):
+        if (folder / ENGINE_FILE).is_file():
+            return folder
+    known = ", ".join(path.name for path in engine_folders(artifact)) or "none"
+    raise EngineError(
+        f"expected an engine folder or one of {ENGINES_FOLDER} ({known}), found {str(wanted)!r}: {command}"
+    )

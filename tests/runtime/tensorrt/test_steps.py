@@ -1,0 +1,299 @@
+"""Whole steps with real numbers: the engine over a fake device, whose stand-in of TensorRT computes the real graph."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from artifact.dtypes import DType
+from artifact.errors import EngineError, RequestError
+from runtime.batch import RowBatch
+from runtime.engines.tensorrt.decode_step import DecodeStep
+from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
+from tests.runtime.onnxruntime.steps import TOLERANCE, relative_error, step_inputs
+from tests.runtime.tensorrt.built import BuiltArtifacts, open_engine
+
+# Tokens that each of three rows takes per step: ragged prefill, a later chunk, decode of all rows and of some, a
+# step in which nobody takes part, and enough decode steps to run directly, to be captured and to be replayed.
+STEPS = ((7, 0, 5), (3, 4, 1), (1, 1, 0), (0, 0, 0), (1, 1, 1), (1, 0, 1), (1, 1, 1), (6, 2, 2), (1, 1, 1), (1, 1, 1))
+SMALL = Plan(max_seq_len=48, max_batch_size=3)
+PLANS = {
+    "base": SMALL,
+    "all_logits": replace(SMALL, all_logits=True),
+    "no_attention": replace(SMALL, layers="m"),
+    "no_mamba": replace(SMALL, layers="a"),
+}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_ragged_steps_match_a_recomputation_from_the_first_token(
+    plan: Plan, built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = built_artifacts.get(plan)
+    opened = open_engine(artifact, monkeypatch)
+    engine, made = opened.engine, artifact.made
+    rng = np.random.default_rng(3)
+    tokens = [rng.integers(0, VOCAB, 32) for _ in range(3)]
+    states, done = engine.allocate_states(3, 16), [0, 0, 0]
+    for counts in STEPS:
+        rows = [tokens[r][done[r] : done[r] + n] for r, n in enumerate(counts)]
+        logits = engine.step(step_inputs(rows, done, padding=VOCAB - 1), states)
+        for r, n in enumerate(counts):
+            if n:
+                expected = made.logits(tokens[r][: done[r] + n])[done[r] :]
+                found = logits[r, :n] if plan.all_logits else logits[r]
+                assert relative_error(found, expected if plan.all_logits else expected[-1]) < TOLERANCE
+        done = [d + n for d, n in zip(done, counts, strict=True)]
+    for r in range(3):
+        for name, expected in made.run(tokens[r][: done[r]])[1].items():
+            assert relative_error(states.buffers[name].read_row(r, done[r]), expected) < TOLERANCE, name
+    opened.close()
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
+def test_states_have_the_types_of_the_artifact(
+    dtype: DType, built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = built_artifacts.get(replace(SMALL, dtype=dtype))
+    opened = open_engine(artifact, monkeypatch)
+    tokens = np.random.default_rng(1).integers(0, VOCAB, 9)
+    states = opened.engine.allocate_states(1, 16)
+    opened.engine.step(step_inputs([tokens[:8]], [0]), states)
+    logits = opened.engine.step(step_inputs([tokens[8:]], [8]), states)
+    # One rounding of every state to its own type, 2**-11 or 2**-8.
+    tolerance = 3e-3 if dtype is DType.FLOAT16 else 2e-2
+    assert relative_error(logits[0], artifact.made.logits(tokens)[-1]) < tolerance
+    assert {b.spec.dtype for n, b in states.buffers.items() if "recurrent" not in n} == {dtype}
+    assert states.buffers["past_key_0"].read_row(0, 9).dtype == dtype.numpy
+    opened.close()
+
+
+def test_decoding_is_replayed_without_tensorrt(
+    built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = built_artifacts.get(SMALL)
+    opened = open_engine(artifact, monkeypatch)
+    tokens = np.random.default_rng(8).integers(0, VOCAB, 20)
+    states = opened.engine.allocate_states(1, 16)
+    opened.engine.step(step_inputs([tokens[:4]], [0]), states)
+    enqueues = []
+    for position in range(4, 16):
+        logits = opened.engine.step(step_inputs([tokens[position : position + 1]], [position]), states)
+        assert relative_error(logits[0], artifact.made.logits(tokens[: position + 1])[-1]) < TOLERANCE
+        enqueues.append(sum(context.enqueues for context in opened.stand_in.contexts))
+    # Two turns of the buffers, each run directly once and captured once; from the fifth step on only launches.
+    assert enqueues == [2, 3, 4, 5, *[5] * 8]
+    assert [graph.launches for graph in opened.memory.graphs] == [5, 5]
+    opened.close()
+
+
+def test_a_model_whose_states_all_share_memory_has_one_graph(
+    built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_engine(built_artifacts.get(PLANS["no_mamba"]), monkeypatch)
+    states = opened.engine.allocate_states(2, 16)
+    for position in range(6):
+        opened.engine.step(step_inputs([np.array([3]), np.array([5])], [position, position]), states)
+    assert [graph.launches for graph in opened.memory.graphs] == [5]
+    opened.close()
+
+
+def test_plugins_that_update_states_in_place_share_their_memory(
+    built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """engine.json says so, the engine itself knows of the caches only."""
+    artifact = built_artifacts.get(SMALL)
+    past = {str(b.replaced_by): b.name for b in artifact.config.bindings.states}
+    bindings = [{**e, "aliases": past[e["name"]]} if e["name"] in past else e for e in artifact.record.bindings]
+    quiet = {name: {"engine_aliases": None} for name in past if "key" not in name and "value" not in name}
+    artifact = replace(artifact, record=replace(artifact.record, bindings=bindings))
+    opened = open_engine(artifact, monkeypatch, changes=quiet)
+    tokens, states = np.arange(9), opened.engine.allocate_states(1, 16)
+    opened.engine.step(step_inputs([tokens[:3]], [0]), states)
+    for position in range(3, 9):
+        logits = opened.engine.step(step_inputs([tokens[position : position + 1]], [position]), states)
+        assert relative_error(logits[0], artifact.made.logits(tokens[: position + 1])[-1]) < TOLERANCE
+    assert [graph.launches for graph in opened.memory.graphs] == [5]
+    opened.close()
+
+
+def test_addresses_of_a_decode_context_are_set_once(
+    built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_engine(built_artifacts.get(SMALL), monkeypatch, capturable=False)
+    states = opened.engine.allocate_states(1, 16)
+    for position in range(8):
+        opened.engine.step(step_inputs([np.array([3])], [position]), states)
+    tensors = len(opened.stand_in.record.bindings)
+    _, *decode = opened.stand_in.contexts
+    assert [context.address_calls for context in decode] == [tensors, tensors]
+    assert [context.enqueues for context in decode] == [4, 4]
+    kinds = opened.stand_in.trt.DynamicShapesKernelSpecializationStrategy
+    found = [c.config.dynamic_shapes_kernel_specialization_strategy for c in opened.stand_in.contexts]
+    assert found == [kinds.LAZY, kinds.EAGER, kinds.EAGER]
+    assert len({id(context.config.cache) for context in opened.stand_in.contexts}) == 1
+    opened.close()
+
+
+def test_a_capture_that_fails_costs_speed_only(
+    built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = built_artifacts.get(SMALL)
+    opened = open_engine(artifact, monkeypatch)
+    opened.memory.fail_capture = EngineError("ending a graph: the GPU answers no")
+    tokens, states = np.arange(7), opened.engine.allocate_states(1, 16)
+    with pytest.warns(RuntimeWarning, match="without a CUDA graph, which is slower: ending a graph"):
+        for position in range(7):
+            logits = opened.engine.step(step_inputs([tokens[position : position + 1]], [position]), states)
+    assert relative_error(logits[0], artifact.made.logits(tokens)[-1]) < TOLERANCE
+    assert not opened.memory.graphs
+    opened.close()
+
+
+def test_freed_memory_and_its_graphs_serve_the_next_states(
+    built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = built_artifacts.get(SMALL)
+    opened = open_engine(artifact, monkeypatch)
+    tokens = np.random.default_rng(9).integers(0, VOCAB, 7)
+    for _ in range(3):
+        states = opened.engine.allocate_states(1, 16)
+        for position in range(7):
+            logits = opened.engine.step(step_inputs([tokens[position : position + 1]], [position]), states)
+        assert relative_error(logits[0], artifact.made.logits(tokens)[-1]) < TOLERANCE
+        del states
+        gc.collect()
+    assert len(opened.memory.graphs) == 2 and len(opened.stand_in.contexts) == 3
+    opened.close()
+
+
+def test_two_sets_at_a_time_do_not_disturb_each_other(
+    built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = built_artifacts.get(SMALL)
+    opened = open_engine(artifact, monkeypatch)
+    rng = np.random.default_rng(10)
+    tokens = [rng.integers(0, VOCAB, 12) for _ in range(2)]
+    sets = [opened.engine.allocate_states(1, 16) for _ in range(2)]
+    for position in range(12):
+        for which in (0, 1):
+            step = step_inputs([tokens[which][position : position + 1]], [position])
+            logits = opened.engine.step(step, sets[which])
+            assert relative_error(logits[0], artifact.made.logits(tokens[which][: position + 1])[-1]) < TOLERANCE
+    opened.close()
+
+
+def test_logits_arrive_when_they_are_asked_for(
+    built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = built_artifacts.get(SMALL)
+    opened = open_engine(artifact, monkeypatch)
+    states = opened.engine.allocate_states(1, 16)
+    tokens = np.arange(6)
+    first = opened.engine.submit(step_inputs([tokens[:5]], [0]), states)
+    assert opened.memory.pending
+    assert relative_error(first.logits()[0], artifact.made.logits(tokens[:5])[-1]) < TOLERANCE
+    assert not opened.memory.pending
+    pending = opened.engine.submit(step_inputs([tokens[5:]], [5]), states)
+    with pytest.raises(EngineError, match="read them before the next step"):
+        first.logits()
+    assert relative_error(pending.logits()[0], artifact.made.logits(tokens)[-1]) < TOLERANCE
+    opened.engine.close()
+    with pytest.raises(EngineError, match="they are gone"):
+        pending.logits()
+
+
+def test_a_running_batch_joins_compacts_and_forks(
+    built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = built_artifacts.get(SMALL)
+    opened = open_engine(artifact, monkeypatch)
+    rng = np.random.default_rng(11)
+    tokens = [rng.integers(0, VOCAB, 24) for _ in range(3)]
+    batch = RowBatch(opened.engine, 3, 8)
+    first, second = batch.join(), batch.join()
+    batch.feed({first: tokens[0][:9], second: tokens[1][:4]})
+    copy = batch.fork(second)
+    for step in range(5):
+        logits = dict(batch.decode({first: tokens[0][9 + step], second: tokens[1][4 + step], copy: tokens[2][step]}))
+        assert relative_error(logits[first], artifact.made.logits(tokens[0][: 10 + step])[-1]) < TOLERANCE
+        mixed = np.concatenate([tokens[1][:4], tokens[2][: step + 1]])
+        assert relative_error(logits[copy], artifact.made.logits(mixed)[-1]) < TOLERANCE
+    snapshot = batch.capture(second)
+    batch.finish(first)
+    batch.compact()
+    batch.finish(copy)
+    restored = batch.join(snapshot)
+    for step in range(5, 12):
+        logits = dict(batch.decode({second: tokens[1][4 + step], restored: tokens[1][4 + step]}))
+        for handle in (second, restored):
+            assert relative_error(logits[handle], artifact.made.logits(tokens[1][: 5 + step])[-1]) < TOLERANCE
+    opened.close()
+
+
+def test_limits_are_refused_with_what_was_found(
+    built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_engine(built_artifacts.get(SMALL), monkeypatch)
+    engine = opened.engine
+    assert (engine.max_batch_size, engine.max_seq_len, engine.max_step_tokens) == (3, 48, 48)
+    with pytest.raises(RequestError, match=r"1 to 3 rows in a batch, found 4: .* larger --max-batch"):
+        engine.allocate_states(4, 8)
+    with pytest.raises(RequestError, match=r"at most 48 tokens in one row, found 49: .* larger --max-seq-len"):
+        engine.allocate_states(1, 49)
+    states = engine.allocate_states(1, 8)
+    assert states.max_seq == 48
+    states.reserve(48)
+    with pytest.raises(RequestError, match="found 49"):
+        states.reserve(49)
+    for rows, past, words in (
+        ([np.arange(2)], [47], "within 48 positions"),
+        ([np.arange(2)] * 2, [0, 0], "lengths"),
+        ([np.arange(49)], [0], "1 to 48 tokens per row in one step, found 49: feed them in chunks"),
+    ):
+        with pytest.raises(EngineError, match=words):
+            engine.step(step_inputs(rows, past), states)
+    other = open_engine(built_artifacts.get(SMALL), monkeypatch)
+    with pytest.raises(EngineError, match="states allocated by this engine"):
+        other.engine.step(step_inputs([np.arange(2)], [0]), states)
+    other.close()
+    opened.close()
+
+
+def test_a_closed_engine_says_so(built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_engine(built_artifacts.get(SMALL), monkeypatch)
+    states = opened.engine.allocate_states(1, 8)
+    opened.engine.step(step_inputs([np.arange(2)], [0]), states)
+    opened.close()
+    with pytest.raises(EngineError, match="closed"):
+        opened.engine.step(step_inputs([np.arange(2)], [2]), states)
+    with pytest.raises(EngineError, match="closed"):
+        opened.engine.allocate_states(1, 8)
+    with pytest.raises(EngineError, match="these states are gone"):
+        states.buffers["conv_state_0"].read_row(0)
+
+
+def test_states_that_are_dropped_after_the_engine_do_no_harm(
+    built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_engine(built_artifacts.get(SMALL), monkeypatch)
+    states = opened.engine.allocate_states(1, 8)
+    opened.close()
+    del states
+    gc.collect()
+    opened.memory.check_nothing_left()
+
+
+def test_a_decode_step_is_closed_twice(built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_engine(built_artifacts.get(SMALL), monkeypatch)
+    states = opened.engine.allocate_states(1, 8)
+    for position in range(4):
+        opened.engine.step(step_inputs([np.arange(1)], [position]), states)
+    steps: list[DecodeStep] = list(opened.engine._decode_steps.values())
+    opened.close()
+    for step in steps:
+        assert not step.is_replayed
+        step.close()
