@@ -1,0 +1,162 @@
+"""``linear_decode``: y = epilogue(x · Wᵀ) for a few rows of x, at the speed of reading the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from artifact.dtypes import DType
+from artifact.errors import UnsupportedError
+from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
+from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from trt_plugins.kernels.structs import struct_type
+
+FILE = "linear_decode/weight_stream.cu"
+Activation = Literal["none", "relu2", "silu_gate"]
+LARGEST_ROWS = 16
+# Inputs of a launch in this order; 0 is passed for the address of one that is absent.
+INPUTS = ("x", "weight", "up_weight", "bias", "residual", "norm_weight")
+_ACCESS = 8  # elements of 16 bytes
+_GROUPS = 4
+_THREADS = 256
+_MOST_STAGES = 6
+_FEWEST_STAGES = 3
+# What the driver keeps of a block's shared memory.
+_RESERVED_BYTES = 1024
+_OVERLAP_SINCE = (9, 0)
+_WEIGHT_TYPES = (DType.FLOAT16, DType.BFLOAT16)
+
+
+@dataclass(frozen=True)
+class LinearDecode:
+    """One product.
+
+    rows: of x, 1 to 16. inputs, outputs: of a weight [outputs, inputs], whose rows are contiguous; inputs is a
+        multiple of 8. Addresses of x and the weights are multiples of 16 bytes.
+    dtype: of x, weights, bias and residual, float16 or bfloat16. out_dtype: of y.
+    activation: "relu2" squares what is positive; "silu_gate" takes a second weight: silu(x · Wᵀ) * (x · Uᵀ).
+    bias, residual: added before and after the activation.
+    norm_epsilon: x is first normalised by its root mean square over the inputs and multiplied by norm_weight; None:
+        it is not. bfloat16 only, as the product with the weight comes first.
+    x_stride, residual_stride, y_stride: elements from a row to the next, None where the rows touch.
+
+    The weights are constant: the kernel may read them before earlier kernels of the stream have finished.
+    """
+
+    rows: int
+    inputs: int
+    outputs: int
+    dtype: DType
+    out_dtype: DType
+    activation: Activation = "none"
+    bias: bool = False
+    residual: bool = False
+    norm_epsilon: float | None = None
+    x_stride: int | None = None
+    residual_stride: int | None = None
+    y_stride: int | None = None
+
+    def __post_init__(self) -> None:
+        _need(1 <= self.rows <= LARGEST_ROWS, f"1 to {LARGEST_ROWS} rows", f"{self.rows} rows; use a matrix product")
+        _need(self.dtype in _WEIGHT_TYPES, "float16 or bfloat16", f"{self.dtype.value}; convert the weights")
+        _need(self.out_dtype in CUDA_TYPES, f"an output of {', '.join(CUDA_TYPES)}", f"{self.out_dtype.value}")
+        aligned = self.inputs % _ACCESS == 0 and (self.x_stride or 0) % _ACCESS == 0
+        found = f"{self.inputs} inputs and x rows {self.x_stride or self.inputs} apart; pad them"
+        _need(aligned and self.inputs > 0, f"inputs and row strides in multiples of {_ACCESS}", found)
+        _need(not (self.bias and self.activation == "silu_gate"), "no bias in the gated form", "one; add it apart")
+        fused_half = self.norm_epsilon is not None and self.dtype is not DType.BFLOAT16
+        _need(not fused_half, "a fused norm in bfloat16", f"{self.dtype.value}; use rms_norm, which cannot overflow")
+
+
+def plan(problem: LinearDecode, device: DeviceTraits) -> CallPlan:
+    """The launch that runs ``problem``; its inputs are ``INPUTS``, its only output is y."""
+    source, shared_bytes = _source(problem, device)
+    params = struct_type(FILE, "LinearDecode")()
+    params.x_stride = problem.x_stride or problem.inputs
+    params.weight_stride = problem.inputs
+    params.residual_stride = problem.residual_stride or problem.outputs
+    params.y_stride = problem.y_stride or problem.outputs
+    params.rows, params.inputs, params.outputs = problem.rows, problem.inputs, problem.outputs
+    params.epsilon = problem.norm_epsilon or 0.0
+    blocks = min(device.multiprocessors, -(-problem.outputs // 8))
+    launch = KernelLaunch(
+        source,
+        (blocks, 1, 1),
+        (_THREADS, 1, 1),
+        params,
+        _pointers(problem),
+        shared_bytes=shared_bytes,
+        overlap=device.capability >= _OVERLAP_SINCE,
+    )
+    return CallPlan((launch,), name=source.label)
+
+
+def sources() -> Iterator[KernelSource]:
+    """Every activation, with and without the norm, up to 8 and up to 16 rows, for an H200's shared memory."""
+    device = DeviceTraits((9, 0), 132, 232448, 60 << 20)
+    activations: tuple[Activation, ...] = ("none", "relu2", "silu_gate")
+    for rows in (8, 16):
+        for activation in activations:
+            for epsilon in (None, 1e-5):
+                yield _source(_example(rows, DType.BFLOAT16, activation, epsilon), device)[0]
+            yield _source(_example(rows, DType.FLOAT16, activation, None), device)[0]
+        yield _source(_example(rows, DType.BFLOAT16, "none", 1e-5, DType.FLOAT32), device)[0]
+
+
+def _example(
+    rows: int, dtype: DType, activation: Activation, epsilon: float | None, out_dtype: DType | None = None
+) -> LinearDecode:
+    return LinearDecode(rows, 4096, 4096, dtype, out_dtype or dtype, activation, norm_epsilon=epsilon)
+
+
+def _source(problem: LinearDecode, device: DeviceTraits) -> tuple[KernelSource, int]:
+    """The variant and the shared memory of its blocks."""
+    row_blocks = 1 if problem.rows <= 8 else 2
+    stages = _stages(row_blocks, device)
+    defines = {
+        "DATA_T": CUDA_TYPES[problem.dtype],
+        "OUT_T": CUDA_TYPES[problem.out_dtype],
+        "ROW_BLOCKS": row_blocks,
+        "GROUPS": _GROUPS,
+        "STAGES": stages,
+        "THREADS": _THREADS,
+        "NORM": int(problem.norm_epsilon is not None),
+        "GATED": int(problem.activation == "silu_gate"),
+        "RELU2": int(problem.activation == "relu2"),
+    }
+    source = KernelSource(FILE, "linear_decode", tuple((name, str(value)) for name, value in defines.items()))
+    return source, _shared_bytes(row_blocks, stages)
+
+
+def _stages(row_blocks: int, device: DeviceTraits) -> int:
+    """As deep a queue as leaves room for a block of the next kernel, or, where that is shallow, as fits alone."""
+    for share in (device.shared_bytes // 2 - _RESERVED_BYTES, device.shared_bytes):
+        for stages in range(_MOST_STAGES, _FEWEST_STAGES, -1):
+            if _shared_bytes(row_blocks, stages) <= share:
+                return stages
+    return _FEWEST_STAGES
+
+
+def _shared_bytes(row_blocks: int, stages: int) -> int:
+    """The size of the kernel's struct Shared."""
+    warps, rows = _THREADS // 32, 8 * row_blocks
+    return stages * _GROUPS * _THREADS * 16 + warps * _GROUPS * rows * 8 * 4 + warps * rows * 4
+
+
+def _pointers(problem: LinearDecode) -> dict[str, PointerSource]:
+    present = {
+        "x": True,
+        "weight": True,
+        "up_weight": problem.activation == "silu_gate",
+        "bias": problem.bias,
+        "residual": problem.residual,
+        "norm_weight": problem.norm_epsilon is not None,
+    }
+    pointers = {name: PointerSource(Memory.INPUT, index) for index, name in enumerate(INPUTS) if present[name]}
+    return {**pointers, "y": PointerSource(Memory.OUTPUT, 0)}
+
+
+def _need(holds: bool, expected: str, found: str) -> None:
+    if not holds:
+        raise UnsupportedError(f"linear_decode: expected {expected}, found {found}")
