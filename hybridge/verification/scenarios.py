@@ -30,10 +30,14 @@ def one_shot(engine: Engine, prompts: list[np.ndarray]) -> Iterator[Observation]
     """Each prompt alone in one prefill, with the hidden states of every layer where the engine shows them."""
     values = [names.layer_output(i) for i in range(engine.config.num_hidden_layers)]
     for index, prompt in enumerate(prompts):
-        states = engine.allocate_states(1, len(prompt))
-        outputs = engine.step_values(_inputs([prompt], [0]), states, values)
-        hidden = tuple(outputs[name][0] for name in values)
-        logits = last_logits(outputs[names.LOGITS], [len(prompt)])[0]
+        states, inputs, hidden = engine.allocate_states(1, len(prompt)), _inputs([prompt], [0]), ()
+        if engine.shows_values:
+            outputs = engine.step_values(inputs, states, values)
+            hidden = tuple(outputs[name][0] for name in values)
+            found = outputs[names.LOGITS]
+        else:
+            found = engine.step(inputs, states)
+        logits = last_logits(found, [len(prompt)])[0].copy()
         yield Observation("one-shot prefill", index, len(prompt), logits, read_row(states, 0, len(prompt)), hidden)
 
 

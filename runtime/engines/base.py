@@ -104,6 +104,11 @@ class Engine(ABC):
         """The most new tokens per row in one step; longer prompts are fed in chunks."""
         return self.max_seq_len
 
+    @property
+    def shows_values(self) -> bool:
+        """Whether ``step_values`` shows the graph's inner values; a fused engine has none."""
+        return False
+
     @abstractmethod
     def allocate_states(self, batch: int, max_seq: int) -> StateSet:
         """Zeroed states for ``batch`` rows, with room for ``max_seq`` positions in the KV caches.

@@ -54,6 +54,10 @@ class OnnxRuntimeEngine(ArrayEngine):
         return min(_STEP_TOKENS, self.config.max_seq_len)
 
     @property
+    def shows_values(self) -> bool:
+        return True
+
+    @property
     def weights(self) -> WeightStore:
         """The weights that the sessions share."""
         return self._weights
