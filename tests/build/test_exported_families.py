@@ -1,4 +1,4 @@
-"""Engines of every family, exported from tiny checkpoints and built by TensorRT-RTX without a GPU."""
+"""Engines of every family from native layers alone, built by TensorRT-RTX without a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 pytest.importorskip("torch", reason="needs the export extra (torch)")
 pytest.importorskip("transformers", reason="needs the export extra (transformers)")
 
-OPTIONS = BuildOptions(preset="rtx-blackwell", library="tensorrt_rtx", max_batch_size=3, max_seq_len=160)
+OPTIONS = BuildOptions(preset="rtx-blackwell", library="tensorrt_rtx", max_batch_size=3, max_seq_len=160, plugins="off")
 # As few layers as hold every kind of the family: each recurrent layer takes TensorRT a second or two.
 SMALL = {
     "nemotron_h": {"hybrid_override_pattern": "M-*"},
@@ -27,6 +27,8 @@ SMALL = {
     "mamba2": {"num_hidden_layers": 1},
     "llama": {"num_hidden_layers": 1},
     "qwen3": {"num_hidden_layers": 1},
+    "qwen3_next": {"num_hidden_layers": 2, "full_attention_interval": 2, "layer_types": None},
+    "qwen3_5_text": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
 }
 CASES = [
     ("nemotron_h", DType.FLOAT16),
@@ -35,6 +37,8 @@ CASES = [
     ("mamba2", DType.FLOAT32),
     ("llama", DType.FLOAT16),
     ("qwen3", DType.BFLOAT16),
+    ("qwen3_next", DType.FLOAT16),
+    ("qwen3_5_text", DType.BFLOAT16),
 ]
 
 

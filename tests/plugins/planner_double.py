@@ -74,8 +74,8 @@ def input_shapes(op: str = "update_ssm_state", **sizes: int) -> list[tuple[int, 
     return [tuple(d if isinstance(d, int) else known[d] for d in t.dims_for(True)) for t in spec_of(op).inputs]
 
 
-def input_dtypes(op: str = "update_ssm_state", data: DType = DType.FLOAT16, other: DType = DType.FLOAT32) -> list[DType]:
+def input_dtypes(
+    op: str = "update_ssm_state", data: DType = DType.FLOAT16, other: DType = DType.FLOAT32
+) -> list[DType]:
     """``data`` for every tensor of type T, ``other`` for other variables."""
-    return [
-        t.dtype if isinstance(t.dtype, DType) else data if t.dtype == "T" else other for t in spec_of(op).inputs
-    ]
+    return [t.dtype if isinstance(t.dtype, DType) else data if t.dtype == "T" else other for t in spec_of(op).inputs]

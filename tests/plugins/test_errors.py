@@ -20,7 +20,7 @@ def test_the_first_error_counts_and_is_taken_once() -> None:
 
 def test_it_replaces_what_tensorrt_made_of_it() -> None:
     errors = PluginErrors()
-    with pytest.raises(EngineError, match="^the reason$") as caught, errors.raised():
+    with pytest.raises(EngineError, match=r"^the reason$") as caught, errors.raised():
         errors.record(EngineError("the reason"))
         raise EngineError("error code 4")
     assert str(caught.value.__cause__) == "error code 4"

@@ -108,9 +108,7 @@ def test_enqueue_launches_what_the_shapes_prepared(
     assert device.bound[0].launches == [(13, [*range(9)], [10, 11], 12), (23, [*range(9)], [20, 21], 22)]
 
 
-def test_streams_and_pointers_may_be_objects(
-    trt: Any, registration: PluginRegistration, device: DeviceDouble
-) -> None:
+def test_streams_and_pointers_may_be_objects(trt: Any, registration: PluginRegistration, device: DeviceDouble) -> None:
     """What cuda.core, torch and pycuda have: __cuda_stream__, cuda_stream, handle; int(), data_ptr()."""
     plugin, (inputs, outputs) = created(trt, registration), descs(trt)
     streams = (
@@ -191,7 +189,7 @@ def test_the_first_failure_is_the_one_to_report(trt: Any, registration: PluginRe
 def test_a_creator_that_fails_is_recorded(trt: Any, registration: PluginRegistration) -> None:
     creator = registration.creators["update_ssm_state"]
     fields = make_fields(trt, creator_spec("update_ssm_state"), {"chunk_size": 0})
-    with pytest.raises(EngineError, match="layer layers.2, create_plugin: .*chunk_size of at least 1, found 0"):
+    with pytest.raises(EngineError, match=r"layer layers\.2, create_plugin: .*chunk_size of at least 1, found 0"):
         creator.create_plugin("layers.2", trt.PluginFieldCollection(fields), trt.TensorRTPhase.BUILD)
     assert registration.errors.take() is not None
 

@@ -1,0 +1,63 @@
+"""A script: parses an artifact with TensorRT-RTX, with plugins or without, and prints every layer as JSON.
+
+Arguments: the artifact, the most tokens of a row, "on" or "off". It has to run in ``child_environment``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from artifact.config import read_config
+from trt_plugins.build.build_log import make_logger
+from trt_plugins.build.model import parser_model
+from trt_plugins.build.network import dtype_name, layers_of, parse_network
+from trt_plugins.build.options import BuildOptions
+from trt_plugins.build.plugin_choice import choose_plugins
+from trt_plugins.build.presets import read_preset
+from trt_plugins.build.profiles import engine_limits, engine_profiles
+from trt_plugins.build.target import Target
+from trt_plugins.build.tensorrt_library import TensorRTLibrary
+from trt_plugins.plugins import register_plugins
+
+
+def main(artifact: Path, max_seq_len: int, mode: str) -> None:
+    config, preset = read_config(artifact), read_preset("rtx-ada")
+    limits = engine_limits(config, preset, BuildOptions(max_seq_len=max_seq_len))
+    target = Target("rtx-ada", preset, "tensorrt_rtx", ("8.9",))
+    choose = partial(choose_plugins, mode, target=target, profiles=engine_profiles(config, preset, limits))
+    model = parser_model(artifact, config, max_seq_len, target.compute_capabilities, choose)
+    library = TensorRTLibrary("tensorrt_rtx")
+    errors = register_plugins(library.trt).errors
+    logger = make_logger(library.trt, io.StringIO())
+    builder = library.create_builder(logger)
+    with errors.raised(any_thread=True):
+        parsed = parse_network(library, builder, logger, model.serialized, str(artifact / "model.onnx"))
+    print(
+        json.dumps({"nodes": model.plugins.nodes, "layers": [described(layer) for layer in layers_of(parsed.network)]})
+    )
+
+
+def described(layer: Any) -> dict[str, Any]:
+    inputs = [layer.get_input(index) for index in range(layer.num_inputs)]
+    outputs = [layer.get_output(index) for index in range(layer.num_outputs)]
+    return {
+        "type": layer.type.name,
+        "name": layer.name,
+        "metadata": layer.metadata,
+        "inputs": [tensor_of(tensor, tensor.is_network_input) for tensor in inputs if tensor is not None],
+        "outputs": [tensor_of(tensor, tensor.is_network_output) for tensor in outputs],
+    }
+
+
+def tensor_of(tensor: Any, outside: bool) -> dict[str, Any]:
+    shape = list(tensor.shape)
+    return {"name": tensor.name, "dtype": dtype_name(tensor), "shape": shape, "outside": outside}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

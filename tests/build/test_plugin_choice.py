@@ -1,0 +1,142 @@
+"""Which engines get plugins: every reason against them is named, and stops only those who insist."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import onnx
+import pytest
+
+from artifact.engine_record import ProfileRecord
+from artifact.errors import UnsupportedError
+from tests.ops.node_model import node_model
+from tests.plugins.planner_double import SIZES, plan_by_shape
+from trt_plugins.build import plugin_choice
+from trt_plugins.build.model import use_plugins
+from trt_plugins.build.plugin_choice import PluginChoice, choose_plugins
+from trt_plugins.build.presets import read_preset
+from trt_plugins.build.target import Target
+from trt_plugins.plugins.fields import CAPABILITIES
+
+TARGET = Target("rtx-ada", read_preset("rtx-ada"), "tensorrt_rtx", ("8.9",))
+SSM_TYPES = dict.fromkeys(("x", "B", "C", "dt"), "float16") | dict.fromkeys(("A", "D", "dt_bias", "state"), "float32")
+CONV_TYPES = dict.fromkeys(("x", "weight", "bias", "conv_state"), "bfloat16")
+
+
+def profiles(most: int = 512) -> list[ProfileRecord]:
+    prefill = ProfileRecord("prefill", {"input_ids": [[1, 1], [1, 32], [4, most]]})
+    return [prefill, ProfileRecord("decode", {"input_ids": [[1, 1], [1, 1], [4, 1]]})]
+
+
+def ssm_model(types: dict[str, str] | None = None, **sizes: int) -> onnx.ModelProto:
+    """One state update with SIZES but for symbolic rows and tokens."""
+    static = {name: size for name, size in {**SIZES, **sizes}.items() if name not in ("batch", "time")}
+    model = node_model("update_ssm_state", {**SSM_TYPES, **(types or {})}, static, attach=False)
+    model.graph.node[0].name = "layers.1.ssm"
+    return model
+
+
+def choose(mode: str, model: onnx.ModelProto, target: Target = TARGET, most: int = 512) -> PluginChoice:
+    return choose_plugins(mode, model, target, profiles(most), plan_by_shape)
+
+
+@pytest.mark.parametrize("mode", ["auto", "on"])
+def test_supported_nodes_become_plugins(mode: str) -> None:
+    assert choose(mode, ssm_model()) == PluginChoice({"layers.1.ssm": "update_ssm_state"})
+
+
+def test_off_is_off() -> None:
+    assert choose("off", ssm_model()) == PluginChoice({}, "--plugins off")
+
+
+def test_a_graph_without_operators_needs_none() -> None:
+    model = ssm_model()
+    del model.graph.node[:]
+    assert choose("on", model) == PluginChoice({}, "the graph has none of their operators")
+
+
+def half_a(model: onnx.ModelProto) -> None:
+    next(v for v in model.graph.input if v.name == "A").type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+
+
+def twice(model: onnx.ModelProto) -> None:
+    model.graph.node.append(model.graph.node[0])
+
+
+def symbolic(model: onnx.ModelProto) -> None:
+    for value in model.graph.input:
+        if value.name == "state":
+            value.type.tensor_type.shape.dim[2].dim_param = "p"
+        if value.name == "x":
+            value.type.tensor_type.shape.dim[3].dim_param = "p"
+
+
+def unknown_type(model: onnx.ModelProto) -> None:
+    model.graph.node[0].input[0] = "nowhere"
+
+
+GAPS: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "state size": (
+        {"model": ssm_model(state_size=20)},
+        None,
+        r"node layers\.1\.ssm: the kernels .* found state_size 20",
+    ),
+    "head dim": ({"model": ssm_model(head_dim=264)}, None, r"head_dim from 8 to 256 .*found head_dim 264"),
+    "tokens": ({"most": 5000}, None, r"node layers\.1\.ssm: expected at most 4096 tokens, found 5000"),
+    "capability": (
+        {"target": replace(TARGET, compute_capabilities=("8.9", "7.5"))},
+        None,
+        r"capability 8\.0 or higher, found 7\.5",
+    ),
+    "type of A": ({}, half_a, r"node layers\.1\.ssm: .*expected A of type float32, found float16"),
+    "names": ({}, twice, "a name of its own for every operator node"),
+    "unknown size": ({}, symbolic, "a constant head_dim, found a symbolic size"),
+    "unknown type": ({}, unknown_type, "nowhere"),
+}
+
+
+@pytest.mark.parametrize("name", GAPS)
+def test_gaps_are_named(name: str) -> None:
+    arguments, edit, words = GAPS[name]
+    model = onnx.ModelProto()
+    model.CopyFrom(arguments.get("model", ssm_model()))
+    if edit is not None:
+        edit(model)
+    given = {**arguments, "model": model}
+    fallen_back = choose("auto", **given)
+    assert not fallen_back.nodes
+    with pytest.raises(UnsupportedError, match=rf"^--plugins on: .*{words}.*; use --plugins auto or off$") as caught:
+        choose("on", **given)
+    assert fallen_back.reason in str(caught.value)
+
+
+def test_an_operator_without_kernels_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin_choice, "operators", lambda: ("causal_conv1d",))
+    assert (
+        "operator with CUDA kernels among causal_conv1d, found update_ssm_state" in choose("auto", ssm_model()).reason
+    )
+
+
+def test_a_device_without_the_kernels_packages_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With full TensorRT the engine runs where it is built; TensorRT-RTX builds for other machines."""
+    monkeypatch.setattr(plugin_choice, "_KERNEL_PACKAGE", "absent.package")
+    assert choose("auto", ssm_model()).nodes
+    assert "absent.package" in choose("auto", ssm_model(), replace(TARGET, library="tensorrt")).reason
+
+
+def test_bodies_of_plugins_are_dropped_and_nodes_completed() -> None:
+    model = node_model("causal_conv1d", CONV_TYPES, {"kernel": 4, "conv_dim": 24})
+    other = model.functions.add()
+    other.name, other.domain = "twice", "another"
+    use_plugins(model, PluginChoice({"node": "causal_conv1d"}), ("8.6", "8.9"))
+    assert [function.name for function in model.functions] == ["twice"]
+    found = {a.name: onnx.helper.get_attribute_value(a) for a in model.graph.node[0].attribute}
+    assert found == {"activation": b"none", CAPABILITIES: b"8.6,8.9"}
+
+
+def test_without_plugins_the_model_stays() -> None:
+    model = node_model("causal_conv1d", CONV_TYPES, {"kernel": 4, "conv_dim": 24})
+    before = model.SerializeToString(deterministic=True)
+    use_plugins(model, PluginChoice({}, "--plugins off"), ("8.6",))
+    assert model.SerializeToString(deterministic=True) == before
