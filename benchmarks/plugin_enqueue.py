@@ -1,0 +1,109 @@
+"""Host time of a plugin's ``enqueue``: what TensorRT waits for in Python before it enqueues the next layer.
+
+python -m benchmarks.plugin_enqueue [--json] [--calls N] [--commit TEXT]
+
+Needs a CUDA GPU. TensorRT's classes are the installed ones, or the tests' stand-in, which costs the same: an
+``enqueue`` uses nothing of TensorRT. Sizes are small, so that the GPU keeps up and a launch never waits for room in
+the queue. Decode captured in a CUDA graph pays none of this time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from typing import Any
+
+import torch
+
+from benchmarks.kernels.device import device_json
+from benchmarks.machine import machine_json
+from tests.plugins import stand_in
+from tests.support.plugin_calls import PluginCall, created_plugin, plugin_call
+from trt_plugins.kernels.catalog import operators
+from trt_plugins.plugins.registration import PluginRegistration
+
+MOST_US = 12.0
+TOLERANCE = 3e-3
+SIZES = {"heads": 8, "head_dim": 64, "groups": 1, "state_size": 128, "conv_dim": 768, "kernel": 4}
+FORMS = {"decode, 1 row": (1, 1), "prefill, 1 row of 256": (1, 256)}
+CALLS, WAIT_EVERY = 4000, 50
+
+
+def main() -> int:
+    """The exit code: 0, or 1 when a result was wrong (a missed target is a finding, not a failure)."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plugin_enqueue", description=__doc__.split("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print the JSON document (default: a table)")
+    parser.add_argument("--calls", type=int, default=CALLS, help="calls of each row")
+    parser.add_argument("--commit", help="the commit that runs, where the files are not in a checkout")
+    arguments = parser.parse_args()
+    trt = _tensorrt()
+    rows = [_row(trt, op, form, arguments.calls) for op in operators() for form in FORMS]
+    document = {"benchmark": "plugin_enqueue", **machine_json(), "device": device_json(), "tensorrt": trt.__name__}
+    if arguments.commit:
+        document["commit"] = arguments.commit
+    if arguments.json:
+        print(json.dumps({**document, "at_most_us": MOST_US, "rows": rows}, indent=2))
+    for row in rows:
+        print(_line(row), file=sys.stderr if arguments.json else sys.stdout)
+    return 0 if all(row["correct"] for row in rows) else 1
+
+
+def _tensorrt() -> Any:
+    for name in ("tensorrt", "tensorrt_rtx"):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    return stand_in
+
+
+def _row(trt: Any, op: str, form: str, calls: int) -> dict[str, Any]:
+    batch, tokens = FORMS[form]
+    attributes = {"activation": "silu"} if op == "causal_conv1d" else {}
+    sizes = {**SIZES, "batch": batch, "time": tokens}
+    call = plugin_call(op, sizes, torch.bfloat16, [tokens] * batch, attributes, in_place=True)
+    plugin = created_plugin(trt, PluginRegistration(trt), call, {"batch": batch, "time": tokens})
+    expected = call.reference()
+    descs = call.descs(trt)
+    plugin.on_shape_change(*descs)
+    plugin.enqueue(*descs, *call.addresses(), torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    error = max(float((o.double() - e).norm() / e.norm()) for o, e in zip(call.outputs, expected, strict=True))
+    row: dict[str, Any] = {"op": op, "form": form, "launches": len(plugin.core.bound.plan.launches), "error": error}
+    row["correct"] = error <= TOLERANCE
+    if row["correct"]:
+        times = sorted(_times(plugin, call, descs, calls))
+        row["us"] = {"median": times[calls // 2], "least": times[0], "p95": times[calls * 95 // 100]}
+        row["met"] = row["us"]["median"] <= MOST_US
+    return row
+
+
+def _times(plugin: Any, call: PluginCall, descs: tuple[list[Any], list[Any]], calls: int) -> list[float]:
+    """Microseconds of each call; the lists are new in each one, as TensorRT makes them."""
+    stream = torch.cuda.current_stream().cuda_stream
+    inputs, outputs, workspace = call.addresses()
+    times = []
+    for index in range(calls):
+        given, written = list(inputs), list(outputs)
+        started = time.perf_counter_ns()
+        plugin.enqueue(*descs, given, written, workspace, stream)
+        times.append((time.perf_counter_ns() - started) / 1e3)
+        if index % WAIT_EVERY == 0:
+            torch.cuda.synchronize()
+    return times
+
+
+def _line(row: dict[str, Any]) -> str:
+    name = f"{row['op']:20} {row['form']:24}"
+    if not row["correct"]:
+        return f"{name} WRONG: error {row['error']:.3g} (at most {TOLERANCE:.3g})"
+    us = row["us"]
+    verdict = "" if row["met"] else f"  MISS: at most {MOST_US:g}"
+    return f"{name} {us['median']:6.2f} us (least {us['least']:.2f}, p95 {us['p95']:.2f}), {row['launches']} launches{verdict}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
