@@ -8,6 +8,8 @@ EXTRAS ?= export,cpu,rtx,cuda,plot,dev
 JOBS ?= 2
 PYTEST_ARGS ?=
 BENCH ?=
+ARTIFACT ?=
+HW_CHECK ?=
 
 CHECKPOINT := examples/checkpoints/tiny-nemotron-h
 DEMO := build/demo
@@ -21,7 +23,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint kernels bench wheel clean distclean
+.PHONY: help setup demo test lint kernels bench hw-check wheel clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +56,9 @@ kernels: setup ## compile every CUDA kernel for every architecture; no GPU neede
 
 bench: setup ## run the benchmarks, or one of them: make bench BENCH=NAME
 	$(BIN)/python -m benchmarks $(BENCH)
+
+hw-check: setup ## build, run, verify and measure engines on this machine's GPU (ARTIFACT=..., HW_CHECK="--plugins on")
+	$(BIN)/python tools/hw_check.py $(ARTIFACT) $(HW_CHECK)
 
 wheel: setup ## build dist/hybridge-*.whl
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist

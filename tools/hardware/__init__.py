@@ -1,0 +1,1 @@
+"""Parts of ``hw_check.py``."""

@@ -1,0 +1,65 @@
+"""What a check on hardware ran on."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from importlib import metadata
+from typing import Any
+
+from artifact.errors import HybridgeError
+from trt_plugins.build.capability import local_capability
+from trt_plugins.build.target import this_machine
+from trt_plugins.kernels.device import KernelDevice
+from trt_plugins.kernels.driver import checked, cuda_driver
+
+PACKAGES = (
+    "tensorrt",
+    "tensorrt-rtx",
+    "cuda-core",
+    "cuda-bindings",
+    "nvidia-cuda-nvrtc",
+    "onnxruntime",
+    "onnx",
+    "numpy",
+)
+_MIB = 1 << 20
+
+
+def machine_document() -> dict[str, Any]:
+    """System, versions, the TensorRT modules that can be imported, and the GPU (None without one)."""
+    versions = {name: version for name in PACKAGES if (version := _version(name)) is not None}
+    return {
+        "system": platform.platform(),
+        "processor": platform.machine(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "libraries": list(this_machine().libraries),
+        "gpu": _gpu(),
+    }
+
+
+def _gpu() -> dict[str, Any] | None:
+    capability = local_capability()
+    if capability is None:
+        return None
+    found: dict[str, Any] = {"capability": capability}
+    try:
+        driver = cuda_driver()
+        handle = checked(driver.cuDeviceGet(0), "opening GPU 0")
+        name = checked(driver.cuDeviceGetName(128, handle), "asking for the GPU's name")
+        found["name"] = name.split(b"\0")[0].decode()
+        found["memory_mib"] = int(checked(driver.cuDeviceTotalMem(handle), "asking for its memory")) // _MIB
+        found["driver"] = int(checked(driver.cuDriverGetVersion(), "asking for the driver's version"))
+        found["multiprocessors"] = KernelDevice.current().traits.multiprocessors
+    except HybridgeError as error:
+        found["note"] = str(error)
+    return found
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        # JetPack's tensorrt is a module without a distribution.
+        return "installed" if importlib.util.find_spec(name.replace("-", "_")) is not None else None
