@@ -156,6 +156,10 @@ FAILURES: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         lambda trt, plugin: plugin.enqueue(*descs(trt), [1] * 9, [2, 3], 0, FAILING_STREAM),
         f"enqueue {SHAPES}: RuntimeError: the driver refuses",
     ),
+    "enqueue of shapes without kernels": (
+        lambda trt, plugin: plugin.enqueue(*descs(trt, time=4097), [1] * 9, [2, 3], 0, 0),
+        r"enqueue with x \[3, 4097, 4, 8\].*context_lengths \[3\]: expected at most 4096 tokens, found 4097: use",
+    ),
     "a stream of no kind": (
         lambda trt, plugin: plugin.enqueue(*descs(trt), [1] * 9, [2, 3], 0, "stream"),
         f"enqueue {SHAPES}: expected a CUDA stream",

@@ -21,7 +21,15 @@ ALLOWED = {
     "artifact": set(),
 }
 # Folders that run on the device, where neither torch nor transformers is installed: no import of them at all.
-TORCH_FREE = ("artifact", "runtime", "trt_plugins/build", "hybridge/cli", "hybridge/inspect")
+TORCH_FREE = (
+    "artifact",
+    "runtime",
+    "trt_plugins/build",
+    "trt_plugins/kernels",
+    "trt_plugins/plugins",
+    "hybridge/cli",
+    "hybridge/inspection",
+)
 # Files that are the torch side of their package (an engine that computes with torch, later).
 TORCH_SIDE = ("runtime/engines/torch",)
 TORCH = {"torch", "transformers"}

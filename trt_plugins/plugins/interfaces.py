@@ -127,7 +127,7 @@ def make_plugin_class(trt: Any) -> type:
 
         @guarded
         def on_shape_change(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-            self.core.prepare([_layout(tensor) for tensor in inputs], [_layout(tensor) for tensor in outputs])
+            self._prepare(inputs, outputs)
 
         def enqueue(
             self,
@@ -141,7 +141,7 @@ def make_plugin_class(trt: Any) -> type:
             """Launch on ``stream``. TensorRT passes integers; any stream or pointer object will do."""
             try:
                 if self.core.bound is None:
-                    self.on_shape_change(input_desc, output_desc)
+                    self._prepare(input_desc, output_desc)
                 self.core.bound.launch(  # type: ignore[union-attr]
                     stream_handle(stream),
                     [device_address(pointer) for pointer in inputs],
@@ -150,6 +150,9 @@ def make_plugin_class(trt: Any) -> type:
                 )
             except Exception as error:
                 raise recorded(self, "enqueue", error) from error
+
+        def _prepare(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+            self.core.prepare([_layout(tensor) for tensor in inputs], [_layout(tensor) for tensor in outputs])
 
         def _call_range(self, inputs: Sequence[Any]) -> Any:
             dtypes = [dtype_from_trt(tensor.desc.type) for tensor in inputs]
