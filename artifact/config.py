@@ -9,7 +9,7 @@ from typing import Any
 
 from artifact.bindings import Binding, GraphBindings
 from artifact.dtypes import DType
-from artifact.errors import ArtifactError
+from artifact.errors import ArtifactError, located
 from artifact.json_fields import Fields, load_json_object
 
 FORMAT_VERSION = 1
@@ -110,7 +110,8 @@ def read_config(folder: Path) -> RuntimeConfig:
     data = load_json_object(folder / CONFIG_FILE)
     if "bindings" not in data or "format_version" not in data:
         raise ArtifactError(f"{folder}: expected a folder written by hybridge export, found another config.json")
-    return config_from_json(data)
+    with located(folder):
+        return config_from_json(data)
 
 
 def config_to_json(config: RuntimeConfig) -> dict[str, Any]:

@@ -70,10 +70,10 @@ def write_engine_record(path: Path, record: EngineRecord) -> None:
 def read_engine_record(path: Path) -> EngineRecord:
     """Read an engine.json; ArtifactError when it is missing, malformed or of another version."""
     data = load_json_object(path)
-    f = Fields(data, path.name)
+    f = Fields(data, str(path))
     version = f.integer("engine_version")
     if version != ENGINE_VERSION:
-        raise ArtifactError(f"{path.name}: expected engine_version {ENGINE_VERSION}, found {version}: build it again")
+        raise ArtifactError(f"{path}: expected engine_version {ENGINE_VERSION}, found {version}: build it again")
     record = EngineRecord(
         engine=f.string("engine"),
         nbytes=f.integer("nbytes", minimum=0),

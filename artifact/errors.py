@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
 
 class HybridgeError(Exception):
     """Base of every error meant for a user; ``exit_code`` is the process's exit code (2: bad input or usage)."""
@@ -41,3 +45,28 @@ class VerificationError(HybridgeError):
     """The exported model disagrees with its reference (exit code 1)."""
 
     exit_code = 1
+
+
+@contextlib.contextmanager
+def located(folder: Path) -> Iterator[None]:
+    """Make the input errors of the block name ``folder`` as the user gave it.
+
+    Its absolute path becomes what was given. "config.json: ..." becomes "FOLDER/config.json: ..." where that file
+    exists, and any other sentence that does not begin with the folder "FOLDER: ...". So code that sees only a file's
+    content need not know its place.
+    """
+    absolute = folder.absolute()
+    try:
+        yield
+    except (ArtifactError, CheckpointError, UnsupportedError) as error:
+        raise type(error)(_located(str(error), folder, absolute)) from error
+
+
+def _located(text: str, folder: Path, absolute: Path) -> str:
+    text = text.replace(f"{absolute}/", f"{folder}/").replace(f"{absolute}:", f"{folder}:")
+    if text.startswith((f"{folder}:", f"{folder}/")):
+        return text
+    name, colon, rest = text.partition(":")
+    if colon and Path(name).name == name and (absolute / name).is_file():
+        return f"{folder}/{name}:{rest}"
+    return f"{folder}: {text}"

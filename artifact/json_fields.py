@@ -28,11 +28,11 @@ def load_json_object(path: Path, error: type[HybridgeError] = ArtifactError) -> 
     except FileNotFoundError as cause:
         raise error(f"expected the file {path}, found none") from cause
     except OSError as cause:
-        raise error(f"{path.name}: cannot be read: {cause.strerror or cause}") from cause
+        raise error(f"{path}: cannot be read: {cause.strerror or cause}") from cause
     except (ValueError, RecursionError) as cause:
-        raise error(f"{path.name}: is not valid JSON ({cause}): fetch or export it again") from cause
+        raise error(f"{path}: is not valid JSON ({cause}): fetch or export it again") from cause
     if not isinstance(data, dict):
-        raise error(f"{path.name}: expected a JSON object, found {type(data).__name__}")
+        raise error(f"{path}: expected a JSON object, found {type(data).__name__}")
     return data
 
 

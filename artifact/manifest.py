@@ -45,7 +45,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 def read_manifest(folder: Path) -> Manifest:
     """Read ``folder``/manifest.json; ArtifactError when it is missing or malformed."""
-    f = Fields(load_json_object(folder / MANIFEST_FILE), MANIFEST_FILE)
+    f = Fields(load_json_object(folder / MANIFEST_FILE), str(folder / MANIFEST_FILE))
     version = f.integer("manifest_version")
     if version != MANIFEST_VERSION:
         raise f.fail("manifest_version", str(MANIFEST_VERSION))
@@ -80,7 +80,7 @@ def check_files(folder: Path, manifest: Manifest) -> None:
     for record in manifest.files:
         path = folder / record.path
         if Path(record.path).is_absolute() or ".." in Path(record.path).parts:
-            raise ArtifactError(f"{MANIFEST_FILE}: {record.path!r} leaves the artifact: refused")
+            raise ArtifactError(f"{folder / MANIFEST_FILE}: {record.path!r} leaves the artifact: refused")
         if not path.is_file():
             raise ArtifactError(f"{folder}: expected the file {record.path}, found none: export again")
         try:

@@ -60,16 +60,16 @@ def read_safetensors(path: Path) -> SafetensorsFile:
         with path.open("rb") as file:
             raw, data_start = _header_bytes(file.read(8), file, path, size)
     except OSError as error:
-        raise CheckpointError(f"{path.name}: cannot be read: {error.strerror or error}") from error
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
     try:
         header = json.loads(raw, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path.name}: the header is not valid JSON ({error}): fetch the file again") from error
+        raise CheckpointError(f"{path}: the header is not valid JSON ({error}): fetch the file again") from error
     if not isinstance(header, dict):
-        raise CheckpointError(f"{path.name}: expected a JSON object as header, found {type(header).__name__}")
+        raise CheckpointError(f"{path}: expected a JSON object as header, found {type(header).__name__}")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise CheckpointError(f"{path.name}: __metadata__ is not an object of strings: fetch the file again")
+        raise CheckpointError(f"{path}: __metadata__ is not an object of strings: fetch the file again")
     tensors = {name: _slot(name, entry, path, data_start, size) for name, entry in header.items()}
     _check_layout(tensors, path, data_start, size)
     return SafetensorsFile(path, MappingProxyType(tensors), MappingProxyType(metadata), data_start, size)
@@ -77,11 +77,11 @@ def read_safetensors(path: Path) -> SafetensorsFile:
 
 def _header_bytes(prefix: bytes, file: BinaryIO, path: Path, size: int) -> tuple[bytes, int]:
     if len(prefix) < 8:
-        raise CheckpointError(f"{path.name}: expected a safetensors file, found only {size} bytes: fetch it again")
+        raise CheckpointError(f"{path}: expected a safetensors file, found only {size} bytes: fetch it again")
     (length,) = struct.unpack("<Q", prefix)
     if length > min(MAX_HEADER_BYTES, size - 8):
         raise CheckpointError(
-            f"{path.name}: the header claims {length} bytes, the file has {size}: truncated or not safetensors"
+            f"{path}: the header claims {length} bytes, the file has {size}: truncated or not safetensors"
         )
     return file.read(length), 8 + length
 
@@ -92,20 +92,16 @@ def _slot(name: str, entry: object, path: Path, data_start: int, size: int) -> T
         shape = tuple(_size(n) for n in entry["shape"])  # type: ignore[index]
         begin, end = (_size(n) for n in entry["data_offsets"])  # type: ignore[index]
     except UnsupportedError as error:
-        raise UnsupportedError(f"{path.name}: tensor {name}: {error}") from error
+        raise UnsupportedError(f"{path}: tensor {name}: {error}") from error
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{path.name}: tensor {name} has a malformed header entry: fetch the file again"
-        ) from error
+        raise CheckpointError(f"{path}: tensor {name} has a malformed header entry: fetch the file again") from error
     nbytes = math.prod(shape) * dtype.itemsize
     if end - begin != nbytes:
         raise CheckpointError(
-            f"{path.name}: {name}: {dtype.value}{list(shape)} needs {nbytes} bytes, the header gives {end - begin}"
+            f"{path}: {name}: {dtype.value}{list(shape)} needs {nbytes} bytes, the header gives {end - begin}"
         )
     if data_start + end > size:
-        raise CheckpointError(
-            f"{path.name}: tensor {name} ends at byte {data_start + end}, found {size}: fetch it again"
-        )
+        raise CheckpointError(f"{path}: tensor {name} ends at byte {data_start + end}, found {size}: fetch it again")
     return TensorSlot(name, dtype, shape, path, data_start + begin, nbytes)
 
 
@@ -130,10 +126,10 @@ def _check_layout(tensors: Mapping[str, TensorSlot], path: Path, data_start: int
     for slot in sorted(tensors.values(), key=lambda s: (s.offset, s.nbytes)):
         if slot.offset != position:
             raise CheckpointError(
-                f"{path.name}: tensor {slot.name} does not start where the one before it ends: corrupt header"
+                f"{path}: tensor {slot.name} does not start where the one before it ends: corrupt header"
             )
         position += slot.nbytes
     if position != size:
         raise CheckpointError(
-            f"{path.name}: the header describes {position} bytes, the file has {size}: truncated or corrupt"
+            f"{path}: the header describes {position} bytes, the file has {size}: truncated or corrupt"
         )

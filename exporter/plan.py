@@ -13,7 +13,7 @@ import numpy as np
 from artifact.bindings import BATCH, MAX_SEQ, Binding
 from artifact.config import RuntimeConfig
 from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
+from artifact.errors import UnsupportedError, located
 from artifact.safetensors_file import TensorSlot
 from exporter.checkpoint import Checkpoint, open_checkpoint
 from exporter.graph.interface import runtime_config
@@ -76,8 +76,13 @@ def plan_export(checkpoint: Path, options: ExportOptions | None = None) -> Expor
 
 
 def open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, ExportPlan]:
-    """Open the checkpoint and plan its export."""
-    source = open_checkpoint(Path(checkpoint))
+    """Open the checkpoint and plan its export; errors name files by ``checkpoint`` as it was given."""
+    with located(Path(checkpoint)):
+        return _open_plan(Path(checkpoint), options)
+
+
+def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, ExportPlan]:
+    source = open_checkpoint(checkpoint)
     decoder = decoder_config(source.config, options.ignore_config_fields)
     parameters = bind_parameters(decoder, source.tensors)
     dtype = _compute_dtype(source, options)

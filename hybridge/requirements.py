@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from artifact.errors import HybridgeError
+from artifact.extras import install_command
 
 EXTRAS = {
     "torch": "export",
@@ -27,7 +28,7 @@ def require(*packages: str) -> None:
 
 def missing(package: str) -> str:
     """The sentence for a user who lacks ``package``."""
-    return f"this command needs the package {package}: pip install 'hybridge[{EXTRAS[package]}]'"
+    return f"this command needs the package {package}: {install_command(EXTRAS[package])}"
 
 
 def _installed(package: str) -> bool:

@@ -17,17 +17,6 @@ from artifact.json_fields import load_json_object
 _LFS_POINTER = b"version https://git-lfs"
 
 
-def checkpoint_folder(path: Path) -> Path:
-    """The absolute path of the folder ``path``; CheckpointError when it is missing or a file."""
-    if path.is_dir():
-        return path.absolute()
-    if path.exists():
-        raise CheckpointError(f"{path}: expected a checkpoint folder, found a file: give the folder that holds it")
-    raise CheckpointError(
-        f"{path}: expected a checkpoint folder, found none: download the checkpoint and give its folder"
-    )
-
-
 def checked_file(folder: Path, relative: str) -> Path | None:
     """``folder``/``relative`` as a readable regular file, or None if there is none.
 
@@ -40,20 +29,18 @@ def checked_file(folder: Path, relative: str) -> Path | None:
             return None
         target = path.resolve()
         if not target.is_relative_to(folder.resolve()) and not _is_cache_blob(target):
-            raise CheckpointError(f"{relative}: is a link that leaves the checkpoint folder: put the file in its place")
+            raise CheckpointError(f"{path}: is a link that leaves the checkpoint folder: put the file in its place")
         if not target.exists():
-            raise CheckpointError(f"{relative}: is a link to a missing file: download the checkpoint again")
+            raise CheckpointError(f"{path}: is a link to a missing file: download the checkpoint again")
         if not target.is_file():
-            raise CheckpointError(f"{relative}: expected a file, found something else: download the checkpoint again")
+            raise CheckpointError(f"{path}: expected a file, found something else: download the checkpoint again")
         with target.open("rb") as file:
             head = file.read(len(_LFS_POINTER))
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, in Python before 3.13
         reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"{relative}: cannot be read: {reason}") from error
+        raise CheckpointError(f"{path}: cannot be read: {reason}") from error
     if head == _LFS_POINTER:
-        raise CheckpointError(
-            f"{relative}: is a Git LFS pointer, not the file itself: run git lfs pull in the checkpoint"
-        )
+        raise CheckpointError(f"{path}: is a Git LFS pointer, not the file itself: run git lfs pull in the checkpoint")
     return path
 
 
@@ -68,9 +55,9 @@ def check_json(path: Path) -> None:
     try:
         json.loads(path.read_bytes())
     except OSError as error:
-        raise CheckpointError(f"{path.name}: cannot be read: {error.strerror or error}") from error
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path.name}: is not valid JSON: download it again") from error
+        raise CheckpointError(f"{path}: is not valid JSON: download it again") from error
 
 
 def _is_cache_blob(target: Path) -> bool:

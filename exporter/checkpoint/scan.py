@@ -165,17 +165,17 @@ def _read(slot: TensorSlot, offset: int, target: memoryview) -> None:
             while target:
                 count = os.preadv(handle, [target], offset)
                 if count == 0:
-                    raise CheckpointError(f"{slot.path.name}: ends inside tensor {slot.name}: fetch it again")
+                    raise CheckpointError(f"{slot.path}: ends inside tensor {slot.name}: fetch it again")
                 target, offset = target[count:], offset + count
         finally:
             os.close(handle)
     except OSError as error:
-        raise CheckpointError(f"{slot.path.name}: tensor {slot.name} cannot be read: {error.strerror}") from error
+        raise CheckpointError(f"{slot.path}: tensor {slot.name} cannot be read: {error.strerror}") from error
 
 
 def _offence(piece: _Piece, flat: int, value: float) -> CheckpointError:
     index = [int(i) for i in np.unravel_index(flat, piece.slot.shape)] if piece.slot.shape else []
-    where = f"{piece.slot.path.name}: tensor {piece.slot.name} holds {value} at index {index}"
+    where = f"{piece.slot.path}: tensor {piece.slot.name} holds {value} at index {index}"
     if not math.isfinite(value):
         return CheckpointError(f"{where}: expected finite weights: the checkpoint is damaged")
     wide = DType.BFLOAT16 if piece.compute is DType.FLOAT16 else DType.FLOAT32

@@ -34,7 +34,7 @@ def place_shards(shards: tuple[SafetensorsFile, ...], folder: Path, mode: str) -
         if mode == "copy" or not share_file(source, placed):
             copy_file(source, placed)
         if placed.stat().st_size != shard.nbytes:
-            raise CheckpointError(f"{shard.path.name}: changed while it was read: export again")
+            raise CheckpointError(f"{shard.path}: changed while it was read: export again")
         for name, slot in shard.tensors.items():
             tensors[name] = replace(slot, path=placed)
     return tensors

@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from artifact.errors import CheckpointError, UnsupportedError
+from artifact.errors import CheckpointError, UnsupportedError, located
 from exporter.checkpoint import Checkpoint, open_checkpoint
 from exporter.options import ExportOptions
 from exporter.plan import ExportPlan, open_plan
@@ -51,7 +51,8 @@ class CheckpointInspection:
 
 def inspect_checkpoint(path: Path) -> CheckpointInspection:
     """Inspect the folder ``path``; CheckpointError when it cannot be read at all."""
-    source = open_checkpoint(path)
+    with located(path):
+        source = open_checkpoint(path)
     plan, refusal = _plan(path)
     weights = [Weight(name, slot.dtype, slot.shape, slot.nbytes) for name, slot in source.tensors.items()]
     states = state_summaries(plan.config) if plan else ()

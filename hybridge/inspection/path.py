@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from artifact.config import CONFIG_FILE
 from artifact.engine_record import ENGINE_FILE
 from artifact.errors import ArtifactError
-from artifact.json_fields import load_json_object
-from artifact.manifest import MANIFEST_FILE
+from artifact.path_kind import PathKind, kind_of_path
 from hybridge.inspection.artifact import ArtifactInspection, inspect_artifact
 from hybridge.inspection.checkpoint import CheckpointInspection, inspect_checkpoint
 from hybridge.inspection.engine import EngineInspection, inspect_engine
@@ -21,26 +19,16 @@ def inspect_path(path: Path) -> Inspection:
 
     ArtifactError: ``path`` is none of them. Other errors say how what it is, is damaged.
     """
-    if path.name == ENGINE_FILE or path.suffix == ".engine":
-        return inspect_engine(path.parent)
-    if path.suffix == ".onnx":
+    kind = kind_of_path(path)
+    if kind is PathKind.ENGINE:
+        return inspect_engine(path if path.is_dir() else path.parent)
+    if kind is PathKind.MODEL:
         return inspect_artifact(path.parent)
-    if path.is_dir():
-        if (path / ENGINE_FILE).is_file():
-            return inspect_engine(path)
-        if _is_artifact(path):
-            return inspect_artifact(path)
-        if (path / CONFIG_FILE).is_file() or any(path.glob("*.safetensors")):
-            return inspect_checkpoint(path)
-    found = "a folder with neither" if path.is_dir() else "a file" if path.exists() else "nothing"
+    if kind is PathKind.ARTIFACT:
+        return inspect_artifact(path)
+    if kind is PathKind.CHECKPOINT:
+        return inspect_checkpoint(path)
     raise ArtifactError(
         f"{path}: expected a checkpoint folder (config.json, *.safetensors), a folder written by hybridge export or "
-        f"an engine ({ENGINE_FILE}), found {found}"
+        f"an engine ({ENGINE_FILE}), found {kind.value}: give one of them"
     )
-
-
-def _is_artifact(folder: Path) -> bool:
-    if (folder / MANIFEST_FILE).is_file():
-        return True
-    config = folder / CONFIG_FILE
-    return config.is_file() and "bindings" in load_json_object(config)

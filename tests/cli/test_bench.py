@@ -47,7 +47,7 @@ def test_plot(capfd: Capture, artifact: Path, tmp_path: Path) -> None:
 def test_plot_without_matplotlib(capfd: Capture, artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     outcome = hybridge(capfd, "bench", artifact, "--plot", "speed.png")
-    assert outcome.code == 2 and "hybridge[plot]" in outcome.error
+    assert outcome.code == 2 and "[plot]" in outcome.error
 
 
 @pytest.mark.parametrize(

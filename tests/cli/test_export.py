@@ -67,5 +67,5 @@ def test_missing_torch_is_told_at_once(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     outcome = hybridge(capfd, "export", checkpoint, tmp_path / "out")
-    assert outcome.code == 2 and "hybridge[export]" in outcome.error and "..." not in outcome.err
+    assert outcome.code == 2 and "[export]" in outcome.error and "..." not in outcome.err
     assert hybridge(capfd, "export", checkpoint, tmp_path / "out", "--dry-run").code == 0

@@ -21,8 +21,8 @@ from tests.cli.command import hybridge
         (typer.Abort(), 2, "interrupted"),
         (OSError(errno.ENOSPC, "No space left on device", "out/x"), 2, "out/x: the disk is full"),
         (PermissionError(errno.EACCES, "Permission denied", "out"), 2, "out: Permission denied"),
-        (ModuleNotFoundError("No module named 'torch'", name="torch"), 2, "hybridge[export]"),
-        (ModuleNotFoundError("No module named 'onnxruntime.capi'", name="onnxruntime.capi"), 2, "hybridge[cpu]"),
+        (ModuleNotFoundError("No module named 'torch'", name="torch"), 2, "[export]"),
+        (ModuleNotFoundError("No module named 'onnxruntime.capi'", name="onnxruntime.capi"), 2, "[cpu]"),
         (MemoryError(), 2, "out of memory"),
     ],
 )

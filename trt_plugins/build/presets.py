@@ -68,8 +68,8 @@ def _read(path: Path) -> Preset:
     except OSError as error:
         raise UnsupportedError(f"--target: {path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise EngineError(f"{path.name}: is not valid TOML ({error}): correct the file") from error
-    return _preset(path.stem, data, path.name)
+        raise EngineError(f"{path}: is not valid TOML ({error}): correct the file") from error
+    return _preset(path.stem, data, str(path))
 
 
 def _preset(name: str, data: dict[str, Any], where: str) -> Preset:

@@ -6,6 +6,7 @@ import importlib.util
 from dataclasses import dataclass
 
 from artifact.errors import EngineError, UnsupportedError
+from artifact.extras import install_command
 from trt_plugins.build.capability import (
     BOARD_CAPABILITIES,
     PORTABLE_CAPABILITIES,
@@ -80,7 +81,7 @@ def _choose_library(wish: str, capabilities: tuple[str, ...], machine: Machine) 
         untargetable = [c for c in capabilities if c not in RTX_CAPABILITIES]
         if wish == TENSORRT_RTX and untargetable:
             raise _untargetable(untargetable)
-        how = "pip install 'hybridge[rtx]'" if wish == TENSORRT_RTX else "install TensorRT (JetPack has it)"
+        how = install_command("rtx") if wish == TENSORRT_RTX else "install TensorRT (JetPack has it)"
         raise EngineError(f"expected the Python module {wish}, found none: {how}")
     return wish
 

@@ -36,7 +36,7 @@ def refused(folder: Path, words: str, error: type[Exception] = CheckpointError) 
 
 
 def test_missing_folder(tmp_path: Path) -> None:
-    refused(tmp_path / "none", "expected a checkpoint folder, found none")
+    refused(tmp_path / "none", "expected a checkpoint folder, found nothing")
 
 
 def test_file_instead_of_folder(tmp_path: Path) -> None:

@@ -1,0 +1,19 @@
+"""How to install the packages that only some commands need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def install_command(extra: str, root: Path = _ROOT) -> str:
+    """The pip command that adds the distribution's ``extra`` to what is installed.
+
+    From a checkout it names the checkout (as "." in its own folder). An installed wheel satisfies the plain name,
+    so that pip only adds the packages of the extra.
+    """
+    if not (root / "pyproject.toml").is_file():
+        return f"pip install 'hybridge[{extra}]'"
+    where = "." if Path.cwd() == root else root
+    return f"pip install --editable '{where}[{extra}]'"
