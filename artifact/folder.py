@@ -5,66 +5,80 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from artifact.errors import OutputError
+from artifact.path_kind import ARTIFACT_MARKS, ENGINE_MARKS, is_marked
+from artifact.temporary_folder import OLD, PARTIAL, REPLACED, clear_left_over, temporary_folder
 
-MARKER_FILE = "manifest.json"
+
+@dataclass(frozen=True)
+class FolderKind:
+    """What is written: its ``noun``, the ``marks`` (artifact.path_kind) without which no folder is ever replaced.
+
+    ``elsewhere`` is what a user can do whose folder is taken.
+    """
+
+    noun: str
+    marks: tuple[tuple[str, str], ...]
+    elsewhere: str
+
+
+ARTIFACT = FolderKind("an export", ARTIFACT_MARKS, "give another path")
+ENGINE = FolderKind("an engine", ENGINE_MARKS, "move it away")
 
 
 @contextlib.contextmanager
-def atomic_folder(out: Path, overwrite: bool = False, marker: str = MARKER_FILE) -> Iterator[Path]:
+def atomic_folder(out: Path, overwrite: bool = False, kind: FolderKind = ARTIFACT) -> Iterator[Path]:
     """Yield a temporary folder beside ``out`` that becomes ``out`` when the block ends well.
 
-    On any exception, KeyboardInterrupt included, the temporary folder is removed and ``out`` is as before.
+    On any exception, KeyboardInterrupt included, the temporary folder is removed and ``out`` is as before. What a
+    killed run left beside ``out`` is removed first.
     OutputError: ``out`` exists (and not ``overwrite``), is a file, its parent cannot be written, or the disk is full.
     """
-    check_output(out, overwrite, marker)
+    clear_left_over(out)
+    check_output(out, overwrite, kind)
     parents = [p for p in (out.parent, *out.parent.parents) if not p.exists()]
-    temporary: Path | None = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
-        temporary.chmod(0o777 & ~_umask())
-        yield temporary
-        _sync(temporary)
-        # Once more: another run may have written it meanwhile.
-        check_output(out, overwrite, marker)
-        _replace(temporary, out)
+        with temporary_folder(out, PARTIAL) as temporary:
+            temporary.chmod(0o777 & ~_umask())
+            yield temporary
+            _sync(temporary)
+            # Once more: another run may have written it meanwhile.
+            check_output(out, overwrite, kind)
+            _replace(temporary, out)
     except OSError as error:
-        raise _output_error(out, error) from error
+        raise _output_error(out, error, kind) from error
     finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
         for parent in parents:
             with contextlib.suppress(OSError):  # not empty: it holds ``out``
                 parent.rmdir()
 
 
-def check_output(out: Path, overwrite: bool, marker: str = MARKER_FILE) -> None:
-    """Raise OutputError when ``out`` may not be written, before any work is done.
-
-    ``marker`` names the file by which a folder that Hybridge wrote is known: only such a folder is replaced.
-    """
+def check_output(out: Path, overwrite: bool, kind: FolderKind = ARTIFACT) -> None:
+    """Raise OutputError when ``out`` may not be written, before any work is done."""
     try:
-        _check_output(out, overwrite, marker)
+        _check_output(out, overwrite, kind)
     except OSError as error:
-        raise _output_error(out, error) from error
+        raise _output_error(out, error, kind) from error
 
 
-def _check_output(out: Path, overwrite: bool, marker: str) -> None:
+def _check_output(out: Path, overwrite: bool, kind: FolderKind) -> None:
     if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise OutputError(f"{out}: expected a folder to write, found a file or link: give another path")
+        raise OutputError(f"{out}: expected a folder to write, found a file or link: {kind.elsewhere}")
     if not out.exists():
         return
-    if not overwrite:
-        raise OutputError(f"{out}: exists already: pass --overwrite to replace it, or give another path")
     # Only what an earlier run wrote is ever replaced: never somebody's home folder.
-    if any(out.iterdir()) and not (out / marker).is_file():
-        raise OutputError(f"{out}: is not a folder that hybridge wrote (no {marker}): give another path")
+    if any(out.iterdir()) and not is_marked(out, kind.marks):
+        raise OutputError(
+            f"{out}: holds files and is not {kind.noun} that hybridge wrote (no {kind.marks[0][0]} of its own), so "
+            f"that it is never replaced: {kind.elsewhere}"
+        )
+    if not overwrite:
+        raise OutputError(f"{out}: exists already: pass --overwrite to replace it, or {kind.elsewhere}")
 
 
 def _replace(temporary: Path, out: Path) -> None:
@@ -72,15 +86,14 @@ def _replace(temporary: Path, out: Path) -> None:
     if not out.exists():
         os.rename(temporary, out)
         return
-    aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".old", dir=out.parent))
-    old = aside / "old"
-    try:
-        os.rename(out, old)
-        os.rename(temporary, out)
-    finally:
-        if old.exists() and not out.exists():
-            os.rename(old, out)
-        shutil.rmtree(aside, ignore_errors=True)
+    with temporary_folder(out, OLD) as aside:
+        old = aside / REPLACED
+        try:
+            os.rename(out, old)
+            os.rename(temporary, out)
+        finally:
+            if old.exists() and not out.exists():
+                os.rename(old, out)
 
 
 def _sync(folder: Path) -> None:
@@ -100,9 +113,10 @@ def _sync_path(path: Path) -> None:
         os.close(handle)
 
 
-def _output_error(out: Path, error: OSError) -> OutputError:
+def _output_error(out: Path, error: OSError, kind: FolderKind) -> OutputError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return OutputError(f"{out}: the disk is full: free space or give another path; nothing was left behind")
+        remedy = "free space" if kind is ENGINE else "free space or give another path"
+        return OutputError(f"{out}: the disk is full: {remedy}; nothing was left behind")
     return OutputError(f"{out}: cannot be written: {error.strerror or error}")
 
 

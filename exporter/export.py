@@ -11,7 +11,8 @@ from typing import Any
 
 from artifact.config import CONFIG_FILE, config_text
 from artifact.dtypes import DType
-from artifact.folder import atomic_folder, check_output
+from artifact.errors import located
+from artifact.folder import atomic_folder
 from artifact.manifest import Manifest, record_file, write_manifest
 from artifact.progress import NoProgress, Progress
 from artifact.safetensors_file import TensorSlot, read_safetensors
@@ -19,6 +20,7 @@ from exporter.checkpoint import Checkpoint
 from exporter.checkpoint.background_scan import background_scan
 from exporter.checkpoint.scan import ScanReport
 from exporter.options import ExportOptions
+from exporter.output import check_export_output
 from exporter.plan import ExportPlan, open_plan
 from exporter.versions import tool_versions
 from exporter.weights import place_shards, write_derived
@@ -55,11 +57,11 @@ def export_checkpoint(
     """
     options, progress = (options or ExportOptions()).check(), progress or NoProgress()
     checkpoint, out = Path(checkpoint), Path(out)
-    check_output(out, options.overwrite)
+    check_export_output(checkpoint, out, options.overwrite)
     source, plan = open_plan(checkpoint, options)
     try:
         targets = plan.scan_targets(source.tensors) if options.scan else None
-        with background_scan(targets) as scan, atomic_folder(out, options.overwrite) as folder:
+        with located(checkpoint), background_scan(targets) as scan, atomic_folder(out, options.overwrite) as folder:
             return _write(source, plan, options, scan, folder, out, progress)
     finally:
         progress.finish()
@@ -78,7 +80,9 @@ def _write(
     nodes = _graph(plan, options, slots, folder, progress)
     (folder / CONFIG_FILE).write_text(config_text(plan.config), encoding="utf-8")
     for path in source.side_files:
-        shutil.copyfile(path, folder / path.name)
+        copy = folder / path.relative_to(source.path)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)
     progress.start("scan weights")
     scanned = scan()
     notes = (*plan.notes, *(scanned.notes if scanned else ("the weights were not scanned (--no-scan)",)))

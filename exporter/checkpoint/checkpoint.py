@@ -9,8 +9,9 @@ from typing import Any
 
 from artifact.dtypes import DType
 from artifact.errors import CheckpointError, UnsupportedError
+from artifact.path_kind import require_checkpoint
 from artifact.safetensors_file import SafetensorsFile, TensorSlot
-from exporter.checkpoint.entries import check_json, checked_file, checkpoint_folder, read_json
+from exporter.checkpoint.entries import check_json, checked_file, read_json
 from exporter.checkpoint.shards import read_shards, tensors_of
 
 CONFIG_FILE, GENERATION_CONFIG_FILE = "config.json", "generation_config.json"
@@ -27,6 +28,8 @@ SIDE_FILES = (
     "chat_template.json",
     GENERATION_CONFIG_FILE,
 )
+# transformers saves here, as NAME.jinja, the named templates of a tokenizer that has more than the default one.
+TEMPLATES_FOLDER = "additional_chat_templates"
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Checkpoint:
     """An opened checkpoint; weights are mapped only when used.
 
     ``config`` is config.json as it stands, ``dtype`` its type, else the type of most bytes of weights.
-    ``eos_token_ids`` come from generation_config.json, else from the config. ``notes`` say what was ignored.
+    ``side_files`` lie in ``path`` or in a folder of it. ``eos_token_ids`` come from generation_config.json, else from
+    the config. ``notes`` say what was ignored.
     """
 
     path: Path
@@ -52,7 +56,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
     CheckpointError: missing, unreadable, corrupt or unsafe parts; UnsupportedError: quantised weights.
     """
-    folder = checkpoint_folder(Path(path))
+    require_checkpoint(Path(path))
+    folder = Path(path).absolute()
     config = read_json(folder, CONFIG_FILE)
     if config is None:
         raise CheckpointError(f"{folder}: expected {CONFIG_FILE}, found none: give the folder of a checkpoint")
@@ -69,7 +74,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _side_files(folder: Path) -> tuple[Path, ...]:
-    found = tuple(path for name in SIDE_FILES if (path := checked_file(folder, name)) is not None)
+    templates = sorted(path.name for path in (folder / TEMPLATES_FOLDER).glob("*.jinja"))
+    names = (*SIDE_FILES, *(f"{TEMPLATES_FOLDER}/{name}" for name in templates))
+    found = tuple(path for name in names if (path := checked_file(folder, name)) is not None)
     for path in found:
         if path.suffix == ".json":
             check_json(path)
@@ -118,7 +125,7 @@ def _refuse_quantised_tensors(tensors: Mapping[str, TensorSlot]) -> None:
     for slot in tensors.values():
         if slot.dtype in (DType.UINT8, DType.INT8):
             raise UnsupportedError(
-                f"{slot.path.name}: tensor {slot.name} is {slot.dtype.value}: "
+                f"{slot.path}: tensor {slot.name} is {slot.dtype.value}: "
                 "quantised checkpoints are not supported: export the original one"
             )
 

@@ -9,7 +9,7 @@ from typing import Any
 from artifact.errors import ArtifactError, RequestError
 from runtime.text.template_sandbox import compile_template, plain_data
 
-CHAT_TEMPLATE_FILE = "chat_template.jinja"
+CHAT_TEMPLATE_FILE, TEMPLATES_FOLDER = "chat_template.jinja", "additional_chat_templates"
 Message = Mapping[str, Any]
 
 
@@ -22,13 +22,15 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> ChatTemplate:
-        """Read chat_template.jinja, which goes before the chat_template of tokenizer_config.json (``config``)."""
-        path = folder / CHAT_TEMPLATE_FILE
-        if path.is_file():
-            try:
-                return cls({"default": path.read_text(encoding="utf-8")}, special_tokens)
-            except (OSError, UnicodeDecodeError) as error:
-                raise ArtifactError(f"{path}: cannot be read ({error}): export the checkpoint again") from error
+        """Read chat_template.jinja and additional_chat_templates/NAME.jinja.
+
+        Where there are such files, the chat_template of tokenizer_config.json (``config``) does not count.
+        """
+        templates = {path.name.removesuffix(".jinja"): path for path in (folder / TEMPLATES_FOLDER).glob("*.jinja")}
+        if (folder / CHAT_TEMPLATE_FILE).is_file():
+            templates.setdefault("default", folder / CHAT_TEMPLATE_FILE)
+        if templates:
+            return cls({name: _read(path) for name, path in templates.items()}, special_tokens)
         return cls(_templates_from_config(config.get("chat_template")), special_tokens)
 
     def render(
@@ -70,6 +72,13 @@ class ChatTemplate:
                 f"template: expected one of {', '.join(sorted(self._templates))}, found {wanted!r}: name one of them"
             )
         return self._templates[wanted]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{path}: cannot be read ({error}): export the checkpoint again") from error
 
 
 def _templates_from_config(value: object) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import stat
 import subprocess
@@ -14,20 +15,26 @@ from pathlib import Path
 import pytest
 
 from artifact.errors import OutputError
-from artifact.folder import atomic_folder, check_output
+from artifact.folder import ENGINE, atomic_folder, check_output
 
 ROOT = Path(__file__).parents[2]
 
 
+def manifest(text: str) -> str:
+    """What tells an exported folder: a JSON object of this version, here with ``text`` in it."""
+    return json.dumps({"manifest_version": 1, "text": text})
+
+
 def write(out: Path, text: str = "new", overwrite: bool = False) -> None:
     with atomic_folder(out, overwrite) as folder:
-        (folder / "manifest.json").write_text(text)
+        (folder / "manifest.json").write_text(manifest(text))
         (folder / "weights").mkdir()
         (folder / "weights" / "w").write_text(text)
 
 
 def content(out: Path) -> str:
-    return (out / "manifest.json").read_text()
+    text: str = json.loads((out / "manifest.json").read_text())["text"]
+    return text
 
 
 @contextlib.contextmanager
@@ -41,7 +48,7 @@ def test_appears_only_when_complete(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with only(tmp_path, "out"), atomic_folder(out) as folder:
         assert folder.parent == tmp_path and folder.is_dir()
-        (folder / "manifest.json").write_text("new")
+        (folder / "manifest.json").write_text(manifest("new"))
         assert not out.exists()
     assert content(out) == "new"
 
@@ -77,7 +84,7 @@ def test_failure_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> N
 def test_failed_overwrite_keeps_the_old_folder(tmp_path: Path, error: type[BaseException]) -> None:
     write(tmp_path / "out", "old")
     with only(tmp_path, "out"), pytest.raises(error), atomic_folder(tmp_path / "out", overwrite=True) as folder:
-        (folder / "manifest.json").write_text("new")
+        (folder / "manifest.json").write_text(manifest("new"))
         raise error
     assert content(tmp_path / "out") == "old"
 
@@ -132,12 +139,31 @@ def test_existing_needs_overwrite(tmp_path: Path) -> None:
     assert content(tmp_path / "out") == "old"
 
 
-def test_foreign_folder_is_never_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("thesis.txt", "mine"),
+        ("manifest.json", '{"name": "a browser extension"}'),
+        ("manifest.json", '["a list"]'),
+        ("manifest.json", "{ broken"),
+        ("config.json", '{"model_type": "llama"}'),
+    ],
+)
+def test_foreign_folder_is_never_replaced(tmp_path: Path, name: str, text: str, overwrite: bool) -> None:
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.txt").write_text("mine")
-    with only(tmp_path, "out"), pytest.raises(OutputError, match="not a folder that hybridge wrote"):
-        write(tmp_path / "out", overwrite=True)
-    assert (tmp_path / "out" / "thesis.txt").read_text() == "mine"
+    (tmp_path / "out" / name).write_text(text)
+    with only(tmp_path, "out"), pytest.raises(OutputError, match=r"not an export that hybridge wrote.*another path"):
+        write(tmp_path / "out", overwrite=overwrite)
+    assert (tmp_path / "out" / name).read_text() == text
+
+
+def test_export_with_a_damaged_manifest_may_be_replaced(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "manifest.json").write_text("{ broken")
+    (tmp_path / "out" / "config.json").write_text('{"format_version": 1, "bindings": {}}')
+    write(tmp_path / "out", overwrite=True)
+    assert content(tmp_path / "out") == "new"
 
 
 def test_empty_folder_may_be_replaced(tmp_path: Path) -> None:
@@ -146,14 +172,18 @@ def test_empty_folder_may_be_replaced(tmp_path: Path) -> None:
     assert content(tmp_path / "out") == "new"
 
 
-def test_another_marker(tmp_path: Path) -> None:
+def test_another_kind_of_folder(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "engine.json").write_text("old")
-    with pytest.raises(OutputError):
+    (tmp_path / "out" / "engine.json").write_text('{"engine_version": 1}')
+    with pytest.raises(OutputError, match="not an export"):
         check_output(tmp_path / "out", overwrite=True)
-    with atomic_folder(tmp_path / "out", overwrite=True, marker="engine.json") as folder:
+    with pytest.raises(OutputError, match="exists already: pass --overwrite to replace it, or move it away"):
+        check_output(tmp_path / "out", overwrite=False, kind=ENGINE)
+    with atomic_folder(tmp_path / "out", overwrite=True, kind=ENGINE) as folder:
         (folder / "engine.json").write_text("new")
     assert (tmp_path / "out" / "engine.json").read_text() == "new"
+    with pytest.raises(OutputError, match=r"not an engine that hybridge wrote .no engine.json"):
+        check_output(tmp_path / "out", overwrite=True, kind=ENGINE)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -5,6 +5,7 @@ An engine lives inside the artifact, in a folder named after its target, and is 
     OUT/engines/<target>/model.engine   the serialized engine
     OUT/engines/<target>/engine.json    what it holds (artifact.engine_record)
     OUT/engines/<target>/build.log      TensorRT's messages
+    OUT/engines/<target>.failed.log     what build.log would be, where the last build of the target failed
     OUT/engines/<target>/timing.cache   kernel times, with full TensorRT only; reused by the next build
 
 <target> is the preset's name; "sm86" or "<preset>-sm86" when --compute-capability replaces the preset's.
@@ -23,9 +24,11 @@ from pathlib import Path
 from artifact.config import read_config
 from artifact.engine_record import ENGINE_FILE, EngineRecord, ProfileRecord, write_engine_record
 from artifact.errors import UnsupportedError
-from artifact.folder import atomic_folder, check_output
+from artifact.folder import ENGINE, atomic_folder, check_output
+from artifact.path_kind import require_artifact
 from artifact.progress import NoProgress, Progress
 from trt_plugins.build.child import run_job
+from trt_plugins.build.failed_log import failed_log_path, kept_log
 from trt_plugins.build.job import BuildJob
 from trt_plugins.build.model import MODEL_FILE, ParserModel, parser_model
 from trt_plugins.build.options import BuildOptions
@@ -43,7 +46,7 @@ DEFAULT_OPTIONS, NO_PROGRESS = BuildOptions(), NoProgress()
 def build_engine(
     artifact: Path, options: BuildOptions = DEFAULT_OPTIONS, progress: Progress = NO_PROGRESS
 ) -> EngineRecord:
-    """Build the engine of the folder ``artifact`` and return its record; nothing is left behind on failure.
+    """Build the engine of the folder ``artifact`` and return its record; a failure leaves TensorRT's log at most.
 
     ArtifactError: the artifact is missing or damaged. UnsupportedError: options or a target that cannot be honoured.
     EngineError: no usable TensorRT, or TensorRT fails. OutputError: the engine exists (and not
@@ -51,7 +54,7 @@ def build_engine(
     """
     started = time.perf_counter()
     options = options.check()
-    artifact = artifact.resolve()
+    require_artifact(artifact)
     config = read_config(artifact)
     if config.layout != "dense":
         raise UnsupportedError(f"build-engine: expected an artifact of layout dense, found {config.layout}")
@@ -59,20 +62,21 @@ def build_engine(
     limits = engine_limits(config, target.preset, options)
     profiles = engine_profiles(config, target.preset, limits)
     out = engine_folder(artifact, target.name)
-    check_output(out, options.overwrite, marker=ENGINE_FILE)
+    check_output(out, options.overwrite, ENGINE)
     choose = partial(choose_plugins, options.plugins, target=target, profiles=profiles)
     model = parser_model(artifact, config, limits.max_seq_len, target.compute_capabilities, choose)
     try:
-        with atomic_folder(out, options.overwrite, marker=ENGINE_FILE) as folder:
-            job = _job(artifact, folder, out, target, options, profiles, model)
-            result = run_job(job, model.serialized, folder / LOG_FILE, progress)
-            bindings = engine_bindings(config, limits, result.summaries())
+        with atomic_folder(out, options.overwrite, ENGINE) as folder:
+            job = _job(artifact.resolve(), folder.resolve(), out.resolve(), target, options, profiles, model)
+            with kept_log(folder / LOG_FILE, failed_log_path(out)):
+                result = run_job(job, model.serialized, folder / LOG_FILE, progress)
+                bindings = engine_bindings(config, limits, result.summaries())
             seconds = time.perf_counter() - started
             record = engine_record(target, limits, profiles, bindings, result, model, seconds)
             write_engine_record(folder / ENGINE_FILE, record)
     finally:
         progress.finish()
-        # Succeeds only where the build failed and the artifact has no other engine.
+        # Succeeds only where the build left nothing and the artifact has no other engine.
         with contextlib.suppress(OSError):
             out.parent.rmdir()
     return record

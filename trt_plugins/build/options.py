@@ -43,16 +43,16 @@ class BuildOptions:
         if self.plugins not in PLUGIN_MODES:
             raise UnsupportedError(f"--plugins: expected auto, on or off, found {self.plugins}")
         if self.library not in ("auto", *LIBRARIES):
-            raise UnsupportedError(f"library: expected auto, {' or '.join(LIBRARIES)}, found {self.library}")
+            raise UnsupportedError(f"--library: expected auto, {' or '.join(LIBRARIES)}, found {self.library}")
         for name, value in (
             ("--max-batch", self.max_batch_size),
             ("--max-seq-len", self.max_seq_len),
-            ("workspace", self.workspace_mib),
+            ("--workspace-mib", self.workspace_mib),
         ):
             if value is not None and value < 1:
                 raise UnsupportedError(f"{name}: expected at least 1, found {value}")
         if self.optimization_level is not None and not 0 <= self.optimization_level <= 5:
-            raise UnsupportedError(f"optimization level: expected 0 to 5, found {self.optimization_level}")
+            raise UnsupportedError(f"--optimization-level: expected 0 to 5, found {self.optimization_level}")
         for capability in self.compute_capabilities:
             normal_capability(capability)
         return self

@@ -55,6 +55,20 @@ def test_download_folder_with_links_into_the_cache(tmp_path: Path) -> None:
     assert_tensors(open_checkpoint(local))
 
 
+def test_named_chat_templates_are_side_files(tmp_path: Path) -> None:
+    folder = single(tmp_path / "c")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("x")
+    (folder / "additional_chat_templates" / "notes.txt").write_text("x")
+    (folder / "chat_template.jinja").write_text("x")
+    names = [path.relative_to(folder).as_posix() for path in open_checkpoint(folder).side_files]
+    assert names == ["chat_template.jinja", "additional_chat_templates/rag.jinja"]
+    (folder / "additional_chat_templates" / "away.jinja").symlink_to(tmp_path / "elsewhere.jinja")
+    (tmp_path / "elsewhere.jinja").write_text("x")
+    with pytest.raises(CheckpointError, match=r"additional_chat_templates/away.jinja: is a link that leaves"):
+        open_checkpoint(folder)
+
+
 def test_link_to_the_folder_and_link_inside_it(tmp_path: Path) -> None:
     single(tmp_path / "c")
     (tmp_path / "c" / "model.safetensors").rename(tmp_path / "c" / "weights-v2")

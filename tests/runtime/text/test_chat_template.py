@@ -53,6 +53,26 @@ def template(source: str | list[dict[str, str]] | None) -> ChatTemplate:
     return ChatTemplate.from_folder(Path("/nonexistent"), {"chat_template": source}, special)
 
 
+def test_named_templates_in_files_render_as_in_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is the oracle")
+    saved = transformers.PreTrainedTokenizerFast.from_pretrained(byte_level_tokenizer(tmp_path / "plain"))
+    saved.chat_template = {"default": SIMPLE, "tool_use": "{{ tools | tojson }}" + SIMPLE, "rag": "{{ documents }}"}
+    saved.save_pretrained(tmp_path / "saved")
+    assert (tmp_path / "saved" / "additional_chat_templates" / "rag.jinja").is_file()
+    # What the config holds does not count beside files.
+    config = {"chat_template": "from the config"}
+    ours = ChatTemplate.from_folder(tmp_path / "saved", config, {})
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "saved")
+    messages = [{"role": "user", "content": "Who?"}]
+    for tools, name in ((None, None), (TOOLS, None), (TOOLS, "default"), (None, "rag")):
+        expected = theirs.apply_chat_template(
+            messages, tools=tools, chat_template=name, tokenize=False, add_generation_prompt=True
+        )
+        assert ours.render(messages, tools, template=name) == expected
+    with pytest.raises(RequestError, match="expected one of default, rag, tool_use, found 'x'"):
+        ours.render(messages, template="x")
+
+
 @pytest.fixture(scope="module")
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> Any:
     transformers = pytest.importorskip("transformers", reason="transformers is the oracle")

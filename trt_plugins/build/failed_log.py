@@ -1,0 +1,41 @@
+"""The log of a build that failed: kept beside the folder that never came to be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from artifact.errors import EngineError
+
+
+def failed_log_path(out: Path) -> Path:
+    """Where the log of a failed build of the engine folder ``out`` is kept."""
+    return out.with_name(f"{out.name}.failed.log")
+
+
+@contextlib.contextmanager
+def kept_log(log: Path, kept: Path) -> Iterator[None]:
+    """When the build in the block fails, its ``log`` becomes ``kept`` and the EngineError names it.
+
+    A build that succeeds removes what an earlier one kept; an interrupted one leaves it.
+    """
+    try:
+        yield
+    except EngineError as error:
+        if not _move(log, kept):
+            raise
+        raise EngineError(f"{error}: TensorRT's log is kept in {kept}") from error
+    kept.unlink(missing_ok=True)
+
+
+def _move(log: Path, kept: Path) -> bool:
+    """True when ``log`` held something and is now ``kept``."""
+    try:
+        if log.stat().st_size == 0:
+            return False
+        os.replace(log, kept)
+    except OSError:
+        return False
+    return True
