@@ -79,6 +79,7 @@ def verify(
 ) -> VerifyReport:
     """Compare the artifact ``out`` with transformers running ``checkpoint`` in float32.
 
+    engine: what runs the artifact; "auto" runs it by the engine that generates and also exactly as it was exported.
     prompt_lengths: tokens of each random prompt; decode_steps: tokens generated after it; tolerance: largest
     relative L2 error of a tensor (None: the default). The report's ``passed`` is the verdict, and
     ``first_failing_layer`` names the layer. HybridgeError when the comparison cannot be made.

@@ -12,7 +12,10 @@ DEFAULT_TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """Arguments of ``hybridge verify``. Prompts are random tokens of ``prompt_lengths``, from ``seed``."""
+    """Arguments of ``hybridge verify``. Prompts are random tokens of ``prompt_lengths``, from ``seed``.
+
+    engine: what runs the artifact; "auto" runs it twice, by the engine that generates and exactly as it was exported.
+    """
 
     engine: str = "auto"
     prompt_lengths: tuple[int, ...] = (1, 7, 33)

@@ -12,8 +12,9 @@ import numpy as np
 
 from artifact import names
 from artifact.config import RuntimeConfig
-from artifact.errors import CheckpointError, HybridgeError
+from artifact.errors import CheckpointError
 from artifact.json_fields import float_from_json
+from hybridge.requirements import require
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,10 @@ class Reference:
     """A transformers model of the checkpoint; never loads remote code."""
 
     def __init__(self, checkpoint: Path, config: RuntimeConfig) -> None:
-        try:
-            import torch
-            import transformers
-        except ImportError as error:
-            raise HybridgeError("verify needs torch and transformers: pip install 'hybridge[export]'") from error
+        require("torch", "transformers")
+        import torch
+        import transformers
+
         self._torch = torch
         self._config = config
         self.name = f"transformers {transformers.__version__}, torch {torch.__version__}, float32"

@@ -28,10 +28,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """All comparisons of one artifact with its checkpoint."""
+    """All comparisons of one artifact with its checkpoint; ``engines`` are those that ran."""
 
     model_type: str
-    engine: str
+    engines: tuple[str, ...]
     reference: str
     tolerance: float
     comparisons: tuple[Comparison, ...]
@@ -50,7 +50,8 @@ class VerifyReport:
     def verdict(self) -> str:
         """One sentence."""
         if self.passed:
-            return f"verified: {len(self.comparisons)} comparisons within {self.tolerance:g}"
+            engines = " and ".join(self.engines)
+            return f"verified: {len(self.comparisons)} comparisons within {self.tolerance:g} ({engines})"
         layer = self.first_failing_layer
         if layer is None:
             return "FAILED: all layers agree, the logits differ (final norm or output projection)"

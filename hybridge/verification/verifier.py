@@ -11,6 +11,7 @@ import numpy as np
 from artifact import names
 from artifact.config import RuntimeConfig, read_config
 from artifact.manifest import check_files, read_manifest
+from artifact.path_kind import require_artifact, require_checkpoint
 from artifact.progress import NoProgress, Progress
 from hybridge.verification import scenarios
 from hybridge.verification.options import VerifyOptions
@@ -19,7 +20,7 @@ from hybridge.verification.report import Comparison, VerifyReport
 from hybridge.verification.scenarios import Observation
 from runtime.engines import create_engine
 from runtime.engines.base import Engine
-from runtime.engines.factory import AUTO, portable_unavailable
+from runtime.engines.factory import AUTO, check_engine, portable_unavailable
 
 FAST, PORTABLE = "onnxruntime", "onnxruntime-portable"
 
@@ -33,16 +34,22 @@ def verify(
     an error but a report whose ``passed`` is false.
     """
     options, progress = options or VerifyOptions(), progress or NoProgress()
+    # What cannot be done is said before the long work: the reference may take minutes to load.
+    check_engine(options.engine)
+    require_checkpoint(checkpoint)
+    require_artifact(artifact)
     config = read_config(artifact)
     options.check(config.max_seq_len)
+    notes: list[str] = []
+    engines = _engine_names(options.engine, notes)
     check_files(artifact, read_manifest(artifact))
     progress.start("load the reference")
     reference = Reference(checkpoint, config)
-    notes = list(reference.notes)
+    notes += reference.notes
     comparisons: list[Comparison] = []
     try:
         cases = Cases.of(reference, config, options, progress)
-        for name in _engine_names(options.engine, notes):
+        for name in engines:
             progress.start(f"run the artifact ({name})")
             engine = create_engine(artifact, name)
             try:
@@ -53,7 +60,7 @@ def verify(
         progress.finish()
     return VerifyReport(
         config.model_type,
-        options.engine,
+        engines,
         reference.name,
         options.tolerance,
         tuple(comparisons),
@@ -62,15 +69,15 @@ def verify(
     )
 
 
-def _engine_names(wanted: str, notes: list[str]) -> list[str]:
-    """The engines to compare: beside ONNX Runtime's fast forms also the file exactly as it was exported."""
-    if wanted not in (AUTO, FAST):
-        return [wanted]
+def _engine_names(wanted: str, notes: list[str]) -> tuple[str, ...]:
+    """The engines to run: the one asked for; for "auto" the fast one, and the file exactly as it was exported."""
+    if wanted != AUTO:
+        return (wanted,)
     reason = portable_unavailable()
     if reason is not None:
         notes.append(f"the file was not run in its own form: {reason}")
-        return [FAST]
-    return [FAST, PORTABLE]
+        return (FAST,)
+    return (FAST, PORTABLE)
 
 
 @dataclass(frozen=True)
