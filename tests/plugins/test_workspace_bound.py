@@ -1,0 +1,54 @@
+"""No call that a profile admits needs more workspace than TensorRT was asked for, on any GPU of the target."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifact.dtypes import DType
+from trt_plugins.catalog import spec_of
+from trt_plugins.kernels.architectures import CHECKED, capability_from_architecture
+from trt_plugins.kernels.call import DeviceTraits
+from trt_plugins.kernels.catalog import operators, plan
+from trt_plugins.plugins.calls import CallRange, largest_workspace
+from trt_plugins.plugins.targets import traits_from_capability
+
+MOST = {"batch": 6, "time": 700}
+SIZES = {
+    "heads": 12,
+    "head_dim": 32,
+    "groups": 2,
+    "state_size": 64,
+    "conv_dim": 640,
+    "kernel": 4,
+}
+BF16, F32 = DType.BFLOAT16, DType.FLOAT32
+
+
+def call_range(op: str) -> CallRange:
+    """bfloat16 data, float32 for other type variables, 1 to MOST rows and tokens."""
+    spec = spec_of(op)
+    used = {dim for tensor in spec.inputs for dim in tensor.dims_for(True) if isinstance(dim, str)}
+    known = {name: (size, size) for name, size in SIZES.items()} | {name: (1, most) for name, most in MOST.items()}
+    types = tuple((variable.name, BF16 if variable.name == "T" else F32) for variable in spec.type_variables)
+    dims = tuple((name, known[name]) for name in sorted(used))
+    return CallRange(spec, tuple(spec.complete_attributes({}).items()), types, dims, has_time=True)
+
+
+@pytest.mark.parametrize("op", operators())
+@given(
+    batch=st.integers(1, MOST["batch"]),
+    time=st.integers(1, MOST["time"]),
+    multiprocessors=st.integers(1, 200),
+    architecture=st.sampled_from(CHECKED),
+)
+@settings(max_examples=60, deadline=None)
+def test_workspace_is_enough(op: str, batch: int, time: int, multiprocessors: int, architecture: str) -> None:
+    capability = capability_from_architecture(architecture)
+    known = traits_from_capability(capability)[0]
+    device = DeviceTraits(capability, multiprocessors, known.shared_bytes, known.l2_bytes)
+    calls = call_range(op)
+    asked = largest_workspace(calls, (f"{capability[0]}.{capability[1]}",), plan)
+    needed = plan(calls.call({**SIZES, "batch": batch, "time": time}), device).workspace_bytes
+    assert needed <= asked
