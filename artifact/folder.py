@@ -50,6 +50,9 @@ def atomic_folder(out: Path, overwrite: bool = False, kind: FolderKind = ARTIFAC
             # Once more: another run may have written it meanwhile.
             check_output(out, overwrite, kind)
             _replace(temporary, out)
+    except BrokenPipeError:
+        # Not the folder's fault: who read the progress has gone.
+        raise
     except OSError as error:
         raise _output_error(out, error, kind) from error
     finally:

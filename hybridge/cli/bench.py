@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hybridge.cli.flag_names import flags_of, naming_flags
 from hybridge.cli.options import Artifact, Engine, Json, Quiet, Threads, integers
 from hybridge.cli.terminal import Terminal
 
@@ -14,6 +16,12 @@ if TYPE_CHECKING:
     from runtime.benchmark import BenchmarkReport, Distribution
 
 DEFAULT_PROMPT_TOKENS, DEFAULT_NEW_TOKENS = 512, 128
+FLAGS = {
+    **flags_of("prompt_tokens", "new_tokens", "repetitions", "threads", "engine"),
+    "context_tokens": "--context",
+    "rows": "--batch",
+    "the longest run": "--prompt-tokens, or --context and --new-tokens together",
+}
 
 
 def bench(
@@ -44,8 +52,7 @@ def bench(
         from runtime.benchmark import run_benchmark
         from runtime.engines.factory import EngineOptions, create_engine
 
-        loaded = create_engine(out, engine, EngineOptions(threads))
-        try:
+        with naming_flags(FLAGS), contextlib.closing(create_engine(out, engine, EngineOptions(threads))) as loaded:
             limit = loaded.max_seq_len
             report = run_benchmark(
                 loaded,
@@ -56,8 +63,6 @@ def bench(
                 repetitions,
                 progress=terminal.progress,
             )
-        finally:
-            loaded.close()
         terminal.progress.finish()
         if plot is not None:
             from hybridge.cli.plot import plot_report

@@ -28,7 +28,7 @@ def export(
     all_logits: Annotated[bool, typer.Option("--all-logits", help="Logits of every token, not only the last.")] = False,
     weights: Annotated[Literal["link", "copy"], typer.Option(help="Hard-link or copy the weight files.")] = "link",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; trace and write nothing.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is an earlier export.")] = False,
     no_scan: Annotated[
         bool, typer.Option("--no-scan", help="Do not look for weights that are not finite or do not fit the type.")
     ] = False,
@@ -80,10 +80,10 @@ def _export(checkpoint: Path, out: Path, options: ExportOptions, terminal: Termi
 
 
 def _show_plan(checkpoint: Path, out: Path, options: ExportOptions, terminal: Terminal) -> None:
-    from artifact.folder import check_output
+    from exporter.output import check_export_output
     from exporter.plan import plan_export
 
-    check_output(out, options.overwrite)
+    check_export_output(checkpoint, out, options.overwrite)
     plan = plan_export(checkpoint, options).to_json()
     terminal.show(_plan_table(plan, out), *(f"note: {note}" for note in plan["notes"]))
     terminal.document({"out": str(out), **plan})

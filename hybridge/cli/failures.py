@@ -6,6 +6,7 @@ import errno
 from dataclasses import dataclass
 
 from artifact.errors import HybridgeError
+from hybridge.cli.usage_errors import usage_sentence
 from hybridge.requirements import EXTRAS, missing
 
 BAD_INPUT = 2
@@ -28,7 +29,7 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":
         return Failure("interrupted: the command did not finish and left no partial output")
     if hasattr(error, "format_message"):
-        return Failure(_usage(error))
+        return Failure(usage_sentence(error))
     if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").split(".")[0]) in EXTRAS:
         return Failure(missing(package))
     if isinstance(error, OSError):
@@ -36,14 +37,6 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, MemoryError):
         return Failure("the machine is out of memory: close other programs or take a smaller model")
     return Failure(f"internal error, please report it: {type(error).__name__}: {error}", INTERNAL_ERROR, internal=True)
-
-
-def _usage(error: BaseException) -> str:
-    """The message of a usage error of the command-line parser, with the command whose help explains it."""
-    message = error.format_message().strip()  # type: ignore[attr-defined]
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "hybridge"
-    return f"{message.rstrip('.')}: see {command} --help"
 
 
 def _os_error(error: OSError) -> str:

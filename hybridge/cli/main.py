@@ -22,12 +22,14 @@ from hybridge.cli.terminal import json_text
 from hybridge.cli.verify import verify
 
 INTERRUPTED = 130
+# What a shell reports of a program that SIGPIPE ended (128 + 13), so that "hybridge inspect OUT | head -1" ends as
+# "cat FILE | head -1" does.
+READER_LEFT = 141
 
 app = typer.Typer(
     name="hybridge",
     help="Export, verify, build and run hybrid language models at the edge.",
     epilog="Exit codes: 0 good, 1 the check failed (verify), 2 bad input or usage.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -76,15 +78,23 @@ def main() -> NoReturn:
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Run one command line, without the program's name; returns the exit code and prints the error if there is one."""
+    """Run one command line, without the program's name; returns the exit code and prints the error if there is one.
+
+    Without any argument that is the help, with the exit code of a usage error.
+    """
     try:
-        code = app(list(arguments), prog_name="hybridge", standalone_mode=False)
+        code = app(list(arguments) or ["--help"], prog_name="hybridge", standalone_mode=False)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         sys.stdout.flush()
-        return int(code or 0)
+        return int(code or 0) if arguments else BAD_INPUT
     except BrokenPipeError:
         return _reader_left()
+    except SystemExit as ended:
+        # rich, which prints the help, ends the program when the reader has gone.
+        if isinstance(ended.__context__, BrokenPipeError):
+            return _reader_left()
+        raise
     except (Exception, KeyboardInterrupt) as error:
         failure = failure_of(error)
         if failure.internal:
@@ -109,10 +119,17 @@ def _before_separator(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _reader_left() -> int:
-    """The program that read our output has gone: say nothing more, as other commands do."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return BAD_INPUT
+    """The program that read our output has gone, as head does: say nothing more. Returns READER_LEFT."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        # What is still buffered goes nowhere, so that Python can close the stream.
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+    return READER_LEFT
 
 
 def _keep_standard_output() -> None:

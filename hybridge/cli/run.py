@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hybridge.cli.flag_names import flags_of, naming_flags
 from hybridge.cli.options import Artifact, Engine, Json, Quiet, Threads, integers
 from hybridge.cli.terminal import Terminal
 from hybridge.cli.text import seconds_text
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from runtime.generation import Generation
     from runtime.llm import LLM
     from runtime.sampling import SamplingParams
+
+FLAGS = flags_of(
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_new_tokens", "stop"),
+    *("engine", "threads"),
+)
 
 
 def run(
@@ -42,16 +48,9 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Generate text from an artifact. The text streams to standard output, the speed goes to standard error."""
-    given = [
-        name
-        for name, value in (("--prompt", prompt), ("--chat", chat), ("--prompt-ids", prompt_ids))
-        if value is not None
-    ]
-    if len(given) != 1:
-        found = " and ".join(given) or "none of them"
-        raise typer.BadParameter(f"expected one of --prompt, --chat and --prompt-ids, found {found}")
-    ids = None if prompt_ids is None else list(integers(prompt_ids, "--prompt-ids"))
-    with Terminal(as_json, quiet) as terminal:
+    flag = _prompt_flag({"--prompt": prompt, "--chat": chat, "--prompt-ids": prompt_ids})
+    ids = None if prompt_ids is None else list(integers(prompt_ids, flag))
+    with Terminal(as_json, quiet) as terminal, naming_flags({**FLAGS, "prompt": flag, "messages": flag}):
         from runtime.llm import LLM
         from runtime.sampling import SamplingParams
 
@@ -67,15 +66,20 @@ def run(
         )
         with LLM(out, engine=engine, threads=threads) as llm:
             generation = _generate(llm, ids or prompt, chat, sampling, terminal)
+            document = _document(generation, max_new_tokens, llm)
         terminal.remark(_summary(generation))
-        terminal.document(_document(generation, llm.engine.name))
+        for note in document["notes"]:
+            terminal.remark(f"note: {note}")
+        terminal.document(document)
 
 
-def _check_prompt(options: dict[str, str | None]) -> None:
+def _prompt_flag(options: dict[str, str | None]) -> str:
+    """The one flag of ``options`` that was given."""
     given = [name for name, value in options.items() if value is not None]
     if len(given) != 1:
         found = " and ".join(given) or "none of them"
         raise typer.BadParameter(f"expected one of {', '.join(options)}, found {found}")
+    return given[0]
 
 
 def _generate(
@@ -106,7 +110,25 @@ def _summary(generation: Generation) -> str:
     )
 
 
-def _document(generation: Generation, engine: str) -> dict[str, Any]:
+def _document(generation: Generation, max_new_tokens: int, llm: LLM) -> dict[str, Any]:
+    """The generation, the engine, and what ended it where that was a limit."""
     data = asdict(generation)
     data["timings"]["decode_tokens_per_second"] = generation.timings.decode_tokens_per_second
-    return {"engine": engine, **data}
+    limit = _limit(generation, max_new_tokens)
+    notes = [_room(generation, max_new_tokens, llm.max_seq_len)] if limit == "max_seq_len" else []
+    return {"engine": llm.engine.name, **data, "limited_by": limit, "notes": notes}
+
+
+def _limit(generation: Generation, max_new_tokens: int) -> str | None:
+    """The limit that ended the generation, None when it ended by itself."""
+    if generation.finish_reason != "length":
+        return None
+    return "max_new_tokens" if len(generation.token_ids) >= max_new_tokens else "max_seq_len"
+
+
+def _room(generation: Generation, max_new_tokens: int, max_seq_len: int) -> str:
+    return (
+        f"stopped at max_seq_len {max_seq_len}: {len(generation.prompt_token_ids)} prompt tokens leave room for "
+        f"{len(generation.token_ids)} new ones, not for --max-new-tokens {max_new_tokens}: for more, export with a "
+        "larger --max-seq-len"
+    )

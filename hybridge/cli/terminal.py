@@ -53,8 +53,11 @@ class Terminal:
 
         width = None if self._out.isatty() else PLAIN_WIDTH
         console = Console(file=self._out, width=width, highlight=False)
-        for renderable in renderables:
-            console.print(renderable, markup=False, soft_wrap=isinstance(renderable, str))
+        # Written here because rich ends the program when nobody reads its output.
+        with console.capture() as captured:
+            for renderable in renderables:
+                console.print(renderable, markup=False, soft_wrap=isinstance(renderable, str))
+        self._out.write(captured.get())
 
     def write(self, text: str) -> None:
         """Write ``text`` as it is and at once, for streaming."""

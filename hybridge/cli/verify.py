@@ -6,14 +6,17 @@ from typing import Annotated
 
 import typer
 
-from hybridge.cli.options import Artifact, Checkpoint, Engine, Json, Quiet, integers
+from hybridge.cli.options import Artifact, Checkpoint, EngineName, Json, Quiet, integers
 from hybridge.cli.terminal import Terminal
 
 
 def verify(
     checkpoint: Checkpoint,
     out: Artifact,
-    engine: Engine = "auto",
+    engine: Annotated[
+        EngineName,
+        typer.Option("--engine", help="What runs OUT; auto is the engine that generates and the file as exported."),
+    ] = "auto",
     prompt_lengths: Annotated[
         str, typer.Option(metavar="N,N,...", help="Tokens of each random prompt; they also form one ragged batch.")
     ] = "1,7,33",

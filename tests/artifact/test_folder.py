@@ -73,7 +73,7 @@ def test_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write(Path("out"))
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, OutputError])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, OutputError, BrokenPipeError])
 def test_failure_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
     with only(tmp_path), pytest.raises(error), atomic_folder(tmp_path / "a" / "out") as folder:
         (folder / "big").mkdir()

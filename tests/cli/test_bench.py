@@ -51,7 +51,14 @@ def test_plot_without_matplotlib(capfd: Capture, artifact: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("option", "words"), [(("-p", "301"), "300"), (("-r", "0"), "repetitions"), (("-p", "a"), "--prompt-tokens")]
+    ("option", "words"),
+    [
+        (("-p", "301"), "--prompt-tokens, or --context and --new-tokens together: expected from 1 to 300"),
+        (("-r", "0"), "--repetitions: expected at least 1, found 0"),
+        (("--batch", "99"), "--batch: expected from 1 to 8, found 99"),
+        (("--context", "0"), "--context: expected"),
+        (("-p", "a"), "--prompt-tokens: expected integers"),
+    ],
 )
 def test_bad_requests(capfd: Capture, artifact: Path, option: tuple[str, ...], words: str) -> None:
     outcome = hybridge(capfd, "bench", artifact, *option)

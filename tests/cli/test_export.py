@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -46,6 +47,8 @@ def test_existing_output_is_refused(capfd: Capture, checkpoint: Path, artifact: 
         (("nowhere", "out"), "nowhere"),
         (("{checkpoint}", "out", "--layout", "paged"), "not available yet"),
         (("{checkpoint}", "out", "--max-batch", "0"), "--max-batch"),
+        (("{checkpoint}", "{checkpoint}", "--overwrite"), "is the checkpoint's own folder"),
+        (("{checkpoint}", "{checkpoint}/out", "--dry-run"), "lies inside the checkpoint"),
     ],
 )
 def test_bad_input(
@@ -60,6 +63,21 @@ def test_bad_input(
     outcome = hybridge(capfd, "export", *(a.format(checkpoint=checkpoint) for a in arguments))
     assert outcome.code == 2 and words in outcome.error
     assert not list(tmp_path.iterdir())
+
+
+def test_files_are_named_as_the_user_gave_them(
+    capfd: Capture, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(checkpoint, "copy")
+    text = Path("copy/config.json").read_text(encoding="utf-8")
+    Path("copy/config.json").write_text(text.replace('"hidden_size": ', '"hidden_size": -'))
+    error = hybridge(capfd, "export", "copy", "out").error
+    assert error.startswith("copy/config.json: hidden_size: expected an integer of at least 1, found -")
+    Path("copy/config.json").write_text(text.replace('"nemotron_h"', '"abacus"'))
+    assert hybridge(capfd, "export", "copy", "out").error.startswith("copy: unsupported model_type 'abacus'")
+    Path("copy/config.json").write_text("{")
+    assert hybridge(capfd, "export", "./copy/", "out").error.startswith("copy/config.json: is not valid JSON")
 
 
 def test_missing_torch_is_told_at_once(

@@ -117,6 +117,7 @@ def test_engine(capfd: Capture, engine: Path) -> None:
         assert hybridge(capfd, "inspect", path, "--json").document == found
     table = hybridge(capfd, "inspect", engine)
     assert "rtx-ada" in table.out and "[2, 1]" in table.out and "9 MATRIX_MULTIPLY" in table.out
+    assert "3 update_ssm_state of trt_edgellm 1, states updated in place" in table.out
     model = engine.parent.parent / "model.onnx"
     model.write_bytes(model.read_bytes() + b"\x00\x00")
     assert hybridge(capfd, "inspect", engine, "--json").document["matches_model"] is False

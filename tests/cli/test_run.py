@@ -67,11 +67,14 @@ def test_chat_uses_the_template(capfd: Capture, artifact: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--prompt", "x", "--temperature", "-1"), "temperature"),
-        (("--prompt", "x", "--top-p", "0"), "top_p"),
-        (("--prompt", "x", "--max-new-tokens", "0"), "max_new_tokens"),
-        (("--prompt-ids", "999999"), "999999"),
-        (("--prompt", "sea " * 400), "300"),
+        (("--prompt", "x", "--temperature", "-1"), "--temperature: expected a number at least 0, found -1.0"),
+        (("--prompt", "x", "--top-p", "0"), "--top-p: expected"),
+        (("--prompt", "x", "--max-new-tokens", "0"), "--max-new-tokens: expected an integer of at least 1, found 0"),
+        (("--prompt", "x", "--repetition-penalty", "0"), "--repetition-penalty: expected"),
+        (("--prompt", "x", "--stop", ""), "--stop: expected"),
+        (("--prompt-ids", "999999"), "--prompt-ids: expected token ids from 0 to 2047, found 999999"),
+        (("--prompt", "sea " * 400), "--prompt: expected at most 300 tokens"),
+        (("--chat", "sea " * 400), "--chat: expected at most 300 tokens"),
         (("--prompt", "x", "--engine", "tensorrt"), "tensorrt"),
         (("--prompt", "x", "--engine", "torch"), "torch"),
     ],
@@ -81,6 +84,34 @@ def test_bad_requests(capfd: Capture, artifact: Path, options: tuple[str, ...], 
     assert outcome.code == 2 and not outcome.out and words in outcome.error
 
 
-def test_no_artifact(capfd: Capture, tmp_path: Path) -> None:
-    assert "nothing-here" in hybridge(capfd, "run", tmp_path / "nothing-here", "--prompt", "x").error
-    assert hybridge(capfd, "run", tmp_path, "--prompt", "x").code == 2
+def test_more_tokens_than_fit_are_noted(capfd: Capture, artifact: Path) -> None:
+    long = ("--prompt-ids", ",".join(["5"] * 296), "--max-new-tokens", "9000")
+    outcome = hybridge(capfd, "run", artifact, *long, "--json")
+    assert outcome.code == 0, outcome.err
+    note = "stopped at max_seq_len 300: 296 prompt tokens leave room for 5 new ones, not for --max-new-tokens 9000"
+    assert outcome.document["finish_reason"] == "length" and outcome.document["limited_by"] == "max_seq_len"
+    assert len(outcome.document["token_ids"]) == 5 and outcome.document["notes"][0].startswith(note)
+    assert f"note: {note}" in outcome.err and "--max-seq-len" in outcome.err
+    assert "note" not in hybridge(capfd, "run", artifact, *long, "--quiet").err
+
+
+def test_a_limit_that_was_asked_for_is_no_note(capfd: Capture, artifact: Path) -> None:
+    ids = ("--prompt-ids", ",".join(["5"] * 296), "--max-new-tokens", "5")
+    outcome = hybridge(capfd, "run", artifact, *ids, "--json")
+    assert outcome.document["limited_by"] == "max_new_tokens" and outcome.document["notes"] == []
+    text = hybridge(capfd, "run", artifact, *PROMPT, "--max-new-tokens", "4", "--json").document["text"]
+    stopped = hybridge(capfd, "run", artifact, *PROMPT, "--stop", text[1:3], "--json").document
+    assert stopped["finish_reason"] == "stop" and stopped["limited_by"] is None
+
+
+@pytest.mark.parametrize("command", [("run", "--prompt", "x"), ("bench",), ("build-engine",)])
+def test_no_artifact(capfd: Capture, checkpoint: Path, tmp_path: Path, command: tuple[str, ...]) -> None:
+    name, *options = command
+    (tmp_path / "engine.json").write_text('{"engine_version": 1}')
+    for path, words in (
+        (tmp_path / "nothing-here", "nothing-here: expected a folder written by hybridge export, found nothing"),
+        (checkpoint, f"found a checkpoint: run hybridge export {checkpoint} OUT and give OUT"),
+        (tmp_path, f"found a TensorRT engine: give such a folder (hybridge inspect {tmp_path} shows"),
+    ):
+        outcome = hybridge(capfd, name, path, *options)
+        assert outcome.code == 2 and not outcome.out and words in outcome.error

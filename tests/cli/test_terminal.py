@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from hybridge.cli.main import READER_LEFT
 from hybridge.cli.progress import BarProgress, LineProgress, progress_on
 from hybridge.cli.terminal import Terminal, json_text
 from hybridge.cli.text import bytes_text, count_text, seconds_text
@@ -43,10 +45,23 @@ def test_libraries_cannot_spoil_the_document(tmp_path: Path) -> None:
         assert f"{noise} noise" in result.stderr
 
 
-def test_a_reader_that_leaves_gets_no_traceback(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m hybridge --help | true"
-    result = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
-    assert "Traceback" not in result.stderr and "Exception" not in result.stderr
+@pytest.mark.parametrize("arguments", [("--help",), ("inspect", "{checkpoint}"), ("inspect", "{checkpoint}", "--json")])
+def test_a_reader_that_leaves_ends_the_command_quietly(checkpoint: Path, arguments: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "hybridge", *(a.format(checkpoint=checkpoint) for a in arguments)]
+    with os.fdopen(writer, "w") as out:
+        result = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.PIPE, text=True)
+    assert (result.returncode, result.stderr) == (READER_LEFT, "")
+
+
+def test_a_reader_of_the_progress_that_leaves_ends_the_export(checkpoint: Path, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "hybridge", "export", str(checkpoint), str(tmp_path / "out")]
+    with os.fdopen(writer, "w") as out:
+        result = subprocess.run(command, cwd=ROOT, stdout=out, stderr=out)
+    assert result.returncode == READER_LEFT and not list(tmp_path.iterdir())
 
 
 def test_json_is_strict() -> None:
