@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from artifact.errors import EngineError, RequestError
+from artifact.errors import EngineError, RequestError, located
 from runtime.engines import Engine, create_engine
 from runtime.engines.factory import AUTO, EngineOptions
 from runtime.generation import Generation, Piece, Prefix, PrefixStore, Request, RequestLimits, generate_pieces
@@ -56,15 +56,17 @@ class LLM:
         self.max_seq_len = _lowered("max_seq_len", max_seq_len, self.engine.max_seq_len)
         self.tokenizer = Tokenizer.from_folder(folder) if (folder / TOKENIZER_FILE).is_file() else None
         special = {} if self.tokenizer is None else self.tokenizer.special_tokens
-        self.chat_template = ChatTemplate.from_folder(folder, read_tokenizer_config(folder), special)
-        self._generation_config = read_generation_config(folder)
-        self.eos_token_ids = self._eos()
+        with located(folder):
+            self.chat_template = ChatTemplate.from_folder(folder, read_tokenizer_config(folder), special)
+            self._generation_config = read_generation_config(folder)
+            self.eos_token_ids = self._eos()
         self._prefixes = PrefixStore(self.engine)
 
     @property
     def recommended_sampling(self) -> SamplingParams:
         """What the checkpoint's generation_config.json asks for; never applied unless it is passed to a call."""
-        return recommended_sampling(self._generation_config)
+        with located(self.folder):
+            return recommended_sampling(self._generation_config)
 
     def __enter__(self) -> LLM:
         return self
@@ -131,7 +133,7 @@ class LLM:
     @overload
     def chat(
         self,
-        messages: list[dict[str, Any]],
+        messages: str | list[dict[str, Any]],
         sampling: Sampling = ...,
         max_new_tokens: int | None = ...,
         stream: Literal[False] = ...,
@@ -175,7 +177,7 @@ class LLM:
 
     def chat(
         self,
-        messages: Messages | Sequence[Messages],
+        messages: str | Messages | Sequence[Messages],
         sampling: Sampling = None,
         max_new_tokens: int | None = None,
         stream: bool = False,
@@ -184,11 +186,11 @@ class LLM:
     ) -> Generation | list[Generation] | Iterator[Piece]:
         """Answer a conversation, or each of a list of them, through the checkpoint's chat template.
 
-        ``messages`` are objects with "role" and "content"; ``tools`` and ``variables`` reach the template. The rest
-        is as in ``generate``. RequestError when the checkpoint has no template or the template refuses the messages.
+        ``messages`` are objects with "role" and "content"; a text is one message of the user. ``tools`` and
+        ``variables`` reach the template. The rest is as in ``generate``. RequestError when the checkpoint has no
+        template or the template refuses the messages.
         """
-        single = not messages or isinstance(messages[0], (Mapping, str))
-        conversations: list[Any] = [messages] if single else list(messages)
+        single, conversations = _conversations(messages)
         prompts = [self.chat_template.render(c, tools, **variables) for c in conversations]
         # The template has written the special tokens itself.
         return self._run(prompts, single, sampling, max_new_tokens, stream, add_special_tokens=False)
@@ -240,6 +242,19 @@ class LLM:
         declared = (*self.config.eos_token_ids, *eos_token_ids(self._generation_config))
         fallback = None if self.tokenizer is None or declared else self.tokenizer.eos_token_id
         return tuple(dict.fromkeys(declared if fallback is None else (fallback,)))
+
+
+def _conversations(messages: object) -> tuple[bool, list[Any]]:
+    """Whether ``messages`` are one conversation, and the list of conversations."""
+    if isinstance(messages, str):
+        return True, [[{"role": "user", "content": messages}]]
+    if not isinstance(messages, (list, tuple)):
+        raise RequestError(
+            "messages: expected text, a list of objects with a role and a content, or a list of such lists, found "
+            f"{type(messages).__name__}"
+        )
+    single = not all(isinstance(item, (list, tuple)) for item in messages) or not messages
+    return single, [messages] if single else list(messages)
 
 
 def _params_per_prompt(sampling: Sampling, max_new_tokens: int | None, count: int) -> list[SamplingParams]:

@@ -244,6 +244,35 @@ def test_chat_encodes_the_rendered_conversation_as_it_stands(tmp_path: Path) -> 
     assert "".join(piece.text for piece in llm.chat(messages, max_new_tokens=4, stream=True)) == generation.text
 
 
+def test_a_text_is_one_message_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    llm = toy_llm(tmp_path)
+    expected = llm.chat([{"role": "user", "content": "Call me"}], max_new_tokens=4)
+    assert llm.chat("Call me", max_new_tokens=4).token_ids == expected.token_ids
+    assert "".join(piece.text for piece in llm.chat("Call me", max_new_tokens=4, stream=True)) == expected.text
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        (["hi", "there"], "messages: expected objects with a role and a content, found 'hi'"),
+        ([{"role": "user", "content": "x"}, "hi"], "found 'hi'"),
+        ([[{"role": "user", "content": "x"}], "hi"], "messages: expected objects"),
+        ({"role": "user", "content": "x"}, "a list of objects with a role and a content.*found dict"),
+        (None, "found NoneType"),
+        (7, "found int"),
+        ([], "expected at least one message, found none"),
+        ([[]], "expected at least one message, found none"),
+    ],
+)
+def test_bad_messages_are_named(tmp_path: Path, messages: Any, words: str) -> None:
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    llm = toy_llm(tmp_path)
+    with pytest.raises(RequestError, match=words):
+        llm.chat(messages)
+    assert engine_of(llm).steps == []
+
+
 def test_a_system_prompt_is_a_prefix_of_its_conversations(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     llm = toy_llm(tmp_path)
