@@ -14,6 +14,7 @@ namespace {
 
 constexpr int C = CHANNELS;
 constexpr int K = KERNEL;
+constexpr int TAIL_STEP = 4;  // of the tokens that do not fill a step
 
 // The filter and the last K - 1 inputs of C channels, as float.
 struct Window {
@@ -75,18 +76,18 @@ struct Window {
     }
 };
 
-// Outputs of `count` tokens (STEP where FULL), the first of which x and y point at. All loads come before their uses.
-template <bool FULL>
+// Outputs of `count` tokens (N where FULL), the first of which x and y point at. All loads come before their uses.
+template <int N, bool FULL>
 __device__ __forceinline__ void slide_step(Window& window, const DATA_T* x, int64_t x_stride, DATA_T* y,
                                            int64_t y_stride, int count) {
-    Run<DATA_T, C> inputs[STEP];
+    Run<DATA_T, C> inputs[N];
 #pragma unroll
-    for (int i = 0; i < STEP; i++) {
+    for (int i = 0; i < N; i++) {
         if (FULL || i < count) inputs[i].load(x);
         x += x_stride;
     }
 #pragma unroll
-    for (int i = 0; i < STEP; i++) {
+    for (int i = 0; i < N; i++) {
         if (FULL || i < count) window.slide(inputs[i]).store(y);
         y += y_stride;
     }
@@ -131,9 +132,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_conv1d_prefill(cons
         const int64_t x_stride = params.x_token_stride, y_stride = params.y_token_stride;
         int token = begin;
         for (; token + STEP <= end; token += STEP)
-            slide_step<true>(window, x + token * x_stride, x_stride, y + token * y_stride, y_stride, STEP);
-        if (token < end)
-            slide_step<false>(window, x + token * x_stride, x_stride, y + token * y_stride, y_stride, end - token);
+            slide_step<STEP, true>(window, x + token * x_stride, x_stride, y + token * y_stride, y_stride, STEP);
+        for (; token < end; token += TAIL_STEP)
+            slide_step<TAIL_STEP, false>(window, x + token * x_stride, x_stride, y + token * y_stride, y_stride,
+                                         end - token);
     }
     if (begin == 0) write_state(params, view, x, channel);
 

@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from artifact.errors import UnsupportedError
-from tests.support.kernel_calls import H200, op_call
+from tests.support.kernel_calls import H200, ORIN, op_call
 from trt_plugins.kernels.call import DeviceTraits, KernelLaunch, PackedRows
 from trt_plugins.kernels.compiler import compile_kernel
 from trt_plugins.kernels.ops.causal_conv1d import plan, sources
-
-ORIN = DeviceTraits(capability=(8, 7), multiprocessors=16, shared_bytes=166912, l2_bytes=4 << 20)
 
 
 def launch_of(

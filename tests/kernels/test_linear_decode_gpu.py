@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from artifact.dtypes import DType
-from tests.support.kernel_calls import run_plan
+from tests.support.kernel_calls import ORIN, run_plan
+from trt_plugins.kernels.call import DeviceTraits
 from trt_plugins.kernels.device import KernelDevice
 from trt_plugins.kernels.fused.linear_decode import LinearDecode, plan
 
@@ -60,20 +61,22 @@ def reference(problem: LinearDecode, inputs: list[torch.Tensor | None]) -> torch
     return y if residual is None else y + residual
 
 
-def run(problem: LinearDecode, inputs: list[torch.Tensor | None]) -> torch.Tensor:
+def run(problem: LinearDecode, inputs: list[torch.Tensor | None], traits: DeviceTraits | None = None) -> torch.Tensor:
     stride = problem.y_stride or problem.outputs
     memory = torch.full((problem.rows, stride), float("nan"), dtype=torch_type(problem.out_dtype), device="cuda")
     y = memory[:, : problem.outputs]
-    run_plan(plan(problem, KernelDevice.current().traits), inputs, [y])
+    run_plan(plan(problem, traits or KernelDevice.current().traits), inputs, [y])
     assert memory[:, problem.outputs :].isnan().all(), "wrote between the rows"
     return y
 
 
 def check(problem: LinearDecode) -> None:
+    """With the kernel for this GPU, and with the one for GPUs before sm_90, which runs on all."""
     inputs = tensors(problem)
     expected = reference(problem, inputs)
-    error = float((run(problem, inputs).double() - expected).norm() / expected.norm())
-    assert error <= TOLERANCE[problem.out_dtype], f"relative error {error:.3g}"
+    for traits in (KernelDevice.current().traits, ORIN):
+        error = float((run(problem, inputs, traits).double() - expected).norm() / expected.norm())
+        assert error <= TOLERANCE[problem.out_dtype], f"relative error {error:.3g} for {traits.capability}"
 
 
 @pytest.mark.parametrize("rows", range(1, 17))
@@ -85,6 +88,16 @@ def test_rows(rows):
 @pytest.mark.parametrize("rows", [1, 9])
 def test_inputs(inputs, rows):
     check(replace(BASE, inputs=inputs, rows=rows))
+
+
+@pytest.mark.parametrize("inputs", [8192, 21504])
+@pytest.mark.parametrize("rows", [1, 8, 16])
+def test_several_groups_of_outputs_and_phases_of_inputs(inputs, rows):
+    problem = replace(BASE, inputs=inputs, outputs=4096, rows=rows)
+    check(problem)
+    given = tensors(problem)
+    first = run(problem, given)
+    assert all(torch.equal(first, run(problem, given)) for _ in range(5))
 
 
 @pytest.mark.parametrize("outputs", [1, 7, 8, 31, 33, 1057, 4096, 18560])

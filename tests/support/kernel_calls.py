@@ -15,6 +15,8 @@ from trt_plugins.kernels.layout import TensorLayout
 
 H200 = DeviceTraits(capability=(9, 0), multiprocessors=132, shared_bytes=232448, l2_bytes=62914560)
 """Traits of an NVIDIA H200, for plans that are made without a GPU."""
+ORIN = DeviceTraits(capability=(8, 7), multiprocessors=16, shared_bytes=166912, l2_bytes=4 << 20)
+"""Traits of a Jetson Orin."""
 
 
 def layout_of(tensor: torch.Tensor) -> TensorLayout:

@@ -12,18 +12,22 @@ from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memor
 from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from trt_plugins.kernels.structs import struct_type
 
-FILE = "linear_decode/weight_stream.cu"
+BULK_FILE = "linear_decode/bulk_copies.cu"
+QUEUE_FILE = "linear_decode/thread_queues.cu"
 Activation = Literal["none", "relu2", "silu_gate"]
+ACTIVATIONS: tuple[Activation, ...] = ("none", "relu2", "silu_gate")
 LARGEST_ROWS = 16
 # Inputs of a launch in this order; 0 is passed for the address of one that is absent.
 INPUTS = ("x", "weight", "up_weight", "bias", "residual", "norm_weight")
 _ACCESS = 8  # elements of 16 bytes
 _GROUPS = 4
-_THREADS = 256
-_MOST_STAGES = 6
-_FEWEST_STAGES = 3
-# What the driver keeps of a block's shared memory.
-_RESERVED_BYTES = 1024
+# Shared memory of a warp's stage in bulk_copies.cu: 8 rows of 256 inputs, padded by 64 bytes.
+_BULK_STAGE_BYTES = 8 * (2 * 256 + 64)
+_BARRIER_BYTES = 8
+# Threads and stages, the fastest first, for GPUs whose blocks may have less shared memory.
+_BULK_SHAPES = ((512, 2), (256, 2), (128, 2))
+_QUEUE_SHAPES = ((512, 3), (256, 4), (256, 3), (128, 3))
+# Bulk copies and programmatic dependent launch.
 _OVERLAP_SINCE = (9, 0)
 _WEIGHT_TYPES = (DType.FLOAT16, DType.BFLOAT16)
 
@@ -71,8 +75,8 @@ class LinearDecode:
 
 def plan(problem: LinearDecode, device: DeviceTraits) -> CallPlan:
     """The launch that runs ``problem``; its inputs are ``INPUTS``, its only output is y."""
-    source, shared_bytes = _source(problem, device)
-    params = struct_type(FILE, "LinearDecode")()
+    source, threads, shared_bytes = _source(problem, device)
+    params = struct_type(source.file, "LinearDecode")()
     params.x_stride = problem.x_stride or problem.inputs
     params.weight_stride = problem.inputs
     params.residual_stride = problem.residual_stride or problem.outputs
@@ -83,7 +87,7 @@ def plan(problem: LinearDecode, device: DeviceTraits) -> CallPlan:
     launch = KernelLaunch(
         source,
         (blocks, 1, 1),
-        (_THREADS, 1, 1),
+        (threads, 1, 1),
         params,
         _pointers(problem),
         shared_bytes=shared_bytes,
@@ -93,15 +97,14 @@ def plan(problem: LinearDecode, device: DeviceTraits) -> CallPlan:
 
 
 def sources() -> Iterator[KernelSource]:
-    """Every activation, with and without the norm, up to 8 and up to 16 rows, for an H200's shared memory."""
-    device = DeviceTraits((9, 0), 132, 232448, 60 << 20)
-    activations: tuple[Activation, ...] = ("none", "relu2", "silu_gate")
-    for rows in (8, 16):
-        for activation in activations:
-            for epsilon in (None, 1e-5):
-                yield _source(_example(rows, DType.BFLOAT16, activation, epsilon), device)[0]
-            yield _source(_example(rows, DType.FLOAT16, activation, None), device)[0]
-        yield _source(_example(rows, DType.BFLOAT16, "none", 1e-5, DType.FLOAT32), device)[0]
+    """Every activation, with and without the norm, up to 8 and up to 16 rows: for an H200 and for an Orin."""
+    for device in (DeviceTraits((9, 0), 132, 232448, 60 << 20), DeviceTraits((8, 7), 16, 166912, 4 << 20)):
+        for rows in (8, 16):
+            for activation in ACTIVATIONS:
+                for epsilon in (None, 1e-5):
+                    yield _source(_example(rows, DType.BFLOAT16, activation, epsilon), device)[0]
+                yield _source(_example(rows, DType.FLOAT16, activation, None), device)[0]
+            yield _source(_example(rows, DType.BFLOAT16, "none", 1e-5, DType.FLOAT32), device)[0]
 
 
 def _example(
@@ -110,38 +113,38 @@ def _example(
     return LinearDecode(rows, 4096, 4096, dtype, out_dtype or dtype, activation, norm_epsilon=epsilon)
 
 
-def _source(problem: LinearDecode, device: DeviceTraits) -> tuple[KernelSource, int]:
-    """The variant and the shared memory of its blocks."""
+def _source(problem: LinearDecode, device: DeviceTraits) -> tuple[KernelSource, int, int]:
+    """The variant, its threads, and the shared memory of its blocks."""
+    bulk = device.capability >= _OVERLAP_SINCE
     row_blocks = 1 if problem.rows <= 8 else 2
-    stages = _stages(row_blocks, device)
+    shapes = [(*shape, _shared_bytes(bulk, row_blocks, *shape)) for shape in (_BULK_SHAPES if bulk else _QUEUE_SHAPES)]
+    threads, stages, shared_bytes = next((shape for shape in shapes if shape[2] <= device.shared_bytes), shapes[-1])
+    norm = problem.norm_epsilon is not None
     defines = {
         "DATA_T": CUDA_TYPES[problem.dtype],
         "OUT_T": CUDA_TYPES[problem.out_dtype],
         "ROW_BLOCKS": row_blocks,
         "GROUPS": _GROUPS,
         "STAGES": stages,
-        "THREADS": _THREADS,
-        "NORM": int(problem.norm_epsilon is not None),
+        "THREADS": threads,
+        "NORM": int(norm),
         "GATED": int(problem.activation == "silu_gate"),
         "RELU2": int(problem.activation == "relu2"),
     }
-    source = KernelSource(FILE, "linear_decode", tuple((name, str(value)) for name, value in defines.items()))
-    return source, _shared_bytes(row_blocks, stages)
+    # Where x fills the registers, some values of the outer loops are spilled; the products read none of them.
+    hot = not (bulk and (norm or row_blocks == 2))
+    text = tuple((name, str(value)) for name, value in defines.items())
+    return KernelSource(BULK_FILE if bulk else QUEUE_FILE, "linear_decode", text, hot), threads, shared_bytes
 
 
-def _stages(row_blocks: int, device: DeviceTraits) -> int:
-    """As deep a queue as leaves room for a block of the next kernel, or, where that is shallow, as fits alone."""
-    for share in (device.shared_bytes // 2 - _RESERVED_BYTES, device.shared_bytes):
-        for stages in range(_MOST_STAGES, _FEWEST_STAGES, -1):
-            if _shared_bytes(row_blocks, stages) <= share:
-                return stages
-    return _FEWEST_STAGES
-
-
-def _shared_bytes(row_blocks: int, stages: int) -> int:
+def _shared_bytes(bulk: bool, row_blocks: int, threads: int, stages: int) -> int:
     """The size of the kernel's struct Shared."""
-    warps, rows = _THREADS // 32, 8 * row_blocks
-    return stages * _GROUPS * _THREADS * 16 + warps * _GROUPS * rows * 8 * 4 + warps * rows * 4
+    warps, rows = threads // 32, 8 * row_blocks
+    products, squares = warps * _GROUPS * rows * 8 * 4, warps * rows * 4
+    if bulk:
+        barriers = warps * (stages + 1) + 4
+        return warps * stages * _BULK_STAGE_BYTES + 2 * products + squares + barriers * _BARRIER_BYTES
+    return stages * _GROUPS * threads * 16 + products + squares
 
 
 def _pointers(problem: LinearDecode) -> dict[str, PointerSource]:

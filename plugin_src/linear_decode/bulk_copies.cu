@@ -1,0 +1,214 @@
+// A matrix product with few rows of x, which is bound by reading the weights once: weights by bulk copies (sm_90 and up).
+//
+// One block a multiprocessor. A block owns an equal run of weight rows and takes 8 * GROUPS of them at a time (a pass).
+// The inputs are cut into phases; a warp has INPUTS neighbouring ones of each phase, and keeps them in registers for all
+// rows of the pass. Its piece of 8 weight rows is a stage: 8 bulk copies of up to 2 * INPUTS bytes, a request size that
+// reaches the memory's bandwidth where 16-byte copies of threads do not. STAGES pieces of every warp are under way; a
+// warp waits for its own copies only, and they start before the kernels ahead have finished: weights are constant.
+//
+// The products run on tensor cores with x as the operand of 16 rows. A lane's inputs are the 8 consecutive ones from
+// 8 * (lane % 4) on, for x and weights alike: not the hardware's order, but a sum has none. The warps' sums are added in
+// a fixed order by four warps, others at each pass. No barrier stops the rest: a warp that is ahead reads on.
+#include "common/bulk_copy.cuh"
+#include "common/launch.cuh"
+#include "linear_decode/outputs.cuh"
+
+#if __CUDA_ARCH__ >= 900
+
+namespace {
+
+constexpr int INPUTS = 256;  // of a warp and phase, at most
+constexpr int CHUNKS = INPUTS / 32;
+// Bytes from a weight row to the next in shared memory: an odd multiple of 64, so that two rows cover all banks.
+constexpr int PITCH = 2 * INPUTS + 64;
+// A stage is read in as many parts as leave registers for the weights beside x.
+constexpr int PARTS = ROW_BLOCKS == 2 || NORM ? 2 : 1;
+constexpr int PART = CHUNKS / PARTS;
+constexpr int WRITERS = 4;  // warps that write the outputs of a pass
+
+struct Shared {
+    unsigned char ring[WARPS][STAGES][8 * PITCH];
+    Products products[2];
+    Squares squares;
+    uint64_t arrived[WARPS][STAGES];
+    uint64_t released[WARPS];
+    uint64_t written[2], read[2];  // products
+};
+
+// How the inputs are shared out: `phases` of WARPS * inputs.
+struct Split {
+    int phases, inputs;
+
+    __device__ __forceinline__ explicit Split(int all) {
+        phases = (all + WARPS * INPUTS - 1) / (WARPS * INPUTS);
+        const int units = phases * WARPS * 32;
+        inputs = (all + units - 1) / units * 32;
+    }
+    __device__ __forceinline__ int first(int phase, int warp) const { return (phase * WARPS + warp) * inputs; }
+};
+
+// A warp's next copy.
+struct Stream {
+    int group, q, phase, stage;
+    int releases;  // parity
+
+    // Copies into the stage that the warp has just read. The copy engine keeps no order with the warp's loads: they are
+    // known to be over once an arrival that follows them in the same pipeline is seen.
+    __device__ __forceinline__ void refill(const LinearDecode& params, const Span& span, const Split& split,
+                                           Shared& shared) {
+        uint64_t* released = &shared.released[threadIdx.x / 32];
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) arrive(released);
+        wait_for_phase(released, releases);
+        releases ^= 1;
+        copy(params, span, split, shared);
+    }
+
+    __device__ __forceinline__ void copy(const LinearDecode& params, const Span& span, const Split& split,
+                                         Shared& shared) {
+        if (group >= span.last) return;
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const int row = 8 * (group + q / MATRICES);
+        const int input = split.first(phase, warp);
+        const int bytes = 2 * max(0, min(split.inputs, params.inputs - input));
+        const int rows = min(8, params.outputs - row);
+        uint64_t* arrived = &shared.arrived[warp][stage];
+        if (lane == 0) expect_bytes(arrived, rows * bytes);
+        __syncwarp();
+        if (lane < rows && bytes > 0) {
+            const void* matrix = q % MATRICES ? params.up_weight : params.weight;
+            const DATA_T* from = static_cast<const DATA_T*>(matrix) + (row + lane) * params.weight_stride + input;
+            copy_bulk(&shared.ring[warp][stage][lane * PITCH], from, bytes, arrived);
+        }
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        advance(span, split);
+    }
+
+    __device__ __forceinline__ void advance(const Span& span, const Split& split) {
+        if (++q < MATRICES * min(PASS, span.last - group)) return;
+        q = 0;
+        if (++phase < split.phases) return;
+        phase = 0;
+        group += PASS;
+        // The next kernel's stream starts when nothing is left for this one to ask for.
+        if (group >= span.last) let_later_kernels_start();
+    }
+};
+
+// A lane's share of the warp's inputs of a phase.
+struct Phase {
+    Inputs x[CHUNKS];
+    int valid;  // inputs from the lane's first on
+
+    __device__ __forceinline__ void load(const LinearDecode& params, const Split& split, int phase,
+                                         float (&squares)[ROW_BLOCKS]) {
+        const int lane = threadIdx.x % 32, first = split.first(phase, threadIdx.x / 32) + 8 * (lane % 4);
+        const int end = min(params.inputs, first - 8 * (lane % 4) + split.inputs);
+        valid = end - first;
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) x[c].load(params, lane / 4, 32 * c < valid ? first + 32 * c : params.inputs);
+        if (NORM) {
+            constexpr int AT_ONCE = 2;  // few weights at a time, for the sake of registers
+#pragma unroll
+            for (int begin = 0; begin < CHUNKS; begin += AT_ONCE) {
+                uint4 weights[AT_ONCE];
+#pragma unroll
+                for (int c = 0; c < AT_ONCE; c++) weights[c] = load_norm_weight(params, first + 32 * (begin + c));
+#pragma unroll
+                for (int c = 0; c < AT_ONCE; c++) x[begin + c].scale(weights[c], squares);
+                asm volatile("" ::: "memory");
+            }
+        }
+    }
+
+    // Part `part` of a stage: what the lane needs of it, and its products.
+    __device__ __forceinline__ void load_weights(uint4 (&weights)[PART], const unsigned char* stage, int part) const {
+        const int lane = threadIdx.x % 32;
+        const unsigned char* at = stage + lane / 4 * PITCH + lane % 4 * 16 + part * PART * 64;
+#pragma unroll
+        for (int c = 0; c < PART; c++) {
+            weights[c] = make_uint4(0, 0, 0, 0);
+            if (32 * (part * PART + c) < valid) weights[c] = *reinterpret_cast<const uint4*>(at + 64 * c);
+        }
+    }
+
+    __device__ __forceinline__ void multiply_weights(float (&sums)[4], const uint4 (&weights)[PART], int part) const {
+        float odd[4] = {};  // a second sum, which need not wait for the first
+#pragma unroll
+        for (int c = 0; c < PART; c += 2) {
+            multiply(sums, x[part * PART + c], weights[c]);
+            multiply(odd, x[part * PART + c + 1], weights[c + 1]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums[i] += odd[i];
+    }
+};
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_decode(const __grid_constant__ LinearDecode params) {
+    extern __shared__ __align__(128) unsigned char shared_memory[];
+    Shared& shared = *reinterpret_cast<Shared*>(shared_memory);
+    const int warp = threadIdx.x / 32;
+    if (threadIdx.x % 32 == 0) {
+        for (int stage = 0; stage < STAGES; stage++) init_barrier(&shared.arrived[warp][stage], 1);
+        init_barrier(&shared.released[warp], 1);
+        if (warp < 2) {
+            init_barrier(&shared.written[warp], WARPS);
+            init_barrier(&shared.read[warp], WRITERS);
+        }
+        publish_barriers();
+    }
+    __syncwarp();
+    const Span span(params.outputs);
+    const Split split(params.inputs);
+    Stream stream = {span.first, 0, 0, 0, 0};
+    for (int stage = 0; stage < STAGES; stage++) stream.copy(params, span, split, shared);
+    __syncthreads();  // the barriers of the products are there
+    wait_for_earlier_kernels();
+
+    Phase phase;
+    int stage = 0, parity = 0;
+    for (int pass = 0; pass < span.passes(); pass++) {
+        const int group = span.first + pass * PASS;
+        const int stages = MATRICES * min(PASS, span.last - group);
+        float sums[GROUPS][4] = {}, squares[ROW_BLOCKS] = {};
+        const bool reload = pass == 0 || split.phases > 1;
+        for (int p = 0; p < split.phases; p++) {
+            if (reload) phase.load(params, split, p, squares);
+#pragma unroll
+            for (int q = 0; q < GROUPS; q++) {
+                if (q >= stages) break;
+                wait_for_phase(&shared.arrived[warp][stage], parity);
+#pragma unroll
+                for (int part = 0; part < PARTS; part++) {
+                    uint4 weights[PART];
+                    phase.load_weights(weights, shared.ring[warp][stage], part);
+                    if (part == PARTS - 1) stream.refill(params, span, split, shared);
+                    phase.multiply_weights(sums[q], weights, part);
+                }
+                stage = stage + 1 == STAGES ? 0 : stage + 1;
+                parity ^= stage == 0;
+            }
+        }
+        const int buffer = pass % 2, turn = pass / 2;
+        if (turn > 0) wait_for_phase(&shared.read[buffer], (turn - 1) % 2);
+        store_products(shared.products[buffer], sums);
+        if (NORM && pass == 0) store_squares(shared.squares, squares);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) arrive(&shared.written[buffer]);
+        if (warp / WRITERS != pass % (WARPS / WRITERS)) continue;
+        wait_for_phase(&shared.written[buffer], turn % 2);
+        write_outputs(params, shared.products[buffer], shared.squares, group, span.last, threadIdx.x % (32 * WRITERS),
+                      32 * WRITERS);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) arrive(&shared.read[buffer]);
+    }
+}
+
+#else
+
+// Never chosen before sm_90; present so that the file compiles for every architecture.
+extern "C" __global__ void linear_decode(const __grid_constant__ LinearDecode params) {}
+
+#endif

@@ -1,0 +1,101 @@
+"""Which kernels run the fused problems of whole-model decode; needs no GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from artifact.dtypes import DType
+from artifact.errors import UnsupportedError
+from tests.support.kernel_calls import H200, ORIN
+from trt_plugins.kernels.call import Memory, PointerSource
+from trt_plugins.kernels.compiler import compile_kernel
+from trt_plugins.kernels.fused import linear_decode, rms_norm
+from trt_plugins.kernels.fused.linear_decode import LinearDecode
+from trt_plugins.kernels.fused.rms_norm import RmsNorm
+
+BF16, F16, F32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32
+LINEAR = LinearDecode(rows=1, inputs=4096, outputs=18560, dtype=BF16, out_dtype=BF16)
+NORM = RmsNorm(rows=2, columns=8192, dtype=BF16, epsilon=1e-5)
+
+
+def linear_launch(device=H200, **change):
+    (launch,) = linear_decode.plan(replace(LINEAR, **change), device).launches
+    return launch
+
+
+def norm_launch(**change):
+    (launch,) = rms_norm.plan(replace(NORM, **change), H200).launches
+    return launch
+
+
+def test_bulk_copies_where_the_hardware_has_them():
+    assert linear_launch().source.file == "linear_decode/bulk_copies.cu"
+    assert linear_launch().overlap
+    assert linear_launch(ORIN).source.file == "linear_decode/thread_queues.cu"
+    assert not linear_launch(ORIN).overlap
+
+
+@pytest.mark.parametrize("shared_bytes", [101376, 166912, 232448])
+@pytest.mark.parametrize("capability", [(8, 6), (9, 0), (12, 0)])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_blocks_fit_in_shared_memory(shared_bytes, capability, rows):
+    device = replace(H200, capability=capability, shared_bytes=shared_bytes)
+    assert linear_launch(device, rows=rows).shared_bytes <= shared_bytes
+
+
+def test_one_block_a_multiprocessor_unless_outputs_are_few():
+    assert linear_launch().grid == (132, 1, 1)
+    assert linear_launch(outputs=20).grid == (3, 1, 1)
+
+
+def test_absent_inputs_have_no_pointer():
+    assert set(linear_launch().pointers) == {"x", "weight", "y"}
+    full = linear_launch(activation="silu_gate", residual=True, norm_epsilon=1e-5).pointers
+    assert set(full) == {"x", "weight", "up_weight", "residual", "norm_weight", "y"}
+    assert full["norm_weight"] == PointerSource(Memory.INPUT, linear_decode.INPUTS.index("norm_weight"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": 17}, "expected 1 to 16 rows, found 17 rows"),
+        ({"inputs": 4100}, "multiples of 8, found 4100 inputs"),
+        ({"x_stride": 4100}, "multiples of 8, found 4096 inputs and x rows 4100 apart"),
+        ({"dtype": F32}, "expected float16 or bfloat16, found float32"),
+        ({"dtype": F16, "norm_epsilon": 1e-5}, "fused norm in bfloat16, found float16; use rms_norm"),
+        ({"bias": True, "activation": "silu_gate"}, "no bias in the gated form"),
+    ],
+)
+def test_linear_decode_refuses(change, message):
+    with pytest.raises(UnsupportedError, match=message):
+        linear_launch(**change)
+
+
+def test_a_norm_takes_one_block_a_group():
+    assert norm_launch().grid == (1, 2, 1)
+    assert norm_launch(group=1024).grid == (8, 2, 1)
+    assert dict(norm_launch(group=1024).source.defines)["VECTOR"] == "8"
+    assert dict(norm_launch(group=1024, strides=(("x", 8194),)).source.defines)["VECTOR"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"group": 1000}, "groups that divide 8192 columns, found 1000"),
+        ({"residual": True, "gate": True}, "a residual or a gate, found both"),
+        ({"columns": 65536}, "groups of at most 32768 columns"),
+        ({"strides": (("z", 1),)}, "found z"),
+    ],
+)
+def test_rms_norm_refuses(change, message):
+    with pytest.raises(UnsupportedError, match=message):
+        norm_launch(**change)
+
+
+def test_variants_compile():
+    plain = next(source for source in linear_decode.sources() if dict(source.defines)["NORM"] == "0")
+    assert compile_kernel(plain, "sm_90a").report.problem is None
+    assert compile_kernel(linear_launch(ORIN).source, "sm_86").report.problem is None
+    assert compile_kernel(norm_launch(gate=True).source, "sm_87").report.problem is None

@@ -1,0 +1,120 @@
+"""``rms_norm``: root-mean-square norm of rows or groups of columns, with a residual sum or a gate fused in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from artifact.dtypes import DType
+from artifact.errors import UnsupportedError
+from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
+from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from trt_plugins.kernels.structs import struct_type
+
+FILE = "norm/rms_norm.cu"
+# Inputs and outputs of a launch in this order; 0 is passed for the address of one that is absent.
+INPUTS = ("x", "residual", "gate", "weight")
+OUTPUTS = ("y", "sum")
+_ACCESS_BYTES = 16
+_THREADS = (128, 256, 512, 1024)
+_MOST_ITEMS = 4
+_LARGEST_ROWS = 65535
+_OVERLAP_SINCE = (9, 0)
+
+
+@dataclass(frozen=True)
+class RmsNorm:
+    """y = v / sqrt(mean(v²) + epsilon) * weight for every row, with the mean over each ``group`` of columns.
+
+    rows, columns: of x and y. group: a divisor of columns (None: all of them). dtype: of all tensors.
+    residual: v = x + residual, rounded to dtype, which is also written to ``sum`` (maybe x's or residual's memory).
+    gate: v = x * silu(gate).
+    strides: elements from a row to the next of x, residual, gate, y and sum by name; absent where the rows touch.
+
+    Addresses are multiples of 16 bytes. The weight is constant: it may be read before earlier kernels of the stream
+    have finished.
+    """
+
+    rows: int
+    columns: int
+    dtype: DType
+    epsilon: float
+    group: int | None = None
+    residual: bool = False
+    gate: bool = False
+    strides: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        _need(1 <= self.rows <= _LARGEST_ROWS, f"1 to {_LARGEST_ROWS} rows", f"{self.rows}; split the call")
+        _need(self.dtype in CUDA_TYPES, f"a type among {', '.join(CUDA_TYPES)}", f"{self.dtype.value}; convert")
+        groups = self.group_columns > 0 and self.columns % self.group_columns == 0
+        _need(groups, f"groups that divide {self.columns} columns", f"{self.group_columns}; choose a divisor")
+        _need(not (self.residual and self.gate), "a residual or a gate", "both; add the residual apart")
+        known = {"x", "y", "residual", "gate", "sum"}
+        unknown = sorted(name for name, _ in self.strides if name not in known)
+        _need(not unknown, f"strides of {', '.join(sorted(known))}", f"{', '.join(unknown)}; remove them")
+
+    @property
+    def group_columns(self) -> int:
+        return self.columns if self.group is None else self.group
+
+    def stride(self, name: str) -> int:
+        """Elements from a row of tensor ``name`` to the next."""
+        return dict(self.strides).get(name, self.columns)
+
+
+def plan(problem: RmsNorm, device: DeviceTraits) -> CallPlan:
+    """The launch that runs ``problem``; UnsupportedError for groups that do not fit in a block's registers."""
+    source, threads = _source(problem)
+    params = struct_type(FILE, "RmsNorm")()
+    for name in ("x", "residual", "gate", "y", "sum"):
+        setattr(params, f"{name}_stride", problem.stride(name))
+    params.columns, params.group, params.epsilon = problem.columns, problem.group_columns, problem.epsilon
+    pointers = {"x": PointerSource(Memory.INPUT, 0), "weight": PointerSource(Memory.INPUT, 3)}
+    pointers["y"] = PointerSource(Memory.OUTPUT, 0)
+    if problem.residual:
+        pointers |= {"residual": PointerSource(Memory.INPUT, 1), "sum": PointerSource(Memory.OUTPUT, 1)}
+    if problem.gate:
+        pointers["gate"] = PointerSource(Memory.INPUT, 2)
+    grid = (problem.columns // problem.group_columns, problem.rows, 1)
+    overlap = device.capability >= _OVERLAP_SINCE
+    launch = KernelLaunch(source, grid, (threads, 1, 1), params, pointers, overlap=overlap)
+    return CallPlan((launch,), name=source.label)
+
+
+def sources() -> Iterator[KernelSource]:
+    """Every type in the three forms, groups of 1,024 and of 4,096 columns, and columns that are not aligned."""
+    for dtype in CUDA_TYPES:
+        for columns in (1024, 4096, 129):
+            yield _source(RmsNorm(1, columns, dtype, 1e-5))[0]
+            yield _source(RmsNorm(1, columns, dtype, 1e-5, residual=True))[0]
+            yield _source(RmsNorm(1, columns, dtype, 1e-5, gate=True))[0]
+
+
+def _source(problem: RmsNorm) -> tuple[KernelSource, int]:
+    """The variant and its threads: as few accesses a thread as the largest block allows."""
+    strides = (problem.stride(name) for name in ("x", "residual", "gate", "y", "sum"))
+    vector = math.gcd(_ACCESS_BYTES // problem.dtype.itemsize, problem.group_columns, *strides)
+    accesses = -(-problem.group_columns // vector)
+    threads = next((count for count in _THREADS if accesses <= count), _THREADS[-1])
+    items = -(-accesses // threads)
+    if items > _MOST_ITEMS:
+        raise UnsupportedError(
+            f"rms_norm: expected groups of at most {_THREADS[-1] * _MOST_ITEMS * vector} columns at this alignment, "
+            f"found {problem.group_columns}; align rows to {_ACCESS_BYTES} bytes or use a framework's norm"
+        )
+    defines = {
+        "DATA_T": CUDA_TYPES[problem.dtype],
+        "VECTOR": vector,
+        "ITEMS": items,
+        "THREADS": threads,
+        "RESIDUAL": int(problem.residual),
+        "GATED": int(problem.gate),
+    }
+    return KernelSource(FILE, "rms_norm", tuple((name, str(value)) for name, value in defines.items())), threads
+
+
+def _need(holds: bool, expected: str, found: str) -> None:
+    if not holds:
+        raise UnsupportedError(f"rms_norm: expected {expected}, found {found}")
