@@ -13,8 +13,11 @@ import pytest
 from safetensors import safe_open
 
 from artifact.dtypes import DType
+from artifact.manifest import check_files, read_manifest
+from exporter.export import export_checkpoint
 from tests.support.artifacts import ArtifactCache, Exported
 from tests.support.export_cases import CASES, ExportCase
+from tests.support.tiny_models import save_tiny_model
 
 OPERATOR_DOMAIN = "trt_edgellm"
 
@@ -174,3 +177,15 @@ def test_onnx_checker_passes_on_the_file(exported: Exported, tmp_path: Path) -> 
 
 def _inputs(model: onnx.ModelProto) -> set[str]:
     return {v.name for v in model.graph.input}
+
+
+def test_named_chat_templates_are_carried(tmp_path: Path) -> None:
+    checkpoint = save_tiny_model(tmp_path / "c", "llama", num_hidden_layers=1)
+    (checkpoint / "additional_chat_templates").mkdir()
+    (checkpoint / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    export_checkpoint(checkpoint, tmp_path / "out")
+    carried = "additional_chat_templates/tool_use.jinja"
+    assert (tmp_path / "out" / carried).read_text() == "{{ tools }}"
+    manifest = read_manifest(tmp_path / "out")
+    assert carried in {record.path for record in manifest.files}
+    check_files(tmp_path / "out", manifest)
