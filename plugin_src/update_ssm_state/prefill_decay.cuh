@@ -25,12 +25,12 @@ struct ChunkDecay {
 // The time steps of a chunk before the bias, two tokens a lane.
 template <typename T>
 struct RawSteps {
-    float value[2];
+    T value[2];
 
     __device__ __forceinline__ void load(const T* dt, int64_t token_stride, int valid, int lane) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            value[i] = 2 * lane + i < valid ? to_float(dt[(2 * lane + i) * token_stride]) : 0.0f;
+            value[i] = 2 * lane + i < valid ? dt[(2 * lane + i) * token_stride] : from_float<T>(0.0f);
         }
     }
 };
@@ -47,7 +47,7 @@ __device__ __forceinline__ void store_decay(ChunkDecay& chunk, const RawSteps<T>
     float step[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const float biased = raw.value[i] + head.bias;
+        const float biased = to_float(raw.value[i]) + head.bias;
         const float positive = p.dt_softplus ? softplus(biased) : biased;
         step[i] = 2 * lane + i < valid ? fminf(fmaxf(positive, p.dt_min), p.dt_max) : 0.0f;
     }
@@ -71,4 +71,29 @@ __device__ __forceinline__ void store_decay(ChunkDecay& chunk, const RawSteps<T>
         chunk.write[j] = step[i] * exp2_approx(static_cast<float>(total - log_decay[i]));
     }
     if (lane == 0) chunk.total = exp2_approx(static_cast<float>(total));
+}
+
+// Decays between blocks of 16 tokens of a chunk as products of two factors, none above 1, which saves an exponential for
+// each pair of tokens. Token i of block b, token j of an earlier block: the decay from j to i is since_block[i] times the
+// decay from j to the last token before block b; until_block[b - 1][j] is the latter times the time step of j.
+constexpr int BLOCK = 16;
+struct BlockDecay {
+    float since_block[CHUNK];
+    float until_block[CHUNK / BLOCK - 1][CHUNK];
+};
+
+// Called by a whole warp after store_decay().
+__device__ __forceinline__ void store_block_decay(BlockDecay& blocks, const ChunkDecay& chunk, int lane) {
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int j = lane + 32 * i;
+        const float log_decay = chunk.log_decay[j], step = chunk.step[j];
+        const int block = j / BLOCK;
+        blocks.since_block[j] = exp2_approx(block == 0 ? log_decay : log_decay - chunk.log_decay[block * BLOCK - 1]);
+#pragma unroll
+        for (int b = 1; b < CHUNK / BLOCK; ++b) {
+            if (block < b) blocks.until_block[b - 1][j] = exp2_approx(chunk.log_decay[b * BLOCK - 1] - log_decay) * step;
+        }
+    }
 }

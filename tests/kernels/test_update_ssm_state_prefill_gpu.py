@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.kernel_calls import op_call, run_plan
-from trt_plugins.kernels.call import PackedRows
+from trt_plugins.kernels.call import DeviceTraits, PackedRows
 from trt_plugins.kernels.device import KernelDevice
 from trt_plugins.kernels.ops.update_ssm_state_prefill import plan_prefill
 from trt_plugins.reference.update_ssm_state import update_ssm_state
@@ -27,7 +27,7 @@ NAN = float("nan")
 class Case:
     """gap: elements between the tokens of x, B, C and dt, which are then slices of one wider tensor.
 
-    decay: A is drawn between -decay and 0.
+    decay: A is drawn between -decay and 0. portable: planned as for a GPU without Hopper's instructions.
     """
 
     rows: int = 2
@@ -44,10 +44,16 @@ class Case:
     softplus: int = 1
     limits: tuple[float, float] = (0.0, math.inf)
     decay: float = 8.0
+    portable: bool = False
 
     def __str__(self) -> str:
         changed = [f"{k}={v}" for k, v in vars(self).items() if v != getattr(type(self), k)]
         return ",".join(changed) or "base"
+
+    @property
+    def traits(self) -> DeviceTraits:
+        traits = KernelDevice.current().traits
+        return replace(traits, capability=(8, 9), shared_bytes=101376) if self.portable else traits
 
     @property
     def attributes(self) -> dict[str, object]:
@@ -91,8 +97,7 @@ def run(case: Case, inputs: list[torch.Tensor], in_place: bool = False) -> tuple
     y = torch.full(inputs[0].shape, NAN, dtype=case.dtype, device="cuda")
     state = inputs[7] = inputs[7].clone()
     state_out = state if in_place else torch.full_like(state, NAN)
-    device = KernelDevice.current().traits
-    plan = plan_prefill(op_call("update_ssm_state", inputs, [y, state_out], case.attributes), device)
+    plan = plan_prefill(op_call("update_ssm_state", inputs, [y, state_out], case.attributes), case.traits)
     run_plan(plan, inputs, [y, state_out])
     return y, state_out
 
@@ -103,7 +108,8 @@ def reference(case: Case, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, tor
     for index in (0, 2, 3, 5):
         wide[index] = wide[index].clone()
         wide[index][padding] = 0.0
-    return update_ssm_state(*wide, case.softplus, *case.limits, 64)
+    x, A, B, C, D, dt, bias, state, lengths = wide
+    return update_ssm_state(x, A, B, C, D, dt, bias, state, lengths, case.softplus, *case.limits, chunk_size=64)
 
 
 def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -125,36 +131,41 @@ def check(case: Case, in_place: bool = False) -> None:
 
 
 BASE = Case()
+# Hopper's kernel and the portable one in 16 bits, the portable one in float.
+BASES = [BASE, replace(BASE, portable=True), replace(BASE, dtype=F32)]
+kernels = pytest.mark.parametrize("base", BASES, ids=str)
 
 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize("narrow", [False, True])
-def test_types(dtype, narrow, in_place):
+@pytest.mark.parametrize("portable", [False, True])
+def test_types(dtype, narrow, in_place, portable):
     types = {"state": dtype, "scalars": dtype} if narrow else {}
-    check(replace(BASE, dtype=dtype, **types), in_place)
+    check(replace(BASE, dtype=dtype, portable=portable, **types), in_place)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
+@kernels
 @pytest.mark.parametrize("time", [1, 2, 16, 17, 63, 64, 65, 127, 128, 129, 500, 4096])
-def test_lengths(time, dtype):
-    check(replace(BASE, rows=1, time=time, dtype=dtype), in_place=True)
+def test_lengths(time, base):
+    check(replace(base, rows=1, time=time), in_place=True)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
+@kernels
 @pytest.mark.parametrize(
     "sizes",
     [(8, 8), (16, 256), (24, 40), (64, 16), (64, 64), (72, 128), (80, 128), (96, 128), (128, 128), (64, 256),
      (128, 64), (256, 256), (248, 136)],
     ids=str,
 )  # fmt: skip
-def test_sizes(sizes, dtype):
-    check(replace(BASE, head_dim=sizes[0], state_size=sizes[1], dtype=dtype))
+def test_sizes(sizes, base):
+    check(replace(base, head_dim=sizes[0], state_size=sizes[1]))
 
 
+@kernels
 @pytest.mark.parametrize("heads, groups", [(1, 1), (5, 1), (5, 5), (48, 1), (128, 8)])
-def test_groups(heads, groups):
-    check(replace(BASE, heads=heads, groups=groups, rows=1))
+def test_groups(heads, groups, base):
+    check(replace(base, heads=heads, groups=groups, rows=1))
 
 
 @pytest.mark.parametrize(
@@ -163,27 +174,28 @@ def test_groups(heads, groups):
      {"decay": 100.0}, {"decay": 0.01}],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("dtype", [F32, BF16])
-def test_one_factor(change, dtype):
-    check(replace(BASE, dtype=dtype, **change), in_place=True)
+@kernels
+def test_one_factor(change, base):
+    check(replace(base, **change), in_place=True)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
+@kernels
 @pytest.mark.parametrize("in_place", [False, True])
-def test_ragged_rows(in_place, dtype):
+def test_ragged_rows(in_place, base):
     lengths = (0, 1, 2, 63, 64, 65, 127, 300, 511, -1)
-    check(Case(rows=10, time=511, lengths=lengths, dtype=dtype), in_place)
+    check(replace(base, rows=10, time=511, lengths=lengths), in_place)
 
 
+@kernels
 @pytest.mark.parametrize("in_place", [False, True])
-def test_ragged_rows_in_segments(in_place):
-    check(Case(rows=3, time=4096, heads=4, lengths=(4096, 65, 2000)), in_place)
+def test_ragged_rows_in_segments(in_place, base):
+    check(replace(base, rows=3, time=4096, heads=4, lengths=(4096, 65, 2000)), in_place)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
-def test_strong_decay_next_to_almost_none(dtype):
+@kernels
+def test_strong_decay_next_to_almost_none(base):
     """The decay of late tokens of a chunk survives early ones whose logarithms are a thousand times larger."""
-    case = replace(BASE, rows=1, time=256, dtype=dtype, softplus=0, decay=0.0)
+    case = replace(base, rows=1, time=256, softplus=0, decay=0.0)
     inputs = inputs_of(case)
     inputs[1] = torch.full_like(inputs[1], -16.0)
     step = torch.full_like(inputs[5], 0.002)
@@ -192,12 +204,12 @@ def test_strong_decay_next_to_almost_none(dtype):
     inputs[5], inputs[6] = step, torch.zeros_like(inputs[6])
     y, state = run(case, inputs)
     expected_y, expected_state = reference(case, inputs)
-    assert error(y, expected_y) <= TOLERANCE[dtype]
-    assert error(state, expected_state) <= TOLERANCE[dtype]
+    assert error(y, expected_y) <= TOLERANCE[case.dtype]
+    assert error(state, expected_state) <= TOLERANCE[case.dtype]
 
 
 def packed_inputs(inputs: list[torch.Tensor], lengths: tuple[int, ...], slots: list[int], pool_size: int):
-    packed = list(inputs)
+    packed: list[torch.Tensor | None] = list(inputs)
     for index in (0, 2, 3, 5):
         packed[index] = torch.cat([inputs[index][row, :length] for row, length in enumerate(lengths)])
     pool = torch.randn(pool_size, *inputs[7].shape[1:], device="cuda").to(inputs[7].dtype)
@@ -213,15 +225,15 @@ def run_packed(case: Case, packed, starts, slots, state_out: torch.Tensor) -> to
     y = torch.full(packed[0].shape, NAN, dtype=case.dtype, device="cuda")
     rows = PackedRows(len(slots), max(1, int(torch.diff(starts).max())))
     call = op_call("update_ssm_state", packed, [y, state_out], case.attributes, rows)
-    run_plan(plan_prefill(call, KernelDevice.current().traits), packed, [y, state_out], (starts, slots))
+    run_plan(plan_prefill(call, case.traits), packed, [y, state_out], (starts, slots))
     return y
 
 
+@kernels
 @pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("dtype", [F32, BF16])
-def test_packed_rows_equal_dense_rows(dtype, in_place):
+def test_packed_rows_equal_dense_rows(in_place, base):
     lengths = (1, 0, 500, 3, 64)
-    case = Case(rows=5, time=500, lengths=lengths, dtype=dtype)
+    case = replace(base, rows=5, time=500, lengths=lengths)
     inputs = inputs_of(case)
     y, state = run(case, inputs)
     packed, starts, slots = packed_inputs(inputs, lengths, [4, 0, 7, 2, 5], 9)
@@ -235,9 +247,10 @@ def test_packed_rows_equal_dense_rows(dtype, in_place):
     assert torch.equal(pool_out[others].nan_to_num(9.0), untouched.nan_to_num(9.0))
 
 
-def test_padding_rows_are_skipped():
+@kernels
+def test_padding_rows_are_skipped(base):
     lengths = (40, 70, 3, 64)
-    case = Case(rows=4, time=70, lengths=lengths)
+    case = replace(base, rows=4, time=70, lengths=lengths)
     inputs = inputs_of(case)
     expected_y, expected_state = run(case, inputs)
     packed, starts, slots = packed_inputs(inputs, lengths, [2, -1, 0, -1], 3)
@@ -264,8 +277,10 @@ def test_two_calls_equal_one_to_rounding(cut):
     assert error(carried, state.double()) <= TOLERANCE[F32]
 
 
-@pytest.mark.parametrize("case", [BASE, Case(rows=1, time=4096, heads=8)], ids=str)
-def test_results_are_the_same_from_run_to_run(case):
+@kernels
+@pytest.mark.parametrize("time", [200, 4096])
+def test_results_are_the_same_from_run_to_run(base, time):
+    case = replace(base, time=time, rows=1)
     inputs = inputs_of(case)
     first = run(case, inputs)
     for _ in range(3):

@@ -1,0 +1,112 @@
+"""One prefill call of ``update_ssm_state`` with its sizes, as the chunked kernels take it."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+
+from artifact.errors import UnsupportedError
+from trt_plugins.kernels.call import Memory, OpCall, PointerSource
+from trt_plugins.kernels.layout import TensorLayout
+from trt_plugins.kernels.structs import struct_type
+
+CHUNK = 64
+WHOLE, STATES, OUTPUTS = 0, 1, 2
+"""Passes of the kernels (macro PASS): one segment; states at the ends of segments; outputs of segments."""
+OVERLAP_SINCE = (9, 0)
+_LARGEST_GRID_YZ = 65535
+
+
+@dataclass(frozen=True)
+class Scan:
+    """One call with its sizes."""
+
+    call: OpCall
+    rows: int
+    time: int
+    heads: int
+    head_dim: int
+    groups: int
+    state_size: int
+
+    @classmethod
+    def of(cls, call: OpCall) -> Scan:
+        x, B, state = call.input("x"), call.input("B"), call.input("state")
+        for name, layout, axes in (
+            *((name, call.input(name), 2) for name in ("x", "B", "C")),
+            ("y", call.outputs[0], 2),
+            ("dt", call.input("dt"), 1),
+            ("state", state, 3),
+            ("state_out", call.outputs[1], 3),
+        ):
+            layout.need_dense_tail(name, axes)
+        heads, head_dim, state_size = state.shape[1:]
+        call.spec.check_kernel_dims({"head_dim": head_dim, "state_size": state_size})
+        dense_time = x.shape[1] if len(x.shape) == 4 else 1
+        rows = call.packed.rows if call.packed is not None else x.shape[0]
+        if rows > _LARGEST_GRID_YZ:
+            raise UnsupportedError(
+                f"update_ssm_state: expected at most {_LARGEST_GRID_YZ} rows, found {rows}: split the call"
+            )
+        time = call.packed.max_row_tokens if call.packed is not None else dense_time
+        return cls(call, rows, time, heads, head_dim, B.shape[-2], state_size)
+
+    def strides(self, layout: TensorLayout) -> tuple[int, int]:
+        """Of a row and a token of x, B, C or y, whose last two axes belong to a token."""
+        return self._strides(layout, 2)
+
+    def dt_strides(self) -> tuple[int, int]:
+        return self._strides(self.call.input("dt"), 1)
+
+    def _strides(self, layout: TensorLayout, tail: int) -> tuple[int, int]:
+        outer = layout.strides[:-tail]
+        if self.call.packed is not None:
+            return 0, outer[0]
+        return outer[0], outer[1] if len(outer) == 2 else 0
+
+    @property
+    def aligned(self) -> bool:
+        """Whether every row of x, B, C and y starts at a multiple of 16 bytes."""
+        layouts = (*(self.call.input(name) for name in ("x", "B", "C")), self.call.outputs[0])
+        return all(
+            layout.alignment >= 16
+            and math.gcd(16, *(stride * layout.dtype.itemsize for stride in self.strides(layout))) == 16
+            for layout in layouts
+        )
+
+
+def kernel_params(scan: Scan, file: str, segments: int) -> ctypes.Structure:
+    call, params = scan.call, struct_type(file, "PrefillParams")()
+    params.rows.rows, params.rows.time = scan.rows, scan.time
+    params.x_row, params.x_token = scan.strides(call.input("x"))
+    params.B_row, params.B_token = scan.strides(call.input("B"))
+    params.C_row, params.C_token = scan.strides(call.input("C"))
+    params.y_row, params.y_token = scan.strides(call.outputs[0])
+    params.dt_row, params.dt_token = scan.dt_strides()
+    params.state_slot, params.state_out_slot = call.input("state").strides[0], call.outputs[1].strides[0]
+    params.heads, params.groups, params.segments = scan.heads, scan.groups, segments
+    params.dt_softplus = call.attributes["dt_softplus"]
+    params.dt_min, params.dt_max = call.attributes["time_step_min"], call.attributes["time_step_max"]
+    return params
+
+
+def kernel_pointers(call: OpCall) -> dict[str, PointerSource]:
+    names = ("x", "A", "B", "C", "D", "dt", "dt_bias", "state")
+    pointers = {name: PointerSource(Memory.INPUT, call.spec.input_index(name)) for name in names}
+    pointers |= {"y": PointerSource(Memory.OUTPUT, 0), "state_out": PointerSource(Memory.OUTPUT, 1)}
+    if call.packed is None:
+        pointers["rows.context_lengths"] = PointerSource(Memory.INPUT, call.spec.input_index("context_lengths"))
+    else:
+        pointers["rows.query_start_loc"] = PointerSource(Memory.PACKED, 0)
+        if call.packed.has_state_indices:
+            pointers["rows.state_indices"] = PointerSource(Memory.PACKED, 1)
+    return pointers
+
+
+def blocks_of(size: int, of: int) -> int:
+    return -(-size // of)
+
+
+def round_up(value: int, multiple: int) -> int:
+    return blocks_of(value, multiple) * multiple

@@ -1,0 +1,179 @@
+"""The chunked kernel on warp-level tensor core instructions: every type and size, sm_80 and up."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from artifact.dtypes import DType
+from artifact.errors import UnsupportedError
+from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
+from trt_plugins.kernels.ops.update_ssm_state_prefill_call import (
+    CHUNK,
+    OUTPUTS,
+    OVERLAP_SINCE,
+    STATES,
+    WHOLE,
+    Scan,
+    blocks_of,
+    kernel_params,
+    kernel_pointers,
+    round_up,
+)
+from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+
+MMA_FILE = "update_ssm_state/prefill_mma.cu"
+_MMA_ENTRY = "update_ssm_state_prefill_mma"
+_MMA_WARPS = 4
+_MMA_THREADS = 32 * _MMA_WARPS
+# Most fp32 registers of a thread for the state and y accumulators, beside those for scores, fragments and addresses.
+_ACCUMULATORS = {2: 96, 4: 64}
+# A row's chunks are computed in segments at the same time where blocks would leave multiprocessors idle. Each segment
+# but the first costs a pass over its tokens for the states, which is worth it from this many chunks a segment on.
+_LEAST_SEGMENT_CHUNKS = 4
+_MOST_SEGMENTS = 8
+_BLOCKS_OF_MULTIPROCESSOR = 2
+_DECAY_BYTES = 4 * (4 * CHUNK + 4)
+
+
+def plan_mma(scan: Scan, device: DeviceTraits) -> CallPlan:
+    """The launches that run ``call`` with any number of tokens a row.
+
+    UnsupportedError for sizes outside of the operator's limits, tensors whose last axes are not contiguous, or more
+    than 65,535 rows.
+    """
+    variant = _mma_variant(scan, device)
+    segments = _segments(scan, variant, device)
+    passes = (WHOLE,) if segments == 1 else (STATES, OUTPUTS)
+    launches = tuple(_mma_launch(scan, variant, which, segments, device) for which in passes)
+    return CallPlan(launches, _scratch_bytes(scan, variant, segments), launches[-1].source.label)
+
+
+def mma_sources() -> Iterator[KernelSource]:
+    """Every type at the usual sizes, every pass, the fast head dims and both loads."""
+    common = _Variant(DType.BFLOAT16, DType.FLOAT32, DType.FLOAT32, DType.FLOAT32, 64, 128, 64, 2, True)
+    for dtype, which in itertools.product(CUDA_TYPES, (WHOLE, STATES, OUTPUTS)):
+        for state in {DType.FLOAT32, dtype}:
+            yield _with_slice(replace(common, dtype=dtype, state=state, D=dtype, bias=dtype), 64).source(which)
+    for head_dim, state_size in ((64, 64), (80, 128), (96, 128), (128, 128), (64, 256), (256, 256), (8, 8), (72, 40)):
+        for aligned in (True, False):
+            sized = replace(common, head_dim=head_dim, state_size=state_size, aligned=aligned)
+            yield _with_slice(sized, head_dim).source(WHOLE)
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """What the macros of prefill_mma.cu choose."""
+
+    dtype: DType
+    state: DType
+    D: DType
+    bias: DType
+    head_dim: int
+    state_size: int
+    slice: int
+    stages: int
+    aligned: bool
+
+    @property
+    def slices(self) -> int:
+        return blocks_of(self.head_dim, self.slice)
+
+    @property
+    def state_registers(self) -> int:
+        """Accumulators of the state of one thread."""
+        return blocks_of(round_up(self.state_size, 16) // 16, _MMA_WARPS) * self.slice // 2
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of PrefillShared in prefill_tiles.cuh."""
+        wide = _pitch(round_up(self.state_size, 16), self.dtype) * self.dtype.itemsize
+        narrow = _pitch(self.slice, self.dtype) * self.dtype.itemsize
+        stage = CHUNK * (2 * wide + narrow)
+        state = round_up(self.state_size, 16) * narrow
+        return round_up(self.stages * round_up(stage, 128) + state + 2 * _DECAY_BYTES, 128)
+
+    def source(self, which: int) -> KernelSource:
+        defines = {
+            "DATA_T": CUDA_TYPES[self.dtype],
+            "STATE_T": CUDA_TYPES[self.state],
+            "D_T": CUDA_TYPES[self.D],
+            "BIAS_T": CUDA_TYPES[self.bias],
+            "HEAD_DIM": self.head_dim,
+            "STATE_SIZE": self.state_size,
+            "SLICE": self.slice,
+            "STAGES": self.stages,
+            "ALIGNED": int(self.aligned),
+            "PASS": which,
+        }
+        pairs = tuple((name, str(value)) for name, value in defines.items())
+        return KernelSource(MMA_FILE, _MMA_ENTRY, pairs, hot=self.aligned)
+
+
+def _mma_variant(scan: Scan, device: DeviceTraits) -> _Variant:
+    dtype, state, D, bias = (scan.call.input(name).dtype for name in ("x", "state", "D", "dt_bias"))
+    variant = _Variant(dtype, state, D, bias, scan.head_dim, scan.state_size, 0, 2, scan.aligned)
+    widest = scan.head_dim
+    wanted = device.multiprocessors * _BLOCKS_OF_MULTIPROCESSOR
+    if scan.rows * scan.heads * 2 <= wanted and scan.time <= 2 * CHUNK * _LEAST_SEGMENT_CHUNKS:
+        widest = max(16, scan.head_dim // 2)  # more blocks for a few short rows
+    variant = _with_slice(variant, widest)
+    while variant.shared_bytes > device.shared_bytes:
+        if variant.stages == 2:
+            variant = replace(variant, stages=1)
+        elif variant.slice > 16:
+            variant = replace(variant, slice=round_up(variant.slice // 2, 16))
+        else:
+            raise UnsupportedError(
+                f"update_ssm_state: expected a GPU with {variant.shared_bytes} bytes of shared memory a block for "
+                f"{scan.call.input('x').dtype.value} at state size {scan.state_size}, found {device.shared_bytes}: "
+                "use a 16-bit type or the onnxruntime engine"
+            )
+    return variant
+
+
+def _with_slice(variant: _Variant, widest: int) -> _Variant:
+    """``variant`` with even slices of head_dim, at most ``widest`` wide and narrow enough for the registers."""
+    limit = _ACCUMULATORS[variant.dtype.itemsize]
+    for slices in itertools.count(1):
+        sliced = replace(variant, slice=round_up(blocks_of(variant.head_dim, slices), 16))
+        narrow = sliced.slice <= round_up(widest, 16) and sliced.state_registers + sliced.slice // 2 <= limit
+        if narrow or sliced.slice == 16:
+            return sliced
+    raise AssertionError("unreachable")
+
+
+def _segments(scan: Scan, variant: _Variant, device: DeviceTraits) -> int:
+    blocks = scan.rows * scan.heads * variant.slices
+    free = device.multiprocessors * _BLOCKS_OF_MULTIPROCESSOR // blocks
+    return max(1, min(_MOST_SEGMENTS, free, blocks_of(scan.time, CHUNK) // _LEAST_SEGMENT_CHUNKS))
+
+
+def _scratch_bytes(scan: Scan, variant: _Variant, segments: int) -> int:
+    """Of the states and decays that prefill_mma.cu keeps between its passes."""
+    blocks = scan.rows * scan.heads * variant.slices
+    return 0 if segments == 1 else 4 * blocks * segments * (variant.state_registers * _MMA_THREADS + 1)
+
+
+def _mma_launch(scan: Scan, variant: _Variant, which: int, segments: int, device: DeviceTraits) -> KernelLaunch:
+    source = variant.source(which)
+    pointers = kernel_pointers(scan.call)
+    if which != WHOLE:
+        pointers["scratch"] = PointerSource(Memory.WORKSPACE)
+    return KernelLaunch(
+        source,
+        (scan.heads * variant.slices, scan.rows, segments - 1 if which == STATES else segments),
+        (_MMA_THREADS, 1, 1),
+        kernel_params(scan, source.file, segments),
+        pointers,
+        variant.shared_bytes,
+        overlap=device.capability >= OVERLAP_SINCE,
+    )
+
+
+def _pitch(columns: int, dtype: DType) -> int:
+    """Elements from row to row of a tile: TileLayout::PITCH in common/mma.cuh."""
+    unit = 16 // dtype.itemsize
+    units = columns // unit
+    return (units if units % 8 == 0 or units % 2 else units + 1) * unit
