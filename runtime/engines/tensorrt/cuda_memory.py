@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from artifact.errors import EngineError
+from artifact.extras import install_command
 from runtime.engines.tensorrt.errors import OutOfDeviceMemory
 from runtime.engines.tensorrt.memory import Allocation, DeviceMemory, Graph, Marker, PinnedAllocation
 from trt_plugins.kernels.driver import checked, cuda_driver
@@ -27,7 +28,7 @@ def cuda_core() -> ModuleType:
         import cuda.core
     except ImportError as error:
         raise EngineError(
-            f"the tensorrt engine needs cuda-core, which cannot be imported ({error}): pip install 'hybridge[cuda]'"
+            f"the tensorrt engine needs cuda-core, which cannot be imported ({error}): {install_command('cuda')}"
         ) from error
     return cuda.core
 
