@@ -57,7 +57,7 @@ kernels: setup ## compile every CUDA kernel for every architecture; no GPU neede
 bench: setup ## measure; BENCH=NAME for one of export, cpu_decode, step_cost, perplexity
 	$(BIN)/python -m benchmarks $(BENCH)
 
-hw-check: setup ## build, run, verify and measure engines on this machine's GPU (ARTIFACT=..., HW_CHECK="--plugins on")
+hw-check: setup ## build, run, verify and measure engines on this machine's GPU (ARTIFACT=..., HW_CHECK="--engine plugins")
 	$(BIN)/python tools/hw_check.py $(ARTIFACT) $(HW_CHECK)
 
 wheel: setup ## build dist/hybridge-*.whl

@@ -35,6 +35,12 @@ BENCHMARK_TOKENS, REPETITIONS = 128, 5
 REFERENCE, CHECKED = "onnxruntime", "tensorrt"
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 NEEDED_BY_ALL = ("gpu", "export")
+# What is built and checked: plugins that update states in place, plugins with two buffers a state, native layers.
+ENGINES = {
+    "plugins": {"plugins": "on", "plugin_states": "aliased"},
+    "plugins-separate": {"plugins": "on", "plugin_states": "separate"},
+    "native": {"plugins": "off"},
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,13 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("artifact", nargs="?", type=Path, help="an exported artifact (default: export what ships)")
     parser.add_argument("--report", type=Path, default=Path("hw-check.json"), help="the report to write")
-    parser.add_argument("--plugins", choices=("both", "on", "off"), default="both", help="engines to build and check")
+    parser.add_argument("--engine", action="append", choices=list(ENGINES), help="only this one; may be repeated")
     parser.add_argument("--max-batch", type=int, help="rows of the engines (default: the preset's)")
     parser.add_argument("--max-seq-len", type=int, help="tokens of a row (default: the preset's)")
     options = parser.parse_args(arguments)
     check = HardwareCheck(options.max_batch, options.max_seq_len)
     try:
-        check.run(options.artifact, ("on", "off") if options.plugins == "both" else (options.plugins,))
+        check.run(options.artifact, options.engine or list(ENGINES))
     finally:
         options.report.write_text(json.dumps(check.document(), indent=2) + "\n", encoding="utf-8")
         print(f"wrote {options.report}", file=sys.stderr)
@@ -77,36 +83,42 @@ class HardwareCheck:
             "steps": self.steps,
         }
 
-    def run(self, artifact: Path | None, modes: Sequence[str]) -> None:
-        """Export where no ``artifact`` is given, then one engine with plugins and one without, as ``modes`` say."""
+    def run(self, artifact: Path | None, engines: Sequence[str]) -> None:
+        """Export where no ``artifact`` is given, then build and check each of ``engines``."""
         with tempfile.TemporaryDirectory(prefix="hybridge-hw-") as folder:
             self._step("gpu", None, self._gpu)
             if artifact is None:
                 artifact = Path(folder) / "artifact"
                 self._step("export", None, lambda: _export(Path(folder) / "artifact"))
-            for mode in modes:
-                self._engine(artifact, mode)
+            for engine in engines:
+                self._engine(artifact, engine)
 
     def _gpu(self) -> dict[str, Any]:
         if self._machine["gpu"] is None:
             raise EngineError("expected an NVIDIA GPU and its driver, found none: run this on the device to check")
         return {}
 
-    def _engine(self, artifact: Path, mode: str) -> None:
-        if not self._step("build", mode, lambda: self._build(artifact, mode)):
+    def _engine(self, artifact: Path, engine: str) -> None:
+        if not self._step("build", engine, lambda: self._build(artifact, engine)):
             return
         for name, step in (("verify", _verify), ("generate", _generate), ("benchmark", _benchmark)):
-            self._step(name, mode, lambda step=step: step(artifact))  # type: ignore[misc]
+            self._step(name, engine, lambda step=step: step(artifact))  # type: ignore[misc]
 
-    def _build(self, artifact: Path, mode: str) -> dict[str, Any]:
+    def _build(self, artifact: Path, engine: str) -> dict[str, Any]:
         rows, tokens = self._max_batch, self._max_seq_len
-        record = hybridge.build_engine(artifact, plugins=mode, overwrite=True, max_batch_size=rows, max_seq_len=tokens)
+        record = hybridge.build_engine(
+            artifact,
+            overwrite=True,
+            max_batch_size=rows,
+            max_seq_len=tokens,
+            **ENGINES[engine],  # type: ignore[arg-type]
+        )
         kept = ("library", "library_version", "compute_capabilities", "nbytes", "build_seconds", "layers", "bindings")
         return {**{name: getattr(record, name) for name in kept}, "plugins": asdict(record.plugins)}
 
-    def _step(self, name: str, mode: str | None, run: Callable[[], dict[str, Any]]) -> bool:
+    def _step(self, name: str, engine: str | None, run: Callable[[], dict[str, Any]]) -> bool:
         """Run and record a step; False when it failed, or was skipped because one that all need has failed."""
-        step: dict[str, Any] = {"step": name, **({} if mode is None else {"mode": mode}), "status": SKIPPED}
+        step: dict[str, Any] = {"step": name, **({} if engine is None else {"engine": engine}), "status": SKIPPED}
         self.steps.append(step)
         if any(s["status"] == FAILED and s["step"] in NEEDED_BY_ALL for s in self.steps):
             return False
@@ -118,7 +130,7 @@ class HardwareCheck:
         except Exception as error:
             step.update(status=FAILED, error=f"{type(error).__name__}: {error}", traceback=traceback.format_exc())
         step["seconds"] = round(time.perf_counter() - started, 3)
-        line = f"{name:10} plugins {mode or '-':4} {step['status']}  {step.get('error', '')}"
+        line = f"{name:10} {engine or '':16} {step['status']}  {step.get('error', '')}"
         print(line.rstrip(), file=sys.stderr, flush=True)
         return bool(step["status"] == PASSED)
 

@@ -27,6 +27,9 @@ def build_engine(
         typer.Option(metavar="X.Y", help="Target GPU such as 8.7 (repeatable).", show_default="the preset's"),
     ] = None,
     plugins: Annotated[Literal["auto", "on", "off"], typer.Option(help="Use the project's CUDA plugins.")] = "auto",
+    plugin_states: Annotated[
+        Literal["aliased", "separate"], typer.Option(help="Plugins update states in place, or in a second buffer.")
+    ] = "aliased",
     max_batch: Annotated[int | None, typer.Option(help="Most rows.", show_default="the preset's")] = None,
     max_seq_len: Annotated[int | None, typer.Option(help="Most tokens of a row.", show_default="the preset's")] = None,
     library: Annotated[
@@ -56,6 +59,7 @@ def build_engine(
             max_batch_size=max_batch,
             max_seq_len=max_seq_len,
             plugins=plugins,
+            plugin_states=plugin_states,
             library=library,
             workspace_mib=workspace_mib,
             optimization_level=optimization_level,

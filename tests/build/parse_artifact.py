@@ -29,8 +29,9 @@ def main(artifact: Path, max_seq_len: int, mode: str) -> None:
     config, preset = read_config(artifact), read_preset("rtx-ada")
     limits = engine_limits(config, preset, BuildOptions(max_seq_len=max_seq_len))
     target = Target("rtx-ada", preset, "tensorrt_rtx", ("8.9",))
-    choose = partial(choose_plugins, mode, target=target, profiles=engine_profiles(config, preset, limits))
-    model = parser_model(artifact, config, max_seq_len, target.compute_capabilities, choose)
+    options, profiles = BuildOptions(plugins=mode), engine_profiles(config, preset, limits)
+    choose = partial(choose_plugins, options=options, target=target, profiles=profiles)
+    model = parser_model(artifact, config, max_seq_len, choose)
     library = TensorRTLibrary("tensorrt_rtx")
     errors = register_plugins(library.trt).errors
     logger = make_logger(library.trt, io.StringIO())

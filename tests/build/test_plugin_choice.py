@@ -12,12 +12,12 @@ from artifact.engine_record import ProfileRecord
 from artifact.errors import UnsupportedError
 from tests.ops.node_model import node_model
 from tests.plugins.planner_double import SIZES, plan_by_shape
-from trt_plugins.build import plugin_choice
+from trt_plugins.build import BuildOptions, plugin_choice
 from trt_plugins.build.model import use_plugins
 from trt_plugins.build.plugin_choice import PluginChoice, choose_plugins
 from trt_plugins.build.presets import read_preset
 from trt_plugins.build.target import Target
-from trt_plugins.plugins.fields import CAPABILITIES
+from trt_plugins.plugins.fields import ALIASED, CAPABILITIES
 
 TARGET = Target("rtx-ada", read_preset("rtx-ada"), "tensorrt_rtx", ("8.9",))
 SSM_TYPES = dict.fromkeys(("x", "B", "C", "dt"), "float16") | dict.fromkeys(("A", "D", "dt_bias", "state"), "float32")
@@ -38,12 +38,17 @@ def ssm_model(types: dict[str, str] | None = None, **sizes: int) -> onnx.ModelPr
 
 
 def choose(mode: str, model: onnx.ModelProto, target: Target = TARGET, most: int = 512) -> PluginChoice:
-    return choose_plugins(mode, model, target, profiles(most), plan_by_shape)
+    return choose_plugins(model, BuildOptions(plugins=mode), target, profiles(most), plan_by_shape)
 
 
 @pytest.mark.parametrize("mode", ["auto", "on"])
 def test_supported_nodes_become_plugins(mode: str) -> None:
-    assert choose(mode, ssm_model()) == PluginChoice({"layers.1.ssm": "update_ssm_state"})
+    assert choose(mode, ssm_model()) == PluginChoice({"layers.1.ssm": "update_ssm_state"}, "", ("8.9",), aliased=True)
+
+
+def test_states_may_be_separate() -> None:
+    options = BuildOptions(plugin_states="separate")
+    assert not choose_plugins(ssm_model(), options, TARGET, profiles(), plan_by_shape).aliased
 
 
 def test_off_is_off() -> None:
@@ -129,14 +134,14 @@ def test_bodies_of_plugins_are_dropped_and_nodes_completed() -> None:
     model = node_model("causal_conv1d", CONV_TYPES, {"kernel": 4, "conv_dim": 24})
     other = model.functions.add()
     other.name, other.domain = "twice", "another"
-    use_plugins(model, PluginChoice({"node": "causal_conv1d"}), ("8.6", "8.9"))
+    use_plugins(model, PluginChoice({"node": "causal_conv1d"}, "", ("8.6", "8.9"), aliased=False))
     assert [function.name for function in model.functions] == ["twice"]
     found = {a.name: onnx.helper.get_attribute_value(a) for a in model.graph.node[0].attribute}
-    assert found == {"activation": b"none", CAPABILITIES: b"8.6,8.9"}
+    assert found == {"activation": b"none", CAPABILITIES: b"8.6,8.9", ALIASED: 0}
 
 
 def test_without_plugins_the_model_stays() -> None:
     model = node_model("causal_conv1d", CONV_TYPES, {"kernel": 4, "conv_dim": 24})
     before = model.SerializeToString(deterministic=True)
-    use_plugins(model, PluginChoice({}, "--plugins off"), ("8.6",))
+    use_plugins(model, PluginChoice({}, "--plugins off", ("8.6",)))
     assert model.SerializeToString(deterministic=True) == before

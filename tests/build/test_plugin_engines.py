@@ -194,6 +194,13 @@ def test_a_tensorrt_without_aliasing_gets_two_buffers(
     assert {b["name"]: b["aliases"] for b in record.bindings if "aliases" in b} == caches
 
 
+def test_states_may_be_kept_separate(artifacts: ArtifactCache) -> None:
+    options = BuildOptions(preset="dgx-spark", library="tensorrt_rtx", max_seq_len=16, plugin_states="separate")
+    record = build_engine(artifact_of(artifacts, "mamba2 fp16"), options)
+    assert record.plugins and not record.plugins.aliased
+    assert not [binding for binding in record.bindings if "aliases" in binding]
+
+
 def test_plugins_may_be_turned_off(artifacts: ArtifactCache) -> None:
     options = BuildOptions(preset="rtx-ampere", library="tensorrt_rtx", max_seq_len=16, plugins="off")
     record = build_engine(artifact_of(artifacts, "mamba2 fp16"), options)

@@ -32,13 +32,15 @@ def collected(trt: Any, fields: list[Any]) -> Any:
     [(SSM, SSM_VALUES), (SSM, {}), (CONV, {"activation": "silu"}), (CONV, {"activation": "none"})],
 )
 def test_layers_survive(trt: Any, spec: Any, attributes: dict[str, Any]) -> None:
-    layer = PluginLayer(spec, "layers.7/mixer", spec.complete_attributes(attributes), ("8.7", "12.0"), Workspace(5120))
+    complete, workspace = spec.complete_attributes(attributes), Workspace(5120)
+    layer = PluginLayer(spec, "layers.7/mixer", complete, ("8.7", "12.0"), workspace, aliased=False)
     fields = make_fields(trt, spec, layer.field_values())
     found = layer_from_fields(spec, "", values_from_fields(spec, collected(trt, fields)))
     # A float is an IEEE single.
     single = {n: float(np.float32(v)) if isinstance(v, float) else v for n, v in layer.attributes.items()}
     assert dict(found.attributes) == single
-    assert (found.name, found.capabilities, found.workspace) == ("layers.7/mixer", ("8.7", "12.0"), Workspace(5120))
+    assert (found.name, found.capabilities, found.workspace) == ("layers.7/mixer", ("8.7", "12.0"), workspace)
+    assert not found.aliased
 
 
 def test_a_workspace_may_pass_2_gib(trt: Any) -> None:

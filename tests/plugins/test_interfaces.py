@@ -14,7 +14,7 @@ from tests.plugins import stand_in
 from tests.plugins.planner_double import FAILING_STREAM, DeviceDouble, input_dtypes, input_shapes, plan_by_shape
 from tests.plugins.stand_in import dynamic_desc, tensor_desc
 from trt_plugins.kernels.catalog import operators
-from trt_plugins.plugins.fields import CAPABILITIES, make_fields
+from trt_plugins.plugins.fields import ALIASED, CAPABILITIES, make_fields
 from trt_plugins.plugins.registration import PluginRegistration
 
 F16, F32 = DType.FLOAT16, DType.FLOAT32
@@ -63,7 +63,7 @@ def test_names_come_from_the_declaration(trt: Any, registration: PluginRegistrat
     assert (creator.name, creator.plugin_version, creator.plugin_namespace) == (op, "1", "trt_edgellm")
     assert (plugin.plugin_name, plugin.plugin_version, plugin.plugin_namespace) == (op, "1", "trt_edgellm")
     names = [field.name for field in creator.field_names]
-    assert names == [*(attribute.name for attribute in creator_spec(op).attributes), CAPABILITIES]
+    assert names == [*(attribute.name for attribute in creator_spec(op).attributes), CAPABILITIES, ALIASED]
     assert plugin.num_outputs == 2
     assert plugin.get_capability_interface(None) is plugin
 
@@ -81,6 +81,14 @@ def test_only_states_are_aliased(trt: Any, registration: PluginRegistration) -> 
     plugin = created(trt, registration)
     assert [plugin.get_aliased_input(index) for index in range(2)] == [-1, 7]
     assert [created(trt, registration, "causal_conv1d").get_aliased_input(index) for index in range(2)] == [-1, 3]
+
+
+def test_separate_states_are_not_aliased(trt: Any, registration: PluginRegistration) -> None:
+    """TensorRT refuses an alias when its feature is off."""
+    creator = registration.creators["update_ssm_state"]
+    fields = make_fields(trt, creator_spec("update_ssm_state"), {CAPABILITIES: "8.6", ALIASED: 0})
+    plugin = creator.create_plugin("x", trt.PluginFieldCollection(fields), trt.TensorRTPhase.BUILD)
+    assert [plugin.get_aliased_input(index) for index in range(2)] == [-1, -1]
 
 
 def test_only_linear_formats(trt: Any, registration: PluginRegistration) -> None:

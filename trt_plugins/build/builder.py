@@ -63,8 +63,8 @@ def build_engine(
     profiles = engine_profiles(config, target.preset, limits)
     out = engine_folder(artifact, target.name)
     check_output(out, options.overwrite, ENGINE)
-    choose = partial(choose_plugins, options.plugins, target=target, profiles=profiles)
-    model = parser_model(artifact, config, limits.max_seq_len, target.compute_capabilities, choose)
+    choose = partial(choose_plugins, options=options, target=target, profiles=profiles)
+    model = parser_model(artifact, config, limits.max_seq_len, choose)
     try:
         with atomic_folder(out, options.overwrite, ENGINE) as folder:
             job = _job(artifact.resolve(), folder.resolve(), out.resolve(), target, options, profiles, model)
@@ -111,4 +111,5 @@ def _job(
         old_timing_cache=str(previous / TIMING_CACHE_FILE),
         plugin_nodes=model.plugins.nodes,
         plugins_off=model.plugins.reason,
+        alias_states=model.plugins.aliased,
     )

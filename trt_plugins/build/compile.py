@@ -47,7 +47,7 @@ def compile_engine(job: BuildJob, model: bytes, log: TextIO, listener: BuildList
     check_plugin_layers(parsed.network, job.plugin_nodes)
     config = _configured(library, builder, parsed.network, job, logger, listener.advance)
     timing_cache = library.load_timing_cache(config, Path(job.old_timing_cache) if job.old_timing_cache else None)
-    aliased = bool(job.plugin_nodes) and library.alias_plugin_states(config)
+    aliased = bool(job.plugin_nodes) and job.alias_states and library.alias_plugin_states(config)
     aliases = state_aliases(parsed.network, job.plugin_nodes) if aliased else {}
     layers, tensors = layer_counts(parsed.network), tensor_summaries(parsed.network, aliases)
     listener.stage("build the engine", TOTAL)
@@ -56,7 +56,10 @@ def compile_engine(job: BuildJob, model: bytes, log: TextIO, listener: BuildList
         built = build_plan(library.trt, builder, parsed.network, config, plan)
         plan.close()
         if not built:
-            raise EngineError(f"{library.name} {library.version} cannot build the engine: {explain(logger.errors)}")
+            hint = "; --plugin-states separate may build" if aliased else ""
+            raise EngineError(
+                f"{library.name} {library.version} cannot build the engine: {explain(logger.errors)}{hint}"
+            )
     library.save_timing_cache(timing_cache, Path(job.timing_cache))
     summaries = [asdict(tensor) for tensor in tensors]
     return BuildResult(library.version, plan.nbytes, plan.sha256, layers, summaries, aliased)

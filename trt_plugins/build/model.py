@@ -18,7 +18,7 @@ from artifact.errors import ArtifactError, EngineError
 from trt_plugins.build.attention import STANDARD_DOMAINS, support_attention
 from trt_plugins.build.plugin_choice import PluginChoice
 from trt_plugins.catalog import DOMAIN, OPS
-from trt_plugins.plugins.fields import CAPABILITIES
+from trt_plugins.plugins.fields import ALIASED, CAPABILITIES
 from trt_plugins.value_types import node_attributes, operator_nodes, value_types
 
 MODEL_FILE = "model.onnx"
@@ -46,12 +46,11 @@ def parser_model(
     artifact: Path,
     config: RuntimeConfig,
     max_seq_len: int,
-    capabilities: tuple[str, ...] = (),
     choose: Callable[[onnx.ModelProto], PluginChoice] = no_plugins,
 ) -> ParserModel:
     """Load ``artifact``/model.onnx with caches of ``max_seq_len`` positions, checked against ``config``.
 
-    choose: which nodes become plugins, which are told the ``capabilities`` that they are built for.
+    choose: which nodes become plugins.
     ArtifactError: the graph or its weights are missing, damaged or contradict config.json.
     EngineError: an operator has no body that native layers could run. What ``choose`` raises.
     """
@@ -63,15 +62,14 @@ def parser_model(
     fix_axes(model, {MAX_SEQ: max_seq_len})
     support_attention(model)
     fp32_values, choice = float32_values(model), choose(model)
-    use_plugins(model, choice, capabilities)
+    use_plugins(model, choice)
     return ParserModel(model.SerializeToString(), fp32_values, digest, choice)
 
 
-def use_plugins(model: onnx.ModelProto, choice: PluginChoice, capabilities: tuple[str, ...]) -> None:
+def use_plugins(model: onnx.ModelProto, choice: PluginChoice) -> None:
     """Drop, in place, the bodies of the chosen nodes: the parser takes a body before it looks for a plugin.
 
-    Each node gets all its attributes (the parser warns of absent ones), and the compute capabilities as one more, for
-    the plugin's workspace.
+    Each node gets all its attributes (the parser warns of absent ones) and what else its plugin has to know.
     """
     kept = [f for f in model.functions if f.domain != DOMAIN or f.name not in choice.nodes.values()]
     del model.functions[:]
@@ -80,7 +78,8 @@ def use_plugins(model: onnx.ModelProto, choice: PluginChoice, capabilities: tupl
         if node.name in choice.nodes:
             attributes = OPS[node.op_type].complete_attributes(node_attributes(node))
             del node.attribute[:]
-            for name, value in {**attributes, CAPABILITIES: ",".join(capabilities)}.items():
+            extras = {CAPABILITIES: ",".join(choice.capabilities), ALIASED: int(choice.aliased)}
+            for name, value in {**attributes, **extras}.items():
                 node.attribute.append(onnx.helper.make_attribute(name, value))
 
 

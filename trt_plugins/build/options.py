@@ -9,6 +9,8 @@ from trt_plugins.build.capability import normal_capability
 
 LIBRARIES = ("tensorrt", "tensorrt_rtx")
 PLUGIN_MODES = ("auto", "on", "off")
+ALIASED = "aliased"
+PLUGIN_STATES = (ALIASED, "separate")
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class BuildOptions:
     max_batch_size, max_seq_len: replace the preset's; at most what the artifact was exported with.
     plugins: "on" makes a plugin of every operator of the domain trt_edgellm, "off" builds from native layers
         alone, "auto" is "on" where plugins support the target and the sizes, else "off".
+    plugin_states: "aliased" lets plugins update states in place where TensorRT can, "separate" gives every state two
+        buffers.
     library: "tensorrt", "tensorrt_rtx", or "auto": full TensorRT where it is installed and targets exactly
         this machine's GPU, else TensorRT-RTX.
     workspace_mib: limit of TensorRT's scratch memory in MiB.
@@ -33,6 +37,7 @@ class BuildOptions:
     max_batch_size: int | None = None
     max_seq_len: int | None = None
     plugins: str = "auto"
+    plugin_states: str = ALIASED
     library: str = "auto"
     workspace_mib: int | None = None
     optimization_level: int | None = None
@@ -42,6 +47,8 @@ class BuildOptions:
         """Return self, or raise UnsupportedError naming the option that cannot be honoured."""
         if self.plugins not in PLUGIN_MODES:
             raise UnsupportedError(f"--plugins: expected auto, on or off, found {self.plugins}")
+        if self.plugin_states not in PLUGIN_STATES:
+            raise UnsupportedError(f"--plugin-states: expected aliased or separate, found {self.plugin_states}")
         if self.library not in ("auto", *LIBRARIES):
             raise UnsupportedError(f"--library: expected auto, {' or '.join(LIBRARIES)}, found {self.library}")
         for name, value in (

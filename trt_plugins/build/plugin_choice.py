@@ -11,6 +11,7 @@ import onnx
 from artifact.bindings import BATCH
 from artifact.engine_record import ProfileRecord
 from artifact.errors import ExportError, UnsupportedError
+from trt_plugins.build.options import ALIASED, BuildOptions
 from trt_plugins.build.target import TENSORRT, Target
 from trt_plugins.catalog import spec_of
 from trt_plugins.checks import CheckedNode, check_op_nodes
@@ -23,20 +24,30 @@ _KERNEL_PACKAGE = "cuda.bindings"
 
 @dataclass(frozen=True)
 class PluginChoice:
-    """``nodes``: name to operator of the nodes that become plugins; empty where none does, for ``reason``."""
+    """``nodes``: name to operator of the nodes that become plugins; empty where none does, for ``reason``.
+
+    capabilities: what they are built for. aliased: they update states in place where TensorRT can.
+    """
 
     nodes: dict[str, str]
     reason: str = ""
+    capabilities: tuple[str, ...] = ()
+    aliased: bool = True
 
 
 def choose_plugins(
-    mode: str, model: onnx.ModelProto, target: Target, profiles: list[ProfileRecord], planner: Planner = plan
+    model: onnx.ModelProto,
+    options: BuildOptions,
+    target: Target,
+    profiles: list[ProfileRecord],
+    planner: Planner = plan,
 ) -> PluginChoice:
     """Plugins for every operator node of ``model``, or for none.
 
-    mode: "off"; "on": UnsupportedError naming node and reason where one of them cannot be a plugin; "auto": none then.
+    ``options.plugins``: "off"; "on": UnsupportedError naming node and reason where one of them cannot be a plugin;
+    "auto": none then.
     """
-    if mode == "off":
+    if options.plugins == "off":
         return PluginChoice({}, "--plugins off")
     try:
         nodes = check_op_nodes(model)
@@ -46,8 +57,9 @@ def choose_plugins(
     if not nodes and gap is None:
         return PluginChoice({}, "the graph has none of their operators")
     if gap is None:
-        return PluginChoice({node.name: node.op for node in nodes})
-    if mode == "on":
+        names, aliased = {node.name: node.op for node in nodes}, options.plugin_states == ALIASED
+        return PluginChoice(names, "", target.compute_capabilities, aliased)
+    if options.plugins == "on":
         raise UnsupportedError(f"--plugins on: {gap}; use --plugins auto or off")
     return PluginChoice({}, gap)
 

@@ -15,8 +15,9 @@ import numpy as np
 from artifact.errors import EngineError
 from trt_plugins.spec import AttributeKind, AttributeValue, OpSpec
 
-# Fields beside the attributes. The build adds the first one to each node.
+# Fields beside the attributes. The build adds the first two to each node.
 CAPABILITIES = "hybridge_capabilities"
+ALIASED = "hybridge_aliased"
 LAYER = "hybridge_layer"
 WORKSPACE = "hybridge_workspace"
 SERIALIZED_ONLY = (LAYER, WORKSPACE)
@@ -24,7 +25,7 @@ SERIALIZED_ONLY = (LAYER, WORKSPACE)
 WORKSPACE_UNIT = 256
 
 _FIELD_TYPES: dict[AttributeKind, str] = {"int": "INT32", "float": "FLOAT32", "string": "CHAR"}
-_EXTRA_KINDS: dict[str, AttributeKind] = {CAPABILITIES: "string", LAYER: "string", WORKSPACE: "int"}
+_EXTRA_KINDS: dict[str, AttributeKind] = {CAPABILITIES: "string", ALIASED: "int", LAYER: "string", WORKSPACE: "int"}
 
 
 @dataclass(frozen=True)

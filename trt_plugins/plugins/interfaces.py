@@ -107,7 +107,8 @@ def make_plugin_class(trt: Any) -> type:
 
         @guarded
         def get_aliased_input(self, output_index: int) -> int:
-            return state_inputs(self.core.layer.spec).get(output_index, NO_ALIAS)
+            layer = self.core.layer
+            return state_inputs(layer.spec).get(output_index, NO_ALIAS) if layer.aliased else NO_ALIAS
 
         @guarded
         def get_valid_tactics(self) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trt_plugins.plugins.fields import CAPABILITIES, LAYER, WORKSPACE, WORKSPACE_UNIT, FieldValues
+from trt_plugins.plugins.fields import ALIASED, CAPABILITIES, LAYER, WORKSPACE, WORKSPACE_UNIT, FieldValues
 from trt_plugins.spec import AttributeValue, OpSpec
 
 STATE_OUTPUT_SUFFIX = "_out"
@@ -20,19 +20,24 @@ class Workspace:
 
 @dataclass(frozen=True)
 class PluginLayer:
-    """One node of an operator: its name, its attributes, and the compute capabilities that it is built for."""
+    """One node of an operator: its name, its attributes, and the compute capabilities that it is built for.
+
+    aliased: TensorRT is told that states are updated in place.
+    """
 
     spec: OpSpec
     name: str
     attributes: Mapping[str, AttributeValue]
     capabilities: tuple[str, ...] = ()
     workspace: Workspace = field(default_factory=Workspace)
+    aliased: bool = True
 
     def field_values(self) -> dict[str, AttributeValue]:
         """What a serialized plugin carries, so that ``layer_from_fields`` makes this layer again."""
         return {
             **self.attributes,
             CAPABILITIES: ",".join(self.capabilities),
+            ALIASED: int(self.aliased),
             LAYER: self.name,
             WORKSPACE: -(-self.workspace.nbytes // WORKSPACE_UNIT),
         }
@@ -43,7 +48,8 @@ def layer_from_fields(spec: OpSpec, name: str, values: FieldValues) -> PluginLay
     extras = values.extras
     capabilities = tuple(part for part in str(extras.get(CAPABILITIES, "")).split(",") if part)
     workspace = Workspace(int(extras.get(WORKSPACE, 0)) * WORKSPACE_UNIT)
-    return PluginLayer(spec, str(extras.get(LAYER, "")) or name, values.attributes, capabilities, workspace)
+    aliased = bool(extras.get(ALIASED, True))
+    return PluginLayer(spec, str(extras.get(LAYER, "")) or name, values.attributes, capabilities, workspace, aliased)
 
 
 def state_inputs(spec: OpSpec) -> dict[int, int]:
