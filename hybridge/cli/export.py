@@ -28,7 +28,9 @@ def export(
     all_logits: Annotated[bool, typer.Option("--all-logits", help="Logits of every token, not only the last.")] = False,
     weights: Annotated[Literal["link", "copy"], typer.Option(help="Hard-link or copy the weight files.")] = "link",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; trace and write nothing.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is an earlier export.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier export, its engines included.")
+    ] = False,
     no_scan: Annotated[
         bool, typer.Option("--no-scan", help="Do not look for weights that are not finite or do not fit the type.")
     ] = False,

@@ -33,7 +33,7 @@ def run(
         str | None, typer.Option(metavar="N,N,...", help="Token ids to continue.", show_default=False)
     ] = None,
     engine: Engine = "auto",
-    max_new_tokens: Annotated[int, typer.Option(help="Stop after this many tokens.")] = 256,
+    max_new_tokens: Annotated[int, typer.Option(help="Stop after this many tokens, or at max_seq_len.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 is off.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the most likely tokens up to this probability; 1 is off.")] = 1.0,
