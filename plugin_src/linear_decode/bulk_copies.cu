@@ -22,7 +22,7 @@ constexpr int CHUNKS = INPUTS / 32;
 // Bytes from a weight row to the next in shared memory: an odd multiple of 64, so that two rows cover all banks.
 constexpr int PITCH = 2 * INPUTS + 64;
 // A stage is read in as many parts as leave registers for the weights beside x.
-constexpr int PARTS = ROW_BLOCKS == 2 || NORM ? 2 : 1;
+constexpr int PARTS = NORM ? 4 : ROW_BLOCKS;
 constexpr int PART = CHUNKS / PARTS;
 constexpr int WRITERS = 4;  // warps that write the outputs of a pass
 
@@ -52,13 +52,12 @@ struct Stream {
     int group, q, phase, stage;
     int releases;  // parity
 
-    // Copies into the stage that the warp has just read. The copy engine keeps no order with the warp's loads: they are
-    // known to be over once an arrival that follows them in the same pipeline is seen.
+    // Copies into the stage that the warp has just read. The copy engine keeps no order with a warp's loads: they are
+    // known to be over once every lane's arrival after its own is seen.
     __device__ __forceinline__ void refill(const LinearDecode& params, const Span& span, const Split& split,
                                            Shared& shared) {
         uint64_t* released = &shared.released[threadIdx.x / 32];
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) arrive(released);
+        arrive(released);
         wait_for_phase(released, releases);
         releases ^= 1;
         copy(params, span, split, shared);
@@ -78,7 +77,7 @@ struct Stream {
         if (lane < rows && bytes > 0) {
             const void* matrix = q % MATRICES ? params.up_weight : params.weight;
             const DATA_T* from = static_cast<const DATA_T*>(matrix) + (row + lane) * params.weight_stride + input;
-            copy_bulk(&shared.ring[warp][stage][lane * PITCH], from, bytes, arrived);
+            copy_bulk_once(&shared.ring[warp][stage][lane * PITCH], from, bytes, arrived);
         }
         stage = stage + 1 == STAGES ? 0 : stage + 1;
         advance(span, split);
@@ -108,7 +107,7 @@ struct Phase {
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) x[c].load(params, lane / 4, 32 * c < valid ? first + 32 * c : params.inputs);
         if (NORM) {
-            constexpr int AT_ONCE = 2;  // few weights at a time, for the sake of registers
+            constexpr int AT_ONCE = CHUNKS / 2;  // few weights at a time, for the sake of registers
 #pragma unroll
             for (int begin = 0; begin < CHUNKS; begin += AT_ONCE) {
                 uint4 weights[AT_ONCE];
@@ -152,10 +151,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_decode(const __g
     const int warp = threadIdx.x / 32;
     if (threadIdx.x % 32 == 0) {
         for (int stage = 0; stage < STAGES; stage++) init_barrier(&shared.arrived[warp][stage], 1);
-        init_barrier(&shared.released[warp], 1);
+        init_barrier(&shared.released[warp], 32);
         if (warp < 2) {
-            init_barrier(&shared.written[warp], WARPS);
-            init_barrier(&shared.read[warp], WRITERS);
+            init_barrier(&shared.written[warp], THREADS);
+            init_barrier(&shared.read[warp], 32 * WRITERS);
         }
         publish_barriers();
     }
@@ -195,14 +194,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_decode(const __g
         if (turn > 0) wait_for_phase(&shared.read[buffer], (turn - 1) % 2);
         store_products(shared.products[buffer], sums);
         if (NORM && pass == 0) store_squares(shared.squares, squares);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) arrive(&shared.written[buffer]);
+        arrive(&shared.written[buffer]);
         if (warp / WRITERS != pass % (WARPS / WRITERS)) continue;
         wait_for_phase(&shared.written[buffer], turn % 2);
         write_outputs(params, shared.products[buffer], shared.squares, group, span.last, threadIdx.x % (32 * WRITERS),
                       32 * WRITERS);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) arrive(&shared.read[buffer]);
+        arrive(&shared.read[buffer]);
     }
 }
 

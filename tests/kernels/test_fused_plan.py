@@ -65,6 +65,7 @@ def test_absent_inputs_have_no_pointer():
         ({"x_stride": 4100}, "multiples of 8, found 4096 inputs and x rows 4100 apart"),
         ({"dtype": F32}, "expected float16 or bfloat16, found float32"),
         ({"dtype": F16, "norm_epsilon": 1e-5}, "fused norm in bfloat16, found float16; use rms_norm"),
+        ({"rows": 9, "norm_epsilon": 1e-5}, "fused norm of 1 to 8 rows, found 9; use rms_norm"),
         ({"bias": True, "activation": "silu_gate"}, "no bias in the gated form"),
     ],
 )
