@@ -86,13 +86,12 @@ def verify(
     """
     from hybridge.verification import VerifyOptions
     from hybridge.verification import verify as compare
-    from hybridge.verification.options import DEFAULT_TOLERANCE
 
     options = VerifyOptions(
         engine=engine,
         prompt_lengths=tuple(prompt_lengths),
         decode_steps=decode_steps,
-        tolerance=DEFAULT_TOLERANCE if tolerance is None else tolerance,
+        tolerance=tolerance,
     )
     return compare(Path(checkpoint), Path(out), options, progress)
 

@@ -32,7 +32,8 @@ class LLM:
     """An artifact with an engine, a tokenizer and the prefixes kept for it. Not for use from several threads at once.
 
     ``engine`` is a name ("auto", "onnxruntime", ...) or an Engine over the same artifact. ``max_batch_size`` and
-    ``max_seq_len`` may lower the engine's limits; ``threads`` are CPU threads. An artifact without tokenizer.json
+    ``max_seq_len`` may lower the engine's limits; ``threads`` are CPU threads; ``engine_folder``
+    names the TensorRT engine to run, a folder or one in path/engines. An artifact without tokenizer.json
     still takes and returns token ids.
 
         with LLM("out") as llm:
@@ -47,10 +48,12 @@ class LLM:
         max_batch_size: int | None = None,
         max_seq_len: int | None = None,
         threads: int | None = None,
+        engine_folder: str | Path | None = None,
     ) -> None:
         """Load the artifact folder ``path``. ArtifactError: not a valid artifact. EngineError: no such engine."""
         self.folder = folder = Path(path)
-        self.engine = create_engine(folder, engine, EngineOptions(threads)) if isinstance(engine, str) else engine
+        options = EngineOptions(threads, engine_folder)
+        self.engine = create_engine(folder, engine, options) if isinstance(engine, str) else engine
         self.config = self.engine.config
         self.max_batch_size = _lowered("max_batch_size", max_batch_size, self.engine.max_batch_size)
         self.max_seq_len = _lowered("max_seq_len", max_seq_len, self.engine.max_seq_len)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hybridge.cli.flag_names import flags_of, naming_flags
-from hybridge.cli.options import Artifact, Engine, Json, Quiet, Threads, integers
+from hybridge.cli.options import Artifact, Engine, EngineFolder, Json, Quiet, Threads, integers
 from hybridge.cli.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def bench(
     context: Annotated[int, typer.Option(help="Tokens present before generation.")] = 1,
     batch: Annotated[int, typer.Option(help="Rows computed together.")] = 1,
     repetitions: Annotated[int, typer.Option("--repetitions", "-r", help="Measured runs of each kind.")] = 5,
+    engine_folder: EngineFolder = None,
     threads: Threads = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw the results.", show_default=False, dir_okay=False)
@@ -52,7 +53,10 @@ def bench(
         from runtime.benchmark import run_benchmark
         from runtime.engines.factory import EngineOptions, create_engine
 
-        with naming_flags(FLAGS), contextlib.closing(create_engine(out, engine, EngineOptions(threads))) as loaded:
+        options = EngineOptions(threads, engine_folder)
+        with naming_flags(FLAGS), contextlib.closing(create_engine(out, engine, options)) as loaded:
+            for note in loaded.notes:
+                terminal.remark(f"note: {note}")
             limit = loaded.max_seq_len
             report = run_benchmark(
                 loaded,

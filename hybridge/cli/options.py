@@ -18,6 +18,12 @@ Checkpoint = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no remarks on standard error.")]
 Engine = Annotated[EngineName, typer.Option("--engine", help="What computes; auto takes the best that is available.")]
+EngineFolder = Annotated[
+    str | None,
+    typer.Option(
+        "--engine-folder", metavar="NAME|DIR", help="The TensorRT engine to run.", show_default="the one for this GPU"
+    ),
+]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.", show_default="all cores")]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hybridge.cli.flag_names import flags_of, naming_flags
-from hybridge.cli.options import Artifact, Engine, Json, Quiet, Threads, integers
+from hybridge.cli.options import Artifact, Engine, EngineFolder, Json, Quiet, Threads, integers
 from hybridge.cli.terminal import Terminal
 from hybridge.cli.text import seconds_text
 
@@ -43,6 +43,7 @@ def run(
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="Stop at this text (repeatable).", show_default=False)
     ] = None,
+    engine_folder: EngineFolder = None,
     threads: Threads = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -64,10 +65,10 @@ def run(
             max_new_tokens=max_new_tokens,
             stop=tuple(stop or ()),
         )
-        with LLM(out, engine=engine, threads=threads) as llm:
+        with LLM(out, engine=engine, threads=threads, engine_folder=engine_folder) as llm:
             generation = _generate(llm, ids or prompt, chat, sampling, terminal)
             document = _document(generation, max_new_tokens, llm)
-        terminal.remark(_summary(generation))
+        terminal.remark(_summary(generation, llm.engine.name))
         for note in document["notes"]:
             terminal.remark(f"note: {note}")
         terminal.document(document)
@@ -100,12 +101,12 @@ def _generate(
     return generation
 
 
-def _summary(generation: Generation) -> str:
+def _summary(generation: Generation, engine: str) -> str:
     timings = generation.timings
     rate = timings.decode_tokens_per_second
     speed = "" if rate is None else f", {rate:.1f} tokens/s"
     return (
-        f"[{len(generation.prompt_token_ids)} prompt tokens, {timings.new_tokens} new, first after "
+        f"[{engine}: {len(generation.prompt_token_ids)} prompt tokens, {timings.new_tokens} new, first after "
         f"{seconds_text(timings.first_token)}{speed}, ended by {generation.finish_reason}]"
     )
 
@@ -115,7 +116,9 @@ def _document(generation: Generation, max_new_tokens: int, llm: LLM) -> dict[str
     data = asdict(generation)
     data["timings"]["decode_tokens_per_second"] = generation.timings.decode_tokens_per_second
     limit = _limit(generation, max_new_tokens)
-    notes = [_room(generation, max_new_tokens, llm.max_seq_len)] if limit == "max_seq_len" else []
+    notes = list(llm.engine.notes)
+    if limit == "max_seq_len":
+        notes.append(_room(generation, max_new_tokens, llm.max_seq_len))
     return {"engine": llm.engine.name, **data, "limited_by": limit, "notes": notes}
 
 

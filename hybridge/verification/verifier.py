@@ -14,7 +14,7 @@ from artifact.manifest import check_files, read_manifest
 from artifact.path_kind import require_artifact, require_checkpoint
 from artifact.progress import NoProgress, Progress
 from hybridge.verification import scenarios
-from hybridge.verification.options import VerifyOptions
+from hybridge.verification.options import VerifyOptions, default_tolerance
 from hybridge.verification.reference import Reference, ReferenceRun
 from hybridge.verification.report import Comparison, VerifyReport
 from hybridge.verification.scenarios import Observation
@@ -40,6 +40,7 @@ def verify(
     require_artifact(artifact)
     config = read_config(artifact)
     options.check(config.max_seq_len)
+    tolerance = options.tolerance or default_tolerance(options.engine, config.dtype)
     notes: list[str] = []
     engines = _engine_names(options.engine, notes)
     check_files(artifact, read_manifest(artifact))
@@ -53,7 +54,7 @@ def verify(
             progress.start(f"run the artifact ({name})")
             engine = create_engine(artifact, name)
             try:
-                comparisons += _comparisons(engine, cases, options, progress)
+                comparisons += _comparisons(engine, cases, options.decode_steps, tolerance, progress)
             finally:
                 engine.close()
     finally:
@@ -62,7 +63,7 @@ def verify(
         config.model_type,
         engines,
         reference.name,
-        options.tolerance,
+        tolerance,
         tuple(comparisons),
         config.layer_types,
         tuple(notes),
@@ -110,22 +111,24 @@ class Cases:
         return (self.at_prompt if is_prompt else self.at_end)[observation.prompt]
 
 
-def _comparisons(engine: Engine, cases: Cases, options: VerifyOptions, progress: Progress) -> Iterator[Comparison]:
-    for stream in _streams(engine, cases, options):
+def _comparisons(
+    engine: Engine, cases: Cases, decode_steps: int, tolerance: float, progress: Progress
+) -> Iterator[Comparison]:
+    for stream in _streams(engine, cases, decode_steps):
         for observation in stream:
-            yield from _compare(engine.name, observation, cases.expected(observation), cases.config, options.tolerance)
+            yield from _compare(engine.name, observation, cases.expected(observation), cases.config, tolerance)
             progress.advance()
     prompt = cases.prompts[0]
     if engine.max_batch_size > 1 and 2 * len(prompt) <= cases.config.max_seq_len:
         yield from _compare_empty_row(engine, prompt, cases.config)
 
 
-def _streams(engine: Engine, cases: Cases, options: VerifyOptions) -> Iterator[Iterable[Observation]]:
+def _streams(engine: Engine, cases: Cases, decode_steps: int) -> Iterator[Iterable[Observation]]:
     yield scenarios.one_shot(engine, cases.prompts)
     yield scenarios.chunked(engine, cases.prompts)
     step = engine.max_batch_size
     for start in range(0, len(cases.prompts), step):
-        ragged = scenarios.ragged_then_decode(engine, cases.sequences[start : start + step], options.decode_steps)
+        ragged = scenarios.ragged_then_decode(engine, cases.sequences[start : start + step], decode_steps)
         yield _renumbered(ragged, start)
 
 

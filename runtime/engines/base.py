@@ -83,6 +83,8 @@ class Engine(ABC):
 
     name: ClassVar[str]
     config: RuntimeConfig
+    # What a user should know about the choice of this engine, one sentence each.
+    notes: tuple[str, ...] = ()
 
     @property
     @abstractmethod

@@ -13,14 +13,19 @@ from artifact.extras import install_command
 from artifact.path_kind import require_artifact
 from runtime.engines.base import Engine
 
-AUTO = "auto"
+AUTO, ONNXRUNTIME, TENSORRT = "auto", "onnxruntime", "tensorrt"
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What every engine may be asked for; ``threads`` counts CPU threads, None leaves the choice to the engine."""
+    """What every engine may be asked for.
+
+    threads: CPU threads, None leaves the choice to the engine. engine_folder: the TensorRT engine to run, a folder or
+    the name of one in OUT/engines; None takes the one that fits this machine.
+    """
 
     threads: int | None = None
+    engine_folder: str | Path | None = None
 
     def __post_init__(self) -> None:
         if self.threads is not None and (not isinstance(self.threads, int) or self.threads < 1):
@@ -36,26 +41,54 @@ class EngineKind:
 
 
 def create_engine(artifact: str | Path, name: str = AUTO, options: EngineOptions | None = None) -> Engine:
-    """The engine ``name`` over the artifact folder ``artifact``; "auto" takes the best one that is available.
+    """The engine ``name`` over the artifact folder ``artifact``.
 
+    "auto" is tensorrt where the artifact has an engine for this machine's GPU, else onnxruntime; where engines were
+    built but none fits, the engine's ``notes`` say why.
     EngineError: an unknown or unavailable engine, or its library is not installed. ArtifactError: not an artifact.
     """
     check_engine(name)
     folder = Path(artifact)
     require_artifact(folder)
     read_config(folder)  # so that errors name the folder as it was given
-    return _kind(name).create(folder, options or EngineOptions())
+    options = options or EngineOptions()
+    chosen, reason = choose_engine(folder, options) if name == AUTO else (name, None)
+    engine = ENGINES[chosen].create(folder, options)
+    if reason is not None:
+        engine.notes = (*engine.notes, f"{chosen} runs the artifact, for {reason}")
+    return engine
+
+
+def choose_engine(folder: Path, options: EngineOptions) -> tuple[str, str | None]:
+    """The engine that "auto" is for the artifact in ``folder``, and why not tensorrt where it has engines."""
+    if options.engine_folder is not None:
+        return TENSORRT, None
+    if not (folder / "engines").is_dir():
+        return ONNXRUNTIME, None
+    try:
+        ENGINES[TENSORRT].check()
+        from runtime.engines.tensorrt.selection import find_engine
+
+        find_engine(folder)
+    except EngineError as error:
+        return ONNXRUNTIME, str(error)
+    return TENSORRT, None
 
 
 def check_engine(name: str) -> None:
     """Raise at once what ``create_engine`` would raise for the engine ``name`` with any artifact."""
     if name not in (AUTO, *ENGINES):
         raise EngineError(f"engine: expected one of {', '.join((AUTO, *ENGINES))}, found {name!r}")
-    _kind(name).check()
-
-
-def _kind(name: str) -> EngineKind:
-    return ENGINES["onnxruntime" if name == AUTO else name]
+    if name != AUTO:
+        ENGINES[name].check()
+        return
+    try:
+        ENGINES[ONNXRUNTIME].check()
+    except EngineError as missing:
+        try:
+            ENGINES[TENSORRT].check()
+        except EngineError:
+            raise missing from None
 
 
 def _onnxruntime(folder: Path, options: EngineOptions) -> Engine:
@@ -93,6 +126,18 @@ def portable_unavailable() -> str | None:
     return f"onnxruntime {onnxruntime.__version__} stops at opset {opset}, artifacts have {ARTIFACT_OPSET}"
 
 
+def _tensorrt(folder: Path, options: EngineOptions) -> Engine:
+    from runtime.engines.tensorrt import TensorRTEngine
+
+    return TensorRTEngine.from_folder(folder, options.engine_folder)
+
+
+def _need_tensorrt() -> None:
+    from runtime.engines.tensorrt.selection import check_machine
+
+    check_machine()
+
+
 def _not_available_yet(name: str) -> EngineKind:
     def refuse(*_: object) -> NoReturn:
         raise UnsupportedError(f"the {name} engine is not available yet: use --engine onnxruntime")
@@ -101,8 +146,8 @@ def _not_available_yet(name: str) -> EngineKind:
 
 
 ENGINES: dict[str, EngineKind] = {
-    "onnxruntime": EngineKind(_need_onnxruntime, _onnxruntime),
+    ONNXRUNTIME: EngineKind(_need_onnxruntime, _onnxruntime),
     "onnxruntime-portable": EngineKind(_need_onnxruntime, _onnxruntime_portable),
-    "tensorrt": _not_available_yet("tensorrt"),
+    TENSORRT: EngineKind(_need_tensorrt, _tensorrt),
     "torch": _not_available_yet("torch"),
 }

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from artifact.engine_record import ENGINE_FILE, EngineRecord, read_engine_record
 from artifact.errors import ArtifactError, EngineError
+from artifact.extras import install_command
+from runtime.engines.tensorrt.cuda_memory import cuda_core
 from trt_plugins.build.builder import ENGINES_FOLDER
 from trt_plugins.build.presets import preset_for
 from trt_plugins.build.target import Machine, this_machine
@@ -37,11 +39,7 @@ def find_engine(artifact: Path, wanted: str | Path | None = None, machine: Machi
     EngineError says why none fits and which command builds one. ArtifactError: ``wanted`` has no readable record.
     """
     machine = machine or this_machine()
-    if machine.capability is None:
-        raise EngineError(
-            "the tensorrt engine needs an NVIDIA GPU and its driver, found none: use --engine onnxruntime"
-        )
-    command = build_command(artifact, machine.capability)
+    command = build_command(artifact, _capability(machine))
     if wanted is not None:
         folder = _folder(artifact, wanted, command)
         built = BuiltEngine(folder, read_engine_record(folder / ENGINE_FILE), f"{command} --overwrite")
@@ -67,6 +65,26 @@ def find_engine(artifact: Path, wanted: str | Path | None = None, machine: Machi
             f"{command}{' --overwrite' if problems else ''}"
         )
     return max(fitting, key=lambda built: (built.folder / ENGINE_FILE).stat().st_mtime_ns)
+
+
+def check_machine(machine: Machine | None = None) -> None:
+    """EngineError where no TensorRT engine can run on ``machine`` (default: this one), whatever the artifact."""
+    machine = machine or this_machine()
+    _capability(machine)
+    if not machine.libraries:
+        raise EngineError(
+            "the tensorrt engine needs the Python module tensorrt or tensorrt_rtx, found neither: "
+            f"{install_command('rtx')}, or install TensorRT (JetPack has it)"
+        )
+    cuda_core()
+
+
+def _capability(machine: Machine) -> str:
+    if machine.capability is None:
+        raise EngineError(
+            "the tensorrt engine needs an NVIDIA GPU and its driver, found none: use --engine onnxruntime"
+        )
+    return machine.capability
 
 
 def engine_folders(artifact: Path) -> list[Path]:

@@ -1,5 +1,6 @@
 """The engine factory: names, lazy import and errors that say what to do."""
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -8,22 +9,82 @@ import pytest
 
 from artifact.errors import ArtifactError, EngineError, UnsupportedError
 from runtime.engines import create_engine
-from runtime.engines.factory import ENGINES, EngineOptions, check_engine
+from runtime.engines.factory import ENGINES, EngineKind, EngineOptions, check_engine
+from tests.runtime.onnxruntime.hand_made import HandMade
+from tests.runtime.onnxruntime.hand_made_plan import Plan
+from tests.runtime.toy_engine import ToyEngine, toy_config
+from trt_plugins.build.target import Machine
 
 
-@pytest.mark.parametrize("name", ["tensorrt", "torch"])
-def test_an_engine_to_come_says_so(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=f"the {name} engine is not available yet: use --engine onnxruntime"):
-        create_engine(tmp_path, name)
+def test_an_engine_to_come_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="the torch engine is not available yet: use --engine onnxruntime"):
+        create_engine(tmp_path, "torch")
 
 
-def test_an_engine_is_checked_without_an_artifact() -> None:
+def test_an_engine_is_checked_without_an_artifact(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, Machine((), None))
     for name in ENGINES:
         if name in ("tensorrt", "torch"):
-            with pytest.raises(UnsupportedError, match=name):
+            with pytest.raises((UnsupportedError, EngineError), match=name):
                 check_engine(name)
         else:
             check_engine(name)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
+    """Make ``machine`` the one that the tensorrt engine finds."""
+    monkeypatch.setattr("runtime.engines.tensorrt.selection.this_machine", lambda: machine)
+
+
+def test_tensorrt_says_what_the_machine_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for machine, words in (
+        (Machine(("tensorrt_rtx",), None), "needs an NVIDIA GPU and its driver, found none: use --engine onnxruntime"),
+        (Machine((), "8.6"), "needs the Python module tensorrt or tensorrt_rtx, found neither"),
+    ):
+        use(monkeypatch, machine)
+        with pytest.raises(EngineError, match=words):
+            create_engine(tmp_path, "tensorrt")
+
+
+def test_auto_says_why_an_engine_that_was_built_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime", reason="the onnxruntime engine takes over")
+    folder = HandMade(Plan()).write(tmp_path / "artifact")
+    use(monkeypatch, Machine(("tensorrt_rtx",), None))
+    with contextlib.closing(create_engine(folder)) as engine:
+        assert (engine.name, engine.notes) == ("onnxruntime", ())
+    (folder / "engines" / "rtx-ada").mkdir(parents=True)
+    (folder / "engines" / "rtx-ada" / "engine.json").write_text("{}")
+    with contextlib.closing(create_engine(folder)) as engine:
+        (note,) = engine.notes
+    assert engine.name == "onnxruntime"
+    assert note.startswith("onnxruntime runs the artifact, for the tensorrt engine needs an NVIDIA GPU")
+    use(monkeypatch, Machine(("tensorrt_rtx",), "8.9"))
+    monkeypatch.setattr("runtime.engines.tensorrt.selection.cuda_core", lambda: None)
+    with contextlib.closing(create_engine(folder)) as engine:
+        (note,) = engine.notes
+    assert "rtx-ada (" in note and f"run hybridge build-engine {folder} --target rtx-ada" in note
+
+
+def test_auto_is_tensorrt_where_an_engine_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+
+    def create(folder: Path, options: EngineOptions) -> ToyEngine:
+        taken.append(options.engine_folder)
+        return ToyEngine(toy_config())
+
+    monkeypatch.setitem(ENGINES, "tensorrt", EngineKind(lambda: None, create))
+    monkeypatch.setattr("runtime.engines.tensorrt.selection.find_engine", lambda folder: None)
+    folder = HandMade(Plan()).write(tmp_path / "artifact")
+    create_engine(folder, options=EngineOptions(engine_folder="mine"))
+    (folder / "engines").mkdir()
+    create_engine(folder)
+    assert taken == ["mine", None]
+
+
+def test_auto_needs_no_onnxruntime_where_tensorrt_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.setitem(ENGINES, "tensorrt", EngineKind(lambda: None, lambda folder, options: ToyEngine(toy_config())))
+    check_engine("auto")
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones(tmp_path: Path) -> None:
