@@ -14,10 +14,11 @@ import onnx_ir as ir
 
 from artifact.bindings import BATCH
 from artifact.config import KVLayerConfig, RuntimeConfig
-from artifact.names import past_key, past_value
+from artifact.names import CONTEXT_LENGTHS, past_key, past_value
 from runtime.engines.onnxruntime.attention_mask import is_causal_mask
 from runtime.engines.onnxruntime.graph_edit import Inserter, add_input, fixed_shape, replace_node
 from runtime.engines.onnxruntime.kernels import Kernels
+from runtime.engines.onnxruntime.padding import without_padding
 
 # Graph inputs that the engine adds: per row the last position that is visible, and the largest context of all rows.
 LAST_POSITIONS, LONGEST_CONTEXT = "engine.last_positions", "engine.longest_context"
@@ -26,8 +27,11 @@ _SWAP_HEADS_AND_TIME = [0, 2, 1, 3]
 _HEAD_DIM_MULTIPLE = 8
 
 
-def use_group_query_attention(model: ir.Model, config: RuntimeConfig, kernels: Kernels) -> int:
-    """Rewrite every attention layer whose form is recognised; returns how many were."""
+def use_group_query_attention(model: ir.Model, config: RuntimeConfig, kernels: Kernels, padded: bool) -> int:
+    """Rewrite every attention layer whose form is recognised; returns how many were.
+
+    ``padded`` says that rows may be of unequal length.
+    """
     verified: set[tuple[ir.Value, int | None]] = set()
     count = 0
     for k, layer in enumerate(config.kv_layers):
@@ -39,7 +43,7 @@ def use_group_query_attention(model: ir.Model, config: RuntimeConfig, kernels: K
             if not is_causal_mask(model, found.mask, layer.sliding_window, kernels):
                 continue
             verified.add(key)
-        _replace(model, found, layer, kernels)
+        _replace(model, found, layer, kernels, padded)
         count += 1
     return count
 
@@ -105,7 +109,7 @@ def _new_tokens(scatter: ir.Node) -> ir.Value:
     return gather.inputs[0]
 
 
-def _replace(model: ir.Model, layer: _AttentionLayer, config: KVLayerConfig, kernels: Kernels) -> None:
+def _replace(model: ir.Model, layer: _AttentionLayer, config: KVLayerConfig, kernels: Kernels, padded: bool) -> None:
     insert = Inserter(model.graph, layer.node)
     last = add_input(model.graph, LAST_POSITIONS, ir.DataType.INT32, [BATCH])
     longest = add_input(model.graph, LONGEST_CONTEXT, ir.DataType.INT32, [1])
@@ -127,6 +131,9 @@ def _replace(model: ir.Model, layer: _AttentionLayer, config: KVLayerConfig, ker
     ]
     past = (layer.scatter_key.inputs[0], layer.scatter_value.inputs[0])
     y, key, value = insert.microsoft("GroupQueryAttention", *tensors, *past, last, longest, outputs=3, **attributes)
+    if padded:
+        # The kernel leaves there what it likes, and not a number times zero would reach a state.
+        y = without_padding(insert, y, insert.input(CONTEXT_LENGTHS))
     y = insert.reshape(y, 0, 0, layer.num_heads, config.head_dim + padding)
     if padding:
         y = insert.op("Slice", y, insert.ints(0), insert.ints(config.head_dim), insert.ints(3))

@@ -25,7 +25,7 @@ class BoundRun:
     """Inputs, states and logits of one run in memory that the session uses directly.
 
     logits [rows, vocab] float32, or [rows, tokens, vocab] with all logits; overwritten by each run. ``last_logits``
-    are views of it: [vocab] after the last token of each row.
+    are views of it: [vocab] after the one token of each row.
     """
 
     def __init__(
@@ -50,7 +50,8 @@ class BoundRun:
         self._plain_ids, self._plain_past = self._ids.ravel().data, self._past.data
         self._plain_longest = self._longest.data
         self._bind_input(INPUT_IDS, self._ids)
-        self._bind_input(CONTEXT_LENGTHS, np.full(run.rows, run.tokens, np.int32))
+        self._context = np.full(run.rows, run.tokens, np.int32)
+        self._bind_input(CONTEXT_LENGTHS, self._context)
         self._bind_input(PAST_LENGTHS, self._past)
         self._bind_input(LAST_POSITIONS, self._last)
         self._bind_input(LONGEST_CONTEXT, self._longest)
@@ -63,12 +64,13 @@ class BoundRun:
             present = past if name in form.in_place else buffer.other[run.start : run.stop]
             self._bind_output(replaced_by[name], present)
 
-    def feed(self, ids: np.ndarray, past: np.ndarray) -> None:
-        """Run on ``ids`` [rows, tokens] after ``past`` [rows] tokens."""
+    def feed(self, ids: np.ndarray, context: np.ndarray, past: np.ndarray) -> None:
+        """Run on the first ``context`` [rows] tokens of ``ids`` [rows, tokens] after ``past`` [rows] tokens."""
         self._ids[...] = ids
+        self._context[...] = context
         self._past[...] = past
-        self._last[...] = past + (self._run.tokens - 1)
-        self._longest[0] = past.max() + self._run.tokens
+        self._last[...] = past + context - 1
+        self._longest[0] = (past + context).max()
         self._form.session.run_with_iobinding(self._io)
 
     def decode(self, tokens: Sequence[int], past: Sequence[int]) -> None:

@@ -12,24 +12,27 @@ import onnx_ir as ir
 
 from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
 from runtime.engines.onnxruntime.kernels import Kernels
+from runtime.engines.onnxruntime.padding import last_columns
 
 _END = int(np.iinfo(np.int64).max)
 
 
-def causal_conv1d_body(node: ir.Node, insert: Inserter, kernels: Kernels) -> list[ir.Value] | None:
-    """y [batch, seq, conv_dim] and the new state [batch, conv_dim, kernel], for rows without padding."""
-    x, weight, bias, state = node.inputs[:4]
+def causal_conv1d_body(node: ir.Node, insert: Inserter, kernels: Kernels, padded: bool) -> list[ir.Value] | None:
+    """y [batch, seq, conv_dim] and the new state [batch, conv_dim, kernel]."""
+    x, weight, bias, state, lengths = node.inputs[:5]
     shape, weight_shape = fixed_shape(x), fixed_shape(weight)
     if shape is None or len(shape) != 3 or weight_shape is None or weight_shape[0] is None:
         return None
-    assert x is not None and weight is not None and state is not None
+    assert x is not None and weight is not None and state is not None and lengths is not None
     channels, one_token = weight_shape[0], shape[1] == 1
     columns = insert.reshape(x, 0, channels, 1) if one_token else insert.op("Transpose", x, perm=[0, 2, 1])
-    if kernels.recurrent_ops:
+    if kernels.recurrent_ops and not padded:
         taps = insert.op("Concat", insert.constant(np.zeros((channels, 1, 1), np.float32)), weight, axis=2)
         y, new_state = insert.microsoft("CausalConvWithState", columns, taps, bias, state, outputs=2)
+    elif one_token:
+        y, new_state = _standard_step(insert, columns, weight, bias, state)
     else:
-        y, new_state = (_standard_step if one_token else _standard_prefill)(insert, columns, weight, bias, state)
+        y, new_state = _standard_prefill(insert, columns, weight, bias, state, lengths if padded else None)
     if op_attributes(node)["activation"] == "silu":
         y = insert.microsoft("QuickGelu", y, alpha=1.0)
     y = insert.reshape(y, 0, 1, channels) if one_token else insert.op("Transpose", y, perm=[0, 2, 1])
@@ -48,13 +51,24 @@ def _standard_step(
 
 
 def _standard_prefill(
-    insert: Inserter, columns: ir.Value, weight: ir.Value, bias: ir.Value | None, state: ir.Value
+    insert: Inserter,
+    columns: ir.Value,
+    weight: ir.Value,
+    bias: ir.Value | None,
+    state: ir.Value,
+    context_lengths: ir.Value | None,
 ) -> tuple[ir.Value, ir.Value]:
-    """Convolve ``columns`` [b, conv_dim, t] with the state in front; y is like ``columns``."""
+    """Convolve ``columns`` [b, conv_dim, t] with the state in front; y is like ``columns``.
+
+    Without ``context_lengths`` all t columns of every row count.
+    """
     kernel = fixed_shape(weight)
-    assert kernel is not None and kernel[2] is not None
+    assert kernel is not None and kernel[0] is not None and kernel[2] is not None
     stacked = insert.op("Concat", state, columns, axis=2)
     y = insert.op("Conv", stacked, weight, bias, group=kernel[0])
-    new_state = insert.op("Slice", stacked, insert.ints(-kernel[2]), insert.ints(_END), insert.ints(2))
+    if context_lengths is None:
+        new_state = insert.op("Slice", stacked, insert.ints(-kernel[2]), insert.ints(_END), insert.ints(2))
+    else:
+        new_state = last_columns(insert, stacked, context_lengths, kernel[0], kernel[2])
     # The first window holds no new token.
     return insert.op("Slice", y, insert.ints(1), insert.ints(_END), insert.ints(2)), new_state

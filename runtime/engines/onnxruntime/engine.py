@@ -30,7 +30,7 @@ class OnnxRuntimeEngine(ArrayEngine):
     """Runs an artifact folder with ONNX Runtime's CPU provider.
 
     All sessions share one set of weights. The sessions for several tokens and for decoding one row are
-    created at once, the one for decoding several rows at its first use.
+    created at once, those for decoding several rows and for prompts of unequal length at their first use.
     """
 
     name: ClassVar[str] = "onnxruntime"
@@ -44,7 +44,7 @@ class OnnxRuntimeEngine(ArrayEngine):
         self._threads = threads or _available_cpus()
         self._weights = WeightStore(self._read_model(), self._folder)
         self._forms: dict[GraphForm, FormSession] = {}
-        self._value_forms: dict[tuple[str, ...], FormSession] = {}
+        self._value_forms: dict[tuple[GraphForm, tuple[str, ...]], FormSession] = {}
         self._layouts = self._open(GraphForm.GENERAL).layouts
         # Opened now, so that the first answer does not pause before its second token.
         self._form(RowRun(0, 1, 1))
@@ -68,11 +68,11 @@ class OnnxRuntimeEngine(ArrayEngine):
         _check_step(ids, context, past, held)
         runs = row_runs(context, past)
         if len(runs) == 1 and runs[0].rows == held.batch and runs[0].tokens == ids.shape[1]:
-            return self._feed(runs[0], held, ids, past)
+            return self._feed(runs[0], held, ids, context, past)
         logits = self._logits(held.batch, ids.shape[1])
         for run in runs:
             rows = slice(run.start, run.stop)
-            self._place(logits, run, self._feed(run, held, ids[rows, : run.tokens], past[rows]))
+            self._place(logits, run, self._feed(run, held, ids[rows, : run.tokens], context[rows], past[rows]))
         return logits
 
     def decode(
@@ -96,9 +96,6 @@ class OnnxRuntimeEngine(ArrayEngine):
         held = own_states(states)
         ids, context, past = inputs.input_ids, inputs.context_lengths, inputs.past_lengths
         _check_step(ids, context, past, held)
-        if tuple(values) not in self._value_forms:
-            self._value_forms[tuple(values)] = self._create(GraphForm.GENERAL, values)[0]
-        form = self._value_forms[tuple(values)]
         batch, tokens = ids.shape
         found = {name: np.zeros((batch, tokens, self.config.hidden_size), np.float32) for name in values}
         logits = self._logits(batch, tokens)
@@ -106,8 +103,10 @@ class OnnxRuntimeEngine(ArrayEngine):
             rows = slice(run.start, run.stop)
             extra = {name: np.zeros((run.rows, run.tokens, self.config.hidden_size), np.float32) for name in values}
             part = self._logits(run.rows, run.tokens)
-            bound = BoundRun(form, held, self._replaced_by, run, part, extra)
-            bound.feed(ids[rows, : run.tokens], past[rows])
+            form = GraphForm.PADDED if run.padded else GraphForm.GENERAL
+            session = self._value_session(form, tuple(values))
+            bound = BoundRun(session, held, self._replaced_by, run, part, extra)
+            bound.feed(ids[rows, : run.tokens], context[rows], past[rows])
             held.commit(bound.swapped, run.start, run.stop)
             self._place(logits, run, part)
             for name in values:
@@ -118,11 +117,13 @@ class OnnxRuntimeEngine(ArrayEngine):
         self._forms.clear()
         self._value_forms.clear()
 
-    def _feed(self, run: RowRun, states: ArrayStateSet, ids: np.ndarray, past: np.ndarray) -> np.ndarray:
+    def _feed(
+        self, run: RowRun, states: ArrayStateSet, ids: np.ndarray, context: np.ndarray, past: np.ndarray
+    ) -> np.ndarray:
         """One run; its logits are valid until the next run of the same shape on these states."""
         bound = self._bound(run, states)
         try:
-            bound.feed(ids, past)
+            bound.feed(ids, context, past)
         except Exception as error:  # ONNX Runtime has no common base class of its own
             raise self._failed(error) from error
         states.commit(bound.swapped, run.start, run.stop)
@@ -149,13 +150,20 @@ class OnnxRuntimeEngine(ArrayEngine):
             logits[run.start : run.stop] = part
 
     def _form(self, run: RowRun) -> FormSession:
-        if run.tokens > 1:
+        if run.padded:
+            form = GraphForm.PADDED
+        elif run.tokens > 1:
             form = GraphForm.GENERAL
         else:
             form = GraphForm.ONE_TOKEN if run.rows == 1 else GraphForm.TOKEN_PER_ROW
         if form not in self._forms and self._open(form).layouts != self._layouts:
             raise EngineError(f"{self._folder}: the graph forms disagree about the layout of states")
         return self._forms[form]
+
+    def _value_session(self, form: GraphForm, values: tuple[str, ...]) -> FormSession:
+        if (form, values) not in self._value_forms:
+            self._value_forms[form, values] = self._create(form, values)[0]
+        return self._value_forms[form, values]
 
     def _open(self, form: GraphForm) -> RewrittenGraph:
         self._forms[form], graph = self._create(form)

@@ -48,6 +48,10 @@ class Inserter:
         """An int64 constant without axes."""
         return self.constant(np.array(value, np.int64))
 
+    def input(self, name: str) -> ir.Value:
+        """The graph input ``name``."""
+        return next(value for value in self._graph.inputs if value.name == name)
+
     def input_or(self, name: str, default: ir.Value) -> ir.Value:
         """The graph input ``name``; ``default`` in a graph without it."""
         return next((value for value in self._graph.inputs if value.name == name), default)

@@ -1,7 +1,7 @@
 """Bodies of the domain ``trt_edgellm`` for this engine, in place of the portable functions of the artifact.
 
-The engine only runs steps without padding (row_runs.py), so these bodies ignore context_lengths. An operator, or
-a form of one, without a body here keeps the artifact's own function: right, but slower.
+In a padded graph they keep padding out of the states, but leave numbers in y where the declaration has zeros. An
+operator, or a form of one, without a body here keeps the artifact's own function: right, but slower.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.update_ssm_state import update_ssm_state_body
 from trt_plugins.catalog import DOMAIN
 
-# (node, inserter, kernels) -> the node's outputs, or None to keep the artifact's function.
-OpBody = Callable[[ir.Node, Inserter, Kernels], "list[ir.Value] | None"]
+# (node, inserter, kernels, padded) -> the node's outputs, or None to keep the artifact's function.
+OpBody = Callable[[ir.Node, Inserter, Kernels, bool], "list[ir.Value] | None"]
 BODIES: Mapping[str, OpBody] = MappingProxyType(
     {"causal_conv1d": causal_conv1d_body, "update_ssm_state": update_ssm_state_body}
 )
 
 
-def use_op_bodies(model: ir.Model, kernels: Kernels) -> None:
-    """Replace every node that has a body for the installed ONNX Runtime."""
+def use_op_bodies(model: ir.Model, kernels: Kernels, padded: bool) -> None:
+    """Replace every node that has a body for the installed ONNX Runtime.
+
+    ``padded`` says that rows may be of unequal length; without it context_lengths is ignored.
+    """
     for node in list(model.graph):
         body = BODIES.get(node.op_type) if node.domain == DOMAIN else None
         if body is None:
             continue
-        outputs = body(node, Inserter(model.graph, node), kernels)
+        outputs = body(node, Inserter(model.graph, node), kernels, padded)
         if outputs is not None:
             replace_node(node, outputs)

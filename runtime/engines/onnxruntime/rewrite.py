@@ -30,7 +30,8 @@ class GraphForm(Enum):
 
     ONE_TOKEN = "one token of one row"
     TOKEN_PER_ROW = "one token of each row"
-    GENERAL = "any rows and tokens"
+    GENERAL = "equally many tokens of each row"
+    PADDED = "rows of unequal length, right-padded"
 
 
 _FIXED_AXES: Mapping[GraphForm, Mapping[str, int]] = MappingProxyType(
@@ -38,6 +39,7 @@ _FIXED_AXES: Mapping[GraphForm, Mapping[str, int]] = MappingProxyType(
         GraphForm.ONE_TOKEN: {BATCH: 1, SEQ: 1},
         GraphForm.TOKEN_PER_ROW: {SEQ: 1},
         GraphForm.GENERAL: {},
+        GraphForm.PADDED: {},
     }
 )
 
@@ -72,9 +74,10 @@ def rewrite(model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Ke
     """
     widen_types(model)
     use_stored_weights(model)
-    use_group_query_attention(model, config, kernels)
+    padded = form is GraphForm.PADDED
+    use_group_query_attention(model, config, kernels, padded)
     fix_axes(model, _FIXED_AXES[form])
-    use_op_bodies(model, kernels)
+    use_op_bodies(model, kernels, padded)
     remove_idle_reshapes(model)
     if form is GraphForm.TOKEN_PER_ROW:
         put_weights_left(model)

@@ -1,4 +1,4 @@
-"""Split one step into runs of neighbouring rows that need no padding.
+"""Split one step into runs of neighbouring rows.
 
 Every run is a slice of the batch, and the rows of a state buffer are contiguous, so a run works on views. Rows
 without new tokens belong to no run: nothing touches their states.
@@ -11,13 +11,22 @@ from typing import NamedTuple
 
 import numpy as np
 
+# A run reads all weights, however few its tokens are. That takes about as long as this many more tokens take,
+_TOKENS_WORTH_A_RUN = 16
+# and hides behind the arithmetic of a run of this many tokens: a longer one only needs more memory.
+_FULL_RUN = 256
+
 
 class RowRun(NamedTuple):
-    """Rows ``start`` to ``stop`` (exclusive), ``tokens`` new tokens each. Looked up at every step, so a plain tuple."""
+    """Rows ``start`` to ``stop`` (exclusive), with ``tokens`` new tokens each; where ``padded``, some rows have fewer.
+
+    A tuple, since every step looks one up.
+    """
 
     start: int
     stop: int
     tokens: int
+    padded: bool = False
 
     @property
     def rows(self) -> int:
@@ -27,22 +36,28 @@ class RowRun(NamedTuple):
 def row_runs(context_lengths: np.ndarray, past_lengths: np.ndarray) -> tuple[RowRun, ...]:
     """The runs of one step, in row order.
 
-    Rows share a run when they are neighbours with equally many new tokens; with several tokens also only while
-    none has a past, since the attention kernel takes later chunks of a prompt one row at a time.
+    Neighbours with one new token each share a run, and so do short prompts while padding them costs less than runs of
+    their own would. A row with a past and several new tokens is alone: the attention kernel takes the
+    later chunks of a prompt one row at a time.
     """
+    new, past = context_lengths.tolist(), past_lengths.tolist()
     runs: list[RowRun] = []
-    for row, tokens in enumerate(context_lengths.tolist()):
-        if tokens == 0:
-            continue
-        last = runs[-1] if runs else None
-        joins = last is not None and last.stop == row and last.tokens == tokens
-        if joins and tokens > 1 and (past_lengths[row] or past_lengths[row - 1]):
-            joins = False
-        if joins and last is not None:
-            runs[-1] = RowRun(last.start, row + 1, tokens)
-        else:
+    for row, tokens in enumerate(new):
+        start = runs[-1].start if runs and runs[-1].stop == row else row
+        if tokens and start < row and _share_a_run(new[start : row + 1], past[start : row + 1]):
+            longest = max(runs[-1].tokens, tokens)
+            runs[-1] = RowRun(start, row + 1, longest, padded=min(new[start : row + 1]) < longest)
+        elif tokens:
             runs.append(RowRun(row, row + 1, tokens))
     return tuple(runs)
+
+
+def _share_a_run(new: list[int], past: list[int]) -> bool:
+    if max(new) == 1:
+        return True
+    size = max(new) * len(new)
+    padding = size - sum(new)
+    return size <= _FULL_RUN and padding <= _TOKENS_WORTH_A_RUN * (len(new) - 1) and not any(past)
 
 
 @lru_cache(maxsize=256)

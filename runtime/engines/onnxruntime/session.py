@@ -24,7 +24,7 @@ def create_session(graph: RewrittenGraph, weights: WeightStore, folder: Path, th
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     # A plan of memory pays for shapes that repeat; for prompts of every length it would hold one block each.
-    options.enable_mem_pattern = graph.form is not GraphForm.GENERAL
+    options.enable_mem_pattern = graph.form not in (GraphForm.GENERAL, GraphForm.PADDED)
     for key, value in _ENTRIES.items():
         options.add_session_config_entry(key, value)
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", f"{folder}/")

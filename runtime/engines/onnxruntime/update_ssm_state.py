@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
 from runtime.engines.onnxruntime.kernels import Kernels
+from runtime.engines.onnxruntime.padding import without_padding
 from runtime.engines.onnxruntime.ssm_decode import linear_attention_step, standard_step
 from runtime.engines.onnxruntime.ssm_inputs import SsmInputs
 from runtime.engines.onnxruntime.ssm_prefill import chunked_scan
@@ -21,9 +22,9 @@ TRANSPOSED_STATE = "engine.transposed_state"
 """Key in the ``meta`` of a state's graph input: its last two axes are swapped against the declaration."""
 
 
-def update_ssm_state_body(node: ir.Node, insert: Inserter, kernels: Kernels) -> list[ir.Value] | None:
-    """y [batch, seq, heads, head_dim] and the new state, for rows without padding."""
-    x, A, B, C, D, dt, dt_bias, state = node.inputs[:8]
+def update_ssm_state_body(node: ir.Node, insert: Inserter, kernels: Kernels, padded: bool) -> list[ir.Value] | None:
+    """y [batch, seq, heads, head_dim] and the new state."""
+    x, A, B, C, D, dt, dt_bias, state, lengths = node.inputs[:9]
     x_shape, b_shape = fixed_shape(x), fixed_shape(B)
     if x_shape is None or b_shape is None or len(x_shape) != 4 or not _is_engine_state(node):
         return None
@@ -32,6 +33,10 @@ def update_ssm_state_body(node: ir.Node, insert: Inserter, kernels: Kernels) -> 
         return None
     assert x is not None and x.shape is not None and B is not None and C is not None and state is not None
     step = _time_step(node, insert, dt, dt_bias)
+    if padded:
+        assert lengths is not None
+        # A time step of zero neither forgets nor writes.
+        step = without_padding(insert, step, lengths)
     log_decay = insert.op("Mul", step, A)
     _transpose_state(node)
     inputs = SsmInputs(x, B, C, step, log_decay, state, heads, head_dim, groups, state_size)

@@ -62,13 +62,18 @@ def op_model(op: str, case: ConvCase | SsmCase, **attributes: float | int | str)
 
 
 def run_op(
-    op: str, case: ConvCase | SsmCase, kernels: Kernels, one_token: bool = False, **attributes: float | int | str
+    op: str,
+    case: ConvCase | SsmCase,
+    kernels: Kernels,
+    one_token: bool = False,
+    padded: bool = False,
+    **attributes: float | int | str,
 ) -> tuple[np.ndarray, np.ndarray]:
     """y and the new state in the operator's layout; asserts that a body took the operator's place."""
     model = op_model(op, case, **attributes)
     if one_token:
         fix_axes(model, {SEQ: 1})
-    use_op_bodies(model, kernels)
+    use_op_bodies(model, kernels, padded)
     remove_dead_code(model)
     assert not [node for node in model.graph if node.domain == "trt_edgellm"]
     feeds, transposed = {}, False

@@ -14,9 +14,18 @@ from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
 from tests.runtime.onnxruntime.steps import TOLERANCE, engine_of, relative_error, step_inputs
 
-# Tokens that each of three rows takes per step: prefill with and without rows left out, a later chunk of several
-# rows, decode of all rows, of neighbours and of rows apart, and a step in which nobody takes part.
-STEPS = ((7, 0, 5), (3, 4, 1), (1, 1, 0), (0, 0, 0), (1, 1, 1), (1, 0, 1), (6, 2, 2), (1, 1, 1))
+# Tokens that each of four rows takes per step: prompts of unequal length around a row left out, a later chunk of
+# several rows, decode of all rows, of neighbours and of rows apart, and a step in which nobody takes part.
+STEPS = (
+    (7, 0, 5, 2),
+    (3, 4, 1, 6),
+    (1, 1, 0, 0),
+    (0, 0, 0, 0),
+    (1, 1, 1, 1),
+    (1, 0, 1, 1),
+    (6, 2, 2, 1),
+    (1, 1, 1, 1),
+)
 PLANS = {
     "base": Plan(),
     "float16": Plan(dtype=DType.FLOAT16),
@@ -38,18 +47,18 @@ PLANS = {
 def test_ragged_steps_match_a_recomputation_from_the_first_token(plan: Plan, tmp_path: Path) -> None:
     made, engine = engine_of(plan, tmp_path)
     rng = np.random.default_rng(3)
-    tokens = [rng.integers(0, VOCAB, 24) for _ in range(3)]
-    states, done = engine.allocate_states(3, 32), [0, 0, 0]
+    tokens = [rng.integers(0, VOCAB, 24) for _ in STEPS[0]]
+    states, done = engine.allocate_states(len(tokens), 32), [0] * len(tokens)
     for counts in STEPS:
         rows = [tokens[r][done[r] : done[r] + n] for r, n in enumerate(counts)]
-        logits = engine.step(step_inputs(rows, done), states)
+        logits = engine.step(step_inputs(rows, done, padding=VOCAB - 1), states)
         for r, n in enumerate(counts):
             if n:
                 expected = made.logits(tokens[r][: done[r] + n])[done[r] :]
                 found = logits[r, :n] if plan.all_logits else logits[r]
                 assert relative_error(found, expected if plan.all_logits else expected[-1]) < TOLERANCE
         done = [d + n for d, n in zip(done, counts, strict=True)]
-    for r in range(3):
+    for r in range(len(tokens)):
         for name, expected in made.run(tokens[r][: done[r]])[1].items():
             buffer = states.buffers[name]
             assert relative_error(buffer.read_row(r, done[r]), expected) < TOLERANCE, name
@@ -107,6 +116,14 @@ def test_float32_weights_are_mapped_and_narrow_ones_widened_once(tmp_path: Path)
     made, widened = engine_of(Plan(dtype=DType.BFLOAT16), tmp_path / "b")
     narrow = sum(v.size for n, v in made.weights.items() if n.split(".")[-1] not in ("A", "D", "dt_bias"))
     assert widened.weights.copied_bytes == 4 * narrow
+
+
+def test_inner_values_of_unequal_prompts_come_with_the_logits_of_a_step(tmp_path: Path) -> None:
+    made, engine = engine_of(Plan(), tmp_path)
+    rows = [np.arange(5), np.arange(3) + 9]
+    found = engine.step_values(step_inputs(rows, [0, 0]), engine.allocate_states(2, 16), ())
+    for logits, row in zip(found["logits"], rows, strict=True):
+        assert relative_error(logits, made.logits(row)[-1]) < TOLERANCE
 
 
 def test_growing_the_caches_keeps_their_content(tmp_path: Path) -> None:

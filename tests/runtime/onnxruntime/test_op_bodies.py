@@ -87,6 +87,22 @@ def test_ssm_varied_by_one_factor(row: dict, one_token: bool, kernels: Kernels) 
     check_ssm(kernels, 1 if one_token else 70, one_token, **row)
 
 
+@WITH_KERNELS
+@pytest.mark.parametrize("lengths", [(5, 0, 3, 9, 1), (2, 130, 64, 0, 65)], ids=str)
+@pytest.mark.parametrize("op", ["causal_conv1d", "update_ssm_state"])
+def test_padding_of_shorter_rows_reaches_no_state(op: str, lengths: tuple[int, ...], kernels: Kernels) -> None:
+    conv = op == "causal_conv1d"
+    case = conv_case(lengths, max(lengths)) if conv else ssm_case(lengths, max(lengths))
+    y, state = run_op(op, case, kernels, padded=True)
+    expected_y, expected_state = conv_step_loop(case, "none") if conv else ssm_step_loop(case)
+    for row, length in enumerate(lengths):
+        assert relative_error(state[row], expected_state[row]) < TOLERANCE
+        if length:
+            assert relative_error(y[row, :length], expected_y[row, :length]) < TOLERANCE
+        else:
+            np.testing.assert_array_equal(state[row], expected_state[row].astype(np.float32))
+
+
 def test_the_error_of_many_chunks_is_that_of_one() -> None:
     case = ssm_case((4096,), 4096, heads=2, groups=1)
     y, state = run_op("update_ssm_state", case, KERNELS["standard"])
@@ -103,6 +119,6 @@ def test_a_state_that_another_node_reads_keeps_its_layout_and_the_operator_its_f
     extra.outputs[0].name = "copy"
     model.graph.append(extra)
     model.graph.outputs.append(extra.outputs[0])
-    use_op_bodies(model, KERNELS["installed"])
+    use_op_bodies(model, KERNELS["installed"], padded=False)
     assert [node.op_type for node in model.graph if node.domain] == ["update_ssm_state"]
     assert state.shape == op_model("update_ssm_state", replace(case)).graph.inputs[-2].shape
