@@ -119,7 +119,7 @@ def _comparisons(
             yield from _compare(engine.name, observation, cases.expected(observation), cases.config, tolerance)
             progress.advance()
     prompt = cases.prompts[0]
-    if engine.max_batch_size > 1 and 2 * len(prompt) <= cases.config.max_seq_len:
+    if engine.max_batch_size > 1 and 2 * len(prompt) <= engine.max_seq_len:
         yield from _compare_empty_row(engine, prompt, cases.config)
 
 

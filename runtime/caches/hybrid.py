@@ -89,9 +89,7 @@ class HybridCacheManager:
         self.reserve(length)
         mine, theirs = self.states.buffers, other.states.buffers
         for name, buffer in theirs.items():
-            value = buffer.read_row(source, length)
-            if value.size:
-                mine[name].write_row(target, value)
+            mine[name].take_row(target, buffer, source, length)
         self.lengths[target] = length
 
     def reserve(self, tokens: int) -> None:

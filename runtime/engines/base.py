@@ -50,6 +50,16 @@ class StateBuffer(ABC):
     def copy_row(self, source: int, target: int) -> None:
         """Copy row ``source`` over row ``target``."""
 
+    def take_row(self, target: int, other: StateBuffer, source: int, length: int) -> None:
+        """Copy row ``source`` of ``other``, the same state of another set of the same engine, over row ``target``.
+
+        Of a state with a max_seq axis only the first ``length`` positions. Engines whose states do not lie in host
+        memory copy them where they are.
+        """
+        value = other.read_row(source, length)
+        if value.size:
+            self.write_row(target, value)
+
     @abstractmethod
     def zero_rows(self, rows: list[int] | None = None) -> None:
         """Zero the given rows (all of them by default)."""

@@ -52,6 +52,17 @@ class DeviceState(StateBuffer):
     def copy_row(self, source: int, target: int) -> None:
         self._owner.device_memory().copy(self._address(target), self._address(source), self._row_bytes)
 
+    def take_row(self, target: int, other: StateBuffer, source: int, length: int) -> None:
+        if not isinstance(other, DeviceState):
+            super().take_row(target, other, source, length)
+            return
+        window = list(self.shape[1:])
+        if self._sequence_axis is not None:
+            window[self._sequence_axis - 1] = length
+        addresses = self._address(target), other._address(source)
+        memory, shape = self._owner.device_memory(), self.shape[1:]
+        self._copy(memory, addresses[0], shape, addresses[1], shape, tuple(window))
+
     def zero_rows(self, rows: list[int] | None = None) -> None:
         memory = self._owner.device_memory()
         if rows is None:

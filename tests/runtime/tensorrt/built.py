@@ -89,9 +89,9 @@ def stand_in_of(
 
 def open_engine(artifact: BuiltArtifact, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Opened:
     """The engine of ``artifact`` over a fake device; ``options`` are the stand-in's."""
-    memory = FakeMemory(options.pop("capacity", 1 << 40))
+    memory, name = FakeMemory(options.pop("capacity", 1 << 40)), options.pop("library", "tensorrt_rtx")
     stand_in = stand_in_of(artifact, memory, monkeypatch, **options)
-    library = RuntimeLibrary("tensorrt_rtx", plugins=False)
+    library = RuntimeLibrary(name, plugins=False)
     return Opened(TensorRTEngine(artifact.config, artifact.built, memory, library), memory, stand_in)
 
 

@@ -111,18 +111,20 @@ class FakeEngine:
     def create_runtime_config(self) -> CheckedDouble:
         return CheckedDouble(self.trt.IRuntimeConfig, FakeConfig(self.trt))
 
-    def create_execution_context(self, config: Any) -> CheckedDouble:
+    def create_execution_context(self, given: Any) -> CheckedDouble:
+        """``given``: a runtime configuration (TensorRT-RTX), or the strategy alone (full TensorRT)."""
+        config = given.behaviour if isinstance(given, CheckedDouble) else FakeConfig(self.trt, given)
         strategy = config.get_execution_context_allocation_strategy()
         assert strategy == self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        context = FakeContext(self, config.behaviour)
+        context = FakeContext(self, config)
         self.stand_in.contexts.append(context)
         return CheckedDouble(self.trt.IExecutionContext, context)
 
 
 class FakeConfig:
-    def __init__(self, trt: Any) -> None:
+    def __init__(self, trt: Any, strategy: Any = None) -> None:
         self.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.LAZY
-        self._strategy = trt.ExecutionContextAllocationStrategy.STATIC
+        self._strategy = strategy or trt.ExecutionContextAllocationStrategy.STATIC
         self.cache: object = None
 
     def set_execution_context_allocation_strategy(self, strategy: Any) -> None:

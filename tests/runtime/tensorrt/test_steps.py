@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from artifact.dtypes import DType
 from artifact.errors import EngineError, RequestError
 from runtime.batch import RowBatch
 from runtime.engines.tensorrt.decode_step import DecodeStep
+from runtime.engines.tensorrt.states import DeviceState
 from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
 from tests.runtime.onnxruntime.steps import TOLERANCE, relative_error, step_inputs
 from tests.runtime.tensorrt.built import BuiltArtifacts, open_engine
@@ -138,6 +140,23 @@ def test_addresses_of_a_decode_context_are_set_once(
     opened.close()
 
 
+def test_full_tensorrt_gets_no_runtime_configuration(
+    built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module of TensorRT-RTX under the other name; full TensorRT has the same classes for all that is used here."""
+    import tensorrt_rtx
+
+    artifact = built_artifacts.get(SMALL)
+    monkeypatch.setitem(sys.modules, "tensorrt", tensorrt_rtx)
+    opened = open_engine(artifact, monkeypatch, library="tensorrt")
+    tokens, states = np.arange(8), opened.engine.allocate_states(1, 16)
+    for start, stop in ((0, 3), (3, 4), (4, 5), (5, 6), (6, 7), (7, 8)):
+        logits = opened.engine.step(step_inputs([tokens[start:stop]], [start]), states)
+        assert relative_error(logits[0], artifact.made.logits(tokens[:stop])[-1]) < TOLERANCE
+    assert all(context.config.cache is None for context in opened.stand_in.contexts)
+    opened.close()
+
+
 def test_a_capture_that_fails_costs_speed_only(
     built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +250,25 @@ def test_a_running_batch_joins_compacts_and_forks(
         logits = dict(batch.decode({second: tokens[1][4 + step], restored: tokens[1][4 + step]}))
         for handle in (second, restored):
             assert relative_error(logits[handle], artifact.made.logits(tokens[1][: 5 + step])[-1]) < TOLERANCE
+    opened.close()
+
+
+def test_rows_move_between_sets_without_the_host(
+    built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = built_artifacts.get(SMALL)
+    opened = open_engine(artifact, monkeypatch)
+    tokens = np.random.default_rng(12).integers(0, VOCAB, 9)
+    one, three = RowBatch(opened.engine, 1, 8), RowBatch(opened.engine, 3, 8)
+    newcomer = one.join()
+    one.feed({newcomer: tokens[:6]})
+    one.decode({newcomer: tokens[6]})
+    monkeypatch.setattr(DeviceState, "read_row", None)
+    monkeypatch.setattr(DeviceState, "write_row", None)
+    moved = three.take(one, newcomer)
+    for position in (7, 8):
+        logits = dict(three.decode({moved: tokens[position]}))
+        assert relative_error(logits[moved], artifact.made.logits(tokens[: position + 1])[-1]) < TOLERANCE
     opened.close()
 
 
