@@ -134,7 +134,7 @@ class Engine(ABC):
 
         Returns logits [batch, vocab] float32 of the last valid token of each row, or
         [batch, seq, vocab] when the artifact was exported with all logits. The array may be reused by the
-        next step: copy what must live longer. Rows with context length 0 hold unspecified logits.
+        next step: copy what must live longer. Tokens past a row's context length have unspecified logits.
         Every row needs past_lengths + context_lengths <= states.max_seq; EngineError otherwise.
         """
 
