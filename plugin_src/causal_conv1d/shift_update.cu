@@ -1,7 +1,8 @@
 // One token a row: shift the state by one column and apply the filter to it.
 //
 // Macros: DATA_T; KERNEL (taps); CHANNELS (a thread's neighbouring channels: KERNEL * CHANNELS elements of state are
-// one 16-byte access where KERNEL is a power of two); ROWS (rows of a thread, whose filter is loaded once); SILU; THREADS.
+// one 16-byte access where KERNEL is a power of two); ROWS (rows of a thread, whose filter is loaded once); SILU;
+// THREADS.
 // Grid: x covers the channels, y the rows in groups of ROWS. The state is read and written once; a thread reads all
 // that it needs of a row before it writes any of it, so that the state may be updated in place.
 #include "causal_conv1d/channels.cuh"
@@ -22,12 +23,13 @@ __device__ __forceinline__ void prefetch(const CausalConv1d& params, int first_r
         if (row < params.rows.rows)
             prefetch_to_l2(static_cast<const DATA_T*>(params.state) + row * params.state_stride + channel * KERNEL);
     }
-    if (gridDim.y == 1) prefetch_to_l2(static_cast<const DATA_T*>(params.x) + channel);
+    if (gridDim.y == 1 && !params.rows.query_start_loc) prefetch_to_l2(static_cast<const DATA_T*>(params.x) + channel);
 }
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(THREADS) causal_conv1d_update(const __grid_constant__ CausalConv1d params) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    causal_conv1d_update(const __grid_constant__ CausalConv1d params) {
     constexpr int C = CHANNELS;
     constexpr int K = KERNEL;
     const int channel = (blockIdx.x * blockDim.x + threadIdx.x) * C;

@@ -108,7 +108,8 @@ __device__ __forceinline__ void write_state(const CausalConv1d& params, const Ro
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(THREADS) causal_conv1d_prefill(const __grid_constant__ CausalConv1d params) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    causal_conv1d_prefill(const __grid_constant__ CausalConv1d params) {
     const int channel = (blockIdx.x * blockDim.x + threadIdx.x) * C;
     const int begin = blockIdx.y * params.block_tokens;
     let_later_kernels_start();

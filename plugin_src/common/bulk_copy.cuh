@@ -41,8 +41,8 @@ __device__ __forceinline__ void copy_bulk_once(void* shared, const void* global,
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-            shared_address(shared)),
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(shared)),
         "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
         : "memory");
 }

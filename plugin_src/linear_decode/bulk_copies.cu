@@ -1,14 +1,15 @@
-// A matrix product with few rows of x, which is bound by reading the weights once: weights by bulk copies (sm_90 and up).
+// A matrix product with few rows of x, bound by reading the weights once: weights by bulk copies (sm_90 and up).
 //
-// One block a multiprocessor. A block owns an equal run of weight rows and takes 8 * GROUPS of them at a time (a pass).
-// The inputs are cut into phases; a warp has INPUTS neighbouring ones of each phase, and keeps them in registers for all
-// rows of the pass. Its piece of 8 weight rows is a stage: 8 bulk copies of up to 2 * INPUTS bytes, a request size that
-// reaches the memory's bandwidth where 16-byte copies of threads do not. STAGES pieces of every warp are under way; a
-// warp waits for its own copies only, and they start before the kernels ahead have finished: weights are constant.
+// One block a multiprocessor. A block takes 8 * GROUPS weight rows at a time (a pass), beside those of its neighbours.
+// The inputs are cut into phases; a warp has INPUTS neighbouring ones of each phase, and keeps them in registers while
+// the pass lasts, or for good where there is one phase. Its piece of 8 weight rows is a stage: 8 bulk copies of up to
+// 2 * INPUTS bytes, a request size that reaches the memory's bandwidth where 16-byte copies of threads do not. STAGES
+// pieces of every warp are under way; a warp waits for its own copies only, and they start before the kernels ahead
+// have finished: weights are constant.
 //
 // The products run on tensor cores with x as the operand of 16 rows. A lane's inputs are the 8 consecutive ones from
-// 8 * (lane % 4) on, for x and weights alike: not the hardware's order, but a sum has none. The warps' sums are added in
-// a fixed order by four warps, others at each pass. No barrier stops the rest: a warp that is ahead reads on.
+// 8 * (lane % 4) on, for x and weights alike: not the hardware's order, but a sum has none. The warps' sums are added
+// in a fixed order by four warps, others at each pass. No barrier stops the rest: a warp that is ahead reads on.
 #include "common/bulk_copy.cuh"
 #include "common/launch.cuh"
 #include "linear_decode/outputs.cuh"
@@ -22,7 +23,7 @@ constexpr int CHUNKS = INPUTS / 32;
 // Bytes from a weight row to the next in shared memory: an odd multiple of 64, so that two rows cover all banks.
 constexpr int PITCH = 2 * INPUTS + 64;
 // A stage is read in as many parts as leave registers for the weights beside x.
-constexpr int PARTS = NORM ? 4 : ROW_BLOCKS;
+constexpr int PARTS = NORM || ROW_BLOCKS == 2 ? 4 : 1;
 constexpr int PART = CHUNKS / PARTS;
 constexpr int WRITERS = 4;  // warps that write the outputs of a pass
 
@@ -49,7 +50,7 @@ struct Split {
 
 // A warp's next copy.
 struct Stream {
-    int group, q, phase, stage;
+    int pass, q, phase, stage;
     int releases;  // parity
 
     // Copies into the stage that the warp has just read. The copy engine keeps no order with a warp's loads: they are
@@ -65,9 +66,9 @@ struct Stream {
 
     __device__ __forceinline__ void copy(const LinearDecode& params, const Span& span, const Split& split,
                                          Shared& shared) {
-        if (group >= span.last) return;
+        if (pass >= span.passes()) return;
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        const int row = 8 * (group + q / MATRICES);
+        const int row = 8 * (span.group(pass) + q / MATRICES);
         const int input = split.first(phase, warp);
         const int bytes = 2 * max(0, min(split.inputs, params.inputs - input));
         const int rows = min(8, params.outputs - row);
@@ -84,13 +85,12 @@ struct Stream {
     }
 
     __device__ __forceinline__ void advance(const Span& span, const Split& split) {
-        if (++q < MATRICES * min(PASS, span.last - group)) return;
+        if (++q < MATRICES * span.groups(pass)) return;
         q = 0;
         if (++phase < split.phases) return;
         phase = 0;
-        group += PASS;
         // The next kernel's stream starts when nothing is left for this one to ask for.
-        if (group >= span.last) let_later_kernels_start();
+        if (++pass == span.passes()) let_later_kernels_start();
     }
 };
 
@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_decode(const __g
     __syncwarp();
     const Span span(params.outputs);
     const Split split(params.inputs);
-    Stream stream = {span.first, 0, 0, 0, 0};
+    Stream stream = {0, 0, 0, 0, 0};
     for (int stage = 0; stage < STAGES; stage++) stream.copy(params, span, split, shared);
     __syncthreads();  // the barriers of the products are there
     wait_for_earlier_kernels();
@@ -169,8 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_decode(const __g
     Phase phase;
     int stage = 0, parity = 0;
     for (int pass = 0; pass < span.passes(); pass++) {
-        const int group = span.first + pass * PASS;
-        const int stages = MATRICES * min(PASS, span.last - group);
+        const int stages = MATRICES * span.groups(pass);
         float sums[GROUPS][4] = {}, squares[ROW_BLOCKS] = {};
         const bool reload = pass == 0 || split.phases > 1;
         for (int p = 0; p < split.phases; p++) {
@@ -197,8 +196,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_decode(const __g
         arrive(&shared.written[buffer]);
         if (warp / WRITERS != pass % (WARPS / WRITERS)) continue;
         wait_for_phase(&shared.written[buffer], turn % 2);
-        write_outputs(params, shared.products[buffer], shared.squares, group, span.last, threadIdx.x % (32 * WRITERS),
-                      32 * WRITERS);
+        write_outputs(params, shared.products[buffer], shared.squares, span.group(pass), span.groups(pass),
+                      threadIdx.x % (32 * WRITERS), 32 * WRITERS);
         arrive(&shared.read[buffer]);
     }
 }

@@ -18,16 +18,24 @@ static_assert(GROUPS % MATRICES == 0, "a pass has whole outputs");
 using Products = float[WARPS][GROUPS][ROWS][8];
 using Squares = float[WARPS][ROWS];
 
-// The outputs of this block, in groups of 8.
+// The outputs of this block, in groups of 8 and passes. In a round all blocks read one after the other, so that what is
+// read at a time is one piece of memory; the groups that do not fill a round are shared out evenly.
 struct Span {
-    int first, last;
+    int rounds, tail, tail_end;
 
     __device__ __forceinline__ explicit Span(int outputs) {
-        const int64_t groups = (outputs + 7) / 8;
-        first = static_cast<int>(groups * blockIdx.x / gridDim.x);
-        last = static_cast<int>(groups * (blockIdx.x + 1) / gridDim.x);
+        const int groups = (outputs + 7) / 8, blocks = gridDim.x, block = blockIdx.x;
+        rounds = groups / (blocks * PASS);
+        const int done = rounds * blocks * PASS, left = groups - done;
+        tail = done + static_cast<int>(static_cast<int64_t>(left) * block / blocks);
+        tail_end = done + static_cast<int>(static_cast<int64_t>(left) * (block + 1) / blocks);
     }
-    __device__ __forceinline__ int passes() const { return (last - first + PASS - 1) / PASS; }
+    __device__ __forceinline__ int passes() const { return rounds + (tail < tail_end); }
+    // The first group of a pass, and how many it has, at most PASS.
+    __device__ __forceinline__ int group(int pass) const {
+        return pass < rounds ? (pass * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x)) * PASS : tail;
+    }
+    __device__ __forceinline__ int groups(int pass) const { return pass < rounds ? PASS : tail_end - tail; }
 };
 
 // A lane's share of 32 inputs of x, as the first operand of two products: 8 inputs of row g, and of row g + 8.
@@ -114,13 +122,14 @@ __device__ __forceinline__ float norm_scale(const LinearDecode& params, const Sq
     return rsqrtf(squares / params.inputs + params.epsilon);
 }
 
-// Writes the outputs of the pass whose first group is `group`; the caller is one of `threads` that do so.
+// Writes the outputs of a pass of `groups` groups from `group` on; the caller is one of `threads` that do so.
 __device__ __forceinline__ void write_outputs(const LinearDecode& params, const Products& products,
-                                              const Squares& squares, int group, int last, int thread, int threads) {
-    for (int i = thread; i < PASS * ROWS * 8; i += threads) {
+                                              const Squares& squares, int group, int groups, int thread,
+                                              int threads) {
+    for (int i = thread; i < groups * ROWS * 8; i += threads) {
         const int column = i % 8, row = i / 8 % ROWS, q = i / (8 * ROWS);
         const int output = 8 * (group + q) + column;
-        if (row >= params.rows || group + q >= last || output >= params.outputs) continue;
+        if (row >= params.rows || output >= params.outputs) continue;
         float residual = 0.0f;  // the first load, as the farthest
         if (params.residual)
             residual = to_float(static_cast<const DATA_T*>(params.residual)[row * params.residual_stride + output]);

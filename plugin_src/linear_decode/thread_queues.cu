@@ -1,9 +1,10 @@
-// A matrix product with few rows of x, which is bound by reading the weights once: weights by 16-byte copies (sm_80 on).
+// A matrix product with few rows of x, bound by reading the weights once: weights by 16-byte copies (sm_80 on).
 //
-// One block a multiprocessor. A block owns an equal run of weight rows and takes 8 * GROUPS of them at a time (a pass);
+// One block a multiprocessor. A block takes 8 * GROUPS weight rows at a time (a pass), beside those of its neighbours;
 // its warps share out the inputs, 32 at a step. Every thread has a queue of its own in shared memory, STAGES deep: it
-// copies 16 bytes of GROUPS rows a step, STAGES - 1 steps ahead and across passes, and reads back what it copied itself.
-// So the stream waits for no other thread, and it starts before the kernels ahead have finished: weights are constant.
+// copies 16 bytes of GROUPS rows a step, STAGES - 1 steps ahead and across passes, and reads back what it copied
+// itself. So the stream waits for no other thread, and it starts before the kernels ahead have finished: weights are
+// constant.
 //
 // The products are as in bulk_copies.cu.
 #include "common/async_copy.cuh"
@@ -23,40 +24,37 @@ struct Shared {
 // One thread's copies of weights: its place in the stream.
 struct Stream {
     const DATA_T* at;  // its 16 bytes in the pass's first group
-    int64_t to_group, to_up, to_pass;
-    int row, last_row;
-    int input, inputs;
-    int step, steps;  // of the pass
-    int left;         // steps of all passes
+    int64_t to_up;
+    int row, end_row;  // its row in the first group; the end of the pass's rows
+    int pass, step, steps, left;
 
-    __device__ __forceinline__ Stream(const LinearDecode& params, const Span& span, int group_row, int first_input) {
-        row = 8 * span.first + group_row;
-        last_row = min(8 * span.last, params.outputs);
-        input = first_input;
-        inputs = params.inputs;
-        step = 0;
-        steps = (inputs + STEP - 1) / STEP;
+    __device__ __forceinline__ Stream(const LinearDecode& params, const Span& span, int g, int first_input) {
+        to_up = GATED ? static_cast<const DATA_T*>(params.up_weight) - static_cast<const DATA_T*>(params.weight) : 0;
+        steps = (params.inputs + STEP - 1) / STEP;
         left = steps * span.passes();
-        const DATA_T* weight = static_cast<const DATA_T*>(params.weight);
-        at = weight + row * params.weight_stride + input;
-        to_group = 8 * params.weight_stride;
-        to_up = GATED ? static_cast<const DATA_T*>(params.up_weight) - weight : 0;
-        to_pass = PASS * to_group - static_cast<int64_t>(steps) * STEP;
+        start_pass(params, span, 0, g, first_input);
     }
 
-    __device__ __forceinline__ void copy(uint4 (*queue)[THREADS]) {
+    __device__ __forceinline__ void start_pass(const LinearDecode& params, const Span& span, int next, int g,
+                                               int first_input) {
+        pass = next;
+        step = 0;
+        row = 8 * span.group(pass) + g;
+        end_row = min(8 * (span.group(pass) + span.groups(pass)), params.outputs);
+        at = static_cast<const DATA_T*>(params.weight) + row * params.weight_stride + first_input;
+    }
+
+    __device__ __forceinline__ void copy(const LinearDecode& params, const Span& span, int g, int first_input,
+                                         uint4 (*queue)[THREADS]) {
         if (left > 0) {
+            const bool inside = first_input + step * STEP < params.inputs;
 #pragma unroll
-            for (int q = 0; q < GROUPS; q++) {
-                const bool valid = row + q / MATRICES * 8 < last_row && input + step * STEP < inputs;
-                copy_async_16(&queue[q][threadIdx.x], at + q / MATRICES * to_group + q % MATRICES * to_up, valid);
-            }
+            for (int q = 0; q < GROUPS; q++)
+                copy_async_16(&queue[q][threadIdx.x],
+                              at + 8 * (q / MATRICES) * params.weight_stride + q % MATRICES * to_up,
+                              inside && row + q / MATRICES * 8 < end_row);
             at += STEP;
-            if (++step == steps) {
-                step = 0;
-                at += to_pass;
-                row += 8 * PASS;
-            }
+            if (++step == steps) start_pass(params, span, pass + 1, g, first_input);
             // The next kernel's stream starts when nothing is left for this one to ask for.
             if (--left == 0) let_later_kernels_start();
         }
@@ -75,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_decode(const __g
 
     Stream stream(params, span, g, first_input);
 #pragma unroll
-    for (int stage = 0; stage < STAGES - 1; stage++) stream.copy(shared.queue[stage]);
+    for (int stage = 0; stage < STAGES - 1; stage++) stream.copy(params, span, g, first_input, shared.queue[stage]);
     wait_for_earlier_kernels();
 
     const int steps = stream.steps;
@@ -99,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_decode(const __g
 #pragma unroll
             for (int q = 0; q < GROUPS; q++) weights[q] = shared.queue[stage][q][threadIdx.x];
             // The stage before this one has been read, and its products are under way: it is free.
-            stream.copy(shared.queue[stage == 0 ? STAGES - 1 : stage - 1]);
+            stream.copy(params, span, g, first_input, shared.queue[stage == 0 ? STAGES - 1 : stage - 1]);
             stage = stage + 1 == STAGES ? 0 : stage + 1;
             if (NORM) x.scale(scale, squares);
 #pragma unroll
@@ -109,6 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_decode(const __g
         store_products(shared.products, sums);
         if (NORM) store_squares(shared.squares, squares);
         __syncthreads();
-        write_outputs(params, shared.products, shared.squares, span.first + pass * PASS, span.last, threadIdx.x, THREADS);
+        write_outputs(params, shared.products, shared.squares, span.group(pass), span.groups(pass), threadIdx.x,
+                      THREADS);
     }
 }

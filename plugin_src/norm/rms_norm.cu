@@ -1,7 +1,7 @@
 // Root-mean-square norm of rows or of groups of their columns, of a sum with a residual or of a gated input.
 //
 // Macros: DATA_T; VECTOR (elements of an access); ITEMS (accesses of a thread); THREADS; RESIDUAL; GATED.
-// Grid: x a group of columns, y a row. A group stays in the registers of its block: everything is read and written once.
+// Grid: x a group of columns, y a row. A group stays in its block's registers: everything is read and written once.
 #include "common/element.cuh"
 #include "common/launch.cuh"
 #include "common/math.cuh"
