@@ -21,6 +21,7 @@ class TokenStage:
     def __init__(self, memory: DeviceMemory, plan: BindingPlan) -> None:
         """Allocate for the largest step of ``plan``."""
         self._memory, self._plan = memory, plan
+        self._layouts: dict[tuple[int, int], tuple[Mapping[str, int], int]] = {}
         nbytes = self._layout(plan.max_batch_size, plan.max_step_tokens)[1]
         self._device: Allocation = memory.allocate(nbytes, "the tokens of a step")
         self._host: PinnedAllocation = memory.allocate_pinned(nbytes, "the tokens of a step")
@@ -54,11 +55,13 @@ class TokenStage:
 
     def _layout(self, batch: int, tokens: int) -> tuple[Mapping[str, int], int]:
         """Offset of every input, and the bytes of all."""
-        offsets, end = {}, 0
-        for binding in self._plan.inputs:
-            offsets[binding.name] = end
-            end += aligned(self._plan.nbytes(binding, batch, tokens))
-        return offsets, end
+        if (batch, tokens) not in self._layouts:
+            offsets, end = {}, 0
+            for binding in self._plan.inputs:
+                offsets[binding.name] = end
+                end += aligned(self._plan.nbytes(binding, batch, tokens))
+            self._layouts[batch, tokens] = offsets, end
+        return self._layouts[batch, tokens]
 
 
 class LogitsStage:

@@ -1,0 +1,63 @@
+"""From an artifact's folder to an engine, through the factory, on a machine that is said to have a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from artifact.errors import EngineError
+from runtime.engines import create_engine
+from runtime.engines.factory import EngineOptions
+from runtime.engines.tensorrt import TensorRTEngine, engine
+from tests.runtime.onnxruntime.hand_made_plan import Plan
+from tests.runtime.onnxruntime.steps import TOLERANCE, relative_error, step_inputs
+from tests.runtime.tensorrt.built import CAPABILITY, PRESET, BuiltArtifact, BuiltArtifacts, stand_in_of
+from tests.runtime.tensorrt.fake_memory import FakeMemory
+from trt_plugins.build.target import Machine
+
+
+@pytest.fixture
+def artifact(built_artifacts: BuiltArtifacts) -> BuiltArtifact:
+    return built_artifacts.get(Plan(max_seq_len=48, max_batch_size=3))
+
+
+@pytest.fixture
+def memory(artifact: BuiltArtifact, monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
+    """The device of the machine, on which TensorRT-RTX runs."""
+    memory = FakeMemory()
+    stand_in_of(artifact, memory, monkeypatch)
+    monkeypatch.setattr(engine, "CudaMemory", lambda: memory)
+    selection = "runtime.engines.tensorrt.selection"
+    monkeypatch.setattr(f"{selection}.this_machine", lambda: Machine(("tensorrt_rtx",), CAPABILITY))
+    monkeypatch.setattr(f"{selection}.cuda_core", lambda: None)
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"), [("auto", None), ("tensorrt", None), ("tensorrt", PRESET), ("auto", PRESET)]
+)
+def test_the_engine_that_fits_is_opened(
+    artifact: BuiltArtifact, memory: FakeMemory, name: str, folder: str | None
+) -> None:
+    opened = create_engine(artifact.folder, name, EngineOptions(engine_folder=folder))
+    assert isinstance(opened, TensorRTEngine) and opened.name == "tensorrt" and opened.notes == ()
+    assert opened.built.folder.name == PRESET and opened.state_specs == artifact.config.bindings.states
+    tokens = np.arange(5)
+    logits = opened.step(step_inputs([tokens], [0]), opened.allocate_states(1, 8))
+    assert relative_error(logits[0], artifact.made.logits(tokens)[-1]) < TOLERANCE
+    opened.close()
+    memory.check_nothing_left()
+
+
+def test_a_library_that_cannot_start_leaves_nothing(
+    artifact: BuiltArtifact, memory: FakeMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tensorrt_rtx
+
+    def fail(logger: object) -> None:
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(tensorrt_rtx, "Runtime", fail)
+    with pytest.raises(EngineError, match=r"tensorrt_rtx .* cannot start: no driver"):
+        create_engine(artifact.folder, "tensorrt")
+    memory.check_nothing_left()
