@@ -41,12 +41,8 @@ struct Mma {
         unsigned r[2];
     };
 
-    __device__ static __forceinline__ unsigned pack(float low, float high) {
-        if constexpr (sizeof(T) == 2) {
-            const Vector<T, 2> pair = {from_float<T>(low), from_float<T>(high)};
-            return *reinterpret_cast<const unsigned*>(&pair);
-        }
-    }
+    // Two rounded elements, `low` in the low half.
+    __device__ static __forceinline__ unsigned pack(float low, float high);
     __device__ static __forceinline__ float2 unpack(unsigned pair) {
         const Vector<T, 2> values = *reinterpret_cast<const Vector<T, 2>*>(&pair);
         return make_float2(to_float(values.data[0]), to_float(values.data[1]));
@@ -107,6 +103,20 @@ struct Mma {
     }
     __device__ static __forceinline__ void multiply(float (&c)[4], const A& a, const B& b);
 };
+
+template <>
+__device__ __forceinline__ unsigned Mma<__nv_bfloat16>::pack(float low, float high) {
+    unsigned pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+template <>
+__device__ __forceinline__ unsigned Mma<__half>::pack(float low, float high) {
+    unsigned pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
 
 template <>
 __device__ __forceinline__ void Mma<__nv_bfloat16>::multiply(float (&c)[4], const A& a, const B& b) {

@@ -44,10 +44,10 @@ __device__ __forceinline__ void grow_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// Four 8x8 matrices of 16 bits, in the layout of accumulators, of which lane 8 * i + r stores row r of matrix i.
-__device__ __forceinline__ void store_matrices(void* row, unsigned a, unsigned b, unsigned c, unsigned d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)), "r"(a),
-                 "r"(b), "r"(c), "r"(d)
+// Four 8x8 matrices of 16 bits, in the layout of accumulators; lane 8 * i + r names the address of row r of matrix i.
+__device__ __forceinline__ void store_matrices(unsigned row, unsigned a, unsigned b, unsigned c, unsigned d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(a), "r"(b),
+                 "r"(c), "r"(d)
                  : "memory");
 }
 

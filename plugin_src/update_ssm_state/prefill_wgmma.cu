@@ -1,21 +1,20 @@
 // Chunked state space duality (arXiv 2405.21060, section 6) on Hopper's warpgroup products, for 16-bit data.
 //
-// A block walks the chunks of one row and one segment for two units, which share B and C. A unit is a slice (at most 64
+// A block walks the chunks of one row and one segment for one or two units, which share B and C. A unit is a slice (at most 64
 // columns of head_dim) of one head, and has a warpgroup; another warpgroup loads tiles and computes decays ahead. Tokens are the rows of scores and y, so that warp w of a warpgroup
 // owns tokens 16w..16w+15; the state [slice][state_size] is in fp32 registers, and its rounded copy in shared memory.
 //   scores = C B^T;  y = decay_from_start o (C state^T) + (scores o decay o step + D on the diagonal) x
 //   state = decay_total state + (x o write)^T B
 //
-// Macros: DATA_T, STATE_T, D_T, BIAS_T, HEAD_DIM, STATE_SIZE (at most 128), SLICE (at most 64, a multiple of 8), PASS as
-// in prefill_mma.cu. Every row of x, B, C and y starts at a multiple of 16 bytes.
+// Macros: DATA_T, STATE_T, D_T, BIAS_T, HEAD_DIM, STATE_SIZE (at most 128), SLICE (at most 64, a multiple of 8), UNITS_OF_BLOCK (of a
+// block: 1 or 2), PASS as in prefill_mma.cu. Every row of x, B, C and y starts at a multiple of 16 bytes.
 #include "common/launch.cuh"
 #include "common/mbarrier.cuh"
 #include "common/mma.cuh"
 #include "common/wgmma.cuh"
 #include "update_ssm_state/prefill_decay.cuh"
 
-constexpr int UNITS = 2;  // of a block
-constexpr int THREADS = 128 * (1 + UNITS);
+constexpr int THREADS = 128 * (1 + UNITS_OF_BLOCK);
 constexpr int PRODUCER_REGISTERS = 88, CONSUMER_REGISTERS = 208;
 constexpr int STAGES = 3;
 constexpr int WIDTH = 64;                              // columns of a slice in shared memory
@@ -29,12 +28,12 @@ struct Shared {
     struct Stage {
         unsigned char B[TILE_BYTES];
         unsigned char C[TILE_BYTES];
-        unsigned char x[UNITS][SLICE_BYTES];
+        unsigned char x[UNITS_OF_BLOCK][SLICE_BYTES];
     };
     Stage stages[STAGES];
-    unsigned char state[UNITS][WIDTH * STATE_COLUMNS * 2];
-    ChunkDecay decay[STAGES][UNITS];
-    BlockDecay blocks[STAGES][UNITS];
+    unsigned char state[UNITS_OF_BLOCK][WIDTH * STATE_COLUMNS * 2];
+    ChunkDecay decay[STAGES][UNITS_OF_BLOCK];
+    BlockDecay blocks[STAGES][UNITS_OF_BLOCK];
     unsigned long long full[STAGES];   // the stage holds a chunk
     unsigned long long empty[STAGES];  // nobody reads the stage any more
 };
@@ -61,13 +60,13 @@ struct Task {
 
     __device__ __forceinline__ Task(const PrefillParams& p, int unit_of_block) {
         const int group_units = p.heads / p.groups * SLICES;
-        const int group_blocks = (group_units + UNITS - 1) / UNITS;
+        const int group_blocks = (group_units + UNITS_OF_BLOCK - 1) / UNITS_OF_BLOCK;
         row = row_view(p.rows, blockIdx.y);
         group = blockIdx.x / group_blocks;
-        const int unit = blockIdx.x % group_blocks * UNITS + unit_of_block;
+        const int unit = blockIdx.x % group_blocks * UNITS_OF_BLOCK + unit_of_block;
         head = group * (p.heads / p.groups) + unit / SLICES;
         slice = unit % SLICES;
-        unit_index = blockIdx.x * UNITS + unit_of_block;
+        unit_index = blockIdx.x * UNITS_OF_BLOCK + unit_of_block;
         segment = blockIdx.z;
         columns = unit < group_units ? min(SLICE, HEAD_DIM - slice * SLICE) : 0;
         if (columns == 0) head = group * (p.heads / p.groups);
@@ -78,13 +77,13 @@ struct Task {
     }
     __device__ __forceinline__ int valid(int chunk) const { return min(CHUNK, row.length - chunk * CHUNK); }
     __device__ __forceinline__ int64_t scratch_index(const PrefillParams& p, int of_segment) const {
-        return (static_cast<int64_t>(blockIdx.y) * gridDim.x * UNITS + unit_index) * p.segments + of_segment;
+        return (static_cast<int64_t>(blockIdx.y) * gridDim.x * UNITS_OF_BLOCK + unit_index) * p.segments + of_segment;
     }
     __device__ __forceinline__ float* scratch_state(const PrefillParams& p, int of_segment) const {
         return p.scratch + scratch_index(p, of_segment) * (STATE_REGISTERS * 128);
     }
     __device__ __forceinline__ float* scratch_decay(const PrefillParams& p, int of_segment) const {
-        const int64_t states = static_cast<int64_t>(p.rows.rows) * gridDim.x * UNITS * p.segments;
+        const int64_t states = static_cast<int64_t>(p.rows.rows) * gridDim.x * UNITS_OF_BLOCK * p.segments;
         return p.scratch + states * (STATE_REGISTERS * 128) + scratch_index(p, of_segment);
     }
 };
@@ -130,11 +129,17 @@ __device__ __forceinline__ void load_tile(unsigned char* tile, const DATA_T* sou
 __device__ __forceinline__ int state_row(int half) { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + half * 8; }
 __device__ __forceinline__ int pair_column(int n) { return n * 8 + threadIdx.x % 4 * 2; }
 
-// Eight accumulators, of 8-column tiles n and n + 1, into a tile of 64 rows.
-__device__ __forceinline__ void store_pieces(unsigned char* tile, const float* d, int n) {
+// Where this lane's row of 8-column tiles n and n + 1 (n even) lies in a tile of 64 rows: pieces() ^ 16 * (n % 8), in the
+// panel of tile n.
+__device__ __forceinline__ unsigned pieces(const unsigned char* tile) {
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
-    store_matrices(tile + panel_unit<CHUNK>(row, n + lane / 16), Mma<DATA_T>::pack(d[0], d[1]), Mma<DATA_T>::pack(d[2], d[3]),
-                   Mma<DATA_T>::pack(d[4], d[5]), Mma<DATA_T>::pack(d[6], d[7]));
+    return shared_address(tile) + row * ROW_BYTES + (lane / 16 ^ (row & 7)) * 16;
+}
+
+// Eight accumulators, of tiles n and n + 1, rounded to the data type.
+__device__ __forceinline__ void store_pieces(unsigned pieces, const float* d, int n) {
+    store_matrices((pieces ^ n % 8 * 16) + n / 8 * (CHUNK * ROW_BYTES), Mma<DATA_T>::pack(d[0], d[1]),
+                   Mma<DATA_T>::pack(d[2], d[3]), Mma<DATA_T>::pack(d[4], d[5]), Mma<DATA_T>::pack(d[6], d[7]));
 }
 
 // Loads and stores of the state [slice][state_size] of one warpgroup.
@@ -187,32 +192,36 @@ struct State {
         }
     }
     // Rounded to the data type, for the next chunk's C * state^T.
-    __device__ __forceinline__ void publish(unsigned char* tile) const {
+    __device__ __forceinline__ void publish(unsigned tile_pieces) const {
 #pragma unroll
-        for (int i = 0; i < STATE_REGISTERS; i += 8) store_pieces(tile, value + i, i / 4);
+        for (int i = 0; i < STATE_REGISTERS; i += 8) store_pieces(tile_pieces, value + i, i / 4);
         fence_for_wgmma();
     }
-    // Starts state = total * state + (x o write)^T B.
-    __device__ __forceinline__ void start_update(const Shared::Stage& in, const unsigned char* x, const ChunkDecay& decay) {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, t = lane % 4;
-        unsigned written[CHUNK / 16][4];  // x transposed: 16 columns of the slice by 16 tokens
+    __device__ __forceinline__ void scale(float factor) {
 #pragma unroll
-        for (int k = 0; k < CHUNK / 16; ++k) {
-            const int token = k * 16 + lane % 8 + lane / 16 * 8;
-            Mma<DATA_T>::load_transposed(written[k], reinterpret_cast<const DATA_T*>(x),
-                                         panel_unit<CHUNK>(token, warp * 2 + lane / 8 % 2) / 2);
+        for (int i = 0; i < STATE_REGISTERS; ++i) value[i] *= factor;
+    }
+    // Starts state += (x o write)^T B; `written` is in use until the products are done.
+    __device__ __forceinline__ void start_update(unsigned (&written)[CHUNK / 16][4], const Shared::Stage& in,
+                                                 const unsigned char* x, const ChunkDecay& decay) {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, t = lane % 4;
+        const int first = panel_unit<CHUNK>(lane % 8 + lane / 16 * 8, warp * 2 + lane / 8 % 2);
+#pragma unroll
+        for (int k = 0; k < CHUNK / 16; ++k) {  // x transposed: 16 columns of the slice by 16 tokens
+            Mma<DATA_T>::load_transposed(written[k], reinterpret_cast<const DATA_T*>(x), first / 2 + k * 16 * PANEL);
         }
 #pragma unroll
         for (int k = 0; k < CHUNK / 16; ++k) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float2 s = *reinterpret_cast<const float2*>(decay.write + k * 16 + 2 * t + i / 2 * 8);
-                const float2 v = Mma<DATA_T>::unpack(written[k][i]);
-                written[k][i] = Mma<DATA_T>::pack(v.x * s.x, v.y * s.y);
+            for (int i = 0; i < 2; ++i) {
+                const float2 s = *reinterpret_cast<const float2*>(decay.write + k * 16 + 2 * t + i * 8);
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const float2 v = Mma<DATA_T>::unpack(written[k][2 * i + e]);
+                    written[k][2 * i + e] = Mma<DATA_T>::pack(v.x * s.x, v.y * s.y);
+                }
             }
         }
-#pragma unroll
-        for (int i = 0; i < STATE_REGISTERS; ++i) value[i] *= decay.total;
         wgmma_fence();
         const unsigned long long tokens = operand(in.B, CHUNK * ROW_BYTES);
 #pragma unroll
@@ -232,38 +241,49 @@ __device__ __forceinline__ void start_row_products(float (&d)[32], const unsigne
     wgmma_commit();
 }
 
-// The weight of x[j] in y[i], from scores: decayed, times the time step of j, with D on the diagonal.
-__device__ __forceinline__ void weights_from_scores(unsigned (&weights)[CHUNK / 16][4], const float (&scores)[32],
-                                                    const ChunkDecay& decay, const BlockDecay& blocks, float skip) {
-    const int warp = threadIdx.x / 32 % 4;
-    const int row[2] = {state_row(0), state_row(1)};
-    const float until[2] = {decay.log_decay[row[0]], decay.log_decay[row[1]]};
-    const float since[2] = {blocks.since_block[row[0]], blocks.since_block[row[1]]};
+// The weight of x[j] in y[i] from scores: decays and the time step of j, with D on the diagonal. For the 16 tokens of
+// warp WARP, which is a constant here so that later tokens cost nothing.
+template <int WARP>
+__device__ __forceinline__ void weights_of_warp(unsigned (&weights)[CHUNK / 16][4], float (&scores)[32], const ChunkDecay& decay,
+                                                const BlockDecay& blocks, float skip) {
+    const int i[2] = {state_row(0), state_row(1)};
+    const float since[2] = {blocks.since_block[i[0]], blocks.since_block[i[1]]};
+    const float until[2] = {decay.log_decay[i[0]], decay.log_decay[i[1]]};
+    float2 factor[2 * WARP + 2], step[2];
+#pragma unroll
+    for (int n = 0; n < 2 * WARP + 2; ++n) {
+        const float* source = n < 2 * WARP ? blocks.until_block[WARP > 0 ? WARP - 1 : 0] : decay.log_decay;
+        factor[n] = *reinterpret_cast<const float2*>(source + pair_column(n));
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) step[n] = *reinterpret_cast<const float2*>(decay.step + pair_column(2 * WARP + n));
 #pragma unroll
     for (int n = 0; n < CHUNK / 8; ++n) {
-        const int j = pair_column(n);
-        unsigned* pairs = &weights[n / 2][n % 2 * 2];
-        if (n / 2 < warp) {
-            const float2 factor = *reinterpret_cast<const float2*>(blocks.until_block[max(warp, 1) - 1] + j);
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                pairs[half] = Mma<DATA_T>::pack(scores[4 * n + 2 * half] * since[half] * factor.x,
-                                                scores[4 * n + 2 * half + 1] * since[half] * factor.y);
+        for (int half = 0; half < 2; ++half) {
+            float first = 0.0f, second = 0.0f;
+            if (n < 2 * WARP) {
+                first = scores[4 * n + 2 * half] * since[half] * factor[n].x;
+                second = scores[4 * n + 2 * half + 1] * since[half] * factor[n].y;
+            } else if (n < 2 * WARP + 2) {
+                const int j = pair_column(n);
+                first = scores[4 * n + 2 * half] * exp2_approx(until[half] - factor[n].x) * step[n - 2 * WARP].x;
+                second = scores[4 * n + 2 * half + 1] * exp2_approx(until[half] - factor[n].y) * step[n - 2 * WARP].y;
+                first = j < i[half] ? first : (j == i[half] ? first + skip : 0.0f);
+                second = j + 1 < i[half] ? second : (j + 1 == i[half] ? second + skip : 0.0f);
             }
-        } else if (n / 2 == warp) {
-            const float2 until_j = *reinterpret_cast<const float2*>(decay.log_decay + j);
-            const float2 step = *reinterpret_cast<const float2*>(decay.step + j);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int i = row[half];
-                const float first = scores[4 * n + 2 * half] * exp2_approx(until[half] - until_j.x) * step.x;
-                const float second = scores[4 * n + 2 * half + 1] * exp2_approx(until[half] - until_j.y) * step.y;
-                pairs[half] = Mma<DATA_T>::pack(j < i ? first : (j == i ? first + skip : 0.0f),
-                                                j + 1 < i ? second : (j + 1 == i ? second + skip : 0.0f));
-            }
-        } else {
-            pairs[0] = pairs[1] = 0;
+            weights[n / 2][n % 2 * 2 + half] = Mma<DATA_T>::pack(first, second);
         }
+    }
+}
+
+__device__ __forceinline__ void weights_from_scores(unsigned (&weights)[CHUNK / 16][4], float (&scores)[32],
+                                                    const ChunkDecay& decay, const BlockDecay& blocks, float skip) {
+    switch (threadIdx.x / 32 % 4) {
+        case 0: return weights_of_warp<0>(weights, scores, decay, blocks, skip);
+        case 1: return weights_of_warp<1>(weights, scores, decay, blocks, skip);
+        case 2: return weights_of_warp<2>(weights, scores, decay, blocks, skip);
+        default: return weights_of_warp<3>(weights, scores, decay, blocks, skip);
     }
 }
 
@@ -271,16 +291,18 @@ __device__ __forceinline__ void weights_from_scores(unsigned (&weights)[CHUNK / 
 __device__ __forceinline__ void store_output(const float (&y)[32], unsigned char* staging, DATA_T* target, int64_t token_stride,
                                              int columns, int valid) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const unsigned staging_pieces = pieces(staging);
 #pragma unroll
-    for (int i = 0; i < 32; i += 8) store_pieces(staging, y + i, i / 4);
+    for (int i = 0; i < 32; i += 8) store_pieces(staging_pieces, y + i, i / 4);
     __syncwarp();
+    const int first = warp * 16 + lane / 8, unit = lane % 8;
+    DATA_T* to = target + first * token_stride + unit * 8;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const int row = warp * 16 + i * 4 + lane / 8, unit = lane % 8;
-        if (row < valid && unit * 8 < columns) {
-            *reinterpret_cast<uint4*>(target + row * token_stride + unit * 8) =
-                *reinterpret_cast<const uint4*>(staging + panel_unit<CHUNK>(row, unit));
+        if (first + 4 * i < valid && unit * 8 < columns) {
+            *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(staging + panel_unit<CHUNK>(first + 4 * i, unit));
         }
+        to += 4 * token_stride;
     }
 }
 
@@ -316,15 +338,15 @@ __device__ __forceinline__ void finish_padding(const Tensors& in, const PrefillP
 // The first warpgroup: tiles and decays of every chunk of the segment, a stage ahead of their use.
 __device__ __forceinline__ void produce(Shared& shared, const PrefillParams& p, const Task& task) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Task other(p, 1);
+    const Task other(p, UNITS_OF_BLOCK - 1);
     const Tensors in(p, task), in_other(p, other);
-    const bool second = warp % UNITS == 1;
+    const bool second = UNITS_OF_BLOCK == 2 && warp % 2 == 1;
     const int head_index = second ? other.head : task.head;
     const HeadScalars head = {p.A[head_index] * 1.44269504088896340736f,
                               to_float(static_cast<const BIAS_T*>(p.dt_bias)[head_index])};
     const DATA_T* dt = second ? in_other.dt : in.dt;
     RawSteps<DATA_T> raw;
-    if (warp < UNITS) raw.load(dt + static_cast<int64_t>(task.first) * CHUNK * p.dt_token, p.dt_token, task.valid(task.first), lane);
+    if (warp < UNITS_OF_BLOCK) raw.load(dt + static_cast<int64_t>(task.first) * CHUNK * p.dt_token, p.dt_token, task.valid(task.first), lane);
     Position position, landed;
     const auto announce = [&] {
         fence_for_wgmma();
@@ -340,9 +362,13 @@ __device__ __forceinline__ void produce(Shared& shared, const PrefillParams& p, 
         load_tile<STATE_COLUMNS>(stage.B, in.B + token * p.B_token, p.B_token, STATE_SIZE, valid);
         if constexpr (PASS != 1) load_tile<STATE_COLUMNS>(stage.C, in.C + token * p.C_token, p.C_token, STATE_SIZE, valid);
         load_tile<WIDTH>(stage.x[0], in.x + token * p.x_token, p.x_token, task.columns, valid);
-        load_tile<WIDTH>(stage.x[1], in_other.x + token * p.x_token, p.x_token, other.columns, valid);
+        if constexpr (UNITS_OF_BLOCK == 2) load_tile<WIDTH>(stage.x[UNITS_OF_BLOCK - 1], in_other.x + token * p.x_token, p.x_token, other.columns, valid);
         commit_copies();
-        if (warp < UNITS) {
+        if (chunk > task.first) {
+            wait_copies<1>();
+            announce();
+        }
+        if (warp < UNITS_OF_BLOCK) {
             store_decay<float>(shared.decay[position.slot][warp], raw, head, p, valid, lane);
             if (PASS != 1) store_block_decay(shared.blocks[position.slot][warp], shared.decay[position.slot][warp], lane);
             if (chunk + 1 < task.last) {
@@ -350,10 +376,6 @@ __device__ __forceinline__ void produce(Shared& shared, const PrefillParams& p, 
             }
         }
         position.advance();
-        if (chunk > task.first) {
-            wait_copies<1>();
-            announce();
-        }
     }
     wait_copies<0>();
     announce();
@@ -364,10 +386,12 @@ __device__ __forceinline__ void consume(Shared& shared, const PrefillParams& p, 
     const Tensors in(p, task);
     const float skip = to_float(static_cast<const D_T*>(p.D)[task.head]);
     State state;
+    if (PASS == 2) wait_for_earlier_kernels();
     enter_segment(state, in, p, task);
     if (PASS == 1 && task.segment == 0) state.keep(task.scratch_state(p, 0));
+    const unsigned published = pieces(shared.state[unit]);
     if (PASS != 1) {
-        state.publish(shared.state[unit]);
+        state.publish(published);
         synchronize_unit();
     }
     float segment_decay = 1.0f;
@@ -376,19 +400,26 @@ __device__ __forceinline__ void consume(Shared& shared, const PrefillParams& p, 
         Shared::Stage& stage = shared.stages[position.slot];
         const ChunkDecay& decay = shared.decay[position.slot][unit];
         barrier_wait(&shared.full[position.slot], position.parity);
-        float y[32];
-        if constexpr (PASS != 1) {
-            float scores[32];
+        unsigned written[CHUNK / 16][4];
+        state.scale(decay.total);
+        if constexpr (PASS == 1) {
+            state.start_update(written, stage, stage.x[unit], decay);
+            segment_decay *= decay.total;
+            wgmma_wait<0>();
+            in_flight(state.value);
+        } else {
+            float scores[32], y[32];
             unsigned weights[CHUNK / 16][4];
             wgmma_fence();
             start_row_products(scores, stage.C, stage.B);
             start_row_products(y, stage.C, shared.state[unit]);
-            wgmma_wait<1>();
+            state.start_update(written, stage, stage.x[unit], decay);
+            const float from_start[2] = {exp2_approx(decay.log_decay[state_row(0)]), exp2_approx(decay.log_decay[state_row(1)])};
+            wgmma_wait<2>();
             in_flight(scores);
             weights_from_scores(weights, scores, decay, shared.blocks[position.slot][unit], skip);
-            wgmma_wait<0>();
+            wgmma_wait<1>();
             in_flight(y);
-            const float from_start[2] = {exp2_approx(decay.log_decay[state_row(0)]), exp2_approx(decay.log_decay[state_row(1)])};
 #pragma unroll
             for (int i = 0; i < 32; ++i) y[i] *= from_start[i / 2 % 2];
             wgmma_fence();
@@ -396,18 +427,15 @@ __device__ __forceinline__ void consume(Shared& shared, const PrefillParams& p, 
 #pragma unroll
             for (int k = 0; k < CHUNK / 16; ++k) multiply_columns<DATA_T>(y, weights[k], tokens + k * NEXT_16_ROWS);
             wgmma_commit();
-        }
-        state.start_update(stage, stage.x[unit], decay);
-        segment_decay *= decay.total;
-        wgmma_wait<0>();
-        in_flight(state.value);
-        if constexpr (PASS != 1) {
+            wgmma_wait<1>();
+            in_flight(state.value);
+            synchronize_unit();  // every warp has read the published state
+            state.publish(published);
+            wgmma_wait<0>();
             in_flight(y);
-            synchronize_unit();  // all products of the unit have read x and the published state
-            state.publish(shared.state[unit]);
+            synchronize_unit();  // the new one is there, and every warp has read x
             store_output(y, stage.x[unit], in.y + static_cast<int64_t>(chunk) * CHUNK * p.y_token, p.y_token, task.columns,
                          task.valid(chunk));
-            synchronize_unit();  // the state is published
         }
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(&shared.empty[position.slot]);
@@ -427,8 +455,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 update_ssm_state_prefill_wgmma(const __grid_constant__ PrefillParams p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) unsigned char memory[];
-    let_later_kernels_start();
-    wait_for_earlier_kernels();
+    // Pass 2 may start when pass 1 has waited for everything before it, so that only the states wait for pass 1.
+    if (PASS == 0) let_later_kernels_start();
+    if (PASS != 2) wait_for_earlier_kernels();
+    if (PASS != 0) let_later_kernels_start();
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     const int group = threadIdx.x / 128, unit = max(0, group - 1);
     const Task task(p, unit);
@@ -438,15 +468,15 @@ update_ssm_state_prefill_wgmma(const __grid_constant__ PrefillParams p) {
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
             barrier_init(&shared.full[s], 4);
-            barrier_init(&shared.empty[s], 4 * UNITS);
+            barrier_init(&shared.empty[s], 4 * UNITS_OF_BLOCK);
         }
     }
     __syncthreads();
     if (group == 0) {
-        shrink_registers<PRODUCER_REGISTERS>();
+        if constexpr (UNITS_OF_BLOCK == 2) shrink_registers<PRODUCER_REGISTERS>();
         produce(shared, p, task);
     } else {
-        grow_registers<CONSUMER_REGISTERS>();
+        if constexpr (UNITS_OF_BLOCK == 2) grow_registers<CONSUMER_REGISTERS>();
         consume(shared, p, task, unit);
     }
 #endif

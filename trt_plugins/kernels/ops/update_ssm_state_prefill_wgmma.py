@@ -23,8 +23,7 @@ from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 WGMMA_FILE = "update_ssm_state/prefill_wgmma.cu"
 _ENTRY = "update_ssm_state_prefill_wgmma"
 _HOPPER = (9, 0)
-_UNITS = 2  # slices of heads that share B and C in a block, one a warpgroup
-_THREADS = 128 * (1 + _UNITS)
+_UNITS = 2  # most slices of heads that share B and C in a block, one a warpgroup
 _STAGES = 3
 _WIDTH = 64  # most columns of a slice
 _LARGEST_STATE = 128
@@ -42,26 +41,48 @@ def takes(scan: Scan, device: DeviceTraits) -> bool:
 
 def plan_wgmma(scan: Scan, device: DeviceTraits) -> CallPlan:
     """The launches of a call that ``takes`` accepts."""
-    variant = _Variant.of(scan)
-    blocks = scan.groups * blocks_of(scan.heads // scan.groups * variant.slices, _UNITS)
-    free = device.multiprocessors // (scan.rows * blocks)
-    segments = max(1, min(_MOST_SEGMENTS, free, blocks_of(scan.time, CHUNK) // _LEAST_SEGMENT_CHUNKS))
+    variant, segments = _choice(scan, device)
     launches = tuple(
-        _launch(scan, variant, which, blocks, segments) for which in ((WHOLE,) if segments == 1 else (STATES, OUTPUTS))
+        _launch(scan, variant, which, segments) for which in ((WHOLE,) if segments == 1 else (STATES, OUTPUTS))
     )
-    floats = scan.rows * blocks * _UNITS * segments * (variant.state_registers * 128 + 1)
+    floats = scan.rows * variant.blocks(scan) * variant.units * segments * (variant.state_registers * 128 + 1)
     return CallPlan(launches, 0 if segments == 1 else 4 * floats, launches[-1].source.label)
+
+
+def _choice(scan: Scan, device: DeviceTraits) -> tuple[_Variant, int]:
+    """The variant, and into how many segments rows are cut."""
+    dtype, state, D, bias = (scan.call.input(name).dtype for name in ("x", "state", "D", "dt_bias"))
+    whole = blocks_of(scan.head_dim, _WIDTH)
+    variant = _Variant(dtype, state, D, bias, scan.head_dim, scan.state_size, whole, _UNITS)
+    chunks, processors = blocks_of(scan.time, CHUNK), device.multiprocessors
+    single = replace(variant, units=1)
+    if 0.75 * processors <= scan.rows * single.blocks(scan) <= processors:
+        return single, 1
+    segments = min(_MOST_SEGMENTS, processors // (scan.rows * variant.blocks(scan)), chunks // _LEAST_SEGMENT_CHUNKS)
+    if segments > 1:
+        return variant, segments
+    if scan.rows * single.blocks(scan) > processors:
+        return variant, 1
+    for slices in (4 * whole, 2 * whole):
+        narrow = replace(single, slices=slices)
+        if scan.rows * narrow.blocks(scan) <= processors and scan.head_dim % (8 * slices) == 0:
+            return narrow, 1
+    return single, 1
 
 
 def wgmma_sources() -> Iterator[KernelSource]:
     """Both types at the usual sizes, every pass, the fast head dims."""
-    common = _Variant(DType.BFLOAT16, DType.FLOAT32, DType.FLOAT32, DType.FLOAT32, 64, 128)
+    common = _Variant(DType.BFLOAT16, DType.FLOAT32, DType.FLOAT32, DType.FLOAT32, 64, 128, 1, _UNITS)
     for dtype in (DType.BFLOAT16, DType.FLOAT16):
         for which in (WHOLE, STATES, OUTPUTS):
             for state in (DType.FLOAT32, dtype):
                 yield replace(common, dtype=dtype, state=state, D=dtype, bias=dtype).source(which)
     for head_dim, state_size in ((64, 64), (80, 128), (96, 128), (128, 128), (256, 128), (8, 8)):
-        yield replace(common, head_dim=head_dim, state_size=state_size).source(WHOLE)
+        sized = replace(common, head_dim=head_dim, state_size=state_size, slices=blocks_of(head_dim, _WIDTH))
+        yield sized.source(WHOLE)
+        yield replace(sized, units=1).source(WHOLE)
+    for slices in (2, 4):
+        yield replace(common, slices=slices, units=1).source(WHOLE)
 
 
 @dataclass(frozen=True)
@@ -74,16 +95,12 @@ class _Variant:
     bias: DType
     head_dim: int
     state_size: int
+    slices: int
+    units: int
 
-    @classmethod
-    def of(cls, scan: Scan) -> _Variant:
-        dtype, state, D, bias = (scan.call.input(name).dtype for name in ("x", "state", "D", "dt_bias"))
-        return cls(dtype, state, D, bias, scan.head_dim, scan.state_size)
-
-    @property
-    def slices(self) -> int:
-        """Parts of head_dim, of at most 64 columns."""
-        return blocks_of(self.head_dim, _WIDTH)
+    def blocks(self, scan: Scan) -> int:
+        """Thread blocks of one row and segment."""
+        return scan.groups * blocks_of(scan.heads // scan.groups * self.slices, self.units)
 
     @property
     def state_columns(self) -> int:
@@ -97,8 +114,9 @@ class _Variant:
     @property
     def shared_bytes(self) -> int:
         """Size of Shared in prefill_wgmma.cu."""
-        stage = 2 * CHUNK * (2 * self.state_columns + _UNITS * _WIDTH)
-        return _STAGES * stage + _UNITS * 2 * _WIDTH * self.state_columns + _STAGES * (_UNITS * _DECAY_BYTES + 16)
+        stage = 2 * CHUNK * (2 * self.state_columns + self.units * _WIDTH)
+        state = 2 * _WIDTH * self.state_columns
+        return _STAGES * (stage + self.units * _DECAY_BYTES + 16) + self.units * state
 
     def source(self, which: int) -> KernelSource:
         defines = {
@@ -109,19 +127,20 @@ class _Variant:
             "HEAD_DIM": self.head_dim,
             "STATE_SIZE": self.state_size,
             "SLICE": round_up(blocks_of(self.head_dim, self.slices), 8),
+            "UNITS_OF_BLOCK": self.units,
             "PASS": which,
         }
         return KernelSource(WGMMA_FILE, _ENTRY, tuple((name, str(value)) for name, value in defines.items()))
 
 
-def _launch(scan: Scan, variant: _Variant, which: int, blocks: int, segments: int) -> KernelLaunch:
+def _launch(scan: Scan, variant: _Variant, which: int, segments: int) -> KernelLaunch:
     pointers = kernel_pointers(scan.call)
     if which != WHOLE:
         pointers["scratch"] = PointerSource(Memory.WORKSPACE)
     return KernelLaunch(
         variant.source(which),
-        (blocks, scan.rows, segments - 1 if which == STATES else segments),
-        (_THREADS, 1, 1),
+        (variant.blocks(scan), scan.rows, segments - 1 if which == STATES else segments),
+        (128 * (1 + variant.units), 1, 1),
         kernel_params(scan, WGMMA_FILE, segments),
         pointers,
         variant.shared_bytes,
