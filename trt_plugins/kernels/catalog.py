@@ -15,6 +15,9 @@ _PLANNERS = {
     "update_ssm_state": "trt_plugins.kernels.ops.update_ssm_state",
 }
 
+# Kernels of whole-model decode, which have sources() but are no operators.
+_FUSED = ("trt_plugins.kernels.fused.linear_decode", "trt_plugins.kernels.fused.rms_norm")
+
 
 def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
     """The kernels that run ``call``; UnsupportedError where the operator or its sizes have none."""
@@ -31,5 +34,5 @@ def operators() -> tuple[str, ...]:
 
 def sources() -> Iterator[KernelSource]:
     """A representative set of the variants that the planners choose from: every file, every type, every fast size."""
-    for module in _PLANNERS.values():
+    for module in (*_PLANNERS.values(), *_FUSED):
         yield from importlib.import_module(module).sources()
