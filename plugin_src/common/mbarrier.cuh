@@ -11,6 +11,11 @@ __device__ __forceinline__ void barrier_arrive(unsigned long long* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
+// An arrival of this thread once all its asynchronous copies so far have landed.
+__device__ __forceinline__ void barrier_arrive_after_copies(unsigned long long* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 // Waits for the end of the barrier's phase with this parity.
 __device__ __forceinline__ void barrier_wait(unsigned long long* barrier, unsigned parity) {
     asm volatile(

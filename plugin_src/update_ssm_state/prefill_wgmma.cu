@@ -16,7 +16,7 @@
 
 constexpr int THREADS = 128 * (1 + UNITS_OF_BLOCK);
 constexpr int PRODUCER_REGISTERS = 88, CONSUMER_REGISTERS = 208;
-constexpr int STAGES = 3;
+constexpr int STAGES = UNITS_OF_BLOCK == 1 ? 4 : 3;
 constexpr int WIDTH = 64;                              // columns of a slice in shared memory
 constexpr int STATE_COLUMNS = STATE_SIZE > 64 ? 128 : 64;  // of B, C and the state in shared memory
 constexpr int SLICES = (HEAD_DIM + SLICE - 1) / SLICE;
@@ -347,13 +347,7 @@ __device__ __forceinline__ void produce(Shared& shared, const PrefillParams& p, 
     const DATA_T* dt = second ? in_other.dt : in.dt;
     RawSteps<DATA_T> raw;
     if (warp < UNITS_OF_BLOCK) raw.load(dt + static_cast<int64_t>(task.first) * CHUNK * p.dt_token, p.dt_token, task.valid(task.first), lane);
-    Position position, landed;
-    const auto announce = [&] {
-        fence_for_wgmma();
-        __syncwarp();
-        if (lane == 0) barrier_arrive(&shared.full[landed.slot]);
-        landed.advance();
-    };
+    Position position;
     for (int chunk = task.first; chunk < task.last; ++chunk) {
         Shared::Stage& stage = shared.stages[position.slot];
         const int64_t token = static_cast<int64_t>(chunk) * CHUNK;
@@ -363,22 +357,18 @@ __device__ __forceinline__ void produce(Shared& shared, const PrefillParams& p, 
         if constexpr (PASS != 1) load_tile<STATE_COLUMNS>(stage.C, in.C + token * p.C_token, p.C_token, STATE_SIZE, valid);
         load_tile<WIDTH>(stage.x[0], in.x + token * p.x_token, p.x_token, task.columns, valid);
         if constexpr (UNITS_OF_BLOCK == 2) load_tile<WIDTH>(stage.x[UNITS_OF_BLOCK - 1], in_other.x + token * p.x_token, p.x_token, other.columns, valid);
-        commit_copies();
-        if (chunk > task.first) {
-            wait_copies<1>();
-            announce();
-        }
+        barrier_arrive_after_copies(&shared.full[position.slot]);
         if (warp < UNITS_OF_BLOCK) {
             store_decay<float>(shared.decay[position.slot][warp], raw, head, p, valid, lane);
             if (PASS != 1) store_block_decay(shared.blocks[position.slot][warp], shared.decay[position.slot][warp], lane);
+            __syncwarp();
+            if (lane == 0) barrier_arrive(&shared.full[position.slot]);
             if (chunk + 1 < task.last) {
                 raw.load(dt + (token + CHUNK) * p.dt_token, p.dt_token, task.valid(chunk + 1), lane);
             }
         }
         position.advance();
     }
-    wait_copies<0>();
-    announce();
 }
 
 // The other warpgroups: one unit each.
@@ -400,6 +390,7 @@ __device__ __forceinline__ void consume(Shared& shared, const PrefillParams& p, 
         Shared::Stage& stage = shared.stages[position.slot];
         const ChunkDecay& decay = shared.decay[position.slot][unit];
         barrier_wait(&shared.full[position.slot], position.parity);
+        fence_for_wgmma();
         unsigned written[CHUNK / 16][4];
         state.scale(decay.total);
         if constexpr (PASS == 1) {
@@ -467,7 +458,7 @@ update_ssm_state_prefill_wgmma(const __grid_constant__ PrefillParams p) {
     if (task.first >= task.last || (PASS == 1 && task.last == task.chunks)) return;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
-            barrier_init(&shared.full[s], 4);
+            barrier_init(&shared.full[s], 128 + UNITS_OF_BLOCK);  // copies of each producing thread, decays of each unit
             barrier_init(&shared.empty[s], 4 * UNITS_OF_BLOCK);
         }
     }

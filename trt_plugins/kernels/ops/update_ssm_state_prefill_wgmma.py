@@ -24,7 +24,7 @@ WGMMA_FILE = "update_ssm_state/prefill_wgmma.cu"
 _ENTRY = "update_ssm_state_prefill_wgmma"
 _HOPPER = (9, 0)
 _UNITS = 2  # most slices of heads that share B and C in a block, one a warpgroup
-_STAGES = 3
+_STAGES = {1: 4, 2: 3}  # tiles in flight, by units of a block
 _WIDTH = 64  # most columns of a slice
 _LARGEST_STATE = 128
 _DECAY_BYTES = 4 * (4 * CHUNK + 4) + 4 * 4 * CHUNK  # ChunkDecay and BlockDecay
@@ -116,7 +116,7 @@ class _Variant:
         """Size of Shared in prefill_wgmma.cu."""
         stage = 2 * CHUNK * (2 * self.state_columns + self.units * _WIDTH)
         state = 2 * _WIDTH * self.state_columns
-        return _STAGES * (stage + self.units * _DECAY_BYTES + 16) + self.units * state
+        return _STAGES[self.units] * (stage + self.units * _DECAY_BYTES + 16) + self.units * state
 
     def source(self, which: int) -> KernelSource:
         defines = {
