@@ -25,7 +25,8 @@ __device__ __forceinline__ int panel_unit(int row, int unit) {
 // contiguous), the same tile read by columns, `next_panel` is the distance of 64-column panels.
 __device__ __forceinline__ unsigned long long operand(const void* address, int next_panel = 16) {
     const unsigned long long start = shared_address(address) >> 4;
-    return start | static_cast<unsigned long long>(next_panel >> 4) << 16 | static_cast<unsigned long long>(1024 >> 4) << 32 | 1ull << 62;
+    const unsigned long long panels = next_panel >> 4, eight_rows = 8 * ROW_BYTES >> 4, swizzle_128_bytes = 1;
+    return start | panels << 16 | eight_rows << 32 | swizzle_128_bytes << 62;
 }
 
 // Operands 16 columns, and 16 rows, further on.

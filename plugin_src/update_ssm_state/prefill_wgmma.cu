@@ -1,111 +1,19 @@
 // Chunked state space duality (arXiv 2405.21060, section 6) on Hopper's warpgroup products, for 16-bit data.
 //
-// A block walks the chunks of one row and one segment for one or two units, which share B and C. A unit is a slice (at most 64
-// columns of head_dim) of one head, and has a warpgroup; another warpgroup loads tiles and computes decays ahead. Tokens are the rows of scores and y, so that warp w of a warpgroup
-// owns tokens 16w..16w+15; the state [slice][state_size] is in fp32 registers, and its rounded copy in shared memory.
+// A block walks the chunks of one row and one segment for one or two units, which share B and C. A unit is a slice (at
+// most 64 columns of head_dim) of one head, and has a warpgroup; another warpgroup loads tiles and computes decays
+// ahead. Tokens are the rows of scores and y, so that warp w of a warpgroup owns tokens 16w..16w+15; the state
+// [slice][state_size] is in fp32 registers, and its rounded copy in shared memory.
 //   scores = C B^T;  y = decay_from_start o (C state^T) + (scores o decay o step + D on the diagonal) x
 //   state = decay_total state + (x o write)^T B
 //
-// Macros: DATA_T, STATE_T, D_T, BIAS_T, HEAD_DIM, STATE_SIZE (at most 128), SLICE (at most 64, a multiple of 8), UNITS_OF_BLOCK (of a
-// block: 1 or 2), PASS as in prefill_mma.cu. Every row of x, B, C and y starts at a multiple of 16 bytes.
+// Macros: DATA_T, STATE_T, D_T, BIAS_T, HEAD_DIM, STATE_SIZE (at most 128), SLICE (at most 64, a multiple of 8),
+// UNITS_OF_BLOCK (1 or 2), PASS as in prefill_mma.cu. Every row of x, B, C and y starts at a multiple of 16 bytes.
 #include "common/launch.cuh"
 #include "common/mbarrier.cuh"
-#include "common/mma.cuh"
-#include "common/wgmma.cuh"
-#include "update_ssm_state/prefill_decay.cuh"
+#include "update_ssm_state/prefill_wgmma_state.cuh"
 
-constexpr int THREADS = 128 * (1 + UNITS_OF_BLOCK);
-constexpr int PRODUCER_REGISTERS = 88, CONSUMER_REGISTERS = 208;
-constexpr int STAGES = UNITS_OF_BLOCK == 1 ? 4 : 3;
-constexpr int WIDTH = 64;                              // columns of a slice in shared memory
-constexpr int STATE_COLUMNS = STATE_SIZE > 64 ? 128 : 64;  // of B, C and the state in shared memory
-constexpr int SLICES = (HEAD_DIM + SLICE - 1) / SLICE;
-constexpr int STATE_REGISTERS = STATE_COLUMNS / 2;
-constexpr int TILE_BYTES = CHUNK * STATE_COLUMNS * 2;
-constexpr int SLICE_BYTES = CHUNK * WIDTH * 2;
-
-struct Shared {
-    struct Stage {
-        unsigned char B[TILE_BYTES];
-        unsigned char C[TILE_BYTES];
-        unsigned char x[UNITS_OF_BLOCK][SLICE_BYTES];
-    };
-    Stage stages[STAGES];
-    unsigned char state[UNITS_OF_BLOCK][WIDTH * STATE_COLUMNS * 2];
-    ChunkDecay decay[STAGES][UNITS_OF_BLOCK];
-    BlockDecay blocks[STAGES][UNITS_OF_BLOCK];
-    unsigned long long full[STAGES];   // the stage holds a chunk
-    unsigned long long empty[STAGES];  // nobody reads the stage any more
-};
-
-// A stage and the parity of its current phase.
-struct Position {
-    int slot = 0;
-    unsigned parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        slot = slot == STAGES - 1 ? 0 : slot + 1;
-        parity ^= slot == 0;
-    }
-};
-
-// What one unit computes.
-struct Task {
-    RowView row;
-    int group, head, slice, segment;
-    int unit_index;      // of the row, counted over its blocks
-    int columns;         // of head_dim in this slice; 0 for a warpgroup without work
-    int first, last;     // chunks of this segment
-    int chunks, share;   // of the row, of a segment
-
-    __device__ __forceinline__ Task(const PrefillParams& p, int unit_of_block) {
-        const int group_units = p.heads / p.groups * SLICES;
-        const int group_blocks = (group_units + UNITS_OF_BLOCK - 1) / UNITS_OF_BLOCK;
-        row = row_view(p.rows, blockIdx.y);
-        group = blockIdx.x / group_blocks;
-        const int unit = blockIdx.x % group_blocks * UNITS_OF_BLOCK + unit_of_block;
-        head = group * (p.heads / p.groups) + unit / SLICES;
-        slice = unit % SLICES;
-        unit_index = blockIdx.x * UNITS_OF_BLOCK + unit_of_block;
-        segment = blockIdx.z;
-        columns = unit < group_units ? min(SLICE, HEAD_DIM - slice * SLICE) : 0;
-        if (columns == 0) head = group * (p.heads / p.groups);
-        chunks = (row.length + CHUNK - 1) / CHUNK;
-        share = (chunks + p.segments - 1) / p.segments;
-        first = min(chunks, segment * share);
-        last = min(chunks, first + share);
-    }
-    __device__ __forceinline__ int valid(int chunk) const { return min(CHUNK, row.length - chunk * CHUNK); }
-    __device__ __forceinline__ int64_t scratch_index(const PrefillParams& p, int of_segment) const {
-        return (static_cast<int64_t>(blockIdx.y) * gridDim.x * UNITS_OF_BLOCK + unit_index) * p.segments + of_segment;
-    }
-    __device__ __forceinline__ float* scratch_state(const PrefillParams& p, int of_segment) const {
-        return p.scratch + scratch_index(p, of_segment) * (STATE_REGISTERS * 128);
-    }
-    __device__ __forceinline__ float* scratch_decay(const PrefillParams& p, int of_segment) const {
-        const int64_t states = static_cast<int64_t>(p.rows.rows) * gridDim.x * UNITS_OF_BLOCK * p.segments;
-        return p.scratch + states * (STATE_REGISTERS * 128) + scratch_index(p, of_segment);
-    }
-};
-
-struct Tensors {
-    const DATA_T *x, *B, *C, *dt;
-    DATA_T* y;
-    const STATE_T* state;
-    STATE_T* state_out;
-
-    __device__ __forceinline__ Tensors(const PrefillParams& p, const Task& task) {
-        const RowView& row = task.row;
-        const int64_t column = static_cast<int64_t>(task.head) * HEAD_DIM + task.slice * SLICE;
-        x = static_cast<const DATA_T*>(p.x) + row.row * p.x_row + row.first_token * p.x_token + column;
-        B = static_cast<const DATA_T*>(p.B) + row.row * p.B_row + row.first_token * p.B_token + task.group * STATE_SIZE;
-        C = static_cast<const DATA_T*>(p.C) + row.row * p.C_row + row.first_token * p.C_token + task.group * STATE_SIZE;
-        dt = static_cast<const DATA_T*>(p.dt) + row.row * p.dt_row + row.first_token * p.dt_token + task.head;
-        y = static_cast<DATA_T*>(p.y) + row.row * p.y_row + row.first_token * p.y_token + column;
-        state = static_cast<const STATE_T*>(p.state) + row.slot * p.state_slot + column * STATE_SIZE;
-        state_out = static_cast<STATE_T*>(p.state_out) + row.slot * p.state_out_slot + column * STATE_SIZE;
-    }
-};
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // `valid` rows of a [CHUNK][COLUMNS] tile, of which `columns` are read, zeros elsewhere.
 template <int COLUMNS>
@@ -123,113 +31,6 @@ __device__ __forceinline__ void load_tile(unsigned char* tile, const DATA_T* sou
     }
 }
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-// Row (column of the slice) and first column (of state_size) of accumulators 4 * n + 2 * half, + 1.
-__device__ __forceinline__ int state_row(int half) { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + half * 8; }
-__device__ __forceinline__ int pair_column(int n) { return n * 8 + threadIdx.x % 4 * 2; }
-
-// Where this lane's row of 8-column tiles n and n + 1 (n even) lies in a tile of 64 rows: pieces() ^ 16 * (n % 8), in the
-// panel of tile n.
-__device__ __forceinline__ unsigned pieces(const unsigned char* tile) {
-    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
-    return shared_address(tile) + row * ROW_BYTES + (lane / 16 ^ (row & 7)) * 16;
-}
-
-// Eight accumulators, of tiles n and n + 1, rounded to the data type.
-__device__ __forceinline__ void store_pieces(unsigned pieces, const float* d, int n) {
-    store_matrices((pieces ^ n % 8 * 16) + n / 8 * (CHUNK * ROW_BYTES), Mma<DATA_T>::pack(d[0], d[1]),
-                   Mma<DATA_T>::pack(d[2], d[3]), Mma<DATA_T>::pack(d[4], d[5]), Mma<DATA_T>::pack(d[6], d[7]));
-}
-
-// Loads and stores of the state [slice][state_size] of one warpgroup.
-struct State {
-    float value[STATE_REGISTERS];
-
-    __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (int i = 0; i < STATE_REGISTERS; ++i) value[i] = 0.0f;
-    }
-    __device__ __forceinline__ void load(const STATE_T* state, int columns) {
-#pragma unroll
-        for (int i = 0; i < STATE_REGISTERS; i += 2) {
-            const int row = state_row(i / 2 % 2), column = pair_column(i / 4);
-            Vector<STATE_T, 2> pair = {from_float<STATE_T>(0.0f), from_float<STATE_T>(0.0f)};
-            if (row < columns && column < STATE_SIZE) {
-                pair = *reinterpret_cast<const Vector<STATE_T, 2>*>(state + row * STATE_SIZE + column);
-            }
-            value[i] = to_float(pair.data[0]);
-            value[i + 1] = to_float(pair.data[1]);
-        }
-    }
-    __device__ __forceinline__ void store(STATE_T* state, int columns) const {
-#pragma unroll
-        for (int i = 0; i < STATE_REGISTERS; i += 2) {
-            const int row = state_row(i / 2 % 2), column = pair_column(i / 4);
-            if (row < columns && column < STATE_SIZE) {
-                *reinterpret_cast<Vector<STATE_T, 2>*>(state + row * STATE_SIZE + column) = {
-                    from_float<STATE_T>(value[i]), from_float<STATE_T>(value[i + 1])};
-            }
-        }
-    }
-    // value = value * factor + other, in the order of registers, in which states lie in scratch.
-    __device__ __forceinline__ void fold(const float* other, float factor) {
-        const float4* source = reinterpret_cast<const float4*>(other) + threadIdx.x % 128;
-#pragma unroll
-        for (int i = 0; i < STATE_REGISTERS; i += 4) {
-            const float4 v = source[i / 4 * 128];
-            value[i] = value[i] * factor + v.x;
-            value[i + 1] = value[i + 1] * factor + v.y;
-            value[i + 2] = value[i + 2] * factor + v.z;
-            value[i + 3] = value[i + 3] * factor + v.w;
-        }
-    }
-    __device__ __forceinline__ void keep(float* other) const {
-        float4* target = reinterpret_cast<float4*>(other) + threadIdx.x % 128;
-#pragma unroll
-        for (int i = 0; i < STATE_REGISTERS; i += 4) {
-            target[i / 4 * 128] = make_float4(value[i], value[i + 1], value[i + 2], value[i + 3]);
-        }
-    }
-    // Rounded to the data type, for the next chunk's C * state^T.
-    __device__ __forceinline__ void publish(unsigned tile_pieces) const {
-#pragma unroll
-        for (int i = 0; i < STATE_REGISTERS; i += 8) store_pieces(tile_pieces, value + i, i / 4);
-        fence_for_wgmma();
-    }
-    __device__ __forceinline__ void scale(float factor) {
-#pragma unroll
-        for (int i = 0; i < STATE_REGISTERS; ++i) value[i] *= factor;
-    }
-    // Starts state += (x o write)^T B; `written` is in use until the products are done.
-    __device__ __forceinline__ void start_update(unsigned (&written)[CHUNK / 16][4], const Shared::Stage& in,
-                                                 const unsigned char* x, const ChunkDecay& decay) {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, t = lane % 4;
-        const int first = panel_unit<CHUNK>(lane % 8 + lane / 16 * 8, warp * 2 + lane / 8 % 2);
-#pragma unroll
-        for (int k = 0; k < CHUNK / 16; ++k) {  // x transposed: 16 columns of the slice by 16 tokens
-            Mma<DATA_T>::load_transposed(written[k], reinterpret_cast<const DATA_T*>(x), first / 2 + k * 16 * PANEL);
-        }
-#pragma unroll
-        for (int k = 0; k < CHUNK / 16; ++k) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const float2 s = *reinterpret_cast<const float2*>(decay.write + k * 16 + 2 * t + i * 8);
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    const float2 v = Mma<DATA_T>::unpack(written[k][2 * i + e]);
-                    written[k][2 * i + e] = Mma<DATA_T>::pack(v.x * s.x, v.y * s.y);
-                }
-            }
-        }
-        wgmma_fence();
-        const unsigned long long tokens = operand(in.B, CHUNK * ROW_BYTES);
-#pragma unroll
-        for (int k = 0; k < CHUNK / 16; ++k) multiply_columns<DATA_T>(value, written[k], tokens + k * NEXT_16_ROWS);
-        wgmma_commit();
-    }
-};
-
 // D[64][64] of rows of two [64][STATE_COLUMNS] tiles.
 __device__ __forceinline__ void start_row_products(float (&d)[32], const unsigned char* a, const unsigned char* b) {
     const unsigned long long first = operand(a), second = operand(b);
@@ -244,8 +45,8 @@ __device__ __forceinline__ void start_row_products(float (&d)[32], const unsigne
 // The weight of x[j] in y[i] from scores: decays and the time step of j, with D on the diagonal. For the 16 tokens of
 // warp WARP, which is a constant here so that later tokens cost nothing.
 template <int WARP>
-__device__ __forceinline__ void weights_of_warp(unsigned (&weights)[CHUNK / 16][4], float (&scores)[32], const ChunkDecay& decay,
-                                                const BlockDecay& blocks, float skip) {
+__device__ __forceinline__ void weights_of_warp(unsigned (&weights)[CHUNK / 16][4], float (&scores)[32],
+                                                const ChunkDecay& decay, const BlockDecay& blocks, float skip) {
     const int i[2] = {state_row(0), state_row(1)};
     const float since[2] = {blocks.since_block[i[0]], blocks.since_block[i[1]]};
     const float until[2] = {decay.log_decay[i[0]], decay.log_decay[i[1]]};
@@ -346,7 +147,9 @@ __device__ __forceinline__ void produce(Shared& shared, const PrefillParams& p, 
                               to_float(static_cast<const BIAS_T*>(p.dt_bias)[head_index])};
     const DATA_T* dt = second ? in_other.dt : in.dt;
     RawSteps<DATA_T> raw;
-    if (warp < UNITS_OF_BLOCK) raw.load(dt + static_cast<int64_t>(task.first) * CHUNK * p.dt_token, p.dt_token, task.valid(task.first), lane);
+    if (warp < UNITS_OF_BLOCK) {
+        raw.load(dt + static_cast<int64_t>(task.first) * CHUNK * p.dt_token, p.dt_token, task.valid(task.first), lane);
+    }
     Position position;
     for (int chunk = task.first; chunk < task.last; ++chunk) {
         Shared::Stage& stage = shared.stages[position.slot];
@@ -356,7 +159,9 @@ __device__ __forceinline__ void produce(Shared& shared, const PrefillParams& p, 
         load_tile<STATE_COLUMNS>(stage.B, in.B + token * p.B_token, p.B_token, STATE_SIZE, valid);
         if constexpr (PASS != 1) load_tile<STATE_COLUMNS>(stage.C, in.C + token * p.C_token, p.C_token, STATE_SIZE, valid);
         load_tile<WIDTH>(stage.x[0], in.x + token * p.x_token, p.x_token, task.columns, valid);
-        if constexpr (UNITS_OF_BLOCK == 2) load_tile<WIDTH>(stage.x[UNITS_OF_BLOCK - 1], in_other.x + token * p.x_token, p.x_token, other.columns, valid);
+        if constexpr (UNITS_OF_BLOCK == 2) {
+            load_tile<WIDTH>(stage.x[1], in_other.x + token * p.x_token, p.x_token, other.columns, valid);
+        }
         barrier_arrive_after_copies(&shared.full[position.slot]);
         if (warp < UNITS_OF_BLOCK) {
             store_decay<float>(shared.decay[position.slot][warp], raw, head, p, valid, lane);
@@ -405,7 +210,8 @@ __device__ __forceinline__ void consume(Shared& shared, const PrefillParams& p, 
             start_row_products(scores, stage.C, stage.B);
             start_row_products(y, stage.C, shared.state[unit]);
             state.start_update(written, stage, stage.x[unit], decay);
-            const float from_start[2] = {exp2_approx(decay.log_decay[state_row(0)]), exp2_approx(decay.log_decay[state_row(1)])};
+            const float from_start[2] = {exp2_approx(decay.log_decay[state_row(0)]),
+                                         exp2_approx(decay.log_decay[state_row(1)])};
             wgmma_wait<2>();
             in_flight(scores);
             weights_from_scores(weights, scores, decay, shared.blocks[position.slot][unit], skip);
@@ -442,7 +248,7 @@ __device__ __forceinline__ void consume(Shared& shared, const PrefillParams& p, 
 
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(128 * (1 + UNITS_OF_BLOCK), 1)
 update_ssm_state_prefill_wgmma(const __grid_constant__ PrefillParams p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) unsigned char memory[];

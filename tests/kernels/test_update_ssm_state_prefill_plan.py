@@ -1,0 +1,123 @@
+"""Plans of the chunked ``update_ssm_state``: which kernel, how many blocks, what is refused. No GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from artifact.errors import UnsupportedError
+from tests.support.kernel_calls import H200, op_call
+from trt_plugins.kernels.call import CallPlan, Memory, OpCall, PackedRows
+from trt_plugins.kernels.ops.update_ssm_state_prefill import plan_prefill, prefill_sources
+
+ORIN = replace(H200, capability=(8, 7), multiprocessors=16, shared_bytes=166912)
+ADA = replace(H200, capability=(8, 9), multiprocessors=128, shared_bytes=101376)
+
+
+def prefill(
+    rows: int = 1,
+    time: int = 1024,
+    heads: int = 128,
+    head_dim: int = 64,
+    groups: int = 8,
+    state_size: int = 128,
+    dtype: torch.dtype = torch.bfloat16,
+    gap: int = 0,
+    packed: PackedRows | None = None,
+) -> OpCall:
+    """A call on tensors without memory; ``gap`` elements lie between the tokens of x."""
+    lead = (rows, time) if packed is None else (rows * time,)
+
+    def data(*sizes: int) -> torch.Tensor:
+        return torch.empty(*lead, *sizes, dtype=dtype, device="meta")
+
+    x = data(heads * head_dim + gap)[..., : heads * head_dim].unflatten(-1, (heads, head_dim))
+    vector = torch.empty(heads, device="meta")
+    state = torch.empty(rows, heads, head_dim, state_size, device="meta")
+    projections = data(groups, state_size), data(groups, state_size)
+    lengths = None if packed is not None else torch.empty(rows, dtype=torch.int32, device="meta")
+    inputs = [x, vector, *projections, vector, data(heads), vector, state, lengths]
+    return op_call("update_ssm_state", inputs, [data(heads, head_dim), state], {}, packed)
+
+
+def defines(plan: CallPlan, launch: int = 0) -> dict[str, str]:
+    return dict(plan.launches[launch].source.defines)
+
+
+def test_hopper_runs_16_bit_data_on_warpgroup_products():
+    assert "wgmma" in plan_prefill(prefill(), H200).launches[0].source.file
+
+
+@pytest.mark.parametrize(
+    "call, device",
+    [(prefill(), ORIN), (prefill(dtype=torch.float32), H200), (prefill(state_size=256), H200), (prefill(gap=4), H200)],
+    ids=["no Hopper", "float32", "large state", "unaligned"],
+)
+def test_everything_else_runs_on_the_portable_kernel(call, device):
+    assert "prefill_mma" in plan_prefill(call, device).launches[0].source.file
+
+
+def test_elements_are_loaded_one_by_one_where_rows_are_not_aligned():
+    assert defines(plan_prefill(prefill(gap=8), ORIN))["ALIGNED"] == "1"
+    assert defines(plan_prefill(prefill(gap=4), ORIN))["ALIGNED"] == "0"
+
+
+@pytest.mark.parametrize("device", [H200, ORIN], ids=["wgmma", "mma"])
+def test_many_rows_take_one_pass_without_scratch(device):
+    plan = plan_prefill(prefill(rows=64), device)
+    assert len(plan.launches) == 1 and plan.workspace_bytes == 0
+    assert "scratch" not in plan.launches[0].pointers
+
+
+@pytest.mark.parametrize("device", [H200, ADA], ids=["wgmma", "mma"])
+def test_few_long_rows_are_cut_into_segments(device):
+    plan = plan_prefill(prefill(heads=8, groups=1, time=16384), device)
+    states, outputs = plan.launches
+    assert states.grid[2] == outputs.grid[2] - 1 == outputs.params.segments - 1 > 0
+    assert states.pointers["scratch"].memory is outputs.pointers["scratch"].memory is Memory.WORKSPACE
+    assert plan.workspace_bytes >= outputs.params.segments * 8 * 64 * 128 * 4
+
+
+@pytest.mark.parametrize("device", [H200, ORIN, ADA], ids=["H200", "Orin", "Ada"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("sizes", [(8, 8), (64, 128), (80, 128), (256, 128)], ids=str)
+def test_shared_memory_fits_the_device(sizes, dtype, device):
+    plan = plan_prefill(prefill(head_dim=sizes[0], state_size=sizes[1], heads=8, dtype=dtype), device)
+    assert all(0 < launch.shared_bytes <= device.shared_bytes for launch in plan.launches)
+    assert all(int(defines(plan)["SLICE"]) % 8 == 0 for launch in plan.launches)
+
+
+@pytest.mark.parametrize("device", [H200, ORIN, ADA], ids=["H200", "Orin", "Ada"])
+@pytest.mark.parametrize("sizes", [(128, 256), (256, 256)], ids=str)
+def test_large_states_of_16_bit_data_fit_every_device(sizes, device):
+    plan = plan_prefill(prefill(head_dim=sizes[0], state_size=sizes[1], heads=8), device)
+    assert all(0 < launch.shared_bytes <= device.shared_bytes for launch in plan.launches)
+
+
+def test_a_float_state_too_large_for_the_shared_memory_is_refused():
+    call = prefill(state_size=256, heads=8, dtype=torch.float32)
+    assert plan_prefill(call, ORIN).launches
+    with pytest.raises(UnsupportedError, match="bytes of shared memory"):
+        plan_prefill(call, ADA)
+
+
+def test_strides_of_dense_and_packed_rows():
+    dense = plan_prefill(prefill(rows=3, time=5, heads=8, gap=8), ORIN).launches[0].params
+    assert (dense.x_row, dense.x_token) == (5 * 520, 520)
+    packed = plan_prefill(prefill(rows=3, time=5, heads=8, gap=8, packed=PackedRows(3, 5)), ORIN).launches[0]
+    assert (packed.params.x_row, packed.params.x_token) == (0, 520)
+    assert packed.pointers["rows.state_indices"].memory is Memory.PACKED
+
+
+def test_sizes_without_a_kernel_are_refused():
+    with pytest.raises(UnsupportedError, match="head_dim"):
+        plan_prefill(prefill(head_dim=12), H200)
+    with pytest.raises(UnsupportedError, match="rows"):
+        plan_prefill(prefill(rows=65536, time=2, heads=8), H200)
+
+
+def test_sources_cover_both_kernels_and_every_type():
+    files = {(source.file, dict(source.defines)["DATA_T"]) for source in prefill_sources()}
+    assert len(files) == 5
