@@ -122,10 +122,9 @@ def _reader_left() -> int:
     """The program that read our output has gone, as head does: say nothing more. Returns READER_LEFT."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
-        # What is still buffered goes nowhere, so that Python can close the stream.
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-            continue
+        # What no reader took goes nowhere, so that Python can close the stream.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
