@@ -66,7 +66,7 @@ __device__ __forceinline__ void enter_segment(State& state, const Tensors& in, c
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 update_ssm_state_prefill_mma(const __grid_constant__ PrefillParams p) {
     extern __shared__ __align__(128) unsigned char memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
