@@ -15,8 +15,11 @@ struct SsmDecode {
     const void* dt;         // row r, token t, head h: r * dt_row + t * dt_token + h
     const void* dt_bias;    // [heads]
     const void* state;      // slot s: s * state_slot
+    const void* gate;       // where y is gated: row r, token t, head h: r * gate_row + t * gate_token + h * HEAD_DIM
     void* y;                // as x
     void* state_out;        // as state
+    const float* scale;     // int8 states: factor of row p of head h in slot s: s * scale_slot + h * HEAD_DIM + p
+    float* scale_out;       // as scale
     int64_t x_row;
     int64_t x_token;
     int64_t x_head;
@@ -28,11 +31,15 @@ struct SsmDecode {
     int64_t C_group;
     int64_t dt_row;
     int64_t dt_token;
+    int64_t gate_row;
+    int64_t gate_token;
     int64_t y_row;
     int64_t y_token;
     int64_t y_head;
     int64_t state_slot;
     int64_t state_out_slot;
+    int64_t scale_slot;
+    int64_t scale_out_slot;
     int heads_per_group;
     float dt_min;
     float dt_max;

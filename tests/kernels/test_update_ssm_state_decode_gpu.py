@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -84,8 +85,8 @@ def run(case: Case, inputs: list[torch.Tensor], in_place: bool = False) -> tuple
 
 
 def reference(case: Case, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    wide = [tensor.double() for tensor in inputs[:8]]
-    return update_ssm_state(*wide, inputs[8], case.softplus, *case.limits, 1)
+    arguments: list[Any] = [*(tensor.double() for tensor in inputs[:8]), inputs[8], case.softplus, *case.limits, 1]
+    return update_ssm_state(*arguments)
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -172,7 +173,9 @@ def test_an_empty_row_keeps_every_bit_of_its_state(state, in_place):
     assert torch.equal(y[0], torch.zeros_like(y[0]))
 
 
-def packed_call(case: Case, slots: list[int], in_place: bool) -> tuple[torch.Tensor, ...]:
+def packed_call(
+    case: Case, slots: list[int], in_place: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     """Packed tokens of the rows of ``case`` over a pool of slots: y, the pool before and after, the inputs."""
     inputs = inputs_of(case)
     kept = inputs[8] > 0

@@ -68,7 +68,7 @@ def test_lanes_and_blocks_cover_the_state(head_dim, state_size, state):
         assert lanes in (1, 2, 4, 8, 16, 32)
         assert state_size % macros["STATE_ACCESS"] == 0 and macros["STATE_ACCESS"] % macros["GROUP_ACCESS"] == 0
         parts = -(-head_dim // (launch.block[0] // lanes * passes))
-        assert launch.grid == (16 // macros["HEADS"] * parts, 8, rows)
+        assert launch.grid == (16 * parts, 8, rows)
 
 
 @pytest.mark.parametrize(("state", "elements"), [(F32, "4"), (BF16, "8")], ids=str)
@@ -82,12 +82,6 @@ def test_narrow_rows_and_odd_strides_narrow_the_accesses():
     assert variant(launch_of())["GROUP_ACCESS"] == "4"
     assert variant(launch_of(gap=2))["GROUP_ACCESS"] == "2"
     assert variant(launch_of(gap=1))["GROUP_ACCESS"] == "1"
-
-
-def test_heads_of_a_block_share_a_group():
-    for heads, groups in ((128, 8), (48, 1), (6, 6), (6, 2)):
-        heads_of_block = int(variant(launch_of(256, heads=heads, groups=groups, state=BF16))["HEADS"])
-        assert heads // groups % heads_of_block == 0
 
 
 def test_strides_and_attributes_are_those_of_the_call():
@@ -138,6 +132,7 @@ def test_refuses_strided_states():
 
 
 def test_variants_compile_without_local_memory():
+    pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC (extra cuda)")
     chosen = [s for s in dict.fromkeys(sources()) if s.entry == "update_ssm_state_decode"]
     assert chosen
     for source in chosen[:2]:

@@ -11,106 +11,89 @@ from artifact.dtypes import DType
 from artifact.errors import UnsupportedError
 from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
 from trt_plugins.kernels.layout import TensorLayout
+from trt_plugins.kernels.ops.decode_tile import (
+    ACCESS_BYTES,
+    StateTile,
+    access_bytes,
+    row_and_token_stride,
+    token_count,
+)
 from trt_plugins.kernels.ops.update_ssm_state_prefill import plan_prefill, prefill_sources
 from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from trt_plugins.kernels.structs import struct_type
 
 FILE = "update_ssm_state/decode_lanes.cu"
-_ACCESS_BYTES = 16
-_LANE_ELEMENTS = 16  # of a row in one lane; as many of B and of C are kept beside them
-_WARP = 32
-_THREADS = 64
+SCALE = 9
+"""Index of the scales among the inputs of a call with an int8 state, after the operator's own; 2 among the outputs."""
 _LARGEST_GRID_YZ = 65535
 _OVERLAP_SINCE = (9, 0)
-# A lane's accesses in flight, and how many blocks a multiprocessor should have before blocks take more rows each.
-_MOST_ACCESSES = 4
-_FULL_BLOCKS = 4
+_THREADS = 64
+_LANE_ACCESSES = 4  # in flight keep the memory busy; fewer where blocks are few
+# Blocks a multiprocessor, as measured (docs/kernels/update_ssm_state_decode.md): up to the first number all run at once
+# and latency is the cost; from the second on there are enough of them for narrow accesses to share a block.
+_FEW_BLOCKS = 8
+_MANY_BLOCKS = 64
+_INT8_PASSES = 8
+_INT8_BLOCKS = 4
 
 
 def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
     """The launches that run ``call``; UnsupportedError for sizes or layouts outside of the kernels' limits.
 
-    head_dim and state_size are contiguous in every tensor, and heads too in the states. Addresses of the states are
-    multiples of 16 bytes.
+    head_dim and state_size are contiguous in every tensor, and heads too in the states.
     """
-    if _time(call) > 1:
+    if token_count(call) > 1:
         return plan_prefill(call, device)
-    launch = _Decode(call).launch(device)
+    launch = decode_launch(call, device)
     return CallPlan((launch,), name=launch.source.label)
 
 
 def sources() -> Iterator[KernelSource]:
     """Decode: every type at the usual sizes, every fast size and odd ones in bfloat16; and the prefill's sources."""
-    base = _Variant(DType.BFLOAT16, DType.FLOAT32, DType.FLOAT32, DType.FLOAT32, 64, 128, 16, 16, True, 2, True)
+    tile = StateTile(DType.BFLOAT16, DType.FLOAT32, 64, 128, ACCESS_BYTES, 2, _THREADS)
+    base = _Variant(tile, DType.FLOAT32, DType.FLOAT32, ACCESS_BYTES, True, False, True)
     for dtype in CUDA_TYPES:
-        for state in {DType.FLOAT32, dtype}:
-            for parameter in {DType.FLOAT32, dtype}:
-                typed = replace(base, dtype=dtype, state=state, D=parameter, bias=parameter)
-                yield from (replace(typed, passes=passes).source() for passes in (1, 2, 4))
+        for state in {DType.FLOAT32, dtype, DType.INT8}:
+            typed = replace(base, tile=replace(tile, dtype=dtype, state=state))
+            yield from (replace(typed, D=kind, bias=kind, gated=True).source() for kind in {DType.FLOAT32, dtype})
+            yield replace(typed, tile=replace(typed.tile, passes=1), prefetch=False).source()
+    yield replace(base, tile=replace(tile, state=DType.INT8, passes=_INT8_PASSES), prefetch=False).source()
     for head_dim, state_size in ((80, 128), (96, 64), (128, 80), (256, 256), (64, 96), (8, 8), (72, 40)):
-        for state in (DType.FLOAT32, DType.BFLOAT16):
-            sized = replace(base, state=state, head_dim=head_dim, state_size=state_size)
-            yield from (replace(sized, group_bytes=size).source() for size in (2, 16))
+        for state in (DType.FLOAT32, DType.BFLOAT16, DType.INT8):
+            sized = replace(tile, state=state, head_dim=head_dim, state_size=state_size)
+            yield from (replace(base, tile=sized, group_bytes=size).source() for size in (2, ACCESS_BYTES))
     yield from prefill_sources()
+
+
+def decode_launch(call: OpCall, device: DeviceTraits, gate: TensorLayout | None = None) -> KernelLaunch:
+    """One launch for at most one token a row.
+
+    gate: y is multiplied by SiLU of it; [..., heads * head_dim], the caller adds its pointer as "gate".
+    A call whose state is int8 has scales, float32 [slots, heads, head_dim], as input SCALE and output 2.
+    """
+    return _Decode(call, gate).launch(device)
 
 
 @dataclass(frozen=True)
 class _Variant:
-    """The macros of decode_lanes.cu; state_bytes and group_bytes: the widest access to the state, and to B and C."""
+    """The macros of decode_lanes.cu; group_bytes: the widest access to B and C."""
 
-    dtype: DType
-    state: DType
+    tile: StateTile
     D: DType
     bias: DType
-    head_dim: int
-    state_size: int
-    state_bytes: int
     group_bytes: int
     softplus: bool
-    passes: int
+    gated: bool
     prefetch: bool
-
-    @property
-    def state_access(self) -> int:
-        """Elements of one access to a row of the state."""
-        return math.gcd(self.state_bytes // self.state.itemsize, self.state_size)
-
-    @property
-    def group_access(self) -> int:
-        """Elements of one access to B or C: at most those that one access to the state meets."""
-        return math.gcd(self.group_bytes // self.dtype.itemsize, self.state_access)
-
-    @property
-    def lanes(self) -> int:
-        """Lanes of a row: the fewest that hold at most _LANE_ELEMENTS of it each."""
-        units = self.state_size // self.state_access
-        units_of_lane = max(1, _LANE_ELEMENTS // self.state_access)
-        return min(_WARP, 1 << (-(-units // units_of_lane) - 1).bit_length())
-
-    @property
-    def rows_of_block(self) -> int:
-        return _THREADS // self.lanes * self.passes
-
-    @property
-    def accesses_of_pass(self) -> int:
-        return -(-self.state_size // (self.state_access * self.lanes))
 
     def source(self) -> KernelSource:
         defines = {
-            "DATA_T": CUDA_TYPES[self.dtype],
-            "STATE_T": CUDA_TYPES[self.state],
+            **self.tile.defines(),
             "D_T": CUDA_TYPES[self.D],
             "BIAS_T": CUDA_TYPES[self.bias],
-            "HEAD_DIM": self.head_dim,
-            "STATE_SIZE": self.state_size,
-            "LANES": self.lanes,
-            "STATE_ACCESS": self.state_access,
-            "GROUP_ACCESS": self.group_access,
+            "GROUP_ACCESS": math.gcd(self.group_bytes // self.tile.dtype.itemsize, self.tile.state_access),
             "SOFTPLUS": int(self.softplus),
-            "PASSES": self.passes,
-            "THREADS": _THREADS,
-            "HEADS": 1,
-            "LATE": 2,
+            "GATED": int(self.gated),
             "PREFETCH": int(self.prefetch),
         }
         return KernelSource(FILE, "update_ssm_state_decode", tuple((name, str(text)) for name, text in defines.items()))
@@ -119,11 +102,10 @@ class _Variant:
 class _Decode:
     """One call with at most one token a row."""
 
-    def __init__(self, call: OpCall) -> None:
-        self.call = call
-        self.x, self.B, self.C, self.dt = (_one_token(call, call.input(name)) for name in ("x", "B", "C", "dt"))
-        self.y = _one_token(call, call.outputs[0])
-        self.state, self.state_out = call.input("state"), call.outputs[1]
+    def __init__(self, call: OpCall, gate: TensorLayout | None) -> None:
+        self.call, self.gate = call, gate
+        self.x, self.B, self.C, self.dt = (call.input(name) for name in ("x", "B", "C", "dt"))
+        self.y, self.state, self.state_out = call.outputs[0], call.input("state"), call.outputs[1]
         tails = (("x", self.x, 1), ("B", self.B, 1), ("C", self.C, 1), ("dt", self.dt, 1), ("y", self.y, 1))
         for name, layout, axes in (*tails, ("state", self.state, 3), ("state_out", self.state_out, 3)):
             layout.need_dense_tail(name, axes)
@@ -135,95 +117,81 @@ class _Decode:
         self.rows = call.packed.rows if call.packed is not None else self.x.shape[0]
         if max(self.rows, self.heads) > _LARGEST_GRID_YZ:
             raise UnsupportedError(
-                f"update_ssm_state: expected at most {_LARGEST_GRID_YZ} rows and heads, found {self.rows} and "
+                f"{call.spec.name}: expected at most {_LARGEST_GRID_YZ} rows and heads, found {self.rows} and "
                 f"{self.heads}: split the call"
             )
 
     def launch(self, device: DeviceTraits) -> KernelLaunch:
-        variant = self._variant(device)
-        parts = -(-self.head_dim // variant.rows_of_block)
-        grid = (self.heads // self.groups * parts, self.groups, self.rows)
+        tile, few = self._tile(device.multiprocessors)
         overlap = device.capability >= _OVERLAP_SINCE
+        variant = _Variant(
+            tile,
+            self.call.input("D").dtype,
+            self.call.input("dt_bias").dtype,
+            access_bytes(self.B, self.C, axes=len(self.B.shape) - 1),
+            bool(self.call.attributes["dt_softplus"]),
+            self.gate is not None,
+            prefetch=few and overlap and tile.state_bytes == ACCESS_BYTES,
+        )
+        grid = (self.heads // self.groups * tile.parts, self.groups, self.rows)
         return KernelLaunch(
-            variant.source(), grid, (_THREADS, 1, 1), self._params(), _pointers(self.call), overlap=overlap
+            variant.source(), grid, (tile.threads, 1, 1), self._params(), self._pointers(), overlap=overlap
         )
 
-    def _variant(self, device: DeviceTraits) -> _Variant:
-        """Blocks of one pass, doubled while that still leaves every multiprocessor enough of them."""
-        call = self.call
-        variant = _Variant(
-            self.x.dtype,
-            self.state.dtype,
-            call.input("D").dtype,
-            call.input("dt_bias").dtype,
-            self.head_dim,
-            self.state_size,
-            _access_bytes(self.state, self.state_out, axes=1),
-            _access_bytes(self.B, self.C, axes=3),
-            softplus=bool(call.attributes["dt_softplus"]),
-            passes=1,
-            prefetch=False,
-        )
-        while (
-            variant.rows_of_block < self.head_dim
-            and 2 * variant.passes * variant.accesses_of_pass <= _MOST_ACCESSES
-            and self.rows * self.heads * -(-self.head_dim // (2 * variant.rows_of_block))
-            >= _FULL_BLOCKS * device.multiprocessors
-        ):
-            variant = replace(variant, passes=2 * variant.passes)
-        return variant
+    def _tile(self, multiprocessors: int) -> tuple[StateTile, bool]:
+        """How the state is cut, and whether the blocks are so few that all of them run at once."""
+        width = access_bytes(self.state, self.state_out, axes=1)
+        one = StateTile(self.x.dtype, self.state.dtype, self.head_dim, self.state_size, width, 1, _THREADS)
+
+        def blocks(tile: StateTile) -> float:
+            return self.rows * self.heads * tile.parts / multiprocessors
+
+        if self.state.dtype is DType.INT8:
+            # The fixed work of a thread costs more than its accesses here.
+            most = one.with_passes(_INT8_PASSES)
+            return (most if blocks(most) >= _INT8_BLOCKS else one), False
+        two = one.with_passes(2)
+        if blocks(two) <= _FEW_BLOCKS:
+            return two, True
+        if one.accesses >= _LANE_ACCESSES:
+            return one, False
+        return (two if blocks(two) >= _MANY_BLOCKS else replace(one, threads=2 * _THREADS)), False
 
     def _params(self) -> Any:
         params = struct_type(FILE, "SsmDecode")()
-        params.x_row, params.x_token, params.x_head = self.x.strides[:3]
-        params.B_row, params.B_token, params.B_group = self.B.strides[:3]
-        params.C_row, params.C_token, params.C_group = self.C.strides[:3]
-        params.dt_row, params.dt_token = self.dt.strides[:2]
-        params.y_row, params.y_token, params.y_head = self.y.strides[:3]
+        strided = [("x", self.x, 2), ("B", self.B, 2), ("C", self.C, 2), ("y", self.y, 2), ("dt", self.dt, 1)]
+        if self.gate is not None:
+            strided.append(("gate", self.gate, 1))
+        for name, layout, trailing in strided:
+            row, token = row_and_token_stride(self.call, layout, trailing)
+            setattr(params, f"{name}_row", row)
+            setattr(params, f"{name}_token", token)
+        params.x_head, params.y_head = self.x.strides[-2], self.y.strides[-2]
+        params.B_group, params.C_group = self.B.strides[-2], self.C.strides[-2]
         params.state_slot, params.state_out_slot = self.state.strides[0], self.state_out.strides[0]
+        if self.state.dtype is DType.INT8:
+            params.scale_slot = params.scale_out_slot = self.heads * self.head_dim
         params.rows.rows, params.rows.time = self.rows, 1
         params.heads_per_group = self.heads // self.groups
         attributes = self.call.attributes
         params.dt_min, params.dt_max = attributes["time_step_min"], attributes["time_step_max"]
         return params
 
-
-def _time(call: OpCall) -> int:
-    """An upper bound of the tokens of a row."""
-    if call.packed is not None:
-        return call.packed.max_row_tokens
-    shape = call.input("x").shape
-    return shape[1] if len(shape) == 4 else 1
-
-
-def _one_token(call: OpCall, layout: TensorLayout) -> TensorLayout:
-    """The layout with a row and a token axis in front: the stride of the one that it lacks is 0."""
-    token_axes = 2 if len(call.input("x").shape) == 4 else 1
-    if call.packed is not None:
-        shape, strides = (1, *layout.shape), (0, *layout.strides)
-    elif token_axes == 2:
-        shape, strides = layout.shape, layout.strides
-    else:
-        shape, strides = (layout.shape[0], 1, *layout.shape[1:]), (layout.strides[0], 0, *layout.strides[1:])
-    return TensorLayout(layout.dtype, shape, strides, layout.alignment)
+    def _pointers(self) -> dict[str, PointerSource]:
+        call = self.call
+        names = ("x", "A", "B", "C", "D", "dt", "dt_bias", "state")
+        pointers = {name: PointerSource(Memory.INPUT, call.spec.input_index(name)) for name in names}
+        pointers |= {"y": PointerSource(Memory.OUTPUT, 0), "state_out": PointerSource(Memory.OUTPUT, 1)}
+        if self.state.dtype is DType.INT8:
+            pointers |= {"scale": PointerSource(Memory.INPUT, SCALE), "scale_out": PointerSource(Memory.OUTPUT, 2)}
+        return pointers | row_pointers(call, "rows.")
 
 
-def _access_bytes(*layouts: TensorLayout, axes: int) -> int:
-    """Bytes of the widest access that stays aligned at every index of the first ``axes`` axes."""
-    item = layouts[0].dtype.itemsize
-    strides = [stride * item for layout in layouts for stride in layout.strides[:axes]]
-    return math.gcd(_ACCESS_BYTES, *(layout.alignment for layout in layouts), *strides)
-
-
-def _pointers(call: OpCall) -> dict[str, PointerSource]:
-    spec = call.spec
-    names = ("x", "A", "B", "C", "D", "dt", "dt_bias", "state")
-    pointers = {name: PointerSource(Memory.INPUT, spec.input_index(name)) for name in names}
-    pointers |= {"y": PointerSource(Memory.OUTPUT, 0), "state_out": PointerSource(Memory.OUTPUT, 1)}
+def row_pointers(call: OpCall, prefix: str) -> dict[str, PointerSource]:
+    """Pointers of the Rows that a parameter struct holds at ``prefix``."""
     if call.packed is None:
-        pointers["rows.context_lengths"] = PointerSource(Memory.INPUT, spec.input_index("context_lengths"))
-        return pointers
-    pointers["rows.query_start_loc"] = PointerSource(Memory.PACKED, 0)
+        return {f"{prefix}context_lengths": PointerSource(Memory.INPUT, call.spec.input_index("context_lengths"))}
+    pointers = {f"{prefix}query_start_loc": PointerSource(Memory.PACKED, 0)}
     if call.packed.has_state_indices:
-        pointers["rows.state_indices"] = PointerSource(Memory.PACKED, 1)
+        pointers[f"{prefix}state_indices"] = PointerSource(Memory.PACKED, 1)
     return pointers
