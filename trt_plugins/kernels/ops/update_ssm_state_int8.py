@@ -1,0 +1,36 @@
+"""Experimental: one token of ``update_ssm_state`` with a state of 8 bits, a quarter of the memory that float32 moves.
+
+A row of the state (one of head_dim) is int8 times one float32: its largest magnitude over 127, chosen anew after every
+token. The new value is computed, and y read from it, in float32 before it is rounded to nearest even. No exported graph
+holds such a state yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from artifact.dtypes import DType
+from artifact.errors import UnsupportedError
+from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
+from trt_plugins.kernels.layout import TensorLayout
+from trt_plugins.kernels.ops.decode_tile import token_count
+from trt_plugins.kernels.ops.update_ssm_state import SCALE, decode_launch
+
+
+def plan_int8(call: OpCall, device: DeviceTraits) -> CallPlan:
+    """One launch for ``call``, whose state and state_out are int8.
+
+    Beside the operator's own tensors a launch takes the scales as one more input and one more output: float32
+    [slots, heads, head_dim], contiguous, in place or not. UnsupportedError for more than one token a row, and as the
+    operator's own plan.
+    """
+    found = {call.input("state").dtype, call.outputs[1].dtype}
+    if found != {DType.INT8} or token_count(call) > 1:
+        raise UnsupportedError(
+            f"{call.spec.name}: expected an int8 state and one token a row, found "
+            f"{', '.join(sorted(dtype.value for dtype in found))} and {token_count(call)} tokens; use the plain plan"
+        )
+    scale = TensorLayout.contiguous(DType.FLOAT32, call.input("state").shape[:3])
+    assert len(call.inputs) == SCALE
+    launch = decode_launch(replace(call, inputs=(*call.inputs, scale), outputs=(*call.outputs, scale)), device)
+    return CallPlan((launch,), name=launch.source.label)
