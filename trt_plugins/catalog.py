@@ -9,12 +9,13 @@ from artifact.errors import UnsupportedError
 from trt_plugins.spec import OpSpec
 from trt_plugins.specs.causal_conv1d import CAUSAL_CONV1D
 from trt_plugins.specs.gated_delta_rule import GATED_DELTA_RULE
+from trt_plugins.specs.mamba2_conv_scan import MAMBA2_CONV_SCAN
 from trt_plugins.specs.update_ssm_state import UPDATE_SSM_STATE
 
 DOMAIN = "trt_edgellm"
 
 OPS: Mapping[str, OpSpec] = MappingProxyType(
-    {spec.name: spec for spec in (CAUSAL_CONV1D, UPDATE_SSM_STATE, GATED_DELTA_RULE)}
+    {spec.name: spec for spec in (CAUSAL_CONV1D, UPDATE_SSM_STATE, MAMBA2_CONV_SCAN, GATED_DELTA_RULE)}
 )
 
 

@@ -69,7 +69,7 @@ def test_state_is_the_exact_one_rounded_to_its_row(shape, in_place):
     expected_y, exact = reference(inputs)
     assert float((y.double() - expected_y).norm() / expected_y.norm()) <= 3e-3
     # The offset of the bytes is taken off with an error of 1/500 of a step.
-    torch.testing.assert_close(scale.double(), exact.abs().amax(-1) / 127, rtol=3e-5, atol=0.0)
+    torch.testing.assert_close(scale.double(), exact.abs().amax(-1) / 127, rtol=1e-4, atol=0.0)
     off = (state.double() * scale.double().unsqueeze(-1) - exact).abs()
     assert bool((off <= 0.51 * scale.double().unsqueeze(-1)).all())
     assert bool((state.abs().amax(-1) == 127).all())

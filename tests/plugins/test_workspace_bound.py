@@ -21,6 +21,7 @@ SIZES = {
     "groups": 2,
     "state_size": 64,
     "conv_dim": 640,
+    "inner": 384,
     "kernel": 4,
 }
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32

@@ -8,12 +8,14 @@ import onnx
 
 from trt_plugins.functions.causal_conv1d import causal_conv1d_function
 from trt_plugins.functions.gated_delta_rule import gated_delta_rule_function
+from trt_plugins.functions.mamba2_conv_scan import mamba2_conv_scan_function
 from trt_plugins.functions.signature import Signature
 from trt_plugins.functions.update_ssm_state import update_ssm_state_function
 
 _BODIES: dict[str, Callable[[Signature], onnx.FunctionProto]] = {
     "causal_conv1d": causal_conv1d_function,
     "update_ssm_state": update_ssm_state_function,
+    "mamba2_conv_scan": mamba2_conv_scan_function,
     "gated_delta_rule": gated_delta_rule_function,
 }
 

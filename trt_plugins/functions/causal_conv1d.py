@@ -13,27 +13,33 @@ def causal_conv1d_function(signature: Signature) -> onnx.FunctionProto:
     """One shifted multiply-add a tap over concat(conv_state, x), laid out [batch, kernel + time, conv_dim]."""
     body = Body(signature)
     x = body.read("x") if signature.has_time else body.unsqueeze(body.read("x"), 1)
+    y, state = conv_outputs(body, x, body.read("weight"), body.read("bias"))
+    if not signature.has_time:
+        y = body.op("Squeeze", y, body.constant([1]))
+    body.write(y, "y", like="x")
+    body.write(state, "conv_state_out", like="conv_state")
+    return body.function()
+
+
+def conv_outputs(body: Body, x: str, weight: str, bias: str) -> tuple[str, str]:
+    """y like ``x`` [batch, time, conv_dim], zero at padding, and the new state, for any function with conv_state,
+    context_lengths and the attribute activation."""
     time = body.size(x, 1)
     lengths = clamped_lengths(body, time)
     state = body.op("Transpose", body.read("conv_state"), perm=[0, 2, 1])
     columns = body.concat(state, x, axis=1)
-    y = _taps_sum(body, columns)
-    if signature.attribute("activation") == "silu":
+    y = _taps_sum(body, columns, weight, bias)
+    if body.signature.attribute("activation") == "silu":
         y = body.op("Mul", y, body.op("Sigmoid", y))
     y = body.op("Where", valid_tokens(body, lengths, time, rank=3), y, body.float32(0.0))
-    if not signature.has_time:
-        y = body.op("Squeeze", y, body.constant([1]))
-    body.write(y, "y", like="x")
-    body.write(_last_columns(body, columns, lengths), "conv_state_out", like="conv_state")
-    return body.function()
+    return y, _last_columns(body, columns, lengths)
 
 
-def _taps_sum(body: Body, columns: str) -> str:
+def _taps_sum(body: Body, columns: str, weight: str, bias: str) -> str:
     """bias + sum_j weight[j] * columns[1 + j : 1 + j + time], [batch, time, conv_dim]."""
     kernel = body.signature.kernel
-    weight = body.op("Transpose", body.read("weight"), perm=[2, 1, 0])
-    taps = body.split(weight, kernel, axis=0)  # [1, 1, conv_dim] each
-    y = body.read("bias")
+    taps = body.split(body.op("Transpose", weight, perm=[2, 1, 0]), kernel, axis=0)  # [1, 1, conv_dim] each
+    y = bias
     for j, tap in enumerate(taps):
         shifted = body.slice(columns, 1, body.constant([1 + j]), body.constant([1 + j - kernel or TO_END]))
         y = body.op("Add", body.op("Mul", shifted, tap), y)

@@ -23,6 +23,17 @@ def update_ssm_state_function(signature: Signature) -> onnx.FunctionProto:
     """Tokens are cut into chunks of min(chunk_size, t): one token is one chunk of one."""
     body = Body(signature)
     x, B, C, dt = (_with_time(body, name) for name in ("x", "B", "C", "dt"))
+    y, state = ssm_outputs(body, x, B, C, dt)
+    if not signature.has_time:
+        y = body.op("Squeeze", y, body.constant([1]))
+    body.write(y, "y", like="x")
+    body.write(state, "state_out", like="state")
+    return body.function()
+
+
+def ssm_outputs(body: Body, x: str, B: str, C: str, dt: str) -> tuple[str, str]:
+    """y like ``x`` [b, t, h, p], zero at padding, and the new state, for any function with A, D, dt_bias, state,
+    context_lengths and this operator's attributes; B and C [b, t, g, n], dt [b, t, h]."""
     time = body.size(x, 1)
     lengths = clamped_lengths(body, time)
     valid = valid_tokens(body, lengths, time, rank=4)
@@ -35,13 +46,9 @@ def update_ssm_state_function(signature: Signature) -> onnx.FunctionProto:
     y = _tokens(body, y, x, time)
     skip = body.op("Mul", x, body.unsqueeze(body.read("D"), 1))
     y = body.op("Where", valid, body.op("Add", y, skip), body.float32(0.0))
-    if not signature.has_time:
-        y = body.op("Squeeze", y, body.constant([1]))
-    body.write(y, "y", like="x")
     touched = body.op("Greater", body.unsqueeze(lengths, 1, 2, 3), body.constant(0))
     last = body.op("Where", touched, body.op("Reshape", last, body.op("Shape", state)), state)
-    body.write(last, "state_out", like="state")
-    return body.function()
+    return y, last
 
 
 def _with_time(body: Body, name: str) -> str:

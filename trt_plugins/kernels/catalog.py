@@ -13,6 +13,7 @@ from trt_plugins.kernels.source import KernelSource
 _PLANNERS = {
     "causal_conv1d": "trt_plugins.kernels.ops.causal_conv1d",
     "update_ssm_state": "trt_plugins.kernels.ops.update_ssm_state",
+    "mamba2_conv_scan": "trt_plugins.kernels.ops.mamba2_conv_scan",
 }
 
 # Kernels of whole-model decode, which have sources() but are no operators.

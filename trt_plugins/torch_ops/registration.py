@@ -11,6 +11,7 @@ from torch import Tensor
 from trt_plugins.catalog import OPS
 from trt_plugins.reference.causal_conv1d import causal_conv1d
 from trt_plugins.reference.gated_delta_rule import gated_delta_rule
+from trt_plugins.reference.mamba2_conv_scan import mamba2_conv_scan
 from trt_plugins.reference.update_ssm_state import update_ssm_state
 from trt_plugins.spec import OpSpec
 from trt_plugins.torch_ops.schema import check_torch_call, torch_schema
@@ -18,6 +19,7 @@ from trt_plugins.torch_ops.schema import check_torch_call, torch_schema
 _EAGER: dict[str, Callable] = {
     "causal_conv1d": causal_conv1d,
     "update_ssm_state": update_ssm_state,
+    "mamba2_conv_scan": mamba2_conv_scan,
     "gated_delta_rule": gated_delta_rule,
 }
 
