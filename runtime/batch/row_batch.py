@@ -10,7 +10,7 @@ import numpy as np
 from artifact.errors import RequestError
 from runtime.batch.chunking import chunk_length
 from runtime.caches import HybridCacheManager, RowSnapshot
-from runtime.engines.base import Engine, StepInputs
+from runtime.engines.base import Decoder, Engine, StepInputs
 
 
 class RowBatch:
@@ -29,6 +29,9 @@ class RowBatch:
         self._row_of: dict[int, int] = {}
         self._free = list(range(rows))
         self._next_handle = 0
+        # The rows that decode at present, by handle, in the order of the rows, and what decodes them.
+        self._decoding: dict[int, int] = {}
+        self._decoder: Decoder
 
     @property
     def rows(self) -> int:
@@ -79,6 +82,7 @@ class RowBatch:
         """Give the row back. Its place stays in the batch, taking no part, until it is reused or compacted away."""
         row = self._row_of.pop(handle)
         self._free.append(row)
+        self._decoding = {}
         self._cache.lengths[row] = 0
 
     def compact(self) -> None:
@@ -88,6 +92,7 @@ class RowBatch:
         self._cache.compact(list(self._row_of.values()))
         self._row_of = {handle: row for row, handle in enumerate(self._row_of)}
         self._free = []
+        self._decoding = {}
 
     def feed(self, tokens: Mapping[int, Sequence[int] | np.ndarray]) -> dict[int, np.ndarray]:
         """Feed any number of tokens to each of the given rows, in as many steps as the engine and memory ask for.
@@ -113,20 +118,25 @@ class RowBatch:
     def decode(self, tokens: Mapping[int, int]) -> Iterable[tuple[int, np.ndarray]]:
         """Feed one token to each of the given rows (at least one): pairs of handle and logits [vocab] float32.
 
-        The pairs come in the order of the rows, and the logits are valid until the next step of the engine. All
-        bookkeeping is in plain integers, since this runs between any two tokens.
+        The pairs come in the order of the rows, and the logits are valid until the next step of the engine.
         """
-        row_of, cache, lengths = self._row_of, self._cache, self._cache.lengths
-        handles = sorted(tokens, key=row_of.__getitem__)
-        rows = [row_of[handle] for handle in handles]
-        past = [lengths[row] for row in rows]
-        cache.reserve(max(past) + 1)
+        if tokens.keys() != self._decoding.keys():
+            self._decode_together(tokens)
+        rows, lengths = self._decoding, self._cache.lengths
+        past = [lengths[row] for row in rows.values()]
+        self._cache.reserve(max(past) + 1)
         started = time.perf_counter()
-        logits = self._engine.decode(rows, [tokens[handle] for handle in handles], past, cache.states)
+        logits = self._decoder.step([tokens[handle] for handle in rows], past)
         self.engine_seconds += time.perf_counter() - started
-        for row in rows:
+        for row in rows.values():
             lengths[row] += 1
-        return [(handle, logits[place]) for place, handle in enumerate(handles)]
+        return zip(rows, logits, strict=True)
+
+    def _decode_together(self, handles: Iterable[int]) -> None:
+        """Prepare ``decode`` for these handles, which usually come back many times."""
+        rows = sorted((self._row_of[handle], handle) for handle in handles)
+        self._decoding = {handle: row for row, handle in rows}
+        self._decoder = self._engine.decoder(list(self._decoding.values()), self._cache.states)
 
     def _step(self, chunk: Mapping[int, np.ndarray]) -> np.ndarray:
         """One ragged step; logits [rows, vocab] after the last token of each row in ``chunk``."""

@@ -88,6 +88,17 @@ class StateSet(ABC):
         """
 
 
+class Decoder(ABC):
+    """Decodes the same rows token by token. Made by ``Engine.decoder``; what repeats is made once."""
+
+    @abstractmethod
+    def step(self, tokens: Sequence[int], past_lengths: Sequence[int]) -> Sequence[np.ndarray]:
+        """Give each row its token; returns the logits [vocab] float32 of each row, valid until the engine's next step.
+
+        The lists go with the rows one by one; all else is as in ``Engine.step``.
+        """
+
+
 class Engine(ABC):
     """One artifact made runnable. Not safe for use from several threads at once."""
 
@@ -138,20 +149,12 @@ class Engine(ABC):
         Every row needs past_lengths + context_lengths <= states.max_seq; EngineError otherwise.
         """
 
-    def decode(
-        self, rows: Sequence[int], tokens: Sequence[int], past_lengths: Sequence[int], states: StateSet
-    ) -> Sequence[np.ndarray]:
-        """A step with one token for each of ``rows`` (ascending batch rows, at least one); the others take no part.
+    def decoder(self, rows: Sequence[int], states: StateSet) -> Decoder:
+        """What decodes ``rows`` of ``states`` (ascending, at least one) token by token; the others take no part.
 
-        ``tokens`` and ``past_lengths`` go with ``rows`` one by one. Returns the logits [vocab] float32 of each of them.
-        All else is as in ``step``, which this calls; an engine may keep ready what repeats from token to token.
+        It stays good while other steps run on the same states, and when they grow.
         """
-        chosen = list(rows)
-        ids = np.zeros((states.batch, 1), np.int64)
-        context, past = np.zeros(states.batch, np.int32), np.zeros(states.batch, np.int32)
-        ids[chosen, 0], context[chosen], past[chosen] = tokens, 1, past_lengths
-        logits = self.step(StepInputs(ids, context, past), states)
-        return [logits[row] if logits.ndim == 2 else logits[row, 0] for row in chosen]
+        return StepDecoder(self, rows, states)
 
     def step_values(self, inputs: StepInputs, states: StateSet, values: Sequence[str]) -> dict[str, np.ndarray]:
         """Like ``step``, and also returns the named inner values of the graph (artifact.names), for diagnosis.
@@ -163,3 +166,19 @@ class Engine(ABC):
 
     def close(self) -> None:  # noqa: B027 (an engine without resources needs no override)
         """Release the engine's resources; calling it twice is allowed."""
+
+
+class StepDecoder(Decoder):
+    """Decoding through ``Engine.step``."""
+
+    def __init__(self, engine: Engine, rows: Sequence[int], states: StateSet) -> None:
+        self._engine, self._rows, self._states = engine, list(rows), states
+        lengths = np.zeros((2, states.batch), np.int32)
+        lengths[0, self._rows] = 1
+        self._inputs = StepInputs(np.zeros((states.batch, 1), np.int64), lengths[0], lengths[1])
+
+    def step(self, tokens: Sequence[int], past_lengths: Sequence[int]) -> Sequence[np.ndarray]:
+        self._inputs.input_ids[self._rows, 0] = tokens
+        self._inputs.past_lengths[self._rows] = past_lengths
+        logits = self._engine.step(self._inputs, self._states)
+        return [logits[row] if logits.ndim == 2 else logits[row, 0] for row in self._rows]

@@ -14,10 +14,11 @@ from artifact.names import LOGITS
 from runtime.engines.base import StateSet, StepInputs
 from runtime.engines.onnxruntime.array_engine import ArrayEngine, own_states
 from runtime.engines.onnxruntime.bound_run import BoundRun, FormSession
+from runtime.engines.onnxruntime.decoder import BoundDecoder
 from runtime.engines.onnxruntime.inner_values import expose_values
 from runtime.engines.onnxruntime.kernels import installed_kernels
 from runtime.engines.onnxruntime.rewrite import GraphForm, RewrittenGraph, rewrite
-from runtime.engines.onnxruntime.row_runs import RowRun, row_runs, token_runs
+from runtime.engines.onnxruntime.row_runs import RowRun, row_runs
 from runtime.engines.onnxruntime.session import create_session
 from runtime.engines.onnxruntime.states import ArrayStateSet
 from runtime.engines.onnxruntime.weights import WeightStore
@@ -75,22 +76,9 @@ class OnnxRuntimeEngine(ArrayEngine):
             self._place(logits, run, self._feed(run, held, ids[rows, : run.tokens], context[rows], past[rows]))
         return logits
 
-    def decode(
-        self, rows: Sequence[int], tokens: Sequence[int], past_lengths: Sequence[int], states: StateSet
-    ) -> Sequence[np.ndarray]:
+    def decoder(self, rows: Sequence[int], states: StateSet) -> BoundDecoder:
         held = own_states(states)
-        _check_decode(rows, past_lengths, held)
-        logits: list[np.ndarray] = []
-        for run in token_runs(tuple(rows)):
-            part = slice(len(logits), len(logits) + run.rows)
-            bound = self._bound(run, held)
-            try:
-                bound.decode(tokens[part], past_lengths[part])
-            except Exception as error:  # ONNX Runtime has no common base class of its own
-                raise self._failed(error) from error
-            held.commit(bound.swapped, run.start, run.stop)
-            logits += bound.last_logits
-        return logits
+        return BoundDecoder(rows, held, lambda run: self._bound(run, held))
 
     def step_values(self, inputs: StepInputs, states: StateSet, values: Sequence[str]) -> dict[str, np.ndarray]:
         held = own_states(states)
@@ -122,15 +110,9 @@ class OnnxRuntimeEngine(ArrayEngine):
     ) -> np.ndarray:
         """One run; its logits are valid until the next run of the same shape on these states."""
         bound = self._bound(run, states)
-        try:
-            bound.feed(ids, context, past)
-        except Exception as error:  # ONNX Runtime has no common base class of its own
-            raise self._failed(error) from error
+        bound.feed(ids, context, past)
         states.commit(bound.swapped, run.start, run.stop)
         return bound.logits
-
-    def _failed(self, error: Exception) -> EngineError:
-        return EngineError(f"{self._folder}: ONNX Runtime failed in a step: {error}")
 
     def _bound(self, run: RowRun, states: ArrayStateSet) -> BoundRun:
         key = (states.turns, run)
@@ -192,14 +174,6 @@ def _check_step(ids: np.ndarray, context: np.ndarray, past: np.ndarray, states: 
         raise EngineError(
             f"expected past and new tokens within {states.max_seq} positions, found {past.tolist()} and "
             f"{context.tolist()}: reserve more first"
-        )
-
-
-def _check_decode(rows: Sequence[int], past: Sequence[int], states: ArrayStateSet) -> None:
-    if rows[0] < 0 or rows[-1] >= states.batch or min(past) < 0 or max(past) >= states.max_seq:
-        raise EngineError(
-            f"expected rows below {states.batch} with room for one more token in {states.max_seq} positions, found "
-            f"rows {list(rows)} that hold {list(past)}: reserve more first"
         )
 
 

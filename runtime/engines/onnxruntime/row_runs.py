@@ -6,8 +6,8 @@ without new tokens belong to no run: nothing touches their states.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,11 +17,9 @@ _TOKENS_WORTH_A_RUN = 16
 _FULL_RUN = 256
 
 
-class RowRun(NamedTuple):
-    """Rows ``start`` to ``stop`` (exclusive), with ``tokens`` new tokens each; where ``padded``, some rows have fewer.
-
-    A tuple, since every step looks one up.
-    """
+@dataclass(frozen=True)
+class RowRun:
+    """Rows ``start`` to ``stop`` (exclusive), ``tokens`` new tokens each; where ``padded``, some rows have fewer."""
 
     start: int
     stop: int
@@ -60,9 +58,8 @@ def _share_a_run(new: list[int], past: list[int]) -> bool:
     return size <= _FULL_RUN and padding <= _TOKENS_WORTH_A_RUN * (len(new) - 1) and not any(past)
 
 
-@lru_cache(maxsize=256)
-def token_runs(rows: tuple[int, ...]) -> tuple[RowRun, ...]:
-    """The runs of a step with one token for each of ``rows`` (ascending), which repeats from step to step."""
+def token_runs(rows: Sequence[int]) -> tuple[RowRun, ...]:
+    """The runs of a step with one token for each of ``rows`` (ascending)."""
     starts = [row for row in rows if row - 1 not in rows]
     stops = [row + 1 for row in rows if row + 1 not in rows]
     return tuple(RowRun(start, stop, 1) for start, stop in zip(starts, stops, strict=True))

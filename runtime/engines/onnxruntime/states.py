@@ -93,7 +93,7 @@ class ArrayStateSet(StateSet):
     """The states of ``batch`` rows.
 
     ``bound`` caches what steps have bound to these buffers, by a key that begins with ``turns``: a bit for each state,
-    set when its second array is the one in use.
+    set when its second array is the one in use. ``version`` changes whenever a state moves to another array.
     """
 
     def __init__(
@@ -105,6 +105,7 @@ class ArrayStateSet(StateSet):
         self._buffers = {spec.name: self._allocate(spec) for spec in specs}
         self.bound: dict[tuple, Any] = {}
         self.turns = self._read_turns()
+        self.version = 0
 
     @property
     def buffers(self) -> Mapping[str, ArrayState]:
@@ -126,6 +127,7 @@ class ArrayStateSet(StateSet):
             self._buffers[name] = new
         self.bound.clear()
         self.turns = self._read_turns()
+        self.version += 1
 
     def commit(self, names: frozenset[str], start: int, stop: int) -> None:
         """Take over what a session wrote to the other arrays of states ``names`` for rows start to stop."""
@@ -137,6 +139,7 @@ class ArrayStateSet(StateSet):
             else:
                 self._buffers[name].keep_rows(start, stop)
         self.turns = self._read_turns()
+        self.version += 1
 
     def _capacity(self, wanted: int, needed: int | None = None) -> int:
         needed = wanted if needed is None else needed

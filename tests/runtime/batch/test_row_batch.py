@@ -45,9 +45,13 @@ def test_a_full_batch_refuses_another_row() -> None:
 def test_a_finished_handle_is_gone() -> None:
     batch = RowBatch(ToyEngine(toy_config()), 2)
     handle = batch.join()
+    batch.feed({handle: [1]})
+    batch.decode({handle: 1})
     batch.finish(handle)
     with pytest.raises(KeyError):
         batch.feed({handle: [1]})
+    with pytest.raises(KeyError):
+        batch.decode({handle: 1})
     assert batch.join() != handle
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from artifact.dtypes import DType
 from artifact.errors import ArtifactError, EngineError, RequestError
+from runtime.engines.base import Decoder
 from runtime.engines.onnxruntime import OnnxRuntimeEngine
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
@@ -70,11 +71,13 @@ def test_decoding_any_rows_matches_a_recomputation_from_the_first_token(name: st
     known = [list(row) for row in np.random.default_rng(4).integers(0, VOCAB, (4, 5))]
     states = engine.allocate_states(4, 16)
     engine.step(step_inputs([np.array(row) for row in known], [0] * 4), states)
+    decoders: dict[tuple[int, ...], Decoder] = {}
     for token, rows in enumerate([(0, 1, 2, 3), (0, 1, 3), (2,), (1, 2), (0, 1, 2, 3), (0, 3)]):
         past = [len(known[row]) for row in rows]
         for row in rows:
             known[row].append(token + row)
-        logits = engine.decode(rows, [known[row][-1] for row in rows], past, states)
+        decoder = decoders.setdefault(rows, engine.decoder(rows, states))
+        logits = decoder.step([known[row][-1] for row in rows], past)
         for row, found in zip(rows, logits, strict=True):
             assert relative_error(found, made.logits(np.array(known[row]))[-1]) < TOLERANCE
 
@@ -126,15 +129,16 @@ def test_inner_values_of_unequal_prompts_come_with_the_logits_of_a_step(tmp_path
         assert relative_error(logits, made.logits(row)[-1]) < TOLERANCE
 
 
-def test_growing_the_caches_keeps_their_content(tmp_path: Path) -> None:
+def test_growing_the_caches_keeps_their_content_and_decoders_follow(tmp_path: Path) -> None:
     made, engine = engine_of(Plan(), tmp_path)
-    tokens = np.random.default_rng(5).integers(0, VOCAB, 9)
+    tokens = np.random.default_rng(5).integers(0, VOCAB, 10)
     states = engine.allocate_states(2, 8)
     engine.step(step_inputs([tokens[:8], tokens[:2]], [0, 0]), states)
-    small = states.max_seq
+    small, decoder = states.max_seq, engine.decoder([0], states)
     states.reserve(small + 1)
     assert 2 * small == states.max_seq
-    logits = engine.step(step_inputs([tokens[8:], tokens[:0]], [8, 2]), states)
+    assert relative_error(decoder.step([tokens[8]], [8])[0], made.logits(tokens[:9])[-1]) < TOLERANCE
+    logits = engine.step(step_inputs([tokens[9:], tokens[:0]], [9, 2]), states)
     assert relative_error(logits[0], made.logits(tokens)[-1]) < TOLERANCE
 
 
@@ -161,10 +165,10 @@ def test_limits_are_refused_with_what_was_found(tmp_path: Path) -> None:
     states.reserve(300)
     with pytest.raises(EngineError, match="within 300 positions"):
         engine.step(step_inputs([np.arange(2)], [299]), states)
-    with pytest.raises(EngineError, match=r"one more token in 300 positions, found rows \[0\] that hold \[300\]"):
-        engine.decode([0], [1], [300], states)
-    with pytest.raises(EngineError, match="expected rows below 1"):
-        engine.decode([0, 1], [1, 1], [0, 0], states)
+    with pytest.raises(EngineError, match=r"one more token in 300 positions, found rows that hold \[300\]"):
+        engine.decoder([0], states).step([1], [300])
+    with pytest.raises(EngineError, match=r"expected rows from 0 to 0, found \[0, 1\]"):
+        engine.decoder([0, 1], states)
     with pytest.raises(EngineError, match="lengths"):
         engine.step(step_inputs([np.arange(2)] * 2, [0, 0]), states)
 

@@ -1,0 +1,52 @@
+"""Decoding over runs that stay bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from artifact.errors import EngineError
+from runtime.engines.base import Decoder
+from runtime.engines.onnxruntime.bound_run import BoundRun
+from runtime.engines.onnxruntime.row_runs import RowRun, token_runs
+from runtime.engines.onnxruntime.states import ArrayStateSet
+
+
+class BoundDecoder(Decoder):
+    """Decodes rows in runs of neighbours.
+
+    Between two steps the weights of a large model sweep Python out of the processor's caches, so that every object and
+    function that a step touches costs time. So a step does nothing but check the lengths and run.
+    """
+
+    def __init__(self, rows: Sequence[int], states: ArrayStateSet, bound: Callable[[RowRun], BoundRun]) -> None:
+        """``bound`` binds a run to the states as they are now; EngineError when ``rows`` are not rows of the states."""
+        if not rows or rows[0] < 0 or rows[-1] >= states.batch:
+            raise EngineError(f"expected rows from 0 to {states.batch - 1}, found {list(rows)}")
+        self._states, self._bound, self._runs = states, bound, token_runs(rows)
+        self._bind()
+
+    def step(self, tokens: Sequence[int], past_lengths: Sequence[int]) -> Sequence[np.ndarray]:
+        states = self._states
+        if min(past_lengths) < 0 or max(past_lengths) >= states.max_seq:
+            raise EngineError(
+                f"expected rows with room for one more token in {states.max_seq} positions, found rows that hold "
+                f"{list(past_lengths)}: reserve more first"
+            )
+        if states.version != self._version:
+            self._bind()
+        for bound, part in self._parts:
+            bound.decode(tokens[part], past_lengths[part])
+            if bound.swapped:
+                states.commit(bound.swapped, bound.run.start, bound.run.stop)
+        return self._logits
+
+    def _bind(self) -> None:
+        self._version = self._states.version
+        self._parts: list[tuple[BoundRun, slice]] = []
+        self._logits: list[np.ndarray] = []
+        for run in self._runs:
+            bound = self._bound(run)
+            self._parts.append((bound, slice(len(self._logits), len(self._logits) + run.rows)))
+            self._logits += bound.last_logits
