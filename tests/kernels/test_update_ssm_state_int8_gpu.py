@@ -52,9 +52,13 @@ def run(inputs: list[torch.Tensor], in_place: bool = True) -> tuple[torch.Tensor
 
 
 def reference(inputs: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    wide: list[Any] = [tensor.double() for tensor in inputs[:7]]
-    state = inputs[7].double() * inputs[9].double().unsqueeze(-1)
-    return update_ssm_state(*wide, state, inputs[8], 1, 0.0, math.inf, 1)
+    return exact_update(inputs, inputs[7].double() * inputs[9].double().unsqueeze(-1))
+
+
+def exact_update(inputs: list[torch.Tensor], state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """y and the new state in float64, from a float64 state."""
+    arguments: list[Any] = [*(tensor.double() for tensor in inputs[:7]), state, inputs[8], 1, 0.0, math.inf, 1]
+    return update_ssm_state(*arguments)
 
 
 SHAPES = [(3, 6, 64, 2, 128), (1, 48, 64, 1, 128), (5, 128, 64, 8, 128), (2, 4, 80, 1, 96), (2, 2, 24, 1, 8),
@@ -101,8 +105,7 @@ def test_rounding_errors_do_not_add_up():
     for _ in range(200):
         inputs[0], inputs[5] = normal(2, 4, 64).to(BF16), normal(2, 4).to(BF16)
         inputs[2] = normal(2, 1, 128).to(BF16)
-        wide: list[Any] = [tensor.double() for tensor in inputs[:7]]
-        _, exact = update_ssm_state(*wide, exact, inputs[8], 1, 0.0, math.inf, 1)
+        _, exact = exact_update(inputs, exact)
         _, inputs[7], inputs[9] = run(inputs)
     found = inputs[7].double() * inputs[9].double().unsqueeze(-1)
     assert float((found - exact).norm() / exact.norm()) <= 0.05

@@ -1,0 +1,135 @@
+"""Cases of one-token ``update_ssm_state``: the shapes of Nemotron-H and Granite 4, with a state updated in place.
+
+float32 and bfloat16 states, and the experimental int8 one beside them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from artifact.dtypes import DType
+from benchmarks.kernels.case import KernelCase, Prepared
+from benchmarks.kernels.peers import peer_times
+from trt_plugins.catalog import spec_of
+from trt_plugins.kernels.call import OpCall
+from trt_plugins.kernels.catalog import plan
+from trt_plugins.kernels.device import KernelDevice
+from trt_plugins.kernels.layout import TensorLayout
+from trt_plugins.kernels.ops.update_ssm_state_int8 import plan_int8
+from trt_plugins.reference.update_ssm_state import update_ssm_state
+
+GROUP = "update_ssm_state_decode"
+HEAD_DIM, STATE_SIZE = 64, 128
+# y is bfloat16; an int8 state is rounded to 1/254 of its row's largest magnitude.
+TOLERANCE, INT8_TOLERANCE = 3e-3, 1e-2
+AT_LEAST = {1: 1.3, 8: 1.1}
+BANDWIDTH_SINCE, BANDWIDTH_SHARE = 64, 0.9
+STATES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+
+
+@dataclass(frozen=True)
+class Model:
+    """heads of HEAD_DIM channels in groups that share B and C."""
+
+    heads: int
+    groups: int
+
+
+MODELS = {"Nemotron": Model(128, 8), "Granite": Model(48, 1)}
+
+
+def cases() -> Iterator[KernelCase]:
+    """1 to 256 rows of Nemotron's mixer, 1 to 64 of Granite's."""
+    for model, most in (("Nemotron", 256), ("Granite", 64)):
+        for rows in (1, 8, 64, 256):
+            if rows <= most:
+                yield from (_case(model, rows, state) for state in STATES)
+
+
+def _case(model: str, rows: int, state: str) -> KernelCase:
+    name, sizes = f"{model} b{rows} {state} state", MODELS[model]
+    int8 = state == "int8"
+    return KernelCase(
+        name,
+        _bytes(sizes, rows, STATES[state].itemsize, int8),
+        INT8_TOLERANCE if int8 else TOLERANCE,
+        lambda: _prepared(sizes, rows, STATES[state]),
+        peer_times(GROUP, name),
+        None if int8 else AT_LEAST.get(rows, 1.0),
+        BANDWIDTH_SHARE if rows >= BANDWIDTH_SINCE and not int8 else None,
+    )
+
+
+def _bytes(model: Model, rows: int, item: int, int8: bool) -> int:
+    state_rows = rows * model.heads * HEAD_DIM
+    tokens = 2 * rows * (2 * model.heads * HEAD_DIM + 2 * model.groups * STATE_SIZE + model.heads)
+    return 2 * state_rows * (STATE_SIZE * item + (4 if int8 else 0)) + tokens + 12 * model.heads
+
+
+def _prepared(model: Model, rows: int, dtype: torch.dtype) -> Prepared:
+    inputs = _inputs(model, rows, dtype)
+    y = torch.full((rows, model.heads, HEAD_DIM), float("nan"), dtype=torch.bfloat16, device="cuda")
+    spec = spec_of("update_ssm_state")
+    layouts = tuple(_layout(tensor) for tensor in inputs[:9])
+    call = OpCall(spec, layouts, (_layout(y), layouts[7]), spec.complete_attributes({}))
+    device = KernelDevice.current()
+    bound = device.bind((plan_int8 if dtype is torch.int8 else plan)(call, device.traits))
+    addresses = [tensor.data_ptr() for tensor in inputs]
+    outputs = [y.data_ptr(), addresses[7], addresses[-1]]
+
+    def run() -> None:
+        bound.launch(torch.cuda.current_stream().cuda_stream, addresses, outputs)
+
+    def error() -> float:
+        arguments: list[Any] = [
+            *(tensor.double() for tensor in inputs[:7]),
+            _exact(inputs),
+            inputs[8],
+            1,
+            0.0,
+            math.inf,
+            1,
+        ]
+        expected_y, expected_state = update_ssm_state(*arguments)
+        run()
+        return max(_relative(y.double(), expected_y), _relative(_exact(inputs), expected_state))
+
+    return Prepared(run, error)
+
+
+def _inputs(model: Model, rows: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """The operator's inputs, x, B, C and dt as slices of wider tensors, and the scales of an int8 state."""
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda")
+
+    inner, width = model.heads * HEAD_DIM, model.groups * STATE_SIZE
+    mixed = normal(rows, inner + 2 * width).to(torch.bfloat16).split([inner, width, width], -1)
+    dt = normal(rows, 2 * inner + 2 * width + model.heads).to(torch.bfloat16)[:, -model.heads :]
+    state, scale = normal(rows, model.heads, HEAD_DIM, STATE_SIZE), torch.empty(0, device="cuda")
+    if dtype is torch.int8:
+        scale = state.abs().amax(-1) / 127
+        state = (state / scale.unsqueeze(-1)).round()
+    x, (B, C) = mixed[0].unflatten(-1, (model.heads, HEAD_DIM)), (t.unflatten(-1, (-1, STATE_SIZE)) for t in mixed[1:])
+    A = -8 * torch.rand(model.heads, device="cuda")
+    lengths = torch.ones(rows, dtype=torch.int32, device="cuda")
+    return [x, A, B, C, normal(model.heads), dt, normal(model.heads), state.to(dtype), lengths, scale]
+
+
+def _exact(inputs: list[torch.Tensor]) -> torch.Tensor:
+    """The state as float64."""
+    state, scale = inputs[7].double(), inputs[-1]
+    return state * scale.double().unsqueeze(-1) if scale.numel() else state
+
+
+def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def _layout(tensor: torch.Tensor) -> TensorLayout:
+    return TensorLayout(DType(str(tensor.dtype).removeprefix("torch.")), tuple(tensor.shape), tensor.stride())
