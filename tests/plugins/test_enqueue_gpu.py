@@ -18,8 +18,14 @@ pytestmark = pytest.mark.gpu
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 # Relative norm against float64: 16-bit data with a state in float32; float32 sums in another order.
 TOLERANCE = {F32: 1e-5, F16: 3e-3, BF16: 3e-3}
-SIZES = {"heads": 6, "head_dim": 24, "groups": 3, "state_size": 40, "conv_dim": 136, "kernel": 4}
-ATTRIBUTES: dict[str, dict[str, Any]] = {"causal_conv1d": {"activation": "silu"}, "update_ssm_state": {}}
+SIZES = {"heads": 6, "head_dim": 24, "groups": 3, "state_size": 40, "inner": 144, "conv_dim": 384, "kernel": 4}
+ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "causal_conv1d": {"activation": "silu"},
+    "update_ssm_state": {},
+    "mamba2_conv_scan": {},
+}
+# Kernels of an operator that hand 16-bit values to each other round once more each.
+LAUNCHES = {"mamba2_conv_scan": 3}
 MOST = {"batch": 4, "time": 200}
 # Tokens of a call and of its rows.
 PREFILL, DECODE = (129, (129, 0, 65)), (1, (1, 0, 1))
@@ -40,6 +46,8 @@ def call_of(
 
 def check(call: PluginCall, expected: tuple[torch.Tensor, ...], tolerance: float) -> None:
     torch.cuda.synchronize()
+    if call.inputs[0].dtype is not F32:
+        tolerance *= LAUNCHES.get(call.spec.name, 1)
     for output, found, wanted in zip(call.spec.outputs, call.outputs, expected, strict=True):
         error = (found.double() - wanted).norm() / wanted.norm()
         assert error <= tolerance, f"{output.name}: relative error {error:.3g}"
