@@ -85,6 +85,19 @@ class RowBatch:
         self._decoding = {}
         self._cache.lengths[row] = 0
 
+    def close_gaps(self) -> None:
+        """Move rows so that those in use come first, one copy for each gap; the batch keeps its size."""
+        for row, handle in sorted(((row, handle) for handle, row in self._row_of.items()), reverse=True):
+            gap = min(self._free, default=row)
+            if gap >= row:
+                break
+            self._cache.copy_row(row, gap)
+            self._cache.lengths[row] = 0
+            self._row_of[handle] = gap
+            self._free.remove(gap)
+            self._free.append(row)
+            self._decoding = {}
+
     def compact(self) -> None:
         """Shrink the batch to the rows in use (at least one row must be)."""
         if not self._free:

@@ -96,13 +96,18 @@ class _Loop:
         return pieces
 
     def _compact(self) -> None:
-        """Shrink the batch when nobody waits for its rows and at least a quarter of them are idle.
+        """Leave no gaps when nobody waits for the free rows, and shrink the batch when they are at least a quarter.
 
-        Moving the rows costs about one step, so that a quarter keeps all moves together below the steps they save.
+        Moving all rows costs about one step, so that a quarter keeps all moves together below the steps they save.
+        A gap costs more where an engine runs the rows on either side of it one after the other.
         """
         batch = self._batch
-        if batch is not None and self._running and not self._waiting and 4 * batch.free >= batch.rows:
+        if batch is None or not self._running or self._waiting:
+            return
+        if 4 * batch.free >= batch.rows:
             batch.compact()
+        else:
+            batch.close_gaps()
 
     @staticmethod
     def _without_finished(batch: RowBatch, sequences: dict[int, RunningSequence]) -> dict[int, RunningSequence]:

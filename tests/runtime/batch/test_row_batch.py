@@ -92,6 +92,25 @@ def test_decoding_gives_pairs_in_the_order_of_the_rows() -> None:
     assert [handle for handle, _ in batch.decode({second: 5, newcomer: 6, third: 7})] == [newcomer, second, third]
 
 
+def test_closing_gaps_puts_the_rows_in_use_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ToyEngine(toy_config(max_batch=5))
+    batch = RowBatch(engine, 5)
+    prompts = {batch.join(): [10 * i + j for j in range(i + 1)] for i in range(5)}
+    batch.feed(prompts)
+    first, second, third, fourth, fifth = prompts
+    for handle in (second, first):
+        batch.finish(handle)
+    batch.close_gaps()
+    seen: list[list[int]] = []
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda i, states: (seen.append(i.context_lengths.tolist()), step(i, states))[1])
+    for handle, logits in batch.decode({third: 1, fourth: 2, fifth: 3}):
+        token = {third: 1, fourth: 2, fifth: 3}[handle]
+        np.testing.assert_array_equal(logits, toy_logits(engine.config, [*prompts[handle], token]))
+    assert seen == [[1, 1, 1, 0, 0]] and (batch.rows, batch.free) == (5, 2)
+    assert batch.length(batch.join()) == 0
+
+
 def test_a_finished_row_counts_no_tokens_in_later_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ToyEngine(toy_config())
     batch = RowBatch(engine, 2)

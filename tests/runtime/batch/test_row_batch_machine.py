@@ -123,6 +123,11 @@ class RowBatchMachine(RuleBasedStateMachine):
         self.batch.finish(handle)
         del self.rows[handle]
 
+    @precondition(lambda self: hasattr(self, "batch"))
+    @rule()
+    def close_gaps(self) -> None:
+        self.batch.close_gaps()
+
     @precondition(lambda self: self.rows)
     @rule()
     def compact(self) -> None:
