@@ -34,7 +34,7 @@ _LANE_ACCESSES = 4  # in flight keep the memory busy; fewer where blocks are few
 _FEW_BLOCKS = 8
 _MANY_BLOCKS = 64
 _INT8_PASSES = 8
-_INT8_BLOCKS = 4
+_INT8_BLOCKS = 2
 
 
 def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
