@@ -34,10 +34,10 @@ def _states(config: DecoderConfig, options: ExportOptions, dtype: DType) -> list
         cache: tuple[int | str, ...] = (BATCH, attention.num_kv_heads, MAX_SEQ, attention.head_dim)
         for name in (names.past_key(k), names.past_value(k)):
             states.append(Binding(name, dtype, cache, names.present(name)))
-    for r, mamba in enumerate(config.mamba_bodies):
+    for r, layer in enumerate(body.recurrent for body in config.recurrent_bodies):
         conv, recurrent = names.conv_state(r), names.recurrent_state(r)
-        states.append(Binding(conv, dtype, (BATCH, mamba.conv_dim, mamba.conv_kernel), names.present(conv)))
-        shape = (BATCH, mamba.num_heads, mamba.head_dim, mamba.state_size)
+        states.append(Binding(conv, dtype, (BATCH, layer.conv_dim, layer.conv_kernel), names.present(conv)))
+        shape = (BATCH, layer.num_heads, layer.head_dim, layer.state_size)
         states.append(Binding(recurrent, options.state_dtype, shape, names.present(recurrent)))
     return states
 
@@ -58,7 +58,7 @@ def runtime_config(
         layer_types=config.layer_types,
         kv_layers=tuple(body.kv for body in config.attention_bodies),
         kv_cache_dtype=dtype,
-        recurrent_layers=tuple(body.recurrent for body in config.mamba_bodies),
+        recurrent_layers=tuple(body.recurrent for body in config.recurrent_bodies),
         recurrent_state_dtype=options.state_dtype,
         conv_state_dtype=dtype,
         eos_token_ids=eos_token_ids,

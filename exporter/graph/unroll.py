@@ -17,7 +17,7 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from artifact.bindings import GraphBindings
-from artifact.config import ATTENTION, MAMBA
+from artifact.config import ATTENTION, RECURRENT_LAYER_TYPES
 from artifact.errors import ExportError
 from artifact.names import EMBEDDINGS_OUTPUT, PAST_LENGTHS, layer_output
 from exporter.graph.translations import MARK_ATTRIBUTE, MARK_DOMAIN, MARK_OP
@@ -98,7 +98,7 @@ def _states_by_layer(layers: Sequence[LayerConfig], bindings: GraphBindings) -> 
     """Per layer the names of its state inputs and outputs: two of each, or none."""
     attention = 2 * sum(layer.layer_type == ATTENTION for layer in layers)
     names = [(b.name, str(b.replaced_by)) for b in bindings.states]
-    queues = {ATTENTION: names[:attention], MAMBA: names[attention:]}
+    queues = {ATTENTION: names[:attention], **dict.fromkeys(RECURRENT_LAYER_TYPES, names[attention:])}
     result: list[tuple[str, ...]] = []
     for layer in layers:
         queue = queues.get(layer.layer_type, [])

@@ -18,13 +18,13 @@ class Attention(nn.Module):
         super().__init__()
         self.config = config
         width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q_proj = nn.Linear(hidden_size, width, bias=config.bias)
+        self.q_proj = nn.Linear(hidden_size, width * (2 if config.output_gate else 1), bias=config.bias)
         self.k_proj = nn.Linear(hidden_size, kv_width, bias=config.bias)
         self.v_proj = nn.Linear(hidden_size, kv_width, bias=config.bias)
         self.o_proj = nn.Linear(width, hidden_size, bias=config.output_bias)
         if config.qk_norm:
-            self.q_norm = RmsNorm(config.head_dim, eps)
-            self.k_norm = RmsNorm(config.head_dim, eps)
+            self.q_norm = RmsNorm(config.head_dim, eps, config.norm_offset)
+            self.k_norm = RmsNorm(config.head_dim, eps, config.norm_offset)
 
     def forward(
         self,
@@ -36,7 +36,7 @@ class Attention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x [b, t, hidden]; caches [b, kv_heads, max_seq, head_dim] -> y [b, t, hidden] and the new caches."""
         config = self.config
-        q = self._heads(self.q_proj(x), config.num_heads)
+        q, gate = self._query(x)
         k = self._heads(self.k_proj(x), config.num_kv_heads)
         v = self._heads(self.v_proj(x), config.num_kv_heads)
         if config.qk_norm:
@@ -47,7 +47,16 @@ class Attention(nn.Module):
         slots = step.slots()
         key, value = updated_cache(past_key, k, slots), updated_cache(past_value, v, slots)
         y = ops.attention(q, key, value, step.mask(config.sliding_window), config.scale)
-        return self.o_proj(y.transpose(1, 2).flatten(2)), key, value
+        y = y.transpose(1, 2).flatten(2)
+        return self.o_proj(y if gate is None else y * torch.sigmoid(gate)), key, value
+
+    def _query(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Queries [b, heads, t, head_dim] and, where the layer has one, the output gate [b, t, heads * head_dim]."""
+        q = self.q_proj(x)
+        if not self.config.output_gate:
+            return self._heads(q, self.config.num_heads), None
+        q, gate = q.unflatten(-1, (self.config.num_heads, 2 * self.config.head_dim)).chunk(2, dim=-1)
+        return q.transpose(1, 2), gate.flatten(2)
 
     def _heads(self, x: torch.Tensor, heads: int) -> torch.Tensor:
         """[b, t, heads * head_dim] -> [b, heads, t, head_dim]."""

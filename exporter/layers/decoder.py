@@ -9,6 +9,7 @@ from artifact.names import EMBEDDINGS_OUTPUT, FINAL_NORM_OUTPUT, layer_output
 from exporter.graph import standard_ops as ops
 from exporter.graph import step_ops
 from exporter.layers.attention import Attention
+from exporter.layers.gated_delta_net import GatedDeltaNet
 from exporter.layers.mamba2 import Mamba2Mixer
 from exporter.layers.mlp import MLPS
 from exporter.layers.norm import RmsNorm
@@ -18,8 +19,10 @@ from exporter.models.decoder_config import (
     BlockConfig,
     BodyConfig,
     DecoderConfig,
+    GatedDeltaConfig,
     LayerConfig,
     MambaConfig,
+    RecurrentConfig,
     RopeConfig,
 )
 
@@ -29,7 +32,7 @@ class Block(nn.Module):
 
     def __init__(self, block: BlockConfig, config: DecoderConfig) -> None:
         super().__init__()
-        self.norm = RmsNorm(config.hidden_size, config.norm_eps)
+        self.norm = RmsNorm(config.hidden_size, config.norm_eps, config.norm_offset)
         self.body = _body(block.body, config)
         self.config = block.body
         self.multiplier = config.residual_multiplier
@@ -42,7 +45,7 @@ class Block(nn.Module):
         new_states: list[torch.Tensor] = []
         if isinstance(self.config, AttentionConfig):
             y, *new_states = self.body(normed, step, inv_freq, *states)
-        elif isinstance(self.config, MambaConfig):
+        elif isinstance(self.config, RecurrentConfig):
             y, *new_states = self.body(normed, step, *states)
         else:
             y = self.body(normed)
@@ -85,7 +88,7 @@ class Decoder(nn.Module):
         self.dtype = torch.get_default_dtype()
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(layer, config) for layer in config.layers)
-        self.final_norm = RmsNorm(config.hidden_size, config.norm_eps)
+        self.final_norm = RmsNorm(config.hidden_size, config.norm_eps, config.norm_offset)
         self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, False)
         rope = rope_of(config)
         self.inv_freq = None if rope is None else nn.Parameter(torch.empty(len(rope.inv_freq), dtype=torch.float32))
@@ -140,4 +143,6 @@ def _body(body: BodyConfig, config: DecoderConfig) -> nn.Module:
         return Attention(body, config.hidden_size, config.norm_eps)
     if isinstance(body, MambaConfig):
         return Mamba2Mixer(body, config.hidden_size, config.norm_eps)
+    if isinstance(body, GatedDeltaConfig):
+        return GatedDeltaNet(body, config.hidden_size, config.norm_eps)
     return MLPS[body.projections](body, config.hidden_size)

@@ -1,4 +1,4 @@
-"""RMS norms: the plain one, and Mamba2's grouped and gated one."""
+"""RMS norms: the plain one, Mamba2's grouped and gated one, and the gated one of a single head."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from exporter.graph import standard_ops as ops
 
 
 class RmsNorm(nn.Module):
-    """x / rms(x) * weight over the last axis, statistics in float32."""
+    """x / rms(x) * (weight + offset) over the last axis, statistics in float32.
 
-    def __init__(self, size: int, eps: float) -> None:
+    With an offset all of it is in float32: next to 1, a weight in 16 bits would lose most of its digits.
+    """
+
+    def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
-        self.eps = eps
+        self.eps, self.offset = eps, offset
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., size] -> [..., size]."""
+        if self.offset:
+            # A cast that changes nothing would rename the initializer in the graph.
+            weight = self.weight if self.weight.dtype is torch.float32 else self.weight.float()
+            return ops.rms_norm(x.float(), weight + self.offset, self.eps).to(x.dtype)
         return ops.rms_norm(x, self.weight, self.eps)
 
 
@@ -36,3 +43,17 @@ class GatedRmsNorm(nn.Module):
             normed = ops.grouped_rms_norm(wide, self.groups, self.eps).to(x.dtype)
             return (normed * self.weight) * silu.to(x.dtype)
         return ops.grouped_rms_norm(wide * silu, self.groups, self.eps).to(x.dtype) * self.weight
+
+
+class GatedHeadNorm(nn.Module):
+    """RMS norm of every head, then times SiLU of the gate (gated delta net)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """x, gate [b, t, heads, size] -> the same; the gate in float32."""
+        normed = ops.rms_norm(x, self.weight, self.eps)
+        return (normed.float() * nn.functional.silu(gate.float())).to(x.dtype)

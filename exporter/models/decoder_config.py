@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from artifact.config import ATTENTION, MAMBA, KVLayerConfig, RecurrentLayerConfig
+from artifact.config import ATTENTION, GATED_DELTA_NET, MAMBA, KVLayerConfig, RecurrentLayerConfig
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,11 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Grouped-query attention over a KV cache. ``bias`` covers q, k and v; ``output_bias`` the output projection."""
+    """Grouped-query attention over a KV cache.
+
+    ``bias`` covers q, k and v; ``output_bias`` the output projection. ``norm_offset`` is added to the weights of the
+    head norms. ``output_gate``: q_proj holds a gate beside each query head, whose sigmoid multiplies the output.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -34,6 +38,8 @@ class AttentionConfig:
     bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
+    norm_offset: float = 0.0
+    output_gate: bool = False
     sliding_window: int | None = None
     rope: RopeConfig | None = None
 
@@ -77,6 +83,43 @@ class MambaConfig:
 
 
 @dataclass(frozen=True)
+class GatedDeltaConfig:
+    """A gated delta net mixer: a convolution over q, k and v, the gated delta rule, a gated norm of each head.
+
+    ``projections`` names the layout in the checkpoint: "fused" (in_proj_qkvz and in_proj_ba, by key head) or "split"
+    (in_proj_qkv, in_proj_z, in_proj_b, in_proj_a).
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_size: int
+    value_size: int
+    conv_kernel: int
+    projections: str
+    activation: str = "silu"
+
+    layer_type = GATED_DELTA_NET
+
+    @property
+    def key_dim(self) -> int:
+        return self.num_key_heads * self.key_size
+
+    @property
+    def value_dim(self) -> int:
+        return self.num_value_heads * self.value_size
+
+    @property
+    def conv_dim(self) -> int:
+        return 2 * self.key_dim + self.value_dim
+
+    @property
+    def recurrent(self) -> RecurrentLayerConfig:
+        return RecurrentLayerConfig(
+            self.num_value_heads, self.key_size, self.value_size, self.conv_dim, self.conv_kernel
+        )
+
+
+@dataclass(frozen=True)
 class MlpConfig:
     """A feed-forward block.
 
@@ -92,7 +135,8 @@ class MlpConfig:
     layer_type = "mlp"
 
 
-BodyConfig = AttentionConfig | MambaConfig | MlpConfig
+RecurrentConfig = MambaConfig | GatedDeltaConfig
+BodyConfig = AttentionConfig | RecurrentConfig | MlpConfig
 
 
 @dataclass(frozen=True)
@@ -123,7 +167,8 @@ class DecoderConfig:
 
     ``embedding_sources`` lists the names that checkpoints use for the embedding; ``final_norm_source`` the last
     norm. Logits are divided by ``logits_scaling``. ``ignored_sources`` are prefixes of tensors that the decoder
-    does not need (multi-token prediction heads). ``notes`` are remarks for the user.
+    does not need (multi-token prediction heads). ``norm_offset`` is added to the weights of the layer norms.
+    ``notes`` are remarks for the user.
     """
 
     model_type: str
@@ -139,6 +184,7 @@ class DecoderConfig:
     residual_multiplier: float = 1.0
     logits_scaling: float = 1.0
     residual_in_fp32: bool = False
+    norm_offset: float = 0.0
     ignored_sources: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -152,6 +198,6 @@ class DecoderConfig:
         return tuple(b.body for layer in self.layers for b in layer.blocks if isinstance(b.body, AttentionConfig))
 
     @property
-    def mamba_bodies(self) -> tuple[MambaConfig, ...]:
-        """The Mamba2 layers in order; the position is the local layer index."""
-        return tuple(b.body for layer in self.layers for b in layer.blocks if isinstance(b.body, MambaConfig))
+    def recurrent_bodies(self) -> tuple[RecurrentConfig, ...]:
+        """The layers with a recurrent state in order; the position is the local layer index."""
+        return tuple(b.body for layer in self.layers for b in layer.blocks if isinstance(b.body, RecurrentConfig))

@@ -13,7 +13,14 @@ import numpy as np
 from artifact.dtypes import DType
 from artifact.errors import CheckpointError
 from artifact.safetensors_file import TensorSlot
-from exporter.models.decoder_config import AttentionConfig, BodyConfig, DecoderConfig, MambaConfig, MlpConfig
+from exporter.models.decoder_config import (
+    AttentionConfig,
+    BodyConfig,
+    DecoderConfig,
+    GatedDeltaConfig,
+    MambaConfig,
+    MlpConfig,
+)
 
 ROOTS = ("model.", "backbone.", "")
 LM_HEAD = "lm_head.weight"
@@ -104,6 +111,8 @@ def _body_shapes(body: BodyConfig, hidden: int) -> Iterator[tuple[str, tuple[int
         yield from _attention_shapes(body, hidden)
     elif isinstance(body, MambaConfig):
         yield from _mamba_shapes(body, hidden)
+    elif isinstance(body, GatedDeltaConfig):
+        yield from _gated_delta_shapes(body, hidden)
     else:
         yield from _mlp_shapes(body, hidden)
 
@@ -116,7 +125,7 @@ def _linear(name: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[st
 
 def _attention_shapes(a: AttentionConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     width, kv_width = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-    yield from _linear("q_proj", width, hidden, a.bias)
+    yield from _linear("q_proj", 2 * width if a.output_gate else width, hidden, a.bias)
     yield from _linear("k_proj", kv_width, hidden, a.bias)
     yield from _linear("v_proj", kv_width, hidden, a.bias)
     yield from _linear("o_proj", hidden, width, a.output_bias)
@@ -134,6 +143,22 @@ def _mamba_shapes(m: MambaConfig, hidden: int) -> Iterator[tuple[str, tuple[int,
         yield name, (m.num_heads,)
     yield "norm.weight", (m.intermediate_size,)
     yield from _linear("out_proj", hidden, m.intermediate_size, m.proj_bias)
+
+
+def _gated_delta_shapes(g: GatedDeltaConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if g.projections == "fused":
+        yield "in_proj_qkvz.weight", (g.conv_dim + g.value_dim, hidden)
+        yield "in_proj_ba.weight", (2 * g.num_value_heads, hidden)
+    else:
+        yield "in_proj_qkv.weight", (g.conv_dim, hidden)
+        yield "in_proj_z.weight", (g.value_dim, hidden)
+        yield "in_proj_b.weight", (g.num_value_heads, hidden)
+        yield "in_proj_a.weight", (g.num_value_heads, hidden)
+    yield "conv1d.weight", (g.conv_dim, 1, g.conv_kernel)
+    for name in ("A", "dt_bias"):
+        yield name, (g.num_value_heads,)
+    yield "norm.weight", (g.value_size,)
+    yield "out_proj.weight", (hidden, g.value_dim)
 
 
 def _mlp_shapes(mlp: MlpConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:

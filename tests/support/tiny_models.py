@@ -17,6 +17,14 @@ MAMBA = {
     "mamba_chunk_size": 8,
 }
 
+GATED_DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 10,
+    "linear_conv_kernel_dim": 4,
+}
+
 BASE_CONFIGS: dict[str, dict[str, Any]] = {
     "nemotron_h": {
         **COMMON,
@@ -80,6 +88,27 @@ BASE_CONFIGS: dict[str, dict[str, Any]] = {
         "head_dim": 14,
         "num_hidden_layers": 3,
         "intermediate_size": 88,
+        "max_position_embeddings": 512,
+    },
+    "qwen3_next": {
+        **COMMON,
+        **ATTENTION,
+        **GATED_DELTA,
+        "head_dim": 16,
+        "num_hidden_layers": 4,
+        "full_attention_interval": 3,
+        "intermediate_size": 88,
+        "num_experts": 0,
+        "max_position_embeddings": 512,
+    },
+    "qwen3_5_text": {
+        **COMMON,
+        **ATTENTION,
+        **GATED_DELTA,
+        "head_dim": 24,
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+        "intermediate_size": 72,
         "max_position_embeddings": 512,
     },
 }

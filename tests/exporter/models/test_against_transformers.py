@@ -51,6 +51,27 @@ ROPES: list[dict[str, Any]] = [
 ]
 ATTENTION_ONLY: list[dict[str, Any]] = [TIED, ONE_LAYER, *HEADS, *ROPES, {"head_dim": 18}, {"attention_bias": True}]
 
+GATED_DELTA: list[dict[str, Any]] = [
+    TIED,
+    *HEADS,
+    {"linear_num_key_heads": 1},
+    {"linear_num_key_heads": 6},
+    {"linear_num_key_heads": 3, "linear_num_value_heads": 3},
+    {"linear_key_head_dim": 7, "linear_value_head_dim": 13},
+    {"linear_key_head_dim": 3},
+    {"linear_conv_kernel_dim": 2},
+    {"linear_conv_kernel_dim": 5},
+    {"head_dim": 32},
+    {"attention_bias": True},
+    {"rms_norm_eps": 0.1},
+    {"layer_types": ["linear_attention"] * 4},
+    {"layer_types": ["full_attention"] * 4},
+    {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
+    {"num_hidden_layers": 1, "layer_types": ["full_attention"]},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 250.0, "partial_rotary_factor": 1.0}},
+    {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}},
+]
+
 ROWS: dict[str, list[dict[str, Any]]] = {
     "llama": [
         *ATTENTION_ONLY,
@@ -153,6 +174,12 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"hybrid_override_pattern": "*-*"},
         {"hybrid_override_pattern": "-M*"},
     ],
+    "qwen3_next": [
+        *GATED_DELTA,
+        {"layer_types": None, "full_attention_interval": 2},
+        {"mlp_only_layers": [0, 1, 2, 3]},
+    ],
+    "qwen3_5_text": [*GATED_DELTA, {"layer_types": None}],
 }
 CASES = [(family, row) for family, rows in ROWS.items() for row in [{}, *rows]]
 

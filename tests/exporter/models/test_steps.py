@@ -95,9 +95,12 @@ def test_an_empty_row_keeps_its_states_bit_by_bit(model: Model) -> None:
         assert not torch.equal(state[0], before[name][0]), name
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(DType.FLOAT16, 1e-2), (DType.BFLOAT16, 5e-2)], ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(DType.FLOAT16, 1e-2), (DType.BFLOAT16, 1e-1)], ids=str)
 def test_sixteen_bit_compute(model: Model, dtype: DType, tolerance: float) -> None:
-    """A few layers of sixteen-bit rounding away from float32, with the recurrent state kept in float32."""
+    """A few layers of sixteen-bit rounding away from float32, with the recurrent state kept in float32.
+
+    transformers in bfloat16 is 0.02 to 0.2 away from itself in float32 on such models.
+    """
     ours = EagerDecoder(model.folder, dtype)
     found = ours.step([model.rows[0]], [0], ours.zero_states(1, LENGTH))
     for name, state in found.states.items():

@@ -1,0 +1,104 @@
+"""The gated delta net mixer around the operators causal_conv1d and gated_delta_rule (Yang et al., arXiv 2412.06464)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from exporter.layers.mamba2 import DepthwiseConv
+from exporter.layers.norm import GatedHeadNorm
+from exporter.layers.step import Step
+from exporter.models.decoder_config import GatedDeltaConfig
+
+Projected = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class FusedProjections(nn.Module):
+    """One matrix for q, k, v and the gate, one for b and a; the rows of each key head lie together."""
+
+    def __init__(self, config: GatedDeltaConfig, hidden_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.in_proj_qkvz = nn.Linear(hidden_size, config.conv_dim + config.value_dim, bias=False)
+        self.in_proj_ba = nn.Linear(hidden_size, 2 * config.num_value_heads, bias=False)
+
+    def forward(self, x: torch.Tensor) -> Projected:
+        """x [b, t, hidden] -> q, k and v [b, t, conv_dim], gate [b, t, value_dim], b and a [b, t, value_heads]."""
+        c = self.config
+        ratio = c.num_value_heads // c.num_key_heads
+        values = ratio * c.value_size
+        by_head = self.in_proj_qkvz(x).unflatten(-1, (c.num_key_heads, 2 * c.key_size + 2 * values))
+        q, k, v, gate = by_head.split([c.key_size, c.key_size, values, values], dim=-1)
+        b, a = self.in_proj_ba(x).unflatten(-1, (c.num_key_heads, 2 * ratio)).split([ratio, ratio], dim=-1)
+        return torch.cat([part.flatten(2) for part in (q, k, v)], -1), gate.flatten(2), b.flatten(2), a.flatten(2)
+
+
+class SplitProjections(nn.Module):
+    """One matrix for q, k and v, one each for the gate, b and a."""
+
+    def __init__(self, config: GatedDeltaConfig, hidden_size: int) -> None:
+        super().__init__()
+        self.in_proj_qkv = nn.Linear(hidden_size, config.conv_dim, bias=False)
+        self.in_proj_z = nn.Linear(hidden_size, config.value_dim, bias=False)
+        self.in_proj_b = nn.Linear(hidden_size, config.num_value_heads, bias=False)
+        self.in_proj_a = nn.Linear(hidden_size, config.num_value_heads, bias=False)
+
+    def forward(self, x: torch.Tensor) -> Projected:
+        """x [b, t, hidden] -> q, k and v [b, t, conv_dim], gate [b, t, value_dim], b and a [b, t, value_heads]."""
+        return self.in_proj_qkv(x), self.in_proj_z(x), self.in_proj_b(x), self.in_proj_a(x)
+
+
+PROJECTIONS: dict[str, type[FusedProjections] | type[SplitProjections]] = {
+    "fused": FusedProjections,
+    "split": SplitProjections,
+}
+
+
+class GatedDeltaNet(nn.Module):
+    """Projections -> causal convolution of q, k, v -> gated delta rule -> gated norm of each head -> out_proj.
+
+    ``A`` [value_heads] is -exp(A_log) in float32, ``dt_bias`` [value_heads] is float32 as well. The log of the decay
+    is A * softplus(a + dt_bias), in float32; beta is sigmoid(b).
+    """
+
+    def __init__(self, config: GatedDeltaConfig, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.config = config
+        # Registered here, so that parameters have the checkpoint's names.
+        projections = PROJECTIONS[config.projections](config, hidden_size)
+        for name, linear in projections.named_children():
+            self.add_module(name, linear)
+        self._project = projections.forward
+        self.conv1d = DepthwiseConv(config.conv_dim, config.conv_kernel, bias=False)
+        self.A = nn.Parameter(torch.empty(config.num_value_heads, dtype=torch.float32))
+        self.dt_bias = nn.Parameter(torch.empty(config.num_value_heads, dtype=torch.float32))
+        self.norm = GatedHeadNorm(config.value_size, eps)
+        self.out_proj = nn.Linear(config.value_dim, hidden_size, bias=False)
+
+    def forward(
+        self, x: torch.Tensor, step: Step, conv_state: torch.Tensor, delta_state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x [b, t, hidden]; conv_state [b, conv_dim, k]; delta_state [b, value_heads, key_size, value_size] -> y and
+        new states."""
+        c = self.config
+        qkv, gate, b, a = self._project(x)
+        mixed, conv_state_out = torch.ops.trt_edgellm.causal_conv1d(
+            qkv, self.conv1d.weight, None, conv_state, step.context_lengths, c.activation
+        )
+        q, k, v = mixed.split([c.key_dim, c.key_dim, c.value_dim], dim=-1)
+        log_decay = self.A * nn.functional.softplus(a.float() + self.dt_bias)
+        y, delta_state_out = torch.ops.trt_edgellm.gated_delta_rule(
+            q.unflatten(-1, (c.num_key_heads, c.key_size)),
+            k.unflatten(-1, (c.num_key_heads, c.key_size)),
+            v.unflatten(-1, (c.num_value_heads, c.value_size)),
+            log_decay.unsqueeze(-1),
+            torch.sigmoid(b),
+            delta_state,
+            step.context_lengths,
+            "head",
+            1,
+            0.0,
+            64,
+        )
+        gated = self.norm(y, gate.unflatten(-1, (c.num_value_heads, c.value_size)))
+        return self.out_proj(gated.flatten(2)), conv_state_out, delta_state_out
