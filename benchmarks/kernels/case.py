@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.kernels.timing import graph_time, rotation_size
+from benchmarks.kernels.rotation import input_sets
+from benchmarks.kernels.timing import graph_time
 
 # Copy bandwidth of the card that the peers were measured on (NVIDIA H200), bytes read plus bytes written.
 COPY_GBPS = 4272.0
@@ -45,7 +46,7 @@ class KernelCase:
 
 def measured(case: KernelCase) -> dict[str, Any]:
     """The row as a JSON object: without a correct result it holds no time."""
-    sets = [case.prepare() for _ in range(rotation_size(case.bytes))]
+    sets = [case.prepare() for _ in range(input_sets(case.bytes))]
     sets[0].run()
     error = sets[0].error()
     row: dict[str, Any] = {"case": case.name, "error": error, "tolerance": case.tolerance}

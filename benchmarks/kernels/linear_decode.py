@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 from artifact.dtypes import DType
 from benchmarks.kernels.case import COPY_GBPS, KernelCase, Prepared
-from benchmarks.kernels.timing import graph_time, rotation_size
+from benchmarks.kernels.rotation import input_sets
+from benchmarks.kernels.timing import graph_time
 from trt_plugins.kernels.device import KernelDevice
 from trt_plugins.kernels.fused.linear_decode import LinearDecode, plan
 
@@ -65,7 +66,7 @@ def _peer_time(rows: int, shapes: tuple[tuple[int, int, int], ...], size: int) -
         pairs = [(_inputs(rows, weight), weight) for weight in _weights(shapes)]
         return lambda: [F.linear(x, weight) for x, weight in pairs]
 
-    return graph_time([calls() for _ in range(rotation_size(size))]).median
+    return graph_time([calls() for _ in range(input_sets(size))]).median
 
 
 def _prepared(rows: int, shapes: tuple[tuple[int, int, int], ...]) -> Prepared:

@@ -9,17 +9,9 @@ import torch
 
 from benchmarks.measure import Spread
 
-# Inputs of the sets in rotation, together: several times the L2 of any GPU that the kernels target.
-FOOTPRINT_BYTES = 420_000_000
-MOST_SETS = 64
 CALLS_OF_A_GRAPH = 320
 REPLAYS = 31
 TARGET_MS = 60.0
-
-
-def rotation_size(bytes_of_a_set: int) -> int:
-    """How many input sets make one call's inputs leave the L2 before its next turn."""
-    return max(2, min(MOST_SETS, math.ceil(FOOTPRINT_BYTES / max(bytes_of_a_set, 1))))
 
 
 def graph_time(calls: Sequence[Callable[[], object]]) -> Spread:
