@@ -119,10 +119,13 @@ def _graph(
     plan: ExportPlan, options: ExportOptions, slots: Mapping[str, TensorSlot], folder: Path, progress: Progress
 ) -> int:
     """Trace, finish, check and write model.onnx; the number of its nodes."""
-    from exporter.graph.build import build_model
+    from exporter.graph.garbage import paused_collection
 
     progress.start("trace the graph")
-    model = build_model(plan.decoder, plan.config, plan.parameters, slots, folder, options.all_logits)
+    with paused_collection():
+        from exporter.graph.build import build_model
+
+        model = build_model(plan.decoder, plan.config, plan.parameters, slots, folder, options.all_logits)
     (folder / MODEL_FILE).write_bytes(model.SerializeToString())
     return len(model.graph.node)
 

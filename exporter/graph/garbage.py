@@ -1,0 +1,23 @@
+"""Garbage collection, paused while nearly every object that is made stays alive."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def paused_collection() -> Iterator[None]:
+    """No cyclic garbage collection inside.
+
+    Importing torch and tracing make millions of objects that live until the graph is written. Looking through them
+    again and again for garbage took an eighth of an export's time and saved 12 MB.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
