@@ -11,6 +11,7 @@ from artifact.bindings import Binding, GraphBindings
 from artifact.dtypes import DType
 from artifact.errors import ArtifactError, located
 from artifact.json_fields import Fields, load_json_object
+from artifact.names import LOGITS
 
 FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"
@@ -79,8 +80,23 @@ class RuntimeConfig:
 
     @property
     def all_logits(self) -> bool:
-        """True when the graph returns logits of every token [batch, seq, vocab], not only of the last."""
-        return len(self.bindings.output("logits").shape) == 3
+        """True when a step returns its result for every token [batch, seq, width], not only for the last."""
+        return len(self.result.shape) == 3
+
+    @property
+    def result(self) -> Binding:
+        """The output of a step that is no state: logits, or hidden states where the graph has no head."""
+        states = {state.replaced_by for state in self.bindings.states}
+        return next(output for output in self.bindings.outputs if output.name not in states)
+
+    def require_logits(self) -> RuntimeConfig:
+        """Return self, or raise ArtifactError when the graph ends in hidden states."""
+        if self.result.name != LOGITS:
+            raise ArtifactError(
+                f"expected an artifact that gives logits, found one that ends in {self.result.name} (made for "
+                "hybridge.accelerate): export the checkpoint with hybridge export"
+            )
+        return self
 
     def check(self) -> RuntimeConfig:
         """Return self, or raise ArtifactError naming the first contradiction between the fields."""

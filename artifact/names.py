@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 INPUT_IDS, CONTEXT_LENGTHS, PAST_LENGTHS, LOGITS = "input_ids", "context_lengths", "past_lengths", "logits"
+# What a graph without its head ends in: the final norm's output for every token.
+HIDDEN_STATES = "hidden_states"
 EMBEDDINGS_OUTPUT, FINAL_NORM_OUTPUT = "embeddings.output", "final_norm.output"
 
 

@@ -125,7 +125,7 @@ def _graph(
     with paused_collection():
         from exporter.graph.build import build_model
 
-        model = build_model(plan.decoder, plan.config, plan.parameters, slots, folder, options.all_logits)
+        model = build_model(plan.decoder, plan.config, plan.parameters, slots, folder, options.all_logits, options.head)
     (folder / MODEL_FILE).write_bytes(model.SerializeToString())
     return len(model.graph.node)
 

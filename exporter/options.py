@@ -16,6 +16,7 @@ class ExportOptions:
 
     ``dtype`` None takes the checkpoint's type; ``max_seq_len`` None takes the checkpoint's own limit.
     ``weights`` is "link" (hard link, falling back to a copy across file systems) or "copy".
+    ``head`` False leaves out the head: the graph ends in the hidden states of every token, for callers with their own.
     ``ignore_config_fields`` names config fields that are known to be harmless though Hybridge does not know them.
     """
 
@@ -25,6 +26,7 @@ class ExportOptions:
     max_batch_size: int = 8
     max_seq_len: int | None = None
     all_logits: bool = False
+    head: bool = True
     weights: str = "link"
     overwrite: bool = False
     scan: bool = True

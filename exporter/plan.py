@@ -84,7 +84,7 @@ def open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Exp
 def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, ExportPlan]:
     source = open_checkpoint(checkpoint)
     decoder = decoder_config(source.config, options.ignore_config_fields)
-    parameters = bind_parameters(decoder, source.tensors)
+    parameters = bind_parameters(decoder, source.tensors, options.head)
     dtype = _compute_dtype(source, options)
     config = runtime_config(decoder, options, dtype, source.eos_token_ids)
     notes = [*source.notes, *decoder.notes]

@@ -54,7 +54,7 @@ class LLM:
         self.folder = folder = Path(path)
         options = EngineOptions(threads, engine_folder)
         self.engine = create_engine(folder, engine, options) if isinstance(engine, str) else engine
-        self.config = self.engine.config
+        self.config = self.engine.config.require_logits()
         self.max_batch_size = _lowered("max_batch_size", max_batch_size, self.engine.max_batch_size)
         self.max_seq_len = _lowered("max_seq_len", max_seq_len, self.engine.max_seq_len)
         self.tokenizer = Tokenizer.from_folder(folder) if (folder / TOKENIZER_FILE).is_file() else None

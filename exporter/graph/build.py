@@ -29,15 +29,16 @@ def build_model(
     slots: Mapping[str, TensorSlot],
     folder: Path,
     all_logits: bool,
+    head: bool = True,
 ) -> onnx.ModelProto:
     """The model of ``decoder`` whose weights lie in ``slots`` under ``folder``.
 
     ExportError when the graph disagrees with ``config``, the parameters or the operator catalog.
     """
     distinct = distinct_layers(decoder)
-    options = ExportOptions(state_dtype=config.recurrent_state_dtype, all_logits=all_logits)
+    options = ExportOptions(state_dtype=config.recurrent_state_dtype, all_logits=all_logits, head=head)
     bindings = graph_bindings(distinct, options, config.dtype)
-    traced = trace_decoder(distinct, bindings, config.dtype, all_logits)
+    traced = trace_decoder(distinct, bindings, config.dtype, all_logits, head)
     name_axes(traced.graph, bindings)
     unrolled = unroll(traced, decoder, bindings, config.bindings)
     model = ir.to_proto(finish_model(unrolled, config.bindings, parameters, slots, folder))

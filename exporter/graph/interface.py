@@ -23,7 +23,8 @@ def graph_bindings(config: DecoderConfig, options: ExportOptions, dtype: DType) 
     ]
     vocab = config.vocab_size
     logits: tuple[int | str, ...] = (BATCH, SEQ, vocab) if options.all_logits else (BATCH, vocab)
-    outputs = [Binding(names.LOGITS, DType.FLOAT32, logits)]
+    hidden = Binding(names.HIDDEN_STATES, DType.FLOAT32, (BATCH, SEQ, config.hidden_size))
+    outputs = [Binding(names.LOGITS, DType.FLOAT32, logits) if options.head else hidden]
     outputs += [Binding(s.replaced_by, s.dtype, s.shape) for s in inputs if s.replaced_by is not None]
     return GraphBindings(tuple(inputs), tuple(outputs))
 

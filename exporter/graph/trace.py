@@ -35,11 +35,13 @@ TORCH_DTYPES = {
 TRACE_SIZES = {BATCH: 3, SEQ: 5, MAX_SEQ: 17}
 
 
-def trace_decoder(config: DecoderConfig, bindings: GraphBindings, dtype: DType, all_logits: bool) -> ir.Model:
+def trace_decoder(
+    config: DecoderConfig, bindings: GraphBindings, dtype: DType, all_logits: bool, head: bool = True
+) -> ir.Model:
     """The ONNX model of ``config`` in compute type ``dtype``; initializers carry module names and no data."""
     torch_ops.register()
     with FakeTensorMode(), _default_dtype(TORCH_DTYPES[dtype]), torch.no_grad(), _quiet():
-        module = Decoder(config, all_logits).eval()
+        module = Decoder(config, all_logits, head).eval()
         states = [b for b in bindings.inputs if b.is_state]
         leading = [b for b in bindings.inputs if not b.is_state]
         args = (*[_example(b) for b in leading], [_example(b) for b in states])

@@ -78,18 +78,19 @@ class Decoder(nn.Module):
     """The traced module. Parameters are created in the default dtype; A, D and dt_bias in float32.
 
     Forward takes ``states`` in the order of the graph's inputs: per attention layer key and value, then per
-    recurrent layer conv and recurrent state.
+    recurrent layer conv and recurrent state. Without ``head`` it ends in the hidden states of every token.
     """
 
-    def __init__(self, config: DecoderConfig, all_logits: bool = False) -> None:
+    def __init__(self, config: DecoderConfig, all_logits: bool = False, head: bool = True) -> None:
         super().__init__()
         self.config = config
-        self.all_logits = all_logits
+        self.all_logits, self.head = all_logits, head
         self.dtype = torch.get_default_dtype()
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(layer, config) for layer in config.layers)
         self.final_norm = RmsNorm(config.hidden_size, config.norm_eps, config.norm_offset)
-        self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, False)
+        own_head = head and not config.tie_word_embeddings
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, False) if own_head else None
         rope = rope_of(config)
         self.inv_freq = None if rope is None else nn.Parameter(torch.empty(len(rope.inv_freq), dtype=torch.float32))
 
@@ -100,7 +101,10 @@ class Decoder(nn.Module):
         past_lengths: torch.Tensor,
         states: list[torch.Tensor],
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """input_ids [b, t]; lengths [b] int32; states -> logits float32 [b, vocab] (or [b, t, vocab]), new states."""
+        """input_ids [b, t]; lengths [b] int32; states -> logits float32 [b, vocab] (or [b, t, vocab]), new states.
+
+        Without a head the first is the final norm's output, float32 [b, t, hidden].
+        """
         attention_count = len(self.config.attention_bodies)
         cache = states[0] if attention_count else None
         step = Step(input_ids, context_lengths, past_lengths, cache, self.dtype)
@@ -120,6 +124,8 @@ class Decoder(nn.Module):
             x, produced = layer(x, step, self.inv_freq, own)
             x = ops.mark(x, layer_output(index))
             done += produced
+        if not self.head:
+            return self.final_norm(x.to(self.dtype)).float(), new_attention + new_recurrent
         return self._logits(x, context_lengths), new_attention + new_recurrent
 
     def _logits(self, x: torch.Tensor, context_lengths: torch.Tensor) -> torch.Tensor:

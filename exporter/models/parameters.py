@@ -42,8 +42,10 @@ class Parameter:
     derived: str = ""
 
 
-def bind_parameters(config: DecoderConfig, tensors: Mapping[str, TensorSlot]) -> tuple[Parameter, ...]:
-    """All parameters of the decoder, each found in ``tensors`` with its shape.
+def bind_parameters(
+    config: DecoderConfig, tensors: Mapping[str, TensorSlot], head: bool = True
+) -> tuple[Parameter, ...]:
+    """All parameters of the decoder (without ``head`` all but its), each found in ``tensors`` with its shape.
 
     CheckpointError: a tensor is missing, has another shape, or is not used by the decoder.
     """
@@ -63,7 +65,7 @@ def bind_parameters(config: DecoderConfig, tensors: Mapping[str, TensorSlot]) ->
             f"the checkpoint holds tensors that {config.model_type} does not use: {', '.join(unused[:3])}{more}: "
             "the config does not describe this checkpoint"
         )
-    return parameters
+    return parameters if head else tuple(p for p in parameters if p.name != LM_HEAD)
 
 
 def derived_value(parameter: Parameter, config: DecoderConfig, tensors: Mapping[str, TensorSlot]) -> np.ndarray:

@@ -38,7 +38,7 @@ def verify(
     check_engine(options.engine)
     require_checkpoint(checkpoint)
     require_artifact(artifact)
-    config = read_config(artifact)
+    config = read_config(artifact).require_logits()
     options.check(config.max_seq_len)
     tolerance = options.tolerance or default_tolerance(options.engine, config.dtype)
     notes: list[str] = []

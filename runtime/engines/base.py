@@ -144,8 +144,9 @@ class Engine(ABC):
         """Run one prefill, chunk or decode step and advance ``states`` in place.
 
         Returns logits [batch, vocab] float32 of the last valid token of each row, or
-        [batch, seq, vocab] when the artifact was exported with all logits. The array may be reused by the
-        next step: copy what must live longer. Tokens past a row's context length have unspecified logits.
+        [batch, seq, vocab] when the artifact was exported with all logits, or hidden states [batch, seq, hidden]
+        when it has no head. The array may be reused by the next step: copy what must live longer. Tokens past a
+        row's context length have unspecified logits.
         Every row needs past_lengths + context_lengths <= states.max_seq; EngineError otherwise.
         """
 

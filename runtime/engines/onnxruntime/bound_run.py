@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime as ort
 
 from artifact.errors import EngineError
-from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, LOGITS, PAST_LENGTHS
+from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
 from runtime.engines.onnxruntime.attention import LAST_POSITIONS, LONGEST_CONTEXT
 from runtime.engines.onnxruntime.row_runs import RowRun
 from runtime.engines.onnxruntime.states import ArrayStateSet
@@ -25,9 +25,9 @@ class FormSession:
 class BoundRun:
     """Inputs, states and logits of one run in memory that the session uses directly.
 
-    logits [rows, vocab] float32, or [rows, tokens, vocab] with all logits; overwritten by each run. ``last_logits``
-    are views of it: [vocab] after the one token of each row. The states ``swapped`` lie in their other arrays after a
-    run, which the caller commits. EngineError when ONNX Runtime fails.
+    logits [rows, vocab] float32, or [rows, tokens, vocab] with all logits, is the graph's output ``result``,
+    overwritten by each run. ``last_logits`` are views of it: [vocab] after the one token of each row. The states
+    ``swapped`` lie in their other arrays after a run, which the caller commits. EngineError when ONNX Runtime fails.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class BoundRun:
         replaced_by: dict[str, str],
         run: RowRun,
         logits: np.ndarray,
+        result: str,
         inner_values: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
         self._form, self.run, self.logits = form, run, logits
@@ -57,7 +58,7 @@ class BoundRun:
         self._bind_input(PAST_LENGTHS, self._past)
         self._bind_input(LAST_POSITIONS, self._last)
         self._bind_input(LONGEST_CONTEXT, self._longest)
-        self._bind_output(LOGITS, logits)
+        self._bind_output(result, logits)
         for name, array in inner_values.items():
             self._bind_output(name, array)
         for name, buffer in states.buffers.items():

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from artifact.bindings import BATCH, SEQ
 from artifact.errors import EngineError
-from artifact.names import LOGITS
 from runtime.engines.base import StateSet, StepInputs
 from runtime.engines.onnxruntime.array_engine import ArrayEngine, own_states
 from runtime.engines.onnxruntime.bound_run import BoundRun, FormSession
@@ -93,13 +93,13 @@ class OnnxRuntimeEngine(ArrayEngine):
             part = self._logits(run.rows, run.tokens)
             form = GraphForm.PADDED if run.padded else GraphForm.GENERAL
             session = self._value_session(form, tuple(values))
-            bound = BoundRun(session, held, self._replaced_by, run, part, extra)
+            bound = BoundRun(session, held, self._replaced_by, run, part, self.config.result.name, extra)
             bound.feed(ids[rows, : run.tokens], context[rows], past[rows])
             held.commit(bound.swapped, run.start, run.stop)
             self._place(logits, run, part)
             for name in values:
                 found[name][rows, : run.tokens] = extra[name]
-        return {LOGITS: logits, **found}
+        return {self.config.result.name: logits, **found}
 
     def close(self) -> None:
         self._forms.clear()
@@ -119,7 +119,7 @@ class OnnxRuntimeEngine(ArrayEngine):
         bound: BoundRun | None = states.bound.get(key)
         if bound is None:
             logits = self._logits(run.rows, run.tokens)
-            bound = BoundRun(self._form(run), states, self._replaced_by, run, logits)
+            bound = BoundRun(self._form(run), states, self._replaced_by, run, logits, self.config.result.name)
             if run.tokens == 1:  # decoding repeats the same shape; a prompt's length rarely comes back
                 states.bound[key] = bound
         return bound
@@ -158,8 +158,7 @@ class OnnxRuntimeEngine(ArrayEngine):
         return FormSession(session, graph.inputs, graph.in_place), graph
 
     def _logits(self, rows: int, tokens: int) -> np.ndarray:
-        shape = (rows, tokens, self.config.vocab_size) if self.config.all_logits else (rows, self.config.vocab_size)
-        return np.zeros(shape, np.float32)
+        return np.zeros(self.config.result.resolve(**{BATCH: rows, SEQ: tokens}), np.float32)
 
 
 def _check_step(ids: np.ndarray, context: np.ndarray, past: np.ndarray, states: ArrayStateSet) -> None:

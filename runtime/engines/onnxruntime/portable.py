@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, LOGITS, PAST_LENGTHS
+from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
 from runtime.engines.base import StateSet, StepInputs
 from runtime.engines.onnxruntime.array_engine import ArrayEngine, own_states
 from runtime.engines.onnxruntime.inner_values import expose_values
@@ -37,7 +37,7 @@ class PortableEngine(ArrayEngine):
         self._session = self._open(())
 
     def step(self, inputs: StepInputs, states: StateSet) -> np.ndarray:
-        return self.step_values(inputs, states, ())[LOGITS]
+        return self.step_values(inputs, states, ())[self.config.result.name]
 
     def step_values(self, inputs: StepInputs, states: StateSet, values: Sequence[str]) -> dict[str, np.ndarray]:
         held = own_states(states)
@@ -50,7 +50,7 @@ class PortableEngine(ArrayEngine):
         }
         feeds |= {name: buffer.past for name, buffer in held.buffers.items()}
         wanted = {value.name for value in self._session.get_inputs()}
-        names = [LOGITS, *self._replaced_by.values(), *values]
+        names = [self.config.result.name, *self._replaced_by.values(), *values]
         found = dict(zip(names, self._session.run(names, {k: v for k, v in feeds.items() if k in wanted}), strict=True))
         for name, buffer in held.buffers.items():
             buffer.past[...] = found.pop(self._replaced_by[name])

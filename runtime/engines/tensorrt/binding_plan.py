@@ -9,7 +9,7 @@ from artifact.bindings import BATCH, MAX_SEQ, SEQ, Binding
 from artifact.config import RuntimeConfig
 from artifact.engine_record import EngineRecord
 from artifact.errors import EngineError
-from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, LOGITS, PAST_LENGTHS
+from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
 from runtime.engines.tensorrt.engine_tensors import DYNAMIC, EngineTensor
 
 PREFILL, DECODE = "prefill", "decode"
@@ -82,7 +82,7 @@ def binding_plan(config: RuntimeConfig, record: EngineRecord, tensors: Mapping[s
             _state(spec, recorded[str(spec.replaced_by)].get("aliases"), tensors[str(spec.replaced_by)].alias)
             for spec in config.bindings.states
         ),
-        logits=config.bindings.output(LOGITS),
+        logits=config.result,
         profiles=profiles,
         max_batch_size=record.max_batch_size,
         max_seq_len=record.max_seq_len,
