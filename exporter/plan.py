@@ -20,6 +20,7 @@ from exporter.graph.interface import runtime_config
 from exporter.models.decoder_config import DecoderConfig
 from exporter.models.parameters import Parameter, bind_parameters, derived_value
 from exporter.models.registry import decoder_config
+from exporter.models.stored_layout import as_stored
 from exporter.options import COMPUTE_DTYPES, ExportOptions
 
 
@@ -83,7 +84,7 @@ def open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Exp
 
 def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, ExportPlan]:
     source = open_checkpoint(checkpoint)
-    decoder = decoder_config(source.config, options.ignore_config_fields)
+    decoder = as_stored(decoder_config(source.config, options.ignore_config_fields), source.tensors)
     parameters = bind_parameters(decoder, source.tensors, options.head)
     dtype = _compute_dtype(source, options)
     config = runtime_config(decoder, options, dtype, source.eos_token_ids)

@@ -23,8 +23,9 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(hidden_size, kv_width, bias=config.bias)
         self.o_proj = nn.Linear(width, hidden_size, bias=config.output_bias)
         if config.qk_norm:
-            self.q_norm = RmsNorm(config.head_dim, eps, config.norm_offset)
-            self.k_norm = RmsNorm(config.head_dim, eps, config.norm_offset)
+            joint = config.qk_norm_joint
+            self.q_norm = RmsNorm(width if joint else config.head_dim, eps, config.norm_offset)
+            self.k_norm = RmsNorm(kv_width if joint else config.head_dim, eps, config.norm_offset)
 
     def forward(
         self,
@@ -37,9 +38,12 @@ class Attention(nn.Module):
         """x [b, t, hidden]; caches [b, kv_heads, max_seq, head_dim] -> y [b, t, hidden] and the new caches."""
         config = self.config
         q, gate = self._query(x)
-        k = self._heads(self.k_proj(x), config.num_kv_heads)
+        keys = self.k_proj(x)
+        if config.qk_norm_joint:
+            keys = self.k_norm(keys)
+        k = self._heads(keys, config.num_kv_heads)
         v = self._heads(self.v_proj(x), config.num_kv_heads)
-        if config.qk_norm:
+        if config.qk_norm and not config.qk_norm_joint:
             q, k = self.q_norm(q), self.k_norm(k)
         if config.rope is not None and inv_freq is not None:
             cos, sin = step.rotary(config.rope, inv_freq)
@@ -53,6 +57,8 @@ class Attention(nn.Module):
     def _query(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Queries [b, heads, t, head_dim] and, where the layer has one, the output gate [b, t, heads * head_dim]."""
         q = self.q_proj(x)
+        if self.config.qk_norm_joint:
+            q = self.q_norm(q)
         if not self.config.output_gate:
             return self._heads(q, self.config.num_heads), None
         q, gate = q.unflatten(-1, (self.config.num_heads, 2 * self.config.head_dim)).chunk(2, dim=-1)

@@ -28,20 +28,25 @@ from exporter.models.decoder_config import (
 
 
 class Block(nn.Module):
-    """One residual block: x + multiplier * body(norm(x)); the stream stays in float32 where the config asks."""
+    """One residual block: x + multiplier * body(norm(x)), or the norm behind the body where the config asks for it.
+
+    The stream stays in float32 where the config asks.
+    """
 
     def __init__(self, block: BlockConfig, config: DecoderConfig) -> None:
         super().__init__()
         self.norm = RmsNorm(config.hidden_size, config.norm_eps, config.norm_offset)
         self.body = _body(block.body, config)
         self.config = block.body
+        self.norm_after = block.norm_after
         self.multiplier = config.residual_multiplier
 
     def forward(
         self, x: torch.Tensor, step: Step, inv_freq: torch.Tensor | None, states: list[torch.Tensor]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """x [b, t, hidden], the block's states -> the same after the block."""
-        normed = self.norm(x.to(step.dtype))
+        narrow = x.to(step.dtype)
+        normed = narrow if self.norm_after else self.norm(narrow)
         new_states: list[torch.Tensor] = []
         if isinstance(self.config, AttentionConfig):
             y, *new_states = self.body(normed, step, inv_freq, *states)
@@ -49,6 +54,8 @@ class Block(nn.Module):
             y, *new_states = self.body(normed, step, *states)
         else:
             y = self.body(normed)
+        if self.norm_after:
+            y = self.norm(y)
         if self.multiplier != 1.0:
             y = y * self.multiplier
         return x + y.to(x.dtype), new_states

@@ -48,9 +48,28 @@ class SplitProjections(nn.Module):
         return self.in_proj_qkv(x), self.in_proj_z(x), self.in_proj_b(x), self.in_proj_a(x)
 
 
-PROJECTIONS: dict[str, type[FusedProjections] | type[SplitProjections]] = {
+class SeparateProjections(nn.Module):
+    """One matrix each for q, k, v, the gate, b and a."""
+
+    def __init__(self, config: GatedDeltaConfig, hidden_size: int) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(hidden_size, config.key_dim, bias=False)
+        self.k_proj = nn.Linear(hidden_size, config.key_dim, bias=False)
+        self.v_proj = nn.Linear(hidden_size, config.value_dim, bias=False)
+        self.g_proj = nn.Linear(hidden_size, config.value_dim, bias=False)
+        self.b_proj = nn.Linear(hidden_size, config.num_value_heads, bias=False)
+        self.a_proj = nn.Linear(hidden_size, config.num_value_heads, bias=False)
+
+    def forward(self, x: torch.Tensor) -> Projected:
+        """x [b, t, hidden] -> q, k and v [b, t, conv_dim], gate [b, t, value_dim], b and a [b, t, value_heads]."""
+        qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
+        return qkv, self.g_proj(x), self.b_proj(x), self.a_proj(x)
+
+
+PROJECTIONS: dict[str, type[FusedProjections] | type[SplitProjections] | type[SeparateProjections]] = {
     "fused": FusedProjections,
     "split": SplitProjections,
+    "separate": SeparateProjections,
 }
 
 
@@ -58,7 +77,7 @@ class GatedDeltaNet(nn.Module):
     """Projections -> causal convolution of q, k, v -> gated delta rule -> gated norm of each head -> out_proj.
 
     ``A`` [value_heads] is -exp(A_log) in float32, ``dt_bias`` [value_heads] is float32 as well. The log of the decay
-    is A * softplus(a + dt_bias), in float32; beta is sigmoid(b).
+    is A * softplus(a + dt_bias), in float32; beta is beta_scale * sigmoid(b).
     """
 
     def __init__(self, config: GatedDeltaConfig, hidden_size: int, eps: float) -> None:
@@ -69,10 +88,16 @@ class GatedDeltaNet(nn.Module):
         for name, linear in projections.named_children():
             self.add_module(name, linear)
         self._project = projections.forward
-        self.conv1d = DepthwiseConv(config.conv_dim, config.conv_kernel, bias=False)
+        channels = {"conv1d": config.conv_dim}
+        if config.projections == "separate":
+            parts = config.conv_parts or (config.key_dim, config.key_dim, config.value_dim)
+            channels = dict(zip(("q_conv1d", "k_conv1d", "v_conv1d"), parts, strict=True))
+        self._convolutions = tuple(channels)
+        for name, count in channels.items():
+            self.add_module(name, DepthwiseConv(count, config.conv_kernel, bias=False))
         self.A = nn.Parameter(torch.empty(config.num_value_heads, dtype=torch.float32))
         self.dt_bias = nn.Parameter(torch.empty(config.num_value_heads, dtype=torch.float32))
-        self.norm = GatedHeadNorm(config.value_size, eps)
+        self.norm = GatedHeadNorm(config.value_size, eps if config.norm_eps is None else config.norm_eps)
         self.out_proj = nn.Linear(config.value_dim, hidden_size, bias=False)
 
     def forward(
@@ -83,7 +108,7 @@ class GatedDeltaNet(nn.Module):
         c = self.config
         qkv, gate, b, a = self._project(x)
         mixed, conv_state_out = torch.ops.trt_edgellm.causal_conv1d(
-            qkv, self.conv1d.weight, None, conv_state, step.context_lengths, c.activation
+            qkv, self._conv_weight(), None, conv_state, step.context_lengths, c.activation
         )
         q, k, v = mixed.split([c.key_dim, c.key_dim, c.value_dim], dim=-1)
         log_decay = self.A * nn.functional.softplus(a.float() + self.dt_bias)
@@ -92,7 +117,7 @@ class GatedDeltaNet(nn.Module):
             k.unflatten(-1, (c.num_key_heads, c.key_size)),
             v.unflatten(-1, (c.num_value_heads, c.value_size)),
             log_decay.unsqueeze(-1),
-            torch.sigmoid(b),
+            torch.sigmoid(b) if c.beta_scale == 1.0 else torch.sigmoid(b) * c.beta_scale,
             delta_state,
             step.context_lengths,
             "head",
@@ -102,3 +127,8 @@ class GatedDeltaNet(nn.Module):
         )
         gated = self.norm(y, gate.unflatten(-1, (c.num_value_heads, c.value_size)))
         return self.out_proj(gated.flatten(2)), conv_state_out, delta_state_out
+
+    def _conv_weight(self) -> torch.Tensor:
+        """[conv_dim, 1, kernel]."""
+        weights = [self.get_parameter(f"{name}.weight") for name in self._convolutions]
+        return weights[0] if len(weights) == 1 else torch.cat(weights)

@@ -27,8 +27,9 @@ class RopeConfig:
 class AttentionConfig:
     """Grouped-query attention over a KV cache.
 
-    ``bias`` covers q, k and v; ``output_bias`` the output projection. ``norm_offset`` is added to the weights of the
-    head norms. ``output_gate``: q_proj holds a gate beside each query head, whose sigmoid multiplies the output.
+    ``bias`` covers q, k and v; ``output_bias`` the output projection. ``qk_norm`` norms every query and key head, with
+    ``qk_norm_joint`` all heads together. ``norm_offset`` is added to the weights of these norms. ``output_gate``:
+    q_proj holds a gate beside each query head, whose sigmoid multiplies the output.
     """
 
     num_heads: int
@@ -38,6 +39,7 @@ class AttentionConfig:
     bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
+    qk_norm_joint: bool = False
     norm_offset: float = 0.0
     output_gate: bool = False
     sliding_window: int | None = None
@@ -86,8 +88,10 @@ class MambaConfig:
 class GatedDeltaConfig:
     """A gated delta net mixer: a convolution over q, k and v, the gated delta rule, a gated norm of each head.
 
-    ``projections`` names the layout in the checkpoint: "fused" (in_proj_qkvz and in_proj_ba, by key head) or "split"
-    (in_proj_qkv, in_proj_z, in_proj_b, in_proj_a).
+    ``projections`` names the layout in the checkpoint: "fused" (in_proj_qkvz and in_proj_ba, by key head), "split"
+    (in_proj_qkv, in_proj_z, in_proj_b, in_proj_a) or "separate" (q_proj, k_proj, v_proj, g_proj, b_proj, a_proj, and
+    one convolution each for q, k and v). ``beta_scale`` multiplies the sigmoid that beta is. ``norm_eps`` None is the
+    model's epsilon. ``conv_parts`` are the channels of the three convolutions where they are not those of q, k and v.
     """
 
     num_key_heads: int
@@ -97,6 +101,9 @@ class GatedDeltaConfig:
     conv_kernel: int
     projections: str
     activation: str = "silu"
+    beta_scale: float = 1.0
+    norm_eps: float | None = None
+    conv_parts: tuple[int, ...] | None = None
 
     layer_type = GATED_DELTA_NET
 
@@ -141,11 +148,17 @@ BodyConfig = AttentionConfig | RecurrentConfig | MlpConfig
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """One residual block: the checkpoint's names of its norm and of its body, and the body's configuration."""
+    """One residual block: the checkpoint's names of its norm and of its body, and the body's configuration.
+
+    ``norm_alias`` is another name that checkpoints use for the norm. With ``norm_after`` the block is
+    ``x + residual_multiplier * norm(body(x))``.
+    """
 
     norm_source: str
     source: str
     body: BodyConfig
+    norm_alias: str | None = None
+    norm_after: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from artifact.errors import CheckpointError
 from artifact.safetensors_file import TensorSlot
 from exporter.models.decoder_config import (
     AttentionConfig,
+    BlockConfig,
     BodyConfig,
     DecoderConfig,
     GatedDeltaConfig,
@@ -24,6 +25,8 @@ from exporter.models.decoder_config import (
 
 ROOTS = ("model.", "backbone.", "")
 LM_HEAD = "lm_head.weight"
+# A gated delta net with separate projections has other names for these.
+SEPARATE_NAMES = {"norm.weight": "o_norm.weight", "out_proj.weight": "o_proj.weight"}
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Parameter:
     """``name`` in the traced module; ``source`` in the checkpoint (None: computed from the config alone).
 
     ``dtype`` None is the compute type. ``derived`` names the computation: "" (none), "neg_exp" or "inv_freq".
-    ``initializer`` is the name in the ONNX graph.
+    ``initializer`` is the name in the ONNX graph; ``alias`` another name of ``source``, which checkpoints may use.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Parameter:
     initializer: str
     dtype: DType | None = None
     derived: str = ""
+    alias: str = ""
 
 
 def bind_parameters(
@@ -49,7 +53,7 @@ def bind_parameters(
 
     CheckpointError: a tensor is missing, has another shape, or is not used by the decoder.
     """
-    root = _root(config, tensors)
+    root = tensor_root(config, tensors)
     parameters = tuple(_declared(config, root, tensors))
     for parameter in parameters:
         if parameter.source is not None:
@@ -85,10 +89,13 @@ def _declared(config: DecoderConfig, root: str, tensors: Mapping[str, TensorSlot
     for i, layer in enumerate(config.layers):
         for j, block in enumerate(layer.blocks):
             ours, theirs = f"layers.{i}.blocks.{j}", f"{root}layers.{i}"
-            norm = f"{theirs}.{block.norm_source}.weight"
-            yield Parameter(f"{ours}.norm.weight", norm, (hidden,), norm)
+            norms = [f"{theirs}.{name}.weight" for name in _norm_names(block)]
+            norm = next((name for name in norms if name in tensors), norms[0])
+            alias = "".join(norms[1:])
+            yield Parameter(f"{ours}.norm.weight", norm, (hidden,), norm, alias=alias)
             for suffix, shape in _body_shapes(block.body, hidden):
-                yield _body_parameter(f"{ours}.body.{suffix}", f"{theirs}.{block.source}.{suffix}", shape)
+                source = f"{theirs}.{block.source}.{_checkpoint_suffix(block.body, suffix)}"
+                yield _body_parameter(f"{ours}.body.{suffix}", source, shape)
     final_norm = f"{root}{config.final_norm_source}.weight"
     yield Parameter("final_norm.weight", final_norm, (hidden,), final_norm)
     if not config.tie_word_embeddings:
@@ -97,6 +104,17 @@ def _declared(config: DecoderConfig, root: str, tensors: Mapping[str, TensorSlot
     if rope is not None:
         name = "rotary.inv_freq"
         yield Parameter("inv_freq", None, (len(rope.inv_freq),), name, DType.FLOAT32, "inv_freq")
+
+
+def _norm_names(block: BlockConfig) -> Iterator[str]:
+    yield block.norm_source
+    if block.norm_alias is not None:
+        yield block.norm_alias
+
+
+def _checkpoint_suffix(body: BodyConfig, suffix: str) -> str:
+    separate = isinstance(body, GatedDeltaConfig) and body.projections == "separate"
+    return SEPARATE_NAMES.get(suffix, suffix) if separate else suffix
 
 
 def _body_parameter(name: str, source: str, shape: tuple[int, ...]) -> Parameter:
@@ -132,8 +150,8 @@ def _attention_shapes(a: AttentionConfig, hidden: int) -> Iterator[tuple[str, tu
     yield from _linear("v_proj", kv_width, hidden, a.bias)
     yield from _linear("o_proj", hidden, width, a.output_bias)
     if a.qk_norm:
-        yield "q_norm.weight", (a.head_dim,)
-        yield "k_norm.weight", (a.head_dim,)
+        yield "q_norm.weight", (width if a.qk_norm_joint else a.head_dim,)
+        yield "k_norm.weight", (kv_width if a.qk_norm_joint else a.head_dim,)
 
 
 def _mamba_shapes(m: MambaConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -151,12 +169,21 @@ def _gated_delta_shapes(g: GatedDeltaConfig, hidden: int) -> Iterator[tuple[str,
     if g.projections == "fused":
         yield "in_proj_qkvz.weight", (g.conv_dim + g.value_dim, hidden)
         yield "in_proj_ba.weight", (2 * g.num_value_heads, hidden)
+    elif g.projections == "separate":
+        for name, rows in zip("qkvg", (g.key_dim, g.key_dim, g.value_dim, g.value_dim), strict=True):
+            yield f"{name}_proj.weight", (rows, hidden)
+        for name in "ba":
+            yield f"{name}_proj.weight", (g.num_value_heads, hidden)
     else:
         yield "in_proj_qkv.weight", (g.conv_dim, hidden)
         yield "in_proj_z.weight", (g.value_dim, hidden)
         yield "in_proj_b.weight", (g.num_value_heads, hidden)
         yield "in_proj_a.weight", (g.num_value_heads, hidden)
-    yield "conv1d.weight", (g.conv_dim, 1, g.conv_kernel)
+    if g.projections == "separate":
+        for name, channels in zip("qkv", g.conv_parts or (g.key_dim, g.key_dim, g.value_dim), strict=True):
+            yield f"{name}_conv1d.weight", (channels, 1, g.conv_kernel)
+    else:
+        yield "conv1d.weight", (g.conv_dim, 1, g.conv_kernel)
     for name in ("A", "dt_bias"):
         yield name, (g.num_value_heads,)
     yield "norm.weight", (g.value_size,)
@@ -175,22 +202,23 @@ def _mlp_shapes(mlp: MlpConfig, hidden: int) -> Iterator[tuple[str, tuple[int, .
     yield from _linear("down_proj", hidden, size, mlp.bias)
 
 
-def _root(config: DecoderConfig, tensors: Iterable[str]) -> str:
+def tensor_root(config: DecoderConfig, tensors: Iterable[str]) -> str:
     """The prefix before ``layers.N`` in this checkpoint."""
     names = set(tensors)
-    norm = f"layers.0.{config.layers[0].blocks[0].norm_source}.weight"
+    norms = [f"layers.0.{name}.weight" for name in _norm_names(config.layers[0].blocks[0])]
     for root in ROOTS:
-        if root + norm in names:
+        if any(root + norm in names for norm in norms):
             return root
-    tried = ", ".join(root + norm for root in ROOTS)
+    tried = ", ".join(root + norms[0] for root in ROOTS)
     raise CheckpointError(f"expected one of the tensors {tried}, found none: the config does not describe the weights")
 
 
 def _check_shape(parameter: Parameter, tensors: Mapping[str, TensorSlot]) -> None:
     slot = tensors.get(parameter.source or "")
     if slot is None:
+        alias = f" or {parameter.alias}" if parameter.alias else ""
         raise CheckpointError(
-            f"expected the tensor {parameter.source} {list(parameter.shape)}, found none: "
+            f"expected the tensor {parameter.source}{alias} {list(parameter.shape)}, found none: "
             "the checkpoint is incomplete or its config does not describe it"
         )
     if slot.shape != parameter.shape:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from artifact.errors import CheckpointError, UnsupportedError
-from exporter.models import bamba, granitemoehybrid, llama, mamba2, nemotron_h, qwen3, qwen3_next
+from exporter.models import bamba, granitemoehybrid, llama, mamba2, nemotron_h, olmo_hybrid, qwen3, qwen3_next
 from exporter.models.decoder_config import DecoderConfig
 from exporter.models.hf_config import HfConfig
 
@@ -16,6 +16,7 @@ FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
     "llama": llama.parse,
     "mamba2": mamba2.parse,
     "nemotron_h": nemotron_h.parse,
+    "olmo_hybrid": olmo_hybrid.parse,
     "qwen3": qwen3.parse,
     "qwen3_5_text": qwen3_next.parse_qwen3_5,
     "qwen3_next": qwen3_next.parse_qwen3_next,

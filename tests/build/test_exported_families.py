@@ -27,6 +27,7 @@ SMALL = {
     "mamba2": {"num_hidden_layers": 1},
     "llama": {"num_hidden_layers": 1},
     "qwen3": {"num_hidden_layers": 1},
+    "olmo_hybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "qwen3_next": {"num_hidden_layers": 2, "full_attention_interval": 2, "layer_types": None},
     "qwen3_5_text": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
 }
@@ -37,6 +38,7 @@ CASES = [
     ("mamba2", DType.FLOAT32),
     ("llama", DType.FLOAT16),
     ("qwen3", DType.BFLOAT16),
+    ("olmo_hybrid", DType.FLOAT32),
     ("qwen3_next", DType.FLOAT16),
     ("qwen3_5_text", DType.BFLOAT16),
 ]

@@ -18,6 +18,7 @@ from exporter.layers.decoder import Decoder
 from exporter.models.decoder_config import DecoderConfig
 from exporter.models.parameters import bind_parameters, derived_value
 from exporter.models.registry import decoder_config
+from exporter.models.stored_layout import as_stored
 from exporter.options import ExportOptions
 from trt_plugins import torch_ops
 
@@ -45,7 +46,7 @@ class EagerDecoder:
     def __init__(self, folder: Path, dtype: DType = DType.FLOAT32) -> None:
         torch_ops.register()
         checkpoint = open_checkpoint(folder)
-        self.decoder_config: DecoderConfig = decoder_config(checkpoint.config)
+        self.decoder_config: DecoderConfig = as_stored(decoder_config(checkpoint.config), checkpoint.tensors)
         options = ExportOptions(all_logits=True)
         self.config: RuntimeConfig = runtime_config(self.decoder_config, options, dtype, checkpoint.eos_token_ids)
         self.module = _module(self.decoder_config, TORCH_DTYPES[dtype])

@@ -90,6 +90,16 @@ BASE_CONFIGS: dict[str, dict[str, Any]] = {
         "intermediate_size": 88,
         "max_position_embeddings": 512,
     },
+    "olmo_hybrid": {
+        **COMMON,
+        **ATTENTION,
+        **GATED_DELTA,
+        "head_dim": 10,
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+        "intermediate_size": 88,
+        "max_position_embeddings": 512,
+    },
     "qwen3_next": {
         **COMMON,
         **ATTENTION,

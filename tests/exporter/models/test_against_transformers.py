@@ -174,6 +174,16 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"hybrid_override_pattern": "*-*"},
         {"hybrid_override_pattern": "-M*"},
     ],
+    "olmo_hybrid": [
+        *(row for row in GATED_DELTA if "layer_types" not in row and "partial" not in str(row)),
+        *ROPES,
+        {"linear_allow_neg_eigval": False},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": None}},
+        {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 12},
+        {"layer_types": None},
+        {"num_hidden_layers": 2, "layer_types": None},
+        {"num_hidden_layers": 5, "layer_types": None},
+    ],
     "qwen3_next": [
         *GATED_DELTA,
         {"layer_types": None, "full_attention_interval": 2},

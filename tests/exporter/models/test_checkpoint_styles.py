@@ -177,6 +177,33 @@ def test_granite_config_with_its_training_fields(tmp_path: Path) -> None:
     assert_one_shot_agrees(published, reference_folder=folder)
 
 
+def as_released(tensors: dict[str, Any]) -> None:
+    """OLMo-Hybrid's own names and pieces; transformers renames a norm and cuts the convolutions evenly when saving."""
+    norm = "model.layers.1.feedforward_layer_norm.weight"
+    tensors["model.layers.1.post_attention_layernorm.weight"] = tensors.pop(norm)
+    for index in (0, 2, 3):
+        names = [f"model.layers.{index}.linear_attn.{part}_conv1d.weight" for part in "qkv"]
+        joined = torch.cat([tensors[name] for name in names])
+        tensors.update(zip(names, joined.split([24, 24, 60]), strict=True))
+
+
+def with_new_norm_names(tensors: dict[str, Any]) -> None:
+    """OLMo-Hybrid's norms as transformers names them in memory."""
+    new = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
+    for name in list(tensors):
+        for old in new:
+            if old in name:
+                tensors[name.replace(old, new[old])] = tensors.pop(name)
+
+
+@pytest.mark.parametrize("edit", [as_released, with_new_norm_names])
+def test_olmo_hybrid_tensor_names(edit: Callable[[dict[str, Any]], None], tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "a", "olmo_hybrid")
+    other = edit_tensors(copy_checkpoint(folder, tmp_path / "b"), edit)
+    assert set(open_checkpoint(other).tensors) != set(open_checkpoint(folder).tensors)
+    assert_one_shot_agrees(other, reference_folder=folder)
+
+
 @pytest.mark.parametrize("wide", [True, False])
 def test_residual_stream_of_a_bfloat16_mamba2(wide: bool, tmp_path: Path) -> None:
     """residual_in_fp32 keeps the stream in float32; transformers in bfloat16 is the oracle, to bfloat16's rounding."""

@@ -50,6 +50,8 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("mamba2", {"hidden_act": "relu"}, "hidden_act"),
     ("mamba2", {"rms_norm": False}, "rms_norm"),
     ("llama", {"hidden_act": "xielu"}, "hidden_act"),
+    ("olmo_hybrid", {"hidden_act": "gelu"}, "hidden_act"),
+    ("olmo_hybrid", {"linear_use_gate": True}, "linear_use_gate"),
     ("qwen3", {"hidden_act": "tanh"}, "hidden_act"),
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type"),
     ("llama", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
@@ -104,6 +106,11 @@ SIZES = {
     "mamba_d_head",
     "mamba_expand",
     "mamba_chunk_size",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
     "max_position_embeddings",
 }
 NOT_READ = {
@@ -132,6 +139,7 @@ FLAGS = {
     "mamba_proj_bias",
     "use_sliding_window",
     "residual_in_fp32",
+    "linear_allow_neg_eigval",
 }
 NUMBERS = {
     "rms_norm_eps",
@@ -192,6 +200,14 @@ MALFORMED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3", {"use_sliding_window": True, "sliding_window": 0}, "sliding_window"),
     ("qwen3", {"use_sliding_window": True, "sliding_window": "8"}, "sliding_window"),
     ("qwen3", {"max_window_layers": "all"}, "max_window_layers"),
+    ("olmo_hybrid", {"layer_types": ["linear_attention", "mamba"] * 2}, "layer 1"),
+    ("olmo_hybrid", {"layer_types": ["linear_attention"] * 3}, "layer_types"),
+    ("olmo_hybrid", {"linear_num_key_heads": 4}, "linear_num_key_heads"),
+    (
+        "olmo_hybrid",
+        {"linear_num_key_heads": 96, "linear_num_value_heads": 96, "linear_key_head_dim": None},
+        "linear_key",
+    ),
     ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers"),
     ("llama", {"vocab_size": 10**400}, "vocab_size"),
     ("llama", {"head_dim": 2**31}, "head_dim"),
