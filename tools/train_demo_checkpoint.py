@@ -22,6 +22,7 @@ from demo_training.batches import BatchPlan, training_batches
 from demo_training.errors import TrainingInputError
 from demo_training.evaluation import held_out_loss, windows_from_text
 from demo_training.families import FAMILIES, Family, SpecialTokenIds, family_named
+from demo_training.progress import ProgressFile
 from demo_training.saving import save_checkpoint, write_report
 from demo_training.text import Document, documents_from_files, text_from_file
 from demo_training.tokenizer import tokenizer_from_text
@@ -46,6 +47,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--window", type=int, default=512, help="tokens in one held-out window")
+    parser.add_argument("--progress", type=Path, help="file that keeps the run; one that is there is continued")
     parser.add_argument(
         "--config-json",
         type=json.loads,
@@ -69,7 +71,16 @@ def build(family: Family, documents: Sequence[Document], options: argparse.Names
     config = family.config_from_tokens(tokens, **options.config_json)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(options.device)
     family.prepare(model)
+    family.initialise(model)
     return model, tokenizer
+
+
+def progress_of(options: argparse.Namespace) -> ProgressFile | None:
+    """The file that keeps this run; it may be continued with another number of steps, rate or dropout."""
+    if options.progress is None:
+        return None
+    names = ("family", "seed", "batch_size", "seq_len", "vocab_size", "config_json")
+    return ProgressFile(options.progress, {name: getattr(options, name) for name in names})
 
 
 def training_facts(options: argparse.Namespace, result: TrainingResult) -> dict[str, Any]:
@@ -167,7 +178,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if options.steps > 0:
         plan = BatchPlan(options.batch_size, options.seq_len, options.seed)
         training = TrainingPlan(options.steps, options.learning_rate, dropout=options.dropout)
-        result = train(model, training_batches(documents, tokenizer, plan), windows, training)
+        batches = training_batches(documents, tokenizer, plan)
+        result = train(model, batches, windows, training, progress_of(options))
     save_checkpoint(model, tokenizer, family, options.out)
     report = measured_report(family, options, result, windows)
     write_report(options.out, report)

@@ -130,5 +130,5 @@ class GatedDeltaNet(nn.Module):
 
     def _conv_weight(self) -> torch.Tensor:
         """[conv_dim, 1, kernel]."""
-        weights = [self.get_parameter(f"{name}.weight") for name in self._convolutions]
+        weights: list[torch.Tensor] = [self.get_parameter(f"{name}.weight") for name in self._convolutions]
         return weights[0] if len(weights) == 1 else torch.cat(weights)

@@ -6,9 +6,17 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
 import torch
+from demo_training.errors import TrainingInputError
+from demo_training.families import FAMILIES, SpecialTokenIds
+from demo_training.progress import ProgressFile
+from demo_training.training import TrainingPlan, train
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +31,18 @@ TINY_CONFIG = {
     "mamba_head_dim": 16,
     "ssm_state_size": 16,
     "chunk_size": 16,
+}
+TINY_QWEN = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
 }
 
 
@@ -59,3 +79,48 @@ def test_an_existing_out_folder_is_left_alone(tmp_path: Path) -> None:
     assert completed.returncode == 2
     assert "expected --out to be a new folder" in completed.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
+
+
+def tiny_qwen3_next() -> Any:
+    family = FAMILIES["qwen3_next"]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(family.config_from_tokens(SpecialTokenIds(50, 0, 1, 2), **TINY_QWEN))
+    family.initialise(model)
+    return model
+
+
+def rows_until(steps: int) -> Iterator[np.ndarray]:
+    """Batches of random tokens; the run is interrupted after ``steps`` of them."""
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        yield rng.integers(0, 50, (2, 17))
+    raise KeyboardInterrupt
+
+
+def test_time_steps_begin_between_a_thousandth_and_a_tenth() -> None:
+    parameters = dict(tiny_qwen3_next().named_parameters())
+    (dt_bias,) = (value for name, value in parameters.items() if name.endswith("dt_bias"))
+    torch.testing.assert_close(torch.nn.functional.softplus(dt_bias), torch.tensor([1e-3, 1e-1]))
+
+
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    """The same losses and weights as those of a run without an interruption."""
+    held_out, plan = np.arange(34).reshape(2, 17) % 50, TrainingPlan(4, learning_rate=1e-2, report_every=2)
+    whole = tiny_qwen3_next()
+    expected = train(whole, rows_until(5), held_out, plan)
+    progress = ProgressFile(tmp_path / "run.pt", {"seed": 0}, every=1)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_qwen3_next(), rows_until(3), held_out, plan, progress)
+    fresh = tiny_qwen3_next()
+    found = train(fresh, rows_until(5), held_out, plan, progress)
+    assert (found.tokens, found.final_train_loss) == (expected.tokens, pytest.approx(expected.final_train_loss))
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(fresh.state_dict()[name], value, msg=name)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
+
+
+def test_the_progress_of_another_run_is_refused(tmp_path: Path) -> None:
+    held_out, plan = np.arange(34).reshape(2, 17) % 50, TrainingPlan(1)
+    train(tiny_qwen3_next(), rows_until(2), held_out, plan, ProgressFile(tmp_path / "run.pt", {"seed": 0}, every=1))
+    with pytest.raises(TrainingInputError, match="the same seed, found 0"):
+        train(tiny_qwen3_next(), rows_until(2), held_out, plan, ProgressFile(tmp_path / "run.pt", {"seed": 1}))

@@ -26,11 +26,13 @@ class Family:
     config_from_tokens: builds the transformers config; keyword overrides replace single fields.
     fp32_suffixes: parameters whose name ends so stay float32 in the saved file.
     prepare: changes a freshly built or loaded model so that it computes what its config states.
+    initialise: replaces initial values of a freshly built model.
     """
 
     config_from_tokens: Callable[..., Any]
     fp32_suffixes: tuple[str, ...]
     prepare: Callable[[Any], None]
+    initialise: Callable[[Any], None]
 
 
 def nemotron_h_config(tokens: SpecialTokenIds, **overrides: Any) -> Any:
@@ -71,11 +73,64 @@ def use_time_step_limit(model: Any) -> None:
             module.time_step_limit = limit
 
 
+def qwen3_next_config(tokens: SpecialTokenIds, **overrides: Any) -> Any:
+    """About 1.4 M parameters: four gated delta net layers (4 value heads over 2 key heads) and two gated attention
+    layers, each followed by an MLP; no experts."""
+    from transformers import Qwen3NextConfig
+
+    fields: dict[str, Any] = {
+        "vocab_size": tokens.vocab_size,
+        "pad_token_id": tokens.pad,
+        "bos_token_id": tokens.bos,
+        "eos_token_id": tokens.eos,
+        "hidden_size": 128,
+        "num_hidden_layers": 6,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"] * 2,
+        "intermediate_size": 320,
+        "num_experts": 0,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "max_position_embeddings": 8192,
+        "initializer_range": 0.05,
+        "tie_word_embeddings": True,
+    }
+    return Qwen3NextConfig(**(fields | overrides))
+
+
+def spread_time_steps(model: Any) -> None:
+    """dt_bias such that softplus of it lies between 0.001 and 0.1, evenly in its logarithm (as Mamba2 begins).
+
+    transformers begins with ones, at which most heads forget within one token.
+    """
+    import torch
+
+    for name, parameter in model.named_parameters():
+        if name.endswith(".dt_bias"):
+            time_step = torch.logspace(-3, -1, parameter.numel(), device=parameter.device)
+            parameter.data = time_step + torch.log(-torch.expm1(-time_step))
+
+
+def nothing(_model: Any) -> None:
+    """For a family whose models need no change."""
+
+
 FAMILIES: dict[str, Family] = {
     "nemotron_h": Family(
         config_from_tokens=nemotron_h_config,
         fp32_suffixes=(".A_log", ".D", ".dt_bias"),
         prepare=use_time_step_limit,
+        initialise=nothing,
+    ),
+    "qwen3_next": Family(
+        config_from_tokens=qwen3_next_config,
+        fp32_suffixes=(".A_log", ".dt_bias"),
+        prepare=nothing,
+        initialise=spread_time_steps,
     ),
 }
 

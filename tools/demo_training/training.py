@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import time
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from demo_training.evaluation import held_out_loss
+from demo_training.progress import ProgressFile
 
 
 @dataclass(frozen=True)
@@ -90,30 +92,57 @@ def _step(model: Any, optimizer: torch.optim.Optimizer, rows: torch.Tensor, max_
     return loss.detach()
 
 
-def train(model: Any, batches: Iterator[np.ndarray], held_out: np.ndarray, plan: TrainingPlan) -> TrainingResult:
-    """Trains in place; held-out loss is only reported, it selects nothing."""
+def train(
+    model: Any,
+    batches: Iterator[np.ndarray],
+    held_out: np.ndarray,
+    plan: TrainingPlan,
+    progress: ProgressFile | None = None,
+) -> TrainingResult:
+    """Trains in place; held-out loss is only reported, it selects nothing.
+
+    With ``progress`` the run goes on after the steps that its file holds; the batches of those are passed over.
+    """
     optimizer = _optimizer(model, plan)
     hooks = add_residual_dropout(model, plan.dropout)
     model.train()
-    losses: list[torch.Tensor] = []
-    tokens, start = 0, time.monotonic()
-    for step in range(plan.steps):
+    done, earlier = progress.restore(model, optimizer) if progress else ([], 0.0)
+    losses: list[torch.Tensor | float] = [*done]
+    rows_of_steps = itertools.islice(batches, len(losses), None)
+    tokens, start = 0, time.monotonic() - earlier
+    for step in range(len(losses), plan.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate_at(plan, step)
-        rows = torch.from_numpy(next(batches)).to(model.device)
+        rows = torch.from_numpy(next(rows_of_steps)).to(model.device)
         losses.append(_step(model, optimizer, rows, plan.gradient_norm))
-        tokens += rows.shape[0] * (rows.shape[1] - 1)
+        tokens = (step + 1) * rows.shape[0] * (rows.shape[1] - 1)
+        seconds = time.monotonic() - start
+        if progress and (step + 1) % progress.every == 0:
+            progress.write(model, optimizer, [float(loss) for loss in losses], seconds)
         if (step + 1) % plan.report_every == 0 or step + 1 == plan.steps:
-            recent = float(torch.stack(losses[-plan.report_every :]).mean())
-            seconds = time.monotonic() - start
-            unseen = held_out_loss(model, held_out)
-            print(
-                f"step {step + 1}/{plan.steps}: train loss {recent:.4f}, held-out loss {unseen.loss:.4f}, "
-                f"{tokens / seconds:.0f} tokens/s, {seconds:.0f} s",
-                file=sys.stderr,
-                flush=True,
-            )
+            _report(model, held_out, plan, losses, tokens, seconds)
     for hook in hooks:
         hook.remove()
     model.eval()
-    return TrainingResult(float(torch.stack(losses[-50:]).mean()), tokens, time.monotonic() - start)
+    return TrainingResult(_mean(losses[-50:]), tokens, time.monotonic() - start)
+
+
+def _report(
+    model: Any,
+    held_out: np.ndarray,
+    plan: TrainingPlan,
+    losses: list[torch.Tensor | float],
+    tokens: int,
+    seconds: float,
+) -> None:
+    unseen = held_out_loss(model, held_out)
+    print(
+        f"step {len(losses)}/{plan.steps}: train loss {_mean(losses[-plan.report_every :]):.4f}, "
+        f"held-out loss {unseen.loss:.4f}, {tokens / seconds:.0f} tokens/s, {seconds:.0f} s",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _mean(losses: list[torch.Tensor | float]) -> float:
+    return sum(float(loss) for loss in losses) / len(losses)
