@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from artifact.config import read_config
-from artifact.errors import EngineError, UnsupportedError
+from artifact.errors import EngineError
 from artifact.extras import install_command
 from artifact.path_kind import require_artifact
 from runtime.engines.base import Engine
 
-AUTO, ONNXRUNTIME, TENSORRT = "auto", "onnxruntime", "tensorrt"
+AUTO, ONNXRUNTIME, TENSORRT, TORCH = "auto", "onnxruntime", "tensorrt", "torch"
 
 
 @dataclass(frozen=True)
@@ -138,16 +137,21 @@ def _need_tensorrt() -> None:
     check_machine()
 
 
-def _not_available_yet(name: str) -> EngineKind:
-    def refuse(*_: object) -> NoReturn:
-        raise UnsupportedError(f"the {name} engine is not available yet: use --engine onnxruntime")
+def _torch(folder: Path, options: EngineOptions) -> Engine:
+    from runtime.engines.torch.engine import TorchEngine
 
-    return EngineKind(refuse, refuse)
+    return TorchEngine(folder, threads=options.threads)
+
+
+def _need_torch() -> None:
+    from runtime.engines.torch.library import need_torch
+
+    need_torch()
 
 
 ENGINES: dict[str, EngineKind] = {
     ONNXRUNTIME: EngineKind(_need_onnxruntime, _onnxruntime),
     "onnxruntime-portable": EngineKind(_need_onnxruntime, _onnxruntime_portable),
     TENSORRT: EngineKind(_need_tensorrt, _tensorrt),
-    "torch": _not_available_yet("torch"),
+    TORCH: EngineKind(_need_torch, _torch),
 }

@@ -76,7 +76,6 @@ def test_chat_uses_the_template(capfd: Capture, artifact: Path) -> None:
         (("--prompt", "sea " * 400), "--prompt: expected at most 300 tokens"),
         (("--chat", "sea " * 400), "--chat: expected at most 300 tokens"),
         (("--prompt", "x", "--engine", "tensorrt"), "tensorrt"),
-        (("--prompt", "x", "--engine", "torch"), "torch"),
     ],
 )
 def test_bad_requests(capfd: Capture, artifact: Path, options: tuple[str, ...], words: str) -> None:

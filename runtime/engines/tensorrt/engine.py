@@ -14,6 +14,7 @@ from artifact.bindings import Binding
 from artifact.config import RuntimeConfig, read_config
 from artifact.errors import EngineError, RequestError
 from runtime.engines.base import Engine, StateSet, StepInputs
+from runtime.engines.step_check import check_step
 from runtime.engines.tensorrt.binding_plan import DECODE, PREFILL, BindingPlan, binding_plan
 from runtime.engines.tensorrt.bound_context import BoundContext
 from runtime.engines.tensorrt.cuda_memory import CudaMemory
@@ -26,7 +27,6 @@ from runtime.engines.tensorrt.plan_check import load_plan
 from runtime.engines.tensorrt.selection import BuiltEngine, find_engine
 from runtime.engines.tensorrt.state_memory import StateMemory, StatePool
 from runtime.engines.tensorrt.states import DeviceStateSet, too_long
-from runtime.engines.tensorrt.step_check import check_step
 from runtime.engines.tensorrt.step_io import LogitsStage, TokenStage
 
 

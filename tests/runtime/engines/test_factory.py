@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from artifact.errors import ArtifactError, EngineError, UnsupportedError
+from artifact.errors import ArtifactError, EngineError
 from runtime.engines import create_engine
 from runtime.engines.factory import ENGINES, EngineKind, EngineOptions, check_engine
 from tests.runtime.onnxruntime.hand_made import HandMade
@@ -16,16 +16,11 @@ from tests.runtime.toy_engine import ToyEngine, toy_config
 from trt_plugins.build.target import Machine
 
 
-def test_an_engine_to_come_says_so(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="the torch engine is not available yet: use --engine onnxruntime"):
-        create_engine(tmp_path, "torch")
-
-
 def test_an_engine_is_checked_without_an_artifact(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, Machine((), None))
     for name in ENGINES:
-        if name in ("tensorrt", "torch"):
-            with pytest.raises((UnsupportedError, EngineError), match=name):
+        if name == "tensorrt":
+            with pytest.raises(EngineError, match=name):
                 check_engine(name)
         else:
             check_engine(name)
@@ -104,12 +99,20 @@ def test_a_folder_that_is_no_artifact_is_an_artifact_error(tmp_path: Path) -> No
         create_engine(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["auto", "onnxruntime", "onnxruntime-portable"])
+@pytest.mark.parametrize(
+    ("name", "library", "extra"),
+    [
+        ("auto", "onnxruntime", "cpu"),
+        ("onnxruntime", "onnxruntime", "cpu"),
+        ("onnxruntime-portable", "onnxruntime", "cpu"),
+        ("torch", "torch", "torch"),
+    ],
+)
 def test_a_missing_library_names_the_extra_to_install(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, library: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(EngineError, match=r"pip install --editable '.*\[cpu\]'"):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(EngineError, match=rf"needs the package {library}.*pip install --editable '.*\[{extra}\]'"):
         create_engine(tmp_path, name)
 
 

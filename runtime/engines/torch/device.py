@@ -1,0 +1,55 @@
+"""Where the engine computes: a CUDA GPU with a stream of its own, or the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+
+import torch
+
+from artifact.errors import EngineError
+from runtime.engines.torch.kernels import KernelRunner
+
+# Tokens of a row in one step. On a CPU the scores of attention grow with tokens times context and nothing is won by
+# more; on a GPU a step has to be large to be bound by its matrix products.
+_CPU_STEP_TOKENS, _GPU_STEP_TOKENS = 512, 4096
+
+
+class TorchDevice:
+    """One device; ``kernels`` launches CUDA kernels there, None on the CPU."""
+
+    def __init__(self, name: str | None = None) -> None:
+        """``name``: "cuda" or "cpu", None for the first of them that is there; EngineError when it is not."""
+        if name not in (None, "cuda", "cpu"):
+            raise EngineError(f"device: expected cuda or cpu, found {name!r}")
+        available = torch.cuda.is_available()
+        if name == "cuda" and not available:
+            raise EngineError("device: expected a CUDA GPU that torch can use, found none: use the device cpu")
+        self.is_gpu = available if name is None else name == "cuda"
+        self.torch = torch.device("cuda", torch.cuda.current_device()) if self.is_gpu else torch.device("cpu")
+        self.kernels: KernelRunner | None = None
+        self.stream: torch.cuda.Stream | None = None
+        if self.is_gpu:
+            self.kernels, self.stream = KernelRunner(), torch.cuda.Stream()
+
+    @property
+    def step_tokens(self) -> int:
+        """The most tokens of a row that one step should have."""
+        return _GPU_STEP_TOKENS if self.is_gpu else _CPU_STEP_TOKENS
+
+    def active(self) -> AbstractContextManager[object]:
+        """Work inside goes to this device's stream."""
+        return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def synchronize(self) -> None:
+        """Wait for the stream; EngineError when work on it failed."""
+        if self.stream is None:
+            return
+        try:
+            self.stream.synchronize()
+        except RuntimeError as error:
+            raise EngineError(f"running the step: the GPU answers {' '.join(str(error).split())}") from error
+
+    def pinned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Host memory that the GPU copies to and from without staging (plain memory on the CPU)."""
+        return torch.zeros(shape, dtype=dtype, pin_memory=self.is_gpu)

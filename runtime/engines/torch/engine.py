@@ -1,0 +1,149 @@
+"""The torch engine: one artifact on a CUDA GPU with this project's kernels, or on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from artifact.bindings import Binding
+from artifact.config import RuntimeConfig, read_config
+from artifact.errors import EngineError, RequestError
+from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
+from runtime.engines.base import Engine, StateSet, StepInputs
+from runtime.engines.step_check import check_step
+from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.fusion import Phase
+from runtime.engines.torch.graph import LENGTHS
+from runtime.engines.torch.lengths import StepLengths
+from runtime.engines.torch.model import TorchModel
+from runtime.engines.torch.program import Program
+from runtime.engines.torch.state_memory import StatePool
+from runtime.engines.torch.states import TorchStateSet
+
+
+class TorchEngine(Engine):
+    """Runs an artifact's graph in the types that it declares, with its states where they are."""
+
+    name: ClassVar[str] = "torch"
+
+    def __init__(self, folder: str | Path, device: str | None = None, threads: int | None = None) -> None:
+        """Load the artifact in ``folder``.
+
+        device: "cuda" or "cpu"; None is the GPU where torch can use one. threads: of torch on the CPU, for the whole
+        process; None leaves them as they are.
+        ArtifactError when the folder is not a complete artifact, EngineError for a device that is not there.
+        """
+        self._folder = Path(folder).resolve()
+        self.config: RuntimeConfig = read_config(self._folder)
+        if self.config.layout != "dense":
+            raise EngineError(
+                f"{folder}: expected layout dense, found {self.config.layout}: export without --layout for this engine"
+            )
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._device = TorchDevice(device)
+        self._specs = self.config.bindings.states
+        replaced = {spec.replaced_by for spec in self._specs}
+        self._result = next(output.name for output in self.config.bindings.outputs if output.name not in replaced)
+        self._model = TorchModel(self._folder, self.config, self._device)
+        self._pool = StatePool(self._specs, self._device)
+        self._closed = False
+        # Made now, so that an artifact that this engine cannot run is refused before the first token.
+        self._model.program(Phase.PREFILL)
+        self._model.program(Phase.DECODE)
+
+    @property
+    def state_specs(self) -> tuple[Binding, ...]:
+        return self._specs
+
+    @property
+    def max_batch_size(self) -> int:
+        return self.config.max_batch_size
+
+    @property
+    def max_seq_len(self) -> int:
+        return self.config.max_seq_len
+
+    @property
+    def max_step_tokens(self) -> int:
+        return min(self._device.step_tokens, self.max_seq_len)
+
+    @property
+    def shows_values(self) -> bool:
+        return True
+
+    @property
+    def device(self) -> TorchDevice:
+        """Where it computes."""
+        return self._device
+
+    @property
+    def model(self) -> TorchModel:
+        """Its programs and weights."""
+        return self._model
+
+    def allocate_states(self, batch: int, max_seq: int) -> TorchStateSet:
+        self._check_open()
+        if not 1 <= batch <= self.max_batch_size:
+            raise RequestError(
+                f"expected 1 to {self.max_batch_size} rows in a batch, found {batch}: send fewer at once, or export "
+                "with a larger --max-batch"
+            )
+        return TorchStateSet(self._specs, self._device, self._pool, batch, max_seq, self.max_seq_len)
+
+    def step(self, inputs: StepInputs, states: StateSet) -> np.ndarray:
+        return self.step_values(inputs, states, ())[self._result]
+
+    def step_values(self, inputs: StepInputs, states: StateSet, values: Sequence[str]) -> dict[str, np.ndarray]:
+        held = self._checked(inputs, states)
+        phase = Phase.DECODE if inputs.input_ids.shape[1] == 1 else Phase.PREFILL
+        program = self._model.program(phase, values)
+        with self._device.active():
+            found = self._run(program, inputs, held)
+            return {name: found[name].float().cpu().numpy() for name in (self._result, *values)}
+
+    def close(self) -> None:
+        self._closed = True
+        self._pool.close()
+
+    def _run(self, program: Program, inputs: StepInputs, states: TorchStateSet) -> Mapping[str, torch.Tensor]:
+        device = self._device.torch
+        context, past = inputs.context_lengths.tolist(), inputs.past_lengths.tolist()
+        tokens = inputs.input_ids.shape[1]
+        feeds = {
+            INPUT_IDS: torch.tensor(inputs.input_ids, dtype=torch.int64, device=device),
+            CONTEXT_LENGTHS: torch.tensor(context, dtype=torch.int32, device=device),
+            PAST_LENGTHS: torch.tensor(past, dtype=torch.int32, device=device),
+            LENGTHS: StepLengths(tokens, tuple(context), tuple(past), states.max_seq),
+            **states.memory.tensors,
+        }
+        found = program.run(feeds)
+        self._advance(found, states)
+        return found
+
+    def _advance(self, found: Mapping[str, torch.Tensor], states: TorchStateSet) -> None:
+        """Take over the states that the program did not change where they are."""
+        for spec in self._specs:
+            tensor, present = states.memory.tensors[spec.name], found[str(spec.replaced_by)]
+            if present is not tensor:
+                tensor.copy_(present)
+
+    def _checked(self, inputs: StepInputs, states: StateSet) -> TorchStateSet:
+        self._check_open()
+        if not isinstance(states, TorchStateSet) or states.device is not self._device:
+            raise EngineError(f"expected states allocated by this engine, found {type(states).__name__} of another")
+        check_step(inputs, states.batch, self.max_step_tokens, states.max_seq)
+        ids = inputs.input_ids
+        if ids.min() < 0 or ids.max() >= self.config.vocab_size:
+            raise EngineError(
+                f"expected token ids from 0 to {self.config.vocab_size - 1}, found {ids.min()} to {ids.max()}"
+            )
+        return states
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("expected an open engine, found one that was closed: create it again")

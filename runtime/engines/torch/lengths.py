@@ -1,0 +1,30 @@
+"""What a step knows of its rows' lengths in host memory, beside the tensors of the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepLengths:
+    """tokens: new tokens of the longest row, the width of the step.
+
+    context, past: new and cached tokens of each row; not to be relied on in decoding, which is recorded once for all
+        lengths up to ``bucket``.
+    bucket: positions of the KV caches that the step may touch.
+    """
+
+    tokens: int
+    context: tuple[int, ...]
+    past: tuple[int, ...]
+    bucket: int
+
+    @property
+    def start_together(self) -> bool:
+        """Whether no row has cached tokens."""
+        return not any(self.past)
+
+    @property
+    def fill_the_step(self) -> bool:
+        """Whether every row has as many tokens as the step is wide."""
+        return all(length == self.tokens for length in self.context)

@@ -1,0 +1,16 @@
+"""Whether torch is there. This module itself imports it only when asked."""
+
+from __future__ import annotations
+
+from artifact.errors import EngineError
+from artifact.extras import install_command
+
+
+def need_torch() -> None:
+    """EngineError naming the command that installs torch where it cannot be imported."""
+    try:
+        import torch  # noqa: F401 (only asks whether it is there, so that other import errors stay visible)
+    except ImportError as error:
+        raise EngineError(
+            f"the torch engine needs the package torch, which cannot be imported ({error}): {install_command('torch')}"
+        ) from error

@@ -1,0 +1,44 @@
+"""An artifact as programs: for steps of several tokens a row, for decoding, and to show inner values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+
+from artifact.config import RuntimeConfig
+from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.fusion import Phase, fuse_graph
+from runtime.engines.torch.graph import expose_values, read_model
+from runtime.engines.torch.program import Program, compile_program
+from runtime.engines.torch.weights import WeightStore
+
+
+class TorchModel:
+    """The programs of the artifact in ``folder``, made at their first use; they share all weights."""
+
+    def __init__(self, folder: Path, config: RuntimeConfig, device: TorchDevice) -> None:
+        """ArtifactError for a damaged file."""
+        self._folder, self._config, self._device = folder, config, device
+        self.weights = WeightStore(folder, device.torch)
+        self._programs: dict[tuple[Phase, tuple[str, ...]], Program] = {}
+
+    def program(self, phase: Phase, values: Sequence[str] = ()) -> Program:
+        """What runs a step; the inner ``values`` of the graph are outputs too.
+
+        EngineError naming an operator that this engine does not know, or a value that the graph does not have.
+        """
+        key = (phase, tuple(values))
+        if key not in self._programs:
+            model = read_model(self._folder)
+            expose_values(model.graph, values)
+            fuse_graph(model, self._config, self._device, phase)
+            self._programs[key] = self._compiled(model)
+        return self._programs[key]
+
+    def _compiled(self, model: ir.Model) -> Program:
+        with self._device.active():
+            program = compile_program(model.graph.inputs, model.graph.outputs, self.weights, self._device.kernels)
+            self._device.synchronize()
+        return program

@@ -1,0 +1,29 @@
+"""The operators that this engine runs: one row each."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from artifact.errors import EngineError
+from runtime.engines.torch.graph import DOMAIN
+from runtime.engines.torch.node_context import Builder
+from runtime.engines.torch.ops import attention, edge, elementwise, indexing, matrices, norms, shapes
+
+_STANDARD: dict[str, Builder] = {
+    **elementwise.ROWS,
+    **shapes.ROWS,
+    **indexing.ROWS,
+    **matrices.ROWS,
+    **norms.ROWS,
+    **attention.ROWS,
+}
+OPERATORS: dict[str, dict[str, Builder]] = {"": _STANDARD, edge.DOMAIN: edge.ROWS, DOMAIN: {}}
+
+
+def builder_of(node: ir.Node) -> Builder:
+    """What makes a step of ``node``; EngineError naming an operator that this engine does not know."""
+    builder = OPERATORS.get(node.domain, {}).get(node.op_type)
+    if builder is None:
+        name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        raise EngineError(f"the torch engine does not know the operator {name}: use --engine onnxruntime")
+    return builder

@@ -1,0 +1,39 @@
+"""Attention and rotary embedding."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from runtime.engines.torch.node_context import Builder, NodeContext, Run
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate halves of the first r entries of each head: x [b, h, t, d], cos and sin [b, t, r / 2]."""
+    half = cos.shape[-1]
+    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], -1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
+
+
+def _rotary_embedding(context: NodeContext) -> Run:
+    context.attributes.expect("interleaved", 0)
+    # The tables have the width of what is rotated.
+    context.attributes.take("rotary_embedding_dim", 0)
+    return rotated
+
+
+def _attention(context: NodeContext) -> Run:
+    """q [b, hq, t, d], k and v [b, hkv, s, d], mask [b, 1, t, s] bool -> [b, hq, t, d]."""
+    context.attributes.expect("is_causal", 0)
+    context.attributes.expect("softcap", 0.0)
+    context.attributes.expect("qk_matmul_output_mode", 0)
+    scale = context.attributes.take("scale")
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+
+    return run
+
+
+ROWS: dict[str, Builder] = {"Attention": _attention, "RotaryEmbedding": _rotary_embedding}

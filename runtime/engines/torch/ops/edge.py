@@ -1,0 +1,84 @@
+"""Operators of the domain ``trt_edgellm``: our CUDA kernels on a GPU, else their torch form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from artifact.errors import UnsupportedError
+from runtime.engines.torch.kernels import KernelRunner, layout_of
+from runtime.engines.torch.node_context import Builder, NodeContext, Run
+from trt_plugins import torch_ops
+from trt_plugins.catalog import OPS
+from trt_plugins.kernels import catalog
+from trt_plugins.kernels.call import OpCall
+from trt_plugins.spec import AttributeValue, OpSpec
+
+DOMAIN = "trt_edgellm"
+
+
+def _builder(spec: OpSpec) -> Builder:
+    return lambda context: _run(context, spec)
+
+
+def _run(context: NodeContext, spec: OpSpec) -> Run:
+    attributes = spec.complete_attributes(context.attributes.rest())
+    portable = _portable(spec, attributes)
+    if context.kernels is None or spec.name not in catalog.operators():
+        return portable
+    in_place = [context.is_in_place(index, spec.output_source(output)) for index, output in enumerate(spec.outputs)]
+    return _KernelCall(spec, attributes, context.kernels, in_place, portable)
+
+
+def _portable(spec: OpSpec, attributes: dict[str, AttributeValue]) -> Run:
+    torch_ops.register()
+    operator = getattr(getattr(torch.ops, spec.domain), spec.name)
+    values = tuple(attributes.values())
+    return lambda *tensors: operator(*_complete(spec, tensors), *values)
+
+
+def _complete(spec: OpSpec, tensors: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
+    return (*tensors, *(None for _ in range(len(spec.inputs) - len(tensors))))
+
+
+class _KernelCall:
+    """One operator with CUDA kernels. Sizes that they refuse run in the torch form."""
+
+    def __init__(
+        self,
+        spec: OpSpec,
+        attributes: dict[str, AttributeValue],
+        kernels: KernelRunner,
+        in_place: list[bool],
+        portable: Callable[..., tuple[torch.Tensor, ...]],
+    ) -> None:
+        self._spec, self._attributes, self._kernels, self._portable = spec, attributes, kernels, portable
+        self._sources = [
+            (spec.output_source(output), here) for output, here in zip(spec.outputs, in_place, strict=True)
+        ]
+        self._name = (spec.name, tuple(attributes.items()))
+        self._refused: set = set()
+
+    def __call__(self, *tensors: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        inputs = _complete(self._spec, tensors)
+        outputs = [self._output(inputs[source], here) for source, here in self._sources]
+        layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in inputs)
+        results = tuple(layout_of(tensor) for tensor in outputs)
+        key = (self._name, layouts, results)
+        if key in self._refused:
+            return self._portable(*inputs)
+        call = OpCall(self._spec, layouts, results, self._attributes)
+        try:
+            self._kernels.launch(key, lambda traits: catalog.plan(call, traits), inputs, outputs)
+        except UnsupportedError:
+            self._refused.add(key)
+            return self._portable(*inputs)
+        return tuple(outputs)
+
+    def _output(self, source: torch.Tensor | None, here: bool) -> torch.Tensor:
+        assert source is not None
+        return source if here else torch.empty(source.shape, dtype=source.dtype, device=source.device)
+
+
+ROWS: dict[str, Builder] = {name: _builder(spec) for name, spec in OPS.items()}

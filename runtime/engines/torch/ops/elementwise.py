@@ -1,0 +1,86 @@
+"""Operators that work element by element, and constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+
+import torch
+import torch.nn.functional as F
+
+from artifact.dtypes import DType
+from artifact.errors import EngineError
+from runtime.engines.torch.node_context import Builder, NodeContext, Run
+from runtime.engines.torch.tensors import torch_from_dtype
+from runtime.engines.torch.weights import tensor_from_ir
+
+_CONSTANT_KINDS = {
+    "value_int": torch.int64,
+    "value_ints": torch.int64,
+    "value_float": torch.float32,
+    "value_floats": torch.float32,
+}
+
+
+def _plain(function: Callable[..., torch.Tensor]) -> Builder:
+    return lambda context: function
+
+
+def _folded(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Builder:
+    """Any number of inputs, taken together two by two."""
+    return lambda context: lambda *values: reduce(function, values)
+
+
+def _cast(context: NodeContext) -> Run:
+    dtype = torch_from_dtype(DType.from_onnx(int(context.attributes.take("to"))))
+    # Both are about narrow types that the artifact does not have.
+    context.attributes.take("saturate", 1)
+    context.attributes.take("round_mode", "up")
+    return lambda x: x.to(dtype)
+
+
+def _cast_like(context: NodeContext) -> Run:
+    context.attributes.take("saturate", 1)
+    context.attributes.take("round_mode", "up")
+    return lambda x, like: x.to(like.dtype)
+
+
+def _gelu(context: NodeContext) -> Run:
+    approximate = context.attributes.take("approximate", "none")
+    return lambda x: F.gelu(x, approximate=approximate)
+
+
+def _constant(context: NodeContext) -> Run:
+    ((kind, value),) = context.attributes.rest().items()
+    if kind == "value":
+        tensor = tensor_from_ir(value)
+    elif kind in _CONSTANT_KINDS:
+        tensor = torch.tensor(value, dtype=_CONSTANT_KINDS[kind])
+    else:
+        raise EngineError(f"Constant: the torch engine does not know its form {kind}: use --engine onnxruntime")
+    return lambda: tensor
+
+
+ROWS: dict[str, Builder] = {
+    "Add": _plain(torch.add),
+    "And": _plain(torch.logical_and),
+    "Cast": _cast,
+    "CastLike": _cast_like,
+    "Constant": _constant,
+    "Cos": _plain(torch.cos),
+    "Div": _plain(torch.div),
+    "Gelu": _gelu,
+    "Greater": _plain(torch.gt),
+    "GreaterOrEqual": _plain(torch.ge),
+    "Less": _plain(torch.lt),
+    "LessOrEqual": _plain(torch.le),
+    "Max": _folded(torch.maximum),
+    "Min": _folded(torch.minimum),
+    "Mul": _plain(torch.mul),
+    "Relu": _plain(torch.relu),
+    "Sigmoid": _plain(torch.sigmoid),
+    "Sin": _plain(torch.sin),
+    "Softplus": _plain(F.softplus),
+    "Sub": _plain(torch.sub),
+    "Where": _plain(torch.where),
+}

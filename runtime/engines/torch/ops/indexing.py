@@ -1,0 +1,44 @@
+"""Operators that pick or place elements by index."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from runtime.engines.torch.node_context import Builder, NodeContext, Run
+
+
+def _gather(context: NodeContext) -> Run:
+    context.attributes.expect("axis", 0)
+    return lambda data, indices: F.embedding(indices, data)
+
+
+def _gather_elements(context: NodeContext) -> Run:
+    axis = context.attributes.take("axis", 0)
+    return lambda data, indices: torch.gather(data, axis, indices)
+
+
+def _gather_nd(context: NodeContext) -> Run:
+    """One index a row: data [b, t, ...], indices [b, 1] -> [b, ...]."""
+    context.attributes.expect("batch_dims", 1)
+    return lambda data, indices: data[torch.arange(data.shape[0], device=data.device), indices[:, 0]]
+
+
+def _tensor_scatter(context: NodeContext) -> Run:
+    """``update`` [b, h, t, d] over the positions start[b].. of ``past`` [b, h, s, d]."""
+    context.attributes.expect("axis", 2)
+    context.attributes.expect("mode", "linear")
+
+    def run(past: torch.Tensor, update: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        positions = start[:, None] + torch.arange(update.shape[2], device=past.device)
+        return past.scatter(2, positions[:, None, :, None].expand_as(update), update)
+
+    return run
+
+
+ROWS: dict[str, Builder] = {
+    "Gather": _gather,
+    "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
+    "TensorScatter": _tensor_scatter,
+}

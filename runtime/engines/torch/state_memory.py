@@ -1,0 +1,90 @@
+"""The tensors of a number of rows' states, and a pool that hands them out again."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+import torch
+
+from artifact.bindings import BATCH, MAX_SEQ, Binding
+from artifact.errors import EngineError
+from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.tensors import torch_from_dtype
+
+# Unused memory that is kept, in sets of states.
+_MOST_KEPT = 4
+
+
+class StateMemory:
+    """The states of ``batch`` rows with room for ``max_seq`` positions; steps change them where they are.
+
+    ``bound`` holds what decoding has bound to these addresses, by context bucket.
+    """
+
+    def __init__(self, specs: tuple[Binding, ...], device: TorchDevice, batch: int, max_seq: int) -> None:
+        """Zeroed states; torch.OutOfMemoryError when there is too little memory."""
+        self.batch, self.max_seq = batch, max_seq
+        self.bound: dict[int, Any] = {}
+        self.tensors = {
+            spec.name: torch.zeros(
+                spec.resolve(**{BATCH: batch, MAX_SEQ: max_seq}),
+                dtype=torch_from_dtype(spec.dtype),
+                device=device.torch,
+            )
+            for spec in specs
+        }
+
+    def clear(self) -> None:
+        """Zero every state."""
+        for tensor in self.tensors.values():
+            tensor.zero_()
+
+
+class StatePool:
+    """Memory of states that are no longer used, kept for the next set of the same size with what is bound to it."""
+
+    def __init__(self, specs: tuple[Binding, ...], device: TorchDevice) -> None:
+        self._specs, self._device = specs, device
+        self._free: list[StateMemory] = []
+        # Filled by finalizers, which run at any point of the program: nothing else happens there.
+        self._returned: deque[StateMemory] = deque()
+        self._lock = threading.Lock()
+
+    def lend(self, batch: int, max_seq: int) -> StateMemory:
+        """Cleared memory; EngineError when there is too little even without what is kept."""
+        with self._lock, self._device.active():
+            while self._returned:
+                self._free.append(self._returned.popleft())
+            del self._free[:-_MOST_KEPT]
+            found = next((memory for memory in self._free if (memory.batch, memory.max_seq) == (batch, max_seq)), None)
+            if found is None:
+                return self._allocate(batch, max_seq)
+            self._free.remove(found)
+            found.clear()
+            return found
+
+    def give_back(self, memory: StateMemory) -> None:
+        """Take ``memory`` back; safe in a finalizer."""
+        self._returned.append(memory)
+
+    def close(self) -> None:
+        """Free what is kept; calling it twice is allowed."""
+        with self._lock:
+            self._free.clear()
+            self._returned.clear()
+
+    def _allocate(self, batch: int, max_seq: int) -> StateMemory:
+        try:
+            return StateMemory(self._specs, self._device, batch, max_seq)
+        except (torch.OutOfMemoryError, MemoryError):
+            self._free.clear()
+        torch.cuda.empty_cache()
+        try:
+            return StateMemory(self._specs, self._device, batch, max_seq)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise EngineError(
+                f"expected memory for the states of {batch} rows of {max_seq} tokens, found too little: use a "
+                "smaller batch, or shorter prompts"
+            ) from error

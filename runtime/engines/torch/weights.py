@@ -1,0 +1,92 @@
+"""The constants of a graph as tensors: weights by reference in host memory, one copy of each on a GPU."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from artifact.dtypes import DType
+from artifact.errors import ArtifactError
+from runtime.engines.torch.tensors import torch_from_dtype
+
+
+class WeightStore:
+    """Constants shared by all programs of an engine.
+
+    In host memory a weight stays mapped from its safetensors file, and ``folded`` holds what programs have computed of
+    weights alone, by value name. A GPU gets one copy of every weight that a step reads there.
+    """
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        self._folder, self.device = folder, device
+        self._mapped: dict[tuple, torch.Tensor] = {}
+        # Bytes on the device by the address of the same bytes in host memory, which stay where they are.
+        self._uploaded: dict[int, torch.Tensor] = {}
+        self.folded: dict[str, torch.Tensor] = {}
+
+    def tensor(self, value: ir.Value) -> torch.Tensor:
+        """An initializer in host memory; ArtifactError when its file is missing or cut."""
+        constant = value.const_value
+        assert constant is not None
+        if not isinstance(constant, ir.ExternalTensor):
+            return tensor_from_ir(constant)
+        key = (str(constant.location), constant.offset, constant.dtype, tuple(constant.shape))
+        if key not in self._mapped:
+            self._mapped[key] = self._load(constant)
+        return self._mapped[key]
+
+    def on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor``, a constant in host memory, where steps read it. Scalars stay: torch passes them by value."""
+        if self.device.type == "cpu" or tensor.ndim == 0:
+            return tensor
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address not in self._uploaded:
+            raw = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+            self._uploaded[address] = raw.to(self.device)
+        there = self._uploaded[address][: storage.nbytes() // tensor.itemsize * tensor.itemsize].view(tensor.dtype)
+        return there.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    @property
+    def computed_bytes(self) -> int:
+        """Bytes of what was computed of weights and lies beside them in host memory."""
+        mapped = {tensor.untyped_storage().data_ptr() for tensor in self._mapped.values()}
+        storages = (tensor.untyped_storage() for tensor in self.folded.values() if tensor.is_floating_point())
+        return sum({item.data_ptr(): item.nbytes() for item in storages if item.data_ptr() not in mapped}.values())
+
+    def _load(self, tensor: ir.ExternalTensor) -> torch.Tensor:
+        path, dtype = self._folder / tensor.location, DType.from_onnx(int(tensor.dtype))
+        shape, offset = tuple(int(n) for n in tensor.shape.numpy()), tensor.offset or 0
+        nbytes = math.prod(shape) * dtype.itemsize
+        try:
+            size = path.stat().st_size
+            if size < offset + nbytes:
+                raise ArtifactError(
+                    f"{tensor.location}: expected {offset + nbytes} bytes for {tensor.name}, found {size}: "
+                    "the file is truncated, export the checkpoint again"
+                )
+            # Mapped copy-on-write, as torch wants memory that it could write to.
+            raw = np.memmap(path, np.uint8, "c", offset, (nbytes,)) if nbytes else np.empty(0, np.uint8)
+        except OSError as error:
+            raise ArtifactError(
+                f"{tensor.location}: cannot be read ({error.strerror or error}): export the checkpoint again"
+            ) from error
+        if offset % dtype.itemsize:
+            raw = np.array(raw)
+        return torch.from_numpy(raw).view(torch_from_dtype(dtype)).reshape(shape)
+
+
+def tensor_from_ir(tensor: ir.TensorProtocol) -> torch.Tensor:
+    """A copy of a tensor that the graph itself carries."""
+    dtype = DType.from_onnx(int(tensor.dtype))
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # the bytes belong to nobody else, so that it does not matter who may write them
+        raw = torch.frombuffer(bytearray(tensor.tobytes()) or bytearray(8), dtype=torch_from_dtype(dtype))
+    return raw[: tensor.size].reshape(tuple(int(n) for n in tensor.shape.numpy()))

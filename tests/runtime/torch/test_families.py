@@ -1,0 +1,35 @@
+"""Every family against transformers through the torch engine, in every way it can be driven, layer by layer."""
+
+from __future__ import annotations
+
+import pytest
+
+from artifact.dtypes import DType
+from hybridge.verification import VerifyOptions, verify
+from tests.support.artifacts import ArtifactCache
+from tests.support.export_cases import CASES, ExportCase
+
+pytest.importorskip("transformers", reason="needs the export extra (torch, transformers)")
+
+# Float32 against float32, relative L2 norm; in 16 bits the tolerance of verify for such engines counts.
+TOLERANCE = 2e-5
+GATED_DELTA = {
+    "qwen3_next fp32": ExportCase("qwen3_next", "float32", {"num_hidden_layers": 3}),
+    "qwen3_5 bf16": ExportCase(
+        "qwen3_5_text", "bfloat16", {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    ),
+}
+ALL = {**CASES, **GATED_DELTA}
+
+
+@pytest.mark.parametrize("case", ALL.values(), ids=ALL)
+def test_a_family_agrees_with_transformers(case: ExportCase, artifacts: ArtifactCache) -> None:
+    exported = case.get(artifacts)
+    tolerance = TOLERANCE if case.compute is DType.FLOAT32 else None
+    options = VerifyOptions(engine="torch", prompt_lengths=(1, 7, 33), decode_steps=4, tolerance=tolerance)
+    report = verify(exported.checkpoint, exported.folder, options)
+    failed = [c for c in report.comparisons if not c.passed]
+    assert report.passed, (report.verdict(), failed[:3], max(c.error for c in failed))
+    assert {c.engine for c in report.comparisons} == {"torch"}
+    compared = {(c.scenario, c.item) for c in report.comparisons}
+    assert ("one-shot prefill", "hidden") in compared and ("row without tokens", "unchanged") in compared
