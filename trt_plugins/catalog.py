@@ -1,4 +1,8 @@
-"""Every operator of the domain ``trt_edgellm``, by name."""
+"""Every operator of the domain ``trt_edgellm``, by version of the domain and name.
+
+Version 1 is dense: rows of equal length, right-padded. Version 2 is packed: rows one after the other, states and KV
+caches in pools. It has every operator of version 1 in its packed form, and those that only exist over pools.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,42 @@ from trt_plugins.spec import OpSpec
 from trt_plugins.specs.causal_conv1d import CAUSAL_CONV1D
 from trt_plugins.specs.gated_delta_rule import GATED_DELTA_RULE
 from trt_plugins.specs.mamba2_conv_scan import MAMBA2_CONV_SCAN
+from trt_plugins.specs.packed import PACKED_VERSION, packed_form
+from trt_plugins.specs.paged_attention import PAGED_ATTENTION
+from trt_plugins.specs.reshape_and_cache import RESHAPE_AND_CACHE
 from trt_plugins.specs.update_ssm_state import UPDATE_SSM_STATE
 
 DOMAIN = "trt_edgellm"
+DENSE_VERSION = 1
 
 OPS: Mapping[str, OpSpec] = MappingProxyType(
     {spec.name: spec for spec in (CAUSAL_CONV1D, UPDATE_SSM_STATE, MAMBA2_CONV_SCAN, GATED_DELTA_RULE)}
 )
+"""Version 1."""
+
+PACKED_OPS: Mapping[str, OpSpec] = MappingProxyType(
+    {spec.name: spec for spec in (*map(packed_form, OPS.values()), RESHAPE_AND_CACHE, PAGED_ATTENTION)}
+)
+"""Version 2."""
+
+_VERSIONS = MappingProxyType({DENSE_VERSION: OPS, PACKED_VERSION: PACKED_OPS})
 
 
-def spec_of(name: str) -> OpSpec:
-    """The declaration of operator ``name``; UnsupportedError listing the known ones otherwise."""
-    if name not in OPS:
+def all_specs() -> tuple[OpSpec, ...]:
+    """Every operator of every version, an operator that two versions share once."""
+    return tuple(dict.fromkeys(spec for ops in _VERSIONS.values() for spec in ops.values()))
+
+
+def spec_of(name: str, version: int = DENSE_VERSION) -> OpSpec:
+    """The declaration of operator ``name`` in ``version``; UnsupportedError listing the known ones otherwise."""
+    ops = _VERSIONS.get(version)
+    if ops is None:
         raise UnsupportedError(
-            f"expected an operator of {DOMAIN} among {', '.join(OPS)}, found {name}; register its spec"
+            f"expected version {' or '.join(map(str, _VERSIONS))} of the domain {DOMAIN}, found {version}; "
+            "export the checkpoint again"
         )
-    return OPS[name]
+    if name not in ops:
+        raise UnsupportedError(
+            f"expected an operator of {DOMAIN} among {', '.join(ops)}, found {name}; register its spec"
+        )
+    return ops[name]

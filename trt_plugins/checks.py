@@ -11,7 +11,8 @@ from artifact.dtypes import DType
 from artifact.errors import ExportError, UnsupportedError
 from trt_plugins.call_check import CheckedCall, TensorType, check_call
 from trt_plugins.catalog import spec_of
-from trt_plugins.value_types import node_arguments, node_attributes, operator_nodes, value_types
+from trt_plugins.spec import OpSpec
+from trt_plugins.value_types import domain_version, node_arguments, node_attributes, operator_nodes, value_types
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,16 @@ class CheckedNode:
     """A node that agrees with its declaration, and what it binds."""
 
     name: str
-    op: str
+    spec: OpSpec
     call: CheckedCall
+
+    @property
+    def op(self) -> str:
+        return self.spec.name
 
     def kernel_gaps(self) -> tuple[str, ...]:
         """What of the node the CUDA kernels do not support; empty when they run it."""
-        return spec_of(self.op).kernel_gaps(self.call.dims)
+        return self.spec.kernel_gaps(self.call.dims)
 
 
 def check_op_nodes(model: onnx.ModelProto) -> tuple[CheckedNode, ...]:
@@ -36,12 +41,13 @@ def check_op_nodes(model: onnx.ModelProto) -> tuple[CheckedNode, ...]:
         types = value_types(model)
     except UnsupportedError as error:
         raise ExportError(str(error)) from error
-    return tuple(_checked(node, types) for node in operator_nodes(model))
+    version = domain_version(model)
+    return tuple(_checked(node, version, types) for node in operator_nodes(model))
 
 
-def _checked(node: onnx.NodeProto, types: Mapping[str, TensorType]) -> CheckedNode:
+def _checked(node: onnx.NodeProto, version: int, types: Mapping[str, TensorType]) -> CheckedNode:
     try:
-        spec = spec_of(node.op_type)
+        spec = spec_of(node.op_type, version)
         arguments = node_arguments(node, types)
         call = check_call(spec, arguments, node_attributes(node))
     except UnsupportedError as error:
@@ -57,4 +63,4 @@ def _checked(node: onnx.NodeProto, types: Mapping[str, TensorType]) -> CheckedNo
                 f"node {node.name}: expected output {name} of type {expected.value}, "
                 f"found {types[name].dtype.value}; correct its value_info"
             )
-    return CheckedNode(node.name, node.op_type, call)
+    return CheckedNode(node.name, spec, call)

@@ -11,7 +11,7 @@ from onnx import defs
 from onnx.defs import OpSchema
 
 from artifact.dtypes import DType
-from trt_plugins.catalog import OPS
+from trt_plugins.catalog import all_specs
 from trt_plugins.spec import AttributeSpec, OpSpec, TensorSpec
 
 _TYPE_NAMES = {
@@ -25,9 +25,17 @@ _TYPE_NAMES = {
 @cache
 def register_schemas() -> None:
     """Register the schema of every operator with the onnx package; safe to call again."""
-    for spec in OPS.values():
-        if not defs.has(spec.name, domain=spec.domain):
+    for spec in all_specs():
+        if not _is_registered(spec):
             defs.register_schema(schema_from_spec(spec))
+
+
+def _is_registered(spec: OpSpec) -> bool:
+    try:
+        found = defs.get_schema(spec.name, spec.version, spec.domain)
+    except defs.SchemaError:
+        return False
+    return found.since_version == spec.version
 
 
 def schema_from_spec(spec: OpSpec) -> OpSchema:

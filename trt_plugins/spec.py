@@ -40,7 +40,7 @@ class TensorSpec:
     dtype: a fixed DType or the name of a TypeVariable.
     dims: symbolic names or literal sizes; a name ending in "?" is an axis that a call may leave out
         everywhere at once (the token axis, absent in the decode form).
-    optional: the input may be absent, which equals zeros.
+    optional: the input may be absent, which equals a tensor of ``absent`` everywhere.
     """
 
     name: str
@@ -48,6 +48,7 @@ class TensorSpec:
     dims: tuple[str | int, ...]
     doc: str
     optional: bool = False
+    absent: float = 0.0
 
     def dims_for(self, has_time: bool) -> tuple[str | int, ...]:
         """The dims of the form with (True) or without (False) the optional axis, marks removed."""

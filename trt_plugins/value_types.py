@@ -10,13 +10,18 @@ import onnx.shape_inference
 from artifact.dtypes import DType
 from artifact.errors import UnsupportedError
 from trt_plugins.call_check import TensorType
-from trt_plugins.catalog import DOMAIN
+from trt_plugins.catalog import DENSE_VERSION, DOMAIN
 from trt_plugins.onnx_schema import register_schemas
 
 
 def operator_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """The nodes of the domain ``trt_edgellm`` in the main graph, in order."""
     return [node for node in model.graph.node if node.domain == DOMAIN]
+
+
+def domain_version(model: onnx.ModelProto) -> int:
+    """The version of the domain ``trt_edgellm`` that ``model`` imports; without an import the dense one."""
+    return next((opset.version for opset in model.opset_import if opset.domain == DOMAIN), DENSE_VERSION)
 
 
 def value_types(model: onnx.ModelProto) -> dict[str, TensorType]:

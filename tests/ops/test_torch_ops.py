@@ -16,7 +16,7 @@ from tests.ops.cases import conv_case, delta_case, in_dtypes, ssm_case
 from tests.ops.torch_call import run_conv, run_ssm, tensors
 from tests.ops.traced import traced_layer
 from trt_plugins import torch_ops
-from trt_plugins.catalog import OPS
+from trt_plugins.catalog import all_specs
 from trt_plugins.onnx_schema import register_schemas
 
 SSM_ATTRIBUTES = (1, 0.0, math.inf, 64)
@@ -88,8 +88,9 @@ def _dims(value: onnx.ValueInfoProto) -> list[str | int]:
 def test_onnx_schemas_match_the_specs() -> None:
     register_schemas()
     register_schemas()
-    for spec in OPS.values():
-        schema = defs.get_schema(spec.name, 1, spec.domain)
+    for spec in all_specs():
+        schema = defs.get_schema(spec.name, spec.version, spec.domain)
+        assert schema.since_version == spec.version
         assert [tensor.name for tensor in schema.inputs] == [tensor.name for tensor in spec.inputs]
         assert [tensor.name for tensor in schema.outputs] == [tensor.name for tensor in spec.outputs]
         assert set(schema.attributes) == {attribute.name for attribute in spec.attributes}

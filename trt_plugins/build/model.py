@@ -17,9 +17,9 @@ from artifact.dtypes import DType
 from artifact.errors import ArtifactError, EngineError
 from trt_plugins.build.attention import STANDARD_DOMAINS, support_attention
 from trt_plugins.build.plugin_choice import PluginChoice
-from trt_plugins.catalog import DOMAIN, OPS
+from trt_plugins.catalog import DOMAIN, spec_of
 from trt_plugins.plugins.fields import ALIASED, CAPABILITIES
-from trt_plugins.value_types import node_attributes, operator_nodes, value_types
+from trt_plugins.value_types import domain_version, node_attributes, operator_nodes, value_types
 
 MODEL_FILE = "model.onnx"
 
@@ -74,9 +74,10 @@ def use_plugins(model: onnx.ModelProto, choice: PluginChoice) -> None:
     kept = [f for f in model.functions if f.domain != DOMAIN or f.name not in choice.nodes.values()]
     del model.functions[:]
     model.functions.extend(kept)
+    version = domain_version(model)
     for node in operator_nodes(model):
         if node.name in choice.nodes:
-            attributes = OPS[node.op_type].complete_attributes(node_attributes(node))
+            attributes = spec_of(node.op_type, version).complete_attributes(node_attributes(node))
             del node.attribute[:]
             extras = {CAPABILITIES: ",".join(choice.capabilities), ALIASED: int(choice.aliased)}
             for name, value in {**attributes, **extras}.items():
@@ -102,10 +103,10 @@ def float32_values(model: onnx.ModelProto) -> tuple[str, ...]:
 
     ArtifactError naming the first one that has another type.
     """
-    types = value_types(model)
+    types, version = value_types(model), domain_version(model)
     names: dict[str, None] = {}
     for node in operator_nodes(model):
-        for spec, name in zip(OPS[node.op_type].inputs, node.input, strict=False):
+        for spec, name in zip(spec_of(node.op_type, version).inputs, node.input, strict=False):
             if not name or spec.dtype is not DType.FLOAT32:
                 continue
             if types[name].dtype is not DType.FLOAT32:

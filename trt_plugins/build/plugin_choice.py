@@ -13,7 +13,7 @@ from artifact.engine_record import ProfileRecord
 from artifact.errors import ExportError, UnsupportedError
 from trt_plugins.build.options import ALIASED, BuildOptions
 from trt_plugins.build.target import TENSORRT, Target
-from trt_plugins.catalog import spec_of
+from trt_plugins.catalog import DENSE_VERSION
 from trt_plugins.checks import CheckedNode, check_op_nodes
 from trt_plugins.kernels.catalog import operators, plan
 from trt_plugins.plugins.calls import CallRange, Planner, largest_workspace
@@ -80,6 +80,8 @@ def plugin_gaps(
 
 
 def _gap(node: CheckedNode, target: Target, profiles: list[ProfileRecord], planner: Planner) -> str | None:
+    if node.spec.version != DENSE_VERSION:
+        return f"expected a dense operator, found {node.op} in its packed form; the plugins run the dense layout only"
     if node.op not in operators():
         return f"expected an operator with CUDA kernels among {', '.join(operators())}, found {node.op}"
     gaps = node.kernel_gaps()
@@ -103,7 +105,7 @@ def node_calls(node: CheckedNode, profile: ProfileRecord) -> CallRange:
             raise UnsupportedError(f"expected a constant {name}, found a symbolic size; export the checkpoint again")
         dims.append((name, known.get(name, (size or 1, size or 1))))
     attributes, types = tuple(node.call.attributes.items()), tuple(node.call.types.items())
-    return CallRange(spec_of(node.op), attributes, types, tuple(dims), node.call.has_time)
+    return CallRange(node.spec, attributes, types, tuple(dims), node.call.has_time)
 
 
 def _has_kernel_package() -> bool:

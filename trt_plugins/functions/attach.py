@@ -11,30 +11,31 @@ from onnx import helper, numpy_helper
 from artifact.dtypes import DType
 from artifact.errors import UnsupportedError
 from trt_plugins.call_check import CheckedCall, TensorType, check_call
-from trt_plugins.catalog import DOMAIN, spec_of
+from trt_plugins.catalog import DENSE_VERSION, DOMAIN, spec_of
 from trt_plugins.functions.body import OPSET
-from trt_plugins.functions.catalog import function_for
+from trt_plugins.functions.catalog import function_for, specialised_attributes
 from trt_plugins.functions.signature import Signature
-from trt_plugins.value_types import node_arguments, node_attributes, operator_nodes, value_types
+from trt_plugins.specs.packed import has_rows
+from trt_plugins.value_types import domain_version, node_arguments, node_attributes, operator_nodes, value_types
 
 
 def attach_functions(model: onnx.ModelProto) -> None:
     """Add, in place, one function for each operator of the domain that ``model`` uses, replacing older ones.
 
     The model imports opset 24 of the standard domain; the import of the operators' domain is added. Types of the
-    nodes' inputs come from value_info or shape inference. An absent optional input becomes an initializer of zeros,
+    nodes' inputs come from value_info or shape inference. An absent optional input becomes an initializer,
     because TensorRT's parser refuses a function call that lacks an argument.
     Raises UnsupportedError when a node disagrees with its declaration, or when two nodes of one operator would need
     different bodies: ONNX's overloads could tell them apart, but TensorRT's parser does not know overloads.
     """
     _check_opset(model)
     _import_domain(model)
-    types = value_types(model)
+    types, version = value_types(model), domain_version(model)
     signatures: dict[str, Signature] = {}
     owners: dict[str, str] = {}
     for node in operator_nodes(model):
-        _fill_absent(model.graph, node, types)
-        signature = signature_from_node(node, types)
+        _fill_absent(model.graph, node, types, version)
+        signature = signature_from_node(node, types, version)
         first = signatures.setdefault(node.op_type, signature)
         owners.setdefault(node.op_type, node.name)
         if first != signature:
@@ -44,32 +45,39 @@ def attach_functions(model: onnx.ModelProto) -> None:
     model.functions.extend([*kept, *(function_for(signature) for signature in signatures.values())])
 
 
-def signature_from_node(node: onnx.NodeProto, types: Mapping[str, TensorType]) -> Signature:
-    """What the body of ``node``'s function depends on; UnsupportedError when it disagrees with its declaration."""
-    spec = spec_of(node.op_type)
+def signature_from_node(
+    node: onnx.NodeProto, types: Mapping[str, TensorType], version: int = DENSE_VERSION
+) -> Signature:
+    """What the body of ``node``'s function depends on; UnsupportedError when it disagrees with its declaration.
+
+    ``version`` of the domain is the one that the model imports.
+    """
+    spec = spec_of(node.op_type, version)
     arguments = node_arguments(node, types)
     call = check_call(spec, arguments, node_attributes(node))
     present = tuple(argument.dtype for argument in arguments if argument is not None)
     if len(present) != len(spec.inputs):
-        raise UnsupportedError(
-            f"node {node.name}: expected every input, found {len(present)}; fill absent ones with zeros"
-        )
+        raise UnsupportedError(f"node {node.name}: expected every input, found {len(present)}; fill in the absent ones")
     kernel = _static(node, call, "kernel") if "kernel" in call.dims else 0
-    return Signature(spec.name, call.has_time, present, tuple(call.attributes.items()), kernel)
+    has_time = call.has_time or has_rows(spec)
+    attributes = specialised_attributes(spec, call.attributes)
+    return Signature(spec.name, has_time, present, tuple(attributes.items()), kernel, version)
 
 
-def _fill_absent(graph: onnx.GraphProto, node: onnx.NodeProto, types: dict[str, TensorType]) -> None:
-    """Give every absent optional input of ``node`` zeros; nodes that agree in type and size share them."""
-    spec = spec_of(node.op_type)
+def _fill_absent(graph: onnx.GraphProto, node: onnx.NodeProto, types: dict[str, TensorType], version: int) -> None:
+    """Give every absent optional input of ``node`` what it equals; nodes that agree in type and size share it."""
+    spec = spec_of(node.op_type, version)
     call = check_call(spec, node_arguments(node, types), node_attributes(node))
     node.input.extend([""] * (len(spec.inputs) - len(node.input)))
     for index, tensor in enumerate(spec.inputs):
         if not node.input[index]:
             dtype = tensor.dtype if isinstance(tensor.dtype, DType) else call.types[tensor.dtype]
             shape = [d if isinstance(d, int) else _static(node, call, d) for d in tensor.dims_for(call.has_time)]
-            name = f"{DOMAIN}.zeros.{dtype.value}.{'x'.join(str(size) for size in shape)}"
+            value = "zeros" if tensor.absent == 0.0 else f"{tensor.absent}s"
+            name = f"{DOMAIN}.{value}.{dtype.value}.{'x'.join(str(size) for size in shape)}"
             if name not in types:
-                graph.initializer.append(numpy_helper.from_array(np.zeros(shape, dtype.numpy), name))
+                array = np.full(shape, tensor.absent, dtype.numpy)
+                graph.initializer.append(numpy_helper.from_array(array, name))
                 types[name] = TensorType(dtype, tuple(shape))
             node.input[index] = name
 
@@ -90,7 +98,7 @@ def _check_opset(model: onnx.ModelProto) -> None:
 def _import_domain(model: onnx.ModelProto) -> None:
     used = {node.op_type for node in operator_nodes(model)}
     if used and all(opset.domain != DOMAIN for opset in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(DOMAIN, max(spec_of(op).version for op in used)))
+        model.opset_import.append(helper.make_opsetid(DOMAIN, DENSE_VERSION))
 
 
 def _conflict(op: str, first: tuple[str, Signature], second: tuple[str, Signature]) -> UnsupportedError:

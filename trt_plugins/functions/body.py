@@ -11,7 +11,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from artifact.dtypes import DType
+from trt_plugins.functions import packed_rows
 from trt_plugins.functions.signature import Signature
+from trt_plugins.specs.packed import has_rows, is_packed, is_pool
 
 OPSET = 24
 TO_END = int(np.iinfo(np.int64).max)
@@ -21,7 +23,8 @@ TO_END = int(np.iinfo(np.int64).max)
 class Body:
     """Nodes of one function in the order they are added; methods take and return names of values.
 
-    Values are float32 inside: ``read`` casts an input that is of another type, ``write`` casts back.
+    Values are float32 inside: ``read`` casts an input that is of another type, ``write`` casts back. Packed rows are
+    right-padded inside, [rows, longest, ...], and states are those of the rows: ``read`` gathers, ``write`` scatters.
     """
 
     def __init__(self, signature: Signature) -> None:
@@ -49,20 +52,45 @@ class Body:
             self._known[key] = self._add("Constant", (), 1, {"value": numpy_helper.from_array(array)})[0]
         return self._known[key]
 
+    def attribute(self, name: str) -> str:
+        """The node's own value of attribute ``name``, a scalar: one body serves nodes that differ in it."""
+        kind = next(a.kind for a in self.signature.spec.attributes if a.name == name)
+        if (name,) not in self._known:
+            field, stem = ("value_int" if kind == "int" else "value_float"), f"attribute_{name}"
+            kind_type = onnx.AttributeProto.INT if kind == "int" else onnx.AttributeProto.FLOAT
+            node = helper.make_node("Constant", [], [stem], name=stem)
+            node.attribute.append(onnx.AttributeProto(name=field, ref_attr_name=name, type=kind_type))
+            self._nodes.append(node)
+            self._known[name,] = stem
+        return self._known[name,]
+
     def float32(self, value: float) -> str:
         return self.constant(value, np.float32)
 
     def read(self, name: str) -> str:
-        """Input ``name`` as float32."""
+        """Input ``name`` as float32; packed tokens and pools as rows."""
+        value, tensor = name, self.signature.input(name)
+        if has_rows(self.signature.spec) and is_packed(tensor):
+            value = packed_rows.padded(self, name)
+        elif has_rows(self.signature.spec) and is_pool(tensor):
+            value = packed_rows.gathered(self, name)
         is_float32 = self.signature.type_of(name) is DType.FLOAT32
-        return name if is_float32 else self.op("Cast", name, to=DType.FLOAT32.onnx)
+        return value if is_float32 else self.op("Cast", value, to=DType.FLOAT32.onnx)
 
     def write(self, value: str, name: str, like: str) -> None:
-        """``value`` becomes output ``name`` in the type of input ``like``."""
-        dtype = self.signature.type_of(like)
-        is_float32 = dtype is DType.FLOAT32
-        casts: dict[str, Any] = {} if is_float32 else {"to": dtype.onnx}
-        self._nodes.append(helper.make_node("Identity" if is_float32 else "Cast", [value], [name], **casts))
+        """``value`` becomes output ``name`` in the type of input ``like``; rows as packed tokens or in their pool."""
+        dtype, tensor = self.signature.type_of(like), self.signature.input(like)
+        if dtype is not DType.FLOAT32:
+            value = self.op("Cast", value, to=dtype.onnx)
+        if has_rows(self.signature.spec) and is_packed(tensor):
+            value = packed_rows.unpadded(self, value)
+        elif has_rows(self.signature.spec) and is_pool(tensor):
+            value = packed_rows.scattered(self, like, value)
+        self.output(value, name)
+
+    def output(self, value: str, name: str) -> None:
+        """``value`` becomes output ``name`` as it is."""
+        self._nodes.append(helper.make_node("Identity", [value], [name]))
 
     def size(self, tensor: str, first: int, last: int | None = None) -> str:
         """Sizes of axes first..last-1 (one axis by default) as a one-dimensional int64 tensor."""

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import onnx
 
 from trt_plugins.functions.causal_conv1d import causal_conv1d_function
 from trt_plugins.functions.gated_delta_rule import gated_delta_rule_function
 from trt_plugins.functions.mamba2_conv_scan import mamba2_conv_scan_function
+from trt_plugins.functions.paged_attention import paged_attention_function
+from trt_plugins.functions.reshape_and_cache import reshape_and_cache_function
 from trt_plugins.functions.signature import Signature
 from trt_plugins.functions.update_ssm_state import update_ssm_state_function
+from trt_plugins.spec import AttributeValue, OpSpec
 
 _BODIES: dict[str, Callable[[Signature], onnx.FunctionProto]] = {
     "causal_conv1d": causal_conv1d_function,
     "update_ssm_state": update_ssm_state_function,
     "mamba2_conv_scan": mamba2_conv_scan_function,
     "gated_delta_rule": gated_delta_rule_function,
+    "reshape_and_cache": reshape_and_cache_function,
+    "paged_attention": paged_attention_function,
 }
+
+# Bodies that read attributes from their node: layers that differ in these share one body.
+_BY_REFERENCE = frozenset({"paged_attention"})
+
+
+def specialised_attributes(spec: OpSpec, attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
+    """What of ``attributes`` the body of ``spec`` depends on; defaults in place of the others."""
+    return spec.complete_attributes({} if spec.name in _BY_REFERENCE else attributes)
 
 
 def function_for(signature: Signature) -> onnx.FunctionProto:

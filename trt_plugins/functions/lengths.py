@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from artifact.dtypes import DType
 from trt_plugins.functions.body import Body
+from trt_plugins.functions.packed_rows import row_lengths
+from trt_plugins.specs.packed import has_rows
 
 
 def clamped_lengths(body: Body, time: str) -> str:
-    """``context_lengths`` as int64 [batch], clamped to 0..time; ``time`` is a one-element int64 tensor."""
+    """``context_lengths`` as int64 [batch], clamped to 0..time; ``time`` is a one-element int64 tensor.
+
+    Of packed rows their lengths, which are never more.
+    """
+    if has_rows(body.signature.spec):
+        return row_lengths(body)
     lengths = body.op("Cast", "context_lengths", to=DType.INT64.onnx)
     return body.op("Max", body.op("Min", lengths, time), body.constant([0]))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from artifact.dtypes import DType
-from trt_plugins.catalog import spec_of
-from trt_plugins.spec import AttributeValue, OpSpec
+from trt_plugins.catalog import DENSE_VERSION, spec_of
+from trt_plugins.spec import AttributeValue, OpSpec, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -14,10 +14,11 @@ class Signature:
     """All that is static in a node and that its body depends on; sizes of tensors are read at run time.
 
     op: name of the operator.
-    has_time: whether the inputs have the token axis.
+    has_time: whether the body's tokens have a token axis: those of packed rows always have one, inside.
     types: type of every input in declared order; bodies have every input present.
     attributes: every attribute in declared order.
     kernel: width of the convolution, 0 for operators without one.
+    version: of the operator's declaration.
     """
 
     op: str
@@ -25,10 +26,14 @@ class Signature:
     types: tuple[DType, ...]
     attributes: tuple[tuple[str, AttributeValue], ...]
     kernel: int = 0
+    version: int = DENSE_VERSION
 
     @property
     def spec(self) -> OpSpec:
-        return spec_of(self.op)
+        return spec_of(self.op, self.version)
+
+    def input(self, name: str) -> TensorSpec:
+        return self.spec.inputs[self.spec.input_index(name)]
 
     def attribute(self, name: str) -> AttributeValue:
         return dict(self.attributes)[name]

@@ -8,35 +8,43 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from trt_plugins.catalog import OPS
+from trt_plugins.catalog import DENSE_VERSION, OPS, all_specs
 from trt_plugins.reference.causal_conv1d import causal_conv1d
 from trt_plugins.reference.gated_delta_rule import gated_delta_rule
 from trt_plugins.reference.mamba2_conv_scan import mamba2_conv_scan
+from trt_plugins.reference.packed import packed_reference
+from trt_plugins.reference.paged_attention import paged_attention
+from trt_plugins.reference.reshape_and_cache import reshape_and_cache
 from trt_plugins.reference.update_ssm_state import update_ssm_state
 from trt_plugins.spec import OpSpec
-from trt_plugins.torch_ops.schema import check_torch_call, torch_schema
+from trt_plugins.torch_ops.schema import check_torch_call, overload_name, torch_schema
 
 _EAGER: dict[str, Callable] = {
     "causal_conv1d": causal_conv1d,
     "update_ssm_state": update_ssm_state,
     "mamba2_conv_scan": mamba2_conv_scan,
     "gated_delta_rule": gated_delta_rule,
+    "reshape_and_cache": reshape_and_cache,
+    "paged_attention": paged_attention,
 }
 
 
 @cache
 def register_all() -> None:
-    """Define every operator of the catalog once per process."""
-    for spec in OPS.values():
-        torch.library.define(spec.qualified_name, torch_schema(spec), tags=torch.Tag.pt2_compliant_tag)
-        torch.library.impl(spec.qualified_name, "default", _eager_form(spec))
-        torch.library.register_fake(spec.qualified_name, _fake_form(spec))
+    """Define every operator of the catalog once per process: version 1 as default overload, version 2 as "packed"."""
+    for spec in all_specs():
+        name = overload_name(spec)
+        torch.library.define(name, torch_schema(spec), tags=torch.Tag.pt2_compliant_tag)
+        torch.library.impl(name, "default", _eager_form(spec))
+        torch.library.register_fake(name, _fake_form(spec))
 
 
 def _eager_form(spec: OpSpec) -> Callable:
     reference = _EAGER[spec.name]
+    if spec.version != DENSE_VERSION and spec.name in OPS:
+        reference = packed_reference(spec, reference)
 
-    def eager(*arguments: object) -> tuple[Tensor, ...]:
+    def eager(*arguments: object) -> tuple[Tensor, ...] | Tensor:
         check_torch_call(spec, arguments)
         return reference(*arguments)
 
@@ -46,9 +54,10 @@ def _eager_form(spec: OpSpec) -> Callable:
 def _fake_form(spec: OpSpec) -> Callable:
     """Outputs like the inputs that the spec says they equal; symbolic sizes are never compared, so no guards."""
 
-    def fake(*arguments: Tensor) -> tuple[Tensor, ...]:
+    def fake(*arguments: Tensor) -> tuple[Tensor, ...] | Tensor:
         check_torch_call(spec, arguments)
         sources = (arguments[spec.output_source(output)] for output in spec.outputs)
-        return tuple(source.new_empty(source.shape) for source in sources)
+        outputs = tuple(source.new_empty(source.shape) for source in sources)
+        return outputs if len(outputs) > 1 else outputs[0]
 
     return fake

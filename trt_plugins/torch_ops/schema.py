@@ -10,15 +10,23 @@ from torch import Tensor
 from artifact.dtypes import DType
 from artifact.errors import UnsupportedError
 from trt_plugins.call_check import CheckedCall, TensorType, check_call
+from trt_plugins.catalog import DENSE_VERSION
 from trt_plugins.spec import OpSpec, TensorSpec
 
+PACKED_OVERLOAD = "packed"
 _KINDS = {"int": "int", "float": "float", "string": "str"}
+
+
+def overload_name(spec: OpSpec) -> str:
+    """``domain::name`` of the dense form, ``domain::name.packed`` of the packed one."""
+    return spec.qualified_name if spec.version == DENSE_VERSION else f"{spec.qualified_name}.{PACKED_OVERLOAD}"
 
 
 def torch_schema(spec: OpSpec) -> str:
     """``(Tensor x, ..., str activation) -> (Tensor y, ...)`` in declared order.
 
-    Attributes have no defaults there: torch cannot write an infinite default, and a caller states them all.
+    Attributes have no defaults there: torch cannot write an infinite default, and a caller states them all. A single
+    output is no tuple.
     """
     inputs = [f"Tensor{'?' if tensor.optional else ''} {tensor.name}" for tensor in spec.inputs]
     attributes = [f"{_KINDS[attribute.kind]} {attribute.name}" for attribute in spec.attributes]

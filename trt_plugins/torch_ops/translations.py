@@ -8,18 +8,23 @@ from collections.abc import Callable
 import torch
 from onnxscript import values
 
-from trt_plugins.catalog import OPS
+from trt_plugins.catalog import DENSE_VERSION, all_specs
 from trt_plugins.onnx_schema import register_schemas
 from trt_plugins.spec import OpSpec
 from trt_plugins.torch_ops.registration import register_all
+from trt_plugins.torch_ops.schema import PACKED_OVERLOAD
 
 
 def translation_table() -> dict[Callable, Callable]:
-    """Torch overload to translation, for every operator of the catalog."""
+    """Torch overload to translation, for every operator of every version."""
     register_all()
     register_schemas()
-    namespaces = ((spec, getattr(torch.ops, spec.domain)) for spec in OPS.values())
-    return {getattr(namespace, spec.name).default: _translation(spec) for spec, namespace in namespaces}
+    return {_overload(spec): _translation(spec) for spec in all_specs()}
+
+
+def _overload(spec: OpSpec) -> Callable:
+    packet = getattr(getattr(torch.ops, spec.domain), spec.name)
+    return getattr(packet, "default" if spec.version == DENSE_VERSION else PACKED_OVERLOAD)
 
 
 def _translation(spec: OpSpec) -> Callable:

@@ -1,0 +1,30 @@
+"""Declaration of ``reshape_and_cache``."""
+
+from __future__ import annotations
+
+from artifact.dtypes import DType
+from trt_plugins.spec import OpSpec, TensorSpec, TypeVariable
+from trt_plugins.specs.common import DATA_TYPE
+from trt_plugins.specs.packed import PACKED_VERSION, TOKENS
+
+KV_POOL_DIMS = (2, "num_blocks", "block_size", "kv_heads", "head_dim")
+"""Keys, then values; in each, the tokens of a block one after the other, and of a token its heads."""
+
+RESHAPE_AND_CACHE = OpSpec(
+    name="reshape_and_cache",
+    doc=(
+        "Writes the keys and values of new tokens into a paged KV pool: with block = slot_mapping[t] // block_size "
+        "and offset = slot_mapping[t] % block_size, kv_pool[0, block, offset] = key[t] and "
+        "kv_pool[1, block, offset] = value[t]. Everything else of the pool stays as it is."
+    ),
+    inputs=(
+        TensorSpec("key", "T", (TOKENS, "kv_heads", "head_dim"), "keys of the new tokens"),
+        TensorSpec("value", "T", (TOKENS, "kv_heads", "head_dim"), "values of the new tokens"),
+        TensorSpec("kv_pool", "T", KV_POOL_DIMS, "keys and values of all blocks"),
+        TensorSpec("slot_mapping", DType.INT32, (TOKENS,), "place of each token, none twice; -1: it has no place"),
+    ),
+    outputs=(TensorSpec("kv_pool_out", "T", KV_POOL_DIMS, "the pool with the new tokens"),),
+    attributes=(),
+    type_variables=(TypeVariable("T", DATA_TYPE),),
+    version=PACKED_VERSION,
+)
