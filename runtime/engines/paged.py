@@ -1,0 +1,150 @@
+"""The interface of every paged engine: pools that the engine owns, and one step over packed rows.
+
+A step has ``rows`` sequences with any number of new tokens each, packed one after the other without padding: prefill,
+chunks of a prompt and decode mix freely. KV lies in blocks of ``block_size`` tokens, recurrent states (conv and
+recurrent state of all layers) in slots, one for a sequence. Who holds which block and slot is the caller's business.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from artifact.config import RuntimeConfig
+
+
+@dataclass(frozen=True, eq=False)
+class PackedInputs:
+    """One step. All arrays are C-contiguous, belong to the caller and may change once the step has returned.
+
+    input_ids [tokens] int64        new tokens of row 0, then of row 1, ...
+    positions [tokens] int64        position of each new token in its sequence, from 0
+    query_start_loc [rows + 1] int32  row r has the tokens query_start_loc[r] to query_start_loc[r + 1] - 1, at least 1
+    seq_lens [rows] int32           tokens of each row in the cache after this step; 0: a padding row
+    block_table [rows, max_blocks] int32  block of positions i * block_size and on; -1: read by no token of the row
+    slot_mapping [tokens] int32     block * block_size + offset where each token's KV is stored, none twice; -1: nowhere
+    state_indices [rows] int32      slot of each row, none twice; -1: a padding row, or a model without recurrent states
+    logits_indices [m] int32        tokens of this step whose logits are wanted, ascending; m may be 0
+
+    A row whose first new token has position 0 starts from a slot that the caller has zeroed. Padding rows come last,
+    have one token each (id 0, position 0, slot_mapping -1) and one logits index each, and touch no pool.
+    """
+
+    input_ids: np.ndarray
+    positions: np.ndarray
+    query_start_loc: np.ndarray
+    seq_lens: np.ndarray
+    block_table: np.ndarray
+    slot_mapping: np.ndarray
+    state_indices: np.ndarray
+    logits_indices: np.ndarray
+
+
+@dataclass(frozen=True)
+class PoolSizes:
+    """num_blocks KV blocks of block_size tokens, and num_slots recurrent states (0 where the model has none)."""
+
+    num_blocks: int
+    block_size: int
+    num_slots: int
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """The most new tokens and the most rows (padding included) of one step."""
+
+    max_tokens: int
+    max_rows: int
+
+
+class HostCopy(ABC):
+    """Blocks and slots that ``PagedEngine.swap_out`` copied to host memory; freed with its last reference."""
+
+    blocks: int
+    slots: int
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Host memory that the copy takes."""
+
+
+class PagedEngine(ABC):
+    """One paged artifact made runnable. Not safe for use from several threads at once."""
+
+    name: ClassVar[str]
+    config: RuntimeConfig
+    # What a user should know about the choice of this engine, one sentence each.
+    notes: tuple[str, ...] = ()
+
+    @property
+    @abstractmethod
+    def limits(self) -> StepLimits:
+        """What one step may hold."""
+
+    @property
+    @abstractmethod
+    def slot_bytes(self) -> int:
+        """Device memory of one slot over all recurrent layers; 0 for a model without."""
+
+    @abstractmethod
+    def block_bytes(self, block_size: int) -> int:
+        """Device memory of one block of ``block_size`` tokens over all attention layers; 0 for a model without.
+
+        EngineError when the engine cannot run that block size.
+        """
+
+    @abstractmethod
+    def allocate_pools(self, sizes: PoolSizes) -> None:
+        """Make the pools, of unspecified content, in place of those made before. EngineError when memory is short."""
+
+    @abstractmethod
+    def step(self, inputs: PackedInputs) -> np.ndarray:
+        """Run one step and advance the pools in place; logits [m, vocab] float32 of ``logits_indices``.
+
+        The array may be reused by the next step. After an EngineError the blocks and slots that the step's rows
+        write to are undefined; all others are as they were.
+        """
+
+    @abstractmethod
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy each source block over its target, in all layers. No target is a source or comes twice."""
+
+    @abstractmethod
+    def copy_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy each source slot over its target, in all layers. No target is a source or comes twice."""
+
+    @abstractmethod
+    def zero_slots(self, slots: Sequence[int]) -> None:
+        """Zero the slots: the state before the first token."""
+
+    @abstractmethod
+    def swap_out(self, blocks: Sequence[int], slots: Sequence[int]) -> HostCopy:
+        """A copy of the blocks and slots in host memory. EngineError when host memory is short."""
+
+    @abstractmethod
+    def swap_in(self, copy: HostCopy, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        """Write the copy over as many blocks and slots as it has, in the order in which they were swapped out."""
+
+    def free_memory(self) -> int | None:
+        """Device memory in bytes that pools could still take; None where a byte budget decides instead (a CPU)."""
+        return None
+
+    def held_memory(self) -> Mapping[str, int]:
+        """Device memory in bytes that the engine holds beside its pools, by what it is for; for reports."""
+        return {}
+
+    def padded_rows(self, rows: int) -> int:
+        """Rows to give a step of ``rows`` rows with one token each, for which the engine has something prepared."""
+        return rows
+
+    def padded_blocks(self, blocks: int) -> int:
+        """Columns to give the block table of a step whose longest row has ``blocks`` blocks."""
+        return blocks
+
+    def close(self) -> None:  # noqa: B027 (an engine without resources needs no override)
+        """Release the engine's resources; calling it twice is allowed."""
