@@ -12,6 +12,7 @@ from types import MappingProxyType
 import onnx_ir as ir
 
 from runtime.engines.onnxruntime.causal_conv1d import causal_conv1d_body
+from runtime.engines.onnxruntime.gated_delta_rule import gated_delta_rule_body
 from runtime.engines.onnxruntime.graph_edit import Inserter, replace_node
 from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.update_ssm_state import update_ssm_state_body
@@ -20,7 +21,11 @@ from trt_plugins.catalog import DOMAIN
 # (node, inserter, kernels, padded) -> the node's outputs, or None to keep the artifact's function.
 OpBody = Callable[[ir.Node, Inserter, Kernels, bool], "list[ir.Value] | None"]
 BODIES: Mapping[str, OpBody] = MappingProxyType(
-    {"causal_conv1d": causal_conv1d_body, "update_ssm_state": update_ssm_state_body}
+    {
+        "causal_conv1d": causal_conv1d_body,
+        "gated_delta_rule": gated_delta_rule_body,
+        "update_ssm_state": update_ssm_state_body,
+    }
 )
 
 

@@ -14,18 +14,18 @@ from runtime.engines.onnxruntime.graph_edit import remove_dead_code
 from runtime.engines.onnxruntime.kernels import Kernels, installed_kernels, quiet_options
 from runtime.engines.onnxruntime.op_bodies import use_op_bodies
 from runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
-from tests.ops.oracle import ConvCase, SsmCase
+from tests.ops.oracle import ConvCase, DeltaCase, SsmCase
 
 NEWEST = installed_kernels()
 STANDARD = Kernels(NEWEST.opset, recurrent_ops=False, window_margin=NEWEST.window_margin)
 """The standard operators only, as on an older ONNX Runtime."""
 KERNELS = {"installed": NEWEST, "standard": STANDARD}
-_TOKEN_WISE = ("x", "B", "C", "dt")
+_TOKEN_WISE = ("x", "B", "C", "dt", "q", "k", "v", "g", "beta")
 _WEIGHTS = ("weight", "bias", "A", "D", "dt_bias")
 _STATES = ("conv_state", "state")
 
 
-def op_model(op: str, case: ConvCase | SsmCase, **attributes: float | int | str) -> ir.Model:
+def op_model(op: str, case: ConvCase | SsmCase | DeltaCase, **attributes: float | int | str) -> ir.Model:
     """``op`` with its weights as initializers; batch and seq are symbolic."""
     values: list[ir.Value | None] = []
     inputs, initializers = [], []
@@ -47,8 +47,8 @@ def op_model(op: str, case: ConvCase | SsmCase, **attributes: float | int | str)
         values.append(value)
     node = ir.node(op, values, attributes, domain="trt_edgellm", num_outputs=2)
     state = next(value for value in inputs if value.name in _STATES)
-    for output, name, like in zip(node.outputs, ("y", "state_out"), (values[0], state), strict=True):
-        assert like is not None
+    tokens = next(value for value in inputs if value.name in ("x", "v"))
+    for output, name, like in zip(node.outputs, ("y", "state_out"), (tokens, state), strict=True):
         output.name, output.type, output.shape = name, like.type, like.shape
     graph = ir.Graph(
         inputs,
@@ -63,7 +63,7 @@ def op_model(op: str, case: ConvCase | SsmCase, **attributes: float | int | str)
 
 def run_op(
     op: str,
-    case: ConvCase | SsmCase,
+    case: ConvCase | SsmCase | DeltaCase,
     kernels: Kernels,
     one_token: bool = False,
     padded: bool = False,

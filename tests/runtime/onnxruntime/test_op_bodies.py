@@ -8,14 +8,19 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from runtime.engines.onnxruntime.in_place import updates_in_place
 from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.op_bodies import use_op_bodies
-from tests.ops.cases import conv_case, ssm_case
-from tests.ops.oracle import conv_step_loop, relative_error, ssm_step_loop
-from tests.runtime.onnxruntime.op_graphs import KERNELS, op_model, run_op
+from tests.ops.cases import conv_case, delta_case, ssm_case
+from tests.ops.oracle import conv_step_loop, delta_step_loop, relative_error, ssm_step_loop
+from tests.runtime.onnxruntime.op_graphs import KERNELS, NEWEST, op_model, run_op
 from tests.runtime.onnxruntime.steps import TOLERANCE
 
 LENGTHS = [1, 2, 63, 64, 65, 127, 500]
+DECAYS = ["head", "key_channel"]
+NEEDS_LINEAR_ATTENTION = pytest.mark.skipif(
+    not NEWEST.recurrent_ops, reason="needs an ONNX Runtime with LinearAttention"
+)
 WITH_KERNELS = pytest.mark.parametrize("kernels", KERNELS.values(), ids=KERNELS)
 
 
@@ -31,6 +36,15 @@ def check_ssm(kernels: Kernels, time: int, one_token: bool = False, attributes: 
     case = ssm_case((time, time), time, **sizes)
     y, state = run_op("update_ssm_state", case, kernels, one_token, **(attributes or {}))
     expected_y, expected_state = ssm_step_loop(case, **(attributes or {}))
+    assert relative_error(y, expected_y) < TOLERANCE
+    assert relative_error(state, expected_state) < TOLERANCE
+
+
+def check_delta(time: int, one_token: bool = False, attributes: dict | None = None, **sizes) -> None:
+    case = delta_case((time, time), time, **sizes)
+    attributes = {"decay": sizes.get("decay", "head"), **(attributes or {})}
+    y, state = run_op("gated_delta_rule", case, NEWEST, one_token, **attributes)
+    expected_y, expected_state = delta_step_loop(case, **attributes)
     assert relative_error(y, expected_y) < TOLERANCE
     assert relative_error(state, expected_state) < TOLERANCE
 
@@ -101,6 +115,70 @@ def test_padding_of_shorter_rows_reaches_no_state(op: str, lengths: tuple[int, .
             assert relative_error(y[row, :length], expected_y[row, :length]) < TOLERANCE
         else:
             np.testing.assert_array_equal(state[row], expected_state[row].astype(np.float32))
+
+
+@NEEDS_LINEAR_ATTENTION
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("time", LENGTHS)
+@pytest.mark.parametrize("adversarial", [False, True], ids=["plain", "adversarial"])
+def test_delta_of_every_length(time: int, adversarial: bool, decay: str) -> None:
+    check_delta(time, adversarial=adversarial, decay=decay)
+
+
+@NEEDS_LINEAR_ATTENTION
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"key_heads": 1},
+        {"key_heads": 6},
+        {"key_heads": 1, "value_heads": 1},
+        {"key_size": 1, "value_size": 1},
+        {"key_size": 33, "value_size": 17},
+        {"key_size": 128, "value_size": 64},
+        {"attributes": {"scale": 0.7}},
+        {"attributes": {"use_qk_l2norm": 0, "scale": 0.3}},
+        {"adversarial": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("one_token", [True, False], ids=["one_token", "many"])
+def test_delta_varied_by_one_factor(row: dict, one_token: bool, decay: str) -> None:
+    # Keys of norm above 1 that are not normalised let the state grow with every token.
+    check_delta(1 if one_token else 3 if "attributes" in row else 70, one_token, decay=decay, **row)
+
+
+@NEEDS_LINEAR_ATTENTION
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("lengths", [(5, 0, 3, 9, 1), (2, 130, 64, 0, 65)], ids=str)
+def test_padding_reaches_no_state_of_the_delta_rule(lengths: tuple[int, ...], decay: str) -> None:
+    case = delta_case(lengths, max(lengths), decay=decay)
+    y, state = run_op("gated_delta_rule", case, NEWEST, padded=True, decay=decay)
+    expected_y, expected_state = delta_step_loop(case)
+    for row, length in enumerate(lengths):
+        assert relative_error(state[row], expected_state[row]) < TOLERANCE
+        if length:
+            assert relative_error(y[row, :length], expected_y[row, :length]) < TOLERANCE
+        else:
+            np.testing.assert_array_equal(state[row], expected_state[row].astype(np.float32))
+
+
+@NEEDS_LINEAR_ATTENTION
+@pytest.mark.parametrize("padded", [False, True], ids=["equal", "padded"])
+def test_the_delta_rule_updates_its_state_in_place(padded: bool) -> None:
+    model = op_model("gated_delta_rule", delta_case((2,), 2))
+    declared = next(value for value in model.graph.inputs if value.name == "state").shape
+    use_op_bodies(model, NEWEST, padded)
+    past = next(value for value in model.graph.inputs if value.name == "state")
+    present = next(value for value in model.graph.outputs if value.name == "state_out")
+    assert updates_in_place(past, present)
+    assert past.shape == declared
+
+
+def test_without_linear_attention_the_delta_rule_keeps_its_function() -> None:
+    model = op_model("gated_delta_rule", delta_case((2,), 2))
+    use_op_bodies(model, KERNELS["standard"], padded=False)
+    assert [node.op_type for node in model.graph] == ["gated_delta_rule"]
 
 
 def test_the_error_of_many_chunks_is_that_of_one() -> None:
