@@ -12,7 +12,7 @@ __device__ __forceinline__ float exp2_approx(float x) {
 }
 
 // Token j of the chunk: log_decay[j] is the base-2 logarithm of the decay over tokens 0..j, with the bits that a float
-// cannot hold in log_decay_rest; step[j] is the time step (0 at padding); write[j] = step[j] * decay over tokens j+1..63.
+// cannot hold in log_decay_rest; step[j] is the time step (0 at padding); write[j] = step[j] * decay over the tokens behind j.
 struct ChunkDecay {
     float log_decay[CHUNK];
     float log_decay_rest[CHUNK];
@@ -22,7 +22,7 @@ struct ChunkDecay {
     float unused[3];
 };
 
-// The time steps of a chunk before the bias, two tokens a lane.
+// The time steps of a chunk before the bias, two tokens a lane; past the chunk's end nothing is valid.
 template <typename T>
 struct RawSteps {
     T value[2];
@@ -64,6 +64,7 @@ __device__ __forceinline__ void store_decay(ChunkDecay& chunk, const RawSteps<T>
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const int j = 2 * lane + i;
+        if (j >= CHUNK) break;
         const float rounded = static_cast<float>(log_decay[i]);
         chunk.log_decay[j] = rounded;
         chunk.log_decay_rest[j] = static_cast<float>(log_decay[i] - rounded);

@@ -2,9 +2,9 @@
 //
 // A block walks the chunks of one row, one head, one slice of head_dim and one segment, with the fp32 state in registers:
 //   y = ((C B^T) o decay o step) x + decay_from_start o (C state) + D x,   state = decay_total state + (B o write)^T x.
-// Warp w owns tokens 16w..16w+15 of y, and of the transposed state [state_size][slice] every fourth tile of 16 rows.
+// Warp w owns tokens 16w..16w+15 of y (none where the chunk is shorter), and of the transposed state [state_size][slice] every fourth tile of 16 rows.
 //
-// Macros: DATA_T, STATE_T, D_T, BIAS_T, HEAD_DIM, STATE_SIZE, SLICE (of head_dim; multiple of 16), STAGES (1 or 2),
+// Macros: CHUNK_TOKENS, DATA_T, STATE_T, D_T, BIAS_T, HEAD_DIM, STATE_SIZE, SLICE (of head_dim; multiple of 16), STAGES (1 or 2),
 // ALIGNED, PASS. PASS 0: one segment. 1: the states at the ends of all segments but the last, each from zero except the
 // first, into scratch. 2: outputs of all segments, each from its entering state folded from scratch.
 #include "common/launch.cuh"

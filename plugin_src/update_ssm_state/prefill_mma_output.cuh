@@ -4,6 +4,9 @@
 #include "update_ssm_state/prefill_tiles.cuh"
 #include "update_ssm_state/prefill_mma_state.cuh"
 
+// Steps of C times B and the state that are unrolled. With a short chunk all of them would spill.
+constexpr int UNROLLED_STEPS = CHUNK < 64 ? 4 : STATE_ROWS / Product::K;
+
 // Sixteen tokens of y of one chunk, in accumulators.
 struct Output {
     float value[SLICE_TILES][4];
@@ -14,7 +17,7 @@ struct Output {
         float scores[CHUNK / 8][4] = {};
 #pragma unroll
         for (int i = 0; i < SLICE_TILES * 4; ++i) (&value[0][0])[i] = 0.0f;
-#pragma unroll
+#pragma unroll UNROLLED_STEPS
         for (int k = 0; k < STATE_ROWS; k += Product::K) {
             const Product::A c = Product::load_a<Shared::Wide>(in.C, warp * 16, k, lane);
 #pragma unroll

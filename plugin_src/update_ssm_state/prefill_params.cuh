@@ -1,4 +1,5 @@
-// The argument of the chunked kernels of update_ssm_state.
+// The argument of the chunked kernels of update_ssm_state, and their macro CHUNK_TOKENS: 64, or 32 where tiles of 64 tokens
+// do not fit in shared memory.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -7,7 +8,7 @@
 #include "common/rows.cuh"
 
 // Tokens that are handled as one set of matrices.
-constexpr int CHUNK = 64;
+constexpr int CHUNK = CHUNK_TOKENS;
 
 struct PrefillParams {
     Rows rows;

@@ -162,6 +162,14 @@ def test_sizes(sizes, base):
     check(replace(base, head_dim=sizes[0], state_size=sizes[1]))
 
 
+@pytest.mark.parametrize("time", [1, 31, 32, 33, 64, 500, 4096])
+@pytest.mark.parametrize("sizes", [(16, 256), (72, 248), (64, 184)], ids=str)
+def test_large_float_states_in_little_shared_memory(sizes, time):
+    """In chunks of 32 tokens."""
+    case = Case(time=time, heads=4, head_dim=sizes[0], state_size=sizes[1], dtype=F32, portable=True)
+    check(replace(case, gap=3 if sizes[0] == 72 else 0), in_place=True)
+
+
 @kernels
 @pytest.mark.parametrize("heads, groups", [(1, 1), (5, 1), (5, 5), (48, 1), (128, 8)])
 def test_groups(heads, groups, base):

@@ -96,11 +96,18 @@ def test_large_states_of_16_bit_data_fit_every_device(sizes, device):
     assert all(0 < launch.shared_bytes <= device.shared_bytes for launch in plan.launches)
 
 
-def test_a_float_state_too_large_for_the_shared_memory_is_refused():
-    call = prefill(state_size=256, heads=8, dtype=torch.float32)
-    assert plan_prefill(call, ORIN).launches
-    with pytest.raises(UnsupportedError, match="bytes of shared memory"):
-        plan_prefill(call, ADA)
+@pytest.mark.parametrize("state_size", [136, 184, 256])
+def test_large_states_of_float_data_take_shorter_chunks_where_shared_memory_is_small(state_size):
+    call = prefill(state_size=state_size, heads=8, dtype=torch.float32)
+    wide, narrow = plan_prefill(call, ORIN), plan_prefill(call, ADA)
+    assert defines(wide)["CHUNK_TOKENS"] == "64"
+    assert defines(narrow)["CHUNK_TOKENS"] == ("64" if state_size < 184 else "32")
+    assert narrow.launches[0].shared_bytes <= ADA.shared_bytes
+
+
+def test_a_gpu_with_too_little_shared_memory_is_refused():
+    with pytest.raises(UnsupportedError, match="a GPU with 89728 bytes of shared memory a block for float32"):
+        plan_prefill(prefill(state_size=256, heads=8, dtype=torch.float32), replace(ADA, shared_bytes=65536))
 
 
 def test_strides_of_dense_and_packed_rows():

@@ -42,7 +42,8 @@ class Scan:
         ):
             layout.need_dense_tail(name, axes)
         heads, head_dim, state_size = state.shape[1:]
-        call.spec.check_kernel_dims({"head_dim": head_dim, "state_size": state_size})
+        sizes = {"heads": heads, "groups": B.shape[-2], "head_dim": head_dim, "state_size": state_size}
+        call.spec.check_kernel_dims(sizes)
         dense_time = x.shape[1] if len(x.shape) == 4 else 1
         rows = call.packed.rows if call.packed is not None else x.shape[0]
         if rows > _LARGEST_GRID_YZ:

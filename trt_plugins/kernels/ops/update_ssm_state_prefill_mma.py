@@ -34,7 +34,7 @@ _ACCUMULATORS = {2: 96, 4: 64}
 _LEAST_SEGMENT_CHUNKS = 4
 _MOST_SEGMENTS = 8
 _BLOCKS_OF_MULTIPROCESSOR = 2
-_DECAY_BYTES = 4 * (4 * CHUNK + 4)
+_SHORT_CHUNK = 32  # where tiles of CHUNK tokens do not fit in shared memory
 
 
 def plan_mma(scan: Scan, device: DeviceTraits) -> CallPlan:
@@ -60,6 +60,8 @@ def mma_sources() -> Iterator[KernelSource]:
         for aligned in (True, False):
             sized = replace(common, head_dim=head_dim, state_size=state_size, aligned=aligned)
             yield _with_slice(sized, head_dim).source(WHOLE)
+    large = replace(common, dtype=DType.FLOAT32, state_size=256, slice=16, stages=1, chunk=_SHORT_CHUNK)
+    yield from (large.source(which) for which in (WHOLE, STATES, OUTPUTS))
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class _Variant:
     slice: int
     stages: int
     aligned: bool
+    chunk: int = CHUNK
 
     @property
     def slices(self) -> int:
@@ -90,12 +93,14 @@ class _Variant:
         """Size of PrefillShared in prefill_tiles.cuh."""
         wide = _pitch(round_up(self.state_size, 16), self.dtype) * self.dtype.itemsize
         narrow = _pitch(self.slice, self.dtype) * self.dtype.itemsize
-        stage = CHUNK * (2 * wide + narrow)
+        stage = self.chunk * (2 * wide + narrow)
         state = round_up(self.state_size, 16) * narrow
-        return round_up(self.stages * round_up(stage, 128) + state + 2 * _DECAY_BYTES, 128)
+        decay = 4 * (4 * self.chunk + 4)
+        return round_up(self.stages * round_up(stage, 128) + state + 2 * decay, 128)
 
     def source(self, which: int) -> KernelSource:
         defines = {
+            "CHUNK_TOKENS": self.chunk,
             "DATA_T": CUDA_TYPES[self.dtype],
             "STATE_T": CUDA_TYPES[self.state],
             "D_T": CUDA_TYPES[self.D],
@@ -124,6 +129,8 @@ def _mma_variant(scan: Scan, device: DeviceTraits) -> _Variant:
             variant = replace(variant, stages=1)
         elif variant.slice > 16:
             variant = replace(variant, slice=round_up(variant.slice // 2, 16))
+        elif variant.chunk > _SHORT_CHUNK:
+            variant = replace(variant, chunk=_SHORT_CHUNK)
         else:
             raise UnsupportedError(
                 f"update_ssm_state: expected a GPU with {variant.shared_bytes} bytes of shared memory a block for "

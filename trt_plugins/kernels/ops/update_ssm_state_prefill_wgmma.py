@@ -120,6 +120,7 @@ class _Variant:
 
     def source(self, which: int) -> KernelSource:
         defines = {
+            "CHUNK_TOKENS": CHUNK,
             "DATA_T": CUDA_TYPES[self.dtype],
             "STATE_T": CUDA_TYPES[self.state],
             "D_T": CUDA_TYPES[self.D],
