@@ -1,0 +1,108 @@
+"""All that sequences hold on the device: KV blocks, slots of recurrent states and rows of the block tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from runtime.blocks.allocator import BlockAllocator, NaiveAllocator
+from runtime.blocks.block_pool import BlockPool
+from runtime.blocks.needs import CacheNeeds
+from runtime.blocks.prefix_caching import PrefixCachingAllocator
+from runtime.blocks.reservation import Reservation
+from runtime.blocks.row_tables import RowTables
+from runtime.blocks.sequence_memory import NONE, SequenceMemory
+from runtime.blocks.slot_pool import SlotPool
+from runtime.engines.paged import PoolSizes
+
+
+class BlockManager:
+    """Gives memory to sequences step by step (``begin``) and takes it back; knows nothing of its content.
+
+    max_rows: sequences that can hold memory at a time. max_seq_len: tokens of the longest. prefix_caching: whether
+    sequences share the blocks they begin with; without effect where the model has states or a window.
+    """
+
+    def __init__(
+        self, sizes: PoolSizes, needs: CacheNeeds, max_rows: int, max_seq_len: int, prefix_caching: bool = True
+    ) -> None:
+        self.needs = needs
+        self.block_size = sizes.block_size
+        self.pool = BlockPool(sizes.num_blocks)
+        self.slots = SlotPool(sizes.num_slots)
+        self.rows = RowTables(max_rows, self.blocks_for(max_seq_len))
+        shared = prefix_caching and needs.kv and not needs.state and needs.window is None
+        kind = PrefixCachingAllocator if shared else NaiveAllocator
+        self.allocator: BlockAllocator = kind(self.pool, sizes.block_size)
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold ``tokens`` tokens."""
+        return -(-tokens // self.block_size) if self.needs.kv else 0
+
+    def most_blocks(self, tokens: int, chunk: int) -> int:
+        """The most blocks that a sequence of ``tokens`` tokens, fed in chunks of ``chunk``, holds at a time."""
+        most = self.blocks_for(tokens)
+        if self.needs.window is None:
+            return most
+        return min(most, self.blocks_for(self.needs.window + chunk) + 2)
+
+    def begin(self) -> Reservation:
+        """A new transaction; there may be one at a time."""
+        return Reservation(self)
+
+    def fork(self, parent: SequenceMemory, tokens: list[int]) -> SequenceMemory | None:
+        """Memory for a second sequence of the same tokens so far: blocks shared, a row and a slot of its own.
+
+        ``tokens`` are the child's. The caller copies the parent's slot into the child's before either advances.
+        None, and nothing is taken, when rows or slots run out.
+        """
+        if not self.rows.free or (self.needs.state and not self.slots.free):
+            return None
+        child = SequenceMemory(tokens, parent.namespace)
+        child.blocks = parent.blocks.copy()
+        self.pool.retain(parent.held)
+        child.length, child.passed = parent.length, parent.passed
+        child.published, child.content = parent.published, parent.content
+        child.row = self.rows.assign(child.blocks)
+        if self.needs.state:
+            child.slot = self.slots.allocate()
+        child.writable = parent.writable
+        if self.needs.kv:
+            child.writable = parent.writable = parent.length
+        return child
+
+    def settle(self, memory: SequenceMemory) -> None:
+        """Publish what is complete and give back what fell out of the sliding window."""
+        self.allocator.publish(memory)
+        if self.needs.window is None or not self.needs.kv:
+            return
+        passed = self.needs.first_visible(memory.length) // self.block_size
+        if passed > memory.passed:
+            self.allocator.release(memory.blocks[memory.passed : passed])
+            memory.blocks[memory.passed : passed] = [NONE] * (passed - memory.passed)
+            self.rows.array[memory.row, :passed] = NONE
+            memory.passed = passed
+
+    def park(self, memory: SequenceMemory) -> None:
+        """Take back everything, but remember what there was: the next reservation makes room for it again."""
+        self.allocator.publish(memory)
+        self.allocator.release(memory.held)
+        del memory.blocks[memory.passed :]
+        if memory.slot != NONE:
+            self.slots.release([memory.slot])
+        if memory.row != NONE:
+            self.rows.release(memory.row)
+        memory.slot = memory.row = NONE
+        memory.writable = 0
+
+    def release(self, memory: SequenceMemory) -> None:
+        """Take back everything; the memory knows no token any more. Releasing an empty memory is allowed."""
+        self.park(memory)
+        memory.blocks = []
+        memory.length = memory.passed = memory.published = 0
+        memory.content = None
+
+    def check_integrity(self, memories: Iterable[SequenceMemory]) -> None:
+        """PoolError unless the pools hold exactly what ``memories``, all there are, say they have."""
+        memories = list(memories)
+        self.pool.check_integrity(block for memory in memories for block in memory.held)
+        self.slots.check_integrity(memory.slot for memory in memories if memory.slot != NONE)

@@ -1,0 +1,81 @@
+"""KV blocks with reference counts: which are free, and how many holders each of the others has."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from runtime.blocks.errors import PoolError
+
+
+class BlockPool:
+    """Blocks 0 to num_blocks - 1. Free blocks wait in a queue: the longest free is taken next."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._references = [0] * num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+
+    @property
+    def free(self) -> int:
+        """Blocks without a holder."""
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        """Blocks with at least one holder."""
+        return self.num_blocks - len(self._free)
+
+    def references(self, block: int) -> int:
+        """Holders of ``block``."""
+        return self._references[block]
+
+    def allocate(self, count: int) -> list[int]:
+        """Take ``count`` free blocks, each with one reference; PoolError when fewer are free."""
+        if count > len(self._free):
+            raise PoolError(f"expected {count} free blocks, found {len(self._free)}")
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
+
+    def revive(self, block: int) -> None:
+        """Take this very block, free or not, with its content: one more reference."""
+        self._free.pop(block, None)
+        self._references[block] += 1
+
+    def retain(self, blocks: Iterable[int]) -> None:
+        """Add one reference to each of the blocks; PoolError for a free one."""
+        for block in blocks:
+            if not self._references[block]:
+                raise PoolError(f"expected a block in use, found the free block {block}")
+            self._references[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> list[int]:
+        """Drop one reference of each, and return those that became free: the last one given is taken first again."""
+        freed = []
+        for block in reversed(blocks):
+            count = self._references[block] - 1
+            if count < 0:
+                raise PoolError(f"expected a block in use, found the free block {block}: it was released twice")
+            self._references[block] = count
+            if not count:
+                self._free[block] = None
+                freed.append(block)
+        return freed
+
+    def prefer(self, blocks: Iterable[int]) -> None:
+        """Let these free blocks be taken before all others."""
+        for block in blocks:
+            self._free.move_to_end(block, last=False)
+
+    def check_integrity(self, held: Iterable[int]) -> None:
+        """PoolError unless ``held``, one entry for each reference that anyone has, is what the pool counts."""
+        counts = [0] * self.num_blocks
+        for block in held:
+            counts[block] += 1
+        for block, (expected, found) in enumerate(zip(counts, self._references, strict=True)):
+            if expected != found:
+                raise PoolError(f"block {block}: {expected} holders, but {found} references are counted")
+            if (found == 0) != (block in self._free):
+                raise PoolError(f"block {block}: {found} references, but {'' if found else 'not '}in the free queue")

@@ -1,0 +1,134 @@
+"""One step's memory as a transaction: each sequence gets blocks, slot and row together or nothing."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from runtime.blocks.sequence_memory import NONE, SequenceMemory
+
+if TYPE_CHECKING:
+    from runtime.blocks.block_manager import BlockManager
+
+
+@dataclass(frozen=True)
+class _Growth:
+    """What ``extend`` took for one memory, and what it was before."""
+
+    added: int
+    copied: tuple[int, int, int] | None  # index in the table, block before, block now
+    took_slot: bool
+    took_row: bool
+    writable: int
+
+
+class Reservation:
+    """Made by ``BlockManager.begin``; ends with ``commit`` or ``release``.
+
+    A memory shows what it was given at once, in ``blocks``, ``slot``, ``row`` and the row tables; its ``length``
+    grows with the commit. Until then a block that copy-on-write replaces stays in use, as the source of the copy.
+    """
+
+    def __init__(self, manager: BlockManager) -> None:
+        self._manager = manager
+        self._ends: dict[SequenceMemory, int] = {}
+        self._grown: dict[SequenceMemory, _Growth] = {}
+
+    @property
+    def block_copies(self) -> tuple[tuple[int, int], ...]:
+        """(source, target) of the blocks to copy before the step."""
+        return tuple(growth.copied[1:] for growth in self._grown.values() if growth.copied)
+
+    @property
+    def new_slots(self) -> tuple[int, ...]:
+        """Slots to zero before the step: those of sequences that begin."""
+        return tuple(memory.slot for memory, growth in self._grown.items() if growth.took_slot and not memory.length)
+
+    def extend(self, memory: SequenceMemory, tokens: int, spare: int = 0) -> bool:
+        """Make room for ``tokens`` more tokens (at most once for each memory).
+
+        False, and nothing is taken, when blocks, slots or rows run out, or fewer than ``spare`` blocks would be left.
+        """
+        end = memory.length + tokens
+        if end > memory.writable and not self._grow(memory, end, spare):
+            return False
+        self._ends[memory] = end
+        return True
+
+    def drop(self, memory: SequenceMemory) -> None:
+        """Undo ``extend`` of this memory."""
+        del self._ends[memory]
+        growth = self._grown.pop(memory, None)
+        if growth is not None:
+            self._undo(memory, growth)
+
+    def commit(self) -> None:
+        """The step has run: its tokens are in the cache."""
+        for memory, end in self._ends.items():
+            memory.length = end
+        for memory, growth in self._grown.items():
+            if growth.copied:
+                self._manager.allocator.release([growth.copied[1]])
+            self._manager.settle(memory)
+        self._clear()
+
+    def release(self) -> None:
+        """The step will not run, or failed: every memory is as it was."""
+        for memory, growth in reversed(self._grown.items()):
+            self._undo(memory, growth)
+        self._clear()
+
+    def _grow(self, memory: SequenceMemory, end: int, spare: int) -> bool:
+        manager, blocks = self._manager, memory.blocks
+        pool, tables = manager.pool, manager.rows
+        first = memory.length // manager.block_size
+        copies = manager.needs.kv and first < len(blocks) and pool.references(blocks[first]) > 1
+        missing = max(0, manager.blocks_for(end) - len(blocks))
+        took_slot = manager.needs.state and memory.slot == NONE
+        took_row = memory.row == NONE
+        if (
+            manager.allocator.free < missing + copies + spare
+            or (took_slot and not manager.slots.free)
+            or (took_row and not tables.free)
+        ):
+            return False
+        new = manager.allocator.allocate(missing + copies)
+        copied = None
+        if copies:
+            copied = (first, blocks[first], new.pop())
+            blocks[first] = copied[2]
+        blocks += new
+        self._grown[memory] = _Growth(len(new), copied, took_slot, took_row, memory.writable)
+        if took_slot:
+            memory.slot = manager.slots.allocate()
+        if took_row:
+            memory.row = tables.assign(blocks)
+        else:
+            start = first if copies else len(blocks) - len(new)
+            tables.array[memory.row, start : len(blocks)] = blocks[start:]
+        memory.writable = len(blocks) * manager.block_size if manager.needs.kv else sys.maxsize
+        return True
+
+    def _undo(self, memory: SequenceMemory, growth: _Growth) -> None:
+        manager, blocks = self._manager, memory.blocks
+        kept = len(blocks) - growth.added
+        given_back = blocks[kept:]
+        del blocks[kept:]
+        row = manager.rows.array[memory.row]
+        row[kept:] = NONE
+        if growth.copied:
+            index, before, now = growth.copied
+            blocks[index] = row[index] = before
+            given_back.append(now)
+        manager.allocator.release(given_back)
+        if growth.took_slot:
+            manager.slots.release([memory.slot])
+            memory.slot = NONE
+        if growth.took_row:
+            manager.rows.release(memory.row)
+            memory.row = NONE
+        memory.writable = growth.writable
+
+    def _clear(self) -> None:
+        self._ends, self._grown = {}, {}

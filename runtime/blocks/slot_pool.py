@@ -1,0 +1,54 @@
+"""Slots of recurrent states, each with one owner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from runtime.blocks.errors import PoolError
+
+
+class SlotPool:
+    """Slots 0 to num_slots - 1."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._free = list(range(num_slots))[::-1]
+        self._used: set[int] = set()
+
+    @property
+    def free(self) -> int:
+        """Slots without an owner."""
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        """Slots with an owner."""
+        return len(self._used)
+
+    def in_use(self, slot: int) -> bool:
+        """Whether the slot has an owner."""
+        return slot in self._used
+
+    def allocate(self) -> int:
+        """Take a free slot, whose content is undefined; PoolError when there is none."""
+        if not self._free:
+            raise PoolError(f"expected a free slot, found all {self.num_slots} in use")
+        slot = self._free.pop()
+        self._used.add(slot)
+        return slot
+
+    def release(self, slots: Iterable[int]) -> None:
+        """Give slots back; PoolError for one that is free."""
+        for slot in slots:
+            if slot not in self._used:
+                raise PoolError(f"expected a slot in use, found the free slot {slot}: it was released twice")
+            self._used.remove(slot)
+            self._free.append(slot)
+
+    def check_integrity(self, held: Iterable[int]) -> None:
+        """PoolError unless ``held``, one entry for each owner, names exactly the used slots, each once."""
+        owners = list(held)
+        if len(owners) != len(set(owners)):
+            raise PoolError(f"a slot has two owners: {sorted(owners)}")
+        if set(owners) != self._used or len(self._used) + len(self._free) != self.num_slots:
+            raise PoolError(f"{sorted(owners)} have owners, but {sorted(self._used)} are in use")
