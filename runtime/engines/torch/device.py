@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -29,8 +30,11 @@ class TorchDevice:
         self.torch = torch.device("cuda", torch.cuda.current_device()) if self.is_gpu else torch.device("cpu")
         self.kernels: KernelRunner | None = None
         self.stream: torch.cuda.Stream | None = None
+        # The memory of intermediate values, which all graphs share, as one of them runs at a time.
+        self.graph_pool: Any = None
         if self.is_gpu:
             self.kernels, self.stream = KernelRunner(), torch.cuda.Stream()
+            self.graph_pool = torch.cuda.graph_pool_handle()
 
     @property
     def step_tokens(self) -> int:

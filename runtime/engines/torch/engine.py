@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,12 +15,13 @@ from artifact.errors import EngineError, RequestError
 from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
 from runtime.engines.base import Engine, StateSet, StepInputs
 from runtime.engines.step_check import check_step
+from runtime.engines.torch.decode_step import DecodeStep, bucket_of
+from runtime.engines.torch.decoder import TorchDecoder
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.fusion import Phase
 from runtime.engines.torch.graph import LENGTHS
 from runtime.engines.torch.lengths import StepLengths
 from runtime.engines.torch.model import TorchModel
-from runtime.engines.torch.program import Program
 from runtime.engines.torch.state_memory import StatePool
 from runtime.engines.torch.states import TorchStateSet
 
@@ -96,52 +97,90 @@ class TorchEngine(Engine):
         return TorchStateSet(self._specs, self._device, self._pool, batch, max_seq, self.max_seq_len)
 
     def step(self, inputs: StepInputs, states: StateSet) -> np.ndarray:
-        return self.step_values(inputs, states, ())[self._result]
+        held = self._checked(inputs, states)
+        if inputs.input_ids.shape[1] > 1:
+            return self._run(inputs, held, ())[self._result]
+        longest = int((inputs.context_lengths + inputs.past_lengths).max())
+        bound = self._bound(held, max(1, longest))
+        buffers = bound.buffers
+        buffers.ids[:] = inputs.input_ids[:, 0]
+        buffers.context[:], buffers.past[:] = inputs.context_lengths, inputs.past_lengths
+        return bound.run()
+
+    def decoder(self, rows: Sequence[int], states: StateSet) -> TorchDecoder:
+        held = self._own(states)
+        return TorchDecoder(rows, held, self.config.vocab_size, lambda tokens: self._bound(held, tokens))
 
     def step_values(self, inputs: StepInputs, states: StateSet, values: Sequence[str]) -> dict[str, np.ndarray]:
-        held = self._checked(inputs, states)
-        phase = Phase.DECODE if inputs.input_ids.shape[1] == 1 else Phase.PREFILL
-        program = self._model.program(phase, values)
-        with self._device.active():
-            found = self._run(program, inputs, held)
-            return {name: found[name].float().cpu().numpy() for name in (self._result, *values)}
+        return self._run(inputs, self._checked(inputs, states), values)
 
     def close(self) -> None:
         self._closed = True
         self._pool.close()
 
-    def _run(self, program: Program, inputs: StepInputs, states: TorchStateSet) -> Mapping[str, torch.Tensor]:
-        device = self._device.torch
-        context, past = inputs.context_lengths.tolist(), inputs.past_lengths.tolist()
+    def _bound(self, states: TorchStateSet, tokens: int) -> DecodeStep:
+        """The decode step for rows that hold at most ``tokens`` after it."""
+        self._check_open()
+        memory = states.memory
+        bucket = bucket_of(tokens, memory.max_seq) if self.config.kv_layers else memory.max_seq
+        bound = memory.bound.get(bucket)
+        if bound is None:
+            # Holds the tensors alone, as memory that held what holds it would outlive its last user.
+            program, tensors = self._model.program(Phase.DECODE), memory.tensors
+            bound = memory.bound[bucket] = DecodeStep(
+                self._device, program, memory, bucket, lambda found: self._taken_over(found, tensors)
+            )
+        return bound
+
+    def _run(self, inputs: StepInputs, states: TorchStateSet, values: Sequence[str]) -> dict[str, np.ndarray]:
+        """A step that is not recorded: the logits and inner ``values`` by name."""
         tokens = inputs.input_ids.shape[1]
-        feeds = {
+        program = self._model.program(Phase.DECODE if tokens == 1 else Phase.PREFILL, values)
+        context, past = inputs.context_lengths.tolist(), inputs.past_lengths.tolist()
+        with self._device.active():
+            try:
+                found = program.run({**self._feeds(inputs, context, past, states.max_seq), **states.memory.tensors})
+                logits = self._taken_over(found, states.memory.tensors)
+                return {
+                    self._result: logits.cpu().numpy(),
+                    **{name: found[name].float().cpu().numpy() for name in values},
+                }
+            except torch.OutOfMemoryError as error:
+                raise EngineError(
+                    f"expected memory for a step of {states.batch} rows of {tokens} tokens, found too little: use a "
+                    "smaller batch, or feed prompts in shorter chunks"
+                ) from error
+
+    def _feeds(self, inputs: StepInputs, context: list[int], past: list[int], room: int) -> dict[str, Any]:
+        device = self._device.torch
+        return {
             INPUT_IDS: torch.tensor(inputs.input_ids, dtype=torch.int64, device=device),
             CONTEXT_LENGTHS: torch.tensor(context, dtype=torch.int32, device=device),
             PAST_LENGTHS: torch.tensor(past, dtype=torch.int32, device=device),
-            LENGTHS: StepLengths(tokens, tuple(context), tuple(past), states.max_seq),
-            **states.memory.tensors,
+            LENGTHS: StepLengths(inputs.input_ids.shape[1], tuple(context), tuple(past), room),
         }
-        found = program.run(feeds)
-        self._advance(found, states)
-        return found
 
-    def _advance(self, found: Mapping[str, torch.Tensor], states: TorchStateSet) -> None:
-        """Take over the states that the program did not change where they are."""
+    def _taken_over(self, found: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Advance the states that the program did not change where they are; the logits in float32."""
         for spec in self._specs:
-            tensor, present = states.memory.tensors[spec.name], found[str(spec.replaced_by)]
+            tensor, present = states[spec.name], found[str(spec.replaced_by)]
             if present is not tensor:
                 tensor.copy_(present)
+        return found[self._result].float()
 
     def _checked(self, inputs: StepInputs, states: StateSet) -> TorchStateSet:
-        self._check_open()
-        if not isinstance(states, TorchStateSet) or states.device is not self._device:
-            raise EngineError(f"expected states allocated by this engine, found {type(states).__name__} of another")
-        check_step(inputs, states.batch, self.max_step_tokens, states.max_seq)
-        ids = inputs.input_ids
+        held, ids = self._own(states), inputs.input_ids
+        check_step(inputs, held.batch, self.max_step_tokens, held.max_seq)
         if ids.min() < 0 or ids.max() >= self.config.vocab_size:
             raise EngineError(
                 f"expected token ids from 0 to {self.config.vocab_size - 1}, found {ids.min()} to {ids.max()}"
             )
+        return held
+
+    def _own(self, states: StateSet) -> TorchStateSet:
+        self._check_open()
+        if not isinstance(states, TorchStateSet) or states.device is not self._device:
+            raise EngineError(f"expected states allocated by this engine, found {type(states).__name__} of another")
         return states
 
     def _check_open(self) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from artifact.errors import ArtifactError, EngineError
 
@@ -41,27 +40,43 @@ def expose_values(graph: ir.Graph, names: Sequence[str]) -> None:
 
 
 def fuse(
-    values: Sequence[ir.Value], op_type: str, inputs: Sequence[ir.Value | None], attributes: dict[str, Any]
+    values: Sequence[ir.Value],
+    op_type: str,
+    inputs: Sequence[ir.Value | None],
+    attributes: dict[str, Any],
+    domain: str = DOMAIN,
 ) -> ir.Node:
-    """Let a node of this engine's domain compute ``values``; what computed them is left for ``tidy`` to remove."""
+    """Let a new node compute ``values``; what computed them is left for ``tidy_graph`` to remove."""
     producer = values[0].producer()
     assert producer is not None and producer.graph is not None
     graph = producer.graph
     assert isinstance(graph, ir.Graph)
-    node = ir.node(op_type, inputs, attributes or None, domain=DOMAIN, num_outputs=len(values))
+    node = ir.node(op_type, inputs, attributes or None, domain=domain, num_outputs=len(values))
     graph.insert_before(producer, node)
     for old, new in zip(values, node.outputs, strict=True):
         new.type, new.shape = old.type, old.shape
         name = old.name
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-        old.name, new.name = None, name
+        old.name, new.name = f"{name}.before", name
     return node
 
 
-def tidy(model: ir.Model) -> None:
+def tidy_graph(graph: ir.Graph) -> None:
     """Remove nodes that nothing uses and put every node after those whose values it reads."""
-    RemoveUnusedNodesPass()(model)
-    model.graph.sort()
+    for node in reversed(list(graph)):
+        if not any(value.is_graph_output() or value.uses() for value in node.outputs):
+            graph.remove(node, safe=True)
+    graph.sort()
+
+
+def lengths_input(graph: ir.Graph) -> ir.Value:
+    """The graph input LENGTHS, added where it is not there yet."""
+    for value in graph.inputs:
+        if value.name == LENGTHS:
+            return value
+    added = ir.Value(name=LENGTHS)
+    graph.inputs.append(added)
+    return added
 
 
 def producer(value: ir.Value | None, op_type: str, domain: str = "") -> ir.Node | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,6 +12,9 @@ from artifact.bindings import BATCH, MAX_SEQ, Binding
 from artifact.errors import EngineError
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.tensors import torch_from_dtype
+
+if TYPE_CHECKING:
+    from runtime.engines.torch.decode_step import DecodeStep
 
 # Unused memory that is kept, in sets of states.
 _MOST_KEPT = 4
@@ -26,7 +29,7 @@ class StateMemory:
     def __init__(self, specs: tuple[Binding, ...], device: TorchDevice, batch: int, max_seq: int) -> None:
         """Zeroed states; torch.OutOfMemoryError when there is too little memory."""
         self.batch, self.max_seq = batch, max_seq
-        self.bound: dict[int, Any] = {}
+        self.bound: dict[int, DecodeStep] = {}
         self.tensors = {
             spec.name: torch.zeros(
                 spec.resolve(**{BATCH: batch, MAX_SEQ: max_seq}),

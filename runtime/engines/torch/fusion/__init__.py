@@ -8,6 +8,12 @@ import onnx_ir as ir
 
 from artifact.config import RuntimeConfig
 from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.fusion.attention import fuse_attention
+from runtime.engines.torch.fusion.grouped_norm import fuse_grouped_norms
+from runtime.engines.torch.fusion.last_token import fuse_last_token
+from runtime.engines.torch.fusion.linear import fuse_linears, fuse_norms_into_linears
+from runtime.engines.torch.fusion.projections import merge_projections
+from runtime.engines.torch.graph import tidy_graph
 
 
 class Phase(str, Enum):
@@ -19,3 +25,14 @@ class Phase(str, Enum):
 
 def fuse_graph(model: ir.Model, config: RuntimeConfig, device: TorchDevice, phase: Phase) -> None:
     """Rewrite ``model`` in place for one phase on one device."""
+    graph = model.graph
+    fuse_attention(graph, config)
+    fuse_last_token(graph)
+    fuse_grouped_norms(graph)
+    tidy_graph(graph)
+    fuse_linears(graph)
+    tidy_graph(graph)
+    if device.is_gpu:
+        merge_projections(graph)
+    fuse_norms_into_linears(graph)
+    tidy_graph(graph)

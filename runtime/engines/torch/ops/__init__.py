@@ -7,7 +7,17 @@ import onnx_ir as ir
 from artifact.errors import EngineError
 from runtime.engines.torch.graph import DOMAIN
 from runtime.engines.torch.node_context import Builder
-from runtime.engines.torch.ops import attention, edge, elementwise, indexing, matrices, norms, shapes
+from runtime.engines.torch.ops import (
+    attention,
+    cached_attention,
+    edge,
+    elementwise,
+    indexing,
+    linear,
+    matrices,
+    norms,
+    shapes,
+)
 
 _STANDARD: dict[str, Builder] = {
     **elementwise.ROWS,
@@ -17,7 +27,8 @@ _STANDARD: dict[str, Builder] = {
     **norms.ROWS,
     **attention.ROWS,
 }
-OPERATORS: dict[str, dict[str, Builder]] = {"": _STANDARD, edge.DOMAIN: edge.ROWS, DOMAIN: {}}
+_FUSED: dict[str, Builder] = {**linear.ROWS, **norms.FUSED_ROWS, **cached_attention.ROWS}
+OPERATORS: dict[str, dict[str, Builder]] = {"": _STANDARD, edge.DOMAIN: edge.ROWS, DOMAIN: _FUSED}
 
 
 def builder_of(node: ir.Node) -> Builder:

@@ -1,23 +1,81 @@
-"""Root-mean-square norms."""
+"""Root-mean-square norms: our kernel on a GPU, else torch."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
+from artifact.errors import UnsupportedError
+from runtime.engines.torch.kernels import KernelRunner, alignment_of, dtype_of
 from runtime.engines.torch.node_context import Builder, NodeContext, Run
+from trt_plugins.kernels.fused import rms_norm
+from trt_plugins.kernels.fused.rms_norm import RmsNorm
+
+_ALIGNMENT = 16
 
 
-def normed(x: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """x / rms(x) over the last axis, computed in float32, in the type of x."""
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)).to(x.dtype)
+class Norm:
+    """v / rms(v) * weight over groups of the last axis: x, gate and result [..., size], weight [size].
+
+    group: columns of a group, None for all of them. v is x, or x * silu(gate). The mean is taken in float32.
+    """
+
+    def __init__(self, epsilon: float, kernels: KernelRunner | None, group: int | None = None) -> None:
+        self._epsilon, self._kernels, self._group = epsilon, kernels, group
+        self._refused: set[RmsNorm] = set()
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+        if self._kernels is not None and x.dtype == weight.dtype:
+            y = self._launched(x, weight, gate)
+            if y is not None:
+                return y
+        v = x.float() if gate is None else x.float() * F.silu(gate.float())
+        grouped = v if self._group is None else v.unflatten(-1, (-1, self._group))
+        normed = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + self._epsilon)
+        return normed.reshape(x.shape).to(x.dtype) * weight
+
+    def _launched(self, x: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor | None:
+        """The result of the kernel, None where it does not run these sizes."""
+        assert self._kernels is not None
+        columns = x.shape[-1]
+        x2, gate2 = x.reshape(-1, columns), None if gate is None else gate.reshape(-1, columns)
+        tensors = [tensor for tensor in (x2, gate2, weight) if tensor is not None]
+        if any(tensor.stride(-1) != 1 or alignment_of(tensor) != _ALIGNMENT for tensor in tensors):
+            return None
+        strides = [("x", x2.stride(0)), *([] if gate2 is None else [("gate", gate2.stride(0))])]
+        problem = None
+        try:
+            problem = RmsNorm(
+                x2.shape[0],
+                columns,
+                dtype_of(x),
+                self._epsilon,
+                self._group,
+                gate=gate is not None,
+                strides=tuple(strides),
+            )
+            if problem in self._refused:
+                return None
+            y, found = torch.empty(x.shape, dtype=x.dtype, device=x.device), problem
+            self._kernels.launch(
+                found, lambda traits: rms_norm.plan(found, traits), (x2, None, gate2, weight), (y, None)
+            )
+        except UnsupportedError:
+            if problem is not None:
+                self._refused.add(problem)
+            return None
+        return y
 
 
 def _rms_norm(context: NodeContext) -> Run:
     context.attributes.expect("axis", -1)
     context.attributes.expect("stash_type", 1)
-    epsilon = context.attributes.take("epsilon", 1e-5)
-    return lambda x, weight: normed(x, epsilon) * weight
+    return Norm(context.attributes.take("epsilon", 1e-5), context.kernels)
+
+
+def _grouped_norm(context: NodeContext) -> Run:
+    return Norm(context.attributes.take("epsilon"), context.kernels, context.attributes.take("group"))
 
 
 ROWS: dict[str, Builder] = {"RMSNormalization": _rms_norm}
+FUSED_ROWS: dict[str, Builder] = {"GroupedNorm": _grouped_norm}

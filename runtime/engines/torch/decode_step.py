@@ -1,0 +1,106 @@
+"""Decoding one token per row: on a GPU run directly once, then recorded in a CUDA graph and replayed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+import numpy as np
+import torch
+
+from artifact.errors import EngineError
+from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.graph import LENGTHS
+from runtime.engines.torch.lengths import StepLengths
+from runtime.engines.torch.program import Program
+from runtime.engines.torch.state_memory import StateMemory
+from runtime.engines.torch.step_buffers import StepBuffers
+
+# Attention reads the positions of a bucket, the smallest of these (doubled as often as needed) that holds the rows.
+_FIRST_BUCKET = 256
+
+
+def bucket_of(tokens: int, capacity: int) -> int:
+    """Positions of the caches that a step reads when no row holds more than ``tokens`` after it."""
+    bucket = _FIRST_BUCKET
+    while bucket < tokens:
+        bucket *= 2
+    return min(bucket, capacity)
+
+
+class DecodeStep:
+    """The decode step of one state memory up to one bucket of positions.
+
+    The first run is an ordinary one: it is a step like any other, and kernels are compiled and loaded by it. The second
+    is recorded, which executes nothing and so changes no state, and the graph is launched at once. From then on a step
+    is one launch: tokens to the device, all kernels, logits to pinned memory.
+    """
+
+    def __init__(
+        self,
+        device: TorchDevice,
+        program: Program,
+        memory: StateMemory,
+        bucket: int,
+        finish: Callable[[Mapping[str, torch.Tensor]], torch.Tensor],
+    ) -> None:
+        """``finish`` takes over what the program returns: it advances the states and gives the logits."""
+        self._device, self._program, self._finish = device, program, finish
+        self.buffers = StepBuffers(device, memory.batch)
+        lengths = StepLengths(1, (1,) * memory.batch, (0,) * memory.batch, bucket)
+        self._feeds = {**self.buffers.tensors, **memory.tensors, LENGTHS: lengths}
+        self._host_logits: torch.Tensor | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._warm, self._direct = False, not device.is_gpu
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the next run launches a graph that is there already."""
+        return self._graph is not None
+
+    def run(self) -> np.ndarray:
+        """One step of what lies in ``buffers``: logits [batch, (1,) vocab] float32, valid until the next run.
+
+        EngineError when the GPU refuses or fails it.
+        """
+        with self._device.active():
+            if self._warm and self._graph is None and not self._direct:
+                self._graph = self._recorded()
+            if self._graph is not None:
+                self._graph.replay()
+            else:
+                self._work()
+                self._warm = True
+            self._device.synchronize()
+        assert self._host_logits is not None
+        return self._host_logits.numpy()
+
+    def _work(self) -> None:
+        self.buffers.upload()
+        logits = self._finish(self._program.run(self._feeds))
+        if self._host_logits is None:
+            self._host_logits = self._device.pinned(*logits.shape, dtype=torch.float32)
+        self._host_logits.copy_(logits, non_blocking=True)
+
+    def _recorded(self) -> torch.cuda.CUDAGraph | None:
+        graph = torch.cuda.CUDAGraph()
+        self._device.synchronize()
+        try:
+            # Unsafe calls of this thread end the recording with an error instead of escaping from the graph.
+            graph.capture_begin(pool=self._device.graph_pool, capture_error_mode="thread_local")
+            try:
+                self._work()
+            except BaseException:
+                # It has to end, whatever became of it: the stream refuses other work until then.
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        except (EngineError, RuntimeError) as error:
+            # The same step has run directly, so that only speed is lost.
+            self._direct = True
+            reason = " ".join(str(error).split())
+            warnings.warn(f"decoding without a CUDA graph, which is slower: {reason}", RuntimeWarning, stacklevel=2)
+            return None
+        return graph

@@ -1,0 +1,40 @@
+"""Decoding some rows of a state set through its decode steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from artifact.errors import EngineError
+from runtime.engines.base import Decoder
+from runtime.engines.torch.decode_step import DecodeStep
+from runtime.engines.torch.states import TorchStateSet
+
+
+class TorchDecoder(Decoder):
+    """Gives the rows of a set their tokens. Rows that take no part run along with a length of 0."""
+
+    def __init__(
+        self, rows: Sequence[int], states: TorchStateSet, vocab_size: int, bound: Callable[[int], DecodeStep]
+    ) -> None:
+        """``bound(tokens)`` is the step for rows of at most that many; EngineError when ``rows`` are not rows of it."""
+        if not rows or rows[0] < 0 or rows[-1] >= states.batch:
+            raise EngineError(f"expected rows from 0 to {states.batch - 1}, found {list(rows)}")
+        self._rows, self._states, self._vocab_size, self._bound = list(rows), states, vocab_size, bound
+
+    def step(self, tokens: Sequence[int], past_lengths: Sequence[int]) -> Sequence[np.ndarray]:
+        longest = max(past_lengths)
+        if min(past_lengths) < 0 or longest >= self._states.max_seq:
+            raise EngineError(
+                f"expected rows with room for one more token in {self._states.max_seq} positions, found rows that hold "
+                f"{list(past_lengths)}: reserve more first"
+            )
+        if min(tokens) < 0 or max(tokens) >= self._vocab_size:
+            raise EngineError(f"expected token ids from 0 to {self._vocab_size - 1}, found {list(tokens)}")
+        step = self._bound(longest + 1)
+        buffers, rows = step.buffers, self._rows
+        buffers.context[:] = 0
+        buffers.ids[rows], buffers.context[rows], buffers.past[rows] = tokens, 1, past_lengths
+        logits = step.run()
+        return [logits[row] if logits.ndim == 2 else logits[row, 0] for row in rows]

@@ -1,0 +1,129 @@
+"""Fused graphs compute what the file says, and every family gets its fused form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+
+pytest.importorskip("torch", reason="the torch engine needs torch")
+
+import torch
+
+from artifact.bindings import BATCH, MAX_SEQ, SEQ
+from artifact.config import RuntimeConfig, read_config
+from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.fusion import Phase, fuse_graph
+from runtime.engines.torch.fusion.attention import fuse_attention
+from runtime.engines.torch.fusion.linear import linears
+from runtime.engines.torch.fusion.projections import merge_projections
+from runtime.engines.torch.graph import LENGTHS, read_model, tidy_graph
+from runtime.engines.torch.lengths import StepLengths
+from runtime.engines.torch.program import compile_program
+from runtime.engines.torch.tensors import torch_from_dtype
+from runtime.engines.torch.weights import WeightStore
+from tests.runtime.onnxruntime.hand_made import HandMade
+from tests.runtime.onnxruntime.hand_made_plan import Plan
+from tests.support.artifacts import ArtifactCache
+from tests.support.export_cases import CASES, ExportCase
+
+CPU = TorchDevice("cpu")
+# Relative norm between two orders of rounding.
+TOLERANCES = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
+ROOM = 16
+
+
+def run(folder: Path, graph: ir.Graph, config: RuntimeConfig, context: list[int], past: list[int]) -> dict:
+    """One step from states of random numbers; the states that the program changed in place are outputs too."""
+    generator = torch.Generator().manual_seed(7)
+    sizes = {BATCH: len(context), SEQ: max(context), MAX_SEQ: ROOM}
+    states = {
+        spec.name: torch.randn(spec.resolve(**sizes), generator=generator).to(torch_from_dtype(spec.dtype))
+        for spec in config.bindings.states
+    }
+    feeds = {
+        "input_ids": torch.randint(0, config.vocab_size, (len(context), max(context)), generator=generator),
+        "context_lengths": torch.tensor(context, dtype=torch.int32),
+        "past_lengths": torch.tensor(past, dtype=torch.int32),
+        LENGTHS: StepLengths(max(context), tuple(context), tuple(past), ROOM),
+        **states,
+    }
+    found = compile_program(graph.inputs, graph.outputs, WeightStore(folder, CPU.torch)).run(feeds)
+    if found["logits"].ndim == 3:  # those of padding are nobody's concern
+        valid = torch.arange(max(context)) < torch.tensor(context)[:, None]
+        found["logits"] = found["logits"] * valid[..., None]
+    return found
+
+
+def assert_same(found: dict, wanted: dict, tolerance: float) -> None:
+    assert set(found) == set(wanted)
+    for name, value in wanted.items():
+        assert found[name].dtype == value.dtype, name
+        error = (found[name].double() - value.double()).norm() / value.double().norm()
+        assert error < tolerance, (name, float(error))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("phase", list(Phase))
+def test_a_fused_graph_computes_what_the_file_says(phase: Phase, case: ExportCase, artifacts: ArtifactCache) -> None:
+    exported = case.get(artifacts)
+    config, folder = exported.config, exported.folder
+    plain, fused = read_model(folder), read_model(folder)
+    fuse_graph(fused, config, CPU, phase)
+    merge_projections(fused.graph)
+    steps = [([1, 1, 1], [0, 9, 3])] if phase is Phase.DECODE else [([5, 5], [0, 0]), ([4, 1, 3], [2, 0, 9])]
+    for context, past in steps:
+        wanted = run(folder, plain.graph, config, context, past)
+        assert_same(run(folder, fused.graph, config, context, past), wanted, TOLERANCES[config.dtype.value])
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_layer_gets_its_fused_form(case: ExportCase, artifacts: ArtifactCache) -> None:
+    exported = case.get(artifacts)
+    config, model = exported.config, read_model(exported.folder)
+    fuse_graph(model, config, CPU, Phase.PREFILL)
+    kinds = Counter(node.op_type for node in model.graph)
+    assert kinds["CachedAttention"] == len(config.kv_layers)
+    assert kinds["GroupedNorm"] == config.layer_types.count("mamba")
+    assert kinds["LastToken"] == (0 if config.all_logits else 1)
+    assert not set(kinds) & {"MatMul", "Attention", "TensorScatter", "GatherND", "GatherElements"}
+    if "gated_delta_net" not in config.layer_types:
+        assert not kinds["Sigmoid"] and not kinds["Relu"]
+
+
+def test_products_take_in_what_surrounds_them(artifacts: ArtifactCache) -> None:
+    exported = CASES["nemotron_h bf16 as fp16"].get(artifacts)
+    model = read_model(exported.folder)
+    fuse_graph(model, exported.config, CPU, Phase.DECODE)
+    found: Counter[str] = Counter()
+    for node in linears(model.graph):
+        found[node.attributes["activation"].as_string()] += 1
+        found["residual"] += node.inputs[4] is not None
+        found["norm"] += node.inputs[5] is not None
+        found["float32"] += node.attributes.get_int("dtype") == int(ir.DataType.FLOAT)
+    # M*-M: in_proj and out_proj twice, q, k, v, o, up (relu2), down and the head; q, k and v share one norm.
+    assert found == {"none": 10, "relu2": 1, "residual": 4, "norm": 4, "float32": 1}
+
+
+def test_projections_of_one_x_become_one(artifacts: ArtifactCache) -> None:
+    exported = CASES["nemotron_h bf16 as fp16"].get(artifacts)
+    model = read_model(exported.folder)
+    fuse_graph(model, exported.config, CPU, Phase.DECODE)
+    before = len(list(linears(model.graph)))
+    merge_projections(model.graph)
+    assert before - len(list(linears(model.graph))) == 2
+
+
+def test_attention_that_the_config_does_not_describe_stays(tmp_path: Path) -> None:
+    folder = HandMade(Plan(layers="a", window=3)).write(tmp_path / "artifact")
+    config = read_config(folder)
+    for window, fused in ((3, 1), (4, 0), (None, 0)):
+        model = read_model(folder)
+        layers = tuple(replace(layer, sliding_window=window) for layer in config.kv_layers)
+        fuse_attention(model.graph, replace(config, kv_layers=layers))
+        tidy_graph(model.graph)
+        kinds = Counter(node.op_type for node in model.graph)
+        assert (kinds["CachedAttention"], kinds["Attention"]) == (fused, 1 - fused)
