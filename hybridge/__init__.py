@@ -20,6 +20,7 @@ from artifact.errors import HybridgeError
 
 if TYPE_CHECKING:
     from hybridge.api import build_engine, export, inspect, verify
+    from hybridge.transformers_host.accelerate import accelerate
     from runtime.llm import LLM
     from runtime.sampling import SamplingParams
 
@@ -27,6 +28,7 @@ __all__ = [
     "LLM",
     "HybridgeError",
     "SamplingParams",
+    "accelerate",
     "build_engine",
     "errors",
     "export",
@@ -37,6 +39,7 @@ __all__ = [
 _HOMES = {
     "LLM": "runtime.llm",
     "SamplingParams": "runtime.sampling",
+    "accelerate": "hybridge.transformers_host.accelerate",
     "build_engine": "hybridge.api",
     "export": "hybridge.api",
     "inspect": "hybridge.api",

@@ -1,0 +1,40 @@
+"""Tiny models of transformers, and one cache folder of artifacts for the whole session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.support.tiny_models import save_tiny_model
+
+LoadModel = Callable[[str], Any]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_torch_thread() -> None:
+    """On such small tensors a second thread only waits."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def load_model(tmp_path_factory: pytest.TempPathFactory) -> LoadModel:
+    """A fresh model of a family, always with the same weights."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+
+    def load(model_type: str) -> Any:
+        path = folder / model_type
+        if not path.exists():
+            save_tiny_model(path, model_type)
+        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+    return load

@@ -1,0 +1,22 @@
+"""Every supported family gives the same tokens before and after, whatever generate() does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hybridge import accelerate
+from tests.support.tiny_models import BASE_CONFIGS
+from tests.transformers_host.conftest import LoadModel
+from tests.transformers_host.generations import BEAMS, GREEDY_BATCH, SAMPLED, generated
+
+
+@pytest.mark.parametrize("model_type", sorted(BASE_CONFIGS))
+def test_same_tokens(model_type: str, load_model: LoadModel, cache_folder: Path) -> None:
+    model = load_model(model_type)
+    ways = {"a padded batch, greedy": GREEDY_BATCH, "sampled": SAMPLED, "beams": BEAMS}
+    expected = {name: generated(model, **way) for name, way in ways.items()}
+    with accelerate(model, "onnxruntime", max_cache_len=96, cache_folder=cache_folder, threads=1) as fast:
+        for name, way in ways.items():
+            assert generated(fast, **way) == expected[name], name
