@@ -35,10 +35,12 @@ BENCHMARK_TOKENS, REPETITIONS = 128, 5
 REFERENCE, CHECKED = "onnxruntime", "tensorrt"
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 NEEDED_BY_ALL = ("gpu", "export")
-# What is built and checked: plugins that update states in place, plugins with two buffers a state, native layers.
+# What is built and checked: plugins that update states in place, plugins with two buffers a state, two plugins where a
+# mixer would be one, native layers.
 ENGINES = {
     "plugins": {"plugins": "on", "plugin_states": "aliased"},
     "plugins-separate": {"plugins": "on", "plugin_states": "separate"},
+    "plugins-two-ops": {"plugins": "on", "plugin_states": "aliased", "plugin_mixers": "separate"},
     "native": {"plugins": "off"},
 }
 

@@ -30,6 +30,10 @@ def build_engine(
     plugin_states: Annotated[
         Literal["aliased", "separate"], typer.Option(help="Plugins update states in place, or in a second buffer.")
     ] = "aliased",
+    plugin_mixers: Annotated[
+        Literal["joined", "separate"],
+        typer.Option(help="One plugin for a Mamba2 mixer's convolution, state update and gate, or two and the gate."),
+    ] = "joined",
     max_batch: Annotated[int | None, typer.Option(help="Most rows.", show_default="the preset's")] = None,
     max_seq_len: Annotated[int | None, typer.Option(help="Most tokens of a row.", show_default="the preset's")] = None,
     library: Annotated[
@@ -60,6 +64,7 @@ def build_engine(
             max_seq_len=max_seq_len,
             plugins=plugins,
             plugin_states=plugin_states,
+            plugin_mixers=plugin_mixers,
             library=library,
             workspace_mib=workspace_mib,
             optimization_level=optimization_level,

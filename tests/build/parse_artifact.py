@@ -1,6 +1,7 @@
 """A script: parses an artifact with TensorRT-RTX, with plugins or without, and prints every layer as JSON.
 
-Arguments: the artifact, the most tokens of a row, "on" or "off". It has to run in ``child_environment``.
+Arguments: the artifact, the most tokens of a row, and "joined" or "separate" for mixers as plugins, or "off". It has to
+run in ``child_environment``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def main(artifact: Path, max_seq_len: int, mode: str) -> None:
     config, preset = read_config(artifact), read_preset("rtx-ada")
     limits = engine_limits(config, preset, BuildOptions(max_seq_len=max_seq_len))
     target = Target("rtx-ada", preset, "tensorrt_rtx", ("8.9",))
-    options, profiles = BuildOptions(plugins=mode), engine_profiles(config, preset, limits)
+    options = BuildOptions(plugins="off") if mode == "off" else BuildOptions(plugins="on", plugin_mixers=mode)
+    profiles = engine_profiles(config, preset, limits)
     choose = partial(choose_plugins, options=options, target=target, profiles=profiles)
     model = parser_model(artifact, config, max_seq_len, choose)
     library = TensorRTLibrary("tensorrt_rtx")

@@ -8,15 +8,18 @@ from typing import Any
 import onnx
 import pytest
 
+from artifact.dtypes import DType
 from artifact.engine_record import ProfileRecord
 from artifact.errors import UnsupportedError
 from tests.ops.node_model import node_model
 from tests.plugins.planner_double import SIZES, plan_by_shape
+from tests.rewrites.mixer_graph import mixer_model
 from trt_plugins.build import BuildOptions, plugin_choice
 from trt_plugins.build.model import use_plugins
 from trt_plugins.build.plugin_choice import PluginChoice, choose_plugins
 from trt_plugins.build.presets import read_preset
 from trt_plugins.build.target import Target
+from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from trt_plugins.plugins.fields import ALIASED, CAPABILITIES
 
 TARGET = Target("rtx-ada", read_preset("rtx-ada"), "tensorrt_rtx", ("8.9",))
@@ -49,6 +52,49 @@ def test_supported_nodes_become_plugins(mode: str) -> None:
 def test_states_may_be_separate() -> None:
     options = BuildOptions(plugin_states="separate")
     assert not choose_plugins(ssm_model(), options, TARGET, profiles(), plan_by_shape).aliased
+
+
+def mixer() -> onnx.ModelProto:
+    """The states of a mixer are as large as the artifact; its rows and tokens are symbolic."""
+    return mixer_model(DType.FLOAT16)
+
+
+def test_mixers_are_joined_where_plugins_run_them() -> None:
+    model = mixer()
+    choice = choose("on", model)
+    assert choice.nodes == {"node_mamba2_conv_scan": "mamba2_conv_scan"}
+    use_plugins(model, choice)
+    assert [node.op_type for node in model.graph.node] == ["Split", "mamba2_conv_scan", "Cast"]
+    assert not model.functions
+
+
+def test_mixers_may_stay_separate() -> None:
+    model = mixer()
+    before = model.SerializeToString()
+    options = BuildOptions(plugins="on", plugin_mixers="separate")
+    choice = choose_plugins(model, options, TARGET, profiles(), plan_by_shape)
+    assert set(choice.nodes.values()) == {"causal_conv1d", "update_ssm_state"}
+    assert model.SerializeToString() == before
+
+
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_mixers_without_plugins_keep_their_bodies(mode: str) -> None:
+    model = mixer()
+    before = model.SerializeToString()
+    choice = choose(mode, model, most=5000)
+    assert not choice.nodes
+    use_plugins(model, choice)
+    assert model.SerializeToString() == before
+
+
+def test_mixers_that_only_the_two_operators_can_run_stay_separate() -> None:
+    def planner(call: OpCall, device: DeviceTraits) -> CallPlan:
+        if call.spec.name == "mamba2_conv_scan":
+            raise UnsupportedError("expected two operators, found one")
+        return CallPlan(())
+
+    choice = choose_plugins(mixer(), BuildOptions(plugins="on"), TARGET, profiles(), planner)
+    assert set(choice.nodes.values()) == {"causal_conv1d", "update_ssm_state"}
 
 
 def test_off_is_off() -> None:

@@ -6,7 +6,8 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from trt_plugins.build.child import child_environment
 from trt_plugins.build.model import parser_model
 from trt_plugins.build.network import layers_of
 from trt_plugins.build.plugin_layers import check_plugin_layers, state_aliases
-from trt_plugins.catalog import spec_of
+from trt_plugins.catalog import OPS, spec_of
 from trt_plugins.plugins.layer import state_inputs
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
@@ -72,9 +73,9 @@ def test_the_engine_has_one_plugin_layer_a_node(built: tuple[str, EngineRecord])
     name, record = built
     count = RECURRENT[name]
     assert record.plugins
-    assert record.plugins.ops == {"causal_conv1d": count, "update_ssm_state": count}
+    assert record.plugins.ops == {"mamba2_conv_scan": count}
     assert (record.plugins.namespace, record.plugins.version, record.plugins.reason) == ("trt_edgellm", "1", "")
-    assert record.layers["PLUGIN_V3"] == 2 * count
+    assert record.layers["PLUGIN_V3"] == count
     assert [profile.name for profile in record.profiles] == ["prefill", "decode"]
 
 
@@ -89,22 +90,28 @@ def test_states_are_updated_in_place(built: tuple[str, EngineRecord]) -> None:
 
 @dataclass(frozen=True)
 class Networks:
-    """What the parser makes of one artifact with plugins and without: layers; plugin nodes by name."""
+    """What the parser makes of one artifact with plugins and without: layers; plugin nodes by name.
 
-    nodes: dict[str, str]
-    on: list[dict[str, Any]]
+    joined, separate: with one plugin a mixer, and with two.
+    """
+
+    joined_nodes: dict[str, str]
+    joined: list[dict[str, Any]]
+    separate_nodes: dict[str, str]
+    separate: list[dict[str, Any]]
     off: list[dict[str, Any]]
 
-    @property
-    def plugins(self) -> list[dict[str, Any]]:
-        return [layer for layer in self.on if layer["type"] == "PLUGIN_V3"]
+    def with_plugins(self) -> Iterator[tuple[dict[str, str], list[dict[str, Any]]]]:
+        """Plugin nodes and plugin layers, of both forms."""
+        for nodes, layers in ((self.joined_nodes, self.joined), (self.separate_nodes, self.separate)):
+            yield nodes, [layer for layer in layers if layer["type"] == "PLUGIN_V3"]
 
 
 @pytest.fixture(params=RECURRENT, scope="module")
 def networks(request: pytest.FixtureRequest, artifacts: ArtifactCache, tmp_path_factory: Any) -> Networks:
     environment = child_environment(tmp_path_factory.mktemp("links"))
     found = []
-    for mode in ("on", "off"):
+    for mode in ("joined", "separate", "off"):
         script = Path(__file__).with_name("parse_artifact.py").stem
         command = [
             sys.executable,
@@ -117,21 +124,25 @@ def networks(request: pytest.FixtureRequest, artifacts: ArtifactCache, tmp_path_
         result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
         assert result.returncode == 0, result.stderr
         found.append(json.loads(result.stdout.splitlines()[-1]))
-    return Networks(found[0]["nodes"], found[0]["layers"], found[1]["layers"])
+    joined, separate, off = found
+    return Networks(joined["nodes"], joined["layers"], separate["nodes"], separate["layers"], off["layers"])
 
 
 def test_each_node_is_one_plugin_layer(networks: Networks) -> None:
-    assert [layer["name"] for layer in networks.plugins] == list(networks.nodes)
-    assert set(networks.nodes.values()) == {"causal_conv1d", "update_ssm_state"}
+    for nodes, plugins in networks.with_plugins():
+        assert [layer["name"] for layer in plugins] == list(nodes)
+    assert set(networks.joined_nodes.values()) == {"mamba2_conv_scan"}
+    assert set(networks.separate_nodes.values()) == {"causal_conv1d", "update_ssm_state"}
+    assert len(networks.separate_nodes) == 2 * len(networks.joined_nodes)
 
 
 def is_from_body(layer: dict[str, Any]) -> bool:
-    return any(f"({op})" in layer["metadata"] for op in ("causal_conv1d", "update_ssm_state"))
+    return any(f"({op})" in layer["metadata"] for op in OPS)
 
 
 def test_no_layer_comes_from_a_body(networks: Networks) -> None:
     assert [layer["name"] for layer in networks.off if is_from_body(layer)]
-    assert not [layer["name"] for layer in networks.on if is_from_body(layer)]
+    assert not [layer["name"] for layer in (*networks.joined, *networks.separate) if is_from_body(layer)]
 
 
 def test_the_other_layers_are_the_same(networks: Networks) -> None:
@@ -142,12 +153,17 @@ def test_the_other_layers_are_the_same(networks: Networks) -> None:
 
     expected = kinds([layer for layer in networks.off if not is_from_body(layer)])
     assert len(expected) > 10
-    assert kinds([layer for layer in networks.on if layer["type"] != "PLUGIN_V3"]) == expected
+    found = kinds([layer for layer in networks.separate if layer["type"] != "PLUGIN_V3"])
+    assert found == expected
+    # Joining takes splits, views and gates away, and adds a cast of what comes out of 16 bits.
+    joined = kinds([layer for layer in networks.joined if layer["type"] != "PLUGIN_V3"])
+    assert sum(joined.values()) <= sum(expected.values()) - 8 * len(networks.joined_nodes)
+    assert joined - expected == Counter({("CAST", f"[ONNX Layer: {name}.cast]"): 1 for name in networks.joined_nodes})
 
 
 def test_plugin_layers_have_the_declared_types_and_shapes(networks: Networks) -> None:
-    for layer in networks.plugins:
-        spec = spec_of(networks.nodes[layer["name"]])
+    for nodes, layer in ((nodes, layer) for nodes, plugins in networks.with_plugins() for layer in plugins):
+        spec = spec_of(nodes[layer["name"]])
         assert len(layer["inputs"]) == len(spec.inputs)
         for tensor, found in zip(spec.inputs, layer["inputs"], strict=True):
             assert len(found["shape"]) == len(tensor.dims_for(True)), (layer["name"], tensor.name)
@@ -159,10 +175,10 @@ def test_plugin_layers_have_the_declared_types_and_shapes(networks: Networks) ->
 
 
 def test_states_enter_and_leave_the_network_there(networks: Networks) -> None:
-    for layer in networks.plugins:
-        ((output, state),) = state_inputs(spec_of(networks.nodes[layer["name"]])).items()
-        assert layer["inputs"][state]["outside"] and layer["outputs"][output]["outside"]
-        assert layer["outputs"][output]["name"] == f"present_{layer['inputs'][state]['name']}"
+    for nodes, layer in ((nodes, layer) for nodes, plugins in networks.with_plugins() for layer in plugins):
+        for output, state in state_inputs(spec_of(nodes[layer["name"]])).items():
+            assert layer["inputs"][state]["outside"] and layer["outputs"][output]["outside"]
+            assert layer["outputs"][output]["name"] == f"present_{layer['inputs'][state]['name']}"
 
 
 def in_child(monkeypatch: pytest.MonkeyPatch, statements: str) -> None:
@@ -177,7 +193,7 @@ def test_a_failing_plugin_is_an_error_that_names_it(artifacts: ArtifactCache, mo
     fail = "trt_plugins.kernels.catalog.plan = lambda call, device: 1 // 0"
     in_child(monkeypatch, f"import trt_plugins.kernels.catalog; {fail}")
     artifact = artifact_of(artifacts, "mamba2 fp16")
-    words = r"^plugin (causal_conv1d|update_ssm_state) of layer \S+, get_workspace_size: ZeroDivisionError"
+    words = r"^plugin mamba2_conv_scan of layer \S+, get_workspace_size: ZeroDivisionError"
     with pytest.raises(EngineError, match=words):
         build_engine(artifact, BuildOptions(preset="rtx-ada", library="tensorrt_rtx", max_seq_len=16))
     assert not engine_folder(artifact, "rtx-ada").exists()
@@ -197,8 +213,16 @@ def test_a_tensorrt_without_aliasing_gets_two_buffers(
 def test_states_may_be_kept_separate(artifacts: ArtifactCache) -> None:
     options = BuildOptions(preset="dgx-spark", library="tensorrt_rtx", max_seq_len=16, plugin_states="separate")
     record = build_engine(artifact_of(artifacts, "mamba2 fp16"), options)
+    assert record.plugins.ops == {"mamba2_conv_scan": 1}
     assert record.plugins and not record.plugins.aliased
     assert not [binding for binding in record.bindings if "aliases" in binding]
+
+
+def test_mixers_may_be_kept_separate(artifacts: ArtifactCache) -> None:
+    options = BuildOptions(preset="jetson-orin", compute_capabilities=("8.6",), library="tensorrt_rtx", max_seq_len=16)
+    record = build_engine(artifact_of(artifacts, "mamba2 fp16"), replace(options, plugin_mixers="separate"))
+    assert record.plugins.ops == {"causal_conv1d": 1, "update_ssm_state": 1}
+    assert record.layers["PLUGIN_V3"] == 2
 
 
 def test_plugins_may_be_turned_off(artifacts: ArtifactCache) -> None:

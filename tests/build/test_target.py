@@ -80,6 +80,7 @@ def test_refusal(machine: Machine, options: dict[str, Any], error: type[Exceptio
     [
         ({"plugins": "maybe"}, "expected auto, on or off"),
         ({"plugin_states": "copied"}, "--plugin-states: expected aliased or separate"),
+        ({"plugin_mixers": "one"}, "--plugin-mixers: expected joined or separate"),
         ({"library": "cuda"}, "expected auto, tensorrt or tensorrt_rtx"),
         ({"max_batch_size": 0}, "--max-batch: expected at least 1"),
         ({"max_seq_len": -3}, "--max-seq-len: expected at least 1"),

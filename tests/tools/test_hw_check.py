@@ -150,8 +150,9 @@ def test_a_good_machine_passes(artifact: Path, doubles: Hybridge, tmp_path: Path
     steps = [(step["step"], step.get("engine")) for step in report["steps"]]
     kinds = ("build", "verify", "generate", "benchmark")
     assert steps == [("gpu", None), *((kind, engine) for engine in hw_check.ENGINES for kind in kinds)]
-    assert [options["plugins"] for options in doubles.built] == ["on", "on", "off"]
-    assert [options.get("plugin_states") for options in doubles.built] == ["aliased", "separate", None]
+    assert [options["plugins"] for options in doubles.built] == ["on", "on", "on", "off"]
+    assert [options.get("plugin_states") for options in doubles.built] == ["aliased", "separate", "aliased", None]
+    assert [options.get("plugin_mixers") for options in doubles.built] == [None, None, "separate", None]
     assert all(options["overwrite"] and options["max_batch_size"] == 2 for options in doubles.built)
     build, verify, generate, benchmark = report["steps"][1:5]
     assert build["plugins"]["ops"] == {"causal_conv1d": 1, "update_ssm_state": 1}
@@ -188,9 +189,11 @@ def test_a_failed_build_is_recorded(
     monkeypatch.setattr(doubles, "build_engine", build)
     code, report = checked(artifact, tmp_path / "report.json")
     assert code == 1
-    assert [(step["step"], step["status"]) for step in report["steps"][1:]] == [("build", "failed")] * 3
+    assert [(step["step"], step["status"]) for step in report["steps"][1:]] == [("build", "failed")] * len(
+        hw_check.ENGINES
+    )
     assert report["steps"][1]["error"] == "plugin x of layer y"
-    assert report["steps"][3]["error"] == "RuntimeError: a crash" and "traceback" in report["steps"][3]
+    assert report["steps"][-1]["error"] == "RuntimeError: a crash" and "traceback" in report["steps"][-1]
 
 
 def test_nothing_runs_without_a_gpu(
@@ -216,7 +219,7 @@ def test_the_shipped_checkpoint_is_exported_where_none_is_given(
     report = tmp_path / "report.json"
     assert hw_check.main(["--report", str(report)]) == 1
     steps = json.loads(report.read_text(encoding="utf-8"))["steps"]
-    assert [step["status"] for step in steps] == ["passed", "failed", *["skipped"] * 3]
+    assert [step["status"] for step in steps] == ["passed", "failed", *["skipped"] * len(hw_check.ENGINES)]
     assert (exported[0] / "config.json").is_file()
 
 

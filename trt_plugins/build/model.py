@@ -50,7 +50,7 @@ def parser_model(
 ) -> ParserModel:
     """Load ``artifact``/model.onnx with caches of ``max_seq_len`` positions, checked against ``config``.
 
-    choose: which nodes become plugins.
+    choose: which nodes become plugins; it may rewrite the model in place.
     ArtifactError: the graph or its weights are missing, damaged or contradict config.json.
     EngineError: an operator has no body that native layers could run. What ``choose`` raises.
     """
@@ -67,11 +67,12 @@ def parser_model(
 
 
 def use_plugins(model: onnx.ModelProto, choice: PluginChoice) -> None:
-    """Drop, in place, the bodies of the chosen nodes: the parser takes a body before it looks for a plugin.
+    """Keep, in place, only bodies that other nodes need: the parser takes a body before it looks for a plugin.
 
     Each node gets all its attributes (the parser warns of absent ones) and what else its plugin has to know.
     """
-    kept = [f for f in model.functions if f.domain != DOMAIN or f.name not in choice.nodes.values()]
+    needed = {node.op_type for node in operator_nodes(model) if node.name not in choice.nodes}
+    kept = [f for f in model.functions if f.domain != DOMAIN or f.name in needed]
     del model.functions[:]
     model.functions.extend(kept)
     version = domain_version(model)

@@ -11,6 +11,8 @@ LIBRARIES = ("tensorrt", "tensorrt_rtx")
 PLUGIN_MODES = ("auto", "on", "off")
 ALIASED = "aliased"
 PLUGIN_STATES = (ALIASED, "separate")
+JOINED = "joined"
+PLUGIN_MIXERS = (JOINED, "separate")
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class BuildOptions:
         alone, "auto" is "on" where plugins support the target and the sizes, else "off".
     plugin_states: "aliased" lets plugins update states in place where TensorRT can, "separate" gives every state two
         buffers.
+    plugin_mixers: "joined" makes one plugin of a Mamba2 mixer's convolution, state update and gate, "separate" makes
+        two of the operators and leaves the gate to TensorRT.
     library: "tensorrt", "tensorrt_rtx", or "auto": full TensorRT where it is installed and targets exactly
         this machine's GPU, else TensorRT-RTX.
     workspace_mib: limit of TensorRT's scratch memory in MiB.
@@ -38,6 +42,7 @@ class BuildOptions:
     max_seq_len: int | None = None
     plugins: str = "auto"
     plugin_states: str = ALIASED
+    plugin_mixers: str = JOINED
     library: str = "auto"
     workspace_mib: int | None = None
     optimization_level: int | None = None
@@ -49,6 +54,8 @@ class BuildOptions:
             raise UnsupportedError(f"--plugins: expected auto, on or off, found {self.plugins}")
         if self.plugin_states not in PLUGIN_STATES:
             raise UnsupportedError(f"--plugin-states: expected aliased or separate, found {self.plugin_states}")
+        if self.plugin_mixers not in PLUGIN_MIXERS:
+            raise UnsupportedError(f"--plugin-mixers: expected joined or separate, found {self.plugin_mixers}")
         if self.library not in ("auto", *LIBRARIES):
             raise UnsupportedError(f"--library: expected auto, {' or '.join(LIBRARIES)}, found {self.library}")
         for name, value in (

@@ -11,12 +11,13 @@ import onnx
 from artifact.bindings import BATCH
 from artifact.engine_record import ProfileRecord
 from artifact.errors import ExportError, UnsupportedError
-from trt_plugins.build.options import ALIASED, BuildOptions
+from trt_plugins.build.options import ALIASED, JOINED, BuildOptions
 from trt_plugins.build.target import TENSORRT, Target
 from trt_plugins.catalog import DENSE_VERSION
 from trt_plugins.checks import CheckedNode, check_op_nodes
 from trt_plugins.kernels.catalog import operators, plan
 from trt_plugins.plugins.calls import CallRange, Planner, largest_workspace
+from trt_plugins.rewrites.joined_mixers import with_joined_mixers
 
 TIME = "time"
 _KERNEL_PACKAGE = "cuda.bindings"
@@ -42,26 +43,49 @@ def choose_plugins(
     profiles: list[ProfileRecord],
     planner: Planner = plan,
 ) -> PluginChoice:
-    """Plugins for every operator node of ``model``, or for none.
+    """Plugins for every operator node of ``model``, or for none; mixers are joined in place where the options say so.
 
     ``options.plugins``: "off"; "on": UnsupportedError naming node and reason where one of them cannot be a plugin;
     "auto": none then.
     """
     if options.plugins == "off":
         return PluginChoice({}, "--plugins off")
-    try:
-        nodes = check_op_nodes(model)
-        gap = next(plugin_gaps(nodes, target, profiles, planner), None)
-    except ExportError as error:
-        nodes, gap = (), str(error)
+    nodes, gap = _nodes_and_gap(model, target, profiles, planner)
     if not nodes and gap is None:
         return PluginChoice({}, "the graph has none of their operators")
     if gap is None:
+        if options.plugin_mixers == JOINED:
+            nodes = _join_mixers(model, target, profiles, planner) or nodes
         names, aliased = {node.name: node.op for node in nodes}, options.plugin_states == ALIASED
         return PluginChoice(names, "", target.compute_capabilities, aliased)
     if options.plugins == "on":
         raise UnsupportedError(f"--plugins on: {gap}; use --plugins auto or off")
     return PluginChoice({}, gap)
+
+
+def _join_mixers(
+    model: onnx.ModelProto, target: Target, profiles: list[ProfileRecord], planner: Planner
+) -> tuple[CheckedNode, ...]:
+    """Join the mixers of ``model`` in place where plugins run the result, which has no other body; its nodes then."""
+    joined = with_joined_mixers(model)
+    if joined is None:
+        return ()
+    nodes, gap = _nodes_and_gap(joined, target, profiles, planner)
+    if gap is not None:
+        return ()
+    model.CopyFrom(joined)
+    return nodes
+
+
+def _nodes_and_gap(
+    model: onnx.ModelProto, target: Target, profiles: list[ProfileRecord], planner: Planner
+) -> tuple[tuple[CheckedNode, ...], str | None]:
+    """The operator nodes, and the first reason why one of them cannot be a plugin."""
+    try:
+        nodes = check_op_nodes(model)
+        return nodes, next(plugin_gaps(nodes, target, profiles, planner), None)
+    except ExportError as error:
+        return (), str(error)
 
 
 def plugin_gaps(
