@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from artifact.dtypes import DType
 
 # Symbolic axes of the dense layout.
 BATCH, SEQ, MAX_SEQ = "batch", "seq", "max_seq"
+# Symbolic axes of the paged layout's pools.
+NUM_BLOCKS, BLOCK_SIZE, NUM_SLOTS = "num_blocks", "block_size", "num_slots"
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,16 @@ class Binding:
     @property
     def is_state(self) -> bool:
         return self.replaced_by is not None
+
+    @property
+    def grows(self) -> bool:
+        """Whether a state grows with the tokens of a row, as keys and values do."""
+        return MAX_SEQ in self.shape or BLOCK_SIZE in self.shape
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one row of a state; of one token of one row where it grows."""
+        return prod(n for n in self.shape if isinstance(n, int)) * self.dtype.itemsize
 
     def resolve(self, **axes: int) -> tuple[int, ...]:
         """The shape with its symbolic axes replaced by ``axes``; KeyError for an axis not given."""

@@ -12,6 +12,7 @@ from artifact.dtypes import DType
 from artifact.errors import ArtifactError, located
 from artifact.json_fields import Fields, load_json_object
 from artifact.names import LOGITS
+from artifact.paged import PAGED, check_paged
 
 FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"
@@ -20,7 +21,8 @@ RECURRENT_LAYER_TYPES = (MAMBA, GATED_DELTA_NET, SHORT_CONV)
 # Layers that hold no state: a decoder layer that is only an MLP or only a mixture of experts.
 STATELESS_LAYER_TYPES = ("mlp", "moe")
 LAYER_TYPES = (ATTENTION, *RECURRENT_LAYER_TYPES, *STATELESS_LAYER_TYPES)
-LAYOUTS = ("dense", "paged")
+DENSE = "dense"
+LAYOUTS = (DENSE, PAGED)
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ class RuntimeConfig:
             if not ok:
                 raise ArtifactError(f"{CONFIG_FILE}: {message}: export the checkpoint again")
         _check_bindings(self.bindings)
+        if self.layout == PAGED:
+            check_paged(self)
         return self
 
 

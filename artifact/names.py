@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 INPUT_IDS, CONTEXT_LENGTHS, PAST_LENGTHS, LOGITS = "input_ids", "context_lengths", "past_lengths", "logits"
+# A step of the paged layout.
+POSITIONS, QUERY_START_LOC, SEQ_LENS = "positions", "query_start_loc", "seq_lens"
+BLOCK_TABLE, SLOT_MAPPING, STATE_INDICES = "block_table", "slot_mapping", "state_indices"
+LOGITS_INDICES = "logits_indices"
 # What a graph without its head ends in: the final norm's output for every token.
 HIDDEN_STATES = "hidden_states"
 EMBEDDINGS_OUTPUT, FINAL_NORM_OUTPUT = "embeddings.output", "final_norm.output"
@@ -23,13 +27,18 @@ def past_value(k: int) -> str:
     return f"past_value_{k}"
 
 
+def kv_pool(k: int) -> str:
+    """Pool of keys and values of attention layer ``k`` (local index), in the paged layout."""
+    return f"kv_pool_{k}"
+
+
 def conv_state(r: int) -> str:
-    """Convolution state input of recurrent layer ``r`` (local index)."""
+    """Convolution state input of recurrent layer ``r`` (local index), in the paged layout its pool."""
     return f"conv_state_{r}"
 
 
 def recurrent_state(r: int) -> str:
-    """Recurrent state input of recurrent layer ``r`` (local index)."""
+    """Recurrent state input of recurrent layer ``r`` (local index), in the paged layout its pool."""
     return f"recurrent_state_{r}"
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from artifact.config import LAYOUTS
 from artifact.dtypes import DType
 from artifact.errors import UnsupportedError
+from artifact.paged import PAGED
 
 COMPUTE_DTYPES = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
 
@@ -39,10 +41,14 @@ class ExportOptions:
             if dtype is not None and dtype not in COMPUTE_DTYPES:
                 known = ", ".join(d.value for d in COMPUTE_DTYPES)
                 raise UnsupportedError(f"{name}: expected one of {known}, found {dtype.value}")
-        if self.layout == "paged":
-            raise UnsupportedError("--layout paged is not available yet: use --layout dense")
-        if self.layout != "dense":
-            raise UnsupportedError(f"--layout: expected dense or paged, found {self.layout}")
+        if self.layout not in LAYOUTS:
+            raise UnsupportedError(f"--layout: expected {' or '.join(LAYOUTS)}, found {self.layout}")
+        if self.layout == PAGED and (self.all_logits or not self.head):
+            name = "--all-logits" if self.all_logits else "head=False"
+            raise UnsupportedError(
+                f"--layout paged: expected no {name}, found it: the input logits_indices names the tokens whose logits "
+                "a step returns; leave it out"
+            )
         if self.weights not in ("link", "copy"):
             raise UnsupportedError(f"--weights: expected link or copy, found {self.weights}")
         for name, value in (("--max-batch", self.max_batch_size), ("--max-seq-len", self.max_seq_len)):

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from artifact.bindings import BATCH, MAX_SEQ, Binding
 from artifact.config import RuntimeConfig
 from artifact.dtypes import DType
 from artifact.errors import UnsupportedError, located
@@ -45,11 +44,11 @@ class ExportPlan:
 
     def state_bytes_per_row(self) -> int:
         """Bytes of the states of one batch row that do not grow with its length."""
-        return sum(state_bytes(b, {BATCH: 1}) for b in self.config.bindings.states if MAX_SEQ not in b.shape)
+        return sum(state.unit_bytes for state in self.config.bindings.states if not state.grows)
 
     def cache_bytes_per_token(self) -> int:
         """Bytes of KV cache per token of one row."""
-        return sum(state_bytes(b, {BATCH: 1, MAX_SEQ: 1}) for b in self.config.bindings.states if MAX_SEQ in b.shape)
+        return sum(state.unit_bytes for state in self.config.bindings.states if state.grows)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object for ``--dry-run``."""
@@ -104,8 +103,3 @@ def _compute_dtype(source: Checkpoint, options: ExportOptions) -> DType:
         known = ", ".join(d.value for d in COMPUTE_DTYPES)
         raise UnsupportedError(f"the checkpoint's type is {source.dtype.value}: pass --dtype, one of {known}")
     return source.dtype
-
-
-def state_bytes(binding: Binding, axes: Mapping[str, int]) -> int:
-    """Bytes of a state whose symbolic axes have the given extents."""
-    return prod(binding.resolve(**axes)) * binding.dtype.itemsize

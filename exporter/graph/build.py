@@ -36,9 +36,11 @@ def build_model(
     ExportError when the graph disagrees with ``config``, the parameters or the operator catalog.
     """
     distinct = distinct_layers(decoder)
-    options = ExportOptions(state_dtype=config.recurrent_state_dtype, all_logits=all_logits, head=head)
+    options = ExportOptions(
+        state_dtype=config.recurrent_state_dtype, layout=config.layout, all_logits=all_logits, head=head
+    )
     bindings = graph_bindings(distinct, options, config.dtype)
-    traced = trace_decoder(distinct, bindings, config.dtype, all_logits, head)
+    traced = trace_decoder(distinct, bindings, config.dtype, options)
     name_axes(traced.graph, bindings)
     unrolled = unroll(traced, decoder, bindings, config.bindings)
     model = ir.to_proto(finish_model(unrolled, config.bindings, parameters, slots, folder))

@@ -6,6 +6,7 @@ from artifact import names
 from artifact.bindings import BATCH, MAX_SEQ, SEQ, Binding, GraphBindings
 from artifact.config import RuntimeConfig
 from artifact.dtypes import DType
+from artifact.paged import NUM_LOGITS, PAGED, STEP_INPUTS, kv_pool_binding, state_pool_bindings
 from exporter.models.decoder_config import DecoderConfig
 from exporter.options import ExportOptions
 
@@ -14,7 +15,9 @@ DEFAULT_MAX_SEQ_LEN = 4096
 
 
 def graph_bindings(config: DecoderConfig, options: ExportOptions, dtype: DType) -> GraphBindings:
-    """Inputs and outputs of the dense layout, in graph order."""
+    """Inputs and outputs of the layout that ``options`` ask for, in graph order."""
+    if options.layout == PAGED:
+        return _paged_bindings(config, options, dtype)
     inputs = [
         Binding(names.INPUT_IDS, DType.INT64, (BATCH, SEQ)),
         Binding(names.CONTEXT_LENGTHS, DType.INT32, (BATCH,)),
@@ -25,6 +28,17 @@ def graph_bindings(config: DecoderConfig, options: ExportOptions, dtype: DType) 
     logits: tuple[int | str, ...] = (BATCH, SEQ, vocab) if options.all_logits else (BATCH, vocab)
     hidden = Binding(names.HIDDEN_STATES, DType.FLOAT32, (BATCH, SEQ, config.hidden_size))
     outputs = [Binding(names.LOGITS, DType.FLOAT32, logits) if options.head else hidden]
+    outputs += [Binding(s.replaced_by, s.dtype, s.shape) for s in inputs if s.replaced_by is not None]
+    return GraphBindings(tuple(inputs), tuple(outputs))
+
+
+def _paged_bindings(config: DecoderConfig, options: ExportOptions, dtype: DType) -> GraphBindings:
+    inputs = [*STEP_INPUTS]
+    for k, attention in enumerate(config.attention_bodies):
+        inputs.append(kv_pool_binding(k, attention.kv, dtype))
+    for r, body in enumerate(config.recurrent_bodies):
+        inputs += state_pool_bindings(r, body.recurrent, dtype, options.state_dtype)
+    outputs = [Binding(names.LOGITS, DType.FLOAT32, (NUM_LOGITS, config.vocab_size))]
     outputs += [Binding(s.replaced_by, s.dtype, s.shape) for s in inputs if s.replaced_by is not None]
     return GraphBindings(tuple(inputs), tuple(outputs))
 

@@ -40,7 +40,8 @@ def _(x: torch.Tensor, groups: int, eps: float) -> torch.Tensor:
 def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """RotaryEmbedding (halves, not interleaved): x [b, heads, t, d], cos and sin [b, t, r/2] -> [b, heads, t, d].
 
-    The first r entries of each head are rotated, the rest pass.
+    Packed: x [tokens, heads, d], cos and sin [tokens, r/2]. The first r entries of each head are rotated, the rest
+    pass.
     """
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]

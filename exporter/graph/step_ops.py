@@ -75,6 +75,34 @@ def _(
     return table, torch.empty_like(table)
 
 
+@torch.library.custom_op(f"{NAMESPACE}::packed_rotary_tables", mutates_args=())
+def packed_rotary_tables(
+    positions: torch.Tensor, inv_freq: torch.Tensor, scaling: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin [tokens, r/2] in ``dtype`` of the angles positions * inv_freq, positions [tokens] int64."""
+    angles = positions[:, None].to(inv_freq.dtype) * inv_freq
+    return (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)
+
+
+@packed_rotary_tables.register_fake
+def _(
+    positions: torch.Tensor, inv_freq: torch.Tensor, scaling: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    table = inv_freq.new_empty((positions.shape[0], inv_freq.shape[0]), dtype=dtype)
+    return table, torch.empty_like(table)
+
+
+@torch.library.custom_op(f"{NAMESPACE}::selected_tokens", mutates_args=())
+def selected_tokens(x: torch.Tensor, logits_indices: torch.Tensor) -> torch.Tensor:
+    """The tokens ``logits_indices`` [m] int32 of ``x`` [tokens, d]: [m, d]."""
+    return x[logits_indices.long()]
+
+
+@selected_tokens.register_fake
+def _(x: torch.Tensor, logits_indices: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((logits_indices.shape[0], x.shape[1]))
+
+
 @torch.library.custom_op(f"{NAMESPACE}::last_token", mutates_args=())
 def last_token(x: torch.Tensor, context_lengths: torch.Tensor) -> torch.Tensor:
     """The last valid token of each row: x [b, t, d] -> [b, d]; the first token where a row's length is 0."""

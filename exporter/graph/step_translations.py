@@ -26,6 +26,8 @@ def step_translations() -> Mapping[Any, Callable[..., Any]]:
         namespace.attention_mask.default: _attention_mask,
         namespace.rotary_tables.default: _rotary_tables,
         namespace.last_token.default: _last_token,
+        namespace.packed_rotary_tables.default: _packed_rotary_tables,
+        namespace.selected_tokens.default: _selected_tokens,
     }
 
 
@@ -74,13 +76,25 @@ def _rotary_tables(
     input_ids: Any, past_lengths: Any, inv_freq: Any, scaling: float, dtype: torch.dtype | int
 ) -> tuple[Any, Any]:
     positions = op.Cast(_positions(input_ids, past_lengths), to=onnx.TensorProto.FLOAT)
-    angles = op.Mul(op.Unsqueeze(positions, _ints(2)), inv_freq)
+    return _tables(op.Mul(op.Unsqueeze(positions, _ints(2)), inv_freq), scaling, dtype)
+
+
+def _packed_rotary_tables(positions: Any, inv_freq: Any, scaling: float, dtype: torch.dtype | int) -> tuple[Any, Any]:
+    positions = op.Cast(positions, to=onnx.TensorProto.FLOAT)
+    return _tables(op.Mul(op.Unsqueeze(positions, _ints(1)), inv_freq), scaling, dtype)
+
+
+def _tables(angles: Any, scaling: float, dtype: torch.dtype | int) -> tuple[Any, Any]:
     tables = []
     for table in (op.Cos(angles), op.Sin(angles)):
         if scaling != 1.0:
             table = op.Mul(table, op.Constant(value_float=scaling))
         tables.append(op.Cast(table, to=ONNX_DTYPES[dtype] if isinstance(dtype, torch.dtype) else dtype))
     return tables[0], tables[1]
+
+
+def _selected_tokens(x: Any, logits_indices: Any) -> Any:
+    return op.Gather(x, logits_indices, axis=0)
 
 
 def _last_token(x: Any, context_lengths: Any) -> Any:

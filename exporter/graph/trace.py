@@ -13,14 +13,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim
 
-from artifact.bindings import BATCH, MAX_SEQ, SEQ, Binding, GraphBindings
+from artifact.bindings import BATCH, BLOCK_SIZE, MAX_SEQ, NUM_BLOCKS, NUM_SLOTS, SEQ, Binding, GraphBindings
 from artifact.dtypes import DType
 from artifact.errors import ExportError
+from artifact.paged import MAX_BLOCKS, NUM_LOGITS, PAGED, ROW_BOUNDS, ROWS, TOKENS
 from exporter.graph.aten_translations import aten_translations
 from exporter.graph.step_translations import step_translations
 from exporter.graph.translations import standard_translations
 from exporter.layers.decoder import Decoder
+from exporter.layers.paged_decoder import PagedDecoder
 from exporter.models.decoder_config import DecoderConfig
+from exporter.options import ExportOptions
 from trt_plugins import torch_ops
 
 OPSET = 24
@@ -31,21 +34,23 @@ TORCH_DTYPES = {
     DType.INT64: torch.int64,
     DType.INT32: torch.int32,
 }
-# Sizes used while tracing. They differ from each other and from one, so that no axis is specialised.
-TRACE_SIZES = {BATCH: 3, SEQ: 5, MAX_SEQ: 17}
+# Sizes used while tracing. Those of one layout differ from each other and from one, so that no axis is specialised.
+TRACE_SIZES = {
+    **{BATCH: 3, SEQ: 5, MAX_SEQ: 17},
+    **{TOKENS: 6, ROWS: 3, ROW_BOUNDS: 4, MAX_BLOCKS: 7, NUM_LOGITS: 2, NUM_BLOCKS: 11, BLOCK_SIZE: 8, NUM_SLOTS: 13},
+}
 
 
-def trace_decoder(
-    config: DecoderConfig, bindings: GraphBindings, dtype: DType, all_logits: bool, head: bool = True
-) -> ir.Model:
+def trace_decoder(config: DecoderConfig, bindings: GraphBindings, dtype: DType, options: ExportOptions) -> ir.Model:
     """The ONNX model of ``config`` in compute type ``dtype``; initializers carry module names and no data."""
     torch_ops.register()
     with FakeTensorMode(), _default_dtype(TORCH_DTYPES[dtype]), torch.no_grad(), _quiet():
-        module = Decoder(config, all_logits, head).eval()
+        module = _module(config, options).eval()
         states = [b for b in bindings.inputs if b.is_state]
         leading = [b for b in bindings.inputs if not b.is_state]
         args = (*[_example(b) for b in leading], [_example(b) for b in states])
-        dims = {name: Dim(name, min=1) for name in (BATCH, SEQ, MAX_SEQ)}
+        axes = {axis for binding in bindings.inputs for axis in binding.shape if isinstance(axis, str)}
+        dims = {name: Dim(name, min=1) for name in sorted(axes)}
         shapes = (*[_dynamic(b, dims) for b in leading], [_dynamic(b, dims) for b in states])
         program = torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
         exported = torch.onnx.export(
@@ -61,6 +66,12 @@ def trace_decoder(
     if exported is None:
         raise ExportError("torch.onnx returned no model")
     return exported.model
+
+
+def _module(config: DecoderConfig, options: ExportOptions) -> Decoder:
+    if options.layout == PAGED:
+        return PagedDecoder(config)
+    return Decoder(config, options.all_logits, options.head)
 
 
 def _without_decomposition(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

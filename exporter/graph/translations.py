@@ -43,15 +43,21 @@ def _grouped_rms_norm(x: Any, groups: int, eps: float) -> Any:
     ones = op.Constant(value_floats=[1.0] * size)
     if groups == 1:
         return op.RMSNormalization(x, ones, axis=-1, epsilon=eps)
-    grouped = op.Reshape(x, op.Constant(value_ints=[0, 0, groups, size]))
+    leading = [0] * (len(x.shape) - 1)
+    grouped = op.Reshape(x, op.Constant(value_ints=[*leading, groups, size]))
     normed = op.RMSNormalization(grouped, ones, axis=-1, epsilon=eps)
-    return op.Reshape(normed, op.Constant(value_ints=[0, 0, groups * size]))
+    return op.Reshape(normed, op.Constant(value_ints=[*leading, groups * size]))
 
 
 def _rotary_embedding(x: Any, cos: Any, sin: Any) -> Any:
     rotary_dim = 2 * int(cos.shape[-1])
     partial = 0 if rotary_dim == int(x.shape[-1]) else rotary_dim
-    return op.RotaryEmbedding(x, cos, sin, interleaved=0, rotary_embedding_dim=partial)
+    if len(x.shape) == 4:
+        return op.RotaryEmbedding(x, cos, sin, interleaved=0, rotary_embedding_dim=partial)
+    # Every packed token is a batch entry of one token.
+    time, before = op.Constant(value_ints=[2]), op.Constant(value_ints=[1])
+    x, cos, sin = op.Unsqueeze(x, time), op.Unsqueeze(cos, before), op.Unsqueeze(sin, before)
+    return op.Squeeze(op.RotaryEmbedding(x, cos, sin, interleaved=0, rotary_embedding_dim=partial), time)
 
 
 def _tensor_scatter(past: Any, update: Any, start: Any) -> Any:

@@ -19,9 +19,12 @@ import onnx_ir as ir
 from artifact.bindings import GraphBindings
 from artifact.config import ATTENTION, RECURRENT_LAYER_TYPES
 from artifact.errors import ExportError
-from artifact.names import EMBEDDINGS_OUTPUT, PAST_LENGTHS, layer_output
+from artifact.names import EMBEDDINGS_OUTPUT, layer_output
 from exporter.graph.translations import MARK_ATTRIBUTE, MARK_DOMAIN, MARK_OP
 from exporter.models.decoder_config import DecoderConfig, LayerConfig
+
+# States of a recurrent layer in every layout.
+RECURRENT_STATES = 2
 
 
 def distinct_layers(config: DecoderConfig) -> DecoderConfig:
@@ -40,7 +43,8 @@ def unroll(traced: ir.Model, config: DecoderConfig, reduced: GraphBindings, bind
     layout.lay_out(head, "")
     x = layout.values[boundaries[0]]
     traced_states = _states_by_layer(kinds, reduced)
-    own = [_layer_nodes(nodes, f"layers.{k}.", boundaries[k]) for k, nodes in enumerate(sections)]
+    inputs = frozenset(binding.name for binding in reduced.states)
+    own = [_layer_nodes(nodes, f"layers.{k}.", boundaries[k], inputs) for k, nodes in enumerate(sections)]
     seen: set[int] = set()
     for index, (layer, states) in enumerate(zip(config.layers, _states_by_layer(config.layers, bindings), strict=True)):
         kind = kinds.index(layer)
@@ -72,9 +76,8 @@ def _sections(graph: ir.Graph, count: int) -> tuple[list[ir.Node], list[list[ir.
     return parts[0], parts[1:-1], parts[-1], boundaries
 
 
-def _layer_nodes(nodes: list[ir.Node], prefix: str, x: ir.Value) -> list[ir.Node]:
-    """The nodes that depend on the layer: on ``x``, its parameters or its states (but not only on their shapes)."""
-    states = ("past_", "conv_state_", "recurrent_state_")
+def _layer_nodes(nodes: list[ir.Node], prefix: str, x: ir.Value, states: frozenset[str]) -> list[ir.Node]:
+    """The nodes that depend on the layer: on ``x``, its parameters or ``states`` (but not only on their shapes)."""
     dependent: set[ir.Value] = {x}
     result = []
     for node in nodes:
@@ -85,7 +88,7 @@ def _layer_nodes(nodes: list[ir.Node], prefix: str, x: ir.Value) -> list[ir.Node
             and (
                 value in dependent
                 or str(value.name).startswith(prefix)
-                or (value.is_graph_input() and value.name != PAST_LENGTHS and str(value.name).startswith(states))
+                or (value.is_graph_input() and value.name in states)
             )
             for value in node.inputs
         ):
@@ -95,15 +98,19 @@ def _layer_nodes(nodes: list[ir.Node], prefix: str, x: ir.Value) -> list[ir.Node
 
 
 def _states_by_layer(layers: Sequence[LayerConfig], bindings: GraphBindings) -> list[tuple[str, ...]]:
-    """Per layer the names of its state inputs and outputs: two of each, or none."""
-    attention = 2 * sum(layer.layer_type == ATTENTION for layer in layers)
+    """Per layer the names of its state inputs and outputs, in order: input, output, input, output."""
     names = [(b.name, str(b.replaced_by)) for b in bindings.states]
+    recurrent = RECURRENT_STATES * sum(layer.layer_type in RECURRENT_LAYER_TYPES for layer in layers)
+    attention = len(names) - recurrent
+    counts = dict.fromkeys(RECURRENT_LAYER_TYPES, RECURRENT_STATES)
+    counts[ATTENTION] = attention // max(1, sum(layer.layer_type == ATTENTION for layer in layers))
     queues = {ATTENTION: names[:attention], **dict.fromkeys(RECURRENT_LAYER_TYPES, names[attention:])}
     result: list[tuple[str, ...]] = []
     for layer in layers:
         queue = queues.get(layer.layer_type, [])
-        pair, queue[:2] = queue[:2], []
-        result.append(tuple(name for state in pair for name in state))
+        count = counts.get(layer.layer_type, 0)
+        own, queue[:count] = queue[:count], []
+        result.append(tuple(name for state in own for name in state))
     return result
 
 

@@ -13,6 +13,7 @@ from exporter.layers.gated_delta_net import GatedDeltaNet
 from exporter.layers.mamba2 import Mamba2Mixer
 from exporter.layers.mlp import MLPS
 from exporter.layers.norm import RmsNorm
+from exporter.layers.packed_step import PackedStep
 from exporter.layers.step import Step
 from exporter.models.decoder_config import (
     AttentionConfig,
@@ -42,9 +43,9 @@ class Block(nn.Module):
         self.multiplier = config.residual_multiplier
 
     def forward(
-        self, x: torch.Tensor, step: Step, inv_freq: torch.Tensor | None, states: list[torch.Tensor]
+        self, x: torch.Tensor, step: Step | PackedStep, inv_freq: torch.Tensor | None, states: list[torch.Tensor]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """x [b, t, hidden], the block's states -> the same after the block."""
+        """x [..., hidden], the block's states -> the same after the block."""
         narrow = x.to(step.dtype)
         normed = narrow if self.norm_after else self.norm(narrow)
         new_states: list[torch.Tensor] = []
@@ -70,9 +71,9 @@ class Layer(nn.Module):
         self.blocks = nn.ModuleList(Block(block, config) for block in layer.blocks)
 
     def forward(
-        self, x: torch.Tensor, step: Step, inv_freq: torch.Tensor | None, states: list[torch.Tensor]
+        self, x: torch.Tensor, step: Step | PackedStep, inv_freq: torch.Tensor | None, states: list[torch.Tensor]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """x [b, t, hidden], the layer's states (possibly none) -> the same after the layer."""
+        """x [..., hidden], the layer's states (possibly none) -> the same after the layer."""
         new_states: list[torch.Tensor] = []
         for block, config in zip(self.blocks, self.config.blocks, strict=True):
             own = [] if config.body.layer_type == "mlp" else states
@@ -87,6 +88,9 @@ class Decoder(nn.Module):
     Forward takes ``states`` in the order of the graph's inputs: per attention layer key and value, then per
     recurrent layer conv and recurrent state. Without ``head`` it ends in the hidden states of every token.
     """
+
+    # States of one attention layer.
+    attention_states = 2
 
     def __init__(self, config: DecoderConfig, all_logits: bool = False, head: bool = True) -> None:
         super().__init__()
@@ -112,32 +116,39 @@ class Decoder(nn.Module):
 
         Without a head the first is the final norm's output, float32 [b, t, hidden].
         """
-        attention_count = len(self.config.attention_bodies)
-        cache = states[0] if attention_count else None
+        cache = states[0] if self.config.attention_bodies else None
         step = Step(input_ids, context_lengths, past_lengths, cache, self.dtype)
+        x, new_states = self.run_layers(input_ids, step, states)
+        if not self.head:
+            return self.final_norm(x.to(self.dtype)).float(), new_states
+        return self.logits(x if self.all_logits else step_ops.last_token(x, context_lengths)), new_states
+
+    def run_layers(
+        self, input_ids: torch.Tensor, step: Step | PackedStep, states: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Hidden states [..., hidden] of every token after the last layer, and the new states."""
+        attention_count = self.attention_states * len(self.config.attention_bodies)
         x = self.embedding(input_ids)
         if self.config.embedding_multiplier != 1.0:
             x = x * self.config.embedding_multiplier
         if self.config.residual_in_fp32:
             x = x.float()
         x = ops.mark(x, EMBEDDINGS_OUTPUT)
-        attention, recurrent = list(states[: 2 * attention_count]), list(states[2 * attention_count :])
+        attention, recurrent = list(states[:attention_count]), list(states[attention_count:])
         new_attention: list[torch.Tensor] = []
         new_recurrent: list[torch.Tensor] = []
         for index, layer in enumerate(self.layers):
             kind = self.config.layers[index].layer_type
             queue, done = (attention, new_attention) if kind == "attention" else (recurrent, new_recurrent)
-            own = [] if kind == "mlp" else [queue.pop(0), queue.pop(0)]
+            count = 0 if kind == "mlp" else self.attention_states if kind == "attention" else 2
+            own = [queue.pop(0) for _ in range(count)]
             x, produced = layer(x, step, self.inv_freq, own)
             x = ops.mark(x, layer_output(index))
             done += produced
-        if not self.head:
-            return self.final_norm(x.to(self.dtype)).float(), new_attention + new_recurrent
-        return self._logits(x, context_lengths), new_attention + new_recurrent
+        return x, new_attention + new_recurrent
 
-    def _logits(self, x: torch.Tensor, context_lengths: torch.Tensor) -> torch.Tensor:
-        if not self.all_logits:
-            x = step_ops.last_token(x, context_lengths)
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits float32 [..., vocab] of the hidden states ``x`` [..., hidden]."""
         x = ops.mark(self.final_norm(x.to(self.dtype)), FINAL_NORM_OUTPUT)
         weight = self.embedding.weight if self.lm_head is None else self.lm_head.weight
         logits = nn.functional.linear(x, weight).float()

@@ -7,6 +7,7 @@ from torch import nn
 
 from exporter.layers.mamba2 import DepthwiseConv
 from exporter.layers.norm import GatedHeadNorm
+from exporter.layers.packed_step import PackedStep
 from exporter.layers.step import Step
 from exporter.models.decoder_config import GatedDeltaConfig
 
@@ -23,14 +24,14 @@ class FusedProjections(nn.Module):
         self.in_proj_ba = nn.Linear(hidden_size, 2 * config.num_value_heads, bias=False)
 
     def forward(self, x: torch.Tensor) -> Projected:
-        """x [b, t, hidden] -> q, k and v [b, t, conv_dim], gate [b, t, value_dim], b and a [b, t, value_heads]."""
+        """x [..., hidden] -> q, k and v [..., conv_dim], gate [..., value_dim], b and a [..., value_heads]."""
         c = self.config
         ratio = c.num_value_heads // c.num_key_heads
         values = ratio * c.value_size
         by_head = self.in_proj_qkvz(x).unflatten(-1, (c.num_key_heads, 2 * c.key_size + 2 * values))
         q, k, v, gate = by_head.split([c.key_size, c.key_size, values, values], dim=-1)
         b, a = self.in_proj_ba(x).unflatten(-1, (c.num_key_heads, 2 * ratio)).split([ratio, ratio], dim=-1)
-        return torch.cat([part.flatten(2) for part in (q, k, v)], -1), gate.flatten(2), b.flatten(2), a.flatten(2)
+        return torch.cat([part.flatten(-2) for part in (q, k, v)], -1), gate.flatten(-2), b.flatten(-2), a.flatten(-2)
 
 
 class SplitProjections(nn.Module):
@@ -44,7 +45,7 @@ class SplitProjections(nn.Module):
         self.in_proj_a = nn.Linear(hidden_size, config.num_value_heads, bias=False)
 
     def forward(self, x: torch.Tensor) -> Projected:
-        """x [b, t, hidden] -> q, k and v [b, t, conv_dim], gate [b, t, value_dim], b and a [b, t, value_heads]."""
+        """x [..., hidden] -> q, k and v [..., conv_dim], gate [..., value_dim], b and a [..., value_heads]."""
         return self.in_proj_qkv(x), self.in_proj_z(x), self.in_proj_b(x), self.in_proj_a(x)
 
 
@@ -61,7 +62,7 @@ class SeparateProjections(nn.Module):
         self.a_proj = nn.Linear(hidden_size, config.num_value_heads, bias=False)
 
     def forward(self, x: torch.Tensor) -> Projected:
-        """x [b, t, hidden] -> q, k and v [b, t, conv_dim], gate [b, t, value_dim], b and a [b, t, value_heads]."""
+        """x [..., hidden] -> q, k and v [..., conv_dim], gate [..., value_dim], b and a [..., value_heads]."""
         qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
         return qkv, self.g_proj(x), self.b_proj(x), self.a_proj(x)
 
@@ -101,32 +102,28 @@ class GatedDeltaNet(nn.Module):
         self.out_proj = nn.Linear(config.value_dim, hidden_size, bias=False)
 
     def forward(
-        self, x: torch.Tensor, step: Step, conv_state: torch.Tensor, delta_state: torch.Tensor
+        self, x: torch.Tensor, step: Step | PackedStep, conv_state: torch.Tensor, delta_state: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x [b, t, hidden]; conv_state [b, conv_dim, k]; delta_state [b, value_heads, key_size, value_size] -> y and
+        """x [..., hidden]; conv_state [b, conv_dim, k]; delta_state [b, value_heads, key_size, value_size] -> y and
         new states."""
         c = self.config
         qkv, gate, b, a = self._project(x)
-        mixed, conv_state_out = torch.ops.trt_edgellm.causal_conv1d(
-            qkv, self._conv_weight(), None, conv_state, step.context_lengths, c.activation
+        mixed, conv_state_out = step.recurrent(
+            "causal_conv1d", (qkv, self._conv_weight(), None, conv_state), (c.activation,)
         )
         q, k, v = mixed.split([c.key_dim, c.key_dim, c.value_dim], dim=-1)
         log_decay = self.A * nn.functional.softplus(a.float() + self.dt_bias)
-        y, delta_state_out = torch.ops.trt_edgellm.gated_delta_rule(
+        inputs = (
             q.unflatten(-1, (c.num_key_heads, c.key_size)),
             k.unflatten(-1, (c.num_key_heads, c.key_size)),
             v.unflatten(-1, (c.num_value_heads, c.value_size)),
             log_decay.unsqueeze(-1),
             torch.sigmoid(b) if c.beta_scale == 1.0 else torch.sigmoid(b) * c.beta_scale,
             delta_state,
-            step.context_lengths,
-            "head",
-            1,
-            0.0,
-            64,
         )
+        y, delta_state_out = step.recurrent("gated_delta_rule", inputs, ("head", 1, 0.0, 64))
         gated = self.norm(y, gate.unflatten(-1, (c.num_value_heads, c.value_size)))
-        return self.out_proj(gated.flatten(2)), conv_state_out, delta_state_out
+        return self.out_proj(gated.flatten(-2)), conv_state_out, delta_state_out
 
     def _conv_weight(self) -> torch.Tensor:
         """[conv_dim, 1, kernel]."""

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from exporter.layers.norm import GatedRmsNorm
+from exporter.layers.packed_step import PackedStep
 from exporter.layers.step import Step
 from exporter.models.decoder_config import MambaConfig
 
@@ -39,17 +40,20 @@ class Mamba2Mixer(nn.Module):
         self.out_proj = nn.Linear(config.intermediate_size, hidden_size, bias=config.proj_bias)
 
     def forward(
-        self, x: torch.Tensor, step: Step, conv_state: torch.Tensor, ssm_state: torch.Tensor
+        self, x: torch.Tensor, step: Step | PackedStep, conv_state: torch.Tensor, ssm_state: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x [b, t, hidden]; conv_state [b, conv_dim, k]; ssm_state [b, heads, head_dim, state] -> y and new states."""
+        """x [..., hidden]; conv_state [b, conv_dim, k]; ssm_state [b, heads, head_dim, state] -> y and new states.
+
+        The states of a packed step are pools.
+        """
         c = self.config
         gate, conv_input, dt = self.in_proj(x).split([c.intermediate_size, c.conv_dim, c.num_heads], dim=-1)
-        mixed, conv_state_out = torch.ops.trt_edgellm.causal_conv1d(
-            conv_input, self.conv1d.weight, self.conv1d.bias, conv_state, step.context_lengths, c.activation
+        mixed, conv_state_out = step.recurrent(
+            "causal_conv1d", (conv_input, self.conv1d.weight, self.conv1d.bias, conv_state), (c.activation,)
         )
         groups_width = c.num_groups * c.state_size
         inner, b, c_out = mixed.split([c.intermediate_size, groups_width, groups_width], dim=-1)
-        y, ssm_state_out = torch.ops.trt_edgellm.update_ssm_state(
+        inputs = (
             inner.unflatten(-1, (c.num_heads, c.head_dim)),
             self.A,
             b.unflatten(-1, (c.num_groups, c.state_size)),
@@ -58,10 +62,6 @@ class Mamba2Mixer(nn.Module):
             dt,
             self.dt_bias,
             ssm_state,
-            step.context_lengths,
-            1,
-            c.time_step_limit[0],
-            c.time_step_limit[1],
-            c.chunk_size,
         )
+        y, ssm_state_out = step.recurrent("update_ssm_state", inputs, (1, *c.time_step_limit, c.chunk_size))
         return self.out_proj(self.norm(y.flatten(-2), gate)), conv_state_out, ssm_state_out

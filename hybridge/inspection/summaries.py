@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 
 from artifact import names
-from artifact.bindings import BATCH, MAX_SEQ, Binding
+from artifact.bindings import Binding
 from artifact.config import RuntimeConfig
 from artifact.dtypes import DType
 
@@ -63,16 +63,14 @@ def state_summaries(config: RuntimeConfig) -> tuple[StateSummary, ...]:
     """The states in graph order, each with the absolute index of its layer."""
     layers: dict[str, int] = {}
     for k, layer in enumerate(config.attention_layer_indices):
-        layers |= {names.past_key(k): layer, names.past_value(k): layer}
+        layers |= {names.past_key(k): layer, names.past_value(k): layer, names.kv_pool(k): layer}
     for r, layer in enumerate(config.recurrent_layer_indices):
         layers |= {names.conv_state(r): layer, names.recurrent_state(r): layer}
     return tuple(_state(binding, layers.get(binding.name, -1)) for binding in config.bindings.states)
 
 
 def _state(binding: Binding, layer: int) -> StateSummary:
-    nbytes = prod(binding.resolve(**{BATCH: 1, MAX_SEQ: 1})) * binding.dtype.itemsize
-    grows = MAX_SEQ in binding.shape
-    fixed, growing = (0, nbytes) if grows else (nbytes, 0)
+    fixed, growing = (0, binding.unit_bytes) if binding.grows else (binding.unit_bytes, 0)
     return StateSummary(binding.name, layer, binding.dtype.value, binding.shape, fixed, growing)
 
 

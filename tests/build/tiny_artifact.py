@@ -11,8 +11,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from artifact.bindings import Binding, GraphBindings
 from artifact.config import KVLayerConfig, RecurrentLayerConfig, RuntimeConfig, config_text
 from artifact.dtypes import DType
+from artifact.names import LOGITS
+from artifact.paged import NUM_LOGITS, paged_inputs
 from tests.build import tiny_graph as tiny
 
 MAX_BATCH, MAX_SEQ_LEN = 5, 600
@@ -88,4 +91,7 @@ def write_safetensors(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, tu
 
 def paged(config: RuntimeConfig) -> RuntimeConfig:
     """The same artifact with the layout that dense builds refuse."""
-    return replace(config, layout="paged")
+    inputs = paged_inputs(config)
+    outputs = [Binding(LOGITS, DType.FLOAT32, (NUM_LOGITS, config.vocab_size))]
+    outputs += [Binding(str(b.replaced_by), b.dtype, b.shape) for b in inputs if b.is_state]
+    return replace(config, layout="paged", bindings=GraphBindings(inputs, tuple(outputs)))

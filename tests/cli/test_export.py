@@ -45,7 +45,7 @@ def test_existing_output_is_refused(capfd: Capture, checkpoint: Path, artifact: 
     ("arguments", "words"),
     [
         (("nowhere", "out"), "nowhere"),
-        (("{checkpoint}", "out", "--layout", "paged"), "not available yet"),
+        (("{checkpoint}", "out", "--layout", "paged", "--all-logits"), "logits_indices"),
         (("{checkpoint}", "out", "--max-batch", "0"), "--max-batch"),
         (("{checkpoint}", "{checkpoint}", "--overwrite"), "is the checkpoint's own folder"),
         (("{checkpoint}", "{checkpoint}/out", "--dry-run"), "lies inside the checkpoint"),

@@ -47,7 +47,7 @@ def operators(model: ir.Model) -> Counter[str]:
 
 def traced_model(config: DecoderConfig) -> ir.Model:
     bindings = graph_bindings(config, ExportOptions(), DType.FLOAT32)
-    return trace_decoder(config, bindings, DType.FLOAT32, False)
+    return trace_decoder(config, bindings, DType.FLOAT32, ExportOptions())
 
 
 def unrolled_model(config: DecoderConfig) -> ir.Model:

@@ -9,12 +9,11 @@ import onnx_ir as ir
 
 from artifact.bindings import Binding
 from artifact.config import RuntimeConfig, read_config
-from artifact.errors import ArtifactError, EngineError, RequestError
+from artifact.errors import EngineError, RequestError
 from runtime.engines.base import Engine, StateSet
+from runtime.engines.onnxruntime.model_file import read_model
 from runtime.engines.onnxruntime.rewrite import StateLayout
 from runtime.engines.onnxruntime.states import ArrayStateSet, engine_specs
-
-MODEL_FILE = "model.onnx"
 
 
 class ArrayEngine(Engine):
@@ -57,11 +56,7 @@ class ArrayEngine(Engine):
         return ArrayStateSet(self._specs, self._layouts, batch, max_seq, self.max_seq_len)
 
     def _read_model(self) -> ir.Model:
-        path = self._folder / MODEL_FILE
-        try:
-            return ir.load(path)
-        except Exception as error:  # protobuf and onnx_ir raise several kinds
-            raise ArtifactError(f"{path}: expected an ONNX model ({error}): export the checkpoint again") from error
+        return read_model(self._folder)
 
 
 def own_states(states: StateSet) -> ArrayStateSet:

@@ -1,0 +1,80 @@
+"""The paged layout: what a step's inputs are called, and which pools a graph has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from artifact import names
+from artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, Binding
+from artifact.dtypes import DType
+from artifact.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from artifact.config import KVLayerConfig, RecurrentLayerConfig, RuntimeConfig
+
+PAGED = "paged"
+# Symbolic axes of a step: all new tokens, rows, rows + 1, blocks of the longest row, tokens whose logits are wanted.
+TOKENS, ROWS, ROW_BOUNDS, MAX_BLOCKS, NUM_LOGITS = "tokens", "rows", "row_bounds", "max_blocks", "num_logits"
+
+STEP_INPUTS = (
+    Binding(names.INPUT_IDS, DType.INT64, (TOKENS,)),
+    Binding(names.POSITIONS, DType.INT64, (TOKENS,)),
+    Binding(names.QUERY_START_LOC, DType.INT32, (ROW_BOUNDS,)),
+    Binding(names.SEQ_LENS, DType.INT32, (ROWS,)),
+    Binding(names.BLOCK_TABLE, DType.INT32, (ROWS, MAX_BLOCKS)),
+    Binding(names.SLOT_MAPPING, DType.INT32, (TOKENS,)),
+    Binding(names.STATE_INDICES, DType.INT32, (ROWS,)),
+    Binding(names.LOGITS_INDICES, DType.INT32, (NUM_LOGITS,)),
+)
+"""Inputs of a step in graph order, before the pools; every paged graph has all of them."""
+
+
+def kv_pool_binding(k: int, layer: KVLayerConfig, dtype: DType) -> Binding:
+    """The KV pool of attention layer ``k`` (local index): keys then values, by block, by offset in it, by head."""
+    shape = (2, NUM_BLOCKS, BLOCK_SIZE, layer.num_kv_heads, layer.head_dim)
+    return Binding(names.kv_pool(k), dtype, shape, names.present(names.kv_pool(k)))
+
+
+def state_pool_bindings(
+    r: int, layer: RecurrentLayerConfig, conv_dtype: DType, state_dtype: DType
+) -> tuple[Binding, ...]:
+    """The pools of conv and recurrent state of recurrent layer ``r`` (local index)."""
+    conv, recurrent = names.conv_state(r), names.recurrent_state(r)
+    state_shape = (NUM_SLOTS, layer.num_heads, layer.head_dim, layer.state_size)
+    return (
+        Binding(conv, conv_dtype, (NUM_SLOTS, layer.conv_dim, layer.conv_kernel), names.present(conv)),
+        Binding(recurrent, state_dtype, state_shape, names.present(recurrent)),
+    )
+
+
+def paged_inputs(config: RuntimeConfig) -> tuple[Binding, ...]:
+    """The inputs that a paged graph with the layers of ``config`` has, in graph order."""
+    inputs = [*STEP_INPUTS]
+    for k, attention in enumerate(config.kv_layers):
+        inputs.append(kv_pool_binding(k, attention, config.kv_cache_dtype))
+    for r, recurrent in enumerate(config.recurrent_layers):
+        inputs += state_pool_bindings(r, recurrent, config.conv_state_dtype, config.recurrent_state_dtype)
+    return tuple(inputs)
+
+
+def check_paged(config: RuntimeConfig) -> None:
+    """ArtifactError unless the bindings of ``config`` are those of the paged layout and of its layers."""
+    expected, found = paged_inputs(config), config.bindings.inputs
+    for index, binding in enumerate(expected):
+        if index >= len(found) or found[index] != binding:
+            described = "nothing" if index >= len(found) else _described(found[index])
+            raise ArtifactError(
+                f"config.json: bindings: expected the input {_described(binding)} of the paged layout, "
+                f"found {described}: export the checkpoint again"
+            )
+    logits = Binding(names.LOGITS, DType.FLOAT32, (NUM_LOGITS, config.vocab_size))
+    if len(found) > len(expected) or config.bindings.outputs[:1] != (logits,):
+        wrong = found[len(expected)].name if len(found) > len(expected) else "another first output"
+        raise ArtifactError(
+            f"config.json: bindings: expected the paged layout's inputs and logits {list(logits.shape)}, "
+            f"found {wrong}: export the checkpoint again"
+        )
+
+
+def _described(binding: Binding) -> str:
+    return f"{binding.name} {list(binding.shape)} {binding.dtype.value} replaced by {binding.replaced_by}"

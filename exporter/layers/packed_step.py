@@ -1,0 +1,56 @@
+"""What all layers of one packed step share: rows one after the other, caches and states in pools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from exporter.graph import step_ops
+from exporter.models.decoder_config import AttentionConfig, RopeConfig
+
+
+@dataclass
+class PackedStep:
+    """One call of a paged graph: positions [tokens] int64; slot_mapping [tokens], query_start_loc [rows + 1], seq_lens
+    and state_indices [rows], block_table [rows, max_blocks], all int32.
+    """
+
+    positions: torch.Tensor
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    state_indices: torch.Tensor
+    dtype: torch.dtype
+    _rotary: dict[RopeConfig, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def recurrent(
+        self, op: str, inputs: Sequence[torch.Tensor | None], attributes: Sequence[object]
+    ) -> tuple[torch.Tensor, ...]:
+        """The operator ``op`` of the domain trt_edgellm on this step's rows; ``inputs`` without those about rows."""
+        packed = getattr(torch.ops.trt_edgellm, op).packed
+        return packed(*inputs, self.query_start_loc, self.state_indices, *attributes)
+
+    def by_head(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, heads, head_dim], which is what this step's attention takes."""
+        return x
+
+    def attend(
+        self, config: AttentionConfig, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, caches: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """Attention over the pool in ``caches`` and new tokens [tokens, heads, head_dim] -> y [tokens, width], pool."""
+        ops = torch.ops.trt_edgellm
+        pool = ops.reshape_and_cache.packed(k, v, *caches, self.slot_mapping)
+        rows = (self.block_table, self.query_start_loc, self.seq_lens)
+        y = ops.paged_attention.packed(q, pool, *rows, None, config.scale, config.sliding_window or 0, 0.0)
+        return y.flatten(-2), pool
+
+    def rotary(self, rope: RopeConfig, inv_freq: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin [tokens, rotary_dim / 2] in the compute type."""
+        if rope not in self._rotary:
+            self._rotary[rope] = step_ops.packed_rotary_tables(
+                self.positions, inv_freq, rope.attention_scaling, self.dtype
+            )
+        return self._rotary[rope]

@@ -1,0 +1,105 @@
+"""Sequences in the pools of a paged engine, in pages of random order; everything that belongs to nobody is NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from artifact import names
+from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
+from runtime.engines.paged import PackedInputs, PoolSizes
+
+
+@dataclass
+class _Sequence:
+    """A slot, pages in the order of positions, and how many tokens have been fed."""
+
+    slot: int
+    pages: list[int] = field(default_factory=list)
+    length: int = 0
+
+
+class PagedSequences:
+    """Feeds tokens of several sequences to a paged engine, any number of each in one step.
+
+    ``tokens``: the most that all sequences together will have.
+    """
+
+    def __init__(self, engine: PagedArrayEngine, count: int, tokens: int, block_size: int, seed: int = 0) -> None:
+        self._engine, self._size = engine, block_size
+        sizes = PoolSizes(-(-tokens // block_size) + count + 1, block_size, count + 1)
+        engine.allocate_pools(sizes)
+        for name in engine.pools.arrays:
+            engine.pools.view(name)[...] = np.nan
+        rng = np.random.default_rng(seed)
+        self._free_pages = rng.permutation(sizes.num_blocks).tolist()
+        self._free_slots = rng.permutation(sizes.num_slots).tolist()
+        self._sequences: list[_Sequence] = []
+
+    def add(self) -> int:
+        """A new, empty sequence; its handle."""
+        self._sequences.append(_Sequence(self._free_slots.pop()))
+        self._engine.zero_slots([self._sequences[-1].slot])
+        return len(self._sequences) - 1
+
+    def step(self, work: Mapping[int, np.ndarray], padding_rows: int = 0) -> dict[int, np.ndarray]:
+        """Feed tokens [n] to each sequence of ``work``, in its order; logits [n, vocab] of all these tokens.
+
+        padding_rows: so many rows that take no part come last.
+        """
+        logits = self._engine.step(self._inputs(work, padding_rows)).copy()
+        ends = np.cumsum([len(tokens) for tokens in work.values()])
+        return dict(zip(work, np.split(logits, ends)[:-1], strict=True))
+
+    def states(self, handle: int) -> dict[str, np.ndarray]:
+        """States of one sequence by the names of the dense layout, KV caches [kv_heads, tokens, head_dim]."""
+        sequence, config = self._sequences[handle], self._engine.config
+        positions = np.arange(sequence.length)
+        pages = np.array(sequence.pages, np.int64)[positions // self._size]
+        found: dict[str, np.ndarray] = {}
+        for k in range(len(config.kv_layers)):
+            pool = self._engine.pools.view(names.kv_pool(k))
+            for index, name in enumerate((names.past_key(k), names.past_value(k))):
+                found[name] = pool[index, pages, positions % self._size].swapaxes(0, 1).copy()
+        for r in range(len(config.recurrent_layers)):
+            for name in (names.conv_state(r), names.recurrent_state(r)):
+                found[name] = self._engine.pools.view(name)[sequence.slot].copy()
+        return found
+
+    def untouched(self) -> bool:
+        """Whether everything that belongs to nobody still is NaN."""
+        for name, spec in ((b.name, b) for b in self._engine.config.bindings.states):
+            view = self._engine.pools.view(name)
+            free = view[:, self._free_pages] if spec.grows else view[self._free_slots]
+            if not np.isnan(free).all():
+                return False
+        return True
+
+    def _inputs(self, work: Mapping[int, np.ndarray], padding_rows: int) -> PackedInputs:
+        sequences = [self._sequences[handle] for handle in work]
+        counts = [len(tokens) for tokens in work.values()] + [1] * padding_rows
+        positions = [np.arange(s.length, s.length + n) for s, n in zip(sequences, counts, strict=False)]
+        slots = [self._reserve(sequence, own) for sequence, own in zip(sequences, positions, strict=True)]
+        table = np.full((len(counts), max([1, *(len(s.pages) for s in sequences)])), -1, np.int32)
+        for row, sequence in enumerate(sequences):
+            table[row, : len(sequence.pages)] = sequence.pages
+            sequence.length += counts[row]
+        padding = np.zeros(padding_rows, np.int64)
+        return PackedInputs(
+            input_ids=np.concatenate([*work.values(), padding]).astype(np.int64),
+            positions=np.concatenate([*positions, padding]).astype(np.int64),
+            query_start_loc=np.array([0, *np.cumsum(counts)], np.int32),
+            seq_lens=np.array([*(s.length for s in sequences), *padding], np.int32),
+            block_table=table,
+            slot_mapping=np.concatenate([*slots, padding - 1]).astype(np.int32),
+            state_indices=np.array([*(s.slot for s in sequences), *(padding - 1)], np.int32),
+            logits_indices=np.arange(sum(counts), dtype=np.int32),
+        )
+
+    def _reserve(self, sequence: _Sequence, positions: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The places of ``positions``, with new pages where they begin."""
+        while len(sequence.pages) * self._size <= positions[-1]:
+            sequence.pages.append(self._free_pages.pop())
+        return np.array([sequence.pages[p // self._size] * self._size + p % self._size for p in positions])

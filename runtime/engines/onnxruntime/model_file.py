@@ -1,0 +1,20 @@
+"""The graph of an artifact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from artifact.errors import ArtifactError
+
+MODEL_FILE = "model.onnx"
+
+
+def read_model(folder: Path) -> ir.Model:
+    """The graph in ``folder``, weights by reference; ArtifactError when it cannot be read."""
+    path = folder / MODEL_FILE
+    try:
+        return ir.load(path)
+    except Exception as error:  # protobuf and onnx_ir raise several kinds
+        raise ArtifactError(f"{path}: expected an ONNX model ({error}): export the checkpoint again") from error

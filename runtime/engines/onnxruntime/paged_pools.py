@@ -1,0 +1,117 @@
+"""The pools of a paged engine in NumPy memory that sessions read and write directly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+
+from artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, Binding
+from artifact.errors import EngineError
+from runtime.engines.paged import HostCopy, PoolSizes
+
+# A KV pool has its blocks on axis 1 (keys and values are axis 0), a pool of states its slots on axis 0.
+_BLOCK_AXIS = 1
+
+
+class ArrayCopy(HostCopy):
+    """Blocks [2, count, ...] and slots [count, ...] by pool name, in the pools' own layout."""
+
+    def __init__(self, blocks: int, slots: int, arrays: Mapping[str, np.ndarray]) -> None:
+        self.blocks, self.slots, self.arrays = blocks, slots, arrays
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+class ArrayPools:
+    """One array for each pool of ``specs``, of the shapes in ``layouts`` where the sessions' differ from the specs'.
+
+    layouts: pool name to the order of the spec's axes in the array. Each KV pool has one block more than ``sizes``
+    says, and each pool of states one slot more: what has no place goes there.
+    """
+
+    def __init__(self, specs: Sequence[Binding], layouts: Mapping[str, tuple[int, ...]], sizes: PoolSizes) -> None:
+        self.sizes = sizes
+        self._specs = {spec.name: spec for spec in specs}
+        self._layouts = layouts
+        axes = {NUM_BLOCKS: sizes.num_blocks + 1, BLOCK_SIZE: sizes.block_size, NUM_SLOTS: sizes.num_slots + 1}
+        try:
+            self._arrays = {spec.name: self._allocate(spec, axes) for spec in specs}
+        except MemoryError as error:
+            raise EngineError(
+                f"expected memory for {sizes.num_blocks} blocks and {sizes.num_slots} slots, found too little: "
+                "ask for fewer"
+            ) from error
+
+    @property
+    def arrays(self) -> Mapping[str, np.ndarray]:
+        """The arrays by graph input name, as the sessions use them."""
+        return MappingProxyType(self._arrays)
+
+    def view(self, name: str) -> np.ndarray:
+        """One pool in the layout of its declaration, the block or slot of what has no place left out."""
+        array = self._arrays[name]
+        order = self._layouts.get(name)
+        if order is not None:
+            array = array.transpose(np.argsort(order))
+        return array[:, :-1] if self._is_kv(name) else array[:-1]
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        for array in self._kv():
+            array[:, list(targets)] = array[:, list(sources)]
+
+    def copy_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        for array in self._states():
+            array[list(targets)] = array[list(sources)]
+
+    def zero_slots(self, slots: Sequence[int]) -> None:
+        for array in self._states():
+            array[list(slots)] = 0
+
+    def zero_blocks(self, blocks: Sequence[int]) -> None:
+        for array in self._kv():
+            array[:, list(blocks)] = 0
+
+    def swap_out(self, blocks: Sequence[int], slots: Sequence[int]) -> ArrayCopy:
+        """EngineError when there is no memory for the copy."""
+        try:
+            arrays = {
+                name: array[:, list(blocks)] if self._is_kv(name) else array[list(slots)]
+                for name, array in self._arrays.items()
+            }
+        except MemoryError as error:
+            raise EngineError(
+                f"expected memory for a copy of {len(blocks)} blocks and {len(slots)} slots, found too little: "
+                "hold fewer sequences at once"
+            ) from error
+        return ArrayCopy(len(blocks), len(slots), arrays)
+
+    def swap_in(self, copy: HostCopy, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        """EngineError when the copy is of another engine or of another size."""
+        if not isinstance(copy, ArrayCopy) or (copy.blocks, copy.slots) != (len(blocks), len(slots)):
+            raise EngineError(
+                f"expected a copy of {len(blocks)} blocks and {len(slots)} slots by this engine, found "
+                f"{type(copy).__name__} of {copy.blocks} and {copy.slots}: pass as many as were swapped out"
+            )
+        for name, array in self._arrays.items():
+            if self._is_kv(name):
+                array[:, list(blocks)] = copy.arrays[name]
+            else:
+                array[list(slots)] = copy.arrays[name]
+
+    def _allocate(self, spec: Binding, axes: Mapping[str, int]) -> np.ndarray:
+        shape = spec.resolve(**axes)
+        order = self._layouts.get(spec.name, range(len(shape)))
+        return np.zeros([shape[axis] for axis in order], spec.dtype.numpy)
+
+    def _is_kv(self, name: str) -> bool:
+        return NUM_BLOCKS in self._specs[name].shape
+
+    def _kv(self) -> Iterator[np.ndarray]:
+        return (array for name, array in self._arrays.items() if self._is_kv(name))
+
+    def _states(self) -> Iterator[np.ndarray]:
+        return (array for name, array in self._arrays.items() if not self._is_kv(name))

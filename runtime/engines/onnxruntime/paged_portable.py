@@ -1,0 +1,52 @@
+"""A paged artifact's file as it is on ONNX Runtime: its own operator functions, one call for a whole step.
+
+Slower than OnnxRuntimePagedEngine, but every node is the file's own but for the widened types and for matrix products,
+which read the stored weights without transposing them. Verify uses it to show that the file carries its meaning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from artifact.errors import EngineError
+from artifact.names import LOGITS
+from runtime.engines.onnxruntime.kernels import installed_kernels
+from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine, check_packed
+from runtime.engines.onnxruntime.rewrite import GraphForm, RewrittenGraph, widen_only
+from runtime.engines.onnxruntime.session import create_session
+from runtime.engines.onnxruntime.weights import WeightStore
+from runtime.engines.paged import PackedInputs
+
+
+class PortablePagedEngine(PagedArrayEngine):
+    """Runs a paged artifact's own graph, in float32, copying pools from step to step."""
+
+    name: ClassVar[str] = "onnxruntime-portable"
+
+    def __init__(self, folder: str | Path, threads: int | None = None) -> None:
+        """Load the artifact in ``folder``; EngineError when the installed ONNX Runtime lacks its operators."""
+        super().__init__(folder)
+        weights = WeightStore(self._read_model(), self._folder)
+        model = widen_only(self._read_model(), installed_kernels())
+        inputs = frozenset(str(value.name) for value in model.graph.inputs)
+        graph = RewrittenGraph(model, GraphForm.GENERAL, inputs, frozenset(), {})
+        self._weights = weights
+        self._session = create_session(graph, weights, self._folder, threads or 1)
+        self._wanted = {value.name for value in self._session.get_inputs()}
+
+    def step(self, inputs: PackedInputs) -> np.ndarray:
+        check_packed(inputs, self.limits)
+        arrays = self.pools.arrays
+        feeds = {field.name: getattr(inputs, field.name) for field in fields(inputs)} | dict(arrays)
+        names = [LOGITS, *self._replaced_by.values()]
+        try:
+            logits, *pools = self._session.run(names, {k: v for k, v in feeds.items() if k in self._wanted})
+        except Exception as error:  # ONNX Runtime has no common base class of its own
+            raise EngineError(f"ONNX Runtime failed in a step: {error}") from error
+        for name, pool in zip(self._replaced_by, pools, strict=True):
+            arrays[name][...] = pool
+        return logits

@@ -1,0 +1,49 @@
+"""Create an engine for a paged artifact by name; its libraries are imported only then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from artifact.config import read_config
+from artifact.errors import EngineError
+from artifact.path_kind import require_artifact
+from runtime.engines.factory import AUTO, ONNXRUNTIME, EngineOptions, check_engine
+from runtime.engines.paged import PagedEngine
+
+
+def create_paged_engine(artifact: str | Path, name: str = AUTO, options: EngineOptions | None = None) -> PagedEngine:
+    """The engine ``name`` over the folder of a paged artifact; "auto" is onnxruntime.
+
+    EngineError: an engine that is unknown, unavailable or does not run paged artifacts, or the artifact's layout is
+    another one. ArtifactError: not an artifact.
+    """
+    check_engine(name)
+    folder = Path(artifact)
+    require_artifact(folder)
+    read_config(folder)  # so that errors name the folder as it was given
+    chosen = ONNXRUNTIME if name == AUTO else name
+    if chosen not in PAGED_ENGINES:
+        raise EngineError(
+            f"engine: expected one of {', '.join((AUTO, *PAGED_ENGINES))} for an artifact of layout paged, found "
+            f"{name!r}: choose one of these, or export without --layout"
+        )
+    return PAGED_ENGINES[chosen](folder, options or EngineOptions())
+
+
+def _onnxruntime(folder: Path, options: EngineOptions) -> PagedEngine:
+    from runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
+
+    return PortablePagedEngine(folder, threads=options.threads)
+
+
+def _onnxruntime_portable(folder: Path, options: EngineOptions) -> PagedEngine:
+    from runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
+
+    return PortablePagedEngine(folder, threads=options.threads)
+
+
+PAGED_ENGINES: Mapping[str, Callable[[Path, EngineOptions], PagedEngine]] = MappingProxyType(
+    {ONNXRUNTIME: _onnxruntime, "onnxruntime-portable": _onnxruntime_portable}
+)

@@ -1,0 +1,157 @@
+"""Paged engines against transformers: rows of any number of tokens in one step, pages in random order, NaN around."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from artifact.errors import EngineError
+from exporter.models.registry import FAMILIES
+from hybridge.verification.paged_sequences import PagedSequences
+from hybridge.verification.reference import Reference, ReferenceRun
+from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
+from runtime.engines.paged import PackedInputs, PoolSizes
+from runtime.engines.paged_factory import PAGED_ENGINES, create_paged_engine
+from tests.support.artifacts import ArtifactCache, Exported
+
+TOLERANCE = 5e-5
+# What each sequence is fed, step by step; rows of one and of many tokens, with and without a past, share steps.
+LENGTHS = (37, 1, 9, 20)
+STEPS: list[tuple[dict[int, tuple[int, int]], int]] = [
+    ({0: (0, 20)}, 0),
+    ({2: (0, 1), 0: (20, 21), 3: (0, 7), 1: (0, 1)}, 2),
+    ({0: (21, 36), 2: (1, 9), 3: (7, 8)}, 0),
+    ({0: (36, 37), 3: (8, 9)}, 0),
+    ({3: (9, 20)}, 1),
+]
+
+
+def relative_error(found: np.ndarray, wanted: np.ndarray) -> float:
+    assert found.shape == wanted.shape
+    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+
+
+class Case:
+    """One artifact, random sequences and what transformers makes of each."""
+
+    def __init__(self, exported: Exported) -> None:
+        self.exported = exported
+        rng = np.random.default_rng(1)
+        self.tokens = [rng.integers(0, exported.config.vocab_size, n) for n in LENGTHS]
+        reference = Reference(exported.checkpoint, exported.config)
+        self.expected: list[ReferenceRun] = [reference.run(tokens) for tokens in self.tokens]
+
+
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
+def case(request: pytest.FixtureRequest, artifacts: ArtifactCache) -> Iterator[Case]:
+    yield Case(artifacts.get(request.param, "float32", layout="paged", max_batch_size=6))
+
+
+def engine_of(exported: Exported, name: str) -> PagedArrayEngine:
+    engine = create_paged_engine(exported.folder, name)
+    assert isinstance(engine, PagedArrayEngine)
+    return engine
+
+
+@pytest.mark.parametrize("name", PAGED_ENGINES)
+def test_mixed_rows_equal_transformers(case: Case, name: str) -> None:
+    check_mixed_rows(case, name, block_size=4)
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 64])
+def test_any_block_size(artifacts: ArtifactCache, block_size: int) -> None:
+    case = Case(artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=6))
+    check_mixed_rows(case, "onnxruntime", block_size)
+
+
+def check_mixed_rows(case: Case, name: str, block_size: int) -> None:
+    engine = engine_of(case.exported, name)
+    sequences = PagedSequences(engine, len(LENGTHS), sum(LENGTHS), block_size)
+    for _ in LENGTHS:
+        sequences.add()
+    found: list[list[np.ndarray]] = [[] for _ in LENGTHS]
+    for work, padding_rows in STEPS:
+        logits = sequences.step({i: case.tokens[i][begin:end] for i, (begin, end) in work.items()}, padding_rows)
+        for index, part in logits.items():
+            found[index].append(part)
+    for index, expected in enumerate(case.expected):
+        assert relative_error(np.concatenate(found[index]), expected.logits) < TOLERANCE
+        for state, wanted in expected.states.items():
+            value = sequences.states(index)[state]
+            value = value[:, -wanted.shape[1] :] if state.startswith("past_") else value
+            assert relative_error(value, wanted) < TOLERANCE, state
+    assert sequences.untouched()
+
+
+@pytest.fixture(scope="module")
+def hybrid(artifacts: ArtifactCache) -> Exported:
+    return artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=6)
+
+
+@pytest.mark.parametrize("name", PAGED_ENGINES)
+def test_copied_and_swapped_sequences_go_on_as_the_first(hybrid: Exported, name: str) -> None:
+    engine = engine_of(hybrid, name)
+    tokens = np.random.default_rng(3).integers(0, hybrid.config.vocab_size, 12)
+    engine.allocate_pools(PoolSizes(9, 4, 5))
+    assert engine.slot_bytes > 0 and engine.block_bytes(4) == 4 * engine.block_bytes(1) > 0
+    engine.zero_slots([2])
+    engine.step(packed(tokens[:10], 0, [7, 1, 4], 2))
+    engine.copy_blocks([7, 1, 4], [0, 2, 3])
+    engine.copy_slots([2], [0])
+    held = engine.swap_out([7, 1, 4], [2])
+    assert (held.blocks, held.slots) == (3, 1)
+    assert held.nbytes == 3 * engine.block_bytes(4) + engine.slot_bytes
+    first = engine.step(packed(tokens[10:], 10, [7, 1, 4], 2)).copy()
+    np.testing.assert_array_equal(engine.step(packed(tokens[10:], 10, [0, 2, 3], 0)), first)
+    engine.swap_in(held, [5, 6, 8], [4])
+    np.testing.assert_array_equal(engine.step(packed(tokens[10:], 10, [5, 6, 8], 4)), first)
+    with pytest.raises(EngineError, match="a copy of 2 blocks and 1 slots"):
+        engine.swap_in(held, [5, 6], [4])
+
+
+def packed(tokens: np.ndarray, past: int, pages: list[int], slot: int) -> PackedInputs:
+    """One row; the logits of its last token."""
+    positions = np.arange(past, past + len(tokens))
+    return PackedInputs(
+        input_ids=tokens.astype(np.int64),
+        positions=positions,
+        query_start_loc=np.array([0, len(tokens)], np.int32),
+        seq_lens=np.array([past + len(tokens)], np.int32),
+        block_table=np.array([pages], np.int32),
+        slot_mapping=np.array([pages[p // 4] * 4 + p % 4 for p in positions], np.int32),
+        state_indices=np.array([slot], np.int32),
+        logits_indices=np.array([len(tokens) - 1], np.int32),
+    )
+
+
+@pytest.mark.parametrize("name", PAGED_ENGINES)
+def test_a_step_may_want_no_logits(hybrid: Exported, name: str) -> None:
+    engine = engine_of(hybrid, name)
+    engine.allocate_pools(PoolSizes(3, 4, 1))
+    inputs = replace(packed(np.arange(5), 0, [2, 0], 0), logits_indices=np.zeros(0, np.int32))
+    assert engine.step(inputs).shape == (0, hybrid.config.vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"query_start_loc": np.array([0, 4], np.int32)}, "rising bounds from 0 to 5"),
+        ({"positions": np.arange(4)}, "positions and slot_mapping of 5 tokens"),
+        ({"state_indices": np.zeros(2, np.int32)}, "state_indices of 1 rows"),
+        ({"seq_lens": np.zeros(7, np.int32)}, "1 to 6 rows"),
+    ],
+    ids=str,
+)
+def test_a_step_that_contradicts_itself_is_refused(hybrid: Exported, changes: dict, words: str) -> None:
+    engine = engine_of(hybrid, "onnxruntime")
+    engine.allocate_pools(PoolSizes(3, 4, 1))
+    with pytest.raises(EngineError, match=words):
+        engine.step(replace(packed(np.arange(5), 0, [2, 0], 0), **changes))
+
+
+def test_a_step_without_pools_is_refused(hybrid: Exported) -> None:
+    with pytest.raises(EngineError, match="call allocate_pools first"):
+        engine_of(hybrid, "onnxruntime").step(packed(np.arange(5), 0, [2, 0], 0))
