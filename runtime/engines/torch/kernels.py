@@ -20,8 +20,7 @@ class KernelRunner:
     """The kernels of the GPU that is current in torch; each distinct call is planned and loaded once."""
 
     def __init__(self) -> None:
-        torch.cuda.init()
-        torch.cuda.current_stream()  # makes the context current that the driver is asked for
+        torch.cuda.synchronize()  # makes the context that the driver is then asked for
         self._device = KernelDevice.current()
         self._bound: dict[Hashable, BoundPlan] = {}
 

@@ -33,7 +33,8 @@ class TorchModel:
         if key not in self._programs:
             model = read_model(self._folder)
             expose_values(model.graph, values)
-            fuse_graph(model, self._config, self._device, phase)
+            # On a CPU the merged weights would lie in memory beside those of the file.
+            fuse_graph(model, self._config, phase, merge=self._device.is_gpu)
             self._programs[key] = self._compiled(model)
         return self._programs[key]
 

@@ -21,12 +21,14 @@ from runtime.engines.torch.fusion.attention import fuse_attention
 from runtime.engines.torch.fusion.linear import linears
 from runtime.engines.torch.fusion.projections import merge_projections
 from runtime.engines.torch.graph import LENGTHS, read_model, tidy_graph
+from runtime.engines.torch.kernels import KernelRunner
 from runtime.engines.torch.lengths import StepLengths
 from runtime.engines.torch.program import compile_program
 from runtime.engines.torch.tensors import torch_from_dtype
 from runtime.engines.torch.weights import WeightStore
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import Plan
+from tests.runtime.torch.planned_kernels import AlignedWeights
 from tests.support.artifacts import ArtifactCache
 from tests.support.export_cases import CASES, ExportCase
 
@@ -36,7 +38,14 @@ TOLERANCES = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
 ROOM = 16
 
 
-def run(folder: Path, graph: ir.Graph, config: RuntimeConfig, context: list[int], past: list[int]) -> dict:
+def run(
+    folder: Path,
+    graph: ir.Graph,
+    config: RuntimeConfig,
+    context: list[int],
+    past: list[int],
+    kernels: KernelRunner | None = None,
+) -> dict:
     """One step from states of random numbers; the states that the program changed in place are outputs too."""
     generator = torch.Generator().manual_seed(7)
     sizes = {BATCH: len(context), SEQ: max(context), MAX_SEQ: ROOM}
@@ -51,7 +60,8 @@ def run(folder: Path, graph: ir.Graph, config: RuntimeConfig, context: list[int]
         LENGTHS: StepLengths(max(context), tuple(context), tuple(past), ROOM),
         **states,
     }
-    found = compile_program(graph.inputs, graph.outputs, WeightStore(folder, CPU.torch)).run(feeds)
+    weights = WeightStore(folder, CPU.torch) if kernels is None else AlignedWeights(folder, CPU.torch)
+    found = compile_program(graph.inputs, graph.outputs, weights, kernels).run(feeds)
     if found["logits"].ndim == 3:  # those of padding are nobody's concern
         valid = torch.arange(max(context)) < torch.tensor(context)[:, None]
         found["logits"] = found["logits"] * valid[..., None]
@@ -72,8 +82,7 @@ def test_a_fused_graph_computes_what_the_file_says(phase: Phase, case: ExportCas
     exported = case.get(artifacts)
     config, folder = exported.config, exported.folder
     plain, fused = read_model(folder), read_model(folder)
-    fuse_graph(fused, config, CPU, phase)
-    merge_projections(fused.graph)
+    fuse_graph(fused, config, phase, merge=True)
     steps = [([1, 1, 1], [0, 9, 3])] if phase is Phase.DECODE else [([5, 5], [0, 0]), ([4, 1, 3], [2, 0, 9])]
     for context, past in steps:
         wanted = run(folder, plain.graph, config, context, past)
@@ -84,7 +93,7 @@ def test_a_fused_graph_computes_what_the_file_says(phase: Phase, case: ExportCas
 def test_every_layer_gets_its_fused_form(case: ExportCase, artifacts: ArtifactCache) -> None:
     exported = case.get(artifacts)
     config, model = exported.config, read_model(exported.folder)
-    fuse_graph(model, config, CPU, Phase.PREFILL)
+    fuse_graph(model, config, Phase.PREFILL, merge=False)
     kinds = Counter(node.op_type for node in model.graph)
     assert kinds["CachedAttention"] == len(config.kv_layers)
     assert kinds["GroupedNorm"] == config.layer_types.count("mamba")
@@ -97,7 +106,7 @@ def test_every_layer_gets_its_fused_form(case: ExportCase, artifacts: ArtifactCa
 def test_products_take_in_what_surrounds_them(artifacts: ArtifactCache) -> None:
     exported = CASES["nemotron_h bf16 as fp16"].get(artifacts)
     model = read_model(exported.folder)
-    fuse_graph(model, exported.config, CPU, Phase.DECODE)
+    fuse_graph(model, exported.config, Phase.DECODE, merge=False)
     found: Counter[str] = Counter()
     for node in linears(model.graph):
         found[node.attributes["activation"].as_string()] += 1
@@ -111,7 +120,7 @@ def test_products_take_in_what_surrounds_them(artifacts: ArtifactCache) -> None:
 def test_projections_of_one_x_become_one(artifacts: ArtifactCache) -> None:
     exported = CASES["nemotron_h bf16 as fp16"].get(artifacts)
     model = read_model(exported.folder)
-    fuse_graph(model, exported.config, CPU, Phase.DECODE)
+    fuse_graph(model, exported.config, Phase.DECODE, merge=False)
     before = len(list(linears(model.graph)))
     merge_projections(model.graph)
     assert before - len(list(linears(model.graph))) == 2

@@ -7,13 +7,13 @@ from enum import Enum
 import onnx_ir as ir
 
 from artifact.config import RuntimeConfig
-from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.fusion.attention import fuse_attention
 from runtime.engines.torch.fusion.grouped_norm import fuse_grouped_norms
 from runtime.engines.torch.fusion.last_token import fuse_last_token
 from runtime.engines.torch.fusion.linear import fuse_linears, fuse_norms_into_linears
 from runtime.engines.torch.fusion.projections import merge_projections
 from runtime.engines.torch.graph import tidy_graph
+from trt_plugins.rewrites.joined_mixers import join_mixers
 
 
 class Phase(str, Enum):
@@ -23,16 +23,19 @@ class Phase(str, Enum):
     DECODE = "decode"
 
 
-def fuse_graph(model: ir.Model, config: RuntimeConfig, device: TorchDevice, phase: Phase) -> None:
-    """Rewrite ``model`` in place for one phase on one device."""
+def fuse_graph(model: ir.Model, config: RuntimeConfig, phase: Phase, merge: bool) -> None:
+    """Rewrite ``model`` in place for one phase. ``merge``: products of one x share a matrix, which has to be made."""
     graph = model.graph
     fuse_attention(graph, config)
     fuse_last_token(graph)
+    if phase is Phase.DECODE:
+        # For longer steps the gate is cheaper inside of the norm that follows.
+        join_mixers(graph)
     fuse_grouped_norms(graph)
     tidy_graph(graph)
     fuse_linears(graph)
     tidy_graph(graph)
-    if device.is_gpu:
+    if merge:
         merge_projections(graph)
     fuse_norms_into_linears(graph)
     tidy_graph(graph)

@@ -1,0 +1,86 @@
+"""Kernel calls without a GPU: planned as for one, and computed by torch instead of launched."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from runtime.engines.torch.kernels import KernelRunner
+from runtime.engines.torch.weights import WeightStore
+from tests.support.kernel_calls import H200
+from trt_plugins import torch_ops
+from trt_plugins.kernels.call import CallPlan, DeviceTraits
+from trt_plugins.kernels.fused.linear_decode import LinearDecode
+from trt_plugins.kernels.fused.rms_norm import RmsNorm
+
+Tensors = Sequence[torch.Tensor | None]
+
+
+class AlignedWeights(WeightStore):
+    """Weights at addresses like those of a GPU's allocations, which kernels rely on; a file's lie anywhere."""
+
+    def on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+
+class PlannedKernels(KernelRunner):
+    """Refuses what the planners refuse. ``launched`` counts kernels by entry, ``calls`` what they were launched for."""
+
+    def __init__(self, traits: DeviceTraits = H200) -> None:
+        self._traits = traits
+        self.launched: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+
+    @property
+    def traits(self) -> DeviceTraits:
+        return self._traits
+
+    def launch(
+        self, key: Hashable, plan: Callable[[DeviceTraits], CallPlan], inputs: Tensors, outputs: Tensors
+    ) -> None:
+        planned = plan(self._traits)
+        self.launched.update(launch.source.entry for launch in planned.launches)
+        if isinstance(key, LinearDecode):
+            self.calls["linear_decode"] += 1
+            _linear_decode(key, inputs, outputs)
+        elif isinstance(key, RmsNorm):
+            self.calls["rms_norm"] += 1
+            _rms_norm(key, inputs, outputs)
+        else:
+            (name, attributes), *_ = key  # type: ignore[misc]
+            self.calls[name] += 1
+            torch_ops.register()
+            results = getattr(torch.ops.trt_edgellm, name)(*inputs, *(value for _, value in attributes))
+            for output, result in zip(outputs, results, strict=True):
+                output.copy_(result)
+
+
+def _linear_decode(problem: LinearDecode, inputs: Tensors, outputs: Tensors) -> None:
+    x, weight, up, bias, residual, norm_weight = inputs
+    assert x.shape == (problem.rows, problem.inputs) and weight.shape == (problem.outputs, problem.inputs)
+    assert x.stride() == (problem.x_stride, 1) and weight.is_contiguous()
+    assert (residual is None) is not problem.residual and (bias is None) is not problem.bias
+    assert residual is None or residual.stride() == (problem.residual_stride, 1)
+    wide = x.float()
+    if problem.norm_epsilon is not None:
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + problem.norm_epsilon) * norm_weight.float()
+    y = F.linear(wide, weight.float(), None if bias is None else bias.float())
+    if problem.activation == "relu2":
+        y = F.relu(y).square()
+    elif problem.activation == "silu_gate":
+        y = F.silu(y) * F.linear(wide, up.float())
+    outputs[0].copy_(y if residual is None else y + residual.float())
+    assert outputs[0].dtype == getattr(torch, problem.out_dtype.value) and outputs[0].is_contiguous()
+
+
+def _rms_norm(problem: RmsNorm, inputs: Tensors, outputs: Tensors) -> None:
+    x, residual, gate, weight = inputs
+    assert residual is None and (gate is None) is not problem.gate and x.shape == (problem.rows, problem.columns)
+    assert x.stride(0) == problem.stride("x") and (gate is None or gate.stride(0) == problem.stride("gate"))
+    wide = x.float() if gate is None else x.float() * F.silu(gate.float())
+    grouped = wide.unflatten(-1, (-1, problem.group_columns))
+    normed = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + problem.epsilon)
+    outputs[0].copy_((normed.flatten(-2) * weight.float()).view(outputs[0].shape))
