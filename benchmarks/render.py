@@ -19,7 +19,7 @@ Documents = Mapping[str, Mapping[str, Any]]
 
 def page(documents: Documents) -> str:
     """The page of the documents of all benchmarks; ValueError names a benchmark that is missing or was not correct."""
-    for name in ("export", "cpu_decode", "step_cost", "perplexity"):
+    for name in ("export", "export_qwen3_5", "cpu_decode", "step_cost", "perplexity"):
         if name not in documents:
             raise ValueError(f"{name}: expected its document, found none: run python -m benchmarks without names")
         if not documents[name]["correct"]:
@@ -38,6 +38,7 @@ def _values(documents: Documents) -> dict[str, str]:
         "gates": _gates(documents),
         "export_shape": _shape(export["settings"]),
         "export": _export(export["results"]),
+        "export_qwen3_5": _export_qwen3_5(documents["export_qwen3_5"]["results"]),
         "threads": str(decode["settings"]["threads"]),
         "prompt_tokens": str(decode["settings"]["prompt_tokens"]),
         "decode_shape": _shape(decode["settings"]["shape"]),
@@ -103,6 +104,12 @@ def _export(results: Mapping[str, Any]) -> str:
         for mode, title in (("with_scan", "with the weight scan"), ("without_scan", "`--no-scan`"))
     ]
     return table(("export", "wall, s", "processor, s", "peak, MB", "newly written, MB"), rows)
+
+
+def _export_qwen3_5(results: Mapping[str, Any]) -> str:
+    rows = [("wall, s", spread_cell(results["wall_s"])), ("processor, s", spread_cell(results["cpu_s"]))]
+    nodes = [(f"nodes, {name}", str(count)) for name, count in results["nodes"].items()]
+    return table(("export", ""), [*rows, *nodes, ("nodes, all", str(sum(results["nodes"].values())))])
 
 
 def _decode(document: Mapping[str, Any]) -> str:

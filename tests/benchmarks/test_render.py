@@ -16,6 +16,7 @@ def test_every_placeholder_is_filled() -> None:
     assert "{{" not in text and "}}" not in text
     assert "| random 150M, 64 new tokens |" in text
     assert "12.3 (11.5 to 1234)" in text
+    assert "| nodes, all | 499 |" in text
     assert "| ours | 23.500000 | +2.0e-06 % |" in text
 
 

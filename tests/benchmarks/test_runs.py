@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import cpu_decode, export, perplexity, step_cost
+from benchmarks import cpu_decode, export, export_qwen3_5, perplexity, step_cost
 from benchmarks.__main__ import main
 from benchmarks.agreement import tokens_gate
 from benchmarks.measured_process import ProcessUse
@@ -42,6 +42,24 @@ def test_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert document["results"]["with_scan"]["wall_s"]["median"] == 2.0
     assert 0 < document["results"]["new_bytes"] < 5e6
     assert not list(tmp_path.iterdir())
+
+
+def test_export_of_qwen3_5(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph has the nodes of the full size: they do not depend on the sizes."""
+
+    def in_this_process(arguments: tuple[str, ...]) -> ProcessUse:
+        assert run_command(arguments[2:]) == 0
+        return ProcessUse(2.0, 1.0, 10**8, "")
+
+    monkeypatch.setattr(export_qwen3_5, "run_measured", in_this_process)
+    sizes = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 40, "head_dim": 16}
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    sizes = {**sizes, **heads, "linear_key_head_dim": 8, "linear_value_head_dim": 12}
+    settings = export_qwen3_5.ExportSettings({**export_qwen3_5.FIELDS, **sizes}, repeats=1)
+    document = json_of(export_qwen3_5.run(settings))
+    assert document["results"]["wall_s"]["median"] == 2.0
+    nodes = next(target for target in document["targets"] if target["unit"] == "nodes")
+    assert nodes["met"] and nodes["value"] > 400
 
 
 def test_cpu_decode() -> None:
