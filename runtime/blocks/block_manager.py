@@ -29,7 +29,7 @@ class BlockManager:
         self.block_size = sizes.block_size
         self.pool = BlockPool(sizes.num_blocks)
         self.slots = SlotPool(sizes.num_slots)
-        self.rows = RowTables(max_rows, self.blocks_for(max_seq_len))
+        self.rows = RowTables(max_rows, max(1, self.blocks_for(max_seq_len)))
         shared = prefix_caching and needs.kv and not needs.state and needs.window is None
         kind = PrefixCachingAllocator if shared else NaiveAllocator
         self.allocator: BlockAllocator = kind(self.pool, sizes.block_size)
@@ -101,8 +101,10 @@ class BlockManager:
         memory.length = memory.passed = memory.published = 0
         memory.content = None
 
-    def check_integrity(self, memories: Iterable[SequenceMemory]) -> None:
-        """PoolError unless the pools hold exactly what ``memories``, all there are, say they have."""
+    def check_integrity(self, memories: Iterable[SequenceMemory], reservation: Reservation | None = None) -> None:
+        """PoolError unless the pools hold exactly what ``memories``, all there are, and an open reservation have."""
         memories = list(memories)
-        self.pool.check_integrity(block for memory in memories for block in memory.held)
+        held = [block for memory in memories for block in memory.held]
+        held += [] if reservation is None else [source for source, _ in reservation.block_copies]
+        self.pool.check_integrity(held)
         self.slots.check_integrity(memory.slot for memory in memories if memory.slot != NONE)

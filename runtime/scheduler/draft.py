@@ -1,0 +1,54 @@
+"""A step while it is being planned."""
+
+from __future__ import annotations
+
+from runtime.blocks import Reservation
+from runtime.scheduler.plan import PlannedRow, StepPlan, Swap
+from runtime.scheduler.sequence import ScheduledSequence
+
+
+class Draft:
+    """Rows in the order in which they were added, what is left of the token budget, and what has to be moved."""
+
+    def __init__(self, reservation: Reservation, budget: int) -> None:
+        self.reservation = reservation
+        self.budget = budget
+        self.rows: dict[ScheduledSequence, int] = {}
+        self.admitted: list[ScheduledSequence] = []
+        self.preempted: set[ScheduledSequence] = set()
+        self.swap_outs: list[Swap] = []
+        self.swap_ins: list[Swap] = []
+
+    def add(self, sequence: ScheduledSequence, count: int) -> None:
+        """Feed ``count`` tokens, for which memory is reserved."""
+        self.rows[sequence] = count
+        self.budget -= count
+
+    def drop(self, sequence: ScheduledSequence) -> None:
+        """Take the sequence out again, if it is in."""
+        if sequence in self.rows:
+            self.budget += self.rows.pop(sequence)
+            self.reservation.drop(sequence.memory)
+
+    def finish(
+        self, number: int, slot_copies: list[tuple[int, int]], forked: list[ScheduledSequence]
+    ) -> StepPlan | None:
+        """The plan, or None when there is nothing to do."""
+        rows = []
+        for sequence, count in self.rows.items():
+            memory = sequence.memory
+            start = memory.length
+            samples = start + count == len(sequence.tokens)
+            rows.append(PlannedRow(sequence.id, start, count, memory.row, memory.slot, samples))
+        if not (rows or self.preempted or self.admitted or slot_copies):
+            return None
+        return StepPlan(
+            number,
+            tuple(rows),
+            tuple(slot_copies),
+            tuple(self.swap_outs),
+            tuple(self.swap_ins),
+            self.reservation.new_slots,
+            self.reservation.block_copies,
+            tuple(sequence.id for sequence in forked),
+        )

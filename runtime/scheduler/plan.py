@@ -1,0 +1,52 @@
+"""What one step does, decided before it and never changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class PlannedRow(NamedTuple):
+    """Feed ``new_tokens`` tokens of a sequence from position ``start`` on.
+
+    table_row: its row of the block tables. slot: of its recurrent states, -1 without. samples: these are its last
+    tokens, so that the logits after them choose the next one.
+    """
+
+    sequence: int
+    start: int
+    new_tokens: int
+    table_row: int
+    slot: int
+    samples: bool
+
+
+class Swap(NamedTuple):
+    """Move the memory of a sequence between the device's blocks and slots and the host."""
+
+    sequence: int
+    blocks: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The engine's work, in this order: slot_copies (one after the other), swap_outs, swap_ins, zeroed slots,
+    block_copies, and the packed rows. There may be no row.
+
+    Copies are pairs of source and target. forked: the sequences that slot_copies are for.
+    """
+
+    number: int
+    rows: tuple[PlannedRow, ...]
+    slot_copies: tuple[tuple[int, int], ...] = ()
+    swap_outs: tuple[Swap, ...] = ()
+    swap_ins: tuple[Swap, ...] = ()
+    zeroed_slots: tuple[int, ...] = ()
+    block_copies: tuple[tuple[int, int], ...] = ()
+    forked: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """New tokens of the step."""
+        return sum(row.new_tokens for row in self.rows)

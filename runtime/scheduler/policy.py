@@ -1,0 +1,52 @@
+"""In which order sequences get what there is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from artifact.errors import RequestError
+
+
+class Policy(ABC):
+    """Orders requests once, when they come: what runs longest or matters most is never overtaken for ever."""
+
+    @abstractmethod
+    def rank(self, priority: int, arrival: int, step: int) -> int:
+        """Place of the ``arrival``-th request, which comes at step ``step``; lower is sooner."""
+
+    @abstractmethod
+    def preempts(self, waiting_priority: int, running_priority: int) -> bool:
+        """Whether a waiting request may take the place of a running one of higher rank."""
+
+
+@dataclass(frozen=True)
+class Fcfs(Policy):
+    """First come, first served; priorities have no effect."""
+
+    def rank(self, priority: int, arrival: int, step: int) -> int:
+        return arrival
+
+    def preempts(self, waiting_priority: int, running_priority: int) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Priority(Policy):
+    """Lower priority values first. A request of priority p waits only for more urgent ones of its first steps.
+
+    patience: steps that one level of priority is worth. A request that came ``patience`` steps earlier than one a level
+    more urgent goes before it, so that none starves under a stream of urgent ones.
+    """
+
+    patience: int = 1000
+
+    def __post_init__(self) -> None:
+        if isinstance(self.patience, bool) or not isinstance(self.patience, int) or self.patience < 1:
+            raise RequestError(f"patience: expected an integer of at least 1, found {self.patience!r}")
+
+    def rank(self, priority: int, arrival: int, step: int) -> int:
+        return step + priority * self.patience
+
+    def preempts(self, waiting_priority: int, running_priority: int) -> bool:
+        return waiting_priority < running_priority

@@ -1,0 +1,25 @@
+"""What a request asks of the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ScheduledRequest:
+    """A prompt of at least one token, and how many tokens may follow.
+
+    priority: lower values first, where the policy knows priorities. namespace: requests share computed blocks only
+    with those of the same one. sequences: how many sequences must be able to hold memory at the same time (beams).
+    """
+
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    priority: int = 0
+    namespace: str = ""
+    sequences: int = 1
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens in the cache at the end; the last one generated is never fed back."""
+        return len(self.prompt_ids) + self.max_new_tokens - 1

@@ -1,0 +1,59 @@
+"""One sequence of tokens between its request and its end."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from runtime.blocks import SequenceMemory
+from runtime.engines.paged import HostCopy
+from runtime.scheduler.request import ScheduledRequest
+
+
+class State(Enum):
+    """WAITING holds no device memory, RUNNING does, FINISHED never will again."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class ScheduledSequence:
+    """Belongs to its scheduler, who alone changes it; only ``tokens`` grows from outside, through ``append``.
+
+    order          its place among all: lower goes first and loses its memory last
+    host_copy      its memory, while that lies on the host; host_bytes is what the scheduler counts for it
+    cached_tokens  tokens that it found computed when it first ran
+    preemptions    how often it lost its memory
+    """
+
+    __slots__ = (
+        "cached_tokens",
+        "cancelled",
+        "host_bytes",
+        "host_copy",
+        "id",
+        "memory",
+        "order",
+        "preemptions",
+        "request",
+        "state",
+        "tokens",
+    )
+
+    def __init__(self, id_: int, request: ScheduledRequest, tokens: list[int], order: tuple[int, int]) -> None:
+        self.id, self.request, self.tokens, self.order = id_, request, tokens, order
+        self.memory = SequenceMemory(tokens, request.namespace)
+        self.state = State.WAITING
+        self.host_copy: HostCopy | None = None
+        self.host_bytes = self.preemptions = 0
+        self.cached_tokens: int | None = None
+        self.cancelled = False
+
+    def append(self, token: int) -> None:
+        """The token that follows; it is fed in a later step."""
+        self.tokens.append(token)
+
+    @property
+    def pending(self) -> int:
+        """Tokens that are not in the cache yet."""
+        return len(self.tokens) - self.memory.length

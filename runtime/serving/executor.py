@@ -1,0 +1,70 @@
+"""Runs plans on an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+import numpy as np
+
+from artifact.errors import EngineError
+from runtime.blocks import BlockManager
+from runtime.engines.paged import PagedEngine
+from runtime.scheduler import Scheduler, StepPlan, Swap
+from runtime.serving.packing import packed_inputs
+
+Pair = tuple[int, int]
+
+
+class StepExecutor:
+    """Does what a plan says, in its order; knows nothing of requests."""
+
+    def __init__(self, engine: PagedEngine, manager: BlockManager, scheduler: Scheduler) -> None:
+        self._engine, self._manager, self._scheduler = engine, manager, scheduler
+
+    def run(self, plan: StepPlan) -> np.ndarray | None:
+        """The logits of the rows that sample, in their order (and of padding after them); None without rows.
+
+        Whatever the engine raises passes through; then nothing is known of the memory that the plan names.
+        """
+        engine, sequences = self._engine, self._scheduler.sequences
+        for sources, targets in independent(plan.slot_copies):
+            engine.copy_slots(sources, targets)
+        for swap in plan.swap_outs:
+            self._swap_out(swap)
+        for swap in plan.swap_ins:
+            copy = sequences[swap.sequence].host_copy
+            assert copy is not None, "a sequence is swapped in that was never swapped out"
+            engine.swap_in(copy, swap.blocks, swap.slots)
+        if plan.zeroed_slots:
+            engine.zero_slots(plan.zeroed_slots)
+        for sources, targets in independent(plan.block_copies):
+            engine.copy_blocks(sources, targets)
+        if not plan.rows:
+            return None
+        return engine.step(packed_inputs(plan, sequences, self._manager, engine))
+
+    def _swap_out(self, swap: Swap) -> None:
+        sequence = self._scheduler.sequences.get(swap.sequence)
+        if sequence is None:
+            return  # cancelled since the plan was made
+        # Without a copy, because host memory is short, the scheduler lets the sequence be computed again.
+        with suppress(EngineError):
+            sequence.host_copy = self._engine.swap_out(swap.blocks, swap.slots)
+
+
+def independent(pairs: Iterable[Pair]) -> Iterator[tuple[list[int], list[int]]]:
+    """Sources and targets of copies that are meant one after the other, in runs that can be done at once.
+
+    A run ends before a copy that reads or writes a target of the run, or writes one of its sources.
+    """
+    sources: list[int] = []
+    targets: list[int] = []
+    for source, target in pairs:
+        if source in targets or target in targets or target in sources:
+            yield sources, targets
+            sources, targets = [], []
+        sources.append(source)
+        targets.append(target)
+    if sources:
+        yield sources, targets
