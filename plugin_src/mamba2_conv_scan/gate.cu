@@ -2,10 +2,10 @@
 //
 // Macros: DATA_T; ACCESS (elements of one access); THREADS. Grid: x covers the width, y the tokens, z the rows. Tokens
 // past a row's length keep their zeros, whatever their gate is.
+#include "common/access.cuh"
 #include "common/launch.cuh"
 #include "common/math.cuh"
 #include "mamba2_conv_scan/params.cuh"
-#include "update_ssm_state/decode_access.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS) mamba2_gate(const __grid_constant__ Gate params) {
     wait_for_earlier_kernels();

@@ -5,7 +5,7 @@
 // largest magnitude of the row over 127, chosen anew at every write.
 #pragma once
 
-#include "update_ssm_state/decode_access.cuh"
+#include "common/access.cuh"
 
 namespace {
 

@@ -23,6 +23,11 @@ SIZES = {
     "conv_dim": 640,
     "inner": 384,
     "kernel": 4,
+    "key_heads": 6,
+    "value_heads": 12,
+    "key_size": 64,
+    "value_size": 32,
+    "decay_size": 1,
 }
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32
 

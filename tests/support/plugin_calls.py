@@ -108,6 +108,8 @@ def dtype_of(tensor: torch.Tensor) -> DType:
 
 def _values(name: str, shape: tuple[int, ...]) -> torch.Tensor:
     values = torch.randn(*shape, device="cuda")
-    if name == "A":
+    if name in ("A", "g"):
         return -values.abs() - 0.5
+    if name == "beta":
+        return values.sigmoid()
     return values - 2.0 if name in ("dt", "dt_bias") else values

@@ -14,6 +14,7 @@ _PLANNERS = {
     "causal_conv1d": "trt_plugins.kernels.ops.causal_conv1d",
     "update_ssm_state": "trt_plugins.kernels.ops.update_ssm_state",
     "mamba2_conv_scan": "trt_plugins.kernels.ops.mamba2_conv_scan",
+    "gated_delta_rule": "trt_plugins.kernels.ops.gated_delta_rule",
 }
 
 # Kernels of whole-model decode, which have sources() but are no operators.

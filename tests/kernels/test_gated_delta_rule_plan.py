@@ -1,0 +1,149 @@
+"""Which kernel runs a ``gated_delta_rule`` call; needs no GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from artifact.errors import UnsupportedError
+from tests.support.kernel_calls import H200, ORIN, op_call
+from trt_plugins.kernels.call import DeviceTraits, KernelLaunch, OpCall, PackedRows
+from trt_plugins.kernels.compiler import compile_kernel
+from trt_plugins.kernels.ops.gated_delta_rule import plan, sources
+
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+def call_of(
+    rows: int = 3,
+    key_heads: int = 16,
+    value_heads: int = 32,
+    key_size: int = 128,
+    value_size: int = 128,
+    time: int | None = None,
+    dtype: torch.dtype = BF16,
+    state: torch.dtype = F32,
+    gap: int = 0,
+    packed: PackedRows | None = None,
+    **attributes: object,
+) -> OpCall:
+    """A call on tensors without memory, whose q, k, v and beta are slices of one wider tensor."""
+    lead = (rows, time) if time else (rows,)
+    keys, values = key_heads * key_size, value_heads * value_size
+    wide = torch.empty(*lead, 2 * keys + values + value_heads + gap, dtype=dtype, device="meta")[..., gap:]
+    q, k, v, beta = wide.split([keys, keys, values, value_heads], -1)
+    q, k = (tensor.unflatten(-1, (key_heads, key_size)) for tensor in (q, k))
+    v = v.unflatten(-1, (value_heads, value_size))
+    decays = key_size if attributes.get("decay") == "key_channel" else 1
+    g = torch.empty(*lead, value_heads, decays, device="meta")
+    states = torch.empty(rows, value_heads, key_size, value_size, dtype=state, device="meta")
+    lengths = None if packed else torch.empty(rows, dtype=torch.int32, device="meta")
+    o = torch.empty(*lead, value_heads, value_size, dtype=dtype, device="meta")
+    return op_call("gated_delta_rule", [q, k, v, g, beta, states, lengths], [o, states], attributes, packed)
+
+
+def decode(device: DeviceTraits = H200, **call: object) -> KernelLaunch:
+    (launch,) = plan(call_of(**call), device).launches  # type: ignore[arg-type]
+    return launch
+
+
+def variant(launch: KernelLaunch) -> dict[str, str]:
+    return dict(launch.source.defines)
+
+
+@pytest.mark.parametrize("time", [None, 1])
+def test_one_token_a_row_is_one_pass_over_the_state(time):
+    launch = decode(time=time)
+    assert launch.source.entry == "gated_delta_rule_decode"
+    assert variant(launch)["MANY"] == "0"
+
+
+def test_packed_rows_of_at_most_one_token_decode():
+    launch = decode(packed=PackedRows(2, 1))
+    assert launch.source.entry == "gated_delta_rule_decode"
+    assert launch.grid[2] == launch.params.rows.rows == 2
+
+
+@pytest.mark.parametrize("state", [F32, BF16], ids=str)
+@pytest.mark.parametrize(("key_size", "value_size"), [(128, 128), (64, 64), (96, 192), (16, 16), (256, 256), (48, 240)])
+def test_blocks_cover_the_state(key_size, value_size, state):
+    for rows in (1, 8, 64):
+        launch = decode(rows=rows, key_size=key_size, value_size=value_size, state=state)
+        macros = {name: int(value) for name, value in variant(launch).items() if value.isdigit()}
+        lanes, rows_of_thread = macros["COLUMN_LANES"], macros["ROWS"]
+        assert launch.block == (macros["THREADS"], 1, 1) and macros["THREADS"] % 32 == 0
+        assert macros["THREADS"] // lanes * rows_of_thread >= key_size
+        assert rows_of_thread % macros["KEY_ACCESS"] == 0 and key_size % rows_of_thread == 0
+        slices = -(-value_size // (lanes * 16 // (4 if state is F32 else 2)))
+        assert launch.grid == (2 * slices, 16, rows)
+
+
+def test_few_states_are_cut_small_and_fetched_ahead():
+    few, many = variant(decode(rows=1)), variant(decode(rows=64))
+    assert (few["ROWS"], few["PREFETCH"]) == ("4", "1")
+    assert (many["ROWS"], many["PREFETCH"]) == ("8", "0")
+    assert variant(decode(rows=1, device=ORIN))["PREFETCH"] == "0"
+
+
+def test_odd_strides_narrow_the_accesses():
+    assert [variant(decode(rows=64, gap=gap))["KEY_ACCESS"] for gap in (0, 4, 2, 1)] == ["8", "4", "2", "1"]
+
+
+def test_strides_and_attributes_are_those_of_the_call():
+    launch = decode(rows=4, key_heads=2, value_heads=6, key_size=64, value_size=32, gap=40)
+    params, width = launch.params, 2 * 2 * 64 + 6 * 32 + 6 + 40
+    assert (params.q_row, params.q_token, params.q_head, params.k_head) == (width, 0, 64, 64)
+    assert (params.v_row, params.v_head, params.beta_row, params.g_row) == (width, 32, width, 6)
+    assert (params.o_row, params.o_head, params.state_slot) == (6 * 32, 32, 6 * 64 * 32)
+    assert (params.values_per_key, params.scale) == (3, 0.125)
+    assert decode(scale=0.5).params.scale == 0.5
+    assert variant(decode(use_qk_l2norm=0))["NORMED"] == "0"
+    channel = decode(rows=4, decay="key_channel")
+    assert variant(channel)["CHANNEL_DECAY"] == "1" and channel.params.g_row == 32 * 128
+
+
+def test_packed_tokens_have_a_token_stride():
+    params = decode(rows=4, key_heads=2, value_heads=6, key_size=64, value_size=32, packed=PackedRows(3, 1)).params
+    assert (params.q_row, params.q_token) == (0, 2 * 2 * 64 + 6 * 32 + 6)
+
+
+def test_pointers_follow_the_addressing():
+    dense, packed = decode(), decode(packed=PackedRows(3, 1))
+    assert "rows.context_lengths" in dense.pointers and "rows.query_start_loc" not in dense.pointers
+    assert "rows.state_indices" in packed.pointers and "rows.context_lengths" not in packed.pointers
+    assert "rows.state_indices" not in decode(packed=PackedRows(3, 1, has_state_indices=False)).pointers
+
+
+def test_dependent_launch_only_where_the_hardware_has_it():
+    assert decode().overlap
+    assert not decode(device=ORIN).overlap
+
+
+@pytest.mark.parametrize(("name", "size"), [("key_size", 264), ("value_size", 24)])
+def test_refuses_sizes_that_no_kernel_has(name, size):
+    with pytest.raises(UnsupportedError, match=f"{name} from 16 to 256 in multiples of 16, found {name} {size}"):
+        decode(**{name: size})
+
+
+def test_refuses_more_rows_than_a_grid_holds():
+    with pytest.raises(UnsupportedError, match="split the call"):
+        decode(rows=65536, key_heads=1, value_heads=1, key_size=16, value_size=16)
+
+
+def test_refuses_states_that_are_strided_or_not_aligned():
+    call = call_of()
+    state = torch.empty(3, 128, 32, 128, device="meta").transpose(1, 2)
+    wide = torch.empty(3, 32 * 128 * 128 + 2, device="meta")[:, : 32 * 128 * 128].unflatten(1, (32, 128, 128))
+    for found, words in ((state, "its last 3 axes contiguous"), (wide, "at multiples of 16 bytes")):
+        inputs = [torch.empty(layout.shape, dtype=getattr(torch, layout.dtype.value)) for layout in call.inputs]
+        inputs[5] = found
+        with pytest.raises(UnsupportedError, match=words):
+            plan(op_call("gated_delta_rule", inputs, [inputs[2], found], {}), H200)
+
+
+def test_variants_compile_without_local_memory():
+    pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC (extra cuda)")
+    chosen = [source for source in dict.fromkeys(sources()) if source.entry == "gated_delta_rule_decode"]
+    assert chosen
+    for source in chosen[:2]:
+        assert compile_kernel(source, "sm_87").report.problem is None
