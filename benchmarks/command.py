@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from benchmarks.machine import OtherWork
 from benchmarks.report import Report, document_text, table_text
 
 
-def run_command(description: str, benchmark: Callable[[int], Report], repeats: int) -> int:
-    """Parse the arguments, run ``benchmark`` with the number of repeats and print its document or table.
+def run_command(
+    description: str, benchmark: Callable[[int], Report], repeats: int, argv: Sequence[str] | None = None
+) -> int:
+    """Parse ``argv``, run ``benchmark`` with the number of repeats and print its document or table.
 
+    argv: None for the arguments of the process.
     Returns the exit code: 0, or 1 when a gate failed.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     parser.add_argument("--repeats", type=_positive, default=repeats, help="measurements of each kind (%(default)s)")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     other_work = OtherWork()
     report = benchmark(arguments.repeats)
     document = report.to_json()

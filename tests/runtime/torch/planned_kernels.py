@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +51,7 @@ class PlannedKernels(KernelRunner):
             self.calls["rms_norm"] += 1
             _rms_norm(key, inputs, outputs)
         else:
-            (name, attributes), *_ = key  # type: ignore[misc]
+            name, attributes = _operator(key)
             self.calls[name] += 1
             torch_ops.register()
             results = getattr(torch.ops.trt_edgellm, name)(*inputs, *(value for _, value in attributes))
@@ -84,3 +85,9 @@ def _rms_norm(problem: RmsNorm, inputs: Tensors, outputs: Tensors) -> None:
     grouped = wide.unflatten(-1, (-1, problem.group_columns))
     normed = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + problem.epsilon)
     outputs[0].copy_((normed.flatten(-2) * weight.float()).view(outputs[0].shape))
+
+
+def _operator(key: Any) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    """Name and attributes of an operator's call."""
+    (name, attributes), *_ = key
+    return name, attributes

@@ -1,0 +1,87 @@
+"""Prompts and decode steps of the torch engine: their logits, and their time."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from benchmarks.measure import seconds
+from runtime.engines.base import StepInputs
+from runtime.engines.torch.engine import TorchEngine
+
+# Steps before the clock starts: the first runs directly, the second records the graph.
+_WARM_STEPS = 3
+
+
+class EngineRuns:
+    """What benchmarks let an engine do. Times end with logits in host memory."""
+
+    def __init__(self, engine: TorchEngine) -> None:
+        self._engine = engine
+
+    @property
+    def vocab_size(self) -> int:
+        return self._engine.config.vocab_size
+
+    @property
+    def device_name(self) -> str:
+        """The GPU's name, or "cpu"."""
+        device = self._engine.device.torch
+        if device.type == "cpu":
+            return "cpu"
+        import torch
+
+        return torch.cuda.get_device_name(device)
+
+    def logits(self, sequence: np.ndarray, tokens: int, batch: int) -> list[np.ndarray]:
+        """Logits [vocab] after ``tokens`` of ``sequence``, fed in two chunks, and after each token that follows.
+
+        All of ``batch`` rows are the same; the logits are those of the last row.
+        """
+        states = self._engine.allocate_states(batch, sequence.size)
+        cut, rows = max(1, tokens // 3), np.tile(sequence, (batch, 1))
+        self._engine.step(_inputs(rows[:, :cut], 0), states)
+        found = [self._engine.step(_inputs(rows[:, cut:tokens], cut), states)[-1].copy()]
+        decoder = self._engine.decoder(range(batch), states)
+        for past in range(tokens, sequence.size):
+            found.append(decoder.step(rows[:, past].tolist(), [past] * batch)[-1].copy())
+        return found
+
+    def prompt_seconds(self, prompt: np.ndarray) -> float:
+        """Seconds from the tokens ``prompt`` [batch, tokens] to the next one, with states allocated on the way."""
+        batch, length = prompt.shape
+
+        def answer() -> None:
+            states = self._engine.allocate_states(batch, length)
+            done = 0
+            while done < length:
+                chunk = prompt[:, done : done + self._engine.max_step_tokens]
+                logits = self._engine.step(_inputs(chunk, done), states)
+                done += chunk.shape[1]
+            logits.argmax(-1)
+
+        return seconds(answer)
+
+    def step_seconds(self, prompt: np.ndarray, steps: int, greedy: bool) -> float:
+        """Seconds of one of ``steps`` decode steps after ``prompt`` [batch, tokens].
+
+        greedy: each step's tokens are the largest logits of the one before; else they are known beforehand.
+        """
+        batch, length = prompt.shape
+        states = self._engine.allocate_states(batch, length + _WARM_STEPS + steps)
+        tokens = [int(row.argmax()) for row in self._engine.step(_inputs(prompt, 0), states)]
+        decoder = self._engine.decoder(range(batch), states)
+        started = 0.0
+        for step in range(_WARM_STEPS + steps):
+            if step == _WARM_STEPS:
+                started = time.perf_counter()
+            logits = decoder.step(tokens, [length + step] * batch)
+            if greedy:
+                tokens = [int(row.argmax()) for row in logits]
+        return (time.perf_counter() - started) / steps
+
+
+def _inputs(ids: np.ndarray, past: int) -> StepInputs:
+    batch, tokens = ids.shape
+    return StepInputs(ids, np.full(batch, tokens, np.int32), np.full(batch, past, np.int32))

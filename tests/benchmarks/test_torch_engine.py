@@ -1,0 +1,48 @@
+"""The benchmark of the torch engine, on the CPU and on small sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers", reason="the peer is transformers")
+
+from benchmarks import torch_engine
+from benchmarks.torch_engine import Goals, TorchEngineSettings
+from tests.benchmarks.shapes import TINY
+
+SETTINGS = TorchEngineSettings(
+    device="cpu",
+    new_tokens=3,
+    prompt_tokens=5,
+    gate_tokens=9,
+    gate_steps=2,
+    repeats=1,
+    shape=TINY,
+    goals=Goals(decode={1: 1.0, 2: 1e12}, prompt_ms={7: 1e6, 16: 0.0}),
+)
+
+
+def test_it_measures_what_the_goals_name(tmp_path: Path) -> None:
+    document = torch_engine.run(TorchEngineSettings(**{**vars(SETTINGS), "work": str(tmp_path)})).to_json()
+    assert document["correct"] and len(document["gates"]) == 2
+    assert all("transformers in float32" in gate["checks"] for gate in document["gates"])
+    assert [target["met"] for target in document["targets"]] == [True, False, True, False]
+    results = document["results"]
+    assert set(results["decode_tokens_per_s"]) == {"1", "2"} and set(results["prompt_ms"]) == {"7", "16"}
+    assert set(results["decode_tokens_per_s"]["2"]) == {"ours", "ours_greedy", "transformers_greedy"}
+    assert "work" not in document["settings"]
+    # A second run takes what lies there, and links weights that did not come along.
+    (tmp_path / "artifact" / "weights" / "model.safetensors").unlink()
+    torch_engine.prepared(tmp_path, SETTINGS)
+    assert (tmp_path / "artifact" / "weights" / "model.safetensors").stat().st_nlink == 2
+
+
+def test_without_transformers_the_engine_on_the_cpu_is_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_engine, "find_spec", lambda name: None)
+    document = torch_engine.run(TorchEngineSettings(**{**vars(SETTINGS), "work": str(tmp_path)})).to_json()
+    assert document["correct"] and all("this engine on the CPU" in gate["checks"] for gate in document["gates"])
+    assert set(document["results"]["prompt_ms"]["7"]) == {"ours"}

@@ -1,0 +1,145 @@
+"""The engine on a GPU: kernels, graphs and growing caches against the oracle and against the engine on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the torch engine needs torch")
+
+from artifact.dtypes import DType
+from runtime.engines.base import StepInputs
+from runtime.engines.torch.engine import TorchEngine
+from runtime.engines.torch.states import TorchStateSet
+from tests.runtime.onnxruntime.hand_made import HandMade
+from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
+from tests.runtime.onnxruntime.steps import relative_error, step_inputs
+from tests.runtime.torch.test_engine import STEPS, TOLERANCES
+from tests.runtime.torch.test_kernel_calls import NEMOTRON
+from tests.support.artifacts import ArtifactCache
+
+pytestmark = pytest.mark.gpu
+# Sizes of the hand-made plans are ones that no kernel runs: they prove the way around the kernels.
+PLANS = {
+    "base": Plan(),
+    "bfloat16": Plan(dtype=DType.BFLOAT16),
+    "all_logits": Plan(all_logits=True),
+    "no_mamba": Plan(layers="aa"),
+    "sliding_window": Plan(layers="a", window=3),
+}
+# Between the GPU's kernels and torch on the CPU, both in the same types.
+BETWEEN = {DType.FLOAT32: 1e-4, DType.FLOAT16: 1e-2, DType.BFLOAT16: 5e-2}
+
+
+def exported(artifacts: ArtifactCache, dtype: DType) -> Path:
+    pytest.importorskip("onnxscript", reason="needs the export extra (onnxscript)")
+    return artifacts.get("nemotron_h", "bfloat16", NEMOTRON, dtype=dtype, max_seq_len=600).folder
+
+
+def tokens_of(engine: TorchEngine, rows: int, length: int) -> np.ndarray:
+    return np.random.default_rng(5).integers(0, engine.config.vocab_size, (rows, length))
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_ragged_steps_match_the_oracle(plan: Plan, tmp_path: Path) -> None:
+    made = HandMade(plan)
+    engine = TorchEngine(made.write(tmp_path / "artifact"), device="cuda")
+    rng, tolerance = np.random.default_rng(3), 2 * TOLERANCES[plan.dtype]
+    tokens = [rng.integers(0, VOCAB, 24) for _ in STEPS[0]]
+    states, done = engine.allocate_states(len(tokens), 32), [0] * len(tokens)
+    for counts in STEPS:
+        rows = [tokens[r][done[r] : done[r] + n] for r, n in enumerate(counts)]
+        logits = engine.step(step_inputs(rows, done, padding=VOCAB - 1), states)
+        for r, n in enumerate(counts):
+            if n:
+                expected = made.logits(tokens[r][: done[r] + n])[done[r] :]
+                found = logits[r, :n] if plan.all_logits else logits[r]
+                assert relative_error(found, expected if plan.all_logits else expected[-1]) < tolerance
+        done = [d + n for d, n in zip(done, counts, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", list(BETWEEN))
+def test_prompt_and_decoding_agree_with_the_cpu(dtype: DType, artifacts: ArtifactCache) -> None:
+    folder = exported(artifacts, dtype)
+    gpu, cpu = TorchEngine(folder, device="cuda"), TorchEngine(folder, device="cpu")
+    tokens = tokens_of(cpu, 3, 60)
+    lengths = np.array([20, 33, 1])
+    prompt = step_inputs([row[:n] for row, n in zip(tokens, lengths, strict=True)], [0] * 3)
+    states = [engine.allocate_states(3, 64) for engine in (gpu, cpu)]
+    found, wanted = (engine.step(prompt, held).copy() for engine, held in zip((gpu, cpu), states, strict=True))
+    assert relative_error(found, wanted) < BETWEEN[dtype]
+    for step in range(20):
+        ids = np.array([[row[n + step]] for row, n in zip(tokens, lengths, strict=True)])
+        inputs = StepInputs(ids, np.array([1, 1, step % 2], np.int32), (lengths + step).astype(np.int32))
+        inputs.past_lengths[2] = lengths[2] + step // 2
+        found, wanted = gpu.step(inputs, states[0]), cpu.step(inputs, states[1])
+        taking = inputs.context_lengths > 0
+        assert relative_error(found[taking], wanted[taking]) < BETWEEN[dtype], step
+    assert [bound.is_replayed for bound in states[0].memory.bound.values()] == [True]
+    for name, buffer in states[0].buffers.items():
+        for row, length in enumerate((40, 53, 11)):
+            wanted = states[1].buffers[name].read_row(row, length).astype(np.float64)
+            assert relative_error(buffer.read_row(row, length), wanted) < BETWEEN[dtype], name
+
+
+def test_a_replayed_step_is_the_direct_one_bit_for_bit(artifacts: ArtifactCache) -> None:
+    engine = TorchEngine(exported(artifacts, DType.BFLOAT16), device="cuda")
+    tokens = tokens_of(engine, 2, 30)
+    direct, replayed = engine.allocate_states(2, 64), engine.allocate_states(2, 64)
+    for states in (direct, replayed):
+        engine.step(step_inputs(list(tokens[:, :9]), [0, 0]), states)
+    for step in range(9, 30):
+        inputs = step_inputs(list(tokens[:, step : step + 1]), [step, step])
+        wanted = engine.step_values(inputs, direct, ())["logits"]
+        assert np.array_equal(engine.step(inputs, replayed), wanted), step
+    for name, buffer in direct.buffers.items():
+        for row in range(2):
+            assert np.array_equal(
+                buffer.read_row(row).view(np.uint8), replayed.buffers[name].read_row(row).view(np.uint8)
+            )
+
+
+def test_three_hundred_steps_through_buckets_and_growing_caches(artifacts: ArtifactCache) -> None:
+    folder = exported(artifacts, DType.FLOAT32)
+    gpu, cpu = TorchEngine(folder, device="cuda"), TorchEngine(folder, device="cpu")
+    tokens = tokens_of(cpu, 2, 300)
+    states: list[TorchStateSet] = []
+    for engine in (gpu, cpu):
+        held = engine.allocate_states(2, 128)
+        states.append(held)
+        decoder = engine.decoder([0, 1], held)
+        for step in range(300):
+            held.reserve(step + 1)
+            logits = [row.copy() for row in decoder.step(tokens[:, step].tolist(), [step, step])]
+            if engine is gpu:
+                last = logits
+    assert all(relative_error(*pair) < BETWEEN[DType.FLOAT32] for pair in zip(last, logits, strict=True))
+    for name, buffer in states[0].buffers.items():
+        wanted = states[1].buffers[name].read_row(1, 300).astype(np.float64)
+        assert relative_error(buffer.read_row(1, 300), wanted) < BETWEEN[DType.FLOAT32], name
+
+
+def test_rows_that_take_no_part_keep_their_states_bit_for_bit(artifacts: ArtifactCache) -> None:
+    engine = TorchEngine(exported(artifacts, DType.BFLOAT16), device="cuda")
+    tokens, states = tokens_of(engine, 3, 30), engine.allocate_states(3, 64)
+    engine.step(step_inputs(list(tokens[:, :8]), [0] * 3), states)
+    before = {name: buffer.read_row(1) for name, buffer in states.buffers.items()}
+    decoder = engine.decoder([0, 2], states)
+    for step in range(8, 14):
+        decoder.step(tokens[[0, 2], step].tolist(), [step, step])
+    for name, buffer in states.buffers.items():
+        assert np.array_equal(buffer.read_row(1).view(np.uint8), before[name].view(np.uint8)), name
+
+
+def test_states_move_between_sets_on_the_device(artifacts: ArtifactCache) -> None:
+    engine = TorchEngine(exported(artifacts, DType.BFLOAT16), device="cuda")
+    tokens, first, second = tokens_of(engine, 1, 30), engine.allocate_states(1, 32), engine.allocate_states(2, 64)
+    engine.step(step_inputs([tokens[0, :8]], [0]), first)
+    for name, buffer in first.buffers.items():
+        second.buffers[name].take_row(1, buffer, 0, 8)
+    for step in range(8, 12):
+        wanted = engine.step(step_inputs([tokens[0, step : step + 1]], [step]), first)[0].astype(np.float64)
+        found = engine.decoder([1], second).step([int(tokens[0, step])], [step])[0]
+        assert relative_error(found, wanted) < BETWEEN[DType.BFLOAT16]
