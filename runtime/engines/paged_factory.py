@@ -33,9 +33,9 @@ def create_paged_engine(artifact: str | Path, name: str = AUTO, options: EngineO
 
 
 def _onnxruntime(folder: Path, options: EngineOptions) -> PagedEngine:
-    from runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
+    from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
 
-    return PortablePagedEngine(folder, threads=options.threads)
+    return OnnxRuntimePagedEngine(folder, threads=options.threads)
 
 
 def _onnxruntime_portable(folder: Path, options: EngineOptions) -> PagedEngine:

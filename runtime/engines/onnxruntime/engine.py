@@ -42,7 +42,7 @@ class OnnxRuntimeEngine(ArrayEngine):
         ArtifactError when the folder is not a complete artifact, EngineError when ONNX Runtime refuses it.
         """
         super().__init__(folder)
-        self._threads = threads or _available_cpus()
+        self._threads = threads or available_cpus()
         self._weights = WeightStore(self._read_model(), self._folder)
         self._forms: dict[GraphForm, FormSession] = {}
         self._value_forms: dict[tuple[GraphForm, tuple[str, ...]], FormSession] = {}
@@ -176,7 +176,7 @@ def _check_step(ids: np.ndarray, context: np.ndarray, past: np.ndarray, states: 
         )
 
 
-def _available_cpus() -> int:
+def available_cpus() -> int:
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on every operating system

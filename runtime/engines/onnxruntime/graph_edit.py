@@ -10,7 +10,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from runtime.engines.onnxruntime.kernels import MICROSOFT
-from trt_plugins.catalog import spec_of
+from trt_plugins.catalog import DENSE_VERSION, spec_of
 from trt_plugins.spec import AttributeValue
 
 
@@ -122,7 +122,8 @@ def fixed_shape(value: ir.Value | None) -> tuple[int | None, ...] | None:
 def op_attributes(node: ir.Node) -> dict[str, AttributeValue]:
     """All attributes of a node of domain ``trt_edgellm``, defaults filled in."""
     given = {name: attribute.value for name, attribute in node.attributes.items()}
-    return spec_of(node.op_type).complete_attributes(given)
+    imports = node.graph.opset_imports if node.graph is not None else {}
+    return spec_of(node.op_type, imports.get(node.domain, DENSE_VERSION)).complete_attributes(given)
 
 
 def state_pairs(model: ir.Model, replaced_by: dict[str, str]) -> list[tuple[ir.Value, ir.Value]]:

@@ -14,6 +14,7 @@ ALIAS_SAFE = {
     ("LinearAttention", 3, 1),
     ("CausalConvWithState", 3, 1),
     ("TensorScatter", 0, 0),
+    ("ScatterND", 0, 0),
 }
 
 

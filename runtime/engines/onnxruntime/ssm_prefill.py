@@ -43,6 +43,8 @@ class _Scan:
         self._insert = insert
         # Sizes taken from one place let ONNX Runtime share the arithmetic between the layers.
         tokens = insert.input_or(INPUT_IDS, inputs.x)
+        if len(tokens.shape or ()) != 2:  # packed: its rows are not the graph's
+            tokens = inputs.x
         self.batch, self.time = insert.size(tokens, 0), insert.size(tokens, 1)
         self.count = self._quotient(self.time, insert.ints(CHUNK))
         self.length = self._quotient(self.time, self.count)

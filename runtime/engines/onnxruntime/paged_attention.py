@@ -1,0 +1,152 @@
+"""Cache update and attention of a paged graph as nodes whose cost follows the tokens, not the pools.
+
+The engine holds a KV pool as [2, num_blocks, kv_heads, block_size, head_dim], so that gathering the blocks of a row
+gives the keys of each head in one piece. New tokens are scattered into the pool in place; then the blocks of each row
+are gathered from it, up to those of the longest row. Which ones, and what a token may see of them, comes from the
+engine (paged_feeds.py) as graph inputs that all layers of one shape share.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from runtime.engines.onnxruntime.graph_edit import Inserter, add_input, fixed_shape, op_attributes, replace_node
+from trt_plugins.catalog import DOMAIN
+
+KV_POOL_ORDER = (0, 1, 3, 2, 4)
+"""Axes of a declared KV pool in the order in which this engine holds them."""
+POOL_ORDER = "engine.pool_order"
+"""Key in the ``meta`` of a pool's graph input: the order in which the session holds its axes."""
+
+
+@dataclass(frozen=True)
+class KvShape:
+    """What the engine's inputs about keys and values depend on; ``window`` 0 is full attention."""
+
+    kv_heads: int
+    window: int
+
+    @property
+    def places(self) -> str:
+        """Where new keys, then new values go: int64 [2 * tokens * kv_heads, 4] into the pool as it is held."""
+        return f"engine.places.{self.kv_heads}"
+
+    def blocks(self, kind: str) -> str:
+        """Rows of [2 * num_blocks * kv_heads, block_size, head_dim], ``kind`` key or value: int64 [rows, heads, m]."""
+        return f"engine.{kind}_blocks.{self.kv_heads}.{self.window}"
+
+    @property
+    def bias(self) -> str:
+        """0 where a token sees a position, else -inf: float32 [rows, 1, 1, s], for one row [1, 1, tokens, s]."""
+        return f"engine.bias.{self.window}"
+
+
+def use_paged_attention(model: ir.Model, one_row: bool) -> None:
+    """Rewrite every paged_attention with the reshape_and_cache before it.
+
+    ``one_row``: a step is one row of any number of tokens; else every row has one token.
+    """
+    for node in list(model.graph):
+        if (node.domain, node.op_type) == (DOMAIN, "paged_attention"):
+            _replace(model.graph, node, one_row)
+
+
+def _replace(graph: ir.Graph, node: ir.Node, one_row: bool) -> None:
+    query, cached = node.inputs[0], node.inputs[1]
+    query_shape, pool_shape = fixed_shape(query), fixed_shape(cached)
+    cache = cached.producer() if cached is not None else None
+    assert cache is not None and query_shape is not None and pool_shape is not None, "the exporter gives these"
+    heads, head_dim, kv_heads = query_shape[1], query_shape[2], pool_shape[3]
+    assert heads is not None and head_dim is not None and kv_heads is not None
+    attributes = op_attributes(node)
+    shape = KvShape(kv_heads, int(attributes["sliding_window"]))
+    insert = Inserter(graph, node)
+    pool = _updated_pool(graph, cache, shape, head_dim)
+    blocks = insert.op("Reshape", pool, insert.shape(-1, insert.size(pool, 3), head_dim))
+    keys, values = (
+        _gathered(graph, insert, blocks, shape.blocks(kind), head_dim, one_row) for kind in ("key", "value")
+    )
+    scale = float(attributes["scale"]) or head_dim**-0.5
+    q = _by_kv_head(insert, query, kv_heads, heads, head_dim, one_row)
+    scores = insert.microsoft("FusedMatMul", q, keys, transB=1, alpha=scale)
+    scores = _visible(graph, insert, scores, shape, float(attributes["softcap"]))
+    weights = _weights(insert, scores, node.inputs[5], (kv_heads, heads // kv_heads), one_row)
+    y = insert.op("MatMul", weights, values)
+    if one_row:
+        y = insert.op("Transpose", insert.reshape(y, heads, -1, head_dim), perm=[1, 0, 2])
+    else:
+        y = insert.reshape(y, 0, heads, head_dim)
+    replace_node(node, [y])
+
+
+def _updated_pool(graph: ir.Graph, cache: ir.Node, shape: KvShape, head_dim: int) -> ir.Value:
+    """The pool with the new tokens, in the engine's order of axes; takes the place of the node ``cache``."""
+    insert = Inserter(graph, cache)
+    key, value, pool = cache.inputs[0], cache.inputs[1], cache.inputs[2]
+    assert pool is not None
+    places = add_input(graph, shape.places, ir.DataType.INT64, ["places", 4])
+    updates = insert.reshape(insert.op("Concat", key, value, axis=0), -1, head_dim)
+    updated = insert.op("ScatterND", pool, places, updates)
+    output = cache.outputs[0]
+    replace_node(cache, [updated])
+    for held in (pool, updated):
+        declared = (output if held is updated else pool).shape
+        assert declared is not None
+        held.shape = ir.Shape([declared.dims[axis] for axis in KV_POOL_ORDER])
+    pool.meta[POOL_ORDER] = KV_POOL_ORDER
+    return updated
+
+
+def _gathered(
+    graph: ir.Graph, insert: Inserter, blocks: ir.Value, index: str, head_dim: int, one_row: bool
+) -> ir.Value:
+    """[rows, kv_heads, s, head_dim], for one row [kv_heads, 1, s, head_dim]."""
+    rows = add_input(graph, index, ir.DataType.INT64, ["rows", "kv_heads", "blocks"])
+    found = insert.op("Gather", blocks, rows, axis=0)  # [rows, kv_heads, m, block_size, head_dim]
+    if not one_row:
+        return insert.reshape(found, 0, 0, -1, head_dim)
+    return insert.op("Reshape", found, insert.shape(insert.size(found, 1), 1, -1, head_dim))
+
+
+def _by_kv_head(
+    insert: Inserter, query: ir.Value | None, kv_heads: int, heads: int, head_dim: int, one_row: bool
+) -> ir.Value:
+    """[rows, kv_heads, ratio, head_dim], for one row [kv_heads, ratio, tokens, head_dim]."""
+    assert query is not None
+    if one_row:
+        by_head = insert.op("Transpose", query, perm=[1, 0, 2])
+        return insert.reshape(by_head, kv_heads, heads // kv_heads, -1, head_dim)
+    return insert.reshape(query, 0, kv_heads, heads // kv_heads, head_dim)
+
+
+def _visible(graph: ir.Graph, insert: Inserter, scores: ir.Value, shape: KvShape, softcap: float) -> ir.Value:
+    """Capped scores, -inf where a token does not see a position."""
+    if softcap:
+        bound = insert.constant(np.array(softcap, np.float32))
+        scores = insert.op("Mul", insert.op("Tanh", insert.op("Div", scores, bound)), bound)
+    bias = add_input(graph, shape.bias, ir.DataType.FLOAT, ["bias_rows", 1, "bias_tokens", "positions"])
+    return insert.op("Add", scores, bias)
+
+
+def _weights(
+    insert: Inserter, scores: ir.Value, sinks: ir.Value | None, heads: tuple[int, int], one_row: bool
+) -> ir.Value:
+    """Softmax over the positions and the sink of each head; ``heads`` are KV heads and query heads of each."""
+    if sinks is None or _is_absent(sinks):
+        return insert.op("Softmax", scores, axis=-1)
+    by_head = insert.reshape(sinks, *((*heads, 1, 1) if one_row else (1, *heads, 1)))
+    size = insert.op("Concat", insert.op("Shape", scores, start=0, end=3), insert.ints(1), axis=0)
+    column = insert.op("Expand", by_head, size)
+    weights = insert.op("Softmax", insert.op("Concat", scores, column, axis=3), axis=-1)
+    return insert.op("Slice", weights, insert.ints(0), insert.ints(-1), insert.ints(3))
+
+
+def _is_absent(sinks: ir.Value) -> bool:
+    tensor = sinks.const_value
+    return (
+        tensor is not None and not isinstance(tensor, ir.ExternalTensor) and bool((tensor.numpy() == -math.inf).all())
+    )

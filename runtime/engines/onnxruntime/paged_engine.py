@@ -1,0 +1,99 @@
+"""The ONNX Runtime engine for paged artifacts: packed steps on the CPU, in float32, pools updated in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from artifact.errors import EngineError
+from runtime.engines.onnxruntime.engine import available_cpus
+from runtime.engines.onnxruntime.kernels import installed_kernels
+from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine, check_packed
+from runtime.engines.onnxruntime.paged_attention import KvShape
+from runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, paged_runs, run_feeds
+from runtime.engines.onnxruntime.paged_rewrite import PagedGraph, rewrite_paged
+from runtime.engines.onnxruntime.paged_session import PagedSession
+from runtime.engines.onnxruntime.rewrite import GraphForm, RewrittenGraph
+from runtime.engines.onnxruntime.session import create_session
+from runtime.engines.onnxruntime.weights import WeightStore
+from runtime.engines.paged import PackedInputs, PoolSizes
+
+
+class OnnxRuntimePagedEngine(PagedArrayEngine):
+    """Runs a paged artifact with ONNX Runtime's CPU provider.
+
+    A step becomes one run of all rows with one token, and one run for each longer row. All sessions share one set of
+    weights and the pools. The sessions for one token a row and for longer rows are created at once, the one for a
+    single token at its first use.
+    """
+
+    name: ClassVar[str] = "onnxruntime"
+
+    def __init__(self, folder: str | Path, threads: int | None = None) -> None:
+        """Load the artifact in ``folder``; ``threads`` defaults to the CPUs that this process may use.
+
+        ArtifactError when the folder is not a complete artifact, EngineError when ONNX Runtime refuses it.
+        """
+        super().__init__(folder)
+        self._threads = threads or available_cpus()
+        self._weights = WeightStore(self._read_model(), self._folder)
+        self._kv_shapes = tuple(
+            dict.fromkeys(KvShape(layer.num_kv_heads, layer.sliding_window or 0) for layer in self.config.kv_layers)
+        )
+        self._sessions: dict[GraphForm, PagedSession] = {}
+        self._layouts = self._open(GraphForm.GENERAL).layouts
+        self._session(GraphForm.TOKEN_PER_ROW)
+
+    def allocate_pools(self, sizes: PoolSizes) -> None:
+        super().allocate_pools(sizes)
+        for session in self._sessions.values():
+            session.bind(self.pools)
+
+    def step(self, inputs: PackedInputs) -> np.ndarray:
+        check_packed(inputs, self.limits)
+        pools = self.pools
+        if self._kv_shapes:
+            pools.zero_blocks(begun_blocks(inputs, pools.sizes.block_size).tolist())
+        logits = np.zeros((len(inputs.logits_indices), self.config.vocab_size), np.float32)
+        place = np.full(len(inputs.input_ids), -1, np.int32)
+        for run in paged_runs(inputs):
+            place[run.tokens] = np.arange(len(run.tokens), dtype=np.int32)
+            wanted = np.flatnonzero(place[inputs.logits_indices] >= 0)
+            part = logits if len(wanted) == len(logits) else np.zeros((len(wanted), logits.shape[1]), np.float32)
+            feeds = run_feeds(inputs, run, self._kv_shapes, pools.sizes)
+            self._session(_form(run)).run(feeds, place[inputs.logits_indices[wanted]], part)
+            if part is not logits:
+                logits[wanted] = part
+            place[run.tokens] = -1
+        return logits
+
+    def close(self) -> None:
+        self._sessions.clear()
+
+    def _pool_layouts(self) -> Mapping[str, tuple[int, ...]]:
+        return self._layouts
+
+    def _session(self, form: GraphForm) -> PagedSession:
+        if form not in self._sessions:
+            if self._open(form).layouts != self._layouts:
+                raise EngineError(f"{self._folder}: the graph forms disagree about the layout of pools")
+            if self._pools is not None:
+                self._sessions[form].bind(self._pools)
+        return self._sessions[form]
+
+    def _open(self, form: GraphForm) -> PagedGraph:
+        graph = rewrite_paged(self._read_model(), self.config, form, installed_kernels())
+        # Steps of every size: a plan of memory for each would never be used again.
+        general = RewrittenGraph(graph.model, GraphForm.GENERAL, graph.inputs, graph.in_place, {})
+        session = create_session(general, self._weights, self._folder, self._threads)
+        self._sessions[form] = PagedSession(session, graph, self._replaced_by)
+        return graph
+
+
+def _form(run: PagedRun) -> GraphForm:
+    if run.time > 1:
+        return GraphForm.GENERAL
+    return GraphForm.ONE_TOKEN if len(run.rows) == 1 else GraphForm.TOKEN_PER_ROW

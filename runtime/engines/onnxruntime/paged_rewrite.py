@@ -1,0 +1,78 @@
+"""From a paged artifact's graph to the graph of one session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import onnx_ir as ir
+
+from artifact.config import RuntimeConfig
+from artifact.paged import ROW_BOUNDS, ROWS, TOKENS
+from runtime.engines.onnxruntime.columns import put_weights_left
+from runtime.engines.onnxruntime.fixed_axes import fix_axes
+from runtime.engines.onnxruntime.graph_edit import remove_dead_code, state_pairs
+from runtime.engines.onnxruntime.in_place import updates_in_place
+from runtime.engines.onnxruntime.kernels import Kernels
+from runtime.engines.onnxruntime.linear import use_stored_weights
+from runtime.engines.onnxruntime.opset import lower_opset
+from runtime.engines.onnxruntime.paged_attention import POOL_ORDER, use_paged_attention
+from runtime.engines.onnxruntime.paged_recurrent import use_dense_bodies
+from runtime.engines.onnxruntime.reshapes import remove_idle_reshapes
+from runtime.engines.onnxruntime.rewrite import GraphForm
+from runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
+from runtime.engines.onnxruntime.widen_types import widen_types
+
+# A pool of recurrent states, its last two axes swapped.
+_TRANSPOSED = (0, 1, 3, 2)
+_FIXED_AXES: Mapping[GraphForm, Mapping[str, int]] = MappingProxyType(
+    {
+        GraphForm.ONE_TOKEN: {TOKENS: 1, ROWS: 1, ROW_BOUNDS: 2},
+        GraphForm.TOKEN_PER_ROW: {},
+        GraphForm.GENERAL: {ROWS: 1, ROW_BOUNDS: 2},
+    }
+)
+
+
+@dataclass(frozen=True)
+class PagedGraph:
+    """A model ready for a session.
+
+    inputs: names of its graph inputs. in_place: pools whose input and output may share an array. layouts: pool to the
+    order in which the graph holds the axes of its declaration, where it is another one.
+    """
+
+    model: ir.Model
+    inputs: frozenset[str]
+    in_place: frozenset[str]
+    layouts: Mapping[str, tuple[int, ...]]
+
+
+def rewrite_paged(model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Kernels) -> PagedGraph:
+    """Rewrite ``model`` (it is changed) for steps of one row (GENERAL), of one token a row, or of one token.
+
+    EngineError when the installed ONNX Runtime cannot run the result.
+    """
+    widen_types(model)
+    use_stored_weights(model)
+    one_row = form is GraphForm.GENERAL
+    use_paged_attention(model, one_row)
+    use_dense_bodies(model, kernels, one_row)
+    fix_axes(model, _FIXED_AXES[form])
+    remove_idle_reshapes(model)
+    if form is GraphForm.TOKEN_PER_ROW:
+        put_weights_left(model)
+    remove_dead_code(model)
+    for value in [value for value in model.graph.inputs if not value.uses()]:
+        model.graph.inputs.remove(value)
+    lower_opset(model, kernels)
+    replaced_by = {b.name: str(b.replaced_by) for b in config.bindings.states}
+    pairs = state_pairs(model, replaced_by)
+    in_place = frozenset(str(past.name) for past, present in pairs if updates_in_place(past, present))
+    layouts = {str(past.name): order for past, _ in pairs if (order := _order(past)) is not None}
+    return PagedGraph(model, frozenset(str(value.name) for value in model.graph.inputs), in_place, layouts)
+
+
+def _order(pool: ir.Value) -> tuple[int, ...] | None:
+    return pool.meta.get(POOL_ORDER, _TRANSPOSED if TRANSPOSED_STATE in pool.meta else None)
