@@ -92,3 +92,12 @@ def test_sizes_that_kernels_refuse_run_in_torch(artifacts: ArtifactCache) -> Non
     exported = nemotron(artifacts, DType.BFLOAT16, hidden_size=60, mamba_head_dim=10, ssm_state_size=9)
     calls = counted(exported, Phase.DECODE, [1, 1], [3, 9]).calls
     assert not calls["mamba2_conv_scan"] and calls["linear_decode"] < 9
+
+
+def test_the_gated_delta_rule_gets_its_kernel(artifacts: ArtifactCache) -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3}
+    exported = artifacts.get(
+        "qwen3_next", "bfloat16", {**sizes, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+    )
+    layers = exported.config.layer_types.count("gated_delta_net")
+    assert layers and counted(exported, Phase.DECODE, [1, 1], [3, 9]).calls["gated_delta_rule"] == layers

@@ -8,10 +8,12 @@ import onnx_ir as ir
 
 from artifact.config import RuntimeConfig
 from runtime.engines.torch.fusion.attention import fuse_attention
+from runtime.engines.torch.fusion.elementwise import fuse_elementwise
 from runtime.engines.torch.fusion.grouped_norm import fuse_grouped_norms
 from runtime.engines.torch.fusion.last_token import fuse_last_token
 from runtime.engines.torch.fusion.linear import fuse_linears, fuse_norms_into_linears
 from runtime.engines.torch.fusion.projections import merge_projections
+from runtime.engines.torch.fusion.rotary import fuse_rotary
 from runtime.engines.torch.graph import tidy_graph
 from trt_plugins.rewrites.joined_mixers import join_mixers
 
@@ -27,6 +29,7 @@ def fuse_graph(model: ir.Model, config: RuntimeConfig, phase: Phase, merge: bool
     """Rewrite ``model`` in place for one phase. ``merge``: products of one x share a matrix, which has to be made."""
     graph = model.graph
     fuse_attention(graph, config)
+    fuse_rotary(graph)
     fuse_last_token(graph)
     if phase is Phase.DECODE:
         # For longer steps the gate is cheaper inside of the norm that follows.
@@ -38,4 +41,5 @@ def fuse_graph(model: ir.Model, config: RuntimeConfig, phase: Phase, merge: bool
     if merge:
         merge_projections(graph)
     fuse_norms_into_linears(graph)
+    fuse_elementwise(graph)
     tidy_graph(graph)

@@ -27,7 +27,13 @@ _STANDARD: dict[str, Builder] = {
     **norms.ROWS,
     **attention.ROWS,
 }
-_FUSED: dict[str, Builder] = {**linear.ROWS, **norms.FUSED_ROWS, **cached_attention.ROWS}
+_FUSED: dict[str, Builder] = {
+    **linear.ROWS,
+    **norms.FUSED_ROWS,
+    **attention.FUSED_ROWS,
+    **elementwise.FUSED_ROWS,
+    **cached_attention.ROWS,
+}
 OPERATORS: dict[str, dict[str, Builder]] = {"": _STANDARD, edge.DOMAIN: edge.ROWS, DOMAIN: _FUSED}
 
 

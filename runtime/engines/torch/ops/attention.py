@@ -23,6 +23,23 @@ def _rotary_embedding(context: NodeContext) -> Run:
     return rotated
 
 
+def _rotary_tables(context: NodeContext) -> Run:
+    def run(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
+
+    return run
+
+
+def _rotate(context: NodeContext) -> Run:
+    def run(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        width = cos.shape[-1]
+        turned = x[..., :width]
+        y = torch.addcmul(turned * cos, turned.roll(width // 2, -1), sin)
+        return y if width == x.shape[-1] else torch.cat((y, x[..., width:]), -1)
+
+    return run
+
+
 def _attention(context: NodeContext) -> Run:
     """q [b, hq, t, d], k and v [b, hkv, s, d], mask [b, 1, t, s] bool -> [b, hq, t, d]."""
     context.attributes.expect("is_causal", 0)
@@ -36,4 +53,5 @@ def _attention(context: NodeContext) -> Run:
     return run
 
 
+FUSED_ROWS: dict[str, Builder] = {"Rotate": _rotate, "RotaryTables": _rotary_tables}
 ROWS: dict[str, Builder] = {"Attention": _attention, "RotaryEmbedding": _rotary_embedding}

@@ -61,6 +61,7 @@ def _constant(context: NodeContext) -> Run:
     return lambda: tensor
 
 
+FUSED_ROWS: dict[str, Builder] = {"Silu": _plain(F.silu)}
 ROWS: dict[str, Builder] = {
     "Add": _plain(torch.add),
     "And": _plain(torch.logical_and),

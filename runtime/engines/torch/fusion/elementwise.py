@@ -1,0 +1,45 @@
+"""Chains of element by element operators that torch has one kernel for: SiLU and softplus."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from runtime.engines.torch.fusion.grouped_norm import silu_argument
+from runtime.engines.torch.graph import constant_floats, fuse, is_inner, producer
+
+# Where torch's exported softplus goes over to the identity, like F.softplus.
+_THRESHOLD = 20.0
+
+
+def fuse_elementwise(graph: ir.Graph) -> None:
+    """Make one node of every v * sigmoid(v), and of every softplus that the exporter has taken apart."""
+    for node in list(graph):
+        if node.graph is None or node.domain != "":
+            continue
+        output = node.outputs[0]
+        if node.op_type == "Mul":
+            argument = silu_argument(output)
+            if argument is not None and any(is_inner(v) and producer(v, "Sigmoid") for v in node.inputs):
+                fuse([output], "Silu", [argument], {})
+        elif node.op_type == "Where":
+            argument = _softplus_argument(node)
+            if argument is not None:
+                fuse([output], "Softplus", [argument], {}, domain="")
+
+
+def _softplus_argument(where: ir.Node) -> ir.Value | None:
+    """x of where(1 * x > 20, x, softplus(1 * x) / 1)."""
+    x, quotient, condition = where.inputs[1], producer(where.inputs[2], "Div"), producer(where.inputs[0], "Greater")
+    if x is None or quotient is None or condition is None or not _is_number(quotient.inputs[1], 1.0):
+        return None
+    softplus = producer(quotient.inputs[0], "Softplus")
+    scaled = None if softplus is None else producer(softplus.inputs[0], "Mul")
+    if softplus is None or scaled is None or condition.inputs[0] is not softplus.inputs[0]:
+        return None
+    same = scaled.inputs[0] is x and _is_number(scaled.inputs[1], 1.0)
+    return x if same and _is_number(condition.inputs[1], _THRESHOLD) else None
+
+
+def _is_number(value: ir.Value | None, number: float) -> bool:
+    cast = producer(value, "CastLike")
+    return constant_floats(value if cast is None else cast.inputs[0]) == (number,)
