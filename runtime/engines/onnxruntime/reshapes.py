@@ -6,6 +6,9 @@ import onnx_ir as ir
 
 from runtime.engines.onnxruntime.graph_edit import replace_node
 
+# Operators that give the elements of their first input in their order.
+_RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
+
 
 def remove_idle_reshapes(model: ir.Model) -> None:
     """Let users of a Reshape read the value it began as, where a chain of Reshapes leads back to that shape."""
@@ -24,7 +27,7 @@ def _origin_of_shape(node: ir.Node) -> ir.Value | None:
         if value.shape is not None and _same(value.shape, shape):
             return value
         producer = value.producer()
-        if producer is None or producer.op_type != "Reshape" or producer.domain:
+        if producer is None or producer.op_type not in _RESHAPES or producer.domain:
             return None
         value = producer.inputs[0]
     return None

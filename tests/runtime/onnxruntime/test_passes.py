@@ -270,6 +270,20 @@ def test_reshapes_that_lead_back_to_a_shape_disappear() -> None:
     assert op_types(model) == ["Neg"]
 
 
+def test_a_reshape_that_undoes_an_unsqueeze_disappears() -> None:
+    nodes = [
+        helper.make_node("Unsqueeze", ["x", "axis"], ["column"]),
+        helper.make_node("Reshape", ["column", "flat"], ["back"]),
+        helper.make_node("Neg", ["back"], ["y"]),
+    ]
+    shapes = {"axis": np.array([2]), "flat": np.array([0, 0])}
+    inner = {"column": (FLOAT, ["b", 6, 1]), "back": (FLOAT, ["b", 6])}
+    model = graph_of(nodes, {"x": (FLOAT, ["b", 6])}, {"y": (FLOAT, ["b", 6])}, shapes, inner)
+    remove_idle_reshapes(model)
+    remove_dead_code(model)
+    assert op_types(model) == ["Neg"]
+
+
 def test_reshapes_to_another_or_an_unknown_shape_stay() -> None:
     nodes = [
         helper.make_node("Reshape", ["x", "split"], ["heads"]),
