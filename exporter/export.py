@@ -109,6 +109,7 @@ def _weights(
     progress.start("place weights")
     placed = place_shards(source.shards, folder, options.weights)
     slots = {p.initializer: placed[p.source] for p in plan.parameters if p.source is not None and not p.derived}
+    slots.update({part: placed[part] for p in plan.parameters for part in p.parts})
     derived = plan.derived_values(source.tensors)
     if derived:
         slots.update(write_derived(folder, derived))

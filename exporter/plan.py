@@ -40,7 +40,7 @@ class ExportPlan:
 
     def scan_targets(self, tensors: Mapping[str, TensorSlot]) -> list[tuple[TensorSlot, DType]]:
         """Every tensor that the decoder uses, with the type that it will be computed in."""
-        return [(tensors[p.source], p.dtype or self.config.dtype) for p in self.parameters if p.source is not None]
+        return [(tensors[source], p.dtype or self.config.dtype) for p in self.parameters for source in p.sources]
 
     def state_bytes_per_row(self) -> int:
         """Bytes of the states of one batch row that do not grow with its length."""
@@ -91,7 +91,7 @@ def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Ex
     limit = decoder.max_position_embeddings
     if limit is not None and config.max_seq_len > limit:
         notes.append(f"max_seq_len {config.max_seq_len} is beyond the {limit} positions that the model was trained for")
-    used = {p.source for p in parameters}
+    used = {source for p in parameters for source in p.sources}
     weight_bytes = sum(slot.nbytes for name, slot in source.tensors.items() if name in used)
     return source, ExportPlan(decoder, config, parameters, source.dtype, weight_bytes, tuple(notes))
 

@@ -17,13 +17,14 @@ from trt_plugins.specs.mamba2_conv_scan import MAMBA2_CONV_SCAN
 from trt_plugins.specs.packed import PACKED_VERSION, packed_form
 from trt_plugins.specs.paged_attention import PAGED_ATTENTION
 from trt_plugins.specs.reshape_and_cache import RESHAPE_AND_CACHE
+from trt_plugins.specs.routed_experts import ROUTED_EXPERTS
 from trt_plugins.specs.update_ssm_state import UPDATE_SSM_STATE
 
 DOMAIN = "trt_edgellm"
 DENSE_VERSION = 1
 
 OPS: Mapping[str, OpSpec] = MappingProxyType(
-    {spec.name: spec for spec in (CAUSAL_CONV1D, UPDATE_SSM_STATE, MAMBA2_CONV_SCAN, GATED_DELTA_RULE)}
+    {spec.name: spec for spec in (CAUSAL_CONV1D, UPDATE_SSM_STATE, MAMBA2_CONV_SCAN, GATED_DELTA_RULE, ROUTED_EXPERTS)}
 )
 """Version 1."""
 

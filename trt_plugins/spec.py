@@ -124,6 +124,7 @@ class OpSpec:
     divides: pairs (divisor, dividend) of dims; the operator is defined only where the first divides the second.
     attribute_dims: dims whose size follows from an attribute.
     kernel_limits: what the CUDA kernels support beyond that. The portable forms never refuse by them.
+    has_kernels: false for an operator without CUDA kernels; it keeps its function in every engine.
     """
 
     name: str
@@ -135,6 +136,7 @@ class OpSpec:
     divides: tuple[tuple[str, str], ...] = ()
     attribute_dims: tuple[AttributeDim, ...] = ()
     kernel_limits: tuple[DimLimit, ...] = ()
+    has_kernels: bool = True
     domain: str = "trt_edgellm"
     version: int = 1
 

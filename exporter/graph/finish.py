@@ -55,34 +55,73 @@ def _reference_weights(
         parameter = declared[name]
         if value.shape != parameter.shape:
             raise ExportError(f"{name}: expected shape {list(parameter.shape)}, the traced graph has {value.shape}")
-        _reference_weight(graph, value, parameter.initializer, slots[parameter.initializer], out)
+        if parameter.parts:
+            parts = [_external(part, slots[part], out) for part in parameter.parts]
+            _join_weights(graph, value, parameter.initializer, parts)
+        else:
+            tensor = _external(parameter.initializer, slots[parameter.initializer], out)
+            _reference_weight(graph, value, parameter.initializer, tensor)
 
 
-def _reference_weight(graph: ir.Graph, value: ir.Value, name: str, slot: TensorSlot, out: Path) -> None:
-    """Point ``value`` at ``slot``; where the stored type differs from the compute type, a Cast follows."""
-    compute = value.dtype
-    stored = ir.DataType(slot.dtype.onnx)
-    del graph.initializers[value.name or ""]
-    tensor = ir.ExternalTensor(
+def _external(name: str, slot: TensorSlot, out: Path) -> ir.ExternalTensor:
+    return ir.ExternalTensor(
         location=slot.path.relative_to(out).as_posix(),
         offset=slot.offset,
         length=slot.nbytes,
-        dtype=stored,
+        dtype=ir.DataType(slot.dtype.onnx),
         shape=ir.Shape(slot.shape),
         name=name,
         base_dir=out,
     )
-    if stored == compute:
+
+
+def _reference_weight(graph: ir.Graph, value: ir.Value, name: str, tensor: ir.ExternalTensor) -> None:
+    """Point ``value`` at ``tensor``; where the stored type differs from the compute type, a Cast follows."""
+    del graph.initializers[value.name or ""]
+    if tensor.dtype == value.dtype:
         value.name, value.const_value = name, tensor
         graph.register_initializer(value)
         return
-    initializer = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(stored), const_value=tensor)
-    graph.register_initializer(initializer)
-    cast = ir.node("Cast", inputs=[initializer], attributes={"to": compute})
-    cast.outputs[0].name, cast.outputs[0].shape = f"{name}.cast", tensor.shape
-    cast.outputs[0].type = ir.TensorType(compute) if compute is not None else None
-    value.replace_all_uses_with(cast.outputs[0])
-    graph.insert_before(graph[0], cast)
+    _replace(graph, value, _cast(value, _initializer(graph, tensor), name))
+
+
+def _join_weights(graph: ir.Graph, value: ir.Value, name: str, parts: list[ir.ExternalTensor]) -> None:
+    """Let ``value`` be ``parts``, matrices of equal size, one after the other: engines fold this when they load."""
+    del graph.initializers[value.name or ""]
+    stored, sizes = parts[0].dtype, [int(size) for size in value.shape or () if isinstance(size, int)]
+    rows = ir.node("Concat", [_initializer(graph, part) for part in parts], {"axis": 0})
+    shape = ir.node("Constant", [], {"value_ints": sizes})
+    whole = ir.node("Reshape", [rows.outputs[0], shape.outputs[0]])
+    for node, suffix, dtype, dims in (
+        (rows, ".rows", stored, [sizes[0] * sizes[1], *sizes[2:]]),
+        (shape, ".shape", ir.DataType.INT64, [len(sizes)]),
+        (whole, "", stored, sizes),
+    ):
+        output = node.outputs[0]
+        output.name, output.shape, output.type = f"{name}{suffix}", ir.Shape(dims), ir.TensorType(dtype)
+    casts = [] if stored == value.dtype else _cast(value, whole.outputs[0], name)
+    _replace(graph, value, [rows, shape, whole, *casts])
+
+
+def _initializer(graph: ir.Graph, tensor: ir.ExternalTensor) -> ir.Value:
+    value = ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
+def _cast(value: ir.Value, stored: ir.Value, name: str) -> list[ir.Node]:
+    """``stored`` in the type of ``value``."""
+    assert value.dtype is not None
+    cast = ir.node("Cast", inputs=[stored], attributes={"to": value.dtype})
+    cast.outputs[0].name, cast.outputs[0].shape = f"{name}.cast", stored.shape
+    cast.outputs[0].type = ir.TensorType(value.dtype)
+    return [cast]
+
+
+def _replace(graph: ir.Graph, value: ir.Value, nodes: list[ir.Node]) -> None:
+    """Let the output of the last of ``nodes``, which come first in the graph, take the place of ``value``."""
+    value.replace_all_uses_with(nodes[-1].outputs[0])
+    graph.insert_before(graph[0], nodes)
 
 
 def _drop_redundant_split_counts(graph: ir.Graph) -> None:

@@ -18,6 +18,7 @@ from artifact.dtypes import DType
 from artifact.errors import ExportError
 from artifact.paged import MAX_BLOCKS, NUM_LOGITS, PAGED, ROW_BOUNDS, ROWS, TOKENS
 from exporter.graph.aten_translations import aten_translations
+from exporter.graph.router_translations import router_translations
 from exporter.graph.step_translations import step_translations
 from exporter.graph.translations import standard_translations
 from exporter.layers.decoder import Decoder
@@ -86,7 +87,13 @@ def _without_decomposition(program: torch.export.ExportedProgram) -> torch.expor
 
 
 def _translation_table() -> dict[Any, Callable[..., Any]]:
-    return {**aten_translations(), **standard_translations(), **step_translations(), **torch_ops.onnx_translations()}
+    return {
+        **aten_translations(),
+        **standard_translations(),
+        **step_translations(),
+        **router_translations(),
+        **torch_ops.onnx_translations(),
+    }
 
 
 def _example(binding: Binding) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from artifact.config import STATELESS_LAYER_TYPES
 from artifact.names import EMBEDDINGS_OUTPUT, FINAL_NORM_OUTPUT, layer_output
 from exporter.graph import standard_ops as ops
 from exporter.graph import step_ops
@@ -12,6 +13,7 @@ from exporter.layers.attention import Attention
 from exporter.layers.gated_delta_net import GatedDeltaNet
 from exporter.layers.mamba2 import Mamba2Mixer
 from exporter.layers.mlp import MLPS
+from exporter.layers.moe import SparseMoe
 from exporter.layers.norm import RmsNorm
 from exporter.layers.packed_step import PackedStep
 from exporter.layers.step import Step
@@ -23,6 +25,7 @@ from exporter.models.decoder_config import (
     GatedDeltaConfig,
     LayerConfig,
     MambaConfig,
+    MoeConfig,
     RecurrentConfig,
     RopeConfig,
 )
@@ -76,7 +79,7 @@ class Layer(nn.Module):
         """x [..., hidden], the layer's states (possibly none) -> the same after the layer."""
         new_states: list[torch.Tensor] = []
         for block, config in zip(self.blocks, self.config.blocks, strict=True):
-            own = [] if config.body.layer_type == "mlp" else states
+            own = [] if config.body.layer_type in STATELESS_LAYER_TYPES else states
             x, produced = block(x, step, inv_freq, own)
             new_states += produced
         return x, new_states
@@ -140,7 +143,7 @@ class Decoder(nn.Module):
         for index, layer in enumerate(self.layers):
             kind = self.config.layers[index].layer_type
             queue, done = (attention, new_attention) if kind == "attention" else (recurrent, new_recurrent)
-            count = 0 if kind == "mlp" else self.attention_states if kind == "attention" else 2
+            count = 0 if kind in STATELESS_LAYER_TYPES else self.attention_states if kind == "attention" else 2
             own = [queue.pop(0) for _ in range(count)]
             x, produced = layer(x, step, self.inv_freq, own)
             x = ops.mark(x, layer_output(index))
@@ -169,4 +172,6 @@ def _body(body: BodyConfig, config: DecoderConfig) -> nn.Module:
         return Mamba2Mixer(body, config.hidden_size, config.norm_eps)
     if isinstance(body, GatedDeltaConfig):
         return GatedDeltaNet(body, config.hidden_size, config.norm_eps)
+    if isinstance(body, MoeConfig):
+        return SparseMoe(body, config.hidden_size)
     return MLPS[body.projections](body, config.hidden_size)

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from artifact.config import ATTENTION, GATED_DELTA_NET, MAMBA, KVLayerConfig, RecurrentLayerConfig
+from artifact.config import (
+    ATTENTION,
+    GATED_DELTA_NET,
+    MAMBA,
+    STATELESS_LAYER_TYPES,
+    KVLayerConfig,
+    RecurrentLayerConfig,
+)
 
 
 @dataclass(frozen=True)
@@ -142,8 +149,43 @@ class MlpConfig:
     layer_type = "mlp"
 
 
+@dataclass(frozen=True)
+class MoeConfig:
+    """A mixture of experts, of which a router chooses ``top_k`` for each token, and a ``shared`` MLP that all pass.
+
+    ``layout`` names the tensors (moe_parameters.MOE_NAMES). Experts have the activation and, where ``gated``, the form
+    of a gated MLP. ``router`` is "softmax" (scores over all experts, ``normalized`` over the chosen ones),
+    "top_k_softmax" (over the chosen ones alone) or "sigmoid" (biased for the choice, which ``kept_groups`` of
+    ``groups`` groups limit, then ``normalized`` and multiplied by ``scaling``). ``shared_gate``: a sigmoid multiplies
+    what the shared MLP gives. ``latent_size`` is the width between two projections that the experts work in.
+    """
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    activation: str
+    layout: str
+    router: str
+    gated: bool = True
+    normalized: bool = True
+    scaling: float = 1.0
+    groups: int = 1
+    kept_groups: int = 1
+    shared: MlpConfig | None = None
+    shared_gate: bool = False
+    latent_size: int | None = None
+    latent_bias: bool = False
+
+    layer_type = "moe"
+
+    @property
+    def up_size(self) -> int:
+        """Rows of an expert's first matrix."""
+        return self.intermediate_size * (2 if self.gated else 1)
+
+
 RecurrentConfig = MambaConfig | GatedDeltaConfig
-BodyConfig = AttentionConfig | RecurrentConfig | MlpConfig
+BodyConfig = AttentionConfig | RecurrentConfig | MlpConfig | MoeConfig
 
 
 @dataclass(frozen=True)
@@ -169,9 +211,10 @@ class LayerConfig:
 
     @property
     def layer_type(self) -> str:
-        """The stateful mixer of the layer, or "mlp" where it holds no state."""
+        """The stateful mixer of the layer; where it holds no state, "moe" if it has experts, else "mlp"."""
         kinds = [block.body.layer_type for block in self.blocks]
-        return next((kind for kind in kinds if kind != "mlp"), "mlp")
+        stateless = "moe" if "moe" in kinds else "mlp"
+        return next((kind for kind in kinds if kind not in STATELESS_LAYER_TYPES), stateless)
 
 
 @dataclass(frozen=True)

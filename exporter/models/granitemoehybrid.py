@@ -1,46 +1,40 @@
-"""Granite 4 hybrid without experts: Mamba2 or attention, then a shared MLP; multipliers on every path."""
+"""Granite 4 hybrid: Mamba2 or attention, then a shared MLP, alone or beside experts; multipliers on every path."""
 
 from __future__ import annotations
 
-from artifact.errors import UnsupportedError
-from exporter.models.decoder_config import AttentionConfig, BlockConfig, DecoderConfig, LayerConfig, MlpConfig
+from exporter.models.decoder_config import (
+    AttentionConfig,
+    BlockConfig,
+    DecoderConfig,
+    LayerConfig,
+    MlpConfig,
+    MoeConfig,
+)
 from exporter.models.hf_config import HfConfig
 from exporter.models.mamba_fields import head_counts, head_dim_of, mamba_d_mixer
+from exporter.models.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
 from exporter.models.rope import ROPE_FIELDS, rope_from_config
 
-# transformers builds this many experts where the config does not say; hence the field is needed.
-ABSENT_EXPERTS = 8
+# transformers builds this many experts, and asks this many of them, where the config does not say.
+ABSENT_EXPERTS, ABSENT_TOP_K, ABSENT_EXPERT_SIZE = 8, 2, 11008
 LAYER_KINDS = {"mamba": False, "linear_attention": False, "attention": True, "full_attention": True}
-
-# Fields of the experts and of training.
-UNUSED_FIELDS = (
-    "init_method",
-    "intermediate_size",
-    "num_experts_per_tok",
-    "output_router_logits",
-    "router_aux_loss_coef",
-)
 
 
 def parse(config: HfConfig) -> DecoderConfig:
-    """Translate a granitemoehybrid config; UnsupportedError when it has experts."""
-    experts = config.integer("num_local_experts", ABSENT_EXPERTS)
-    if experts:
-        raise UnsupportedError(f"config.json: num_local_experts: supported is 0 (no experts), found {experts}")
+    """Translate a granitemoehybrid config."""
     hidden_size = config.positive("hidden_size")
     mamba = mamba_d_mixer(config, hidden_size)
     attention = _attention(config, hidden_size)
-    mlp = MlpConfig(config.positive("shared_intermediate_size"), "silu", "fused")
     config.expect("normalization_function", ("rmsnorm",), "rmsnorm")
-    config.ignore(*UNUSED_FIELDS)
-    shared = BlockConfig("post_attention_layernorm", "shared_mlp", mlp)
+    config.ignore("init_method", *ROUTER_TRAINING_FIELDS)
+    feed_forward = _feed_forward(config)
     layers = tuple(
         LayerConfig(
             (
                 BlockConfig("input_layernorm", "self_attn", attention)
                 if is_attention
                 else BlockConfig("input_layernorm", "mamba", mamba),
-                shared,
+                feed_forward,
             )
         )
         for is_attention in _attention_layers(config)
@@ -59,6 +53,25 @@ def parse(config: HfConfig) -> DecoderConfig:
         residual_multiplier=config.scalar("residual_multiplier", default=1.0),
         logits_scaling=config.scalar("logits_scaling", default=1.0, positive=True),
     )
+
+
+def _feed_forward(config: HfConfig) -> BlockConfig:
+    """The shared MLP, alone or beside experts; both lie in the layer itself."""
+    norm, shared = "post_attention_layernorm", MlpConfig(config.positive("shared_intermediate_size"), "silu", "fused")
+    experts = config.integer("num_local_experts", ABSENT_EXPERTS, minimum=0)
+    if not experts:
+        config.ignore("intermediate_size", "num_experts_per_tok")
+        return BlockConfig(norm, "shared_mlp", shared)
+    moe = MoeConfig(
+        num_experts=experts,
+        top_k=top_k_of(config, experts, ABSENT_TOP_K),
+        intermediate_size=config.positive("intermediate_size", default=ABSENT_EXPERT_SIZE),
+        activation="silu",
+        layout="granite",
+        router="top_k_softmax",
+        shared=shared,
+    )
+    return BlockConfig(norm, "", moe)
 
 
 def _attention(config: HfConfig, hidden_size: int) -> AttentionConfig:

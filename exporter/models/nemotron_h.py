@@ -1,4 +1,4 @@
-"""Nemotron-H: one mixer a layer, Mamba2 (M), attention (*), MLP (-); no position embedding."""
+"""Nemotron-H: one mixer a layer, Mamba2 (M), attention (*), MLP (-), experts (E); no position embedding."""
 
 from __future__ import annotations
 
@@ -11,41 +11,49 @@ from exporter.models.decoder_config import (
     LayerConfig,
     MambaConfig,
     MlpConfig,
+    MoeConfig,
 )
 from exporter.models.hf_config import HfConfig
 from exporter.models.mamba_fields import ACTIVATIONS, CONV_ACTIVATIONS, UNBOUNDED, head_counts
+from exporter.models.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
 from exporter.models.rope import ROPE_FIELDS
 
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 BLOCK_TYPES = {"linear_attention": "mamba", "full_attention": "attention", **{k: k for k in PATTERN.values()}}
 ABSENT_KV_HEADS, ABSENT_HEAD_DIM = 8, 128
-# Fields of the mixture-of-experts and multi-token-prediction parts, of training, of caches, and of a rotary
-# embedding that the family does not have.
-UNUSED_FIELDS = (
-    *ROPE_FIELDS,
-    "expand",
-    "mamba_expand",
-    "mamba_ssm_cache_dtype",
+# What transformers builds where the config does not say.
+ABSENT_EXPERTS, ABSENT_TOP_K, ABSENT_EXPERT_SIZE = 8, 2, 7688
+EXPERT_FIELDS = (
     "moe_intermediate_size",
     "moe_latent_size",
     "moe_shared_expert_intermediate_size",
+    "n_group",
+    "n_routed_experts",
+    "norm_topk_prob",
+    "num_experts_per_tok",
+    "num_local_experts",
+    "routed_scaling_factor",
+    "topk_group",
+)
+# Fields of experts in a config without any, of the multi-token-prediction part, of training, of caches, and of a rotary
+# embedding that the family does not have. The sizes of the shared experts say all that n_shared_experts could.
+UNUSED_FIELDS = (
+    *ROPE_FIELDS,
+    *EXPERT_FIELDS,
+    *ROUTER_TRAINING_FIELDS,
+    "expand",
+    "mamba_expand",
+    "mamba_ssm_cache_dtype",
     "moe_shared_expert_overlap",
     "mtp_hybrid_override_pattern",
     "mtp_layers_block_type",
-    "n_group",
-    "n_routed_experts",
     "n_shared_experts",
-    "norm_topk_prob",
-    "num_experts_per_tok",
     "num_hidden_layers",
     "num_logits_to_keep",
-    "output_router_logits",
-    "routed_scaling_factor",
     "time_step_floor",
     "time_step_max",
     "time_step_min",
     "time_step_rank",
-    "topk_group",
     "use_mamba_kernels",
     "mamba_dt_min",
     "mamba_dt_max",
@@ -57,7 +65,7 @@ TYPE_FIELDS = ("layers_block_type", "layer_types", "hybrid_override_pattern")
 
 
 def parse(config: HfConfig) -> DecoderConfig:
-    """Translate a nemotron_h config; UnsupportedError for expert layers, CheckpointError for malformed fields."""
+    """Translate a nemotron_h config."""
     hidden_size = config.positive("hidden_size")
     types = _block_types(config)
     bodies: dict[str, BodyConfig] = {"mamba": _mamba(config), "attention": _attention(config)}
@@ -67,6 +75,8 @@ def parse(config: HfConfig) -> DecoderConfig:
         "plain",
         config.flag("mlp_bias", default=False),
     )
+    if "moe" in types:
+        bodies["moe"] = _moe(config)
     config.ignore(*UNUSED_FIELDS)
     layers = tuple(LayerConfig((BlockConfig("norm", "mixer", bodies[kind]),)) for kind in types)
     return DecoderConfig(
@@ -85,7 +95,7 @@ def parse(config: HfConfig) -> DecoderConfig:
 
 
 def _block_types(config: HfConfig) -> list[str]:
-    """One of mamba, attention, mlp per layer, from ``layers_block_type`` or ``hybrid_override_pattern``."""
+    """One of mamba, attention, mlp, moe per layer, from ``layers_block_type`` or ``hybrid_override_pattern``."""
     given = [name for name in TYPE_FIELDS if config.raw(name, None) is not None]
     if not given:
         raise config.fail(TYPE_FIELDS[0], "a list of layer types")
@@ -104,12 +114,38 @@ def _types_of(config: HfConfig, name: str) -> list[str]:
     types = []
     for index, key in enumerate(value):
         kind = table.get(key)
-        if kind is None or kind == "moe":
-            raise UnsupportedError(
-                f"config.json: {name}: layer {index} is {key!r}: supported are Mamba2, attention and MLP layers"
-            )
+        if kind is None:
+            raise UnsupportedError(f"config.json: {name}: layer {index} is {key!r}: supported are {', '.join(table)}")
         types.append(kind)
     return types
+
+
+def _moe(config: HfConfig) -> MoeConfig:
+    experts = config.positive("n_routed_experts", "num_local_experts", default=ABSENT_EXPERTS)
+    groups, kept = config.positive("n_group", default=1), config.positive("topk_group", default=1)
+    # A group is judged by two of its experts.
+    if experts % groups or experts // groups < 2:
+        raise config.fail("n_group", f"a divisor of n_routed_experts {experts} that leaves two experts a group")
+    if kept > groups:
+        raise config.fail("topk_group", f"at most n_group {groups}")
+    activation, bias = config.expect("mlp_hidden_act", ACTIVATIONS, "relu2"), config.flag("mlp_bias", default=False)
+    shared_size = config.positive("moe_shared_expert_intermediate_size", default=ABSENT_EXPERT_SIZE)
+    return MoeConfig(
+        num_experts=experts,
+        top_k=top_k_of(config, kept * experts // groups, ABSENT_TOP_K),
+        intermediate_size=config.positive("moe_intermediate_size", default=ABSENT_EXPERT_SIZE),
+        activation=activation,
+        layout="nemotron_h",
+        router="sigmoid",
+        gated=False,
+        normalized=config.flag("norm_topk_prob", default=True),
+        scaling=config.scalar("routed_scaling_factor", default=1.0),
+        groups=groups,
+        kept_groups=kept,
+        shared=MlpConfig(shared_size, activation, "plain", bias),
+        latent_size=config.positive("moe_latent_size", default=None),
+        latent_bias=bias,
+    )
 
 
 def _attention(config: HfConfig) -> AttentionConfig:

@@ -21,7 +21,9 @@ from exporter.models.decoder_config import (
     GatedDeltaConfig,
     MambaConfig,
     MlpConfig,
+    MoeConfig,
 )
+from exporter.models.moe_parameters import MOE_NAMES, moe_tensors
 
 ROOTS = ("model.", "backbone.", "")
 LM_HEAD = "lm_head.weight"
@@ -31,9 +33,11 @@ SEPARATE_NAMES = {"norm.weight": "o_norm.weight", "out_proj.weight": "o_proj.wei
 
 @dataclass(frozen=True)
 class Parameter:
-    """``name`` in the traced module; ``source`` in the checkpoint (None: computed from the config alone).
+    """``name`` in the traced module; ``source`` in the checkpoint (None: computed from the config alone, or joined).
 
-    ``dtype`` None is the compute type. ``derived`` names the computation: "" (none), "neg_exp" or "inv_freq".
+    ``parts`` are the tensors of the checkpoint that the parameter joins, one after the other, where it has no source
+    of its own. ``dtype`` None is the compute type. ``derived`` names the computation: "" (none), "neg_exp" or
+    "inv_freq".
     ``initializer`` is the name in the ONNX graph; ``alias`` another name of ``source``, which checkpoints may use.
     """
 
@@ -44,6 +48,19 @@ class Parameter:
     dtype: DType | None = None
     derived: str = ""
     alias: str = ""
+    parts: tuple[str, ...] = ()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Every tensor of the checkpoint that the parameter is made from."""
+        return self.parts or (() if self.source is None else (self.source,))
+
+    @property
+    def source_shape(self) -> tuple[int, ...]:
+        """The shape of each of ``sources``."""
+        if not self.parts:
+            return self.shape
+        return (self.shape[0] * self.shape[1] // len(self.parts), *self.shape[2:])
 
 
 def bind_parameters(
@@ -56,9 +73,11 @@ def bind_parameters(
     root = tensor_root(config, tensors)
     parameters = tuple(_declared(config, root, tensors))
     for parameter in parameters:
-        if parameter.source is not None:
-            _check_shape(parameter, tensors)
-    used = {p.source for p in parameters}
+        for source in parameter.sources:
+            _check_source(parameter, source, tensors)
+        if len({tensors[part].dtype for part in parameter.parts}) > 1:
+            raise CheckpointError(f"{parameter.parts[0]}: expected one type for all experts of a layer, found several")
+    used = {source for p in parameters for source in p.sources}
     ignored = tuple(config.ignored_sources) + tuple(root + s for s in config.ignored_sources)
     unused = sorted(n for n in tensors if n not in used and not n.startswith(ignored))
     if config.tie_word_embeddings and LM_HEAD in unused and _same_bytes(tensors, LM_HEAD, parameters[0].source):
@@ -93,9 +112,8 @@ def _declared(config: DecoderConfig, root: str, tensors: Mapping[str, TensorSlot
             norm = next((name for name in norms if name in tensors), norms[0])
             alias = "".join(norms[1:])
             yield Parameter(f"{ours}.norm.weight", norm, (hidden,), norm, alias=alias)
-            for suffix, shape in _body_shapes(block.body, hidden):
-                source = f"{theirs}.{block.source}.{_checkpoint_suffix(block.body, suffix)}"
-                yield _body_parameter(f"{ours}.body.{suffix}", source, shape)
+            source = f"{theirs}.{block.source}." if block.source else f"{theirs}."
+            yield from _body_parameters(block.body, f"{ours}.body.", source, hidden, tensors)
     final_norm = f"{root}{config.final_norm_source}.weight"
     yield Parameter("final_norm.weight", final_norm, (hidden,), final_norm)
     if not config.tie_word_embeddings:
@@ -117,6 +135,25 @@ def _checkpoint_suffix(body: BodyConfig, suffix: str) -> str:
     return SEPARATE_NAMES.get(suffix, suffix) if separate else suffix
 
 
+def _body_parameters(
+    body: BodyConfig, ours: str, theirs: str, hidden: int, tensors: Mapping[str, TensorSlot]
+) -> Iterator[Parameter]:
+    """The parameters of a block's body; ``ours`` and ``theirs`` are what its names begin with."""
+    if not isinstance(body, MoeConfig):
+        for suffix, shape in _body_shapes(body, hidden):
+            yield _body_parameter(ours + suffix, theirs + _checkpoint_suffix(body, suffix), shape)
+        return
+    for tensor in moe_tensors(body, theirs, hidden, tensors):
+        if tensor.joins:
+            joined = f"{theirs}{tensor.name}"
+            yield Parameter(ours + tensor.name, None, tensor.shape, joined, tensor.dtype, parts=tensor.sources)
+        else:
+            yield Parameter(ours + tensor.name, tensor.sources[0], tensor.shape, tensor.sources[0], tensor.dtype)
+    if body.shared is not None:
+        shared = f"{theirs}{MOE_NAMES[body.layout].shared}."
+        yield from _body_parameters(body.shared, f"{ours}shared.", shared, hidden, tensors)
+
+
 def _body_parameter(name: str, source: str, shape: tuple[int, ...]) -> Parameter:
     last = name.rsplit(".", 1)[1]
     if last == "A":
@@ -133,7 +170,7 @@ def _body_shapes(body: BodyConfig, hidden: int) -> Iterator[tuple[str, tuple[int
         yield from _mamba_shapes(body, hidden)
     elif isinstance(body, GatedDeltaConfig):
         yield from _gated_delta_shapes(body, hidden)
-    else:
+    elif isinstance(body, MlpConfig):
         yield from _mlp_shapes(body, hidden)
 
 
@@ -213,22 +250,18 @@ def tensor_root(config: DecoderConfig, tensors: Iterable[str]) -> str:
     raise CheckpointError(f"expected one of the tensors {tried}, found none: the config does not describe the weights")
 
 
-def _check_shape(parameter: Parameter, tensors: Mapping[str, TensorSlot]) -> None:
-    slot = tensors.get(parameter.source or "")
+def _check_source(parameter: Parameter, source: str, tensors: Mapping[str, TensorSlot]) -> None:
+    slot, shape = tensors.get(source), parameter.source_shape
     if slot is None:
         alias = f" or {parameter.alias}" if parameter.alias else ""
         raise CheckpointError(
-            f"expected the tensor {parameter.source}{alias} {list(parameter.shape)}, found none: "
+            f"expected the tensor {source}{alias} {list(shape)}, found none: "
             "the checkpoint is incomplete or its config does not describe it"
         )
-    if slot.shape != parameter.shape:
-        raise CheckpointError(
-            f"{parameter.source}: expected shape {list(parameter.shape)} by the config, found {list(slot.shape)}"
-        )
+    if slot.shape != shape:
+        raise CheckpointError(f"{source}: expected shape {list(shape)} by the config, found {list(slot.shape)}")
     if not slot.dtype.is_floating or slot.dtype is DType.FLOAT64:
-        raise CheckpointError(
-            f"{parameter.source}: expected float16, bfloat16 or float32 weights, found {slot.dtype.value}"
-        )
+        raise CheckpointError(f"{source}: expected float16, bfloat16 or float32 weights, found {slot.dtype.value}")
 
 
 def _same_bytes(tensors: Mapping[str, TensorSlot], name: str, other: str | None) -> bool:

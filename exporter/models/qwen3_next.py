@@ -1,8 +1,9 @@
-"""Qwen3-Next and the text model of Qwen3.5: gated delta net or gated attention, each followed by a gated MLP."""
+"""Qwen3-Next and the text models of Qwen3.5: gated delta net or gated attention, then a gated MLP or experts."""
 
 from __future__ import annotations
 
-from artifact.errors import UnsupportedError
+from collections.abc import Sequence
+
 from exporter.models.decoder_config import (
     AttentionConfig,
     BlockConfig,
@@ -10,25 +11,27 @@ from exporter.models.decoder_config import (
     GatedDeltaConfig,
     LayerConfig,
     MlpConfig,
+    MoeConfig,
 )
 from exporter.models.hf_config import HfConfig
 from exporter.models.mamba_fields import ACTIVATIONS, CONV_ACTIVATIONS, head_counts
+from exporter.models.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
 from exporter.models.rope import rope_from_config
 
 ABSENT_HEAD_DIM, ABSENT_INTERVAL = 256, 4
 PARTIAL_ROTARY = 0.25
-# transformers builds this many experts where the config does not say.
-ABSENT_EXPERTS = 512
-LAYER_KINDS = ("linear_attention", "full_attention")
-# Fields of the experts and of training.
+# transformers builds this many experts, and asks this many of them, where the config does not say.
+ABSENT_EXPERTS, ABSENT_TOP_K = 512, 10
+ABSENT_EXPERTS_3_5, ABSENT_TOP_K_3_5 = 256, 8
+# Fields of experts in a config without any.
 EXPERT_FIELDS = (
+    *ROUTER_TRAINING_FIELDS,
     "moe_intermediate_size",
     "norm_topk_prob",
     "num_experts_per_tok",
-    "output_router_logits",
-    "router_aux_loss_coef",
     "shared_expert_intermediate_size",
 )
+LAYER_KINDS = ("linear_attention", "full_attention")
 
 
 def parse_qwen3_next(config: HfConfig) -> DecoderConfig:
@@ -45,13 +48,25 @@ def parse_qwen3_5(config: HfConfig) -> DecoderConfig:
     return _decoder(config, "qwen3_5_text", kinds, _attention(config, 4), _mixer(config, "split"), [mlp] * len(kinds))
 
 
+def parse_qwen3_5_moe(config: HfConfig) -> DecoderConfig:
+    """Translate a qwen3_5_moe_text config: every layer has experts, whose weights are always normalised."""
+    kinds = _layer_kinds(config)
+    config.expect("norm_topk_prob", (True,), True)
+    config.expect("decoder_sparse_step", (1,), 1)
+    config.expect("mlp_only_layers", ([], None), None)
+    config.ignore("intermediate_size")
+    moe = _moe(config, ABSENT_EXPERTS_3_5, ABSENT_TOP_K_3_5)
+    attention, mixer = _attention(config, 2), _mixer(config, "split")
+    return _decoder(config, "qwen3_5_moe_text", kinds, attention, mixer, [moe] * len(kinds))
+
+
 def _decoder(
     config: HfConfig,
     model_type: str,
     kinds: list[str],
     attention: AttentionConfig,
     mixer: GatedDeltaConfig,
-    feed_forward: list[MlpConfig],
+    feed_forward: Sequence[MlpConfig | MoeConfig],
 ) -> DecoderConfig:
     layers = tuple(
         LayerConfig(
@@ -128,17 +143,35 @@ def _layer_kinds(config: HfConfig) -> list[str]:
     return list(kinds)
 
 
-def _feed_forward(config: HfConfig, count: int) -> list[MlpConfig]:
-    """The MLP of every layer; UnsupportedError when a layer has experts."""
+def _feed_forward(config: HfConfig, count: int) -> list[MlpConfig | MoeConfig]:
+    """What follows the mixer in every layer."""
     experts = config.integer("num_experts", ABSENT_EXPERTS, minimum=0)
     every = config.positive("decoder_sparse_step", default=1)
     plain = config.array("mlp_only_layers", None) or []
-    sparse = [index for index in range(count) if experts and index not in plain and (index + 1) % every == 0]
-    if sparse:
-        raise UnsupportedError(
-            f"config.json: num_experts: supported are layers without experts, found {experts} experts in layer "
-            f"{sparse[0]}"
-        )
-    config.ignore(*EXPERT_FIELDS)
-    mlp = MlpConfig(config.positive("intermediate_size"), config.expect("hidden_act", ACTIVATIONS, "silu"))
-    return [mlp] * count
+    sparse = [experts > 0 and index not in plain and (index + 1) % every == 0 for index in range(count)]
+    kinds: dict[bool, MlpConfig | MoeConfig] = {}
+    if any(sparse):
+        normalized = config.flag("norm_topk_prob", default=True)
+        kinds[True] = _moe(config, ABSENT_EXPERTS, ABSENT_TOP_K, normalized)
+    if not all(sparse):
+        activation = config.expect("hidden_act", ACTIVATIONS, "silu")
+        kinds[False] = MlpConfig(config.positive("intermediate_size"), activation)
+    config.ignore("intermediate_size", *EXPERT_FIELDS)
+    return [kinds[is_sparse] for is_sparse in sparse]
+
+
+def _moe(config: HfConfig, absent_experts: int, absent_top_k: int, normalized: bool = True) -> MoeConfig:
+    experts = config.positive("num_experts", default=absent_experts)
+    activation = config.expect("hidden_act", ACTIVATIONS, "silu")
+    config.ignore(*ROUTER_TRAINING_FIELDS)
+    return MoeConfig(
+        num_experts=experts,
+        top_k=top_k_of(config, experts, absent_top_k),
+        intermediate_size=config.positive("moe_intermediate_size", default=512),
+        activation=activation,
+        layout="qwen",
+        router="softmax",
+        normalized=normalized,
+        shared=MlpConfig(config.positive("shared_expert_intermediate_size", default=512), activation),
+        shared_gate=True,
+    )

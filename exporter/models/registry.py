@@ -18,6 +18,7 @@ FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
     "nemotron_h": nemotron_h.parse,
     "olmo_hybrid": olmo_hybrid.parse,
     "qwen3": qwen3.parse,
+    "qwen3_5_moe_text": qwen3_next.parse_qwen3_5_moe,
     "qwen3_5_text": qwen3_next.parse_qwen3_5,
     "qwen3_next": qwen3_next.parse_qwen3_next,
 }

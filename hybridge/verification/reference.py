@@ -49,6 +49,7 @@ class Reference:
             ).eval()
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(f"{checkpoint}: transformers cannot load it: {error}") from error
+        self._use_plain_experts()
         self.notes = (*self._follow_time_step_limit(), *self._group_gated_norms(), *self._tie_head())
 
     def run(self, tokens: np.ndarray) -> ReferenceRun:
@@ -93,6 +94,11 @@ class Reference:
             states[names.conv_state(r)] = layer.conv_states[0][0].numpy()
             states[names.recurrent_state(r)] = layer.recurrent_states[0][0].numpy()
         return states
+
+    def _use_plain_experts(self) -> None:
+        """Run experts one by one: the grouped products that are the default refuse rows of some sizes."""
+        if hasattr(self._model, "set_experts_implementation"):
+            self._model.set_experts_implementation("eager")
 
     def _tie_head(self) -> tuple[str, ...]:
         """Tie the head of a family that transformers never ties, where the checkpoint's config asks for it."""

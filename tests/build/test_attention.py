@@ -46,7 +46,7 @@ def oracle(feeds: dict[str, np.ndarray], scale: float) -> np.ndarray:
 @pytest.mark.parametrize("head_size", [10, 14, 16])
 def test_result_is_unchanged(head_size: int, scale: float | None) -> None:
     random = np.random.default_rng(head_size)
-    feeds = {
+    feeds: dict[str, np.ndarray] = {
         name: random.standard_normal((2, heads, length, head_size)).astype(np.float16)
         for name, heads, length in (("q", HEADS, SEQ), ("k", KV_HEADS, CACHE), ("v", KV_HEADS, CACHE))
     }
@@ -57,6 +57,52 @@ def test_result_is_unchanged(head_size: int, scale: float | None) -> None:
     expected = oracle(feeds, 1.0 / np.sqrt(head_size) if scale is None else scale)
     # Two fp16 products: 2**-11 relative each, sums of up to 16 terms.
     np.testing.assert_allclose(run(model, feeds), expected, atol=4e-3)
+
+
+def with_loop_behind(model: onnx.ModelProto) -> onnx.ModelProto:
+    """``model`` whose result an idle loop reads, which leaves it as it is."""
+    output = model.graph.output[0]
+    kind = output.type.tensor_type.elem_type
+    names = ("sum", "row", "next", "same")
+    info = {
+        name: helper.make_tensor_value_info(name, TensorProto.FLOAT if name in names[::2] else kind, None)
+        for name in names
+    }
+    keep = [helper.make_node("Identity", ["sum"], ["next"]), helper.make_node("Identity", ["row"], ["same"])]
+    body = helper.make_graph(keep, "body", [info["sum"], info["row"]], [info["next"], info["same"]])
+    start = helper.make_node("Constant", [], ["start"], value_float=0.0)
+    scan = helper.make_node("Scan", ["start", "y"], ["last", "z"], body=body, num_scan_inputs=1)
+    model.graph.node.extend([start, scan])
+    output.name = "z"
+    return model
+
+
+@pytest.mark.parametrize("scale", [None, 0.7])
+@pytest.mark.parametrize(
+    ("head_size", "kind", "numpy"), [(10, TensorProto.FLOAT16, np.float16), (12, TensorProto.FLOAT, np.float32)]
+)
+def test_in_front_of_a_loop_it_is_written_out(head_size: int, kind: int, numpy: type, scale: float | None) -> None:
+    random = np.random.default_rng(head_size)
+    feeds: dict[str, np.ndarray] = {
+        name: random.standard_normal((2, heads, length, head_size)).astype(numpy)
+        for name, heads, length in (("q", HEADS, SEQ), ("k", KV_HEADS, CACHE), ("v", KV_HEADS, CACHE))
+    }
+    feeds["mask"] = np.tril(np.ones((SEQ, CACHE), bool), CACHE - SEQ)[None, None].repeat(2, axis=0)
+    model = with_loop_behind(attention_model(head_size, kind, scale))
+    support_attention(model)
+    assert "Attention" not in [node.op_type for node in model.graph.node]
+    expected = oracle(feeds, 1.0 / np.sqrt(head_size) if scale is None else scale)
+    np.testing.assert_allclose(run(model, feeds), expected, atol=4e-3 if numpy is np.float16 else 1e-6)
+
+
+def test_behind_a_loop_it_stays_whole() -> None:
+    model = with_loop_behind(attention_model(16, TensorProto.FLOAT, None))
+    loop = [node for node in model.graph.node if node.op_type != "Attention"]
+    attention = [node for node in model.graph.node if node.op_type == "Attention"]
+    del model.graph.node[:]
+    model.graph.node.extend([*loop, *attention])
+    support_attention(model)
+    assert [node.op_type for node in model.graph.node] == ["Constant", "Scan", "Attention"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from artifact.config import read_config
 from artifact.dtypes import DType
 from tests.build.parsed import parsed_network
-from tests.support.tiny_models import BASE_CONFIGS, save_tiny_model
+from tests.support.tiny_models import BASE_CONFIGS, EXPERTS, save_tiny_model
 from trt_plugins.build import BuildOptions, build_engine
 from trt_plugins.build.model import parser_model
 from trt_plugins.build.network import value_dtypes
@@ -21,7 +21,7 @@ pytest.importorskip("transformers", reason="needs the export extra (transformers
 OPTIONS = BuildOptions(preset="rtx-blackwell", library="tensorrt_rtx", max_batch_size=3, max_seq_len=160, plugins="off")
 # As few layers as hold every kind of the family: each recurrent layer takes TensorRT a second or two.
 SMALL = {
-    "nemotron_h": {"hybrid_override_pattern": "M-*"},
+    "nemotron_h": {**EXPERTS["nemotron_h"], "hybrid_override_pattern": "M-*E"},
     "bamba": {"num_hidden_layers": 2, "attn_layer_indices": [1]},
     "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "mamba2": {"num_hidden_layers": 1},
@@ -29,8 +29,12 @@ SMALL = {
     "qwen3": {"num_hidden_layers": 1},
     "olmo_hybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "qwen3_next": {"num_hidden_layers": 2, "full_attention_interval": 2, "layer_types": None},
-    "qwen3_5_text": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    "qwen3_5_moe_text": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    "qwen3_5_text": {"num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"]},
 }
+# Loops behind attention: gated delta rule and experts.
+WRITTEN_OUT = ("nemotron_h", "qwen3_5_moe_text", "qwen3_5_text")
+EXPERT_LAYERS = {"nemotron_h": 1, "qwen3_5_moe_text": 2}
 CASES = [
     ("nemotron_h", DType.FLOAT16),
     ("bamba", DType.BFLOAT16),
@@ -40,6 +44,7 @@ CASES = [
     ("qwen3", DType.BFLOAT16),
     ("olmo_hybrid", DType.FLOAT32),
     ("qwen3_next", DType.FLOAT16),
+    ("qwen3_5_moe_text", DType.FLOAT16),
     ("qwen3_5_text", DType.BFLOAT16),
 ]
 
@@ -58,11 +63,12 @@ def test_engine(tmp_path: Path, family: str, dtype: DType) -> None:
     export_checkpoint(checkpoint, out, ExportOptions(dtype=dtype))
     record = build_engine(out, OPTIONS)
     attention, recurrent = family != "mamba2", family not in ("llama", "qwen3")
-    assert record.layers.get("ATTENTION_INPUT", 0) == attention
+    assert record.layers.get("ATTENTION_INPUT", 0) == (attention and family not in WRITTEN_OUT)
     assert record.layers.get("KV_CACHE_UPDATE", 0) == 2 * attention
     assert sum(entry["name"].startswith("recurrent_state") for entry in record.bindings) == recurrent
     assert not [name for name in record.layers if name.startswith("PLUGIN")]
     model = parser_model(out, read_config(out), OPTIONS.max_seq_len)
     with parsed_network(out, model) as network:
         assert value_dtypes(network, model.fp32_values) == dict.fromkeys(model.fp32_values, "float32")
-    assert len(model.fp32_values) == recurrent
+    # What the operators declare as float32: A or the decay of each recurrent layer, the weights of chosen experts.
+    assert len(model.fp32_values) == recurrent + EXPERT_LAYERS.get(family, 0)

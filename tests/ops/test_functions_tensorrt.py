@@ -6,7 +6,9 @@ import onnx
 import pytest
 
 from tests.ops.cases import conv_case, delta_case, ssm_case
+from tests.ops.expert_cases import expert_model
 from tests.ops.node_model import node_model, types_of
+from trt_plugins.build.model import fix_axes
 
 trt = pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 
@@ -63,3 +65,12 @@ def test_gated_delta_rule_engine_builds(decay: str, decay_size: int, has_time: b
     types = types_of(delta_case((1,), 1), "bfloat16")
     sizes = {**DELTA_SIZES, "decay_size": decay_size}
     assert engine_bytes(node_model("gated_delta_rule", types, sizes, {"decay": decay}, has_time)) > 0
+
+
+@pytest.mark.parametrize("has_time", [True, False], ids=["prefill", "decode"])
+@pytest.mark.parametrize(("data", "activation", "gated"), [("float16", "silu", 1), ("bfloat16", "relu2", 0)])
+def test_routed_experts_engine_builds(data: str, activation: str, gated: int, has_time: bool) -> None:
+    model = expert_model(data, activation, gated, has_time)
+    sizes = {"top_k": 3, "experts": 7, "hidden": 24, "intermediate": 10, "up_size": 20 if gated else 10}
+    fix_axes(model, sizes)
+    assert engine_bytes(model) > 0

@@ -55,8 +55,8 @@ class EagerDecoder:
             if p.derived:
                 value = derived_value(p, self.decoder_config, checkpoint.tensors)
             else:
-                assert p.source is not None
-                value = checkpoint.tensors[p.source].map().astype(np.float32)
+                stored = [checkpoint.tensors[source].map().astype(np.float32) for source in p.sources]
+                value = np.concatenate(stored).reshape(p.shape)
             with torch.no_grad():
                 declared.pop(p.name).copy_(torch.from_numpy(np.array(value)))
         assert not declared, f"parameters that nothing filled: {sorted(declared)}"

@@ -25,6 +25,24 @@ GATED_DELTA = {
     "linear_conv_kernel_dim": 4,
 }
 
+# Experts for the families whose base has none, as their configs spell them.
+EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen3_next": {
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 28,
+        "shared_expert_intermediate_size": 20,
+    },
+    "granitemoehybrid": {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 28},
+    "nemotron_h": {
+        "hybrid_override_pattern": "ME*E-",
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 28,
+        "moe_shared_expert_intermediate_size": 20,
+    },
+}
+
 BASE_CONFIGS: dict[str, dict[str, Any]] = {
     "nemotron_h": {
         **COMMON,
@@ -56,7 +74,6 @@ BASE_CONFIGS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
         "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
         "num_local_experts": 0,
-        "num_experts_per_tok": 0,
         "shared_intermediate_size": 56,
         "embedding_multiplier": 3.0,
         "logits_scaling": 2.5,
@@ -121,6 +138,16 @@ BASE_CONFIGS: dict[str, dict[str, Any]] = {
         "intermediate_size": 72,
         "max_position_embeddings": 512,
     },
+    "qwen3_5_moe_text": {
+        **COMMON,
+        **ATTENTION,
+        **GATED_DELTA,
+        **EXPERTS["qwen3_next"],
+        "head_dim": 24,
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+        "max_position_embeddings": 512,
+    },
 }
 
 
@@ -158,3 +185,6 @@ def randomise(model: Any) -> None:
                 parameter.copy_(0.4 * noise)
             else:
                 parameter.copy_(noise * parameter.shape[-1] ** -0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))

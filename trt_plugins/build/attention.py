@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from trt_plugins.build.plain_attention import last_loop, plain_attention
 from trt_plugins.call_check import TensorType
 from trt_plugins.value_types import value_types
 
@@ -23,19 +24,34 @@ def support_attention(model: onnx.ModelProto) -> None:
     """Rewrite the Attention nodes [batch, heads, seq, head_size] of the main graph, in place.
 
     All may be decomposed. Those in 16 bits whose head size is no multiple of 8 get zeros up to the next one, which
-    change neither the scores nor the result.
+    change neither the scores nor the result. Those in front of a loop become single operators (plain_attention.py).
     """
-    types = value_types(model)
+    types, loop = value_types(model), last_loop(model)
     nodes = list(model.graph.node)
     del model.graph.node[:]
-    for node in nodes:
-        if node.op_type == "Attention" and node.domain in STANDARD_DOMAINS:
+    for index, node in enumerate(nodes):
+        if node.op_type != "Attention" or node.domain not in STANDARD_DOMAINS:
+            model.graph.node.append(node)
+            continue
+        query, key = (types.get(name) for name in node.input[:2])
+        size = _odd_head_size(key)
+        parts = [node] if size is None else _padded(node, size, model.graph)
+        at = next(i for i, part in enumerate(parts) if part is node)
+        if index < loop and query is not None and key is not None:
+            parts[at : at + 1] = _plain(node, query, key)
+        else:
             node.attribute.append(helper.make_attribute(DECOMPOSABLE_ATTRIBUTE, 1))
-            size = _odd_head_size(types.get(node.input[1]))
-            if size is not None:
-                model.graph.node.extend(_padded(node, size, model.graph))
-                continue
-        model.graph.node.append(node)
+        model.graph.node.extend(parts)
+
+
+def _plain(node: onnx.NodeProto, query: TensorType, key: TensorType) -> list[onnx.NodeProto]:
+    """``node``, whose query and key had these types before they were padded, as single operators."""
+    heads, kv_heads, head_size = query.shape[1], key.shape[1], key.shape[-1]
+    assert isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(head_size, int)
+    if all(attribute.name != "scale" for attribute in node.attribute):
+        node.attribute.append(helper.make_attribute("scale", 1.0 / math.sqrt(head_size)))
+    width = head_size if _odd_head_size(key) is None else head_size + -head_size % HEAD_SIZE_MULTIPLE
+    return plain_attention(node, heads, kv_heads, width, key.dtype.onnx)
 
 
 def _odd_head_size(key: TensorType | None) -> int | None:

@@ -60,9 +60,9 @@ def parser_model(
     check_interface(model, config)
     check_bodies(model)
     fix_axes(model, {MAX_SEQ: max_seq_len})
-    support_attention(model)
     fp32_values, choice = float32_values(model), choose(model)
     use_plugins(model, choice)
+    support_attention(model)
     return ParserModel(model.SerializeToString(), fp32_values, digest, choice)
 
 

@@ -43,7 +43,9 @@ def choose_plugins(
     profiles: list[ProfileRecord],
     planner: Planner = plan,
 ) -> PluginChoice:
-    """Plugins for every operator node of ``model``, or for none; mixers are joined in place where the options say so.
+    """Plugins for every node of ``model`` whose operator has kernels, or for none.
+
+    Mixers are joined in place where the options say so.
 
     ``options.plugins``: "off"; "on": UnsupportedError naming node and reason where one of them cannot be a plugin;
     "auto": none then.
@@ -80,9 +82,9 @@ def _join_mixers(
 def _nodes_and_gap(
     model: onnx.ModelProto, target: Target, profiles: list[ProfileRecord], planner: Planner
 ) -> tuple[tuple[CheckedNode, ...], str | None]:
-    """The operator nodes, and the first reason why one of them cannot be a plugin."""
+    """The nodes whose operator has kernels, and the first reason why one of them cannot be a plugin."""
     try:
-        nodes = check_op_nodes(model)
+        nodes = tuple(node for node in check_op_nodes(model) if node.spec.has_kernels)
         return nodes, next(plugin_gaps(nodes, target, profiles, planner), None)
     except ExportError as error:
         return (), str(error)

@@ -16,6 +16,7 @@ from trt_plugins.functions.signature import Signature
 from trt_plugins.specs.packed import has_rows, is_packed, is_pool
 
 OPSET = 24
+FLOAT = onnx.TensorProto.FLOAT
 TO_END = int(np.iinfo(np.int64).max)
 """End of a slice that goes to the end of its axis."""
 
@@ -121,15 +122,32 @@ class Body:
 
         Returns the last carried value and the results, stacked on axis 0. ``step`` may use values from outside.
         """
-        nodes, known = self._nodes, self._known
-        self._nodes, self._known = [], dict(known)
-        inner = [f"scan_{next(self._names)}" for _ in (carried, *slices)]
-        outputs = step(inner[0], inner[1:])
-        interface = [[_untyped(name) for name in names] for names in (inner, outputs)]
-        graph = helper.make_graph(self._nodes, "step", interface[0], interface[1])
-        self._nodes, self._known = nodes, known
+        types = [FLOAT] * (1 + len(slices))
+        graph = self._graph(lambda inner: step(inner[0], inner[1:]), types)
         last, results = self._add("Scan", (carried, *slices), 2, {"body": graph, "num_scan_inputs": len(slices)})
         return last, results
+
+    def map_slices(self, step: Callable[[list[str]], str], slices: Sequence[str], types: Sequence[int]) -> str:
+        """``step`` of every index of axis 0 of ``slices``, which have ``types``: float32 results, stacked on axis 0.
+
+        ``step`` may use values from outside.
+        """
+        # TensorRT's parser refuses a Scan that carries nothing.
+        carried = self.float32(0.0)
+        graph = self._graph(lambda inner: (self.op("Identity", inner[0]), step(inner[1:])), [FLOAT, *types])
+        return self._add("Scan", (carried, *slices), 2, {"body": graph, "num_scan_inputs": len(slices)})[1]
+
+    def _graph(self, step: Callable[[list[str]], Sequence[str]], types: Sequence[int]) -> onnx.GraphProto:
+        """The nodes that ``step`` adds, given inputs of ``types``, as a graph with float32 outputs."""
+        nodes, known = self._nodes, self._known
+        self._nodes, self._known = [], dict(known)
+        inner = [f"scan_{next(self._names)}" for _ in types]
+        outputs = step(inner)
+        inputs = [helper.make_tensor_value_info(name, dtype, None) for name, dtype in zip(inner, types, strict=True)]
+        float32 = [helper.make_tensor_value_info(name, FLOAT, None) for name in outputs]
+        graph = helper.make_graph(self._nodes, "step", inputs, float32)
+        self._nodes, self._known = nodes, known
+        return graph
 
     def function(self) -> onnx.FunctionProto:
         """The finished function; the defaults of its attributes are the values that it is specialised on."""
@@ -150,8 +168,3 @@ class Body:
         names = [stem] if outputs == 1 else [f"{stem}_{i}" for i in range(outputs)]
         self._nodes.append(helper.make_node(op_type, list(inputs), names, name=stem, **attributes))
         return names
-
-
-def _untyped(name: str) -> onnx.ValueInfoProto:
-    """A float32 value of any shape."""
-    return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)

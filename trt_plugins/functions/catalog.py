@@ -11,6 +11,7 @@ from trt_plugins.functions.gated_delta_rule import gated_delta_rule_function
 from trt_plugins.functions.mamba2_conv_scan import mamba2_conv_scan_function
 from trt_plugins.functions.paged_attention import paged_attention_function
 from trt_plugins.functions.reshape_and_cache import reshape_and_cache_function
+from trt_plugins.functions.routed_experts import routed_experts_function
 from trt_plugins.functions.signature import Signature
 from trt_plugins.functions.update_ssm_state import update_ssm_state_function
 from trt_plugins.spec import AttributeValue, OpSpec
@@ -20,6 +21,7 @@ _BODIES: dict[str, Callable[[Signature], onnx.FunctionProto]] = {
     "update_ssm_state": update_ssm_state_function,
     "mamba2_conv_scan": mamba2_conv_scan_function,
     "gated_delta_rule": gated_delta_rule_function,
+    "routed_experts": routed_experts_function,
     "reshape_and_cache": reshape_and_cache_function,
     "paged_attention": paged_attention_function,
 }

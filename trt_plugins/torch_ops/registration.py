@@ -15,8 +15,10 @@ from trt_plugins.reference.mamba2_conv_scan import mamba2_conv_scan
 from trt_plugins.reference.packed import packed_reference
 from trt_plugins.reference.paged_attention import paged_attention
 from trt_plugins.reference.reshape_and_cache import reshape_and_cache
+from trt_plugins.reference.routed_experts import routed_experts
 from trt_plugins.reference.update_ssm_state import update_ssm_state
 from trt_plugins.spec import OpSpec
+from trt_plugins.specs.packed import has_rows
 from trt_plugins.torch_ops.schema import check_torch_call, overload_name, torch_schema
 
 _EAGER: dict[str, Callable] = {
@@ -24,6 +26,7 @@ _EAGER: dict[str, Callable] = {
     "update_ssm_state": update_ssm_state,
     "mamba2_conv_scan": mamba2_conv_scan,
     "gated_delta_rule": gated_delta_rule,
+    "routed_experts": routed_experts,
     "reshape_and_cache": reshape_and_cache,
     "paged_attention": paged_attention,
 }
@@ -41,7 +44,7 @@ def register_all() -> None:
 
 def _eager_form(spec: OpSpec) -> Callable:
     reference = _EAGER[spec.name]
-    if spec.version != DENSE_VERSION and spec.name in OPS:
+    if spec.version != DENSE_VERSION and spec.name in OPS and has_rows(spec):
         reference = packed_reference(spec, reference)
 
     def eager(*arguments: object) -> tuple[Tensor, ...] | Tensor:

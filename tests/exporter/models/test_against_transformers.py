@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.agreement import assert_one_shot_agrees
-from tests.support.tiny_models import BASE_CONFIGS, save_tiny_model
+from tests.support.tiny_models import BASE_CONFIGS, EXPERTS, save_tiny_model
 
 ONE_LAYER: dict[str, Any] = {"num_hidden_layers": 1}
 TIED: dict[str, Any] = {"tie_word_embeddings": True}
@@ -72,6 +72,50 @@ GATED_DELTA: list[dict[str, Any]] = [
     {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}},
 ]
 
+QWEN_EXPERTS: list[dict[str, Any]] = [
+    {},
+    {"num_experts": 1, "num_experts_per_tok": 1},
+    {"num_experts": 7, "num_experts_per_tok": 3},
+    {"num_experts": 3, "num_experts_per_tok": 3},
+    {"num_experts_per_tok": 1},
+    {"moe_intermediate_size": 13},
+    {"shared_expert_intermediate_size": 9},
+    {"layer_types": ["full_attention"] * 4},
+]
+GRANITE_EXPERTS: list[dict[str, Any]] = [
+    {},
+    {"num_local_experts": 7, "num_experts_per_tok": 3},
+    {"num_local_experts": 3, "num_experts_per_tok": 1},
+    {"num_local_experts": 1, "num_experts_per_tok": 1},
+    {"intermediate_size": 13},
+    {"shared_intermediate_size": 9},
+]
+NEMOTRON_EXPERTS: list[dict[str, Any]] = [
+    {},
+    {"n_routed_experts": 7, "num_experts_per_tok": 3},
+    {"num_experts_per_tok": 1},
+    {"num_experts_per_tok": 6},
+    {"moe_intermediate_size": 13},
+    {"moe_shared_expert_intermediate_size": 9},
+    {"moe_latent_size": 14},
+    {"moe_latent_size": 14, "mlp_bias": True},
+    {"mlp_bias": True},
+    {"norm_topk_prob": False},
+    {"routed_scaling_factor": 2.5},
+    {"n_group": 3, "topk_group": 1},
+    {"n_group": 3, "topk_group": 2, "num_experts_per_tok": 3},
+    {"n_group": 2, "topk_group": 2},
+    {"mlp_hidden_act": "silu"},
+    {"residual_in_fp32": True},
+    {"hybrid_override_pattern": "E"},
+    {"hybrid_override_pattern": "EM"},
+]
+
+
+def with_experts(family: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**EXPERTS[family], **row} for row in rows]
+
+
 ROWS: dict[str, list[dict[str, Any]]] = {
     "llama": [
         *ATTENTION_ONLY,
@@ -130,6 +174,8 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"attention_multiplier": 1.0},
         {"logits_scaling": 8},
         {"logits_scaling": 1.0},
+        {"num_experts_per_tok": 0},
+        *with_experts("granitemoehybrid", GRANITE_EXPERTS),
     ],
     "mamba2": [
         TIED,
@@ -173,6 +219,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"hybrid_override_pattern": "M-M"},
         {"hybrid_override_pattern": "*-*"},
         {"hybrid_override_pattern": "-M*"},
+        *with_experts("nemotron_h", NEMOTRON_EXPERTS),
     ],
     "olmo_hybrid": [
         *(row for row in GATED_DELTA if "layer_types" not in row and "partial" not in str(row)),
@@ -188,7 +235,13 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         *GATED_DELTA,
         {"layer_types": None, "full_attention_interval": 2},
         {"mlp_only_layers": [0, 1, 2, 3]},
+        *with_experts("qwen3_next", QWEN_EXPERTS),
+        {**EXPERTS["qwen3_next"], "norm_topk_prob": False},
+        {**EXPERTS["qwen3_next"], "mlp_only_layers": [1, 2]},
+        {**EXPERTS["qwen3_next"], "decoder_sparse_step": 2},
+        {**EXPERTS["qwen3_next"], "hidden_act": "silu"},
     ],
+    "qwen3_5_moe_text": [*QWEN_EXPERTS[1:], {"layer_types": None}, TIED],
     "qwen3_5_text": [*GATED_DELTA, {"layer_types": None}],
 }
 CASES = [(family, row) for family, rows in ROWS.items() for row in [{}, *rows]]

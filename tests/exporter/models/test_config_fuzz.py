@@ -49,6 +49,15 @@ EXTRA_FIELDS = (
     "rms_norm_eps",
     "layer_norm_epsilon",
     "num_local_experts",
+    "num_experts",
+    "num_experts_per_tok",
+    "n_routed_experts",
+    "n_group",
+    "topk_group",
+    "moe_latent_size",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "hybrid_override_pattern",
     "model_type",
 )
 SCALARS = (
@@ -57,7 +66,9 @@ SCALARS = (
     | st.integers(-3, 9)
     | st.integers()
     | st.floats()
-    | st.sampled_from(["auto", "silu", "rope", "default", "linear", "llama3", "yarn", "mamba", "M", "inf", "-", ""])
+    | st.sampled_from(
+        ["auto", "silu", "rope", "default", "linear", "llama3", "yarn", "mamba", "M", "ME", "inf", "-", ""]
+    )
 )
 VALUES = st.recursive(
     SCALARS,

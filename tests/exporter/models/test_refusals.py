@@ -37,12 +37,14 @@ def assert_refused(folder: Path, *named: str, error: type[HybridgeError] = Hybri
 
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
-    ("nemotron_h", {"layers_block_type": ["mamba", "moe", "mamba", "attention", "mlp", "mamba"]}, "layer 1 is 'moe'"),
     ("nemotron_h", {"sliding_window": 128}, "sliding_window"),
     ("nemotron_h", {"attention_bias": True}, "attention_bias"),
     ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act"),
     ("nemotron_h", {"mlp_hidden_act": "quick_gelu"}, "mlp_hidden_act"),
-    ("granitemoehybrid", {"num_local_experts": 4}, "num_local_experts"),
+    ("qwen3_5_moe_text", {"norm_topk_prob": False}, "norm_topk_prob"),
+    ("qwen3_5_moe_text", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
+    ("qwen3_5_moe_text", {"mlp_only_layers": [1]}, "mlp_only_layers"),
+    ("qwen3_5_moe_text", {"hidden_act": "gelu"}, "hidden_act"),
     ("granitemoehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type"),
     ("granitemoehybrid", {"normalization_function": "layernorm"}, "normalization_function"),
     ("granitemoehybrid", {"hidden_act": "relu"}, "hidden_act"),
@@ -111,11 +113,16 @@ SIZES = {
     "linear_key_head_dim",
     "linear_value_head_dim",
     "linear_conv_kernel_dim",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
     "max_position_embeddings",
 }
 NOT_READ = {
-    "nemotron_h": {"num_hidden_layers", "expand"},
-    "granitemoehybrid": {"intermediate_size"},
+    "nemotron_h": {"num_hidden_layers", "expand", "num_experts_per_tok", "moe_intermediate_size"},
+    "granitemoehybrid": {"intermediate_size", "num_experts_per_tok"},
+    "qwen3_next": {"num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"},
 }
 
 
@@ -166,6 +173,16 @@ def test_malformed_flags_and_numbers(model_type: str, checkpoints: dict[str, Pat
 
 
 MALFORMED: list[tuple[str, dict[str, Any], str]] = [
+    ("qwen3_next", {"num_experts": 3, "num_experts_per_tok": 4}, "num_experts_per_tok"),
+    ("qwen3_next", {"num_experts": -1}, "num_experts"),
+    ("granitemoehybrid", {"num_local_experts": 3, "num_experts_per_tok": 4}, "num_experts_per_tok"),
+    ("granitemoehybrid", {"num_local_experts": -1}, "num_local_experts"),
+    ("nemotron_h", {"layers_block_type": ["moe"], "n_group": 3}, "n_group"),
+    ("nemotron_h", {"layers_block_type": ["moe"], "n_group": 8}, "n_group"),
+    ("nemotron_h", {"layers_block_type": ["moe"], "n_group": 2, "topk_group": 3}, "topk_group"),
+    ("nemotron_h", {"layers_block_type": ["moe"], "n_group": 4, "num_experts_per_tok": 3}, "num_experts_per_tok"),
+    ("nemotron_h", {"layers_block_type": ["moe"], "n_routed_experts": 0}, "n_routed_experts"),
+    ("nemotron_h", {"layers_block_type": ["moe"], "routed_scaling_factor": "2"}, "routed_scaling_factor"),
     ("llama", {"num_key_value_heads": 4}, "num_key_value_heads"),
     ("llama", {"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": None}, "hidden_size"),
     ("nemotron_h", {"n_groups": 4}, "n_groups"),

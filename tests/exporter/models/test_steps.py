@@ -14,11 +14,12 @@ from artifact.dtypes import DType
 from hybridge.verification.reference import Reference
 from tests.support.agreement import assert_row_agrees, assert_states_agree, relative_error, tokens_of
 from tests.support.eager_decoder import TORCH_DTYPES, EagerDecoder, StepResult
-from tests.support.tiny_models import BASE_CONFIGS, save_tiny_model
+from tests.support.tiny_models import BASE_CONFIGS, EXPERTS, save_tiny_model
 
 # The base of every family, and what only shows over several steps.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, {}) for family in BASE_CONFIGS},
+    **{f"{family} with experts": (family, fields) for family, fields in EXPERTS.items()},
     "sliding window": ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "dt limits": ("nemotron_h", {"time_step_limit": [0.02, 0.3]}),
     "rotary": ("granitemoehybrid", {"position_embedding_type": "rope"}),
@@ -99,15 +100,17 @@ def test_an_empty_row_keeps_its_states_bit_by_bit(model: Model) -> None:
 def test_sixteen_bit_compute(model: Model, dtype: DType, tolerance: float) -> None:
     """A few layers of sixteen-bit rounding away from float32, with the recurrent state kept in float32.
 
-    transformers in bfloat16 is 0.02 to 0.2 away from itself in float32 on such models.
+    transformers in bfloat16 is 0.02 to 0.2 away from itself in float32 on such models. A token that rounding sends to
+    another expert is further away, so the median token counts.
     """
     ours = EagerDecoder(model.folder, dtype)
     found = ours.step([model.rows[0]], [0], ours.zero_states(1, LENGTH))
     for name, state in found.states.items():
         assert state.dtype is (torch.float32 if name.startswith("recurrent") else TORCH_DTYPES[dtype]), name
     assert found.logits.dtype is torch.float32
-    error = relative_error(found.logits[0], model.expected[0].logits)
-    assert 1e-5 < error < tolerance
+    pairs = zip(found.logits[0], model.expected[0].logits, strict=True)
+    errors = [relative_error(ours_of_token, expected) for ours_of_token, expected in pairs]
+    assert 1e-5 < float(np.median(errors)) < tolerance
 
 
 def test_a_full_cache_is_not_overrun_by_padding(model: Model) -> None:

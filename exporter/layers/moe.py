@@ -1,0 +1,83 @@
+"""Sparse mixture of experts: a router, routed experts, and what every token passes beside them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from exporter.graph import router_ops
+from exporter.layers.mlp import MLPS
+from exporter.models.decoder_config import MoeConfig
+
+
+class Router(nn.Module):
+    """Logits of every expert in float32, whatever the compute type: a rounded logit would choose other experts."""
+
+    def __init__(self, config: MoeConfig, hidden_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.empty(config.num_experts, hidden_size))
+        if config.router == "sigmoid":
+            self.correction_bias = nn.Parameter(torch.empty(config.num_experts, dtype=torch.float32))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [..., hidden] -> weights float32 and ids int32 [..., top_k]."""
+        c = self.config
+        # A cast that changes nothing would rename the initializer in the graph.
+        weight = self.weight if self.weight.dtype is torch.float32 else self.weight.float()
+        logits = F.linear(x.float(), weight)
+        if c.router == "softmax":
+            return router_ops.softmax_top_k(logits, c.top_k, c.normalized)
+        if c.router == "top_k_softmax":
+            return router_ops.top_k_softmax(logits, c.top_k)
+        return router_ops.sigmoid_top_k(
+            logits, self.correction_bias, c.top_k, c.groups, c.kept_groups, c.normalized, c.scaling
+        )
+
+
+class Experts(nn.Module):
+    """The weights of all experts: ``up`` [experts, (gate and) up, width], ``down`` [experts, width, intermediate]."""
+
+    def __init__(self, config: MoeConfig, width: int) -> None:
+        super().__init__()
+        self.config = config
+        self.up = nn.Parameter(torch.empty(config.num_experts, config.up_size, width))
+        self.down = nn.Parameter(torch.empty(config.num_experts, width, config.intermediate_size))
+
+    def forward(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """x [..., width], weights and ids [..., top_k] -> [..., width]; packed tokens have one axis before the last."""
+        routed = torch.ops.trt_edgellm.routed_experts
+        call = routed.packed if x.ndim == 2 else routed.default
+        return call(x, ids, weights, self.up, self.down, self.config.activation, int(self.config.gated))
+
+
+class SparseMoe(nn.Module):
+    """latent_out(experts(latent_in(x))) + gate(x) * shared(x), all but the experts optional."""
+
+    def __init__(self, config: MoeConfig, hidden_size: int) -> None:
+        super().__init__()
+        self.router = Router(config, hidden_size)
+        width = config.latent_size or hidden_size
+        self.experts = Experts(config, width)
+        self.latent_in = self.latent_out = self.shared = self.shared_gate = None
+        if config.latent_size is not None:
+            self.latent_in = nn.Linear(hidden_size, width, bias=config.latent_bias)
+            self.latent_out = nn.Linear(width, hidden_size, bias=config.latent_bias)
+        if config.shared is not None:
+            self.shared = MLPS[config.shared.projections](config.shared, hidden_size)
+        if config.shared_gate:
+            self.shared_gate = nn.Linear(hidden_size, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., hidden] -> [..., hidden]."""
+        weights, ids = self.router(x)
+        y = self.experts(x if self.latent_in is None else self.latent_in(x), weights, ids)
+        if self.latent_out is not None:
+            y = self.latent_out(y)
+        if self.shared is None:
+            return y
+        shared = self.shared(x)
+        if self.shared_gate is not None:
+            shared = torch.sigmoid(self.shared_gate(x)) * shared
+        return y + shared

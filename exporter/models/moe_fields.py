@@ -1,0 +1,16 @@
+"""Config fields that the families with experts share."""
+
+from __future__ import annotations
+
+from exporter.models.hf_config import HfConfig
+
+# Fields of the experts' training.
+ROUTER_TRAINING_FIELDS = ("output_router_logits", "router_aux_loss_coef")
+
+
+def top_k_of(config: HfConfig, experts: int, default: int) -> int:
+    """``num_experts_per_tok``; CheckpointError where a token has not that many ``experts`` to choose from."""
+    top_k: int = config.positive("num_experts_per_tok", default=default)
+    if top_k > experts:
+        raise config.fail("num_experts_per_tok", f"at most the {experts} experts that a token can choose from")
+    return top_k

@@ -1,0 +1,95 @@
+"""``routed_experts`` in standard operators: a scan over blocks of tokens that chose the same expert.
+
+Letters of shapes: n tokens, k top_k, s = n * k routes, e experts, h hidden, u up_size, i intermediate; the routes lie
+sorted by expert in c blocks of q places each. No place belongs to two experts, so each step reads one expert's weights
+and no expert that nobody chose costs more than the blocks left over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx
+
+from trt_plugins.functions.activations import activated
+from trt_plugins.functions.body import Body
+from trt_plugins.functions.signature import Signature
+
+FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+
+
+def routed_experts_function(signature: Signature) -> onnx.FunctionProto:
+    """One token makes top_k blocks of one place; many tokens make two blocks an expert, half of them full."""
+    body = Body(signature)
+    last = 2 if signature.has_time else 1
+    hidden, top_k = body.size("x", last), body.size("expert_ids", last)
+    tokens = body.reshape(body.read("x"), body.constant([-1]), hidden)
+    ids = body.op("Cast", body.op("Reshape", "expert_ids", body.constant([-1])), to=INT64)
+    blocks = _Blocks.of(body, ids, top_k)
+    rows = body.op("Gather", tokens, blocks.token)
+    results = body.map_slices(lambda slices: _expert(body, *slices), (blocks.expert, rows), (INT64, FLOAT))
+    routes = body.reshape(body.op("GatherND", results, blocks.place), body.constant([-1]), top_k, hidden)
+    weights = body.op("Reshape", "expert_weights", body.concat(body.constant([-1]), top_k, body.constant([1])))
+    y = body.op("ReduceSum", body.op("Mul", routes, weights), body.constant([1]), keepdims=0)
+    body.write(body.op("Reshape", y, body.op("Shape", "x")), "y", like="x")
+    return body.function()
+
+
+def _expert(body: Body, expert: str, rows: str) -> str:
+    """Rows [q, h] of one expert to results [q, h]; the products are in the type of the weights."""
+    data = body.signature.type_of("up_weight").onnx
+
+    def product(x: str, weight: str) -> str:
+        own = body.op("Transpose", body.op("Gather", weight, expert), perm=[1, 0])
+        return body.op("Cast", body.op("MatMul", body.op("Cast", x, to=data), own), to=FLOAT)
+
+    up = product(rows, "up_weight")
+    name = str(body.signature.attribute("activation"))
+    if body.signature.attribute("gated"):
+        gate, up = body.split(up, 2, axis=1)
+        return product(body.op("Mul", activated(body, gate, name), up), "down_weight")
+    return product(activated(body, up, name), "down_weight")
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Where each route lies.
+
+    expert: the expert of each block [c]. token: the token at each place [c, q], any where no route lies. place: block
+    and place in it of each route [s, 2].
+    """
+
+    expert: str
+    token: str
+    place: str
+
+    @classmethod
+    def of(cls, body: Body, ids: str, top_k: str) -> _Blocks:
+        """``ids`` [s] int64, the chosen experts of one token after the other."""
+        routes, experts = body.size(ids, 0), body.size("up_weight", 0)
+        # Both grow with s, so that an engine bounds each by its value at the most tokens. Up to e routes make blocks
+        # of one place; more routes make blocks of s / e places, of which each expert has at most one unfilled.
+        length = _ceil_div(body, routes, experts)
+        count = body.op("Min", routes, body.op("Mul", experts, body.constant([2])))
+        hits = body.op("Cast", body.op("Equal", body.unsqueeze(ids, 1), body.range(experts)), to=FLOAT)  # [s, e]
+        # How many routes before each have its expert; float32 is exact up to 2^24 of them.
+        earlier = body.op("Mul", body.op("CumSum", hits, body.constant(0), exclusive=1), hits)
+        earlier = body.op("Cast", body.op("ReduceSum", earlier, body.constant([1]), keepdims=0), to=INT64)
+        routes_of = body.op("Cast", body.op("ReduceSum", hits, body.constant([0]), keepdims=0), to=INT64)
+        blocks_of = _ceil_div(body, routes_of, length)
+        end = body.op("CumSum", blocks_of, body.constant(0))
+        passed = body.op("Cast", body.op("GreaterOrEqual", body.unsqueeze(body.range(count), 1), end), to=INT64)
+        expert = body.op("ReduceSum", passed, body.constant([1]), keepdims=0)
+        last = body.op("Sub", experts, body.constant([1]))
+        full = body.op("Div", earlier, length)
+        block = body.op("Add", body.op("Gather", body.op("Sub", end, blocks_of), ids), full)
+        offset = body.op("Sub", earlier, body.op("Mul", full, length))
+        place = body.concat(body.unsqueeze(block, 1), body.unsqueeze(offset, 1), axis=1)
+        empty = body.op("Expand", body.constant(0), body.concat(count, length))
+        token = body.op("ScatterND", empty, place, body.op("Div", body.range(routes), top_k))
+        return cls(body.op("Min", expert, last), token, place)
+
+
+def _ceil_div(body: Body, dividend: str, divisor: str) -> str:
+    rounded = body.op("Sub", body.op("Add", dividend, divisor), body.constant([1]))
+    return body.op("Div", rounded, divisor)
