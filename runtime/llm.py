@@ -11,17 +11,18 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from artifact.errors import EngineError, RequestError, located
-from runtime.engines import Engine, create_engine
+from artifact.errors import EngineError, RequestError
+from runtime.engines import Engine
 from runtime.engines.factory import AUTO, EngineOptions
-from runtime.generation import Generation, Piece, Prefix, PrefixStore, Request, RequestLimits, generate_pieces
+from runtime.engines.paged import PagedEngine
+from runtime.generation import Generation, Piece, Prefix, PrefixStore, Request, generate_pieces
 from runtime.generation import Sequence as RunningSequence
-from runtime.generation.checkpoint_defaults import eos_token_ids, read_generation_config, recommended_sampling
 from runtime.generation.request import Prompt, is_one_prompt
+from runtime.model_text import ModelText
 from runtime.sampling import SamplingParams
-from runtime.text import ChatTemplate, Tokenizer
-from runtime.text.special_tokens import read_tokenizer_config
-from runtime.text.tokenizer import TOKENIZER_FILE
+from runtime.serving.open import open_engine, open_loop
+from runtime.serving.settings import ServingSettings
+from runtime.serving.stream import PieceStreams
 
 Sampling = SamplingParams | Sequence[SamplingParams] | None
 Messages = Sequence[Mapping[str, Any]]
@@ -34,7 +35,7 @@ class LLM:
     ``engine`` is a name ("auto", "onnxruntime", ...) or an Engine over the same artifact. ``max_batch_size`` and
     ``max_seq_len`` may lower the engine's limits; ``threads`` are CPU threads; ``engine_folder``
     names the TensorRT engine to run, a folder or one in path/engines. An artifact without tokenizer.json
-    still takes and returns token ids.
+    still takes and returns token ids. ``serving`` settles pools and order for an artifact of layout paged.
 
         with LLM("out") as llm:
             for piece in llm.generate("Once upon a time", max_new_tokens=64, stream=True):
@@ -44,32 +45,38 @@ class LLM:
     def __init__(
         self,
         path: str | Path,
-        engine: str | Engine = AUTO,
+        engine: str | Engine | PagedEngine = AUTO,
         max_batch_size: int | None = None,
         max_seq_len: int | None = None,
         threads: int | None = None,
         engine_folder: str | Path | None = None,
+        serving: ServingSettings | None = None,
     ) -> None:
         """Load the artifact folder ``path``. ArtifactError: not a valid artifact. EngineError: no such engine."""
         self.folder = folder = Path(path)
         options = EngineOptions(threads, engine_folder)
-        self.engine = create_engine(folder, engine, options) if isinstance(engine, str) else engine
+        # An Engine, or a PagedEngine where the artifact's layout is paged.
+        self.engine: Any = open_engine(folder, engine, options) if isinstance(engine, str) else engine
         self.config = self.engine.config.require_logits()
-        self.max_batch_size = _lowered("max_batch_size", max_batch_size, self.engine.max_batch_size)
-        self.max_seq_len = _lowered("max_seq_len", max_seq_len, self.engine.max_seq_len)
-        self.tokenizer = Tokenizer.from_folder(folder) if (folder / TOKENIZER_FILE).is_file() else None
-        special = {} if self.tokenizer is None else self.tokenizer.special_tokens
-        with located(folder):
-            self.chat_template = ChatTemplate.from_folder(folder, read_tokenizer_config(folder), special)
-            self._generation_config = read_generation_config(folder)
-            self.eos_token_ids = self._eos()
-        self._prefixes = PrefixStore(self.engine)
+        self._text = text = ModelText(folder, self.config)
+        self.tokenizer, self.chat_template, self.eos_token_ids = text.tokenizer, text.chat_template, text.eos_token_ids
+        self._prefixes: PrefixStore | None = None
+        self._streams: PieceStreams | None = None
+        if isinstance(self.engine, PagedEngine):
+            given = {"max_rows": max_batch_size, "max_seq_len": max_seq_len}
+            settings = replace(serving or ServingSettings(), **{k: v for k, v in given.items() if v is not None})
+            self.loop = open_loop(self.engine, settings, text)
+            self._streams = PieceStreams(self.loop)
+            self.max_batch_size, self.max_seq_len = self.loop.shape.max_rows, self.loop.shape.max_seq_len
+        else:
+            self._prefixes = PrefixStore(self.engine)
+            self.max_batch_size = _lowered("max_batch_size", max_batch_size, self.engine.max_batch_size)
+            self.max_seq_len = _lowered("max_seq_len", max_seq_len, self.engine.max_seq_len)
 
     @property
     def recommended_sampling(self) -> SamplingParams:
         """What the checkpoint's generation_config.json asks for; never applied unless it is passed to a call."""
-        with located(self.folder):
-            return recommended_sampling(self._generation_config)
+        return self._text.recommended_sampling
 
     def __enter__(self) -> LLM:
         return self
@@ -81,7 +88,8 @@ class LLM:
 
     def close(self) -> None:
         """Release the engine and the prefixes; calling it twice is allowed."""
-        self._prefixes.clear()
+        if self._prefixes is not None:
+            self._prefixes.clear()
         self.engine.close()
 
     @overload
@@ -126,7 +134,8 @@ class LLM:
         256. More prompts than max_batch_size wait for a free row. Generation also ends at max_seq_len: the prompt
         and all but the last new token fit in it.
 
-        One prompt gives a Generation, a list gives a list. With ``stream`` both give an iterator of pieces.
+        One prompt gives a Generation (the others of ``n`` are its ``alternatives``), a list gives a list. With
+        ``stream`` both give an iterator of pieces.
         RequestError, before anything is computed, names the prompt or parameter that is wrong.
         """
         single = is_one_prompt(prompt)
@@ -207,11 +216,11 @@ class LLM:
         is_chat = not isinstance(prompt, (str, np.ndarray)) and bool(prompt) and isinstance(prompt[0], Mapping)
         text: Any = self.chat_template.render(prompt, add_generation_prompt=False) if is_chat else prompt  # type: ignore[arg-type]
         request = self._request(text, SamplingParams(), "prompt", add_special_tokens=not is_chat)
-        return self._prefixes.add(request.prompt_ids)
+        return self._prefix_store().add(request.prompt_ids)
 
     def drop_prefix(self, prefix: Prefix) -> None:
         """Forget ``prefix`` and free its memory."""
-        self._prefixes.remove(prefix)
+        self._prefix_store().remove(prefix)
 
     def _run(
         self,
@@ -222,29 +231,48 @@ class LLM:
         stream: bool,
         add_special_tokens: bool,
     ) -> Generation | list[Generation] | Iterator[Piece]:
-        started = time.perf_counter()
         params = _params_per_prompt(sampling, max_new_tokens, len(prompts))
-        sequences = []
+        requests = []
         for index, prompt in enumerate(prompts):
             name = "prompt" if single else f"prompt {index}"
-            request = self._request(prompt, params[index], name, add_special_tokens)
-            sequences.append(RunningSequence(index, request, self.eos_token_ids, self.tokenizer, started))
-        pieces = generate_pieces(self.engine, sequences, self.max_batch_size, self._prefixes)
+            requests.append(self._request(prompt, params[index], name, add_special_tokens))
+        pieces = self._dense_pieces(requests) if self._streams is None else self._streams.pieces(requests)
         if stream:
             return pieces
-        done = {piece.index: piece.generation for piece in pieces if piece.generation is not None}
-        generations = [done[index] for index in range(len(prompts))]
+        answers: list[dict[int, Generation]] = [{} for _ in prompts]
+        for piece in pieces:
+            if piece.generation is not None:
+                answers[piece.index][piece.choice] = piece.generation
+        generations = [_with_alternatives([each[choice] for choice in sorted(each)]) for each in answers]
         return generations[0] if single else generations
 
-    def _request(self, prompt: Any, params: SamplingParams, name: str, add_special_tokens: bool) -> Request:
-        limits = RequestLimits(self.config.vocab_size, self.max_seq_len)
-        return Request.from_prompt(prompt, params, limits, self.tokenizer, name, add_special_tokens)
+    def _dense_pieces(self, requests: Sequence[Request]) -> Iterator[Piece]:
+        started = time.perf_counter()
+        for request in requests:
+            if request.params.n > 1 or request.params.beam_width:
+                raise RequestError(
+                    "n and beam_width: expected an artifact of layout paged, found a dense one: export with "
+                    "--layout paged, or pass the prompt several times"
+                )
+        sequences = [
+            RunningSequence(index, request, self.eos_token_ids, self.tokenizer, started)
+            for index, request in enumerate(requests)
+        ]
+        return generate_pieces(self.engine, sequences, self.max_batch_size, self._prefix_store())
 
-    def _eos(self) -> tuple[int, ...]:
-        """The artifact's EOS tokens and the generation config's; the tokenizer's own where neither names any."""
-        declared = (*self.config.eos_token_ids, *eos_token_ids(self._generation_config))
-        fallback = None if self.tokenizer is None or declared else self.tokenizer.eos_token_id
-        return tuple(dict.fromkeys(declared if fallback is None else (fallback,)))
+    def _prefix_store(self) -> PrefixStore:
+        if self._prefixes is None:
+            raise RequestError(
+                "cache_prefix: expected an artifact of layout dense, found a paged one: generate from the whole prompt"
+            )
+        return self._prefixes
+
+    def _request(self, prompt: Any, params: SamplingParams, name: str, add_special_tokens: bool) -> Request:
+        return self._text.request(prompt, params, self.max_seq_len, name, add_special_tokens)
+
+
+def _with_alternatives(answers: list[Generation]) -> Generation:
+    return answers[0] if len(answers) == 1 else replace(answers[0], alternatives=tuple(answers[1:]))
 
 
 def _conversations(messages: object) -> tuple[bool, list[Any]]:

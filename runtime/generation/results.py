@@ -38,6 +38,8 @@ class Generation:
     stopped_by        the token id or the stop string that ended it, None for "length"
     logprobs          per token of token_ids, when asked for
     cached_tokens     prompt tokens that came from a cached prefix instead of being computed
+    score             of a beam: its log-probability over its length to the power of length_penalty
+    alternatives      the other answers where more than one was asked for, best first where they have scores
     """
 
     text: str
@@ -48,6 +50,8 @@ class Generation:
     logprobs: tuple[TokenLogprobs, ...] | None
     cached_tokens: int
     timings: Timings
+    score: float | None = None
+    alternatives: tuple[Generation, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ class Piece:
 
     ``index`` is the prompt's place in the list of prompts. ``text`` is what became certain in this step: it may be
     empty while a character or a possible stop string is incomplete. The last piece of each prompt has a
-    ``finish_reason`` and the whole ``generation``.
+    ``finish_reason`` and the whole ``generation``. ``choice`` counts the answers to one prompt where more than one was
+    asked for; each has its last piece.
     """
 
     index: int
@@ -65,3 +70,4 @@ class Piece:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: str | None = None
     generation: Generation | None = None
+    choice: int = 0

@@ -27,6 +27,10 @@ class SamplingParams:
     ignore_eos          generate past the model's EOS tokens
     logprobs            None: off; n: log-probability of each token and of the n most likely ones
     skip_special_tokens leave special tokens such as BOS out of the text
+    n                   answers to one prompt; the i-th draws with seed + i. For artifacts of layout paged
+    beam_width          search for the n most likely answers with this many beams, greedily; 0 turns it off. For
+                        artifacts of layout paged
+    length_penalty      a beam's log-probability is divided by its length to this power; below 1 favours short answers
 
     Order of the steps: repetition penalty, temperature, top_k, top_p, min_p, draw (that of transformers).
     A stop or stop_token_ids given as one value is accepted as a list of one. RequestError names a bad value.
@@ -44,6 +48,9 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     skip_special_tokens: bool = True
+    n: int = 1
+    beam_width: int = 0
+    length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         normal = {
@@ -59,9 +66,23 @@ class SamplingParams:
             "ignore_eos": _boolean("ignore_eos", self.ignore_eos),
             "logprobs": None if self.logprobs is None else _integer("logprobs", self.logprobs, 0),
             "skip_special_tokens": _boolean("skip_special_tokens", self.skip_special_tokens),
+            "n": _integer("n", self.n),
+            "beam_width": _integer("beam_width", self.beam_width, 0),
+            "length_penalty": _number("length_penalty", self.length_penalty, "of any size", lambda v: True),
         }
         for name, value in normal.items():
             object.__setattr__(self, name, value)
+        if self.beam_width:
+            self._check_beams()
+
+    def _check_beams(self) -> None:
+        if self.n > self.beam_width:
+            raise _fail("n", f"at most the {self.beam_width} beams", self.n)
+        if not self.greedy or self.repetition_penalty != 1 or self.stop or self.logprobs is not None:
+            raise RequestError(
+                "beam_width: beams are searched without temperature, repetition_penalty, stop texts and logprobs: "
+                "leave these out"
+            )
 
     @property
     def greedy(self) -> bool:

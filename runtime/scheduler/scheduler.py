@@ -56,9 +56,29 @@ class Scheduler:
         """Host memory of the sequences that were swapped out."""
         return self._host_bytes
 
+    def check(self, request: ScheduledRequest) -> None:
+        """RequestError when the pools could never hold the request."""
+        settings, manager = self.settings, self._manager
+        if request.most_tokens > settings.max_seq_len:
+            raise RequestError(
+                f"expected at most {settings.max_seq_len} tokens of prompt and continuation (max_seq_len), found "
+                f"{request.most_tokens}: shorten the prompt, or lower max_new_tokens"
+            )
+        # Sequences that share a block copy it before the last one gives it back: one block more.
+        blocks = request.sequences * manager.most_blocks(request.most_tokens, settings.max_tokens)
+        blocks += manager.needs.kv and request.sequences > 1
+        slots = request.sequences * manager.needs.state
+        pools = manager.pool.num_blocks, manager.slots.num_slots
+        if blocks > pools[0] or slots > pools[1] or request.sequences > settings.max_rows:
+            raise RequestError(
+                f"expected a request that the pools can hold ({pools[0]} blocks, {pools[1]} slots, {settings.max_rows} "
+                f"rows), found one of {blocks} blocks, {slots} slots and {request.sequences} rows: make it shorter, or "
+                "give the pools more memory"
+            )
+
     def add(self, request: ScheduledRequest) -> ScheduledSequence:
         """Let the request wait for its turn; RequestError when the pools could never hold it."""
-        self._check(request)
+        self.check(request)
         rank = self.settings.policy.rank(request.priority, self._arrivals, self._step)
         self._arrivals += 1
         sequence = self._make(request, list(request.prompt_ids), rank)
@@ -270,25 +290,6 @@ class Scheduler:
     def _drop_copy(self, sequence: ScheduledSequence) -> None:
         self._host_bytes -= sequence.host_bytes
         sequence.host_bytes, sequence.host_copy = 0, None
-
-    def _check(self, request: ScheduledRequest) -> None:
-        settings, manager = self.settings, self._manager
-        if request.most_tokens > settings.max_seq_len:
-            raise RequestError(
-                f"expected at most {settings.max_seq_len} tokens of prompt and continuation (max_seq_len), found "
-                f"{request.most_tokens}: shorten the prompt, or lower max_new_tokens"
-            )
-        # Sequences that share a block copy it before the last one gives it back: one block more.
-        blocks = request.sequences * manager.most_blocks(request.most_tokens, settings.max_tokens)
-        blocks += request.sequences > 1
-        slots = request.sequences * manager.needs.state
-        pools = manager.pool.num_blocks, manager.slots.num_slots
-        if blocks > pools[0] or slots > pools[1] or request.sequences > settings.max_rows:
-            raise RequestError(
-                f"expected a request that the pools can hold ({pools[0]} blocks, {pools[1]} slots, {settings.max_rows} "
-                f"rows), found one of {blocks} blocks, {slots} slots and {request.sequences} rows: make it shorter, or "
-                "give the pools more memory"
-            )
 
     def _check_pools(self) -> None:
         manager = self._manager

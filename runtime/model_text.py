@@ -1,0 +1,48 @@
+"""The text side of an artifact: tokenizer, chat template, recommended sampling, and prompts made into requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from artifact.config import RuntimeConfig
+from artifact.errors import located
+from runtime.generation import Request, RequestLimits
+from runtime.generation.checkpoint_defaults import eos_token_ids, read_generation_config, recommended_sampling
+from runtime.sampling import SamplingParams
+from runtime.text import ChatTemplate, Tokenizer
+from runtime.text.special_tokens import read_tokenizer_config
+from runtime.text.tokenizer import TOKENIZER_FILE
+
+
+class ModelText:
+    """What the folder of an artifact says beside its graph. An artifact without tokenizer.json takes token ids only."""
+
+    def __init__(self, folder: Path, config: RuntimeConfig) -> None:
+        """ArtifactError when a file is malformed."""
+        self._folder, self._config = folder, config
+        self.tokenizer = Tokenizer.from_folder(folder) if (folder / TOKENIZER_FILE).is_file() else None
+        special = {} if self.tokenizer is None else self.tokenizer.special_tokens
+        with located(folder):
+            self.chat_template = ChatTemplate.from_folder(folder, read_tokenizer_config(folder), special)
+            self._generation_config = read_generation_config(folder)
+            self.eos_token_ids = self._eos()
+
+    @property
+    def recommended_sampling(self) -> SamplingParams:
+        """What the checkpoint's generation_config.json asks for."""
+        with located(self._folder):
+            return recommended_sampling(self._generation_config)
+
+    def request(
+        self, prompt: Any, params: SamplingParams, max_seq_len: int, name: str = "prompt", special_tokens: bool = True
+    ) -> Request:
+        """Check and tokenize ``prompt``; RequestError, which calls it ``name``, if it is bad."""
+        limits = RequestLimits(self._config.vocab_size, max_seq_len)
+        return Request.from_prompt(prompt, params, limits, self.tokenizer, name, special_tokens)
+
+    def _eos(self) -> tuple[int, ...]:
+        """The artifact's EOS tokens and the generation config's; the tokenizer's own where neither names any."""
+        declared = (*self._config.eos_token_ids, *eos_token_ids(self._generation_config))
+        fallback = None if self.tokenizer is None or declared else self.tokenizer.eos_token_id
+        return tuple(dict.fromkeys(declared if fallback is None else (fallback,)))

@@ -1,0 +1,139 @@
+"""Beam search: the most likely answers, by forks of blocks and states."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.generation import Generation, Piece, Timings
+from runtime.generation.results import LENGTH, STOP
+from runtime.sampling.logprobs import token_logprobs
+from runtime.scheduler import ScheduledSequence
+from runtime.serving.group import Group, GroupContext
+from runtime.serving.request import ServingRequest
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A finished answer; ``score`` is its log-probability over its length to the power of length_penalty."""
+
+    token_ids: tuple[int, ...]
+    score: float
+    ended: bool
+
+
+class BeamGroup(Group):
+    """``beam_width`` beams that advance together: each step keeps the best continuations of all of them.
+
+    A beam waits, with nothing to feed, until all beams have their logits; one that lost its memory meanwhile is
+    computed again and comes to the same. An end token moves a continuation among the finished ones, and the search
+    stops when these are as many as beams, or at max_new_tokens.
+    """
+
+    def __init__(self, asked: ServingRequest, root: ScheduledSequence, context: GroupContext) -> None:
+        self._asked, self._context = asked, context
+        params = asked.request.params
+        self._width, self._penalty, self._keep = params.beam_width, params.length_penalty, params.n
+        self._ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(context.eos))
+        # Log-probability of each beam, best first, and the continuations of those whose logits have come.
+        self._beams: dict[ScheduledSequence, float] = {root: 0.0}
+        self._continuations: dict[ScheduledSequence, list[tuple[int, float]]] = {}
+        self._done: list[Hypothesis] = []
+        self._cached = 0
+        self._first_token_at = 0.0
+
+    @property
+    def sequences(self) -> Iterable[ScheduledSequence]:
+        return list(self._beams)
+
+    @property
+    def finished(self) -> bool:
+        return not self._beams
+
+    def accept(self, sequence: ScheduledSequence, logits: np.ndarray) -> list[Piece]:
+        best = token_logprobs(logits, int(logits.argmax()), 2 * self._width).top
+        self._continuations[sequence] = list(best)
+        self._cached = sequence.cached_tokens or 0
+        if len(self._continuations) < len(self._beams):
+            return []
+        self._first_token_at = self._first_token_at or time.perf_counter()
+        self._advance()
+        return self._pieces() if self.finished else []
+
+    def _advance(self) -> None:
+        """Keep the best continuations: finished ones apart, the others as the beams of the next step."""
+        beams = list(self._beams)
+        new_tokens = len(beams[0].tokens) - len(self._asked.request.prompt_ids) + 1
+        candidates = [
+            (self._beams[beam] + logprob, place, token)
+            for place, beam in enumerate(beams)
+            for token, logprob in self._continuations[beam]
+        ]
+        candidates.sort(key=lambda c: (-c[0], c[1], c[2]))
+        kept: list[tuple[float, ScheduledSequence, int]] = []
+        for rank, (total, place, token) in enumerate(candidates[: 2 * self._width]):
+            if token in self._ends:
+                if rank < self._width:
+                    self._done.append(self._hypothesis(beams[place], token, total, ended=True))
+            elif len(kept) < self._width:
+                kept.append((total, beams[place], token))
+        self._continuations = {}
+        last = new_tokens == self._asked.request.max_new_tokens
+        if last or len(self._done) >= self._width or not kept:
+            self._done += [self._hypothesis(beam, token, total, ended=False) for total, beam, token in kept]
+            kept = []
+        self._beams = self._forked(beams, kept)
+
+    def _forked(
+        self, beams: list[ScheduledSequence], kept: list[tuple[float, ScheduledSequence, int]]
+    ) -> dict[ScheduledSequence, float]:
+        """The beams of the next step; those without a continuation end first, so that forks find their memory."""
+        going_on = {beam for _, beam, _ in kept}
+        for beam in beams:
+            if beam not in going_on:
+                self._context.finish(beam)
+        members: list[ScheduledSequence] = []
+        for _, beam, _ in kept:
+            members.append(self._context.fork(beam) if beam in members else beam)
+        # Only now, so that every fork has the tokens of its parent.
+        for member, (_, _, token) in zip(members, kept, strict=True):
+            member.append(token)
+        return {member: total for member, (total, _, _) in zip(members, kept, strict=True)}
+
+    def _hypothesis(self, beam: ScheduledSequence, token: int, total: float, ended: bool) -> Hypothesis:
+        ids = (*beam.tokens[len(self._asked.request.prompt_ids) :], token)
+        return Hypothesis(ids, total / len(ids) ** self._penalty, ended)
+
+    def _pieces(self) -> list[Piece]:
+        """One piece for each of the n best answers."""
+        best = sorted(self._done, key=lambda hypothesis: -hypothesis.score)[: self._keep]
+        pieces = []
+        for choice, hypothesis in enumerate(best):
+            made = self._generation(hypothesis)
+            ids, index = hypothesis.token_ids, self._asked.index
+            pieces.append(Piece(index, made.text, ids, None, made.finish_reason, made, choice))
+        return pieces
+
+    def _generation(self, hypothesis: Hypothesis) -> Generation:
+        context, ids = self._context, hypothesis.token_ids
+        text = ""
+        if context.tokenizer is not None:
+            prompt, params = self._asked.request.prompt_ids, self._asked.request.params
+            detokenizer = context.tokenizer.detokenizer(prompt, params.skip_special_tokens)
+            shown = ids[:-1] if hypothesis.ended else ids
+            text = "".join([*map(detokenizer.push, shown), detokenizer.flush()])
+        now = time.perf_counter()
+        return Generation(
+            text=text,
+            token_ids=ids,
+            prompt_token_ids=self._asked.request.prompt_ids,
+            finish_reason=STOP if hypothesis.ended else LENGTH,
+            stopped_by=ids[-1] if hypothesis.ended else None,
+            logprobs=None,
+            cached_tokens=self._cached,
+            timings=Timings(self._first_token_at - context.started, now - context.started, len(ids)),
+            score=hypothesis.score,
+        )

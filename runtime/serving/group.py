@@ -1,0 +1,96 @@
+"""All sequences of one request, and how they choose their tokens."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from runtime.generation import Piece
+from runtime.generation import Sequence as RunningSequence
+from runtime.scheduler import ScheduledSequence
+from runtime.serving.request import ServingRequest
+from runtime.text import Tokenizer
+
+
+@dataclass(frozen=True)
+class GroupContext:
+    """What groups need of the loop that they belong to.
+
+    fork and finish are those of the scheduler; eos and tokenizer the model's; started is when the request came.
+    """
+
+    fork: Callable[[ScheduledSequence], ScheduledSequence]
+    finish: Callable[[ScheduledSequence], None]
+    eos: tuple[int, ...]
+    tokenizer: Tokenizer | None
+    started: float
+
+
+class Group(ABC):
+    """The sequences of one request; ``finished`` when the last of them has ended."""
+
+    @property
+    @abstractmethod
+    def sequences(self) -> Iterable[ScheduledSequence]:
+        """Those that have not ended."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether no sequence is left."""
+        return not self.sequences
+
+    @abstractmethod
+    def accept(self, sequence: ScheduledSequence, logits: np.ndarray) -> list[Piece]:
+        """Go on from the ``logits`` [vocab] after the last token of ``sequence``; the pieces that it makes.
+
+        EngineError when the logits are not finite.
+        """
+
+
+class SamplingGroup(Group):
+    """``n`` independent answers to one prompt, which is computed once."""
+
+    def __init__(self, asked: ServingRequest, root: ScheduledSequence, context: GroupContext) -> None:
+        self._asked, self._context = asked, context
+        self._unforked = asked.request.params.n - 1
+        self._answers = {root: self._answer(0, root)}
+        self._choices = {root: 0}
+
+    @property
+    def sequences(self) -> Iterable[ScheduledSequence]:
+        return list(self._answers)
+
+    @property
+    def finished(self) -> bool:
+        return not self._answers
+
+    def accept(self, sequence: ScheduledSequence, logits: np.ndarray) -> list[Piece]:
+        chosen = [sequence]
+        for choice in range(1, self._unforked + 1):
+            child = self._context.fork(sequence)
+            self._answers[child], self._choices[child] = self._answer(choice, sequence), choice
+            chosen.append(child)
+        self._unforked = 0
+        return [self._choose(member, logits) for member in chosen]
+
+    def _choose(self, sequence: ScheduledSequence, logits: np.ndarray) -> Piece:
+        answer = self._answers[sequence]
+        answer.cached_tokens = sequence.cached_tokens or 0
+        piece = answer.accept(logits)
+        if answer.finished:
+            del self._answers[sequence]
+            self._context.finish(sequence)
+        else:
+            sequence.append(answer.last_token)
+        choice = self._choices[sequence]
+        return replace(piece, choice=choice) if choice else piece
+
+    def _answer(self, choice: int, sequence: ScheduledSequence) -> RunningSequence:
+        request, context = self._asked.request, self._context
+        seed = request.params.seed
+        if choice and seed is not None:
+            request = replace(request, params=replace(request.params, seed=seed + choice))
+        return RunningSequence(self._asked.index, request, context.eos, context.tokenizer, context.started)

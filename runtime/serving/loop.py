@@ -1,0 +1,167 @@
+"""Many requests on one paged engine, step by step."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from artifact.errors import EngineError
+from runtime.blocks import BlockManager, CacheNeeds
+from runtime.engines.paged import PagedEngine
+from runtime.scheduler import ScheduledSequence, Scheduler, SchedulerSettings, StepPlan
+from runtime.serving.beam import BeamGroup
+from runtime.serving.executor import StepExecutor
+from runtime.serving.group import Group, GroupContext, SamplingGroup
+from runtime.serving.pools import PoolReport, ServingShape, memory_budget, pools_in
+from runtime.serving.request import Output, ServingRequest
+from runtime.serving.settings import ServingSettings
+from runtime.text import Tokenizer
+
+
+class ServingLoop:
+    """Owns the pools of ``engine``: nobody else may step it. Not for use from several threads at once.
+
+    Call ``step`` as long as it is ``busy``. ``pools`` says where the memory went; ``steps`` and ``engine_seconds``
+    count what has run so far.
+    """
+
+    def __init__(
+        self, engine: PagedEngine, settings: ServingSettings, eos: tuple[int, ...], tokenizer: Tokenizer | None
+    ) -> None:
+        """EngineError when the pools cannot hold one sequence, or the settings exceed the engine's limits."""
+        self.shape = serving_shape(engine, settings)
+        self.steps = 0
+        self.engine_seconds = 0.0
+        self._eos, self._tokenizer = eos, tokenizer
+        needs = CacheNeeds.of_model(engine.config)
+        budget = memory_budget(engine, needs, self.shape, settings.memory_bytes, settings.memory_utilization)
+        self.pools: PoolReport = pools_in(engine, needs, self.shape, budget)
+        sizes = self.pools.sizes
+        engine.allocate_pools(sizes)
+        shape = self.shape
+        manager = BlockManager(sizes, needs, shape.max_rows, shape.max_seq_len, settings.prefix_caching)
+        self.scheduler = Scheduler(
+            manager,
+            SchedulerSettings(
+                shape.max_tokens,
+                shape.max_rows,
+                shape.max_seq_len,
+                settings.policy,
+                settings.swap_bytes,
+                self.pools.block_bytes,
+                self.pools.slot_bytes,
+            ),
+        )
+        self._executor = StepExecutor(engine, manager, self.scheduler)
+        self._groups: dict[int, Group] = {}
+        self._request_of: dict[ScheduledSequence, int] = {}
+        self._next_request = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request has not ended."""
+        return bool(self._groups)
+
+    def check(self, asked: ServingRequest) -> None:
+        """RequestError when the pools could never hold the request; may be called from any thread."""
+        self.scheduler.check(asked.scheduled())
+
+    def add(self, asked: ServingRequest, started: float | None = None) -> int:
+        """Let a request take part; its id. RequestError, at once, when the pools could never hold it.
+
+        ``started``: time.perf_counter when it came, now by default.
+        """
+        id_ = self._next_request
+        root = self.scheduler.add(asked.scheduled())
+        self._next_request += 1
+        self._request_of[root] = id_
+        context = GroupContext(
+            self._fork, self._finish, self._eos, self._tokenizer, time.perf_counter() if started is None else started
+        )
+        kind = BeamGroup if asked.request.params.beam_width else SamplingGroup
+        self._groups[id_] = kind(asked, root, context)
+        return id_
+
+    def cancel(self, request_id: int) -> None:
+        """End a request, of which nothing more is heard. One that has ended, or never was, is none to end."""
+        group = self._groups.pop(request_id, None)
+        if group is not None:
+            for sequence in group.sequences:
+                self._finish(sequence)
+
+    def step(self) -> list[Output]:
+        """Run one step; what the requests got from it, or the error that ended those who took part."""
+        plan = self.scheduler.plan()
+        if plan is None:
+            assert not self._groups, "there are requests, but nothing that could be planned"
+            return []
+        sampling = [self.scheduler.sequences[row.sequence] for row in plan.rows if row.samples]
+        started = time.perf_counter()
+        try:
+            logits = self._executor.run(plan)
+        except Exception as error:
+            return self._failed(plan, error)
+        except BaseException:
+            self._failed(plan, EngineError("the step was interrupted"))
+            raise
+        self.engine_seconds += time.perf_counter() - started
+        self.steps += 1
+        self.scheduler.commit(plan)
+        outputs: list[Output] = []
+        for index, sequence in enumerate(sampling):
+            assert logits is not None, "a row without logits samples"
+            self._accept(sequence, logits[index], outputs)
+        return outputs
+
+    def _accept(self, sequence: ScheduledSequence, logits: np.ndarray, outputs: list[Output]) -> None:
+        id_ = self._request_of.get(sequence)
+        if id_ is None:
+            return  # its request has ended in this very step
+        group = self._groups[id_]
+        try:
+            pieces = group.accept(sequence, logits)
+        except EngineError as error:
+            self.cancel(id_)
+            outputs.append(Output(id_, error=error))
+            return
+        for piece in pieces:
+            outputs.append(Output(id_, piece))
+        if pieces and group.finished:
+            del self._groups[id_]
+
+    def _failed(self, plan: StepPlan, error: Exception) -> list[Output]:
+        """End the requests whose sequences took part; the scheduler has everything back that the step held."""
+        reason = error if isinstance(error, EngineError) else EngineError(f"the engine failed in a step: {error}")
+        died = self.scheduler.fail(plan)
+        requests = dict.fromkeys(self._request_of.pop(sequence) for sequence in died)
+        for id_ in requests:
+            self.cancel(id_)
+        return [Output(id_, error=reason) for id_ in requests]
+
+    def _fork(self, parent: ScheduledSequence) -> ScheduledSequence:
+        child = self.scheduler.fork(parent)
+        self._request_of[child] = self._request_of[parent]
+        return child
+
+    def _finish(self, sequence: ScheduledSequence) -> None:
+        self._request_of.pop(sequence, None)
+        self.scheduler.finish(sequence)
+
+
+def serving_shape(engine: PagedEngine, settings: ServingSettings) -> ServingShape:
+    """The settings with the engine's limits in place of None; EngineError for one beyond its limit."""
+    limits, longest = engine.limits, engine.config.max_seq_len
+    for name, value, limit in (
+        ("max_rows", settings.max_rows, limits.max_rows),
+        ("max_tokens", settings.max_tokens, limits.max_tokens),
+        ("max_seq_len", settings.max_seq_len, longest),
+    ):
+        if value is not None and value > limit:
+            raise EngineError(f"{name}: expected at most the engine's {limit}, found {value}")
+    return ServingShape(
+        settings.max_rows or limits.max_rows,
+        settings.max_tokens or limits.max_tokens,
+        settings.max_seq_len or longest,
+        settings.block_size,
+    )

@@ -1,0 +1,122 @@
+"""How large the pools are, and where the memory went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from artifact.errors import EngineError
+from runtime.blocks import CacheNeeds
+from runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
+from runtime.serving.settings import GIB
+
+
+@dataclass(frozen=True)
+class ServingShape:
+    """Rows, tokens of one step, tokens of one sequence and tokens of one block."""
+
+    max_rows: int
+    max_tokens: int
+    max_seq_len: int
+    block_size: int
+
+
+@dataclass(frozen=True)
+class PoolReport:
+    """The pools and what they and the engine take, in bytes."""
+
+    sizes: PoolSizes
+    block_bytes: int
+    slot_bytes: int
+    held: Mapping[str, int]
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of all pools."""
+        return self.sizes.num_blocks * self.block_bytes + self.sizes.num_slots * self.slot_bytes
+
+    def __str__(self) -> str:
+        sizes = self.sizes
+        parts = [f"{name} {_mib(size)}" for name, size in self.held.items()]
+        if self.block_bytes:
+            tokens = sizes.num_blocks * sizes.block_size
+            parts.append(f"KV {_mib(sizes.num_blocks * self.block_bytes)} ({sizes.num_blocks} blocks, {tokens} tokens)")
+        if self.slot_bytes:
+            parts.append(f"states {_mib(sizes.num_slots * self.slot_bytes)} ({sizes.num_slots} slots)")
+        return ", ".join(parts)
+
+
+def pools_in(engine: PagedEngine, needs: CacheNeeds, shape: ServingShape, budget: int) -> PoolReport:
+    """Pools of at most ``budget`` bytes, and never more than all rows can use.
+
+    A slot for every row where these leave half of the budget to the blocks, else as many as sequences of full length
+    fit. EngineError, naming the bytes that would do, when one sequence does not fit.
+    """
+    block, slot = engine.block_bytes(shape.block_size), engine.slot_bytes
+    # One block more than what the longest sequence has: a shared block is copied before it is given back.
+    blocks_each = -(-shape.max_seq_len // shape.block_size) + 1 if needs.kv else 0
+    each = blocks_each * block + slot * needs.state
+    if each > budget:
+        raise EngineError(
+            f"expected at least {each} bytes for the caches of one sequence of {shape.max_seq_len} tokens, found "
+            f"{budget}: give them more (memory_bytes), or lower max_seq_len"
+        )
+    slots = 0
+    if needs.state:
+        wanted = max(budget // each, budget // (2 * slot) if needs.kv else budget // slot)
+        slots = min(shape.max_rows, wanted, (budget - blocks_each * block) // slot)
+    left = budget - slots * slot
+    blocks = min(left // block, shape.max_rows * blocks_each) if needs.kv else 0
+    return PoolReport(PoolSizes(blocks, shape.block_size, slots), block, slot, dict(engine.held_memory()))
+
+
+def memory_budget(
+    engine: PagedEngine, needs: CacheNeeds, shape: ServingShape, memory_bytes: int | None, utilization: float
+) -> int:
+    """``memory_bytes`` if given, else what ``utilization`` of the device's memory leaves after the largest step.
+
+    Where no engine can say what is free (a CPU): what all rows can use, at most 1 GiB but enough for one sequence.
+    """
+    if memory_bytes is not None:
+        return memory_bytes
+    free = engine.free_memory()
+    if free is None:
+        blocks_each = -(-shape.max_seq_len // shape.block_size) + 1
+        each = blocks_each * engine.block_bytes(shape.block_size) + engine.slot_bytes
+        return max(each, min(GIB, shape.max_rows * each))
+    run_largest_step(engine, needs, shape)
+    after = engine.free_memory()
+    # The small pools of that step are still there, and will be given back.
+    return int((free if after is None else after) * utilization)
+
+
+def run_largest_step(engine: PagedEngine, needs: CacheNeeds, shape: ServingShape) -> None:
+    """Run one step of as many tokens as there may be, in pools just large enough for it."""
+    rows = min(shape.max_rows, shape.max_tokens)
+    length = min(shape.max_tokens // rows, shape.max_seq_len)
+    width = -(-length // shape.block_size)
+    engine.allocate_pools(PoolSizes(rows * width * needs.kv, shape.block_size, rows * needs.state))
+    if needs.state:
+        engine.zero_slots(range(rows))
+    table = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
+    positions = np.tile(np.arange(length), rows)
+    places = np.repeat(np.arange(rows) * width * shape.block_size, length) + positions
+    bounds = np.arange(rows + 1, dtype=np.int32) * length
+    engine.step(
+        PackedInputs(
+            np.zeros(rows * length, np.int64),
+            positions,
+            bounds.astype(np.int32),
+            np.full(rows, length, np.int32),
+            table if needs.kv else np.full((rows, 1), -1, np.int32),
+            places.astype(np.int32) if needs.kv else np.full(rows * length, -1, np.int32),
+            np.arange(rows, dtype=np.int32) if needs.state else np.full(rows, -1, np.int32),
+            bounds[1:] - 1,
+        )
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"

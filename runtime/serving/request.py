@@ -1,0 +1,38 @@
+"""What a caller asks of the serving loop, and what it gets back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from artifact.errors import EngineError
+from runtime.generation import Piece, Request
+from runtime.scheduler import ScheduledRequest
+
+
+@dataclass(frozen=True)
+class ServingRequest:
+    """A checked prompt with its sampling parameters, and its place among others.
+
+    index: what the pieces are marked with. priority: lower first, where the policy knows priorities. namespace:
+    computed blocks are shared with requests of the same one only.
+    """
+
+    request: Request
+    index: int = 0
+    priority: int = 0
+    namespace: str = ""
+
+    def scheduled(self) -> ScheduledRequest:
+        """What the scheduler has to know."""
+        request = self.request
+        beams = max(1, request.params.beam_width)
+        return ScheduledRequest(request.prompt_ids, request.max_new_tokens, self.priority, self.namespace, beams)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One step of one request: a piece, or the error that ended it."""
+
+    request_id: int
+    piece: Piece | None = None
+    error: EngineError | None = None

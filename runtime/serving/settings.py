@@ -1,0 +1,39 @@
+"""How a paged engine serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from artifact.errors import EngineError
+from runtime.scheduler import Fcfs, Policy
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class ServingSettings:
+    """block_size: tokens of a KV block. max_rows, max_tokens, max_seq_len: sequences that run at a time, new tokens of
+    one step and tokens of one sequence; None takes the engine's limits.
+
+    memory_bytes: of the pools; None takes memory_utilization of what the device has free after its largest step, and
+    on a CPU what all rows can use, at most 1 GiB. swap_bytes: host memory for sequences that lost their place; beyond,
+    they are computed again. policy: the order of requests. prefix_caching: whether requests share computed blocks.
+    """
+
+    block_size: int = 16
+    max_rows: int | None = None
+    max_tokens: int | None = None
+    max_seq_len: int | None = None
+    memory_bytes: int | None = None
+    memory_utilization: float = 0.9
+    swap_bytes: int = GIB // 4
+    policy: Policy = field(default_factory=Fcfs)
+    prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_rows", "max_tokens", "max_seq_len", "memory_bytes"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise EngineError(f"{name}: expected an integer of at least 1, found {value!r}")
+        if not 0 < self.memory_utilization <= 1:
+            raise EngineError(f"memory_utilization: expected above 0 and at most 1, found {self.memory_utilization!r}")

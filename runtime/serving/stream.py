@@ -1,0 +1,63 @@
+"""Calls that take turns on one serving loop, each an iterator of its own pieces."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from runtime.generation import Piece, Request
+from runtime.serving.loop import ServingLoop
+from runtime.serving.request import Output, ServingRequest
+
+
+class PieceStreams:
+    """Whoever needs a piece runs the next step, and what it gives to others is kept for them."""
+
+    def __init__(self, loop: ServingLoop) -> None:
+        self._loop = loop
+        self._inboxes: dict[int, deque[Output]] = {}
+
+    def pieces(self, requests: Sequence[Request]) -> Iterator[Piece]:
+        """The pieces of ``requests``, which are marked with their place, as they come.
+
+        RequestError, at once, for one that the pools could never hold. Nothing is computed before the first piece is
+        asked for; an iterator that is closed before its end cancels its requests. EngineError when a step failed.
+        """
+        asked = [ServingRequest(request, index) for index, request in enumerate(requests)]
+        for each in asked:
+            self._loop.check(each)
+        return self._stream(asked, time.perf_counter())
+
+    def _stream(self, asked: Sequence[ServingRequest], started: float) -> Iterator[Piece]:
+        inbox: deque[Output] = deque()
+        left: dict[int, int] = {}
+        try:
+            for each in asked:
+                id_ = self._loop.add(each, started)
+                left[id_] = each.request.params.n
+                self._inboxes[id_] = inbox
+            while left:
+                while not inbox:
+                    self._run_step()
+                output = inbox.popleft()
+                if output.error is not None:
+                    raise output.error
+                assert output.piece is not None
+                if output.piece.generation is not None:
+                    self._count(left, output.request_id)
+                yield output.piece
+        finally:
+            for id_ in left:
+                self._loop.cancel(id_)
+                del self._inboxes[id_]
+
+    def _count(self, left: dict[int, int], id_: int) -> None:
+        """One more answer of a request is complete."""
+        left[id_] -= 1
+        if not left[id_]:
+            del left[id_], self._inboxes[id_]
+
+    def _run_step(self) -> None:
+        for output in self._loop.step():
+            self._inboxes[output.request_id].append(output)

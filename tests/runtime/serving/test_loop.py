@@ -1,0 +1,179 @@
+"""Requests in company get what they get alone, whatever happens around them."""
+
+import numpy as np
+import pytest
+
+from artifact.errors import EngineError, RequestError
+from runtime.sampling import Sampler, SamplingParams
+from tests.runtime.serving.toy_loop import MAX_SEQ, answers, asked, run_all, toy_loop
+from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
+from tests.runtime.toy_paged_engine import VOCAB, toy_greedy, toy_logits
+
+
+@pytest.mark.parametrize("swap_bytes", [0, 1 << 20])
+@pytest.mark.parametrize(
+    ("layers", "window"),
+    [(HYBRID, None), (HYBRID, 11), (PURE_ATTENTION, None), (PURE_ATTENTION, 11), (PURE_MAMBA, None)],
+)
+def test_two_hundred_requests_get_the_tokens_of_each_alone(layers, window, swap_bytes):
+    rng = np.random.default_rng(7)
+    loop, engine = toy_loop(
+        layers, window, eos=(3,), pad_to=4, max_seq_len=440, memory_bytes=8_000, swap_bytes=swap_bytes
+    )
+    wanted, cancelled, outputs = {}, set(), []
+    waiting = [
+        (rng.integers(0, 4, int(rng.integers(1, 401))).tolist(), int(rng.integers(1, 40)), int(rng.integers(1, 4)))
+        for _ in range(200)
+    ]
+    while waiting or loop.busy:
+        for _ in range(int(rng.integers(0, 4))):
+            if waiting:
+                prompt, new, n = waiting.pop()
+                id_ = loop.add(asked(prompt, new, n=n))
+                wanted.update({(id_, choice): (prompt, new) for choice in range(n)})
+        if wanted and rng.random() < 0.1:
+            victim = int(rng.integers(0, 200))
+            loop.cancel(victim)
+            cancelled.add(victim)
+        outputs += loop.step()
+    loop.scheduler.check_integrity()
+    found = answers(outputs)
+    assert {id_ for id_, _ in wanted} - {id_ for id_, _ in found} <= cancelled
+    alone = {key: tuple(toy_greedy(engine.config, *wanted[key])) for key in found}
+    assert found == alone
+
+
+def test_preemptions_happen_in_the_mix():
+    loop, engine = toy_loop(memory_bytes=1600, swap_bytes=0)
+    ids = {loop.add(asked([seed] * 9, 80)): seed for seed in range(8)}
+    seen = set()
+    while loop.busy:
+        seen |= {s.id for s in loop.scheduler.sequences.values() if s.preemptions}
+        for output in loop.step():
+            if output.piece.generation:
+                prompt = [ids[output.request_id]] * 9
+                assert list(output.piece.generation.token_ids) == toy_greedy(engine.config, prompt, 80)
+    assert seen
+
+
+def test_a_seed_draws_the_same_tokens_in_company():
+    loop, engine = toy_loop()
+    prompt, params = [5, 9, 2], SamplingParams(temperature=1.0, seed=11)
+    for other in range(5):
+        loop.add(asked([other] * 7, 20))
+    mine = loop.add(asked(prompt, 12, temperature=1.0, seed=11, n=3))
+    found = answers(run_all(loop))
+    for choice in range(3):
+        sampler, tokens = Sampler(SamplingParams(temperature=1.0, seed=params.seed + choice)), list(prompt)
+        for _ in range(12):
+            tokens.append(sampler.sample(toy_logits(engine.config, tokens))[0])
+        assert list(found[mine, choice]) == tokens[3:]
+    assert len({found[mine, choice] for choice in range(3)}) == 3
+
+
+def test_a_prompt_of_several_answers_is_computed_once():
+    loop, engine = toy_loop()
+    loop.add(asked([1] * 40, 2, n=6))
+    run_all(loop)
+    assert engine.tokens == 40 + 6
+
+
+def test_a_failed_step_is_reported_to_those_who_took_part_and_the_rest_go_on():
+    loop, engine = toy_loop(max_rows=2)
+    ids = [loop.add(asked([seed] * 5, 6)) for seed in range(4)]
+    engine.fail_at = {3}
+    outputs = run_all(loop)
+    errors = {output.request_id: output.error for output in outputs if output.error}
+    assert set(errors) == set(ids[:2]) and all("told to fail" in str(error) for error in errors.values())
+    found = answers(outputs)
+    assert {key: list(tokens) for key, tokens in found.items()} == {
+        (id_, 0): toy_greedy(engine.config, [id_] * 5, 6) for id_ in ids[2:]
+    }
+
+
+def test_an_exception_of_the_engine_is_an_engine_error(monkeypatch):
+    loop, engine = toy_loop()
+    loop.add(asked([1], 2))
+    monkeypatch.setattr(engine, "step", lambda inputs: 1 / 0)
+    (output,) = loop.step()
+    assert isinstance(output.error, EngineError) and "failed in a step" in str(output.error)
+    assert not loop.busy
+
+
+def test_an_interruption_gives_everything_back(monkeypatch):
+    loop, engine = toy_loop()
+    loop.add(asked([1], 2))
+    monkeypatch.setattr(engine, "step", lambda inputs: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        loop.step()
+    loop.scheduler.check_integrity()
+    assert not loop.busy
+
+
+def test_logits_that_are_not_finite_end_one_request_only(monkeypatch):
+    loop, engine = toy_loop()
+    bad, good = loop.add(asked([1], 3)), loop.add(asked([2], 3))
+    step = engine.step
+
+    def spoil(inputs):
+        logits = step(inputs)
+        logits[0] = np.nan
+        monkeypatch.setattr(engine, "step", step)
+        return logits
+
+    monkeypatch.setattr(engine, "step", spoil)
+    outputs = run_all(loop)
+    assert [output.request_id for output in outputs if output.error] == [bad]
+    assert list(answers(outputs)[good, 0]) == toy_greedy(engine.config, [2], 3)
+
+
+def test_what_never_fits_is_refused_at_once():
+    loop, _ = toy_loop()
+    with pytest.raises(RequestError, match="at most 96 tokens"):
+        loop.add(asked([1] * MAX_SEQ, 2))
+    assert not loop.busy
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    logits = logits.astype(np.float64)
+    return logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+
+
+def beams_alone(config, prompt: list[int], new: int, width: int, penalty: float) -> list[list[int]]:
+    """Beam search over logits from scratch; ties go to the better beam, then the lower token."""
+    beams, done = [(0.0, [])], []
+    while True:
+        candidates = []
+        for place, (total, tokens) in enumerate(beams):
+            scores = log_softmax(toy_logits(config, prompt + tokens))
+            candidates += [(-(total + scores[token]), place, token) for token in range(VOCAB)]
+        candidates.sort(key=lambda c: (round(c[0], 9), c[1], c[2]))
+        kept = []
+        for rank, (cost, place, token) in enumerate(candidates[: 2 * width]):
+            longer = [*beams[place][1], token]
+            if token in config.eos_token_ids:
+                if rank < width:
+                    done.append((cost / len(longer) ** penalty, longer))
+            elif len(kept) < width:
+                kept.append((-cost, longer))
+        beams = kept
+        if len(beams[0][1]) == new or len(done) >= width:
+            done += [(-total / len(tokens) ** penalty, tokens) for total, tokens in beams]
+            return [tokens for _, tokens in sorted(done, key=lambda d: d[0])]
+
+
+@pytest.mark.parametrize("memory_bytes", [10_000, 1_700])
+@pytest.mark.parametrize("layers", [HYBRID, PURE_ATTENTION, PURE_MAMBA])
+def test_beams_find_what_a_search_from_scratch_finds(layers, memory_bytes):
+    eos = (7, 20, 41)
+    loop, engine = toy_loop(layers, eos=eos, memory_bytes=memory_bytes, max_rows=6)
+    searches = {}
+    for seed in range(3):
+        prompt = [seed, seed + 1, 2]
+        id_ = loop.add(asked(prompt, 9, beam_width=3, n=2, length_penalty=0.6))
+        searches[id_] = prompt
+        loop.add(asked([seed] * 30, 30))
+    found = answers(run_all(loop))
+    for id_, prompt in searches.items():
+        best = beams_alone(engine.config, prompt, 9, 3, 0.6)
+        assert [list(found[id_, choice]) for choice in range(2)] == best[:2]

@@ -1,0 +1,60 @@
+"""A serving loop over the toy engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from artifact.config import RuntimeConfig
+from runtime.generation import Request
+from runtime.sampling import SamplingParams
+from runtime.serving.loop import ServingLoop
+from runtime.serving.request import Output, ServingRequest
+from runtime.serving.settings import ServingSettings
+from tests.runtime.toy_engine import HYBRID
+from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config
+
+MAX_SEQ = 96
+
+
+def toy_loop(
+    layers: Sequence[str] = HYBRID,
+    window: int | None = None,
+    eos: tuple[int, ...] = (),
+    pad_to: int = 1,
+    max_seq_len: int = MAX_SEQ,
+    **settings,
+) -> tuple[ServingLoop, ToyPagedEngine]:
+    """Rows, tokens and memory as in ``settings``; blocks of 4 tokens."""
+    config: RuntimeConfig = paged_config(layers, max_seq_len, window=window, eos=eos)
+    engine = ToyPagedEngine(config, max_tokens=70, max_rows=16, pad_to=pad_to)
+    options = {"block_size": 4, "max_rows": 12, "max_tokens": 64, "memory_bytes": 10_000, **settings}
+    return ServingLoop(engine, ServingSettings(**options), eos, None), engine
+
+
+def asked(prompt: Sequence[int], new: int, index: int = 0, priority: int = 0, **params) -> ServingRequest:
+    """A request with greedy sampling unless ``params`` say otherwise."""
+    return ServingRequest(Request(tuple(prompt), SamplingParams(**params), new), index, priority)
+
+
+def run_all(loop: ServingLoop) -> list[Output]:
+    """All outputs until nobody is left; the scheduler is checked after each step."""
+    outputs = []
+    while loop.busy:
+        outputs += loop.step()
+        loop.scheduler.check_integrity()
+    assert not loop.scheduler.sequences
+    return outputs
+
+
+def answers(outputs: Sequence[Output]) -> dict[tuple[int, int], tuple[int, ...]]:
+    """The tokens of each answer by request and choice, which are also those of its pieces."""
+    pieces: dict[tuple[int, int], list[int]] = {}
+    done = {}
+    for output in outputs:
+        if output.piece is not None:
+            key = output.request_id, output.piece.choice
+            pieces.setdefault(key, []).extend(output.piece.token_ids)
+            if output.piece.generation is not None:
+                done[key] = output.piece.generation.token_ids
+    assert {key: tuple(tokens) for key, tokens in pieces.items() if key in done} == done
+    return done
