@@ -17,6 +17,8 @@ from trt_plugins.specs.packed import has_rows, is_packed, is_pool
 
 OPSET = 24
 FLOAT = onnx.TensorProto.FLOAT
+# An ONNX type and a number of axes; None: any number.
+Kind = tuple[int, int | None]
 TO_END = int(np.iinfo(np.int64).max)
 """End of a slice that goes to the end of its axis."""
 
@@ -122,29 +124,35 @@ class Body:
 
         Returns the last carried value and the results, stacked on axis 0. ``step`` may use values from outside.
         """
-        types = [FLOAT] * (1 + len(slices))
-        graph = self._graph(lambda inner: step(inner[0], inner[1:]), types)
+        graph = self._graph(lambda inner: step(inner[0], inner[1:]), [(FLOAT, None)] * (1 + len(slices)), (None, None))
         last, results = self._add("Scan", (carried, *slices), 2, {"body": graph, "num_scan_inputs": len(slices)})
         return last, results
 
-    def map_slices(self, step: Callable[[list[str]], str], slices: Sequence[str], types: Sequence[int]) -> str:
-        """``step`` of every index of axis 0 of ``slices``, which have ``types``: float32 results, stacked on axis 0.
+    def map_slices(
+        self, step: Callable[[list[str]], str], slices: Sequence[str], kinds: Sequence[Kind], rank: int
+    ) -> str:
+        """``step`` of every index of axis 0 of ``slices``: float32 results of ``rank`` axes, stacked on axis 0.
 
-        ``step`` may use values from outside.
+        ``kinds``: type and number of axes of each slice inside of ``step``, which may use values from outside.
         """
         # TensorRT's parser refuses a Scan that carries nothing.
         carried = self.float32(0.0)
-        graph = self._graph(lambda inner: (self.op("Identity", inner[0]), step(inner[1:])), [FLOAT, *types])
+        results = (0, rank)
+        graph = self._graph(
+            lambda inner: (self.op("Identity", inner[0]), step(inner[1:])), [(FLOAT, 0), *kinds], results
+        )
         return self._add("Scan", (carried, *slices), 2, {"body": graph, "num_scan_inputs": len(slices)})[1]
 
-    def _graph(self, step: Callable[[list[str]], Sequence[str]], types: Sequence[int]) -> onnx.GraphProto:
-        """The nodes that ``step`` adds, given inputs of ``types``, as a graph with float32 outputs."""
+    def _graph(
+        self, step: Callable[[list[str]], Sequence[str]], kinds: Sequence[Kind], ranks: Sequence[int | None]
+    ) -> onnx.GraphProto:
+        """The nodes that ``step`` adds, given inputs of ``kinds``, as a graph with float32 outputs of ``ranks``."""
         nodes, known = self._nodes, self._known
         self._nodes, self._known = [], dict(known)
-        inner = [f"scan_{next(self._names)}" for _ in types]
+        inner = [f"scan_{next(self._names)}" for _ in kinds]
         outputs = step(inner)
-        inputs = [helper.make_tensor_value_info(name, dtype, None) for name, dtype in zip(inner, types, strict=True)]
-        float32 = [helper.make_tensor_value_info(name, FLOAT, None) for name in outputs]
+        inputs = [_value(name, *kind) for name, kind in zip(inner, kinds, strict=True)]
+        float32 = [_value(name, FLOAT, rank) for name, rank in zip(outputs, ranks, strict=True)]
         graph = helper.make_graph(self._nodes, "step", inputs, float32)
         self._nodes, self._known = nodes, known
         return graph
@@ -168,3 +176,8 @@ class Body:
         names = [stem] if outputs == 1 else [f"{stem}_{i}" for i in range(outputs)]
         self._nodes.append(helper.make_node(op_type, list(inputs), names, name=stem, **attributes))
         return names
+
+
+def _value(name: str, dtype: int, rank: int | None) -> onnx.ValueInfoProto:
+    """A value of ``rank`` axes of any size; None: of any rank."""
+    return helper.make_tensor_value_info(name, dtype, None if rank is None else [None] * rank)

@@ -27,7 +27,7 @@ def routed_experts_function(signature: Signature) -> onnx.FunctionProto:
     ids = body.op("Cast", body.op("Reshape", "expert_ids", body.constant([-1])), to=INT64)
     blocks = _Blocks.of(body, ids, top_k)
     rows = body.op("Gather", tokens, blocks.token)
-    results = body.map_slices(lambda slices: _expert(body, *slices), (blocks.expert, rows), (INT64, FLOAT))
+    results = body.map_slices(lambda slices: _expert(body, *slices), (blocks.expert, rows), ((INT64, 0), (FLOAT, 2)), 2)
     routes = body.reshape(body.op("GatherND", results, blocks.place), body.constant([-1]), top_k, hidden)
     weights = body.op("Reshape", "expert_weights", body.concat(body.constant([-1]), top_k, body.constant([1])))
     y = body.op("ReduceSum", body.op("Mul", routes, weights), body.constant([1]), keepdims=0)
