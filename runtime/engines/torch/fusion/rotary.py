@@ -15,10 +15,10 @@ def fuse_rotary(graph: ir.Graph) -> None:
     """Make a Rotate node of every rotary embedding of halves whose tables are computed by the graph."""
     tables: dict[tuple[ir.Value, ir.Value], ir.Node] = {}
     for node in list(graph):
-        if (node.domain, node.op_type) != ("", "RotaryEmbedding") or node.attributes.get_int("interleaved", 0):
+        if (node.domain, node.op_type) != ("", "RotaryEmbedding") or len(node.inputs) != 3:
             continue
-        x, cos, sin = node.inputs[:3]
-        if len(node.inputs) != 3 or cos is None or sin is None:
+        x, cos, sin = node.inputs
+        if node.attributes.get_int("interleaved") or cos is None or sin is None:
             continue
         if (cos, sin) not in tables:
             made = ir.node("RotaryTables", [cos, sin], domain=DOMAIN, num_outputs=2)
