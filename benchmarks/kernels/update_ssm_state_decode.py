@@ -1,6 +1,6 @@
 """Cases of one-token ``update_ssm_state``: the shapes of Nemotron-H and Granite 4, with a state updated in place.
 
-float32 and bfloat16 states, and the experimental int8 one beside them.
+float32 and bfloat16 states, and beside them the experimental ones of 8 bits, int8 and e4m3.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from trt_plugins.kernels.call import OpCall
 from trt_plugins.kernels.catalog import plan
 from trt_plugins.kernels.device import KernelDevice
 from trt_plugins.kernels.layout import TensorLayout
-from trt_plugins.kernels.ops.update_ssm_state_int8 import plan_int8
+from trt_plugins.kernels.ops.update_ssm_state_8bit import plan_8bit
+from trt_plugins.reference.quantized_state import LARGEST, exact_state, quantized_state
 from trt_plugins.reference.update_ssm_state import update_ssm_state
 
 GROUP = "update_ssm_state_decode"
 HEAD_DIM, STATE_SIZE = 64, 128
-# y is bfloat16; an int8 state is rounded to 1/254 of its row's largest magnitude.
-TOLERANCE, INT8_TOLERANCE = 3e-3, 1e-2
+# y is bfloat16; a state of int8 is rounded to 1/254 of its row's largest magnitude, of e4m3 to 1/16 of the value.
+TOLERANCE = 3e-3
+STATE_TOLERANCE = {torch.int8: 1e-2, torch.float8_e4m3fn: 3.5e-2}
 AT_LEAST = {1: 1.3, 8: 1.1}
 BANDWIDTH_SINCE, BANDWIDTH_SHARE = 64, 0.9
-STATES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+STATES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8, "e4m3": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True)
@@ -53,22 +55,23 @@ def cases() -> Iterator[KernelCase]:
 
 def _case(model: str, rows: int, state: str) -> KernelCase:
     name, sizes = f"{model} b{rows} {state} state", MODELS[model]
-    int8 = state == "int8"
+    dtype = STATES[state]
+    experimental = dtype in LARGEST
     return KernelCase(
         name,
-        _bytes(sizes, rows, STATES[state].itemsize, int8),
-        INT8_TOLERANCE if int8 else TOLERANCE,
-        lambda: _prepared(sizes, rows, STATES[state]),
+        _bytes(sizes, rows, dtype.itemsize, experimental),
+        STATE_TOLERANCE.get(dtype, TOLERANCE),
+        lambda: _prepared(sizes, rows, dtype),
         peer_times(GROUP, name),
-        None if int8 else AT_LEAST.get(rows, 1.0),
-        BANDWIDTH_SHARE if rows >= BANDWIDTH_SINCE and not int8 else None,
+        None if experimental else AT_LEAST.get(rows, 1.0),
+        BANDWIDTH_SHARE if rows >= BANDWIDTH_SINCE and not experimental else None,
     )
 
 
-def _bytes(model: Model, rows: int, item: int, int8: bool) -> int:
+def _bytes(model: Model, rows: int, item: int, scaled: bool) -> int:
     state_rows = rows * model.heads * HEAD_DIM
     tokens = 2 * rows * (2 * model.heads * HEAD_DIM + 2 * model.groups * STATE_SIZE + model.heads)
-    return 2 * state_rows * (STATE_SIZE * item + (4 if int8 else 0)) + tokens + 12 * model.heads
+    return 2 * state_rows * (STATE_SIZE * item + (4 if scaled else 0)) + tokens + 12 * model.heads
 
 
 def _prepared(model: Model, rows: int, dtype: torch.dtype) -> Prepared:
@@ -78,7 +81,7 @@ def _prepared(model: Model, rows: int, dtype: torch.dtype) -> Prepared:
     layouts = tuple(_layout(tensor) for tensor in inputs[:9])
     call = OpCall(spec, layouts, (_layout(y), layouts[7]), spec.complete_attributes({}))
     device = KernelDevice.current()
-    bound = device.bind((plan_int8 if dtype is torch.int8 else plan)(call, device.traits))
+    bound = device.bind((plan_8bit if dtype in LARGEST else plan)(call, device.traits))
     addresses = [tensor.data_ptr() for tensor in inputs]
     outputs = [y.data_ptr(), addresses[7], addresses[-1]]
 
@@ -103,7 +106,7 @@ def _prepared(model: Model, rows: int, dtype: torch.dtype) -> Prepared:
 
 
 def _inputs(model: Model, rows: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """The operator's inputs, x, B, C and dt as slices of wider tensors, and the scales of an int8 state."""
+    """The operator's inputs, x, B, C and dt as slices of wider tensors, and the scales of a state of 8 bits."""
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device="cuda")
@@ -112,9 +115,8 @@ def _inputs(model: Model, rows: int, dtype: torch.dtype) -> list[torch.Tensor]:
     mixed = normal(rows, inner + 2 * width).to(torch.bfloat16).split([inner, width, width], -1)
     dt = normal(rows, 2 * inner + 2 * width + model.heads).to(torch.bfloat16)[:, -model.heads :]
     state, scale = normal(rows, model.heads, HEAD_DIM, STATE_SIZE), torch.empty(0, device="cuda")
-    if dtype is torch.int8:
-        scale = state.abs().amax(-1) / 127
-        state = (state / scale.unsqueeze(-1)).round()
+    if dtype in LARGEST:
+        state, scale = quantized_state(state, dtype)
     x, (B, C) = mixed[0].unflatten(-1, (model.heads, HEAD_DIM)), (t.unflatten(-1, (-1, STATE_SIZE)) for t in mixed[1:])
     A = -8 * torch.rand(model.heads, device="cuda")
     lengths = torch.ones(rows, dtype=torch.int32, device="cuda")
@@ -123,8 +125,8 @@ def _inputs(model: Model, rows: int, dtype: torch.dtype) -> list[torch.Tensor]:
 
 def _exact(inputs: list[torch.Tensor]) -> torch.Tensor:
     """The state as float64."""
-    state, scale = inputs[7].double(), inputs[-1]
-    return state * scale.double().unsqueeze(-1) if scale.numel() else state
+    state, scale = inputs[7], inputs[-1]
+    return exact_state(state, scale) if scale.numel() else state.double()
 
 
 def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -132,4 +134,5 @@ def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _layout(tensor: torch.Tensor) -> TensorLayout:
-    return TensorLayout(DType(str(tensor.dtype).removeprefix("torch.")), tuple(tensor.shape), tensor.stride())
+    dtype = torch.uint8 if tensor.dtype is torch.float8_e4m3fn else tensor.dtype
+    return TensorLayout(DType(str(dtype).removeprefix("torch.")), tuple(tensor.shape), tensor.stride())

@@ -1,6 +1,7 @@
 // Runs of elements that move as one access of 2 to 16 bytes, and their conversion two at a time.
 #pragma once
 
+#include "common/bytes.cuh"
 #include "common/element.cuh"
 
 // The unsigned word, or words, of an access.
@@ -39,22 +40,6 @@ __device__ __forceinline__ unsigned pair_from_floats(float low, float high, __ha
     return *reinterpret_cast<const unsigned*>(&pair);
 }
 
-// Four int8 in one register. Their floats are built in place as 2^15 + 128 + value, one instruction each where a
-// conversion has a quarter of the rate; who reads them takes BYTE_OFFSET off. The way back adds 1.5 * 2^23, which rounds
-// to nearest even and leaves the int8 in the low byte.
-constexpr float BYTE_OFFSET = 32896.0f;
-__device__ __forceinline__ void offset_floats_from_bytes(float* to, unsigned bytes) {
-    bytes ^= 0x80808080u;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) to[i] = __uint_as_float(__byte_perm(bytes, 0x47000000u, 0x7604 + (i << 4)));
-}
-__device__ __forceinline__ unsigned bytes_from_floats(const float* from, float factor) {
-    unsigned bits[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(fmaf(from[i], factor, 12582912.0f));
-    return __byte_perm(__byte_perm(bits[0], bits[1], 0x0040), __byte_perm(bits[2], bits[3], 0x0040), 0x5410);
-}
-
 // N elements of T, N * sizeof(T) bytes at an address that is a multiple of that.
 template <typename T, int N>
 struct Access {
@@ -71,7 +56,7 @@ struct Access {
         if constexpr (sizeof(T) == 1) {
 #pragma unroll
             for (int i = 0; i < N; i += 4)
-                offset_floats_from_bytes(to + i, reinterpret_cast<const unsigned*>(&word)[i / 4]);
+                floats_from_bytes(to + i, reinterpret_cast<const unsigned*>(&word)[i / 4], T());
         } else if constexpr (sizeof(T) == 4) {
 #pragma unroll
             for (int i = 0; i < N; ++i) to[i] = reinterpret_cast<const float*>(&word)[i];
@@ -86,11 +71,12 @@ struct Access {
             }
         }
     }
-    // factor: what int8 elements are multiplied by before they are rounded.
+    // factor: what elements of 8 bits are multiplied by before they are rounded.
     __device__ __forceinline__ void pack(const float* from, float factor = 1.0f) {
         if constexpr (sizeof(T) == 1) {
 #pragma unroll
-            for (int i = 0; i < N; i += 4) reinterpret_cast<unsigned*>(&word)[i / 4] = bytes_from_floats(from + i, factor);
+            for (int i = 0; i < N; i += 4)
+                reinterpret_cast<unsigned*>(&word)[i / 4] = bytes_from_floats(from + i, factor, T());
         } else if constexpr (sizeof(T) == 4) {
 #pragma unroll
             for (int i = 0; i < N; ++i) reinterpret_cast<float*>(&word)[i] = from[i];

@@ -18,7 +18,7 @@ struct SsmDecode {
     const void* gate;       // where y is gated: row r, token t, head h: r * gate_row + t * gate_token + h * HEAD_DIM
     void* y;                // as x
     void* state_out;        // as state
-    const float* scale;     // int8 states: factor of row p of head h in slot s: s * scale_slot + h * HEAD_DIM + p
+    const float* scale;     // states of 8 bits: factor of row p of head h in slot s: s * scale_slot + h * HEAD_DIM + p
     float* scale_out;       // as scale
     int64_t x_row;
     int64_t x_token;

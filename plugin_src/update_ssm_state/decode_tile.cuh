@@ -1,8 +1,8 @@
 // Rows of a head's state in registers: every row lies across LANES lanes of a warp between its one read and its one write.
 //
 // Macros: DATA_T; STATE_T; HEAD_DIM; STATE_SIZE; LANES (of a row, a power of two); STATE_ACCESS (elements of one access to
-// the state); PASSES (rows of a lane, all in flight at once); THREADS. int8 states have a float factor a row: the
-// largest magnitude of the row over 127, chosen anew at every write.
+// the state); PASSES (rows of a lane, all in flight at once); THREADS. States of 8 bits (int8, E4m3) have a float factor
+// a row: the largest magnitude of the row over that of the type, chosen anew at every write.
 #pragma once
 
 #include "common/access.cuh"
@@ -19,7 +19,7 @@ constexpr int PARTS = (HEAD_DIM + ROWS_OF_BLOCK - 1) / ROWS_OF_BLOCK;
 constexpr bool EXACT_LANES = UNITS % LANES == 0;
 constexpr bool EXACT_ROWS = HEAD_DIM % ROWS_OF_BLOCK == 0;
 constexpr bool QUANTIZED = sizeof(STATE_T) == 1;
-constexpr float LARGEST_INT8 = 127.0f;
+using Code = ByteCode<STATE_T>;
 constexpr float SMALLEST_ROW = 1e-30f;  // keeps the inverse of a row of zeros finite
 
 __device__ __forceinline__ bool has_unit(int lane, int j) { return EXACT_LANES || j * LANES + lane < UNITS; }
@@ -77,9 +77,9 @@ struct StateTile {
         float sum = 0.0f;
         float offset = 0.0f;
         if constexpr (QUANTIZED) {
-            decay *= scales[p];
-            // Its rounding is 1/500 of the distance between two values of the state at most.
-            offset = -BYTE_OFFSET * decay;
+            decay *= scales[p] * Code::UNIT;
+            // Of int8: its rounding is 1/500 of the distance between two values of the state at most.
+            offset = -Code::OFFSET * decay;
         }
 #pragma unroll
         for (int j = 0; j < UNITS_OF_LANE; ++j) {
@@ -102,8 +102,8 @@ struct StateTile {
         for (int e = 0; e < ELEMENTS; ++e) largest = fmaxf(largest, fabsf(values[e]));
         largest = max_of_row(largest);
         largest = fmaxf(largest, SMALLEST_ROW);
-        scales[p] = largest * (1.0f / LARGEST_INT8);
-        const float factor = __fdividef(LARGEST_INT8, largest);
+        scales[p] = largest * (1.0f / Code::LARGEST);
+        const float factor = __fdividef(Code::LARGEST, largest);
 #pragma unroll
         for (int j = 0; j < UNITS_OF_LANE; ++j) units[p][j].pack(values + j * STATE_ACCESS, factor);
     }

@@ -13,7 +13,7 @@ from trt_plugins.kernels.source import CUDA_TYPES
 ACCESS_BYTES = 16
 _LANE_ELEMENTS = 16  # of a row in one lane; as many of B and of C are kept beside them
 _WARP = 32
-_STATE_TYPES = {**CUDA_TYPES, DType.INT8: "signed char"}
+_STATE_TYPES = {**CUDA_TYPES, DType.INT8: "signed char", DType.UINT8: "E4m3"}
 
 
 @dataclass(frozen=True)

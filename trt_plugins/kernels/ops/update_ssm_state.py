@@ -24,7 +24,7 @@ from trt_plugins.kernels.structs import struct_type
 
 FILE = "update_ssm_state/decode_lanes.cu"
 SCALE = 9
-"""Index of the scales among the inputs of a call with an int8 state, after the operator's own; 2 among the outputs."""
+"""Index of the scales of a state of 8 bits among the inputs, after the operator's own; 2 among the outputs."""
 _LARGEST_GRID_YZ = 65535
 _OVERLAP_SINCE = (9, 0)
 _THREADS = 64
@@ -33,8 +33,9 @@ _LANE_ACCESSES = 4  # in flight keep the memory busy; fewer where blocks are few
 # and latency is the cost; from the second on there are enough of them for narrow accesses to share a block.
 _FEW_BLOCKS = 8
 _MANY_BLOCKS = 64
-_INT8_PASSES = 8
-_INT8_BLOCKS = 2
+_BYTE_STATES = (DType.INT8, DType.UINT8)  # int8, and e4m3 as the bytes that it is
+_BYTE_PASSES = 8
+_BYTE_BLOCKS = 2
 
 
 def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
@@ -53,13 +54,14 @@ def sources() -> Iterator[KernelSource]:
     tile = StateTile(DType.BFLOAT16, DType.FLOAT32, 64, 128, ACCESS_BYTES, 2, _THREADS)
     base = _Variant(tile, DType.FLOAT32, DType.FLOAT32, ACCESS_BYTES, True, False, True)
     for dtype in CUDA_TYPES:
-        for state in {DType.FLOAT32, dtype, DType.INT8}:
+        for state in {DType.FLOAT32, dtype, *_BYTE_STATES}:
             typed = replace(base, tile=replace(tile, dtype=dtype, state=state))
             yield from (replace(typed, D=kind, bias=kind, gated=True).source() for kind in {DType.FLOAT32, dtype})
             yield replace(typed, tile=replace(typed.tile, passes=1), prefetch=False).source()
-    yield replace(base, tile=replace(tile, state=DType.INT8, passes=_INT8_PASSES), prefetch=False).source()
+    for state in _BYTE_STATES:
+        yield replace(base, tile=replace(tile, state=state, passes=_BYTE_PASSES), prefetch=False).source()
     for head_dim, state_size in ((80, 128), (96, 64), (128, 80), (256, 256), (64, 96), (8, 8), (72, 40)):
-        for state in (DType.FLOAT32, DType.BFLOAT16, DType.INT8):
+        for state in (DType.FLOAT32, DType.BFLOAT16, *_BYTE_STATES):
             sized = replace(tile, state=state, head_dim=head_dim, state_size=state_size)
             yield from (replace(base, tile=sized, group_bytes=size).source() for size in (2, ACCESS_BYTES))
     yield from prefill_sources()
@@ -69,7 +71,7 @@ def decode_launch(call: OpCall, device: DeviceTraits, gate: TensorLayout | None 
     """One launch for at most one token a row.
 
     gate: y is multiplied by SiLU of it; [..., heads * head_dim], the caller adds its pointer as "gate".
-    A call whose state is int8 has scales, float32 [slots, heads, head_dim], as input SCALE and output 2.
+    A call whose state is int8 or e4m3 (uint8) has scales, float32 [slots, heads, head_dim]: input SCALE and output 2.
     """
     return _Decode(call, gate).launch(device)
 
@@ -146,10 +148,10 @@ class _Decode:
         def blocks(tile: StateTile) -> float:
             return self.rows * self.heads * tile.parts / multiprocessors
 
-        if self.state.dtype is DType.INT8:
+        if self.state.dtype in _BYTE_STATES:
             # The fixed work of a thread costs more than its accesses here.
-            most = one.with_passes(_INT8_PASSES)
-            return (most if blocks(most) >= _INT8_BLOCKS else one), False
+            most = one.with_passes(_BYTE_PASSES)
+            return (most if blocks(most) >= _BYTE_BLOCKS else one), False
         two = one.with_passes(2)
         if blocks(two) <= _FEW_BLOCKS:
             return two, True
@@ -169,7 +171,7 @@ class _Decode:
         params.x_head, params.y_head = self.x.strides[-2], self.y.strides[-2]
         params.B_group, params.C_group = self.B.strides[-2], self.C.strides[-2]
         params.state_slot, params.state_out_slot = self.state.strides[0], self.state_out.strides[0]
-        if self.state.dtype is DType.INT8:
+        if self.state.dtype in _BYTE_STATES:
             params.scale_slot = params.scale_out_slot = self.heads * self.head_dim
         params.rows.rows, params.rows.time = self.rows, 1
         params.heads_per_group = self.heads // self.groups
@@ -182,7 +184,7 @@ class _Decode:
         names = ("x", "A", "B", "C", "D", "dt", "dt_bias", "state")
         pointers = {name: PointerSource(Memory.INPUT, call.spec.input_index(name)) for name in names}
         pointers |= {"y": PointerSource(Memory.OUTPUT, 0), "state_out": PointerSource(Memory.OUTPUT, 1)}
-        if self.state.dtype is DType.INT8:
+        if self.state.dtype in _BYTE_STATES:
             pointers |= {"scale": PointerSource(Memory.INPUT, SCALE), "scale_out": PointerSource(Memory.OUTPUT, 2)}
         return pointers | row_pointers(call, "rows.")
 

@@ -1,8 +1,8 @@
 """Experimental: one token of ``update_ssm_state`` with a state of 8 bits, a quarter of the memory that float32 moves.
 
-A row of the state (one of head_dim) is int8 times one float32: its largest magnitude over 127, chosen anew after every
-token. The new value is computed, and y read from it, in float32 before it is rounded to nearest even. No exported graph
-holds such a state yet.
+A row of the state (one of head_dim) is int8 or e4m3 times one float32: its largest magnitude over that of the type, 127
+or 448, chosen anew after every token (``trt_plugins.reference.quantized_state``). The new value is computed, and y read
+from it, in float32 before it is rounded to nearest even. No exported graph holds such a state yet.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from trt_plugins.kernels.ops.decode_tile import token_count
 from trt_plugins.kernels.ops.update_ssm_state import SCALE, decode_launch
 
 
-def plan_int8(call: OpCall, device: DeviceTraits) -> CallPlan:
-    """One launch for ``call``, whose state and state_out are int8.
+def plan_8bit(call: OpCall, device: DeviceTraits) -> CallPlan:
+    """One launch for ``call``, whose state and state_out are both int8 or both uint8, which are the bytes of e4m3.
 
     Beside the operator's own tensors a launch takes the scales as one more input and one more output: float32
     [slots, heads, head_dim], contiguous, in place or not. UnsupportedError for more than one token a row, and as the
     operator's own plan.
     """
     found = {call.input("state").dtype, call.outputs[1].dtype}
-    if found != {DType.INT8} or token_count(call) > 1:
+    if found not in ({DType.INT8}, {DType.UINT8}) or token_count(call) > 1:
         raise UnsupportedError(
-            f"{call.spec.name}: expected an int8 state and one token a row, found "
+            f"{call.spec.name}: expected a state of int8 or of e4m3 (as uint8) and one token a row, found "
             f"{', '.join(sorted(dtype.value for dtype in found))} and {token_count(call)} tokens; use the plain plan"
         )
     scale = TensorLayout.contiguous(DType.FLOAT32, call.input("state").shape[:3])

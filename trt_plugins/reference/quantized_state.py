@@ -1,0 +1,30 @@
+"""A recurrent state in 8 bits: every row is numbers of one type times one float32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from artifact.errors import UnsupportedError
+
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+"""Types of a state, and what the largest magnitude of a row becomes."""
+
+
+def quantized_state(state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """``state`` [..., state_size] as ``dtype`` like it and float32 factors [...]; rounded to nearest even.
+
+    The factor is the row's largest magnitude over LARGEST, and 0 for a row of zeros. UnsupportedError for other types.
+    """
+    if dtype not in LARGEST:
+        raise UnsupportedError(f"expected a state of {' or '.join(map(str, LARGEST))}, found {dtype}; use one of them")
+    scale = (state.abs().amax(-1) / LARGEST[dtype]).float()
+    unit = torch.where(scale > 0, scale, 1.0).to(state.dtype).unsqueeze(-1)
+    values = (state / unit).clamp(-LARGEST[dtype], LARGEST[dtype])
+    # The cast to e4m3 rounds to nearest even from float32.
+    return (values.round() if dtype is torch.int8 else values.float()).to(dtype), scale
+
+
+def exact_state(values: Tensor, scale: Tensor) -> Tensor:
+    """What a quantized state stands for, float64."""
+    return values.to(torch.float64) * scale.double().unsqueeze(-1)
