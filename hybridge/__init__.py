@@ -21,13 +21,17 @@ from artifact.errors import HybridgeError
 if TYPE_CHECKING:
     from hybridge.api import build_engine, export, inspect, verify
     from hybridge.transformers_host.accelerate import accelerate
+    from runtime.async_llm import AsyncLLM
     from runtime.llm import LLM
     from runtime.sampling import SamplingParams
+    from runtime.serving.settings import ServingSettings
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "HybridgeError",
     "SamplingParams",
+    "ServingSettings",
     "accelerate",
     "build_engine",
     "errors",
@@ -38,7 +42,9 @@ __all__ = [
 
 _HOMES = {
     "LLM": "runtime.llm",
+    "AsyncLLM": "runtime.async_llm",
     "SamplingParams": "runtime.sampling",
+    "ServingSettings": "runtime.serving.settings",
     "accelerate": "hybridge.transformers_host.accelerate",
     "build_engine": "hybridge.api",
     "export": "hybridge.api",

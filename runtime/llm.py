@@ -63,8 +63,7 @@ class LLM:
         self._prefixes: PrefixStore | None = None
         self._streams: PieceStreams | None = None
         if isinstance(self.engine, PagedEngine):
-            given = {"max_rows": max_batch_size, "max_seq_len": max_seq_len}
-            settings = replace(serving or ServingSettings(), **{k: v for k, v in given.items() if v is not None})
+            settings = (serving or ServingSettings()).limited(max_batch_size, max_seq_len)
             self.loop = open_loop(self.engine, settings, text)
             self._streams = PieceStreams(self.loop)
             self.max_batch_size, self.max_seq_len = self.loop.shape.max_rows, self.loop.shape.max_seq_len

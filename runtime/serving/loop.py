@@ -63,6 +63,10 @@ class ServingLoop:
         """Whether any request has not ended."""
         return bool(self._groups)
 
+    def has(self, request_id: int) -> bool:
+        """Whether the request has not ended."""
+        return request_id in self._groups
+
     def check(self, asked: ServingRequest) -> None:
         """RequestError when the pools could never hold the request; may be called from any thread."""
         self.scheduler.check(asked.scheduled())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from artifact.errors import EngineError
 from runtime.scheduler import Fcfs, Policy
@@ -37,3 +37,7 @@ class ServingSettings:
                 raise EngineError(f"{name}: expected an integer of at least 1, found {value!r}")
         if not 0 < self.memory_utilization <= 1:
             raise EngineError(f"memory_utilization: expected above 0 and at most 1, found {self.memory_utilization!r}")
+
+    def limited(self, max_rows: int | None, max_seq_len: int | None) -> ServingSettings:
+        """These settings with other limits where they are given."""
+        return replace(self, max_rows=max_rows or self.max_rows, max_seq_len=max_seq_len or self.max_seq_len)

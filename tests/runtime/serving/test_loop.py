@@ -141,14 +141,15 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 def beams_alone(config, prompt: list[int], new: int, width: int, penalty: float) -> list[list[int]]:
     """Beam search over logits from scratch; ties go to the better beam, then the lower token."""
-    beams, done = [(0.0, [])], []
+    beams: list[tuple[float, list[int]]] = [(0.0, [])]
+    done: list[tuple[float, list[int]]] = []
     while True:
         candidates = []
         for place, (total, tokens) in enumerate(beams):
             scores = log_softmax(toy_logits(config, prompt + tokens))
             candidates += [(-(total + scores[token]), place, token) for token in range(VOCAB)]
         candidates.sort(key=lambda c: (round(c[0], 9), c[1], c[2]))
-        kept = []
+        kept: list[tuple[float, list[int]]] = []
         for rank, (cost, place, token) in enumerate(candidates[: 2 * width]):
             longer = [*beams[place][1], token]
             if token in config.eos_token_ids:

@@ -1,0 +1,103 @@
+"""A serving loop in a thread of its own, driven by whoever adds and cancels requests from other threads."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from artifact.errors import EngineError, RequestError
+from runtime.serving.loop import ServingLoop
+from runtime.serving.request import Output, ServingRequest
+
+Deliver = Callable[[Output], None]
+
+
+class ServingWorker:
+    """Requests come and go between steps. ``deliver`` of each request is called in the worker's thread.
+
+    ``flush`` is called there after every step that gave something to anybody.
+    """
+
+    def __init__(self, loop: ServingLoop, flush: Callable[[], None]) -> None:
+        self._loop, self._flush = loop, flush
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._closed = False
+        self._receivers: dict[int, tuple[object, Deliver]] = {}
+        self._ids: dict[object, int] = {}
+        self._thread = threading.Thread(target=self._run, name="hybridge-serving", daemon=True)
+        self._thread.start()
+
+    def add(self, key: object, asked: ServingRequest, started: float, deliver: Deliver) -> None:
+        """Let a request take part, known by ``key`` from now on; RequestError when the pools could never hold it."""
+        self._loop.check(asked)
+        self._send(lambda: self._add(key, asked, started, deliver))
+
+    def cancel(self, key: object) -> None:
+        """End the request, whether it waits, runs or has ended."""
+        with suppress(RequestError):  # closed: it has ended
+            self._send(lambda: self._cancel(key))
+
+    def close(self) -> None:
+        """Stop after the present step; requests that have not ended get an error. Calling it twice is allowed."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _send(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            if self._closed:
+                raise RequestError("expected an open AsyncLLM, found a closed one: open another")
+            self._commands.append(command)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        try:
+            while self._next_commands():
+                self._give(self._loop.step())
+        finally:
+            # The engine's own errors end requests, not the loop: what comes here is a fault of the loop, or its end.
+            with self._wake:
+                self._closed = True
+            for command in self._commands:
+                command()
+            error = EngineError("the serving loop has ended before the request: open another AsyncLLM")
+            self._give([Output(id_, error=error) for id_ in self._receivers])
+
+    def _next_commands(self) -> bool:
+        """Do what was sent, and wait for something to do; False when closed."""
+        with self._wake:
+            while not (self._closed or self._commands or self._loop.busy):
+                self._wake.wait()
+            if self._closed:
+                return False
+            commands = list(self._commands)
+            self._commands.clear()
+        for command in commands:
+            command()
+        return True
+
+    def _add(self, key: object, asked: ServingRequest, started: float, deliver: Deliver) -> None:
+        id_ = self._loop.add(asked, started)
+        self._receivers[id_] = (key, deliver)
+        self._ids[key] = id_
+
+    def _cancel(self, key: object) -> None:
+        id_ = self._ids.pop(key, None)
+        if id_ is not None:
+            self._loop.cancel(id_)
+            del self._receivers[id_]
+
+    def _give(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            self._receivers[output.request_id][1](output)
+        for id_ in {output.request_id for output in outputs if output.piece is None or output.piece.generation}:
+            if not self._loop.has(id_):
+                key, _ = self._receivers.pop(id_)
+                del self._ids[key]
+        if outputs:
+            self._flush()

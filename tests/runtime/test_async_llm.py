@@ -1,0 +1,191 @@
+"""Tasks share one engine: each gets its own pieces, may leave at any time, and hears of failures."""
+
+import asyncio
+import time
+
+import pytest
+
+from artifact.errors import EngineError, RequestError
+from runtime.async_llm import AsyncLLM
+from runtime.llm import LLM
+from runtime.sampling import SamplingParams
+from runtime.scheduler import Priority
+from runtime.serving.settings import ServingSettings
+from tests.runtime.generation.toy_llm import VOCAB
+from tests.runtime.text.tokenizer_files import byte_level_tokenizer
+from tests.runtime.toy_engine import HYBRID
+from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config, toy_greedy
+
+SETTINGS = ServingSettings(block_size=4, memory_bytes=20_000)
+
+
+@pytest.fixture
+def engine(tmp_path):
+    byte_level_tokenizer(tmp_path)
+    return ToyPagedEngine(paged_config(HYBRID, vocab=VOCAB, eos=(VOCAB - 1,)), max_tokens=32, max_rows=8)
+
+
+@pytest.fixture
+def llm(tmp_path, engine):
+    with LLM(tmp_path, engine, serving=SETTINGS) as llm:
+        yield llm
+
+
+def run(tmp_path, engine, work, settings=SETTINGS):
+    async def main():
+        async with AsyncLLM(tmp_path, engine, serving=settings) as llm:
+            result = await asyncio.wait_for(work(llm), 60)
+            while llm.loop.busy:
+                await asyncio.sleep(0.01)
+            return result
+
+    result = asyncio.run(main())
+    assert engine.closed
+    return result
+
+
+def test_tasks_get_what_each_gets_alone(tmp_path, engine):
+    prompts = [[seed, 2 * seed + 1, 5] * (seed + 1) for seed in range(12)]
+
+    async def work(llm):
+        return await asyncio.gather(*(llm.generate(prompt, max_new_tokens=15) for prompt in prompts))
+
+    for prompt, answer in zip(prompts, run(tmp_path, engine, work), strict=True):
+        assert list(answer.token_ids) == toy_greedy(engine.config, prompt, 15)
+        assert answer.prompt_token_ids == tuple(prompt) and answer.timings.new_tokens == len(answer.token_ids)
+
+
+def test_pieces_come_as_they_are_made(tmp_path, engine):
+    async def work(llm):
+        pieces = [piece async for piece in llm.add("abc", max_new_tokens=6)]
+        return pieces, pieces[-1].generation
+
+    pieces, generation = run(tmp_path, engine, work)
+    assert "".join(piece.text for piece in pieces) == generation.text
+    assert [token for piece in pieces for token in piece.token_ids] == list(generation.token_ids)
+
+
+def test_a_stream_may_be_cancelled_at_any_time(tmp_path, engine):
+    async def work(llm):
+        stream, other = llm.add([1] * 20, max_new_tokens=70), llm.add([2], max_new_tokens=5)
+        seen = 0
+        async for _ in stream:
+            seen += 1
+            if seen == 3:
+                stream.cancel()
+        at_once = llm.add([3], max_new_tokens=70)
+        at_once.cancel()
+        assert [piece async for piece in at_once] == []
+        with pytest.raises(asyncio.CancelledError):
+            await at_once.result()
+        return seen, await other.result()
+
+    seen, other = run(tmp_path, engine, work)
+    assert 3 <= seen < 70
+    assert list(other.token_ids) == toy_greedy(engine.config, [2], 5)
+
+
+def test_a_task_that_is_cancelled_takes_its_request_along(tmp_path, engine):
+    async def work(llm):
+        task = asyncio.create_task(llm.generate([4] * 9, max_new_tokens=80))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(tmp_path, engine, work)
+
+
+def test_a_failed_step_reaches_those_who_took_part(tmp_path, engine):
+    engine.fail_at = {1}
+
+    async def work(llm):
+        failed = llm.add([1, 2], max_new_tokens=4)
+        with pytest.raises(EngineError, match="told to fail"):
+            await failed.result()
+        return await llm.generate([3], max_new_tokens=4)
+
+    assert list(run(tmp_path, engine, work).token_ids) == toy_greedy(engine.config, [3], 4)
+
+
+def test_bad_requests_are_refused_before_they_wait(tmp_path, engine):
+    async def work(llm):
+        with pytest.raises(RequestError, match="expected token ids"):
+            llm.add([VOCAB])
+        with pytest.raises(RequestError, match="the pools can hold"):
+            llm.add([1], SamplingParams(beam_width=9, n=2))
+
+    run(tmp_path, engine, work)
+
+
+def test_closing_ends_what_is_under_way(tmp_path, engine, monkeypatch):
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda inputs: (time.sleep(0.02), step(inputs))[1])
+
+    async def main():
+        llm = AsyncLLM(tmp_path, engine, serving=SETTINGS)
+        stream = llm.add([1], max_new_tokens=90)
+        await anext(stream)
+        llm.close()
+        llm.close()
+        with pytest.raises(EngineError, match="has ended before the request"):
+            await stream.result()
+        with pytest.raises(RequestError, match="closed one"):
+            llm.add([1])
+        stream.cancel()
+
+    asyncio.run(main())
+
+
+def test_urgent_requests_overtake(tmp_path, engine):
+    settings = ServingSettings(block_size=4, memory_bytes=20_000, max_rows=1, policy=Priority())
+
+    async def work(llm):
+        order = []
+
+        async def one(name, priority):
+            await llm.generate([5], max_new_tokens=6, priority=priority)
+            order.append(name)
+
+        await asyncio.gather(one("lazy", 2), one("urgent", 0), one("normal", 1))
+        return order
+
+    assert run(tmp_path, engine, work, settings)[-1] == "lazy"
+
+
+def test_llm_generates_on_a_paged_engine(llm, engine):
+    prompts = [[1, 2, 3], [4] * 30, [9]]
+    for prompt, answer in zip(prompts, llm.generate(prompts, max_new_tokens=9), strict=True):
+        assert list(answer.token_ids) == toy_greedy(engine.config, prompt, 9)
+    assert llm.max_batch_size == 8 and not llm.loop.busy
+
+
+def test_llm_streams_take_turns_and_may_be_left(llm, engine):
+    first = llm.generate([[1], [2]], max_new_tokens=8, stream=True)
+    second = llm.generate([3], max_new_tokens=8, stream=True)
+    never = llm.generate([4], stream=True)
+    next(first)
+    tokens = [token for piece in second for token in piece.token_ids]
+    assert tokens == toy_greedy(engine.config, [3], 8)
+    first.close(), never.close()
+    assert not llm.loop.busy and not llm.loop.scheduler.sequences
+
+
+def test_llm_gives_alternatives_and_beams(llm, engine):
+    answer = llm.generate([7, 7], SamplingParams(temperature=1.0, seed=3, n=3, max_new_tokens=5))
+    alone = [llm.generate([7, 7], SamplingParams(temperature=1.0, seed=3 + i, max_new_tokens=5)) for i in range(3)]
+    assert [answer.token_ids, *(other.token_ids for other in answer.alternatives)] == [a.token_ids for a in alone]
+    best = llm.generate([7, 7], SamplingParams(beam_width=4, n=2, max_new_tokens=5))
+    assert best.score >= best.alternatives[0].score and len(best.alternatives) == 1
+
+
+def test_llm_reports_a_failed_step(llm, engine):
+    engine.fail_at = {2}
+    with pytest.raises(EngineError, match="told to fail"):
+        llm.generate([[1], [2]], max_new_tokens=5)
+    assert list(llm.generate([1], max_new_tokens=5).token_ids) == toy_greedy(engine.config, [1], 5)
+
+
+def test_llm_on_a_paged_engine_has_no_kept_prefixes(llm):
+    with pytest.raises(RequestError, match="layout dense"):
+        llm.cache_prefix([1, 2])
