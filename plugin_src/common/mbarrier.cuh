@@ -1,27 +1,45 @@
-// Barriers in shared memory between the producing and the consuming warps of a block (sm_90 and up).
+// Barriers in shared memory: some threads, or the copy engine, arrive, others wait for the end of a phase (sm_90 and up).
 #pragma once
 
 #include "common/async_copy.cuh"
+#include "common/integers.cuh"
 
-__device__ __forceinline__ void barrier_init(unsigned long long* barrier, unsigned arrivals) {
+#if __CUDA_ARCH__ >= 900
+// A phase ends with the last of `arrivals`.
+__device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-__device__ __forceinline__ void barrier_arrive(unsigned long long* barrier) {
+// Makes initialised barriers known to the copy engine.
+__device__ __forceinline__ void barriers_publish() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 // An arrival of this thread once all its asynchronous copies so far have landed.
-__device__ __forceinline__ void barrier_arrive_after_copies(unsigned long long* barrier) {
+__device__ __forceinline__ void barrier_arrive_after_copies(uint64_t* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
+// An arrival after which the phase still lasts until bulk copies have brought `bytes`.
+__device__ __forceinline__ void barrier_arrive_expecting(uint64_t* barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+
 // Waits for the end of the barrier's phase with this parity.
-__device__ __forceinline__ void barrier_wait(unsigned long long* barrier, unsigned parity) {
+__device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
     asm volatile(
-        "{\n.reg .pred done;\n"
-        "again_%=:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra finished_%=;\nbra again_%=;\nfinished_%=:\n}" ::"r"(shared_address(barrier)),
+        "{\n"
+        ".reg .pred done;\n"
+        "again_%=:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again_%=;\n"
+        "}" ::"r"(shared_address(barrier)),
         "r"(parity)
         : "memory");
 }
+#endif

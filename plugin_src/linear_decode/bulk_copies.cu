@@ -58,8 +58,8 @@ struct Stream {
     __device__ __forceinline__ void refill(const LinearDecode& params, const Span& span, const Split& split,
                                            Shared& shared) {
         uint64_t* released = &shared.released[threadIdx.x / 32];
-        arrive(released);
-        wait_for_phase(released, releases);
+        barrier_arrive(released);
+        barrier_wait(released, releases);
         releases ^= 1;
         copy(params, span, split, shared);
     }
@@ -73,7 +73,7 @@ struct Stream {
         const int bytes = 2 * max(0, min(split.inputs, params.inputs - input));
         const int rows = min(8, params.outputs - row);
         uint64_t* arrived = &shared.arrived[warp][stage];
-        if (lane == 0) expect_bytes(arrived, rows * bytes);
+        if (lane == 0) barrier_arrive_expecting(arrived, rows * bytes);
         __syncwarp();
         if (lane < rows && bytes > 0) {
             const void* matrix = q % MATRICES ? params.up_weight : params.weight;
@@ -150,13 +150,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_decode(const __g
     Shared& shared = *reinterpret_cast<Shared*>(shared_memory);
     const int warp = threadIdx.x / 32;
     if (threadIdx.x % 32 == 0) {
-        for (int stage = 0; stage < STAGES; stage++) init_barrier(&shared.arrived[warp][stage], 1);
-        init_barrier(&shared.released[warp], 32);
+        for (int stage = 0; stage < STAGES; stage++) barrier_init(&shared.arrived[warp][stage], 1);
+        barrier_init(&shared.released[warp], 32);
         if (warp < 2) {
-            init_barrier(&shared.written[warp], THREADS);
-            init_barrier(&shared.read[warp], 32 * WRITERS);
+            barrier_init(&shared.written[warp], THREADS);
+            barrier_init(&shared.read[warp], 32 * WRITERS);
         }
-        publish_barriers();
+        barriers_publish();
     }
     __syncwarp();
     const Span span(params.outputs);
@@ -177,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_decode(const __g
 #pragma unroll
             for (int q = 0; q < GROUPS; q++) {
                 if (q >= stages) break;
-                wait_for_phase(&shared.arrived[warp][stage], parity);
+                barrier_wait(&shared.arrived[warp][stage], parity);
 #pragma unroll
                 for (int part = 0; part < PARTS; part++) {
                     uint4 weights[PART];
@@ -190,15 +190,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_decode(const __g
             }
         }
         const int buffer = pass % 2, turn = pass / 2;
-        if (turn > 0) wait_for_phase(&shared.read[buffer], (turn - 1) % 2);
+        if (turn > 0) barrier_wait(&shared.read[buffer], (turn - 1) % 2);
         store_products(shared.products[buffer], sums);
         if (NORM && pass == 0) store_squares(shared.squares, squares);
-        arrive(&shared.written[buffer]);
+        barrier_arrive(&shared.written[buffer]);
         if (warp / WRITERS != pass % (WARPS / WRITERS)) continue;
-        wait_for_phase(&shared.written[buffer], turn % 2);
+        barrier_wait(&shared.written[buffer], turn % 2);
         write_outputs(params, shared.products[buffer], shared.squares, span.group(pass), span.groups(pass),
                       threadIdx.x % (32 * WRITERS), 32 * WRITERS);
-        arrive(&shared.read[buffer]);
+        barrier_arrive(&shared.read[buffer]);
     }
 }
 

@@ -27,8 +27,8 @@ struct Shared {
     unsigned char state[UNITS_OF_BLOCK][WIDTH * STATE_COLUMNS * 2];
     ChunkDecay decay[STAGES][UNITS_OF_BLOCK];
     BlockDecay blocks[STAGES][UNITS_OF_BLOCK];
-    unsigned long long full[STAGES];   // the stage holds a chunk
-    unsigned long long empty[STAGES];  // nobody reads the stage any more
+    uint64_t full[STAGES];   // the stage holds a chunk
+    uint64_t empty[STAGES];  // nobody reads the stage any more
 };
 
 // A stage and the parity of its current phase.
