@@ -118,13 +118,14 @@ class Body:
         return self.op("Range", self.constant(0), self.op("Squeeze", count), self.constant(1))
 
     def scan(
-        self, step: Callable[[str, list[str]], tuple[str, str]], carried: str, slices: Sequence[str]
+        self, step: Callable[[str, list[str]], tuple[str, str]], carried: str, slices: Sequence[str], rank: int
     ) -> tuple[str, str]:
         """``step`` over axis 0 of ``slices``: (carried, slices at i) to (next carried, result at i), all float32.
 
-        Returns the last carried value and the results, stacked on axis 0. ``step`` may use values from outside.
+        Returns the last carried value and the results, stacked on axis 0. ``step`` may use values from outside. Inside
+        it every value has ``rank`` axes, as ONNX Runtime before 1.24 wants to be told.
         """
-        graph = self._graph(lambda inner: step(inner[0], inner[1:]), [(FLOAT, None)] * (1 + len(slices)), (None, None))
+        graph = self._graph(lambda inner: step(inner[0], inner[1:]), [(FLOAT, rank)] * (1 + len(slices)), (rank, rank))
         last, results = self._add("Scan", (carried, *slices), 2, {"body": graph, "num_scan_inputs": len(slices)})
         return last, results
 

@@ -40,7 +40,7 @@ def gated_delta_rule_function(signature: Signature) -> onnx.FunctionProto:
     )
     chunk = _Chunk(body, layout.length, str(signature.attribute("decay")) == "head", layout.levels)
     first = body.reshape(state, layout.heads, body.size(state, 2, 4))
-    last, o = body.scan(chunk.step, first, inputs)
+    last, o = body.scan(chunk.step, first, inputs, rank=5)
     o = layout.tokens(body, o, v)
     o = body.op("Where", valid, o, body.float32(0.0))
     if not signature.has_time:

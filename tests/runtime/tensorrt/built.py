@@ -14,7 +14,7 @@ from artifact.config import RuntimeConfig, read_config
 from artifact.engine_record import EngineRecord
 from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, LOGITS, PAST_LENGTHS
 from runtime.engines.base import StepInputs
-from runtime.engines.onnxruntime.portable import PortableEngine
+from runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
 from runtime.engines.tensorrt import TensorRTEngine
 from runtime.engines.tensorrt.library import RuntimeLibrary
 from runtime.engines.tensorrt.selection import BuiltEngine
@@ -97,7 +97,7 @@ def open_engine(artifact: BuiltArtifact, monkeypatch: pytest.MonkeyPatch, **opti
 
 def _compute_of(folder: Path) -> Any:
     """One step of the artifact's own graph, in float32 on the CPU."""
-    engine = PortableEngine(folder)
+    engine = OnnxRuntimeEngine(folder)
 
     def compute(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         batch = values[INPUT_IDS].shape[0]
