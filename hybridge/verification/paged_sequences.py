@@ -8,8 +8,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from artifact import names
+from artifact.errors import EngineError
 from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
-from runtime.engines.paged import PackedInputs, PoolSizes
+from runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
+
+
+def readable(engine: PagedEngine) -> PagedArrayEngine:
+    """``engine`` if its pools lie in host memory, where they can be compared; EngineError otherwise."""
+    if not isinstance(engine, PagedArrayEngine):
+        raise EngineError(
+            f"expected an engine of ONNX Runtime for an artifact of layout paged, found {engine.name}: verify with one"
+        )
+    return engine
 
 
 @dataclass
@@ -52,6 +62,12 @@ class PagedSequences:
         logits = self._engine.step(self._inputs(work, padding_rows)).copy()
         ends = np.cumsum([len(tokens) for tokens in work.values()])
         return dict(zip(work, np.split(logits, ends)[:-1], strict=True))
+
+    def hidden(self, handle: int, tokens: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+        """Feed ``tokens`` [n] to one sequence; their logits [n, vocab] and hidden states [n, hidden] of each layer."""
+        values = [names.layer_output(i) for i in range(self._engine.config.num_hidden_layers)]
+        found = self._engine.step_values(self._inputs({handle: tokens}, 0), values)
+        return found[names.LOGITS], tuple(found[name] for name in values)
 
     def states(self, handle: int) -> dict[str, np.ndarray]:
         """States of one sequence by the names of the dense layout, KV caches [kv_heads, tokens, head_dim]."""

@@ -11,16 +11,20 @@ import numpy as np
 from artifact import names
 from artifact.config import RuntimeConfig, read_config
 from artifact.manifest import check_files, read_manifest
+from artifact.paged import PAGED
 from artifact.path_kind import require_artifact, require_checkpoint
 from artifact.progress import NoProgress, Progress
-from hybridge.verification import scenarios
+from hybridge.verification import paged_scenarios, scenarios
 from hybridge.verification.options import VerifyOptions, default_tolerance
+from hybridge.verification.paged_sequences import readable
 from hybridge.verification.reference import Reference, ReferenceRun
 from hybridge.verification.report import Comparison, VerifyReport
 from hybridge.verification.scenarios import Observation
 from runtime.engines import create_engine
 from runtime.engines.base import Engine
 from runtime.engines.factory import AUTO, check_engine, portable_unavailable
+from runtime.engines.paged import PagedEngine
+from runtime.engines.paged_factory import check_paged_engine, create_paged_engine
 
 FAST, PORTABLE = "onnxruntime", "onnxruntime-portable"
 
@@ -39,6 +43,8 @@ def verify(
     require_checkpoint(checkpoint)
     require_artifact(artifact)
     config = read_config(artifact).require_logits()
+    if config.layout == PAGED:
+        check_paged_engine(options.engine)
     options.check(config.max_seq_len)
     tolerance = options.tolerance or default_tolerance(options.engine, config.dtype)
     notes: list[str] = []
@@ -52,9 +58,12 @@ def verify(
         cases = Cases.of(reference, config, options, progress)
         for name in engines:
             progress.start(f"run the artifact ({name})")
-            engine = create_engine(artifact, name)
+            engine = create_paged_engine(artifact, name) if config.layout == PAGED else create_engine(artifact, name)
             try:
-                comparisons += _comparisons(engine, cases, options.decode_steps, tolerance, progress)
+                if isinstance(engine, Engine):
+                    comparisons += _comparisons(engine, cases, options.decode_steps, tolerance, progress)
+                else:
+                    comparisons += _paged_comparisons(engine, cases, options.decode_steps, tolerance, progress)
             finally:
                 engine.close()
     finally:
@@ -121,6 +130,17 @@ def _comparisons(
     prompt = cases.prompts[0]
     if engine.max_batch_size > 1 and 2 * len(prompt) <= engine.max_seq_len:
         yield from _compare_empty_row(engine, prompt, cases.config)
+
+
+def _paged_comparisons(
+    engine: PagedEngine, cases: Cases, decode_steps: int, tolerance: float, progress: Progress
+) -> Iterator[Comparison]:
+    pools = readable(engine)
+    for observation in paged_scenarios.observations(pools, cases.prompts, cases.sequences, decode_steps):
+        yield from _compare(engine.name, observation, cases.expected(observation), cases.config, tolerance)
+        progress.advance()
+    for scenario, same in paged_scenarios.untouched(pools, cases.prompts[0]):
+        yield Comparison(engine.name, scenario, "unchanged", None, 0.0 if same else float("inf"), same)
 
 
 def _streams(engine: Engine, cases: Cases, decode_steps: int) -> Iterator[Iterable[Observation]]:

@@ -19,17 +19,21 @@ def create_paged_engine(artifact: str | Path, name: str = AUTO, options: EngineO
     EngineError: an engine that is unknown, unavailable or does not run paged artifacts, or the artifact's layout is
     another one. ArtifactError: not an artifact.
     """
-    check_engine(name)
+    check_paged_engine(name)
     folder = Path(artifact)
     require_artifact(folder)
     read_config(folder)  # so that errors name the folder as it was given
-    chosen = ONNXRUNTIME if name == AUTO else name
-    if chosen not in PAGED_ENGINES:
+    return PAGED_ENGINES[ONNXRUNTIME if name == AUTO else name](folder, options or EngineOptions())
+
+
+def check_paged_engine(name: str) -> None:
+    """Raise at once what ``create_paged_engine`` would raise for the engine ``name`` with any artifact."""
+    check_engine(name)
+    if name not in (AUTO, *PAGED_ENGINES):
         raise EngineError(
             f"engine: expected one of {', '.join((AUTO, *PAGED_ENGINES))} for an artifact of layout paged, found "
             f"{name!r}: choose one of these, or export without --layout"
         )
-    return PAGED_ENGINES[chosen](folder, options or EngineOptions())
 
 
 def _onnxruntime(folder: Path, options: EngineOptions) -> PagedEngine:

@@ -36,6 +36,19 @@ class PagedArrayEngine(PagedEngine):
         self._pools: ArrayPools | None = None
 
     @property
+    def shows_values(self) -> bool:
+        """Whether ``step_values`` shows the graph's inner values."""
+        return False
+
+    def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:
+        """Like ``step``, and also returns the named inner values of the graph (artifact.names), for diagnosis.
+
+        Inner values are [tokens, hidden] float32; the logits come under "logits". EngineError when the engine cannot
+        show inner values or has no value of that name.
+        """
+        raise EngineError(f"the {self.name} engine cannot show a paged graph's inner values: use onnxruntime-portable")
+
+    @property
     def limits(self) -> StepLimits:
         rows = self.config.max_batch_size
         return StepLimits(max(_STEP_TOKENS, rows), rows)

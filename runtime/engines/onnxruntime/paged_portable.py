@@ -6,6 +6,7 @@ which read the stored weights without transposing them. Verify uses it to show t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import ClassVar
@@ -14,6 +15,7 @@ import numpy as np
 
 from artifact.errors import EngineError
 from artifact.names import LOGITS
+from runtime.engines.onnxruntime.inner_values import expose_values
 from runtime.engines.onnxruntime.kernels import installed_kernels
 from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine, check_packed
 from runtime.engines.onnxruntime.rewrite import GraphForm, RewrittenGraph, widen_only
@@ -30,23 +32,38 @@ class PortablePagedEngine(PagedArrayEngine):
     def __init__(self, folder: str | Path, threads: int | None = None) -> None:
         """Load the artifact in ``folder``; EngineError when the installed ONNX Runtime lacks its operators."""
         super().__init__(folder)
-        weights = WeightStore(self._read_model(), self._folder)
-        model = widen_only(self._read_model(), installed_kernels())
-        inputs = frozenset(str(value.name) for value in model.graph.inputs)
-        graph = RewrittenGraph(model, GraphForm.GENERAL, inputs, frozenset(), {})
-        self._weights = weights
-        self._session = create_session(graph, weights, self._folder, threads or 1)
-        self._wanted = {value.name for value in self._session.get_inputs()}
+        self._threads = threads or 1
+        self._weights = WeightStore(self._read_model(), self._folder)
+        self._values: tuple[str, ...] = ()
+        self._session = self._open(())
+
+    @property
+    def shows_values(self) -> bool:
+        return True
 
     def step(self, inputs: PackedInputs) -> np.ndarray:
+        return self.step_values(inputs, ())[LOGITS]
+
+    def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:
         check_packed(inputs, self.limits)
+        if tuple(values) != self._values:
+            self._session, self._values = self._open(values), tuple(values)
         arrays = self.pools.arrays
         feeds = {field.name: getattr(inputs, field.name) for field in fields(inputs)} | dict(arrays)
-        names = [LOGITS, *self._replaced_by.values()]
+        wanted = {value.name for value in self._session.get_inputs()}
+        names = [LOGITS, *self._replaced_by.values(), *values]
         try:
-            logits, *pools = self._session.run(names, {k: v for k, v in feeds.items() if k in self._wanted})
+            results = self._session.run(names, {k: v for k, v in feeds.items() if k in wanted})
         except Exception as error:  # ONNX Runtime has no common base class of its own
             raise EngineError(f"ONNX Runtime failed in a step: {error}") from error
-        for name, pool in zip(self._replaced_by, pools, strict=True):
-            arrays[name][...] = pool
-        return logits
+        found = dict(zip(names, results, strict=True))
+        for name, replaced_by in self._replaced_by.items():
+            arrays[name][...] = found.pop(replaced_by)
+        return found
+
+    def _open(self, values: Sequence[str]):  # type: ignore[no-untyped-def]  # ONNX Runtime ships no type hints
+        model = widen_only(self._read_model(), installed_kernels())
+        expose_values(model, values)
+        inputs = frozenset(str(value.name) for value in model.graph.inputs)
+        graph = RewrittenGraph(model, GraphForm.GENERAL, inputs, frozenset(), {})
+        return create_session(graph, self._weights, self._folder, self._threads)

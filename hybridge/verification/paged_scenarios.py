@@ -1,0 +1,110 @@
+"""How a paged artifact may be driven to the same result: alone, in chunks, in mixed steps, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from hybridge.verification.paged_sequences import PagedSequences
+from hybridge.verification.scenarios import Observation
+from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
+
+# Small and odd, so that rows end inside a page and window edges cross pages.
+BLOCK_SIZE = 5
+
+
+def observations(
+    engine: PagedArrayEngine, prompts: list[np.ndarray], sequences: list[np.ndarray], steps: int
+) -> Iterator[Observation]:
+    """Every scenario; ``sequences`` are ``prompts`` with ``steps`` more tokens behind each.
+
+    Pages and slots are in random order, and everything that belongs to no sequence is NaN.
+    """
+    yield from _alone(engine, prompts)
+    yield from _chunked(engine, prompts)
+    at_once = max(1, engine.limits.max_rows)
+    for start in range(0, len(prompts), at_once):
+        mixed = _mixed(engine, sequences[start : start + at_once], steps)
+        yield from (Observation(o.scenario, o.prompt + start, o.length, o.logits, o.states) for o in mixed)
+
+
+def untouched(engine: PagedArrayEngine, prompt: np.ndarray) -> Iterator[tuple[str, bool]]:
+    """Whether a step leaves alone what it has no business with: other sequences' states, free pages and slots."""
+    pools = PagedSequences(engine, 2, 4 * len(prompt), BLOCK_SIZE)
+    first, second = pools.add(), pools.add()
+    _feed(engine, pools, {first: prompt, second: prompt})
+    before = pools.states(second)
+    pools.step({first: prompt[:1]}, padding_rows=engine.limits.max_rows - 1)
+    after = pools.states(second)
+    yield "row without tokens", all(np.array_equal(before[name], after[name]) for name in before)
+    yield "free pages and slots", pools.untouched()
+
+
+def _alone(engine: PagedArrayEngine, prompts: list[np.ndarray]) -> Iterator[Observation]:
+    for index, prompt in enumerate(prompts):
+        pools = PagedSequences(engine, 1, len(prompt), BLOCK_SIZE, seed=index)
+        handle = pools.add()
+        hidden: tuple[np.ndarray, ...] = ()
+        if engine.shows_values and len(prompt) <= engine.limits.max_tokens:
+            logits, hidden = pools.hidden(handle, prompt)
+        else:
+            logits = _feed(engine, pools, {handle: prompt})[handle]
+        yield Observation("one-shot prefill", index, len(prompt), logits[-1], pools.states(handle), hidden)
+
+
+def _chunked(engine: PagedArrayEngine, prompts: list[np.ndarray]) -> Iterator[Observation]:
+    for index, prompt in enumerate(prompts):
+        if len(prompt) < 2:
+            continue
+        cut = max(1, len(prompt) // 3)
+        pools = PagedSequences(engine, 1, len(prompt), BLOCK_SIZE, seed=index)
+        handle = pools.add()
+        _feed(engine, pools, {handle: prompt[:cut]})
+        logits = _feed(engine, pools, {handle: prompt[cut:]})[handle]
+        yield Observation("chunked prefill", index, len(prompt), logits[-1], pools.states(handle))
+
+
+def _mixed(engine: PagedArrayEngine, sequences: list[np.ndarray], steps: int) -> Iterator[Observation]:
+    """All prompts in one ragged step; then single tokens for every sequence.
+
+    The first sequence begins only then, a chunk of its prompt beside the tokens of the others.
+    """
+    total = sum(len(tokens) for tokens in sequences)
+    pools = PagedSequences(engine, len(sequences), total, BLOCK_SIZE)
+    handles = [pools.add() for _ in sequences]
+    heads = [len(tokens) - steps for tokens in sequences]
+    late = {handles[0]: sequences[0][: heads[0]]} if len(handles) > 1 else {}
+    early = {h: t[:n] for h, t, n in zip(handles, sequences, heads, strict=True) if h not in late}
+    logits = _feed(engine, pools, early)
+    for row, handle in enumerate(handles):
+        if handle in early:
+            yield Observation("ragged batch", row, heads[row], logits[handle][-1], pools.states(handle))
+    for step in range(steps + bool(late)):
+        fed = {h: step - bool(late and h in late) for h in handles}
+        work = {
+            h: sequences[row][heads[row] + fed[h] : heads[row] + fed[h] + 1] if fed[h] >= 0 else late[h]
+            for row, h in enumerate(handles)
+            if fed[h] < steps
+        }
+        logits = _feed(engine, pools, work)
+        for row, handle in enumerate(handles):
+            if handle in work:
+                name = "decode" if fed[handle] >= 0 else "prefill beside decode"
+                states = pools.states(handle) if fed[handle] in (-1, steps - 1) else {}
+                yield Observation(name, row, heads[row] + fed[handle] + 1, logits[handle][-1], states)
+
+
+def _feed(engine: PagedArrayEngine, pools: PagedSequences, work: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+    """Logits of all tokens of ``work``, in one step where it fits and in as few as it takes otherwise."""
+    rest, found = dict(work), {handle: [np.zeros((0, engine.config.vocab_size), np.float32)] for handle in work}
+    while rest:
+        room, now = engine.limits.max_tokens, {}
+        for handle, tokens in list(rest.items())[: engine.limits.max_rows]:
+            if room:
+                now[handle], rest[handle] = tokens[:room], tokens[room:]
+                room -= len(now[handle])
+        for handle, logits in pools.step(now).items():
+            found[handle].append(logits)
+        rest = {handle: tokens for handle, tokens in rest.items() if len(tokens)}
+    return {handle: np.concatenate(parts) for handle, parts in found.items()}
