@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from artifact.config import read_config
+from artifact.config import DENSE, read_config
 from artifact.errors import EngineError
 from artifact.extras import install_command
 from artifact.path_kind import require_artifact
@@ -49,7 +49,12 @@ def create_engine(artifact: str | Path, name: str = AUTO, options: EngineOptions
     check_engine(name)
     folder = Path(artifact)
     require_artifact(folder)
-    read_config(folder)  # so that errors name the folder as it was given
+    layout = read_config(folder).layout  # read here, so that errors name the folder as it was given
+    if layout != DENSE:
+        raise EngineError(
+            f"{folder}: expected layout dense, found {layout}: its steps are those of a paged engine "
+            "(runtime.engines.paged_factory); export without --layout for this one"
+        )
     options = options or EngineOptions()
     chosen, reason = choose_engine(folder, options) if name == AUTO else (name, None)
     engine = ENGINES[chosen].create(folder, options)

@@ -11,13 +11,12 @@ import onnx
 import pytest
 from onnx import helper
 
-from artifact.config import config_text
 from artifact.dtypes import DType
 from artifact.engine_record import EngineRecord, read_engine_record
 from artifact.errors import ArtifactError, EngineError, OutputError, UnsupportedError
 from artifact.progress import NoProgress
 from tests.build.parsed import parsed_network
-from tests.build.tiny_artifact import MAX_BATCH, paged, tiny_config, write_tiny_artifact
+from tests.build.tiny_artifact import MAX_BATCH, tiny_config, write_tiny_artifact
 from tests.build.tiny_graph import ATTENTION_NAME
 from trt_plugins.build import BuildOptions, build_engine, builder, engine_folder
 from trt_plugins.build.build_progress import TOTAL
@@ -215,13 +214,6 @@ def test_full_tensorrt_without_a_gpu_is_an_error(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(builder, "this_machine", lambda: Machine(("tensorrt",), None))
     with pytest.raises(EngineError, match="NVIDIA GPU, found none"):
         build_engine(write_tiny_artifact(tmp_path / "artifact"), BuildOptions())
-
-
-def test_paged_artifact_is_refused(tmp_path: Path) -> None:
-    artifact = write_tiny_artifact(tmp_path / "artifact")
-    (artifact / "config.json").write_text(config_text(paged(tiny_config(DType.FLOAT16))))
-    with pytest.raises(UnsupportedError, match="layout dense, found paged"):
-        build_engine(artifact, AMPERE)
 
 
 def test_no_artifact(tmp_path: Path) -> None:

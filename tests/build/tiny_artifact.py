@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 
-from artifact.bindings import Binding, GraphBindings
 from artifact.config import KVLayerConfig, RecurrentLayerConfig, RuntimeConfig, config_text
 from artifact.dtypes import DType
-from artifact.names import LOGITS
-from artifact.paged import NUM_LOGITS, paged_inputs
 from tests.build import tiny_graph as tiny
 
 MAX_BATCH, MAX_SEQ_LEN = 5, 600
@@ -87,11 +83,3 @@ def write_safetensors(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, tu
         name: (start + entry["data_offsets"][0], entry["data_offsets"][1] - entry["data_offsets"][0])
         for name, entry in header.items()
     }
-
-
-def paged(config: RuntimeConfig) -> RuntimeConfig:
-    """The same artifact with the layout that dense builds refuse."""
-    inputs = paged_inputs(config)
-    outputs = [Binding(LOGITS, DType.FLOAT32, (NUM_LOGITS, config.vocab_size))]
-    outputs += [Binding(str(b.replaced_by), b.dtype, b.shape) for b in inputs if b.is_state]
-    return replace(config, layout="paged", bindings=GraphBindings(inputs, tuple(outputs)))

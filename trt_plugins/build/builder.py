@@ -23,7 +23,6 @@ from pathlib import Path
 
 from artifact.config import read_config
 from artifact.engine_record import ENGINE_FILE, EngineRecord, ProfileRecord, write_engine_record
-from artifact.errors import UnsupportedError
 from artifact.folder import ENGINE, atomic_folder, check_output
 from artifact.path_kind import require_artifact
 from artifact.progress import NoProgress, Progress
@@ -56,8 +55,6 @@ def build_engine(
     options = options.check()
     require_artifact(artifact)
     config = read_config(artifact)
-    if config.layout != "dense":
-        raise UnsupportedError(f"build-engine: expected an artifact of layout dense, found {config.layout}")
     target = choose_target(options, this_machine())
     limits = engine_limits(config, target.preset, options)
     profiles = engine_profiles(config, target.preset, limits)

@@ -11,12 +11,13 @@ from pathlib import Path, PurePosixPath
 import onnx
 from google.protobuf.message import DecodeError
 
-from artifact.bindings import MAX_SEQ, Binding
+from artifact.bindings import BLOCK_SIZE, MAX_SEQ, Binding
 from artifact.config import RuntimeConfig
 from artifact.dtypes import DType
 from artifact.errors import ArtifactError, EngineError
 from trt_plugins.build.attention import STANDARD_DOMAINS, support_attention
 from trt_plugins.build.plugin_choice import PluginChoice
+from trt_plugins.build.profiles import PAGED_BLOCK_SIZE
 from trt_plugins.catalog import DOMAIN, spec_of
 from trt_plugins.plugins.fields import ALIASED, CAPABILITIES
 from trt_plugins.value_types import domain_version, node_attributes, operator_nodes, value_types
@@ -59,7 +60,7 @@ def parser_model(
     check_weights(artifact, model)
     check_interface(model, config)
     check_bodies(model)
-    fix_axes(model, {MAX_SEQ: max_seq_len})
+    fix_axes(model, {MAX_SEQ: max_seq_len, BLOCK_SIZE: PAGED_BLOCK_SIZE})
     fp32_values, choice = float32_values(model), choose(model)
     use_plugins(model, choice)
     support_attention(model)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS
 from artifact.config import RuntimeConfig
 from artifact.engine_record import ProfileRecord
 from artifact.errors import UnsupportedError
+from artifact.paged import MAX_BLOCKS, NUM_LOGITS, PAGED, ROW_BOUNDS, ROWS, TOKENS
 from trt_plugins.build.options import BuildOptions
 from trt_plugins.build.presets import Preset
 
 PREFILL, DECODE = "prefill", "decode"
+# Tokens of a block of the KV pools that an engine is built for.
+PAGED_BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,11 @@ def engine_limits(config: RuntimeConfig, preset: Preset, options: BuildOptions) 
 def engine_profiles(config: RuntimeConfig, preset: Preset, limits: Limits) -> list[ProfileRecord]:
     """The profiles "prefill" (1 to the preset's max_seq new tokens) and "decode" (1 new token), in that order.
 
-    Batch runs from 1 to ``limits.max_batch_size`` in both; the caches have ``limits.max_seq_len`` positions.
+    Batch runs from 1 to ``limits.max_batch_size`` in both; the caches have ``limits.max_seq_len`` positions. In the
+    paged layout the tokens are those of all rows together, and the pools hold up to as much as that many rows can have.
     """
+    if config.layout == PAGED:
+        return [_paged_profile(name, config, preset, limits) for name in (PREFILL, DECODE)]
     longest = min(preset.prefill_max_seq, limits.max_seq_len)
     ranges = {
         PREFILL: (preset.prefill_opt_batch, (1, min(preset.prefill_opt_seq, longest), longest)),
@@ -59,3 +66,25 @@ def engine_profiles(config: RuntimeConfig, preset: Preset, limits: Limits) -> li
         }
         profiles.append(ProfileRecord(name, shapes))
     return profiles
+
+
+def _paged_profile(name: str, config: RuntimeConfig, preset: Preset, limits: Limits) -> ProfileRecord:
+    """``name`` prefill: steps of rows of any lengths; decode: one token a row."""
+    decodes = name == DECODE
+    rows = (1, min(preset.decode_opt_batch, limits.max_batch_size), limits.max_batch_size)
+    most = max(preset.prefill_max_seq, limits.max_batch_size)
+    tokens = rows if decodes else (1, min(preset.prefill_opt_seq, most), most)
+    row_blocks = -(-limits.max_seq_len // PAGED_BLOCK_SIZE)
+    blocks = (1, max(1, row_blocks // 2), row_blocks)
+    axes = {
+        TOKENS: tokens,
+        ROWS: rows,
+        ROW_BOUNDS: tuple(n + 1 for n in rows),
+        NUM_LOGITS: rows,
+        MAX_BLOCKS: blocks,
+        NUM_BLOCKS: (1, limits.max_batch_size * row_blocks, limits.max_batch_size * row_blocks),
+        BLOCK_SIZE: (PAGED_BLOCK_SIZE,) * 3,
+        NUM_SLOTS: (1, limits.max_batch_size, limits.max_batch_size),
+    }
+    sizes = [{axis: bounds[i] for axis, bounds in axes.items()} for i in range(3)]
+    return ProfileRecord(name, {b.name: [list(b.resolve(**s)) for s in sizes] for b in config.bindings.inputs})

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from artifact.bindings import MAX_SEQ
+from artifact.bindings import BLOCK_SIZE, MAX_SEQ
 from artifact.config import RuntimeConfig
 from artifact.engine_record import EngineRecord, PluginsRecord, ProfileRecord
 from artifact.errors import EngineError
 from trt_plugins.build.job import BuildResult, TensorSummary
 from trt_plugins.build.model import ParserModel
 from trt_plugins.build.plugin_choice import PluginChoice
-from trt_plugins.build.profiles import Limits
+from trt_plugins.build.profiles import PAGED_BLOCK_SIZE, Limits
 from trt_plugins.build.target import Target
 from trt_plugins.catalog import DOMAIN, OPS
 
@@ -28,7 +28,8 @@ def engine_bindings(config: RuntimeConfig, limits: Limits, tensors: list[TensorS
         raise EngineError(f"expected the bindings that config.json declares in the engine, found {wrong}: export again")
     bindings = []
     for binding, tensor in zip(declared, tensors, strict=True):
-        shape = [limits.max_seq_len if size == MAX_SEQ else size for size in binding.shape]
+        fixed = {MAX_SEQ: limits.max_seq_len, BLOCK_SIZE: PAGED_BLOCK_SIZE}
+        shape = [fixed.get(str(size), size) for size in binding.shape]
         entry: dict[str, Any] = {"name": tensor.name, "mode": tensor.mode, "dtype": tensor.dtype, "shape": shape}
         if binding.replaced_by is not None:
             entry["replaced_by"] = binding.replaced_by
