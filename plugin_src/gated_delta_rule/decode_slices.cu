@@ -15,6 +15,8 @@
 namespace {
 
 constexpr float NORM_EPSILON = 1e-6f;
+// Of a multiprocessor: what the registers of most variants allow, and of those that keep more floats than the state has words.
+constexpr int THREADS_AT_ONCE = sizeof(STATE_T) == 4 || ROWS < 8 ? 640 : (CHANNEL_DECAY || MANY ? 448 : 576);
 
 // A run of elements of one tensor in its packed form.
 template <typename T, int COUNT, int WIDTH>
@@ -156,7 +158,7 @@ __device__ __forceinline__ void prefetch_state(const GatedDeltaDecode& params, i
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(THREADS, 640 / THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, THREADS_AT_ONCE / THREADS)
 gated_delta_rule_decode(const __grid_constant__ GatedDeltaDecode params) {
     __shared__ BlockSums shared;
     const int head = blockIdx.y * params.values_per_key + blockIdx.x / SLICES;

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from artifact.errors import UnsupportedError
 from tests.support.kernel_calls import H200, ORIN, op_call
-from trt_plugins.kernels.call import DeviceTraits, KernelLaunch, OpCall, PackedRows
+from trt_plugins.kernels.call import DeviceTraits, KernelLaunch, Memory, OpCall, PackedRows
 from trt_plugins.kernels.compiler import compile_kernel
-from trt_plugins.kernels.ops.gated_delta_rule import plan, sources
+from trt_plugins.kernels.ops.gated_delta_rule import LONGEST_WALK, plan, sources
 
 BF16, F32 = torch.bfloat16, torch.float32
+ADA = replace(H200, capability=(8, 9), multiprocessors=128, shared_bytes=101376)
 
 
 def call_of(
@@ -141,9 +144,60 @@ def test_refuses_states_that_are_strided_or_not_aligned():
             plan(op_call("gated_delta_rule", inputs, [inputs[2], found], {}), H200)
 
 
+@pytest.mark.parametrize("device", [H200, ORIN, ADA], ids=["H200", "Orin", "Ada"])
+def test_many_tokens_run_in_chunks(device):
+    prepare, columns = plan(call_of(rows=2, time=1000), device).launches
+    assert (prepare.source.entry, columns.source.entry) == ("gated_delta_rule_prepare", "gated_delta_rule_prefill")
+    assert prepare.grid == (16, 16, 2) and columns.grid[1:] == (16, 2)
+    assert prepare.pointers["chunks"].memory is columns.pointers["chunks"].memory is Memory.WORKSPACE
+    assert prepare.overlap is columns.overlap is (device is H200)
+
+
+def test_few_tokens_and_decays_of_key_channels_are_walked():
+    for call in (call_of(time=LONGEST_WALK), call_of(time=500, decay="key_channel")):
+        (launch,) = plan(call, H200).launches
+        assert launch.source.entry == "gated_delta_rule_decode" and variant(launch)["MANY"] == "1"
+    assert len(plan(call_of(time=LONGEST_WALK + 1), H200).launches) == 2
+
+
+def test_heads_are_cut_until_blocks_fill_the_device():
+    def warps(rows: int, device: DeviceTraits = H200) -> str:
+        return dict(plan(call_of(rows=rows, time=100), device).launches[1].source.defines)["WARPS"]
+
+    assert [warps(rows) for rows in (1, 2, 4, 8)] == ["2", "4", "8", "8"]
+    assert warps(1, ORIN) == "8"
+
+
+@pytest.mark.parametrize("device", [H200, ORIN, ADA], ids=["H200", "Orin", "Ada"])
+@pytest.mark.parametrize(("key_size", "dtype"), [(128, BF16), (256, BF16), (16, BF16), (96, F32), (128, F32)], ids=str)
+def test_shared_memory_fits_the_device(key_size, dtype, device):
+    for launch in plan(call_of(time=100, key_size=key_size, dtype=dtype), device).launches:
+        assert 0 < launch.shared_bytes <= device.shared_bytes
+
+
+def test_keys_too_large_for_the_shared_memory_are_refused():
+    call = call_of(time=100, key_size=256, dtype=F32)
+    assert plan(call, H200).launches
+    with pytest.raises(UnsupportedError, match="bytes of shared memory"):
+        plan(call, ADA)
+
+
+def test_the_workspace_holds_every_chunk():
+    chunk = 2 * 10 * 256 * 2 + 4 * (4 * 64 + 4)
+    assert plan(call_of(rows=3, time=130), H200).workspace_bytes == 3 * 3 * 32 * chunk
+    packed = call_of(rows=500, packed=PackedRows(7, 400))
+    assert plan(packed, H200).workspace_bytes == (500 // 64 + 7) * 32 * chunk
+
+
+def test_rows_that_are_not_aligned_load_element_by_element():
+    for gap, aligned in ((0, "1"), (8, "1"), (4, "0")):
+        launches = plan(call_of(time=100, gap=gap), H200).launches
+        assert [variant(launch)["ALIGNED"] for launch in launches] == [aligned] * 2
+
+
 def test_variants_compile_without_local_memory():
     pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC (extra cuda)")
-    chosen = [source for source in dict.fromkeys(sources()) if source.entry == "gated_delta_rule_decode"]
-    assert chosen
-    for source in chosen[:2]:
+    chosen = {source.entry: source for source in sources() if source.hot}
+    assert len(chosen) == 3
+    for source in chosen.values():
         assert compile_kernel(source, "sm_87").report.problem is None

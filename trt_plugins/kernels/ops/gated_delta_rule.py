@@ -1,4 +1,4 @@
-"""Kernels of ``gated_delta_rule``: one pass over the state and the tokens of a row."""
+"""Kernels of ``gated_delta_rule``: one pass over the state for few tokens a row, chunks as matrices for more."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
 from trt_plugins.kernels.ops.gated_delta_rule_decode import decode_launch, decode_sources
+from trt_plugins.kernels.ops.gated_delta_rule_prefill import plan_prefill, prefill_sources
 from trt_plugins.kernels.source import KernelSource
+
+# Tokens of a row up to which they are walked one after the other. Rows with one decay a key channel always are.
+LONGEST_WALK = 8
 
 
 def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
@@ -16,6 +20,8 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
     The sizes of heads are contiguous in every tensor, and heads too in g, beta and the states.
     """
     delta = DeltaCall.of(call)
+    if delta.time > LONGEST_WALK and not delta.channel_decay:
+        return plan_prefill(delta, device)
     launch = decode_launch(delta, device)
     return CallPlan((launch,), name=launch.source.label)
 
@@ -23,3 +29,4 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
 def sources() -> Iterator[KernelSource]:
     """A representative set of the variants that ``plan`` chooses from."""
     yield from decode_sources()
+    yield from prefill_sources()

@@ -98,7 +98,10 @@ class DeltaCall:
         params.values_per_key = self.value_heads // self.key_heads
         params.scale = self.scale
 
-    def pointers(self, *names: str) -> dict[str, PointerSource]:
-        """Pointers of the inputs ``names``, of o and state_out."""
-        pointers = {name: PointerSource(Memory.INPUT, self.call.spec.input_index(name)) for name in names}
-        return pointers | {"o": PointerSource(Memory.OUTPUT, 0), "state_out": PointerSource(Memory.OUTPUT, 1)}
+    def inputs(self, *names: str) -> dict[str, PointerSource]:
+        """Pointers of the inputs ``names``."""
+        return {name: PointerSource(Memory.INPUT, self.call.spec.input_index(name)) for name in names}
+
+    def outputs(self) -> dict[str, PointerSource]:
+        """Pointers of o and state_out."""
+        return {"o": PointerSource(Memory.OUTPUT, 0), "state_out": PointerSource(Memory.OUTPUT, 1)}

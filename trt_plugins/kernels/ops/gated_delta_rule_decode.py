@@ -93,7 +93,7 @@ def decode_launch(call: DeltaCall, device: DeviceTraits) -> KernelLaunch:
     call.fill(params)
     params.rows.rows, params.rows.time = call.rows, call.time
     grid = (params.values_per_key * cut.slices, call.key_heads, call.rows)
-    pointers = call.pointers("q", "k", "v", "g", "beta", "state") | row_pointers(call.call, "rows.")
+    pointers = call.inputs("q", "k", "v", "g", "beta", "state") | call.outputs() | row_pointers(call.call, "rows.")
     return KernelLaunch(variant.source(), grid, (cut.threads, 1, 1), params, pointers, overlap=overlap)
 
 

@@ -1,0 +1,93 @@
+// The argument of the chunked kernels of gated_delta_rule, and what the first leaves for the second.
+#pragma once
+
+#include "common/element.cuh"
+#include "common/rows.cuh"
+
+// Tokens that are handled as one set of matrices, and the side of the blocks that their triangles are made of.
+constexpr int CHUNK = 64;
+constexpr int BLOCK = 16;
+
+// Strides count elements; see GatedDeltaDecode.
+struct GatedDeltaPrefill {
+    Rows rows;
+    const void* q;
+    const void* k;
+    const void* v;
+    const float* g;      // one decay a head
+    const void* beta;
+    const void* state;
+    void* o;
+    void* state_out;
+    void* chunks;        // PreparedChunk [chunk slot][value head]
+    int64_t q_row;
+    int64_t q_token;
+    int64_t q_head;
+    int64_t k_row;
+    int64_t k_token;
+    int64_t k_head;
+    int64_t v_row;
+    int64_t v_token;
+    int64_t v_head;
+    int64_t g_row;
+    int64_t g_token;
+    int64_t beta_row;
+    int64_t beta_token;
+    int64_t o_row;
+    int64_t o_token;
+    int64_t o_head;
+    int64_t state_slot;
+    int64_t state_out_slot;
+    int values_per_key;
+    float scale;
+    int value_heads;
+    int row_chunks;      // dense: chunk slots of a row
+};
+
+// Products of the tokens of a chunk with each other. 16-bit data have half in place of bfloat16 here: both factors stay
+// small, and its three bits more are what the sum over a chunk needs.
+template <typename T>
+struct InnerType {
+    using type = __half;
+};
+template <>
+struct InnerType<float> {
+    using type = float;
+};
+// Written differences are kept at this share of their size, which moves the range of half to 1e-6 .. 1e6.
+constexpr float INNER_SHARE = 1.0f / 16.0f;
+
+// A lower triangle of CHUNK x CHUNK as its blocks of 16 x 16: block (i, j) is number i * (i + 1) / 2 + j. Rows of a block
+// have 16-byte units, which are permuted so that eight neighbouring rows of one unit cover all banks.
+template <typename T>
+struct Triangle {
+    static constexpr int UNIT = 16 / sizeof(T);
+    static constexpr int ELEMENTS = CHUNK / BLOCK * (CHUNK / BLOCK + 1) / 2 * BLOCK * BLOCK;
+
+    __device__ static __forceinline__ int unit(int row, int index) {
+        const int column = index * UNIT, i = row / BLOCK, j = column / BLOCK;
+        constexpr int UNITS = BLOCK / UNIT;
+        const int place = (index % UNITS) ^ (row * UNITS / 8 % UNITS);
+        return ((i * (i + 1) / 2 + j) * BLOCK + row % BLOCK) * BLOCK + place * UNIT;
+    }
+    __device__ static __forceinline__ int at(int row, int column) { return unit(row, column / UNIT) + column % UNIT; }
+};
+
+// Everything about a chunk of one value head that does not depend on the state. Indices are tokens of the chunk.
+template <typename T>
+struct PreparedChunk {
+    alignas(16) T inverse[Triangle<T>::ELEMENTS];  // of the unit triangle of the delta rule, without its diagonal
+    T scores[Triangle<T>::ELEMENTS];               // weights of differences in o
+    float read[CHUNK];        // of k @ state in the prediction of v
+    float beta[CHUNK];        // of the difference
+    float from_start[CHUNK];  // of q @ state in o
+    float write[CHUNK];       // of k in the new state
+    float total;              // decay of the state over the chunk
+    float unused[3];
+};
+
+// Where the chunks of a row begin among the chunk slots. Packed rows: a row of n tokens from token b on needs at most
+// (b + n) / CHUNK + 1 - b / CHUNK slots, so that those of neighbouring rows do not meet.
+__device__ __forceinline__ int64_t first_chunk_slot(const GatedDeltaPrefill& p, const RowView& view, int row) {
+    return p.rows.query_start_loc ? view.first_token / CHUNK + row : int64_t(row) * p.row_chunks;
+}

@@ -1,0 +1,188 @@
+"""The kernels of ``gated_delta_rule`` for many tokens a row: chunks of 64 tokens as matrices on tensor cores.
+
+The first computes what the tokens of a chunk are to each other, for all chunks at once; the second carries the states
+through the chunks. docs/kernels/gated_delta_rule.md has the reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from artifact.dtypes import DType
+from artifact.errors import UnsupportedError
+from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
+from trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
+from trt_plugins.kernels.ops.gated_delta_rule_call import OVERLAP_SINCE, DeltaCall
+from trt_plugins.kernels.ops.update_ssm_state import row_pointers
+from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from trt_plugins.kernels.structs import struct_type
+
+PREPARE_FILE, PREPARE_ENTRY = "gated_delta_rule/prefill_prepare.cu", "gated_delta_rule_prepare"
+COLUMNS_FILE, COLUMNS_ENTRY = "gated_delta_rule/prefill_columns.cu", "gated_delta_rule_prefill"
+CHUNK = 64
+_WARP = 32
+_PREPARE_THREADS = 128
+_COLUMNS_OF_WARP = 16
+_MOST_WARPS, _LEAST_WARPS = 8, 2
+_LARGEST_HOT_KEY = 192
+# Blocks a multiprocessor below which a head is cut between more blocks.
+_FULL = 0.75
+_TRIANGLE = 10 * 16 * 16  # elements of a lower triangle of 64 x 64 in blocks of 16 x 16
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """The macros of both kernels. warps: of a block of the second; stages: of its shared memory."""
+
+    dtype: DType
+    state: DType
+    key_size: int
+    value_size: int
+    normed: bool
+    aligned: bool
+    warps: int
+    stages: int
+
+    @property
+    def slices(self) -> int:
+        """Blocks of the second kernel that share a head."""
+        return -(-self.value_size // (self.warps * _COLUMNS_OF_WARP))
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Size of PreparedChunk in prefill_params.cuh."""
+        inner = 4 if self.dtype is DType.FLOAT32 else 2
+        return 2 * _TRIANGLE * inner + 4 * (4 * CHUNK + 4)
+
+    @property
+    def _tile_bytes(self) -> int:
+        """Size of a [CHUNK][key_size] tile: TileLayout in common/mma.cuh."""
+        units = self.key_size * self.dtype.itemsize // ACCESS_BYTES
+        pitch = units if units % 8 == 0 or units % 2 else units + 1
+        return CHUNK * pitch * ACCESS_BYTES
+
+    @property
+    def prepare_bytes(self) -> int:
+        """Size of Shared in prefill_prepare.cu."""
+        floats = CHUNK * (CHUNK + 4) + 4 * 3 * CHUNK + 2 * CHUNK
+        return _round_up(2 * _round_up(self._tile_bytes, 128) + 4 * floats, 128)
+
+    @property
+    def columns_bytes(self) -> int:
+        """Size of the stages of prefill_columns.cu."""
+        return self.stages * (2 * _round_up(self._tile_bytes, 128) + _round_up(self.chunk_bytes, 128))
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether all of a warp's work fits the registers."""
+        return self.aligned and self.dtype is not DType.FLOAT32 and self.key_size <= _LARGEST_HOT_KEY
+
+    def prepare_source(self) -> KernelSource:
+        defines = {
+            "DATA_T": CUDA_TYPES[self.dtype],
+            "KEY_SIZE": str(self.key_size),
+            "NORMED": str(int(self.normed)),
+            "ALIGNED": str(int(self.aligned)),
+        }
+        return KernelSource(PREPARE_FILE, PREPARE_ENTRY, tuple(defines.items()), hot=self.is_hot)
+
+    def columns_source(self) -> KernelSource:
+        defines = {
+            "DATA_T": CUDA_TYPES[self.dtype],
+            "STATE_T": CUDA_TYPES[self.state],
+            "KEY_SIZE": str(self.key_size),
+            "VALUE_SIZE": str(self.value_size),
+            "WARPS": str(self.warps),
+            "STAGES": str(self.stages),
+            "ALIGNED": str(int(self.aligned)),
+        }
+        return KernelSource(COLUMNS_FILE, COLUMNS_ENTRY, tuple(defines.items()), hot=self.is_hot)
+
+
+def plan_prefill(call: DeltaCall, device: DeviceTraits) -> CallPlan:
+    """The two launches of ``call``; UnsupportedError where a chunk needs more shared memory than the device has."""
+    variant = _variant(call, device)
+    chunks = -(-call.time // CHUNK)
+    params = _params(call, chunks)
+    overlap = device.capability >= OVERLAP_SINCE
+    work = {"chunks": PointerSource(Memory.WORKSPACE)} | row_pointers(call.call, "rows.")
+    prepare = KernelLaunch(
+        variant.prepare_source(),
+        (chunks, call.key_heads, call.rows),
+        (_PREPARE_THREADS, 1, 1),
+        params,
+        call.inputs("q", "k", "g", "beta") | work,
+        variant.prepare_bytes,
+        overlap=overlap,
+    )
+    columns = KernelLaunch(
+        variant.columns_source(),
+        (params.values_per_key * variant.slices, call.key_heads, call.rows),
+        (variant.warps * _WARP, 1, 1),
+        params,
+        call.inputs("q", "k", "v", "state") | call.outputs() | work,
+        variant.columns_bytes,
+        overlap=overlap,
+    )
+    slots = _chunk_slots(call, chunks)
+    workspace = slots * call.value_heads * variant.chunk_bytes
+    return CallPlan((prepare, columns), workspace, columns.source.label)
+
+
+def prefill_sources() -> Iterator[KernelSource]:
+    """Every type and cut at the usual sizes, other sizes in bfloat16, and both loads."""
+    base = _Variant(DType.BFLOAT16, DType.FLOAT32, 128, 128, True, True, _LEAST_WARPS, 2)
+    for dtype in CUDA_TYPES:
+        stages = 1 if dtype is DType.FLOAT32 else 2
+        yield replace(base, dtype=dtype).prepare_source()
+        for state in {DType.FLOAT32, dtype}:
+            for warps in (_LEAST_WARPS, _MOST_WARPS):
+                yield replace(base, dtype=dtype, state=state, warps=warps, stages=stages).columns_source()
+    for key_size, value_size in ((64, 64), (96, 192), (192, 192), (256, 256), (16, 16)):
+        for aligned in (True, False):
+            sized = replace(base, key_size=key_size, value_size=value_size, aligned=aligned, normed=aligned)
+            yield sized.prepare_source()
+            yield sized.columns_source()
+
+
+def _variant(call: DeltaCall, device: DeviceTraits) -> _Variant:
+    aligned = call.token_access_bytes("q", "k", "v", "o") == ACCESS_BYTES
+    variant = _Variant(
+        call.dtype, call.state.dtype, call.key_size, call.value_size, call.normed, aligned, _MOST_WARPS, 2
+    )
+    while variant.warps > _LEAST_WARPS and (
+        variant.warps * _COLUMNS_OF_WARP >= 2 * call.value_size
+        or call.rows * call.value_heads * variant.slices < _FULL * device.multiprocessors
+    ):
+        variant = replace(variant, warps=variant.warps // 2)
+    if variant.columns_bytes > device.shared_bytes:
+        variant = replace(variant, stages=1)
+    needed = max(variant.columns_bytes, variant.prepare_bytes)
+    if needed > device.shared_bytes:
+        raise UnsupportedError(
+            f"{call.call.spec.name}: expected a GPU with {needed} bytes of shared memory a block for "
+            f"{call.dtype.value} at key_size {call.key_size}, found {device.shared_bytes}: use a 16-bit type or the "
+            "portable form (plugins off)"
+        )
+    return variant
+
+
+def _params(call: DeltaCall, chunks: int) -> Any:
+    params = struct_type(PREPARE_FILE, "GatedDeltaPrefill")()
+    call.fill(params)
+    params.rows.rows, params.rows.time = call.rows, call.time
+    params.value_heads, params.row_chunks = call.value_heads, chunks
+    return params
+
+
+def _chunk_slots(call: DeltaCall, chunks: int) -> int:
+    """first_chunk_slot() of prefill_params.cuh, past the last row."""
+    if call.call.packed is None:
+        return call.rows * chunks
+    return call.call.input("v").shape[0] // CHUNK + call.rows
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
