@@ -30,7 +30,7 @@ class Scheduler:
         """EngineError when the pools cannot hold one sequence of max_seq_len."""
         self.settings = settings
         self.sequences: dict[int, ScheduledSequence] = {}
-        self._manager = manager
+        self.manager = manager
         self._check_pools()
         self._spare = int(settings.watermark * manager.pool.num_blocks)
         self._waiting: list[ScheduledSequence] = []
@@ -58,7 +58,7 @@ class Scheduler:
 
     def check(self, request: ScheduledRequest) -> None:
         """RequestError when the pools could never hold the request."""
-        settings, manager = self.settings, self._manager
+        settings, manager = self.settings, self.manager
         if request.most_tokens > settings.max_seq_len:
             raise RequestError(
                 f"expected at most {settings.max_seq_len} tokens of prompt and continuation (max_seq_len), found "
@@ -92,7 +92,7 @@ class Scheduler:
         child.cached_tokens = parent.cached_tokens
         memory = None
         if parent.state is State.RUNNING:
-            memory = self._manager.fork(parent.memory, child.tokens)
+            memory = self.manager.fork(parent.memory, child.tokens)
         if memory is None:
             insort(self._waiting, child, key=_order)
             return child
@@ -118,7 +118,7 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, whose memory is reserved; None when there is nothing to do."""
         assert self._draft is None, "the step before has neither been committed nor failed"
-        draft = Draft(self._manager.begin(), self.settings.max_tokens)
+        draft = Draft(self.manager.begin(), self.settings.max_tokens)
         self._schedule_running(draft)
         if not draft.preempted:
             self._admit(draft)
@@ -157,7 +157,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """PoolError unless every block, slot and host byte belongs to exactly the sequences that say so."""
         reservation = None if self._draft is None else self._draft.reservation
-        self._manager.check_integrity((sequence.memory for sequence in self.sequences.values()), reservation)
+        self.manager.check_integrity((sequence.memory for sequence in self.sequences.values()), reservation)
         assert all(sequence.state is State.RUNNING and sequence.memory.row != NONE for sequence in self._running)
         assert all(sequence.state is State.WAITING and sequence.memory.row == NONE for sequence in self._waiting)
         assert len(self._running) + len(self._waiting) == len(self.sequences)
@@ -204,7 +204,7 @@ class Scheduler:
             self._preempt(draft, last)
 
     def _try_admit(self, draft: Draft, sequence: ScheduledSequence) -> bool:
-        manager, memory = self._manager, sequence.memory
+        manager, memory = self.manager, sequence.memory
         begins = not memory.length
         if begins:
             manager.allocator.adopt(memory)
@@ -239,7 +239,7 @@ class Scheduler:
         size = len(held) * settings.block_bytes + (memory.slot != NONE) * settings.slot_bytes
         if settings.swap_bytes and self._host_bytes + size <= settings.swap_bytes:
             draft.swap_outs.append(Swap(victim.id, tuple(held), () if memory.slot == NONE else (memory.slot,)))
-            self._manager.park(memory)
+            self.manager.park(memory)
             victim.host_bytes = size
             self._host_bytes += size
             victim.state = State.WAITING
@@ -251,7 +251,7 @@ class Scheduler:
 
     def _wait_again(self, sequence: ScheduledSequence) -> None:
         """Back to the queue, with nothing computed."""
-        self._manager.release(sequence.memory)
+        self.manager.release(sequence.memory)
         sequence.state = State.WAITING
         insort(self._waiting, sequence, key=_order)
 
@@ -263,7 +263,7 @@ class Scheduler:
             if sequence is not None and sequence.host_copy is None:
                 # The host had no memory for it: it computes its tokens again.
                 self._drop_copy(sequence)
-                self._manager.release(sequence.memory)
+                self.manager.release(sequence.memory)
 
     def _chunk(self, draft: Draft, pending: int, others: int) -> int:
         """Tokens of a prompt for this step: at most half of the budget that is left while others want some."""
@@ -282,7 +282,7 @@ class Scheduler:
         return draft
 
     def _free(self, sequence: ScheduledSequence) -> None:
-        self._manager.release(sequence.memory)
+        self.manager.release(sequence.memory)
         self._drop_copy(sequence)
         sequence.state = State.FINISHED
         del self.sequences[sequence.id]
@@ -292,7 +292,7 @@ class Scheduler:
         sequence.host_bytes, sequence.host_copy = 0, None
 
     def _check_pools(self) -> None:
-        manager = self._manager
+        manager = self.manager
         blocks = manager.most_blocks(self.settings.max_seq_len, self.settings.max_tokens)
         slots = int(manager.needs.state)
         if blocks > manager.pool.num_blocks or slots > manager.slots.num_slots:

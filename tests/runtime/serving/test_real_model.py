@@ -1,0 +1,81 @@
+"""With a real model: 200 requests in company, disturbed in every way, get the tokens of each alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
+from runtime.engines.paged_factory import create_paged_engine
+from runtime.generation import Request
+from runtime.sampling import SamplingParams
+from runtime.serving.loop import ServingLoop
+from runtime.serving.request import ServingRequest
+from runtime.serving.settings import ServingSettings
+from tests.runtime.serving.toy_loop import answers
+from tests.support.artifacts import ArtifactCache
+
+REQUESTS, LONGEST, MOST_NEW, ROWS = 200, 400, 6, 12
+
+
+def poison(loop: ServingLoop, engine: PagedArrayEngine) -> None:
+    """NaN in every block and slot that nobody holds."""
+    manager = loop.scheduler.manager
+    blocks = [block for block in range(manager.pool.num_blocks) if not manager.pool.references(block)]
+    sources = {source for source, _ in loop.scheduler._slot_copies}
+    slots = [s for s in range(manager.slots.num_slots) if not manager.slots.in_use(s) and s not in sources]
+    for name in engine.pools.arrays:
+        pool = engine.pools.view(name)
+        if name.startswith("kv"):
+            pool[:, blocks] = np.nan
+        else:
+            pool[slots] = np.nan
+
+
+def test_200_disturbed_requests_get_the_tokens_of_each_alone(artifacts: ArtifactCache) -> None:
+    exported = artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=ROWS, max_seq_len=448)
+    engine = create_paged_engine(exported.folder)
+    assert isinstance(engine, PagedArrayEngine)
+    rng = np.random.default_rng(3)
+    vocab = engine.config.vocab_size
+    asked = [
+        Request(
+            tuple(rng.integers(0, vocab, int(rng.integers(1, LONGEST + 1))).tolist()),
+            SamplingParams(ignore_eos=True, n=int(rng.choice([1, 1, 3]))),
+            int(rng.integers(1, MOST_NEW + 1)),
+        )
+        for _ in range(REQUESTS)
+    ]
+    roomy = ServingLoop(engine, ServingSettings(), (), None)
+    alone = []
+    for request in asked:
+        roomy.add(ServingRequest(replace(request, params=SamplingParams(ignore_eos=True))))
+        outputs = [output for _ in range(MOST_NEW) if roomy.busy for output in roomy.step()]
+        alone.append(next(iter(answers(outputs).values())))
+
+    # Room for about three sequences of full length: the others are swapped out, or computed again.
+    needed = 3 * (28 * engine.block_bytes(16) + engine.slot_bytes)
+    settings = ServingSettings(memory_bytes=needed, max_tokens=200, swap_bytes=needed // 8)
+    loop = ServingLoop(engine, settings, (), None)
+    waiting, outputs, cancelled = list(asked), [], set()
+    swaps = again = 0
+    while waiting or loop.busy:
+        while waiting and rng.random() < 0.8:
+            loop.add(ServingRequest(waiting.pop(0)))
+        if rng.random() < 0.1:
+            cancelled.add(victim := int(rng.integers(0, REQUESTS)))
+            loop.cancel(victim)
+        poison(loop, engine)
+        before = {s.id: s.preemptions for s in loop.scheduler.sequences.values()}
+        outputs += loop.step()
+        lost = [s for s in loop.scheduler.sequences.values() if s.preemptions > before.get(s.id, 0)]
+        swaps += sum(sequence.host_copy is not None for sequence in lost)
+        again += sum(sequence.host_copy is None for sequence in lost)
+        loop.scheduler.check_integrity()
+    found = answers(outputs)
+    wrong = {key for key, tokens in found.items() if tokens != alone[key[0]]}
+    assert not wrong
+    missing = {id_ for id_ in range(REQUESTS) if (id_, asked[id_].params.n - 1) not in found}
+    assert missing <= cancelled and len(found) > REQUESTS
+    assert swaps > 0 and again > 0, (swaps, again)
