@@ -16,7 +16,15 @@ from benchmarks.kernels.device import device_json
 from benchmarks.machine import machine_json
 
 # Each module has cases() -> Iterator[KernelCase].
-GROUPS = ("update_ssm_state_decode", "update_ssm_state_prefill", "mamba2_conv_scan", "causal_conv1d", "linear_decode")
+GROUPS = (
+    "update_ssm_state_decode",
+    "update_ssm_state_prefill",
+    "mamba2_conv_scan",
+    "causal_conv1d",
+    "linear_decode",
+    "gated_delta_rule_decode",
+    "gated_delta_rule_prefill",
+)
 
 
 def main() -> int:
