@@ -1,0 +1,148 @@
+"""The engine's form of paged attention against the eager operators: sinks, caps, windows, both kinds of run."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from runtime.engines.onnxruntime.graph_edit import remove_dead_code
+from runtime.engines.onnxruntime.kernels import installed_kernels
+from runtime.engines.onnxruntime.opset import lower_opset
+from runtime.engines.onnxruntime.paged_attention import KV_POOL_ORDER, KvShape, use_paged_attention
+from runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, paged_runs, run_feeds
+from runtime.engines.paged import PackedInputs, PoolSizes
+from trt_plugins import torch_ops
+
+SIZES = PoolSizes(num_blocks=13, block_size=4, num_slots=0)
+HEADS, KV_HEADS, HEAD_DIM = 6, 2, 8
+ATTRIBUTES = [
+    {},
+    {"softcap": 0.8},
+    {"sliding_window": 3},
+    {"sliding_window": 1, "scale": 0.4},
+    {"sliding_window": 6, "softcap": 1.2},
+]
+
+
+def graph(attributes: dict, sinks: np.ndarray | None) -> ir.Model:
+    def info(name: str, dtype: int, *shape: int | str):  # type: ignore[no-untyped-def]  # protobuf
+        return helper.make_tensor_value_info(name, dtype, shape)
+
+    def integers(name: str, *shape: str):  # type: ignore[no-untyped-def]
+        return info(name, TensorProto.INT32, *shape)
+
+    pool = (2, "num_blocks", "block_size", KV_HEADS, HEAD_DIM)
+    tokens = [info(n, TensorProto.FLOAT, "tokens", KV_HEADS, HEAD_DIM) for n in ("key", "value")]
+    rows = [integers("block_table", "rows", "m"), integers("query_start_loc", "bounds"), integers("seq_lens", "rows")]
+    query = info("query", TensorProto.FLOAT, "tokens", HEADS, HEAD_DIM)
+    domain = "trt_edgellm"
+    cache = ["key", "value", "pool", "slot_mapping"]
+    attend = ["query", "present_pool", "block_table", "query_start_loc", "seq_lens", "sinks"]
+    nodes = [
+        helper.make_node("reshape_and_cache", cache, ["present_pool"], domain=domain),
+        helper.make_node("paged_attention", attend, ["y"], domain=domain, **attributes),
+    ]
+    values = np.full(HEADS, -np.inf, np.float32) if sinks is None else sinks
+    made = helper.make_graph(
+        nodes,
+        "attention",
+        [query, *tokens, info("pool", TensorProto.FLOAT, *pool), integers("slot_mapping", "tokens"), *rows],
+        [info("y", TensorProto.FLOAT, "tokens", HEADS, HEAD_DIM), info("present_pool", TensorProto.FLOAT, *pool)],
+        [helper.make_tensor("sinks", TensorProto.FLOAT, [HEADS], values)],
+    )
+    opsets = [helper.make_opsetid("", 24), helper.make_opsetid(domain, 2)]
+    return ir.serde.deserialize_model(helper.make_model(made, opset_imports=opsets, ir_version=10))
+
+
+def session(attributes: dict, sinks: np.ndarray | None, one_row: bool) -> ort.InferenceSession:
+    model = graph(attributes, sinks)
+    use_paged_attention(model, one_row)
+    remove_dead_code(model)
+    for value in [value for value in model.graph.inputs if not value.uses()]:
+        model.graph.inputs.remove(value)
+    lower_opset(model, installed_kernels())
+    return ort.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def step(counts: list[int], past: list[int], rng: np.random.Generator) -> PackedInputs:
+    totals = [n + p for n, p in zip(counts, past, strict=True)]
+    pages = rng.permutation(SIZES.num_blocks).tolist()
+    table = np.full((len(counts), 8), -1, np.int32)
+    for row, total in enumerate(totals):
+        for index in range(-(-total // SIZES.block_size)):
+            table[row, index] = pages.pop()
+    positions = np.concatenate([np.arange(p, t) for p, t in zip(past, totals, strict=True)])
+    rows = np.repeat(np.arange(len(counts)), counts)
+    slots = table[rows, positions // SIZES.block_size] * SIZES.block_size + positions % SIZES.block_size
+    return PackedInputs(
+        np.zeros(len(rows), np.int64),
+        positions,
+        np.array([0, *np.cumsum(counts)], np.int32),
+        np.array(totals, np.int32),
+        table,
+        slots.astype(np.int32),
+        np.full(len(counts), -1, np.int32),
+        np.zeros(0, np.int32),
+    )
+
+
+@pytest.mark.parametrize("with_sinks", [False, True], ids=["no-sinks", "sinks"])
+@pytest.mark.parametrize("attributes", ATTRIBUTES, ids=str)
+def test_every_run_equals_the_eager_operators(attributes: dict, with_sinks: bool) -> None:
+    torch_ops.register()
+    rng = np.random.default_rng(7)
+    sinks = rng.standard_normal(HEADS).astype(np.float32) if with_sinks else None
+    inputs = step([1, 5, 1, 9], [6, 0, 0, 4], rng)
+    tokens = len(inputs.input_ids)
+    query = rng.standard_normal((tokens, HEADS, HEAD_DIM)).astype(np.float32)
+    new = rng.standard_normal((2, tokens, KV_HEADS, HEAD_DIM)).astype(np.float32)
+    pool = rng.standard_normal((2, SIZES.num_blocks, SIZES.block_size, KV_HEADS, HEAD_DIM)).astype(np.float32)
+    ops = torch.ops.trt_edgellm
+    expected_pool = ops.reshape_and_cache.packed(*map(torch.from_numpy, (*new, pool, inputs.slot_mapping)))
+    rows = [torch.from_numpy(a) for a in (inputs.block_table, inputs.query_start_loc, inputs.seq_lens)]
+    expected = ops.paged_attention.packed(
+        torch.from_numpy(query),
+        expected_pool,
+        *rows,
+        None if sinks is None else torch.from_numpy(sinks),
+        attributes.get("scale", 0.0),
+        attributes.get("sliding_window", 0),
+        attributes.get("softcap", 0.0),
+    ).numpy()
+    held = np.concatenate([pool, np.zeros_like(pool[:, :1])], axis=1).transpose(KV_POOL_ORDER).copy()
+    shape = KvShape(KV_HEADS, attributes.get("sliding_window", 0))
+    for run in paged_runs(inputs):
+        feeds = {"query": query[run.tokens], "key": new[0, run.tokens], "value": new[1, run.tokens], "pool": held}
+        feeds |= run_feeds(inputs, run, [shape], SIZES)
+        found = session(attributes, sinks, one_row=run.time > 1)
+        names = {value.name for value in found.get_inputs()}
+        y, held = found.run(None, {name: array for name, array in feeds.items() if name in names})
+        assert np.linalg.norm(y - expected[run.tokens]) < 1e-5 * np.linalg.norm(expected[run.tokens])
+    np.testing.assert_array_equal(held.transpose(np.argsort(KV_POOL_ORDER))[:, :-1], expected_pool.numpy())
+
+
+def test_single_tokens_share_a_run_and_padding_rows_are_in_none() -> None:
+    inputs = step([1, 5, 1, 1], [6, 0, 0, 4], np.random.default_rng(0))
+    inputs.seq_lens[3] = 0
+    runs = [(run.rows.tolist(), run.tokens.tolist(), run.time) for run in paged_runs(inputs)]
+    assert runs == [([0, 2], [0, 6], 1), ([1], [1, 2, 3, 4, 5], 5)]
+
+
+def test_a_window_reads_its_own_blocks_alone() -> None:
+    inputs = step([1], [21], np.random.default_rng(0))
+    run = PagedRun(np.array([0]), np.array([0]), 1)
+    full, near = (run_feeds(inputs, run, [KvShape(1, window)], SIZES) for window in (0, 5))
+    table = inputs.block_table[0].tolist()
+    assert full[KvShape(1, 0).blocks("key")][0, 0].tolist() == table[:6]
+    assert near[KvShape(1, 5).blocks("key")][0, 0].tolist() == table[4:6]
+    assert np.isfinite(near[KvShape(1, 5).bias]).sum() == 5
+
+
+def test_blocks_that_a_step_begins_and_does_not_fill_are_named() -> None:
+    inputs = step([1, 6, 1], [4, 0, 2], np.random.default_rng(0))
+    begun = begun_blocks(inputs, SIZES.block_size)
+    assert begun.tolist() == sorted([inputs.block_table[0, 1], inputs.block_table[1, 1]])
