@@ -1,6 +1,6 @@
 """Run the kernel benchmarks and print one JSON document.
 
-python -m benchmarks.kernels --json [--only TEXT] [NAME ...]
+python -m benchmarks.kernels --json [--check] [--only TEXT] [NAME ...]
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import sys
 from typing import Any
 
-from benchmarks.kernels.case import measured
+from benchmarks.kernels.case import checked, measured
 from benchmarks.kernels.device import device_json
 from benchmarks.machine import machine_json
 
@@ -32,6 +32,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which groups: {', '.join(GROUPS)} (default: all)")
     parser.add_argument("--only", default="", help="only cases whose name contains this text")
+    parser.add_argument("--check", action="store_true", help="compare results, time nothing")
     parser.add_argument("--json", action="store_true", help="print the JSON document (default: a table)")
     parser.add_argument("--commit", help="the commit that runs, where the files are not in a checkout")
     arguments = parser.parse_args()
@@ -45,7 +46,7 @@ def main() -> int:
         rows = []
         for case in importlib.import_module(f"benchmarks.kernels.{name}").cases():
             if arguments.only in case.name:
-                rows.append(measured(case))
+                rows.append(checked(case) if arguments.check else measured(case))
                 print(_line(name, rows[-1]), file=sys.stderr, flush=True)
         document["groups"][name] = rows
     if arguments.json:
@@ -56,6 +57,8 @@ def main() -> int:
 def _line(group: str, row: dict[str, Any]) -> str:
     if not row["correct"]:
         return f"{group:26} {row['case']:44} WRONG: error {row['error']:.3g} (at most {row['tolerance']:.3g})"
+    if "us" not in row:
+        return f"{group:26} {row['case']:44} error {row['error']:.3g} (at most {row['tolerance']:.3g})"
     peer = f"  {row['speed_up']:5.2f}x {row['best_peer']}" if "speed_up" in row else ""
     missed = [name for name, target in row["targets"].items() if not target["met"]]
     numbers = f"{row['us']['median']:9.2f} us  floor {row['floor_us']:8.2f}  {100 * row['copy_bandwidth_share']:5.1f}%"

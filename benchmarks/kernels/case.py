@@ -30,6 +30,7 @@ class KernelCase:
 
     bytes: fewest bytes that the call moves (each input read once, each output written once).
     peers: name to microseconds on the same card model, from benchmarks/kernels/peers.json.
+    timed_peers: peers that are timed in the same run, when it is called.
     at_least: wanted ratio of the fastest peer's time to ours; None where no target is set.
     tolerance: largest relative norm of the error.
     prepare: makes one set with fresh random inputs and poisoned outputs.
@@ -42,28 +43,40 @@ class KernelCase:
     peers: Mapping[str, float] = field(default_factory=dict)
     at_least: float | None = None
     bandwidth_share: float | None = None
+    timed_peers: Callable[[], Mapping[str, float]] = dict
+
+
+def checked(case: KernelCase) -> dict[str, Any]:
+    """The row without a time."""
+    return _compared(case, case.prepare())
 
 
 def measured(case: KernelCase) -> dict[str, Any]:
     """The row as a JSON object: without a correct result it holds no time."""
-    sets = [case.prepare() for _ in range(input_sets(case.bytes))]
-    sets[0].run()
-    error = sets[0].error()
-    row: dict[str, Any] = {"case": case.name, "error": error, "tolerance": case.tolerance}
-    if not error <= case.tolerance:
-        return {**row, "correct": False}
+    first = case.prepare()
+    row = _compared(case, first)
+    if not row["correct"]:
+        return row
+    sets = [first, *(case.prepare() for _ in range(input_sets(case.bytes) - 1))]
     time = graph_time([prepared.run for prepared in sets])
     again = sets[0].error()
     floor = case.bytes / COPY_GBPS / 1e3
     row |= {"correct": again <= case.tolerance, "us": time.to_json(), "floor_us": floor}
     row |= {"copy_bandwidth_share": floor / time.median, "input_sets": len(sets)}
-    if case.peers:
-        best = min(case.peers, key=lambda name: case.peers[name])
-        row |= {"peers_us": dict(case.peers), "best_peer": best, "speed_up": case.peers[best] / time.median}
+    peers = {**case.peers, **case.timed_peers()}
+    if peers:
+        best = min(peers, key=lambda name: peers[name])
+        row |= {"peers_us": peers, "best_peer": best, "speed_up": peers[best] / time.median}
     targets = {}
-    if case.at_least is not None and case.peers:
+    if case.at_least is not None and peers:
         targets["speed_up"] = {"at_least": case.at_least, "met": row["speed_up"] >= case.at_least}
     if case.bandwidth_share is not None:
         share = row["copy_bandwidth_share"]
         targets["copy_bandwidth_share"] = {"at_least": case.bandwidth_share, "met": share >= case.bandwidth_share}
     return {**row, "targets": targets}
+
+
+def _compared(case: KernelCase, prepared: Prepared) -> dict[str, Any]:
+    prepared.run()
+    error = prepared.error()
+    return {"case": case.name, "error": error, "tolerance": case.tolerance, "correct": error <= case.tolerance}

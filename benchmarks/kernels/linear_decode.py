@@ -43,8 +43,15 @@ def cases() -> Iterator[KernelCase]:
 def _case(name: str, rows: int, shapes: tuple[tuple[int, int, int], ...]) -> KernelCase:
     size = sum(2 * count * (outputs * inputs + rows * (outputs + inputs)) for outputs, inputs, count in shapes)
     share = READ_SHARE if size >= LARGE_BYTES else None
-    peers = {PEER: _peer_time(rows, shapes, size)}
-    return KernelCase(name, size, TOLERANCE, lambda: _prepared(rows, shapes), peers, 1.0, share)
+    return KernelCase(
+        name,
+        size,
+        TOLERANCE,
+        lambda: _prepared(rows, shapes),
+        at_least=1.0,
+        bandwidth_share=share,
+        timed_peers=lambda: {PEER: _peer_time(rows, shapes, size)},
+    )
 
 
 def _weights(shapes: tuple[tuple[int, int, int], ...]) -> list[torch.Tensor]:

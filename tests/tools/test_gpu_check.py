@@ -1,0 +1,145 @@
+"""The GPU check without a GPU: commands are stopped in time, what they did is kept and counted."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gpu_check
+import pytest
+from gpu_stages.gpu_tests import BLOCK, collect, counted, dealt, gpu_test_files, shard_commands
+from gpu_stages.processes import Command, Outcome, run_all
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python(code: str, folder: Path, name: str = "a", out: bool = False) -> Command:
+    return Command((sys.executable, "-c", code), folder / f"{name}.log", folder / f"{name}.json" if out else None)
+
+
+def test_output_is_kept_and_codes_are_told(tmp_path: Path) -> None:
+    good, bad = python("print(1)", tmp_path, "good", out=True), python("raise SystemExit(3)", tmp_path, "bad", out=True)
+    outcomes = run_all([good, bad], limit=30, jobs=2)
+    assert [outcome.code for outcome in outcomes] == [0, 3]
+    assert (tmp_path / "good.json").read_text() == "1\n"
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_what_takes_too_long_is_stopped_and_its_log_stays(tmp_path: Path) -> None:
+    slow = python("import time; print('began'); time.sleep(60)", tmp_path, "slow")
+    silent = python("import time; time.sleep(60)", tmp_path, "silent", out=True)
+    never = python("print(1)", tmp_path, "never")
+    started = time.monotonic()
+    outcomes = run_all([slow, silent, never], limit=4, jobs=2)
+    assert [outcome.code for outcome in outcomes] == [None, None, None]
+    assert time.monotonic() - started < 30
+    assert (tmp_path / "slow.log").read_text().startswith("began")
+    assert not (tmp_path / "silent.json").exists() and not (tmp_path / "never.log").exists()
+
+
+@pytest.mark.parametrize(("count", "shards"), [(1, 4), (100, 7), (3 * BLOCK, 3)])
+def test_every_test_is_dealt_once(count: int, shards: int) -> None:
+    ids = [f"tests/a.py::test[{index}]" for index in range(count)]
+    lists = dealt(ids, shards)
+    assert sorted(test for tests in lists for test in tests) == sorted(ids)
+    assert len(lists) <= shards and max(map(len, lists)) - min(map(len, lists)) <= BLOCK
+
+
+def test_every_file_with_gpu_tests_is_found_and_collected(tmp_path: Path) -> None:
+    files = gpu_test_files()
+    assert "tests/kernels/test_update_ssm_state_8bit_gpu.py" in files
+    assert "tests/kernels/test_update_ssm_state_decode_plan.py" not in files
+    found = collect(["tests/kernels/test_update_ssm_state_8bit_gpu.py"], "zeros", tmp_path / "collect.log", 120)
+    names = [test.split("::")[1].split("[")[0] for test in found.ids]
+    assert names == ["test_a_row_of_zeros_stays_zero"] * 2 and not found.uncollected
+
+
+def test_a_file_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
+    broken = tmp_path / "test_broken_gpu.py"
+    broken.write_text("import no_such_package\n")
+    found = collect([str(broken)], "", tmp_path / "collect.log", 120)
+    assert not found.ids and [Path(name).name for name in found.uncollected] == [broken.name]
+
+
+def test_tests_are_counted_from_what_a_process_printed(tmp_path: Path) -> None:
+    log = tmp_path / "tests-0.log"
+    log.write_text(
+        "tests/a.py::test_x[1-a b] PASSED                       [ 20%]\n"
+        "tests/a.py::test_y FAILED [ 40%]\n"
+        "tests/a.py::test_z SKIPPED (needs a GPU) [ 60%]\n"
+        "tests/a.py::test_v "
+    )
+    counts = counted([Outcome(Command((), log), None, 1.0)], expected=5)
+    assert counts == {"tests": 5, "passed": 1, "failed": ["tests/a.py::test_y"], "skipped": 1, "not_run": 2}
+
+
+def test_shards_take_their_tests_from_a_file(tmp_path: Path) -> None:
+    (command,) = shard_commands(["tests/a.py::b[c d]"], 3, tmp_path, "memcheck", ("tool", "--flag"))
+    assert command.arguments[:2] == ("tool", "--flag")
+    assert Path(command.arguments[-1].removeprefix("@")).read_text() == "tests/a.py::b[c d]\n"
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> dict[str, gpu_check.Stage]:
+    """Three stages: one passes, one fails, one is cut short by the keyboard."""
+
+    def interrupted(run: gpu_check.Run, limit: float) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    made = {
+        "good": gpu_check.Stage(10.0, lambda run, limit: {"status": gpu_check.PASSED, "limit": limit}),
+        "bad": gpu_check.Stage(10.0, lambda run, limit: {"status": gpu_check.FAILED}),
+        "cut": gpu_check.Stage(10.0, interrupted),
+    }
+    monkeypatch.setattr(gpu_check, "STAGES", made)
+    monkeypatch.setattr(gpu_check, "machine_document", lambda: {"gpu": {"name": "a GPU"}})
+    return made
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / gpu_check.SUMMARY).read_text(encoding="utf-8"))["stages"]
+
+
+def test_an_interrupted_run_keeps_what_it_has(stages: dict[str, gpu_check.Stage], tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        gpu_check.main(["--out", str(tmp_path)])
+    assert {name: stage["status"] for name, stage in summary(tmp_path).items()} == {"good": "passed", "bad": "failed"}
+
+
+def test_stages_and_limits_are_chosen(stages: dict[str, gpu_check.Stage], tmp_path: Path) -> None:
+    assert gpu_check.main(["--out", str(tmp_path), "--stage", "good", "--limit", "good=7"]) == 0
+    assert summary(tmp_path)["good"]["limit"] == 7.0 and list(summary(tmp_path)) == ["good"]
+    assert gpu_check.main(["--out", str(tmp_path), "--stage", "bad"]) == 1
+    with pytest.raises(SystemExit) as caught:
+        gpu_check.main(["--out", str(tmp_path), "--limit", "other=7"])
+    assert caught.value.code == 2
+
+
+def test_without_a_gpu_nothing_runs(
+    stages: dict[str, gpu_check.Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_check, "machine_document", lambda: {"gpu": None})
+    assert gpu_check.main(["--out", str(tmp_path)]) == 2
+    assert not (tmp_path / gpu_check.SUMMARY).exists()
+
+
+def test_kernel_documents_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(run: gpu_check.Run, name: str, kind: str, *options: str) -> Command:
+        group = options[-1]
+        document = {"benchmark": "kernels", "groups": {group: [{"case": "a"}]}}
+        return python(f"print({json.dumps(json.dumps(document))})", run.folder, group, out=True)
+
+    monkeypatch.setattr(gpu_check, "_benchmark", command)
+    monkeypatch.setattr(gpu_check, "GROUPS", ("first", "second"))
+    assert gpu_check.kernels(gpu_check.Run(tmp_path, 1), 60)["status"] == "passed"
+    joined = json.loads((tmp_path / "kernels.json").read_text(encoding="utf-8"))
+    assert set(joined["groups"]) == {"first", "second"}
+
+
+def test_the_benchmarks_of_all_kernels_are_stages() -> None:
+    # Importing the command would import torch.
+    text = (ROOT / "benchmarks" / "kernels" / "__main__.py").read_text(encoding="utf-8")
+    assert gpu_check.GROUPS and all(f'"{group}"' in text for group in gpu_check.GROUPS)

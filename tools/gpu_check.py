@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""Checks and measures everything that needs an NVIDIA GPU, the most valuable first, and keeps what it has.
+
+    python tools/gpu_check.py [--out FOLDER] [--stage NAME ...] [--limit NAME=SECONDS ...] [--jobs N]
+
+Every result is written when it is there. tools/README.md describes the stages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu_stages.gpu_tests import collect, counted, gpu_test_files, shard_commands
+from gpu_stages.processes import ROOT, Command, Outcome, run_all
+from hardware.machine import machine_document
+
+SUMMARY = "summary.json"
+PASSED, FAILED, STOPPED, SKIPPED = "passed", "failed", "out of time", "skipped"
+GROUPS = tuple(
+    sorted(path.stem for path in (ROOT / "benchmarks" / "kernels").glob("*.py") if "def cases(" in path.read_text())
+)
+# Few tests of each kernel: packed rows, slots left out, slices of wider tensors, chunks of both lengths.
+SANITIZED = "padding_rows or rows_may_be_slices or row_of_zeros or (little_shared and 33)"
+# memcheck: what the driver answers to questions of torch is no error of a kernel.
+SANITIZERS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
+SANITIZER_ERROR = 9
+COLLECTION_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """folder: where results go. jobs: processes beside each other where nothing is timed. only: pytest's -k."""
+
+    folder: Path
+    jobs: int
+    only: str = ""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """limit: seconds. work: does it in that time and returns fields of the summary, of which "status" is one."""
+
+    limit: float
+    work: Callable[[Run, float], dict[str, Any]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: 0 when every stage passed, 1 when one did not, 2 for bad usage or no GPU."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("build/gpu-check"), help="results (default: %(default)s)")
+    parser.add_argument("--stage", action="append", choices=list(STAGES), help="only this one; may be repeated")
+    parser.add_argument("--limit", action="append", default=[], metavar="NAME=SECONDS", help="another limit of a stage")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that are not timed, at a time")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only tests that pytest's -k TEXT selects")
+    options = parser.parse_args(arguments)
+    limits = {name: stage.limit for name, stage in STAGES.items()}
+    for text in options.limit:
+        name, _, seconds = text.partition("=")
+        if name not in limits or not seconds.replace(".", "", 1).isdigit():
+            parser.error(f"--limit: expected NAME=SECONDS with a name of {', '.join(limits)}, found {text}")
+        limits[name] = float(seconds)
+    options.out.mkdir(parents=True, exist_ok=True)
+    return run_stages(Run(options.out.resolve(), max(1, options.jobs), options.only), options.stage or STAGES, limits)
+
+
+def run_stages(run: Run, names: Sequence[str] | Mapping[str, Stage], limits: Mapping[str, float]) -> int:
+    """Run the stages in their order and write the summary after each."""
+    summary: dict[str, Any] = {"gpu_check": 1, "machine": machine_document(), "stages": {}}
+    if summary["machine"]["gpu"] is None:
+        print(
+            "error: expected an NVIDIA GPU and its driver, found none: run this on a machine with one", file=sys.stderr
+        )
+        return 2
+    for name in STAGES:
+        if name not in names:
+            continue
+        started = time.monotonic()
+        print(f"{name}: at most {limits[name]:.0f} s", file=sys.stderr, flush=True)
+        result = STAGES[name].work(run, limits[name])
+        seconds = round(time.monotonic() - started, 1)
+        summary["stages"][name] = {**result, "seconds": seconds}
+        (run.folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        print(f"{name}: {result['status']} after {seconds} s", file=sys.stderr, flush=True)
+    return 0 if all(stage["status"] in (PASSED, SKIPPED) for stage in summary["stages"].values()) else 1
+
+
+def tests(run: Run, limit: float) -> dict[str, Any]:
+    """Every test marked gpu."""
+    return _tests(run, limit, "tests", gpu_test_files(), run.only, ())
+
+
+def sanitizer(tool: str) -> Callable[[Run, float], dict[str, Any]]:
+    """A short choice of the kernels' tests under one tool of compute-sanitizer."""
+
+    def work(run: Run, limit: float) -> dict[str, Any]:
+        program = shutil.which("compute-sanitizer")
+        if program is None:
+            return {"status": SKIPPED, "reason": "needs compute-sanitizer of the CUDA toolkit on PATH"}
+        prefix = (program, "--tool", tool, "--error-exitcode", str(SANITIZER_ERROR), *SANITIZERS[tool])
+        files = [file for file in gpu_test_files() if file.startswith("tests/kernels/")]
+        return _tests(run, limit, tool, files, SANITIZED, prefix)
+
+    return work
+
+
+def _tests(
+    run: Run, limit: float, name: str, files: Sequence[str], chosen: str, prefix: Sequence[str]
+) -> dict[str, Any]:
+    end = time.monotonic() + limit
+    found = collect(files, chosen, run.folder / f"{name}-collect.log", min(limit, COLLECTION_SECONDS))
+    if not found.ids:
+        return {"status": FAILED, "reason": "expected tests, found none", "uncollected": found.uncollected}
+    commands = shard_commands(found.ids, run.jobs, run.folder, name, prefix)
+    outcomes = run_all(commands, end - time.monotonic(), run.jobs)
+    counts = counted(outcomes, len(found.ids))
+    status = _status(outcomes)
+    if status == PASSED and (counts["failed"] or counts["not_run"] or not counts["passed"]):
+        status = FAILED
+    return {"status": status, **counts, "uncollected": found.uncollected, "processes": _described(outcomes)}
+
+
+def kernel_results(run: Run, limit: float) -> dict[str, Any]:
+    """Results of every benchmarked call without its time: compiles, on all cores, what the next stage measures."""
+    commands = [_benchmark(run, f"kernels {group}", "check", "--check", "--json", group) for group in GROUPS]
+    outcomes = run_all(commands, limit, run.jobs)
+    return {"status": _status(outcomes), "processes": _described(outcomes)}
+
+
+def kernels(run: Run, limit: float) -> dict[str, Any]:
+    """Kernel benchmarks, one group after another, and one document of all that are there."""
+    commands = [_benchmark(run, f"kernels {group}", "time", "--json", group) for group in GROUPS]
+    outcomes = run_all(commands, limit)
+    documents = [json.loads(c.out.read_text()) for c in commands if c.out is not None and c.out.exists()]
+    if documents:
+        groups = {name: rows for document in documents for name, rows in document["groups"].items()}
+        merged = {**documents[0], "groups": groups}
+        (run.folder / "kernels.json").write_text(json.dumps(merged, indent=2) + "\n", encoding="utf-8")
+    return {"status": _status(outcomes), "processes": _described(outcomes)}
+
+
+def benchmark(name: str) -> Callable[[Run, float], dict[str, Any]]:
+    """The benchmark module ``name``."""
+
+    def work(run: Run, limit: float) -> dict[str, Any]:
+        outcomes = run_all([_benchmark(run, name, "time", "--json")], limit)
+        return {"status": _status(outcomes), "processes": _described(outcomes)}
+
+    return work
+
+
+def _benchmark(run: Run, name: str, kind: str, *options: str) -> Command:
+    label = f"{name.replace(' ', '-')}-{kind}"
+    out = run.folder / f"{label}.json"
+    out.unlink(missing_ok=True)
+    return Command((sys.executable, "-m", f"benchmarks.{name.split()[0]}", *options), run.folder / f"{label}.log", out)
+
+
+def _status(outcomes: Sequence[Outcome]) -> str:
+    if any(outcome.code not in (0, None) for outcome in outcomes):
+        return FAILED
+    return STOPPED if any(outcome.code is None for outcome in outcomes) else PASSED
+
+
+def _described(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    return [{"log": o.command.log.name, "code": o.code, "seconds": round(o.seconds, 1)} for o in outcomes]
+
+
+# The most valuable first. What a stage took on an NVIDIA H200 with 16 cores is unknown; limits are estimates.
+STAGES: dict[str, Stage] = {
+    "tests": Stage(480.0, tests),
+    "kernel-results": Stage(150.0, kernel_results),
+    "kernels": Stage(420.0, kernels),
+    "torch-engine": Stage(360.0, benchmark("torch_engine")),
+    "memcheck": Stage(200.0, sanitizer("memcheck")),
+    "racecheck": Stage(240.0, sanitizer("racecheck")),
+    "plugin-enqueue": Stage(60.0, benchmark("plugin_enqueue")),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
