@@ -17,7 +17,7 @@ from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
 from tests.runtime.onnxruntime.steps import relative_error, step_inputs
 from tests.runtime.torch.test_engine import STEPS, TOLERANCES
-from tests.runtime.torch.test_kernel_calls import NEMOTRON
+from tests.runtime.torch.test_kernel_calls import BAMBA, NEMOTRON, QWEN
 from tests.support.artifacts import ArtifactCache
 
 pytestmark = pytest.mark.gpu
@@ -33,9 +33,12 @@ PLANS = {
 BETWEEN = {DType.FLOAT32: 1e-4, DType.FLOAT16: 1e-2, DType.BFLOAT16: 5e-2}
 
 
-def exported(artifacts: ArtifactCache, dtype: DType) -> Path:
+SIZES = {"nemotron_h": NEMOTRON, "bamba": BAMBA, "qwen3_next": QWEN}
+
+
+def exported(artifacts: ArtifactCache, dtype: DType, family: str = "nemotron_h") -> Path:
     pytest.importorskip("onnxscript", reason="needs the export extra (onnxscript)")
-    return artifacts.get("nemotron_h", "bfloat16", NEMOTRON, dtype=dtype, max_seq_len=600).folder
+    return artifacts.get(family, "bfloat16", SIZES[family], dtype=dtype, max_seq_len=600).folder
 
 
 def tokens_of(engine: TorchEngine, rows: int, length: int) -> np.ndarray:
@@ -60,9 +63,12 @@ def test_ragged_steps_match_the_oracle(plan: Plan, tmp_path: Path) -> None:
         done = [d + n for d, n in zip(done, counts, strict=True)]
 
 
-@pytest.mark.parametrize("dtype", list(BETWEEN))
-def test_prompt_and_decoding_agree_with_the_cpu(dtype: DType, artifacts: ArtifactCache) -> None:
-    folder = exported(artifacts, dtype)
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [*(("nemotron_h", dtype) for dtype in BETWEEN), ("bamba", DType.BFLOAT16), ("qwen3_next", DType.BFLOAT16)],
+)
+def test_prompt_and_decoding_agree_with_the_cpu(family: str, dtype: DType, artifacts: ArtifactCache) -> None:
+    folder = exported(artifacts, dtype, family)
     gpu, cpu = TorchEngine(folder, device="cuda"), TorchEngine(folder, device="cpu")
     tokens = tokens_of(cpu, 3, 60)
     lengths = np.array([20, 33, 1])

@@ -32,6 +32,14 @@ BAMBA = {
     "mamba_d_state": 16,
 }
 
+QWEN = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+
 
 def nemotron(artifacts: ArtifactCache, dtype: DType, **more: Any) -> Exported:
     return artifacts.get("nemotron_h", "bfloat16", {**NEMOTRON, **more}, dtype=dtype)
@@ -95,9 +103,6 @@ def test_sizes_that_kernels_refuse_run_in_torch(artifacts: ArtifactCache) -> Non
 
 
 def test_the_gated_delta_rule_gets_its_kernel(artifacts: ArtifactCache) -> None:
-    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3}
-    exported = artifacts.get(
-        "qwen3_next", "bfloat16", {**sizes, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
-    )
+    exported = artifacts.get("qwen3_next", "bfloat16", QWEN)
     layers = exported.config.layer_types.count("gated_delta_net")
     assert layers and counted(exported, Phase.DECODE, [1, 1], [3, 9]).calls["gated_delta_rule"] == layers
