@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from runtime.sampling import TokenLogprobs
 
@@ -54,8 +55,7 @@ class Generation:
     alternatives: tuple[Generation, ...] = ()
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """One step of one generation of a stream.
 
     ``index`` is the prompt's place in the list of prompts. ``text`` is what became certain in this step: it may be
@@ -64,7 +64,7 @@ class Piece:
     asked for; each has its last piece.
     """
 
-    index: int
+    index: int  # type: ignore[assignment] # hides a method that a tuple has
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] | None = None

@@ -41,9 +41,9 @@ class Sequence:
         self._started = started
         self._first_token_at = 0.0
 
-    def accept(self, logits: np.ndarray) -> Piece:
-        """Choose the next token from ``logits`` [vocab]; the piece of the stream that it makes."""
-        token, logprobs = self._sampler.sample(logits)
+    def accept(self, logits: np.ndarray, best: int | None = None) -> Piece:
+        """Choose the next token from ``logits`` [vocab]; the piece that it makes. ``best``: see ``Sampler.sample``."""
+        token, logprobs = self._sampler.sample(logits, best)
         self.last_token = token
         self._token_ids.append(token)
         if len(self._token_ids) == 1:

@@ -2,6 +2,6 @@
 
 from runtime.sampling.logprobs import TokenLogprobs
 from runtime.sampling.params import SamplingParams
-from runtime.sampling.sampler import Sampler
+from runtime.sampling.sampler import Sampler, best_tokens
 
-__all__ = ["Sampler", "SamplingParams", "TokenLogprobs"]
+__all__ = ["Sampler", "SamplingParams", "TokenLogprobs", "best_tokens"]

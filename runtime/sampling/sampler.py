@@ -31,13 +31,14 @@ class Sampler:
         # Insertion-ordered set of token ids; only kept where the penalty needs it.
         self._seen = dict.fromkeys(prompt) if params.repetition_penalty != 1 else None
 
-    def sample(self, logits: np.ndarray) -> tuple[int, TokenLogprobs | None]:
+    def sample(self, logits: np.ndarray, best: int | None = None) -> tuple[int, TokenLogprobs | None]:
         """The next token from ``logits`` [vocab] float32, which stay as they are, and its log-probabilities if asked.
 
+        ``best``: the most likely token where the caller knows it and that its logit is finite (``best_tokens``).
         EngineError when the logits hold NaN or no finite value.
         """
         if self._plain_greedy:
-            return _argmax(logits), None
+            return _argmax(logits) if best is None else best, None
         params, scores = self._params, logits
         if self._seen:
             seen = np.fromiter(self._seen, np.int64, len(self._seen))
@@ -47,6 +48,19 @@ class Sampler:
         if self._seen is not None:
             self._seen[token] = None
         return token, None if params.logprobs is None else token_logprobs(logits, token, params.logprobs)
+
+
+def best_tokens(logits: np.ndarray) -> list[int | None]:
+    """The most likely token of each row of ``logits`` [rows, vocab]; None where it has NaN or no finite value.
+
+    One call for all rows: for a few thousand tokens, a call for each costs more than the comparison itself.
+    """
+    best = logits.argmax(axis=1)
+    finite = np.isfinite(logits[np.arange(best.size), best])
+    tokens: list[int | None] = best.tolist()
+    if not finite.all():
+        tokens = [token if ok else None for token, ok in zip(tokens, finite.tolist(), strict=True)]
+    return tokens
 
 
 def candidates(scores: np.ndarray, peak: float, params: SamplingParams) -> tuple[np.ndarray | None, np.ndarray]:

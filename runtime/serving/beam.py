@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from artifact.errors import EngineError
 from runtime.generation import Generation, Piece, Timings
 from runtime.generation.results import LENGTH, STOP
 from runtime.sampling.logprobs import token_logprobs
@@ -53,9 +54,12 @@ class BeamGroup(Group):
     def finished(self) -> bool:
         return not self._beams
 
-    def accept(self, sequence: ScheduledSequence, logits: np.ndarray) -> list[Piece]:
-        best = token_logprobs(logits, int(logits.argmax()), 2 * self._width).top
-        self._continuations[sequence] = list(best)
+    def accept(self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None) -> list[Piece]:
+        if best is None:
+            raise EngineError(
+                "expected finite logits, found NaN or no finite value: verify the artifact, or use a wider type"
+            )
+        self._continuations[sequence] = list(token_logprobs(logits, best, 2 * self._width).top)
         self._cached = sequence.cached_tokens or 0
         if len(self._continuations) < len(self._beams):
             return []

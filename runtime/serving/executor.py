@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
@@ -17,9 +18,13 @@ Pair = tuple[int, int]
 
 
 class StepExecutor:
-    """Does what a plan says, in its order; knows nothing of requests."""
+    """Does what a plan says, in its order; knows nothing of requests.
+
+    ``engine_seconds`` is the time spent inside the engine's steps so far.
+    """
 
     def __init__(self, engine: PagedEngine, manager: BlockManager, scheduler: Scheduler) -> None:
+        self.engine_seconds = 0.0
         self._engine, self._manager, self._scheduler = engine, manager, scheduler
 
     def run(self, plan: StepPlan) -> np.ndarray | None:
@@ -42,7 +47,11 @@ class StepExecutor:
             engine.copy_blocks(sources, targets)
         if not plan.rows:
             return None
-        return engine.step(packed_inputs(plan, sequences, self._manager, engine))
+        inputs = packed_inputs(plan, sequences, self._manager, engine)
+        started = time.perf_counter()
+        logits = engine.step(inputs)
+        self.engine_seconds += time.perf_counter() - started
+        return logits
 
     def _swap_out(self, swap: Swap) -> None:
         sequence = self._scheduler.sequences.get(swap.sequence)

@@ -43,10 +43,10 @@ class Group(ABC):
         return not self.sequences
 
     @abstractmethod
-    def accept(self, sequence: ScheduledSequence, logits: np.ndarray) -> list[Piece]:
+    def accept(self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None) -> list[Piece]:
         """Go on from the ``logits`` [vocab] after the last token of ``sequence``; the pieces that it makes.
 
-        EngineError when the logits are not finite.
+        ``best``: the most likely token, None when the logits are not finite; then EngineError.
         """
 
 
@@ -57,7 +57,8 @@ class SamplingGroup(Group):
         self._asked, self._context = asked, context
         self._unforked = asked.request.params.n - 1
         self._answers = {root: self._answer(0, root)}
-        self._choices = {root: 0}
+        # Of all but the first.
+        self._choices: dict[ScheduledSequence, int] = {}
 
     @property
     def sequences(self) -> Iterable[ScheduledSequence]:
@@ -67,26 +68,28 @@ class SamplingGroup(Group):
     def finished(self) -> bool:
         return not self._answers
 
-    def accept(self, sequence: ScheduledSequence, logits: np.ndarray) -> list[Piece]:
+    def accept(self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None) -> list[Piece]:
+        if not self._unforked:
+            return [self._choose(sequence, logits, best)]
         chosen = [sequence]
         for choice in range(1, self._unforked + 1):
             child = self._context.fork(sequence)
             self._answers[child], self._choices[child] = self._answer(choice, sequence), choice
             chosen.append(child)
         self._unforked = 0
-        return [self._choose(member, logits) for member in chosen]
+        return [self._choose(member, logits, best) for member in chosen]
 
-    def _choose(self, sequence: ScheduledSequence, logits: np.ndarray) -> Piece:
+    def _choose(self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None) -> Piece:
         answer = self._answers[sequence]
         answer.cached_tokens = sequence.cached_tokens or 0
-        piece = answer.accept(logits)
+        piece = answer.accept(logits, best)
         if answer.finished:
             del self._answers[sequence]
             self._context.finish(sequence)
         else:
             sequence.append(answer.last_token)
-        choice = self._choices[sequence]
-        return replace(piece, choice=choice) if choice else piece
+        choice = self._choices.get(sequence)
+        return piece._replace(choice=choice) if choice else piece
 
     def _answer(self, choice: int, sequence: ScheduledSequence) -> RunningSequence:
         request, context = self._asked.request, self._context

@@ -9,6 +9,7 @@ import numpy as np
 from artifact.errors import EngineError
 from runtime.blocks import BlockManager, CacheNeeds
 from runtime.engines.paged import PagedEngine
+from runtime.sampling import best_tokens
 from runtime.scheduler import ScheduledSequence, Scheduler, SchedulerSettings, StepPlan
 from runtime.serving.beam import BeamGroup
 from runtime.serving.executor import StepExecutor
@@ -22,8 +23,7 @@ from runtime.text import Tokenizer
 class ServingLoop:
     """Owns the pools of ``engine``: nobody else may step it. Not for use from several threads at once.
 
-    Call ``step`` as long as it is ``busy``. ``pools`` says where the memory went; ``steps`` and ``engine_seconds``
-    count what has run so far.
+    Call ``step`` as long as it is ``busy``. ``pools`` says where the memory went; ``steps`` counts those that ran.
     """
 
     def __init__(
@@ -32,7 +32,6 @@ class ServingLoop:
         """EngineError when the pools cannot hold one sequence, or the settings exceed the engine's limits."""
         self.shape = serving_shape(engine, settings)
         self.steps = 0
-        self.engine_seconds = 0.0
         self._eos, self._tokenizer = eos, tokenizer
         needs = CacheNeeds.of_model(engine.config)
         budget = memory_budget(engine, needs, self.shape, settings.memory_bytes, settings.memory_utilization)
@@ -57,6 +56,11 @@ class ServingLoop:
         self._groups: dict[int, Group] = {}
         self._request_of: dict[ScheduledSequence, int] = {}
         self._next_request = 0
+
+    @property
+    def engine_seconds(self) -> float:
+        """Time spent inside the engine's steps so far."""
+        return self._executor.engine_seconds
 
     @property
     def busy(self) -> bool:
@@ -101,7 +105,6 @@ class ServingLoop:
             assert not self._groups, "there are requests, but nothing that could be planned"
             return []
         sampling = [self.scheduler.sequences[row.sequence] for row in plan.rows if row.samples]
-        started = time.perf_counter()
         try:
             logits = self._executor.run(plan)
         except Exception as error:
@@ -109,29 +112,30 @@ class ServingLoop:
         except BaseException:
             self._failed(plan, EngineError("the step was interrupted"))
             raise
-        self.engine_seconds += time.perf_counter() - started
         self.steps += 1
         self.scheduler.commit(plan)
         outputs: list[Output] = []
-        for index, sequence in enumerate(sampling):
+        if sampling:
             assert logits is not None, "a row without logits samples"
-            self._accept(sequence, logits[index], outputs)
+            logits = logits[: len(sampling)]
+            for sequence, row, best in zip(sampling, logits, best_tokens(logits), strict=True):
+                self._accept(sequence, row, best, outputs)
         return outputs
 
-    def _accept(self, sequence: ScheduledSequence, logits: np.ndarray, outputs: list[Output]) -> None:
+    def _accept(self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, outputs: list[Output]) -> None:
         id_ = self._request_of.get(sequence)
         if id_ is None:
             return  # its request has ended in this very step
         group = self._groups[id_]
         try:
-            pieces = group.accept(sequence, logits)
+            pieces = group.accept(sequence, logits, best)
         except EngineError as error:
             self.cancel(id_)
             outputs.append(Output(id_, error=error))
             return
         for piece in pieces:
             outputs.append(Output(id_, piece))
-        if pieces and group.finished:
+        if pieces and pieces[-1].generation is not None and group.finished:
             del self._groups[id_]
 
     def _failed(self, plan: StepPlan, error: Exception) -> list[Output]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from artifact.errors import EngineError
 from runtime.generation import Piece, Request
@@ -29,8 +30,7 @@ class ServingRequest:
         return ScheduledRequest(request.prompt_ids, request.max_new_tokens, self.priority, self.namespace, beams)
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """One step of one request: a piece, or the error that ended it."""
 
     request_id: int

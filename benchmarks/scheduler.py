@@ -1,0 +1,196 @@
+"""The host's share of a decode step, without a model: planning, tables, greedy choice, stop conditions, pieces."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import ClassVar
+
+import numpy as np
+
+from artifact.bindings import Binding, GraphBindings
+from artifact.config import ATTENTION, MAMBA, KVLayerConfig, RecurrentLayerConfig, RuntimeConfig
+from artifact.dtypes import DType
+from benchmarks.command import run_command
+from benchmarks.measure import Spread
+from benchmarks.report import Gate, Report, Target
+from runtime.engines.paged import HostCopy, PackedInputs, PagedEngine, PoolSizes, StepLimits
+from runtime.generation import Request
+from runtime.sampling import SamplingParams
+from runtime.serving.loop import ServingLoop
+from runtime.serving.packing import packed_inputs
+from runtime.serving.request import Output, ServingRequest
+from runtime.serving.settings import ServingSettings
+
+NAME, REPEATS = "scheduler", 5
+MOST_MICROSECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class SchedulerSettings:
+    """``batch`` sequences of ``context`` tokens that decode ``steps`` tokens together."""
+
+    batch: int = 64
+    context: int = 512
+    steps: int = 256
+    block_size: int = 16
+    vocab: int = 1024
+    repeats: int = REPEATS
+
+
+class CountingEngine(PagedEngine):
+    """Computes nothing: after the token at position p the best token is p modulo the vocabulary."""
+
+    name: ClassVar[str] = "counting"
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.config = _config(settings)
+        self._limits = StepLimits(settings.batch * settings.context, settings.batch)
+        self._logits = np.zeros((settings.batch, settings.vocab), np.float32)
+        self._best = np.zeros(0, np.int64)
+
+    @property
+    def limits(self) -> StepLimits:
+        return self._limits
+
+    @property
+    def slot_bytes(self) -> int:
+        return 1
+
+    def block_bytes(self, block_size: int) -> int:
+        return block_size
+
+    def allocate_pools(self, sizes: PoolSizes) -> None:
+        """There are none."""
+
+    def step(self, inputs: PackedInputs) -> np.ndarray:
+        self._logits[np.arange(self._best.size), self._best] = 0
+        self._best = inputs.positions[inputs.logits_indices] % self.config.vocab_size
+        self._logits[np.arange(self._best.size), self._best] = 1
+        return self._logits[: self._best.size]
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """There are none."""
+
+    def copy_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """There are none."""
+
+    def zero_slots(self, slots: Sequence[int]) -> None:
+        """There are none."""
+
+    def swap_out(self, blocks: Sequence[int], slots: Sequence[int]) -> HostCopy:
+        raise MemoryError("this engine has no memory to swap")
+
+    def swap_in(self, copy: HostCopy, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        raise MemoryError("this engine has no memory to swap")
+
+
+def run(settings: SchedulerSettings) -> Report:
+    """Let the batch decode ``repeats`` times; each repeat gives the median of its steps."""
+    loops: list[float] = []
+    parts: dict[str, list[float]] = {"plan": [], "pack": [], "commit": []}
+    wrong = 0
+    for _ in range(settings.repeats):
+        host, outputs = _steps(settings)
+        loops.append(median(host))
+        wrong += _wrong(outputs, settings)
+        for name, times in _parts(settings).items():
+            parts[name].append(median(times))
+    gates = (Gate("tokens that differ from those that the engine named", float(wrong), 0.0),)
+    if wrong:
+        return Report(NAME, asdict(settings), gates)
+    total = Spread.of(1e6 * value for value in loops)
+    results = {
+        "host_us": total.to_json(),
+        "parts_us": {name: Spread.of(1e6 * value for value in values).to_json() for name, values in parts.items()},
+    }
+    title = f"host time of a decode step at batch {settings.batch}"
+    target = Target(title, total.median, "at most", MOST_MICROSECONDS, "us")
+    return Report(NAME, asdict(settings), gates, results, (target,))
+
+
+def _loop(settings: SchedulerSettings) -> ServingLoop:
+    """A loop whose requests have all been prefilled."""
+    engine = CountingEngine(settings)
+    longest = settings.context + settings.steps
+    memory = settings.batch * (longest + 2 * settings.block_size + 1) * 2
+    loop = ServingLoop(engine, ServingSettings(settings.block_size, memory_bytes=memory), (), None)
+    for _ in range(settings.batch):
+        loop.add(ServingRequest(Request((1,) * settings.context, SamplingParams(), settings.steps)))
+    while loop.scheduler.waiting or any(s.pending > 1 for s in loop.scheduler.sequences.values()):
+        loop.step()
+    return loop
+
+
+def _steps(settings: SchedulerSettings) -> tuple[list[float], list[Output]]:
+    """Seconds of each step outside the engine, and what the steps gave; the last step ends all requests at once."""
+    loop = _loop(settings)
+    host, outputs = [], []
+    while loop.busy:
+        inside, started = loop.engine_seconds, time.perf_counter()
+        outputs += loop.step()
+        host.append(time.perf_counter() - started - (loop.engine_seconds - inside))
+    return host, outputs
+
+
+def _parts(settings: SchedulerSettings) -> dict[str, list[float]]:
+    """Seconds of planning, packing and committing, step by step."""
+    loop = _loop(settings)
+    engine, scheduler = CountingEngine(settings), loop.scheduler
+    times: dict[str, list[float]] = {"plan": [], "pack": [], "commit": []}
+    for _ in range(settings.steps // 2):
+        marks = [time.perf_counter()]
+        plan = scheduler.plan()
+        marks.append(time.perf_counter())
+        if plan is None:
+            break
+        packed_inputs(plan, scheduler.sequences, scheduler.manager, engine)
+        marks.append(time.perf_counter())
+        scheduler.commit(plan)
+        marks.append(time.perf_counter())
+        for sequence in scheduler.sequences.values():
+            sequence.append(1)
+        for name, start, end in zip(times, marks, marks[1:], strict=False):
+            times[name].append(end - start)
+    return times
+
+
+def _wrong(outputs: Sequence[Output], settings: SchedulerSettings) -> int:
+    """Tokens of the finished requests that are not the ones that the engine named."""
+    expected = [position % settings.vocab for position in range(settings.context - 1, _last(settings))]
+    answers = [output.piece.generation for output in outputs if output.piece and output.piece.generation]
+    wrong = sum(token != right for answer in answers for token, right in zip(answer.token_ids, expected, strict=True))
+    return wrong + settings.steps * (settings.batch - len(answers))
+
+
+def _last(settings: SchedulerSettings) -> int:
+    return settings.context - 1 + settings.steps
+
+
+def _config(settings: SchedulerSettings) -> RuntimeConfig:
+    tokens = Binding("input_ids", DType.INT64, ("tokens",))
+    logits = Binding("logits", DType.FLOAT32, ("num_logits", settings.vocab))
+    return RuntimeConfig(
+        model_type="counting",
+        layout="paged",
+        dtype=DType.FLOAT32,
+        vocab_size=settings.vocab,
+        hidden_size=1,
+        max_batch_size=settings.batch,
+        max_seq_len=settings.context + settings.steps,
+        layer_types=(ATTENTION, MAMBA),
+        kv_layers=(KVLayerConfig(1, 1),),
+        kv_cache_dtype=DType.FLOAT32,
+        recurrent_layers=(RecurrentLayerConfig(1, 1, 1, 1, 2),),
+        recurrent_state_dtype=DType.FLOAT32,
+        conv_state_dtype=DType.FLOAT32,
+        eos_token_ids=(),
+        bindings=GraphBindings((tokens,), (logits,)),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(__doc__ or "", lambda repeats: run(SchedulerSettings(repeats=repeats)), REPEATS))
