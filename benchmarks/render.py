@@ -10,21 +10,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kernels.render import group_tables, machine_table
 from benchmarks.markdown import spread_cell, table
 
 TEMPLATE = Path(__file__).with_name("template.md")
+KERNELS = Path(__file__).with_name("results") / "kernels.json"
+"""The kept run of ``python -m benchmarks.kernels --json`` on a GPU."""
+NO_KERNELS = (
+    "No run is kept in `benchmarks/results/kernels.json` yet. [kernels.md](kernels.md) has what was measured while "
+    "each kernel was written."
+)
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 Documents = Mapping[str, Mapping[str, Any]]
 
 
-def page(documents: Documents) -> str:
-    """The page of the documents of all benchmarks; ValueError names a benchmark that is missing or was not correct."""
+def page(documents: Documents, kernels: Mapping[str, Any] | None = None) -> str:
+    """The page of the documents of all benchmarks; ValueError names a benchmark that is missing or was not correct.
+
+    kernels: the document of the kernel benchmarks, None where no run is kept.
+    """
     for name in ("export", "export_qwen3_5", "cpu_decode", "step_cost", "perplexity"):
         if name not in documents:
             raise ValueError(f"{name}: expected its document, found none: run python -m benchmarks without names")
         if not documents[name]["correct"]:
             raise ValueError(f"{name}: expected green gates, found wrong results: there are no numbers to show")
-    values = _values(documents)
+    values = {**_values(documents), "kernels": NO_KERNELS if kernels is None else _kernels(kernels)}
     text = TEMPLATE.read_text(encoding="utf-8")
     return _PLACEHOLDER.sub(lambda match: values[match.group(1)], text)
 
@@ -50,6 +60,10 @@ def _values(documents: Documents) -> dict[str, str]:
         "window": str(perplexity["settings"]["window"]),
         "perplexity": _perplexity(perplexity["results"]),
     }
+
+
+def _kernels(document: Mapping[str, Any]) -> str:
+    return f"{machine_table(document)}\n\n{group_tables(document)}"
 
 
 def _machine(documents: Documents) -> str:
@@ -159,7 +173,8 @@ def main() -> int:
     parser.add_argument("results", type=Path, help="what python -m benchmarks printed")
     try:
         documents = json.loads(parser.parse_args().results.read_text(encoding="utf-8"))["benchmarks"]
-        sys.stdout.write(page(documents))
+        kernels = json.loads(KERNELS.read_text(encoding="utf-8")) if KERNELS.exists() else None
+        sys.stdout.write(page(documents, kernels))
     except (OSError, ValueError, KeyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

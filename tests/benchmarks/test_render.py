@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.render import main, page
-from tests.benchmarks.documents import all_documents
+from benchmarks import render
+from benchmarks.render import NO_KERNELS, main, page
+from tests.benchmarks.documents import SPREAD, all_documents
 
 
 def test_every_placeholder_is_filled() -> None:
@@ -39,11 +41,60 @@ def test_a_missing_or_wrong_benchmark_is_refused() -> None:
         page(documents)
 
 
+def kernels_document(correct: bool = True) -> dict[str, Any]:
+    """What ``python -m benchmarks.kernels --json`` prints, with made-up numbers."""
+    row = {"case": "update b1", "error": 1e-3, "tolerance": 3e-3, "correct": correct, "us": SPREAD, "floor_us": 1.25}
+    row |= {"copy_bandwidth_share": 0.5, "input_sets": 3, "peers_us": {"fla": 20.0}, "best_peer": "fla"}
+    row |= {"speed_up": 1.6, "targets": {"speed_up": {"at_least": 1.5, "met": True}}}
+    alone = {key: value for key, value in row.items() if key not in ("peers_us", "best_peer", "speed_up")}
+    alone |= {"case": "prefill L64", "targets": {"copy_bandwidth_share": {"at_least": 0.9, "met": False}}}
+    device = {
+        "name": "NVIDIA X",
+        "multiprocessors": 7,
+        "memory_bytes": 2**30,
+        "torch": "2",
+        "cuda": "13",
+        "nvrtc": "13.0",
+    }
+    return {
+        "benchmark": "kernels",
+        "versions": {"python": "3.12"},
+        "commit": "abc",
+        "device": device,
+        "groups": {"causal_conv1d": [row, alone]},
+    }
+
+
+def test_kernels_are_tables_of_their_own() -> None:
+    text = page(all_documents(), kernels_document())
+    assert "| GPU | NVIDIA X, 7 multiprocessors, 1 GiB |" in text
+    assert "| update b1 | 12.3 (11.5 to 1234) | 1.25 | 50 % | 20 (fla) | 1.60 | 1.5x: met |" in text
+    assert "| prefill L64 | 12.3 (11.5 to 1234) | 1.25 | 50 % |  |  | 90 % of copy: **missed** |" in text
+    assert "### `causal_conv1d`" in text and "Geometric mean of the speed-ups: 1.60." in text
+    assert NO_KERNELS in page(all_documents()) and NO_KERNELS not in text
+
+
+def test_wrong_kernels_are_refused() -> None:
+    with pytest.raises(ValueError, match="causal_conv1d: expected correct results, found wrong ones for update b1"):
+        page(all_documents(), kernels_document(correct=False))
+
+
+def test_a_kept_run_of_the_kernels_is_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    kept, results = tmp_path / "kernels.json", tmp_path / "results.json"
+    kept.write_text(json.dumps(kernels_document()), encoding="utf-8")
+    results.write_text(json.dumps({"benchmarks": all_documents()}), encoding="utf-8")
+    monkeypatch.setattr(render, "KERNELS", kept)
+    monkeypatch.setattr("sys.argv", ["render", str(results)])
+    assert main() == 0
+    assert capsys.readouterr().out == page(all_documents(), kernels_document())
+
+
 def test_the_command_prints_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "results.json"
     monkeypatch.setattr("sys.argv", ["render", str(results)])
+    monkeypatch.setattr(render, "KERNELS", tmp_path / "none.json")
     assert main() == 2
     assert "No such file" in capsys.readouterr().err
     results.write_text(json.dumps({"benchmarks": all_documents()}), encoding="utf-8")
