@@ -117,6 +117,7 @@ class TorchEngine(Engine):
     def close(self) -> None:
         self._closed = True
         self._pool.close()
+        self._model.close()
 
     def _bound(self, states: TorchStateSet, tokens: int) -> DecodeStep:
         """The decode step for rows that hold at most ``tokens`` after it."""

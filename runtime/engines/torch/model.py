@@ -38,6 +38,11 @@ class TorchModel:
             self._programs[key] = self._compiled(model)
         return self._programs[key]
 
+    def close(self) -> None:
+        """Forget programs and weights; calling it twice is allowed."""
+        self._programs.clear()
+        self.weights = WeightStore(self._folder, self._device.torch)
+
     def _compiled(self, model: ir.Model) -> Program:
         with self._device.active():
             program = compile_program(model.graph.inputs, model.graph.outputs, self.weights, self._device.kernels)

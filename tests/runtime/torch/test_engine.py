@@ -13,6 +13,8 @@ from artifact.dtypes import DType
 from artifact.errors import ArtifactError, EngineError, RequestError
 from runtime.engines.base import Decoder
 from runtime.engines.torch.engine import TorchEngine
+from runtime.llm import LLM
+from runtime.sampling import SamplingParams
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
 from tests.runtime.onnxruntime.steps import relative_error, step_inputs
@@ -209,3 +211,15 @@ def test_a_damaged_artifact_is_named(tmp_path: Path) -> None:
     (folder / "model.onnx").write_bytes(b"not a model")
     with pytest.raises(ArtifactError, match="expected an ONNX model"):
         TorchEngine(folder, device="cpu")
+
+
+def test_a_batch_of_requests_generates_what_onnx_runtime_does(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="the other engine")
+    folder = HandMade(Plan(max_batch_size=3)).write(tmp_path / "artifact")
+    prompts = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9], [3, 2, 3, 8]]
+    found = {}
+    for engine in ("torch", "onnxruntime"):
+        with LLM(folder, engine=engine, threads=1) as llm:
+            answers = llm.generate(prompts, SamplingParams(ignore_eos=True), 12)
+            found[engine] = [answer.token_ids for answer in answers]
+    assert found["torch"] == found["onnxruntime"] and all(len(ids) == 12 for ids in found["torch"])
