@@ -11,7 +11,10 @@ from benchmarks.machine import ROOT
 from exporter.export import export_checkpoint
 from exporter.options import ExportOptions
 
-DEMO_CHECKPOINT = ROOT / "examples" / "checkpoints" / "tiny-nemotron-h"
+CHECKPOINTS = ROOT / "examples" / "checkpoints"
+DEMO_CHECKPOINT = CHECKPOINTS / "tiny-nemotron-h"
+DELTA_CHECKPOINT = CHECKPOINTS / "tiny-qwen3-next"
+_EMBEDDINGS = ("embeddings.weight", "embedding.weight", "embed_tokens.weight")
 # Engines on the CPU hold weights and states in float32.
 _ELEMENT_BYTES = 4
 
@@ -26,10 +29,13 @@ def exported(checkpoint: Path, out: Path, max_seq_len: int | None = None, all_lo
 def touched_bytes_per_token(checkpoint: Path, config: RuntimeConfig) -> float:
     """Bytes that decoding one token has to read or write in float32: all weights, and recurrent states both ways.
 
-    Of the embedding table one row is read, which is left out, as are KV caches (the contexts here are short).
+    Of the embedding table one row is read, which is left out unless it is the head too, as are KV caches (the contexts
+    here are short).
     """
-    slots = read_safetensors(checkpoint / "model.safetensors").tensors.values()
-    weights = sum(math.prod(slot.shape) for slot in slots if "embeddings" not in slot.name)
+    tensors = read_safetensors(checkpoint / "model.safetensors").tensors
+    tied = not any(name.startswith("lm_head.") for name in tensors)
+    read = (slot for slot in tensors.values() if tied or not slot.name.endswith(_EMBEDDINGS))
+    weights = sum(math.prod(slot.shape) for slot in read)
     states = sum(
         layer.num_heads * layer.head_dim * layer.state_size + layer.conv_dim * layer.conv_kernel
         for layer in config.recurrent_layers

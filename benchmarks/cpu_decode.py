@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.agreement import logits_gate, random_prompt, tokens_gate
-from benchmarks.artifacts import DEMO_CHECKPOINT, exported, touched_bytes_per_token
+from benchmarks.artifacts import DELTA_CHECKPOINT, DEMO_CHECKPOINT, exported, touched_bytes_per_token
 from benchmarks.command import run_command
 from benchmarks.engine_time import EngineTime
 from benchmarks.machine import ReadBandwidth
@@ -25,7 +25,7 @@ from runtime.llm import LLM
 from runtime.sampling import SamplingParams
 
 NAME, REPEATS = "cpu_decode", 7
-DEMO, RANDOM = "demo", "random 150M"
+DEMO, DELTA, RANDOM = "demo", "demo Qwen3-Next", "random 150M"
 MOST_OVERHEAD_US = 150.0
 
 
@@ -37,7 +37,11 @@ class Goals:
     prefill: float
 
 
-GOALS = {DEMO: Goals(decode=4.0, prefill=1.0), RANDOM: Goals(decode=1.2, prefill=1 / 1.2)}
+GOALS = {
+    DEMO: Goals(decode=4.0, prefill=1.0),
+    DELTA: Goals(decode=3.0, prefill=1.0),
+    RANDOM: Goals(decode=1.2, prefill=1 / 1.2),
+}
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,11 @@ class DecodeSettings:
     bandwidth_bytes: int = 512 * 2**20
 
 
-DEFAULTS = DecodeSettings({DEMO: 256, RANDOM: 64})
+DEFAULTS = DecodeSettings({DEMO: 256, DELTA: 256, RANDOM: 64})
 
 
 def run(settings: DecodeSettings) -> Report:
-    """Measure the checkpoint that ships and a random one; both are exported here."""
+    """Measure the checkpoints that ship and a random one; all are exported here."""
     gates: list[Gate] = []
     results: dict[str, Any] = {}
     targets: list[Target] = []
@@ -65,7 +69,7 @@ def run(settings: DecodeSettings) -> Report:
     with tempfile.TemporaryDirectory(prefix="hybridge-bench-") as name:
         random = Path(name) / "checkpoint"
         write_random_checkpoint(random, settings.shape)
-        for model, checkpoint in ((DEMO, DEMO_CHECKPOINT), (RANDOM, random)):
+        for model, checkpoint in ((DEMO, DEMO_CHECKPOINT), (DELTA, DELTA_CHECKPOINT), (RANDOM, random)):
             artifact = exported(checkpoint, Path(name) / model.replace(" ", "-"))
             peer = Peer(checkpoint, settings.threads)
             with LLM(artifact, engine="onnxruntime", threads=settings.threads) as llm:

@@ -1,4 +1,4 @@
-"""Perplexity of the checkpoint that ships, through its exported artifact and through transformers."""
+"""Perplexity of a checkpoint that ships, through its exported artifact and through transformers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.agreement import logits_gate
-from benchmarks.artifacts import DEMO_CHECKPOINT, exported
+from benchmarks.artifacts import CHECKPOINTS, exported
 from benchmarks.command import run_command
 from benchmarks.machine import ROOT
 from benchmarks.peer import Peer
@@ -30,8 +30,12 @@ Logits = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class PerplexitySettings:
-    """The text in windows of ``window`` tokens, each after a BOS of its own; ``most_windows`` None takes all."""
+    """The text in windows of ``window`` tokens, each after a BOS of its own; ``most_windows`` None takes all.
 
+    ``checkpoint`` is the name of a folder of examples/checkpoints.
+    """
+
+    checkpoint: str = "tiny-nemotron-h"
     window: int = 512
     most_windows: int | None = None
     threads: int = 2
@@ -40,9 +44,10 @@ class PerplexitySettings:
 def run(settings: PerplexitySettings) -> Report:
     """Windows as one prompt each, and token by token through the decode step, against transformers."""
     windows = text_windows(HELD_OUT_TEXT.read_text(encoding="utf-8"), settings)
-    peer = Peer(DEMO_CHECKPOINT, settings.threads)
+    checkpoint = CHECKPOINTS / settings.checkpoint
+    peer = Peer(checkpoint, settings.threads)
     with tempfile.TemporaryDirectory(prefix="hybridge-bench-") as name:
-        artifact = exported(DEMO_CHECKPOINT, Path(name) / "artifact", settings.window, all_logits=True)
+        artifact = exported(checkpoint, Path(name) / "artifact", settings.window, all_logits=True)
         engine = create_engine(artifact, "onnxruntime", EngineOptions(settings.threads))
         gate = logits_gate(engine, peer, settings.window // 2, 4)
         ways: dict[str, Logits] = {
@@ -64,7 +69,7 @@ def run(settings: PerplexitySettings) -> Report:
 
 def text_windows(text: str, settings: PerplexitySettings) -> np.ndarray:
     """int64 [windows, window + 1]: BOS and ``window`` tokens; what does not fill a window is left out."""
-    tokenizer = Tokenizer.from_folder(DEMO_CHECKPOINT)
+    tokenizer = Tokenizer.from_folder(CHECKPOINTS / settings.checkpoint)
     ids = np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int64)
     rows = ids[: ids.size // settings.window * settings.window].reshape(-1, settings.window)[: settings.most_windows]
     return np.concatenate([np.full((len(rows), 1), tokenizer.bos_token_id, np.int64), rows], axis=1)

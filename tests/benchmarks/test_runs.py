@@ -65,7 +65,7 @@ def test_export_of_qwen3_5(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cpu_decode() -> None:
     settings = replace(
         cpu_decode.DEFAULTS,
-        new_tokens={cpu_decode.DEMO: 5, cpu_decode.RANDOM: 4},
+        new_tokens={cpu_decode.DEMO: 5, cpu_decode.DELTA: 5, cpu_decode.RANDOM: 4},
         prompt_tokens=3,
         prefill_tokens=33,
         threads=1,
@@ -74,7 +74,7 @@ def test_cpu_decode() -> None:
         bandwidth_bytes=2**20,
     )
     document = json_of(cpu_decode.run(settings))
-    assert set(document["results"]) == {cpu_decode.DEMO, cpu_decode.RANDOM}
+    assert set(document["results"]) == set(cpu_decode.GOALS)
     # The last run of ONNX Runtime has no gap behind it.
     assert document["results"][cpu_decode.DEMO]["python_overhead_us"]["steps"] == 4
 
@@ -84,8 +84,10 @@ def test_step_cost() -> None:
     assert set(json_of(step_cost.run(settings))["results"]["step_us"]) == {"32", "300"}
 
 
-def test_perplexity() -> None:
-    found = json_of(perplexity.run(perplexity.PerplexitySettings(window=65, most_windows=2, threads=1)))["results"]
+@pytest.mark.parametrize("checkpoint", ["tiny-nemotron-h", "tiny-qwen3-next"])
+def test_perplexity(checkpoint: str) -> None:
+    settings = perplexity.PerplexitySettings(checkpoint, window=65, most_windows=2, threads=1)
+    found = json_of(perplexity.run(settings))["results"]
     expected = found["perplexity"].pop("transformers")
     assert 5 < expected < 500  # the checkpoint is trained: 2048 tokens at random odds would give 2048
     assert found["perplexity"] == pytest.approx(dict.fromkeys(("one prompt", "token by token"), expected), rel=1e-4)

@@ -1,4 +1,4 @@
-"""What examples/checkpoints/tiny-nemotron-h promises."""
+"""What the folders of examples/checkpoints promise."""
 
 from __future__ import annotations
 
@@ -15,46 +15,65 @@ from demo_training.families import FAMILIES
 from safetensors import safe_open
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-CHECKPOINT = EXAMPLES / "checkpoints" / "tiny-nemotron-h"
-REPORT = json.loads((CHECKPOINT / "training_report.json").read_text(encoding="utf-8"))
+# Tokens agree between the checkpoints, so one of them stands for the tokenizer of all.
+FIRST = EXAMPLES / "checkpoints" / "tiny-nemotron-h"
+
+
+@pytest.fixture(scope="module", params=["tiny-nemotron-h", "tiny-qwen3-next"])
+def checkpoint(request: pytest.FixtureRequest) -> Path:
+    return EXAMPLES / "checkpoints" / request.param
+
+
+@pytest.fixture(scope="module")
+def report(checkpoint: Path) -> dict[str, Any]:
+    return json.loads((checkpoint / "training_report.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return transformers.AutoTokenizer.from_pretrained(CHECKPOINT)
+    return transformers.AutoTokenizer.from_pretrained(FIRST)
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
-    FAMILIES["nemotron_h"].prepare(loaded)
+def model(checkpoint: Path, report: dict[str, Any]) -> Any:
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    FAMILIES[report["family"]].prepare(loaded)
     return loaded.eval()
 
 
-def test_size_limits(model: Any) -> None:
-    assert sum(path.stat().st_size for path in CHECKPOINT.rglob("*")) <= 12_000_000
+def test_size_limits(checkpoint: Path, report: dict[str, Any], model: Any) -> None:
+    assert sum(path.stat().st_size for path in checkpoint.rglob("*")) <= 12_000_000
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    assert 2_000_000 <= parameters <= 5_000_000
-    assert parameters == REPORT["parameters"]
+    assert 1_000_000 <= parameters <= 5_000_000
+    assert parameters == report["parameters"]
 
 
-def test_every_kind_of_layer_is_there(model: Any) -> None:
-    assert isinstance(model, transformers.NemotronHForCausalLM)
-    assert set(model.config.hybrid_override_pattern) == {"M", "*", "-"}
+def test_every_kind_of_layer_is_there(checkpoint: Path, model: Any) -> None:
+    if checkpoint == FIRST:
+        assert isinstance(model, transformers.NemotronHForCausalLM)
+        assert set(model.config.hybrid_override_pattern) == {"M", "*", "-"}
+    else:
+        assert isinstance(model, transformers.Qwen3NextForCausalLM)
+        assert set(model.config.layer_types) == {"linear_attention", "full_attention"}
 
 
-def test_weights_are_bf16_but_for_the_recurrence_parameters() -> None:
-    types: dict[str, set[str]] = {"A_log": set(), "D": set(), "dt_bias": set(), "other": set()}
-    with safe_open(CHECKPOINT / "model.safetensors", "pt") as weights:
+def test_weights_are_bf16_but_for_the_recurrence_parameters(checkpoint: Path, report: dict[str, Any]) -> None:
+    wide = FAMILIES[report["family"]].fp32_suffixes
+    found: set[tuple[str, str]] = set()
+    with safe_open(checkpoint / "model.safetensors", "pt") as weights:
         for name in weights.keys():  # noqa: SIM118
-            last = name.rsplit(".", 1)[-1]
-            types[last if last in types else "other"].add(weights.get_slice(name).get_dtype())
-    assert types == {"A_log": {"F32"}, "D": {"F32"}, "dt_bias": {"F32"}, "other": {"BF16"}}
+            found.add((next((s for s in wide if name.endswith(s)), "other"), weights.get_slice(name).get_dtype()))
+    assert found == {*((suffix, "F32") for suffix in wide), ("other", "BF16")}
 
 
-def test_transformers_keeps_every_saved_tensor() -> None:
+def test_the_tokenizers_are_the_same(checkpoint: Path) -> None:
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        assert (checkpoint / name).read_bytes() == (FIRST / name).read_bytes()
+
+
+def test_transformers_keeps_every_saved_tensor(checkpoint: Path) -> None:
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        CHECKPOINT, dtype=torch.float32, output_loading_info=True
+        checkpoint, dtype=torch.float32, output_loading_info=True
     )
     info = loaded[1]
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
@@ -90,10 +109,10 @@ def test_generation_stops_at_both_end_tokens(tokenizer: Any, model: Any) -> None
     assert model.generation_config.eos_token_id == expected
 
 
-def test_held_out_perplexity_is_the_reported_one(tokenizer: Any, model: Any) -> None:
+def test_held_out_perplexity_is_the_reported_one(tokenizer: Any, model: Any, report: dict[str, Any]) -> None:
     text = (EXAMPLES / "text" / "heldout.txt").read_text(encoding="utf-8")
-    windows = windows_from_text(tokenizer, text, REPORT["held_out"]["window"])
-    reported = REPORT["held_out"]["first_4_windows"]
+    windows = windows_from_text(tokenizer, text, report["held_out"]["window"])
+    reported = report["held_out"]["first_4_windows"]
     measured = held_out_loss(model, windows[:4])
     assert measured.tokens == reported["tokens"] == 2048
     assert measured.perplexity == pytest.approx(reported["perplexity"], rel=0.01)

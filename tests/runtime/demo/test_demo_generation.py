@@ -1,4 +1,4 @@
-"""The shipped checkpoint through export, ONNX Runtime and LLM, against transformers in float32."""
+"""The shipped checkpoints through export, ONNX Runtime and LLM, against transformers in float32."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import hybridge
 from runtime.generation import Generation
 from runtime.llm import LLM
 from runtime.sampling import SamplingParams
@@ -15,7 +16,7 @@ torch = pytest.importorskip("torch", reason="torch runs the reference")
 transformers = pytest.importorskip("transformers", reason="transformers is the oracle")
 pytest.importorskip("onnxruntime", reason="the artifact runs in ONNX Runtime")
 
-CHECKPOINT = Path(__file__).parents[3] / "examples" / "checkpoints" / "tiny-nemotron-h"
+CHECKPOINTS = Path(__file__).parents[3] / "examples" / "checkpoints"
 PROMPTS = (
     "Call me Ishmael. Some years ago",
     "In the beginning God created the heaven and the earth. And the earth was without form, and void;",
@@ -23,22 +24,27 @@ PROMPTS = (
     "A",
     "It was 1851 — naïve café 🐳, " * 9,
 )
-# Both sides compute in float32; the logits of this model reach about 15.
+# Both sides compute in float32; the logits of these models reach about 15.
 TOLERANCE = 2e-3
 
 
+@pytest.fixture(scope="module", params=["tiny-nemotron-h", "tiny-qwen3-next"])
+def checkpoint(request: pytest.FixtureRequest) -> Path:
+    return CHECKPOINTS / request.param
+
+
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+def llm(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> LLM:
     from exporter.export import export_checkpoint
 
     out = tmp_path_factory.mktemp("demo") / "artifact"
-    export_checkpoint(CHECKPOINT, out)
+    export_checkpoint(checkpoint, out)
     return LLM(out)
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    model = transformers.AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
+def model(checkpoint: Path) -> Any:
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     for module in model.modules():
         if hasattr(module, "time_step_limit"):
             # The CPU path clamps dt at time_step_min instead of the checkpoint's limit, which is (0, inf).
@@ -61,8 +67,8 @@ def assert_greedy(model: Any, generation: Generation) -> None:
         assert scores[token] >= scores.max() - TOLERANCE
 
 
-def test_greedy_tokens_are_those_of_transformers(llm: LLM, model: Any) -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(CHECKPOINT)
+def test_greedy_tokens_are_those_of_transformers(checkpoint: Path, llm: LLM, model: Any) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     ids = tokenizer(PROMPTS[0], return_tensors="pt")
     expected = model.generate(**ids, max_new_tokens=24, do_sample=False)[0, ids["input_ids"].shape[1] :]
     generation = llm.generate(PROMPTS[0], max_new_tokens=24)
@@ -123,8 +129,14 @@ def test_a_cached_system_prompt_changes_nothing(llm: LLM, model: Any) -> None:
     assert_greedy(model, again)
 
 
-def test_the_chat_prompt_is_that_of_transformers(llm: LLM) -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(CHECKPOINT)
+def test_the_artifact_is_verified(checkpoint: Path, llm: LLM) -> None:
+    """Hidden states, caches and states of every layer, in float32 as the engine computes."""
+    verdict = hybridge.verify(checkpoint, llm.folder, prompt_lengths=(70,), decode_steps=2)
+    assert verdict.passed, verdict
+
+
+def test_the_chat_prompt_is_that_of_transformers(checkpoint: Path, llm: LLM) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Who are you? 🐳"}]
     expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     generation = llm.chat(messages, max_new_tokens=4)
