@@ -7,6 +7,7 @@ from typing import Any
 
 from artifact.dtypes import DType
 from tests.support.artifacts import ArtifactCache, Exported
+from tests.support.tiny_models import EXPERTS
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,10 @@ CASES: dict[str, ExportCase] = {
         "float32",
         {"num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     ),
-    "qwen3_next bf16 as fp16": ExportCase(
+    "qwen3_next experts bf16 as fp16": ExportCase(
         "qwen3_next",
         "bfloat16",
-        {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+        {**EXPERTS["qwen3_next"], "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
         {"dtype": DType.FLOAT16},
     ),
     "olmo_hybrid fp32": ExportCase(

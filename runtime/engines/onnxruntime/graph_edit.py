@@ -18,14 +18,14 @@ class Inserter:
     """Creates nodes in front of one node of a graph."""
 
     def __init__(self, graph: ir.Graph, before: ir.Node) -> None:
-        self._graph, self._before = graph, before
+        self.graph, self._before = graph, before
 
     def op(self, op_type: str, *inputs: ir.Value | None, domain: str = "", outputs: int = 1, **attributes: Any) -> Any:
         """Insert a node; returns its output value, or a tuple of them when ``outputs`` > 1."""
         node = ir.node(op_type, inputs, attributes or None, domain=domain, num_outputs=outputs)
-        self._graph.insert_before(self._before, node)
+        self.graph.insert_before(self._before, node)
         if domain:
-            self._graph.opset_imports.setdefault(domain, 1)
+            self.graph.opset_imports.setdefault(domain, 1)
         return node.outputs[0] if outputs == 1 else tuple(node.outputs)
 
     def microsoft(self, op_type: str, *inputs: ir.Value | None, outputs: int = 1, **attributes: Any) -> Any:
@@ -34,10 +34,10 @@ class Inserter:
 
     def constant(self, value: np.ndarray) -> ir.Value:
         """An initializer that holds ``value``; equal constants of one graph are shared."""
-        shared: dict[tuple, ir.Value] = self._graph.meta.setdefault("constants", {})
+        shared: dict[tuple, ir.Value] = self.graph.meta.setdefault("constants", {})
         key = (str(value.dtype), value.shape, value.tobytes())
         if key not in shared:
-            shared[key] = add_initializer(self._graph, f"engine.constant_{len(shared)}", value)
+            shared[key] = add_initializer(self.graph, f"engine.constant_{len(shared)}", value)
         return shared[key]
 
     def ints(self, *values: int) -> ir.Value:
@@ -50,11 +50,11 @@ class Inserter:
 
     def input(self, name: str) -> ir.Value:
         """The graph input ``name``."""
-        return next(value for value in self._graph.inputs if value.name == name)
+        return next(value for value in self.graph.inputs if value.name == name)
 
     def input_or(self, name: str, default: ir.Value) -> ir.Value:
         """The graph input ``name``; ``default`` in a graph without it."""
-        return next((value for value in self._graph.inputs if value.name == name), default)
+        return next((value for value in self.graph.inputs if value.name == name), default)
 
     def size(self, value: ir.Value, axis: int) -> ir.Value:
         """The size of one axis as an int64 tensor of one element."""

@@ -20,11 +20,13 @@ class Kernels:
 
     opset: highest ONNX opset of ours that it loads.
     recurrent_ops: it has LinearAttention and CausalConvWithState (1.31 has, 1.23 has not).
+    experts: its MoE computes interleaved SwiGLU (1.23 and later).
     window_margin: how many more tokens than local_window_size its GroupQueryAttention sees (1.31: 0, 1.23: 1).
     """
 
     opset: int
     recurrent_ops: bool
+    experts: bool
     window_margin: int
 
 
@@ -42,7 +44,8 @@ def installed_kernels() -> Kernels:
         kv_num_heads=1,
         update_rule="gated",
     )
-    return Kernels(opset, all(_loads(node, (1, 1, 1), 21) for node in (conv, scan)), _window_margin())
+    recurrent = all(_loads(node, (1, 1, 1), 21) for node in (conv, scan))
+    return Kernels(opset, recurrent, _weighs_experts(), _window_margin())
 
 
 def quiet_options() -> ort.SessionOptions:
@@ -76,6 +79,35 @@ def _window_margin() -> int:
     )
     seen = session.run(["y"], feeds)[0]
     return 0 if seen[0, 1, 0] > 0.75 else 1
+
+
+def _weighs_experts() -> bool:
+    """Whether MoE, of two experts of one number each, computes SwiGLU of the one that has all the weight."""
+    node = helper.make_node(
+        "MoE",
+        ["x", "scores", "up", "", "down"],
+        ["y"],
+        domain=MICROSOFT,
+        k=1,
+        activation_type="swiglu",
+        swiglu_fusion=1,
+        normalize_routing_weights=1,
+        activation_alpha=1.0,
+        activation_beta=0.0,
+    )
+    feeds = {
+        "x": np.ones((1, 1), np.float32),
+        "scores": np.array([[np.finfo(np.float32).min, 0.0]], np.float32),
+        "up": np.array([[[9.0], [9.0]], [[2.0], [3.0]]], np.float32),
+        "down": np.array([[[9.0]], [[0.5]]], np.float32),
+    }
+    model = _model([node], {name: value.shape for name, value in feeds.items()}, {"y": (1, 1)}, 21)
+    try:
+        session = ort.InferenceSession(model, quiet_options(), providers=["CPUExecutionProvider"])
+        found = session.run(["y"], feeds)[0]
+    except Exception:  # as in _loads
+        return False
+    return bool(abs(found[0, 0] - 0.5 * 3.0 * 2.0 / (1.0 + np.exp(-2.0))) < 1e-6)
 
 
 def _loads(node: onnx.NodeProto, shape: tuple[int, ...], opset: int) -> bool:

@@ -15,6 +15,7 @@ from runtime.engines.onnxruntime.causal_conv1d import causal_conv1d_body
 from runtime.engines.onnxruntime.gated_delta_rule import gated_delta_rule_body
 from runtime.engines.onnxruntime.graph_edit import Inserter, replace_node
 from runtime.engines.onnxruntime.kernels import Kernels
+from runtime.engines.onnxruntime.routed_experts import routed_experts_body
 from runtime.engines.onnxruntime.update_ssm_state import update_ssm_state_body
 from trt_plugins.catalog import DOMAIN
 
@@ -24,6 +25,7 @@ BODIES: Mapping[str, OpBody] = MappingProxyType(
     {
         "causal_conv1d": causal_conv1d_body,
         "gated_delta_rule": gated_delta_rule_body,
+        "routed_experts": routed_experts_body,
         "update_ssm_state": update_ssm_state_body,
     }
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,14 @@ import onnxruntime as ort
 
 from artifact.dtypes import DType
 from artifact.errors import ArtifactError
+from runtime.engines.onnxruntime.joined_weights import joined_weight
 from runtime.engines.onnxruntime.widen_types import widened
+
+# By number of axes: operators, and which input, that read a weight where it lies.
+_READERS = {
+    2: {("Gather", 0), ("FusedMatMul", 0), ("FusedMatMul", 1), ("Gemm", 1), ("MatMul", 1)},
+    3: {("MoE", 2), ("MoE", 4), ("routed_experts", 3), ("routed_experts", 4)},
+}
 
 
 class WeightStore:
@@ -22,19 +30,17 @@ class WeightStore:
     """
 
     def __init__(self, model: ir.Model, folder: Path) -> None:
-        """Map or widen every external initializer of ``model``, an artifact read from ``folder``."""
+        """The external initializers of ``model``, an artifact read from ``folder``; each is loaded at its first use."""
+        self._folder = folder
         self._arrays: dict[str, np.ndarray] = {}
+        self._values: dict[str, ort.OrtValue] = {}
         self._files: dict[str, str] = {}
-        loaded: dict[tuple, np.ndarray] = {}  # tied weights may be two initializers over the same bytes
-        for name, value in model.graph.initializers.items():
-            tensor = value.const_value
-            if isinstance(tensor, ir.ExternalTensor):
-                key = (tensor.location, tensor.offset, tensor.dtype, tuple(tensor.shape))
-                if key not in loaded:
-                    loaded[key] = _load(tensor, folder)
-                self._arrays[name] = loaded[key]
-                self._files[name] = str(tensor.location)
-        self._values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in self._arrays.items()}
+        self._loaded: dict[tuple, np.ndarray] = {}  # tied weights may be two initializers over the same bytes
+        self._stored = {
+            name: value.const_value
+            for name, value in model.graph.initializers.items()
+            if isinstance(value.const_value, ir.ExternalTensor)
+        }
 
     def attach(self, model: ir.Model, options: ort.SessionOptions) -> None:
         """Give a session that is about to be created from ``model`` the weights that the model uses.
@@ -44,14 +50,34 @@ class WeightStore:
         shared weight from the file, in the file's type.
         """
         for name, value in model.graph.initializers.items():
-            array = self._arrays.get(name)
+            array = self._array(name, value)
             if array is None:
                 continue
             if not _is_streamed(value):
                 value.const_value = ir.tensor(np.ascontiguousarray(array), name=name)
                 continue
             value.const_value = self._reference(name, array)
+            if name not in self._values:
+                self._values[name] = ort.OrtValue.ortvalue_from_numpy(array)
             options.add_initializer(name, self._values[name])
+
+    def _array(self, name: str, value: ir.Value) -> np.ndarray | None:
+        """The weight that initializer ``name`` is; None for one of the graph's own."""
+        joined, tensor = joined_weight(value), self._stored.get(name)
+        if name in self._arrays:
+            return self._arrays[name]
+        if joined is not None:
+            key, file = joined.key, joined.parts[0].location
+            load = partial(joined.filled, _mapped, self._folder)
+        elif tensor is not None:
+            key, file = (tensor.location, tensor.offset, tensor.dtype, tuple(tensor.shape)), tensor.location
+            load = partial(_load, tensor, self._folder)
+        else:
+            return None
+        if key not in self._loaded:
+            self._loaded[key] = load()
+        self._arrays[name], self._files[name] = self._loaded[key], str(file)
+        return self._arrays[name]
 
     def _reference(self, name: str, array: np.ndarray) -> ir.ExternalTensor:
         """What ONNX Runtime lets be overridden: a reference to the weight's file."""
@@ -73,13 +99,19 @@ class WeightStore:
 
 
 def _is_streamed(value: ir.Value) -> bool:
-    """True for a matrix that only Gather and matrix products read."""
-    readers = {("Gather", 0), ("FusedMatMul", 0), ("FusedMatMul", 1), ("Gemm", 1), ("MatMul", 1)}
-    two_axes = value.shape is not None and len(value.shape) == 2
-    return two_axes and all((node.op_type, index) in readers for node, index in value.uses())
+    """True for a matrix, or one of each expert, that only Gather and products read."""
+    rank = 0 if value.shape is None else len(value.shape)
+    return rank in _READERS and all((node.op_type, index) in _READERS[rank] for node, index in value.uses())
 
 
 def _load(tensor: ir.ExternalTensor, folder: Path) -> np.ndarray:
+    array = widened(_mapped(tensor, folder))
+    # Offsets are not always multiples of the element size; kernels expect aligned data.
+    return array if array.flags.aligned else array.copy()
+
+
+def _mapped(tensor: ir.ExternalTensor, folder: Path) -> np.ndarray:
+    """The tensor as it lies in its file."""
     path, dtype = folder / tensor.location, DType.from_onnx(int(tensor.dtype)).numpy
     shape, offset = tuple(tensor.shape.numpy()), tensor.offset or 0
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
@@ -94,9 +126,7 @@ def _load(tensor: ir.ExternalTensor, folder: Path) -> np.ndarray:
         raise ArtifactError(
             f"{tensor.location}: cannot be read ({error.strerror or error}): export the checkpoint again"
         ) from error
-    array = widened(raw.view(dtype).reshape(shape))
-    # Offsets are not always multiples of the element size; kernels expect aligned data.
-    return array if array.flags.aligned else array.copy()
+    return raw.view(dtype).reshape(shape)
 
 
 def _is_mapped(array: np.ndarray) -> bool:

@@ -17,7 +17,7 @@ from runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
 from tests.ops.oracle import ConvCase, DeltaCase, SsmCase
 
 NEWEST = installed_kernels()
-STANDARD = Kernels(NEWEST.opset, recurrent_ops=False, window_margin=NEWEST.window_margin)
+STANDARD = Kernels(NEWEST.opset, recurrent_ops=False, experts=False, window_margin=NEWEST.window_margin)
 """The standard operators only, as on an older ONNX Runtime."""
 KERNELS = {"installed": NEWEST, "standard": STANDARD}
 _TOKEN_WISE = ("x", "B", "C", "dt", "q", "k", "v", "g", "beta")

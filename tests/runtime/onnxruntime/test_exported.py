@@ -7,6 +7,7 @@ import pytest
 
 from artifact.config import GATED_DELTA_NET
 from runtime.engines.onnxruntime.kernels import installed_kernels
+from runtime.engines.onnxruntime.model_file import read_model
 from runtime.engines.onnxruntime.rewrite import GraphForm, rewrite
 from tests.support.artifacts import ArtifactCache
 from tests.support.export_cases import CASES, ExportCase
@@ -19,7 +20,7 @@ def test_every_exported_layer_gets_its_fast_form_in_place(case: ExportCase, arti
     if GATED_DELTA_NET in config.layer_types and not installed_kernels().recurrent_ops:
         pytest.skip("needs an ONNX Runtime with LinearAttention")
     for form in GraphForm:
-        graph = rewrite(ir.load(exported.folder / "model.onnx"), config, form, installed_kernels())
+        graph = rewrite(read_model(exported.folder), config, form, installed_kernels())
         nodes = [node.op_type for node in graph.model.graph]
         assert nodes.count("GroupQueryAttention") == len(config.kv_layers)
         assert "TensorScatter" not in nodes and not graph.model.functions

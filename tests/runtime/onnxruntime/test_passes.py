@@ -241,7 +241,7 @@ def test_attention_with_another_mask_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_an_older_opset_loses_new_attributes_and_refuses_new_operators() -> None:
-    old = Kernels(opset=23, recurrent_ops=False, window_margin=1)
+    old = Kernels(opset=23, recurrent_ops=False, experts=False, window_margin=1)
     node = helper.make_node("Cast", ["x"], ["y"], to=7)
     node.attribute.append(helper.make_attribute("round_mode", "up"))
     model = graph_of([node], {"x": (FLOAT, [1])}, {"y": (7, [1])})

@@ -16,6 +16,7 @@ from runtime.engines.torch.ops import (
     linear,
     matrices,
     norms,
+    routing,
     shapes,
 )
 
@@ -26,6 +27,7 @@ _STANDARD: dict[str, Builder] = {
     **matrices.ROWS,
     **norms.ROWS,
     **attention.ROWS,
+    **routing.ROWS,
 }
 _FUSED: dict[str, Builder] = {
     **linear.ROWS,
@@ -34,7 +36,11 @@ _FUSED: dict[str, Builder] = {
     **elementwise.FUSED_ROWS,
     **cached_attention.ROWS,
 }
-OPERATORS: dict[str, dict[str, Builder]] = {"": _STANDARD, edge.DOMAIN: edge.ROWS, DOMAIN: _FUSED}
+OPERATORS: dict[str, dict[str, Builder]] = {
+    "": _STANDARD,
+    edge.DOMAIN: {**edge.ROWS, **routing.EDGE_ROWS},
+    DOMAIN: _FUSED,
+}
 
 
 def builder_of(node: ir.Node) -> Builder:

@@ -70,6 +70,7 @@ ROWS: dict[str, Builder] = {
     "Constant": _constant,
     "Cos": _plain(torch.cos),
     "Div": _plain(torch.div),
+    "Equal": _plain(torch.eq),
     "Gelu": _gelu,
     "Greater": _plain(torch.gt),
     "GreaterOrEqual": _plain(torch.ge),

@@ -1,0 +1,115 @@
+"""Weights that lie in several tensors of the artifact's files, or in another order than a kernel reads them.
+
+A checkpoint with one tensor for each matrix of each expert is exported as a Concat and a Reshape of them. ONNX Runtime
+would fold these from copies inside of the model, which cannot hold more than 2 GB. Here they become one initializer,
+which the weight store fills from the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from runtime.engines.onnxruntime.widen_types import widened
+
+_META = "engine.joined_weight"
+
+
+@dataclass(frozen=True)
+class JoinedWeight:
+    """What an initializer [experts, rows, columns] is made of: ``parts``, one after the other.
+
+    interleaved: the first and the second half of each expert's rows take turns, the first one's first row first.
+    """
+
+    parts: tuple[ir.ExternalTensor, ...]
+    shape: tuple[int, int, int]
+    interleaved: bool = False
+
+    @property
+    def key(self) -> tuple:
+        """Equal for equal bytes."""
+        return (*((p.location, p.offset, p.dtype) for p in self.parts), self.shape, self.interleaved)
+
+    def filled(self, mapped: Callable[[ir.ExternalTensor, Path], np.ndarray], folder: Path) -> np.ndarray:
+        """The array; ``mapped`` gives a part as it is stored. Only one matrix at a time is widened."""
+        _, rows, columns = self.shape
+        stored = [mapped(part, folder) for part in self.parts]
+        matrices = [matrix for part in stored for matrix in part.reshape(-1, part.shape[-2], columns)]
+        whole = np.empty(self.shape, widened(stored[0][:0]).dtype)
+        if not self.interleaved:
+            for place, matrix in zip(whole.reshape(len(matrices), -1, columns), matrices, strict=True):
+                place[:] = matrix
+            return whole
+        halves = [half for matrix in matrices for half in _halves(matrix, rows)]
+        for index, half in enumerate(halves):
+            whole[index // 2, index % 2 :: 2] = half
+        return whole
+
+
+def join_weights(model: ir.Model) -> None:
+    """Replace every Concat and Reshape of whole weights in the main graph by one initializer of the same name."""
+    graph = model.graph
+    for node in list(graph):
+        if node.op_type != "Concat" or node.domain or not all(_is_weight(value) for value in node.inputs):
+            continue
+        whole = next((user for user, _ in node.outputs[0].uses()), None)
+        result = None if whole is None or whole.op_type != "Reshape" else whole.outputs[0]
+        if whole is None or result is None or result.shape is None:
+            continue
+        parts = [value for value in node.inputs if value is not None]
+        tensors = tuple(value.const_value for value in parts if isinstance(value.const_value, ir.ExternalTensor))
+        shape = tuple(size for size in result.shape.dims if isinstance(size, int))
+        assert len(shape) == 3 and result.name is not None
+        name, result.name = result.name, None
+        joined = add_joined(graph, name, JoinedWeight(tensors, shape), tensors[0].dtype)
+        ir.convenience.replace_all_uses_with(result, joined)
+        graph.remove([whole, node], safe=True)
+        for value in parts:
+            if not value.uses():
+                del graph.initializers[str(value.name)]
+
+
+def add_joined(graph: ir.Graph, name: str, joined: JoinedWeight, dtype: ir.DataType) -> ir.Value:
+    """An initializer ``name`` that the weight store fills; the one that is there already, if any."""
+    if name in graph.initializers:
+        return graph.initializers[name]
+    shape = ir.Shape(joined.shape)
+    placeholder = ir.ExternalTensor(joined.parts[0].location, None, None, dtype, shape=shape, name=name)
+    value = ir.Value(name=name, type=ir.TensorType(dtype), shape=shape, const_value=placeholder)
+    value.meta[_META] = joined
+    graph.register_initializer(value)
+    return value
+
+
+def joined_weight(value: ir.Value) -> JoinedWeight | None:
+    """What the weight store makes ``value`` of, or None for an initializer that is one tensor as it lies."""
+    joined = value.meta.get(_META)
+    return joined if isinstance(joined, JoinedWeight) else None
+
+
+def interleaved_weight(graph: ir.Graph, weight: ir.Value) -> ir.Value | None:
+    """An initializer with the interleaved rows of ``weight`` [experts, rows, columns]; None if that is no weight."""
+    joined = joined_weight(weight)
+    if joined is None:
+        tensor, dims = weight.const_value, weight.shape.dims if weight.shape is not None else ()
+        shape = tuple(size for size in dims if isinstance(size, int))
+        if not isinstance(tensor, ir.ExternalTensor) or len(shape) != 3:
+            return None
+        joined = JoinedWeight((tensor,), shape)
+    # The type of the placeholder is that of the graph, which may have been widened by now.
+    dtype = weight.dtype or ir.DataType.FLOAT
+    return add_joined(graph, f"{weight.name}.interleaved", replace(joined, interleaved=True), dtype)
+
+
+def _is_weight(value: ir.Value | None) -> bool:
+    return value is not None and value.is_initializer() and isinstance(value.const_value, ir.ExternalTensor)
+
+
+def _halves(matrix: np.ndarray, rows: int) -> list[np.ndarray]:
+    """The halves of a matrix of all ``rows`` of an expert; a matrix of half the rows is one of them."""
+    return [matrix] if len(matrix) * 2 == rows else [matrix[: rows // 2], matrix[rows // 2 :]]
