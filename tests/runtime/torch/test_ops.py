@@ -94,7 +94,8 @@ def program_of(model: onnx.ModelProto) -> Program:
 
 
 def feeds_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    rng, feeds = np.random.default_rng(1), {}
+    rng = np.random.default_rng(1)
+    feeds: dict[str, np.ndarray] = {}
     for value in model.graph.input:
         kind, shape = value.type.tensor_type, [dim.dim_value for dim in value.type.tensor_type.shape.dim]
         if kind.elem_type == onnx.TensorProto.FLOAT:
