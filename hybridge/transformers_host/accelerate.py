@@ -70,7 +70,12 @@ def accelerate(
     from hybridge.transformers_host.artifact_cache import default_cache_folder
 
     folder = Path(cache_folder) if cache_folder is not None else default_cache_folder()
-    backend = _engine_backend(model, engine, folder, threads, **limits)
+    if engine == "export":
+        from hybridge.transformers_host.export_backend import ExportBackend
+
+        backend = ExportBackend(original, folder, **limits)
+    else:
+        backend = _engine_backend(model, engine, folder, threads, **limits)
     replacement = AcceleratedTextModel(original, backend)
     setattr(model, name, replacement)
     undo = [

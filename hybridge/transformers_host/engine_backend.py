@@ -15,6 +15,7 @@ from hybridge.transformers_host.packing import RowPacking
 from hybridge.transformers_host.rollback import Rollback
 from hybridge.transformers_host.rows import LayerState, TextBackend, TextRows
 from runtime.caches import HybridCacheManager
+from runtime.caches.snapshot import MambaSnapshot
 from runtime.engines.base import Decoder, Engine, StateBuffer, StepInputs
 
 
@@ -56,7 +57,7 @@ class EngineRows(TextRows):
         self._backend, self._states = backend, states
         self._released = False
         self.columns = Columns(states.rows)
-        self._rollback: Rollback | None = None
+        self._rollback: Rollback[list[MambaSnapshot]] | None = None
         self._decoder: Decoder | None = None
 
     @property
@@ -71,7 +72,7 @@ class EngineRows(TextRows):
         self._backend.check_room(len(ids), longest)
         self._states.reserve(longest)
         if self._rollback is not None:
-            self._rollback.before(self._states, self.columns.count, ids, tokens)
+            self._rollback.before(self._capture, self.columns.count, ids, tokens)
         hidden = self._decode(ids[:, 0].tolist()) if set(new) == {1} == {ids.shape[1]} else self._feed(ids, tokens)
         self.columns.append(ids.shape[1], tokens)
         return torch.from_numpy(hidden)
@@ -149,8 +150,15 @@ class EngineRows(TextRows):
             self._released = True
             self._backend.keep(self._states)
 
-    def _rewind(self, rollback: Rollback, columns: int) -> None:
-        again = rollback.rewind(self._states, self.columns.count - columns)
+    def _capture(self) -> list[MambaSnapshot]:
+        return [self._states.mamba.capture(row) for row in range(self.batch)]
+
+    def _restore(self, kept: list[MambaSnapshot]) -> None:
+        for row, snapshot in enumerate(kept):
+            self._states.mamba.restore(row, snapshot)
+
+    def _rewind(self, rollback: Rollback[list[MambaSnapshot]], columns: int) -> None:
+        again = rollback.rewind(self._restore, self.columns.count - columns)
         self.columns.crop(self.columns.count - rollback.start)
         if again is not None:
             self._feed(*again)
