@@ -27,7 +27,7 @@ class StateMemory:
     """
 
     def __init__(self, specs: tuple[Binding, ...], device: TorchDevice, batch: int, max_seq: int) -> None:
-        """Zeroed states; torch.OutOfMemoryError when there is too little memory."""
+        """Zeroed states; RuntimeError (on a GPU torch.OutOfMemoryError) when there is too little memory."""
         self.batch, self.max_seq = batch, max_seq
         self.bound: dict[int, DecodeStep] = {}
         self.tensors = {
@@ -81,12 +81,12 @@ class StatePool:
     def _allocate(self, batch: int, max_seq: int) -> StateMemory:
         try:
             return StateMemory(self._specs, self._device, batch, max_seq)
-        except (torch.OutOfMemoryError, MemoryError):
+        except RuntimeError:
             self._free.clear()
         torch.cuda.empty_cache()
         try:
             return StateMemory(self._specs, self._device, batch, max_seq)
-        except (torch.OutOfMemoryError, MemoryError) as error:
+        except RuntimeError as error:
             raise EngineError(
                 f"expected memory for the states of {batch} rows of {max_seq} tokens, found too little: use a "
                 "smaller batch, or shorter prompts"

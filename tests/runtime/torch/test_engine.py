@@ -172,6 +172,13 @@ def test_limits_are_refused_with_what_was_found(tmp_path: Path) -> None:
         buffer.write_row(0, np.zeros((1, 2, 3, 4), np.float32))
 
 
+def test_too_little_memory_for_states_is_an_error_that_says_so(tmp_path: Path) -> None:
+    _, engine = engine_of(Plan(max_seq_len=10**15), tmp_path)
+    with pytest.raises(EngineError, match=f"memory for the states of 1 rows of {10**15} tokens, found too little"):
+        engine.allocate_states(1, 10**15)
+    assert engine.allocate_states(1, 8).max_seq == 8
+
+
 def test_states_of_another_engine_and_a_closed_engine_are_refused(tmp_path: Path) -> None:
     _, engine = engine_of(Plan(), tmp_path / "a")
     _, other = engine_of(Plan(), tmp_path / "b")
