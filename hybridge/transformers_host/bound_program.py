@@ -150,8 +150,9 @@ def _fuse_norm(module: GraphModule, rsqrt: Node) -> None:
 
 def _expand_short_convolution(module: GraphModule, node: Node) -> None:
     """A depthwise convolution with a few outputs as products and sums, which a CPU does faster."""
-    given: list[Any] = [*node.args]
-    x, weight, bias, stride, padding, dilation, groups = [*given, *[None, [1], [0], [1], 1][len(given) - 2 :]]
+    defaults: list[Any] = [None, [1], [0], [1], 1]
+    arguments: list[Any] = [*node.args, *defaults[len(node.args) - 2 :]]
+    x, weight, bias, stride, padding, dilation, groups = arguments
     channels, outputs = weight.meta["val"].shape[0], node.meta["val"].shape[-1]
     plain = (list(stride), list(padding), list(dilation)) == ([1], [0], [1]) and groups == channels
     if not plain or not isinstance(outputs, int) or outputs > _SHORT or node.meta["val"].device.type != "cpu":
