@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_stages.gpu_tests import collect, counted, gpu_test_files, shard_commands
-from gpu_stages.processes import ROOT, Command, Outcome, run_all
-from hardware.machine import machine_document
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(1, str(ROOT))  # the checkout need not be installed
+from gpu_stages.gpu_tests import collect, counted, gpu_test_files, shard_commands  # noqa: E402
+from gpu_stages.machine import machine  # noqa: E402
+from gpu_stages.processes import Command, Outcome, run_all  # noqa: E402
 
 SUMMARY = "summary.json"
 PASSED, FAILED, STOPPED, SKIPPED = "passed", "failed", "out of time", "skipped"
@@ -38,11 +40,15 @@ COLLECTION_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Run:
-    """folder: where results go. jobs: processes beside each other where nothing is timed. only: pytest's -k."""
+    """folder: where results go. jobs: processes beside each other where nothing is timed. only: pytest's -k.
+
+    work: a folder for ``benchmarks.torch_engine`` to keep its checkpoint and artifact in, or to take them from.
+    """
 
     folder: Path
     jobs: int
     only: str = ""
+    work: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", action="append", default=[], metavar="NAME=SECONDS", help="another limit of a stage")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that are not timed, at a time")
     parser.add_argument("--only", default="", metavar="TEXT", help="only tests that pytest's -k TEXT selects")
+    parser.add_argument("--work", type=Path, help="where benchmarks.torch_engine keeps its checkpoint and artifact")
     options = parser.parse_args(arguments)
     limits = {name: stage.limit for name, stage in STAGES.items()}
     for text in options.limit:
@@ -69,12 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"--limit: expected NAME=SECONDS with a name of {', '.join(limits)}, found {text}")
         limits[name] = float(seconds)
     options.out.mkdir(parents=True, exist_ok=True)
-    return run_stages(Run(options.out.resolve(), max(1, options.jobs), options.only), options.stage or STAGES, limits)
+    work = options.work.resolve() if options.work is not None else None
+    run = Run(options.out.resolve(), max(1, options.jobs), options.only, work)
+    return run_stages(run, options.stage or STAGES, limits)
 
 
 def run_stages(run: Run, names: Sequence[str] | Mapping[str, Stage], limits: Mapping[str, float]) -> int:
     """Run the stages in their order and write the summary after each."""
-    summary: dict[str, Any] = {"gpu_check": 1, "machine": machine_document(), "stages": {}}
+    summary: dict[str, Any] = {"gpu_check": 1, "machine": machine(), "stages": {}}
     if summary["machine"]["gpu"] is None:
         print(
             "error: expected an NVIDIA GPU and its driver, found none: run this on a machine with one", file=sys.stderr
@@ -147,14 +156,20 @@ def kernels(run: Run, limit: float) -> dict[str, Any]:
     return {"status": _status(outcomes), "processes": _described(outcomes)}
 
 
-def benchmark(name: str) -> Callable[[Run, float], dict[str, Any]]:
-    """The benchmark module ``name``."""
+def torch_engine(run: Run, limit: float) -> dict[str, Any]:
+    """The torch engine on a whole model."""
+    where = () if run.work is None else ("--work", str(run.work))
+    return _one_benchmark(run, limit, "torch_engine", *where)
 
-    def work(run: Run, limit: float) -> dict[str, Any]:
-        outcomes = run_all([_benchmark(run, name, "time", "--json")], limit)
-        return {"status": _status(outcomes), "processes": _described(outcomes)}
 
-    return work
+def plugin_enqueue(run: Run, limit: float) -> dict[str, Any]:
+    """What a plugin's enqueue costs the host."""
+    return _one_benchmark(run, limit, "plugin_enqueue")
+
+
+def _one_benchmark(run: Run, limit: float, name: str, *options: str) -> dict[str, Any]:
+    outcomes = run_all([_benchmark(run, name, "time", "--json", *options)], limit)
+    return {"status": _status(outcomes), "processes": _described(outcomes)}
 
 
 def _benchmark(run: Run, name: str, kind: str, *options: str) -> Command:
@@ -179,10 +194,10 @@ STAGES: dict[str, Stage] = {
     "tests": Stage(480.0, tests),
     "kernel-results": Stage(150.0, kernel_results),
     "kernels": Stage(420.0, kernels),
-    "torch-engine": Stage(360.0, benchmark("torch_engine")),
+    "torch-engine": Stage(360.0, torch_engine),
     "memcheck": Stage(200.0, sanitizer("memcheck")),
     "racecheck": Stage(240.0, sanitizer("racecheck")),
-    "plugin-enqueue": Stage(60.0, benchmark("plugin_enqueue")),
+    "plugin-enqueue": Stage(60.0, plugin_enqueue),
 }
 
 

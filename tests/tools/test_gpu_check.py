@@ -95,7 +95,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> dict[str, gpu_check.Stage]:
         "cut": gpu_check.Stage(10.0, interrupted),
     }
     monkeypatch.setattr(gpu_check, "STAGES", made)
-    monkeypatch.setattr(gpu_check, "machine_document", lambda: {"gpu": {"name": "a GPU"}})
+    monkeypatch.setattr(gpu_check, "machine", lambda: {"gpu": {"name": "a GPU"}})
     return made
 
 
@@ -121,7 +121,7 @@ def test_stages_and_limits_are_chosen(stages: dict[str, gpu_check.Stage], tmp_pa
 def test_without_a_gpu_nothing_runs(
     stages: dict[str, gpu_check.Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_check, "machine_document", lambda: {"gpu": None})
+    monkeypatch.setattr(gpu_check, "machine", lambda: {"gpu": None})
     assert gpu_check.main(["--out", str(tmp_path)]) == 2
     assert not (tmp_path / gpu_check.SUMMARY).exists()
 

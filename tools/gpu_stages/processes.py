@@ -38,14 +38,18 @@ class Outcome:
 
 
 def run_all(commands: Sequence[Command], limit: float, jobs: int = 1) -> list[Outcome]:
-    """Outcomes in the order of ``commands``; ``jobs`` of them run at a time, for ``limit`` seconds in all."""
+    """Outcomes in the order of ``commands``; ``jobs`` of them run at a time, for ``limit`` seconds in all.
+
+    Processes beside each other share the processor's cores: torch would start a thread a core in each.
+    """
+    threads = max(1, (os.cpu_count() or 1) // jobs)
     end = time.monotonic() + limit
     waiting, running = deque(commands), list[_Process]()
     done: dict[int, Outcome] = {}
     try:
         while (waiting and time.monotonic() < end) or running:
             while waiting and len(running) < jobs and time.monotonic() < end:
-                running.append(_Process(waiting.popleft()))
+                running.append(_Process(waiting.popleft(), threads))
             for process in list(running):
                 if process.ended(end):
                     running.remove(process)
@@ -60,7 +64,7 @@ def run_all(commands: Sequence[Command], limit: float, jobs: int = 1) -> list[Ou
 class _Process:
     """One command that runs in a process group of its own."""
 
-    def __init__(self, command: Command) -> None:
+    def __init__(self, command: Command, threads: int) -> None:
         self.command = command
         self._started = time.monotonic()
         self._stopped = False
@@ -73,7 +77,7 @@ class _Process:
             stdin=subprocess.DEVNULL,
             stdout=self._output or self._log,
             stderr=self._log,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads)},
             start_new_session=True,
         )
 
