@@ -1,6 +1,7 @@
-"""Every call of Mamba2's operators that their declaration allows has a plan on every GPU that the kernels compile for.
+"""Every call that an operator's declaration allows has a plan on every GPU that the kernels compile for.
 
-What the kernels cannot run is refused by the declaration, so that it is known when an engine is built.
+What the kernels cannot run is refused by the declaration or, where shared memory is too small, by the planner, which is
+asked for every target when an engine is built.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from trt_plugins.plugins.calls import CallRange
 from trt_plugins.plugins.targets import traits_from_capability
 
 BASE = {"batch": 2, "time": 200, "heads": 6, "groups": 2, "head_dim": 64, "state_size": 128, "kernel": 4}
+BASE |= {"key_heads": 2, "value_heads": 6, "key_size": 128, "value_size": 128, "decay_size": 1}
 T, S = DType.BFLOAT16, DType.FLOAT32
 FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
 LONGEST_GRID = 65535
@@ -90,6 +92,21 @@ def test_one_factor_at_a_time(architecture: str, op: str) -> None:
                 check(planned(op, device, types, **changes), device)
 
 
+@pytest.mark.parametrize("architecture", CHECKED)
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT32], ids=lambda dtype: dtype.value)
+def test_every_key_and_value_size_runs_where_shared_memory_allows(architecture: str, dtype: DType) -> None:
+    """Large keys in float32 need more than the 99 KiB of some GPUs; there the planner says so, also at build time."""
+    device = devices(architecture)[0]
+    for key_size, value_size, time in itertools.product(range(16, 257, 16), (16, 240), (0, 200)):
+        sizes = {"key_size": key_size, "value_size": value_size, "time": time}
+        try:
+            check(planned("gated_delta_rule", device, {"T": dtype}, **sizes), device)
+        except UnsupportedError as error:
+            small = device.shared_bytes < 128 * 1024
+            assert small and dtype is DType.FLOAT32 and key_size >= 160 and time, (sizes, str(error))
+            assert "bytes of shared memory" in str(error)
+
+
 @pytest.mark.parametrize(
     ("op", "changes", "words"),
     [
@@ -98,6 +115,7 @@ def test_one_factor_at_a_time(architecture: str, op: str) -> None:
         ("update_ssm_state", {"groups": 4}, "groups to divide heads"),
         ("mamba2_conv_scan", {"kernel": 9}, "kernel from 2 to 8"),
         ("causal_conv1d", {"kernel": 1}, "kernel from 2 to 8"),
+        ("gated_delta_rule", {"key_size": 24}, "key_size from 16 to 256 in multiples of 16"),
     ],
 )
 @pytest.mark.parametrize("time", [0, 200])
