@@ -47,9 +47,9 @@ class Experts(nn.Module):
 
     def forward(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """x [..., width], weights and ids [..., top_k] -> [..., width]; packed tokens have one axis before the last."""
-        routed = torch.ops.trt_edgellm.routed_experts
-        call = routed.packed if x.ndim == 2 else routed.default
-        return call(x, ids, weights, self.up, self.down, self.config.activation, int(self.config.gated))
+        return torch.ops.trt_edgellm.routed_experts(
+            x, ids, weights, self.up, self.down, self.config.activation, int(self.config.gated)
+        )
 
 
 class SparseMoe(nn.Module):

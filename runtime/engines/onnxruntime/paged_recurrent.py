@@ -28,6 +28,10 @@ def use_dense_bodies(model: ir.Model, kernels: Kernels, one_row: bool) -> None:
             continue
         if has_rows(spec_of(node.op_type, PACKED_VERSION)):
             _replace(model.graph, node, kernels, one_row)
+            continue
+        outputs = BODIES[node.op_type](node, Inserter(model.graph, node), kernels, False)
+        if outputs is not None:
+            replace_node(node, outputs)
 
 
 def _replace(graph: ir.Graph, node: ir.Node, kernels: Kernels, one_row: bool) -> None:
