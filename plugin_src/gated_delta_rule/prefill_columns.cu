@@ -4,7 +4,8 @@
 // S = total * S + k^T (write * u). Columns do not depend on each other, so that warps share nothing but the tiles of k and q
 // and the chunk's triangles, and the state stays in registers.
 //
-// Macros: DATA_T; STATE_T; KEY_SIZE; VALUE_SIZE; WARPS (of a block); STAGES (1 or 2); ALIGNED. Grid: x covers the value heads
+// Macros: DATA_T; STATE_T; KEY_SIZE; VALUE_SIZE; WARPS (of a block); LOADERS (warps that only copy
+// tiles; 0: all of them do); STAGES (1 or 2); ALIGNED. Grid: x covers the value heads
 // of a key head and their SLICES, y the key heads, z the rows. A warp reads what it writes and nothing else of the state.
 #include "common/launch.cuh"
 #include "gated_delta_rule/prefill_state.cuh"
@@ -12,7 +13,8 @@
 
 namespace {
 
-constexpr int THREADS = 32 * WARPS;
+constexpr int THREADS = 32 * (WARPS + LOADERS);
+constexpr int LOADING_THREADS = LOADERS ? 32 * LOADERS : THREADS;
 constexpr int SLICE = WARPS * COLUMNS_OF_WARP;
 constexpr int SLICES = (VALUE_SIZE + SLICE - 1) / SLICE;
 
@@ -43,13 +45,15 @@ struct Tensors {
 };
 
 __device__ __forceinline__ void load_chunk(Stage& stage, const Tensors& in, const GatedDeltaPrefill& p, int chunk, int length) {
+    const int thread = int(threadIdx.x) - (THREADS - LOADING_THREADS);
+    if (thread < 0) return;
     const int64_t token = int64_t(chunk) * CHUNK;
     const int valid = min(CHUNK, length - chunk * CHUNK);
-    load_tokens<DATA_T, KEY_SIZE, THREADS, ALIGNED>(stage.k, in.k + token * p.k_token, p.k_token, valid);
-    load_tokens<DATA_T, KEY_SIZE, THREADS, ALIGNED>(stage.q, in.q + token * p.q_token, p.q_token, valid);
+    load_tokens<DATA_T, KEY_SIZE, LOADING_THREADS, ALIGNED>(stage.k, in.k + token * p.k_token, p.k_token, valid, thread);
+    load_tokens<DATA_T, KEY_SIZE, LOADING_THREADS, ALIGNED>(stage.q, in.q + token * p.q_token, p.q_token, valid, thread);
     const unsigned char* from = reinterpret_cast<const unsigned char*>(in.chunks + int64_t(chunk) * p.value_heads);
     unsigned char* to = reinterpret_cast<unsigned char*>(&stage.chunk);
-    for (int i = threadIdx.x * 16; i < int(sizeof(Prepared)); i += THREADS * 16) copy_async_16(to + i, from + i, true);
+    for (int i = thread * 16; i < int(sizeof(Prepared)); i += LOADING_THREADS * 16) copy_async_16(to + i, from + i, true);
     commit_copies();
 }
 
@@ -104,7 +108,7 @@ gated_delta_rule_prefill(const __grid_constant__ GatedDeltaPrefill params) {
     if (view.length == 0) return;
 
     const int column = int(threadIdx.x) / 32 * COLUMNS_OF_WARP;
-    const bool works = VALUE_SIZE % SLICE == 0 || first_column + column < VALUE_SIZE;
+    const bool works = column < SLICE && (VALUE_SIZE % SLICE == 0 || first_column + column < VALUE_SIZE);
     const int chunks = (view.length + CHUNK - 1) / CHUNK;
     load_chunk(stages[0], in, params, 0, view.length);
     StateColumns state;

@@ -188,8 +188,8 @@ gated_delta_rule_prepare(const __grid_constant__ GatedDeltaPrefill params) {
     const int64_t token = view.first_token + int64_t(chunk) * CHUNK;
     const DATA_T* k = static_cast<const DATA_T*>(params.k) + view.row * params.k_row + token * params.k_token + key_head * params.k_head;
     const DATA_T* q = static_cast<const DATA_T*>(params.q) + view.row * params.q_row + token * params.q_token + key_head * params.q_head;
-    load_tokens<DATA_T, KEY_SIZE, THREADS, ALIGNED>(shared.k, k, params.k_token, valid);
-    load_tokens<DATA_T, KEY_SIZE, THREADS, ALIGNED>(shared.q, q, params.q_token, valid);
+    load_tokens<DATA_T, KEY_SIZE, THREADS, ALIGNED>(shared.k, k, params.k_token, valid, threadIdx.x);
+    load_tokens<DATA_T, KEY_SIZE, THREADS, ALIGNED>(shared.q, q, params.q_token, valid, threadIdx.x);
     commit_copies();
     const float* g = params.g + view.row * params.g_row + token * params.g_token;
     const DATA_T* beta = static_cast<const DATA_T*>(params.beta) + view.row * params.beta_row + token * params.beta_token;

@@ -26,6 +26,7 @@ _WARP = 32
 _PREPARE_THREADS = 128
 _COLUMNS_OF_WARP = 16
 _MOST_WARPS, _LEAST_WARPS = 8, 2
+_LOADERS = 2
 _LARGEST_HOT_KEY = 192
 # Blocks a multiprocessor below which a head is cut between more blocks.
 _FULL = 0.75
@@ -49,6 +50,11 @@ class _Variant:
     def slices(self) -> int:
         """Blocks of the second kernel that share a head."""
         return -(-self.value_size // (self.warps * _COLUMNS_OF_WARP))
+
+    @property
+    def loaders(self) -> int:
+        """Warps that only copy tiles, where the others leave schedulers of a multiprocessor idle."""
+        return _LOADERS if self.warps == _LEAST_WARPS else 0
 
     @property
     def chunk_bytes(self) -> int:
@@ -95,6 +101,7 @@ class _Variant:
             "KEY_SIZE": str(self.key_size),
             "VALUE_SIZE": str(self.value_size),
             "WARPS": str(self.warps),
+            "LOADERS": str(self.loaders),
             "STAGES": str(self.stages),
             "ALIGNED": str(int(self.aligned)),
         }
@@ -120,7 +127,7 @@ def plan_prefill(call: DeltaCall, device: DeviceTraits) -> CallPlan:
     columns = KernelLaunch(
         variant.columns_source(),
         (params.values_per_key * variant.slices, call.key_heads, call.rows),
-        (variant.warps * _WARP, 1, 1),
+        ((variant.warps + variant.loaders) * _WARP, 1, 1),
         params,
         call.inputs("q", "k", "v", "state") | call.outputs() | work,
         variant.columns_bytes,
