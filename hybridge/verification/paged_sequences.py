@@ -34,10 +34,19 @@ class _Sequence:
 class PagedSequences:
     """Feeds tokens of several sequences to a paged engine, any number of each in one step.
 
-    ``tokens``: the most that all sequences together will have.
+    ``tokens``: the most that all sequences together will have. ``slots``: the slots that they get, one after the other,
+    from 0 to ``count``; in random order by default.
     """
 
-    def __init__(self, engine: PagedArrayEngine, count: int, tokens: int, block_size: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        engine: PagedArrayEngine,
+        count: int,
+        tokens: int,
+        block_size: int,
+        seed: int = 0,
+        slots: Sequence[int] | None = None,
+    ) -> None:
         self._engine, self._size = engine, block_size
         sizes = PoolSizes(-(-tokens // block_size) + count + 1, block_size, count + 1)
         engine.allocate_pools(sizes)
@@ -45,7 +54,7 @@ class PagedSequences:
             engine.pools.view(name)[...] = np.nan
         rng = np.random.default_rng(seed)
         self._free_pages = rng.permutation(sizes.num_blocks).tolist()
-        self._free_slots = rng.permutation(sizes.num_slots).tolist()
+        self._free_slots = rng.permutation(sizes.num_slots).tolist() if slots is None else list(reversed(slots))
         self._sequences: list[_Sequence] = []
 
     def add(self) -> int:

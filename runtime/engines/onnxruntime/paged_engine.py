@@ -13,7 +13,7 @@ from runtime.engines.onnxruntime.engine import available_cpus
 from runtime.engines.onnxruntime.kernels import installed_kernels
 from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine, check_packed
 from runtime.engines.onnxruntime.paged_attention import KvShape
-from runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, paged_runs, run_feeds
+from runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
 from runtime.engines.onnxruntime.paged_rewrite import PagedGraph, rewrite_paged
 from runtime.engines.onnxruntime.paged_session import PagedSession
 from runtime.engines.onnxruntime.rewrite import GraphForm, RewrittenGraph
@@ -26,8 +26,8 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
     """Runs a paged artifact with ONNX Runtime's CPU provider.
 
     A step becomes one run of all rows with one token, and one run for each longer row. All sessions share one set of
-    weights and the pools. The sessions for one token a row and for longer rows are created at once, the one for a
-    single token at its first use.
+    weights and the pools. The sessions for one token of each of several rows with neighbouring slots and for longer
+    rows are created at once, those for a single token and for slots with gaps between at their first use.
     """
 
     name: ClassVar[str] = "onnxruntime"
@@ -43,9 +43,9 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         self._kv_shapes = tuple(
             dict.fromkeys(KvShape(layer.num_kv_heads, layer.sliding_window or 0) for layer in self.config.kv_layers)
         )
-        self._sessions: dict[GraphForm, PagedSession] = {}
-        self._layouts = self._open(GraphForm.GENERAL).layouts
-        self._session(GraphForm.TOKEN_PER_ROW)
+        self._sessions: dict[tuple[GraphForm, bool], PagedSession] = {}
+        self._layouts = self._open(GraphForm.GENERAL, neighbours=True).layouts
+        self._session(GraphForm.TOKEN_PER_ROW, neighbours=True)
 
     def allocate_pools(self, sizes: PoolSizes) -> None:
         super().allocate_pools(sizes)
@@ -59,12 +59,15 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             pools.zero_blocks(begun_blocks(inputs, pools.sizes.block_size).tolist())
         logits = np.zeros((len(inputs.logits_indices), self.config.vocab_size), np.float32)
         place = np.full(len(inputs.input_ids), -1, np.int32)
-        for run in paged_runs(inputs):
+        for unordered in paged_runs(inputs):
+            run, slots = by_slot(unordered, inputs, pools.sizes.num_slots)
             place[run.tokens] = np.arange(len(run.tokens), dtype=np.int32)
             wanted = np.flatnonzero(place[inputs.logits_indices] >= 0)
             part = logits if len(wanted) == len(logits) else np.zeros((len(wanted), logits.shape[1]), np.float32)
             feeds = run_feeds(inputs, run, self._kv_shapes, pools.sizes)
-            self._session(_form(run)).run(feeds, place[inputs.logits_indices[wanted]], part)
+            neighbours = slots.stop - slots.start == len(run.rows) or not self.config.recurrent_layers
+            session = self._session(_form(run), neighbours)
+            session.run(feeds, place[inputs.logits_indices[wanted]], part, slots)
             if part is not logits:
                 logits[wanted] = part
             place[run.tokens] = -1
@@ -76,20 +79,21 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
     def _pool_layouts(self) -> Mapping[str, tuple[int, ...]]:
         return self._layouts
 
-    def _session(self, form: GraphForm) -> PagedSession:
-        if form not in self._sessions:
-            if self._open(form).layouts != self._layouts:
+    def _session(self, form: GraphForm, neighbours: bool) -> PagedSession:
+        key = (form, neighbours)
+        if key not in self._sessions:
+            if self._open(*key).layouts != self._layouts:
                 raise EngineError(f"{self._folder}: the graph forms disagree about the layout of pools")
             if self._pools is not None:
-                self._sessions[form].bind(self._pools)
-        return self._sessions[form]
+                self._sessions[key].bind(self._pools)
+        return self._sessions[key]
 
-    def _open(self, form: GraphForm) -> PagedGraph:
-        graph = rewrite_paged(self._read_model(), self.config, form, installed_kernels())
+    def _open(self, form: GraphForm, neighbours: bool) -> PagedGraph:
+        graph = rewrite_paged(self._read_model(), self.config, form, installed_kernels(), neighbours)
         # Steps of every size: a plan of memory for each would never be used again.
         general = RewrittenGraph(graph.model, GraphForm.GENERAL, graph.inputs, graph.in_place, {})
         session = create_session(general, self._weights, self._folder, self._threads)
-        self._sessions[form] = PagedSession(session, graph, self._replaced_by)
+        self._sessions[form, neighbours] = PagedSession(session, graph, self._replaced_by)
         return graph
 
 

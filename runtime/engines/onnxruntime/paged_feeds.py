@@ -39,6 +39,20 @@ def paged_runs(inputs: PackedInputs) -> Iterator[PagedRun]:
         yield PagedRun(np.array([row]), np.arange(start, start + count), count)
 
 
+def by_slot(run: PagedRun, inputs: PackedInputs, num_slots: int) -> tuple[PagedRun, slice]:
+    """``run`` with its rows in the order of their slots, and the slots from the first to the last.
+
+    What has no slot counts as having slot ``num_slots``.
+    """
+    slots = inputs.state_indices[run.rows]
+    slots = np.where(slots < 0, num_slots, slots)
+    order = np.argsort(slots, kind="stable")
+    span = slice(int(slots[order[0]]), int(slots[order[-1]]) + 1)
+    if run.time > 1:
+        return run, span
+    return PagedRun(run.rows[order], run.tokens[order], run.time), span
+
+
 def begun_blocks(inputs: PackedInputs, block_size: int) -> np.ndarray:
     """Blocks whose first place this step fills, but not the last: what else they hold has to be cleared."""
     slots = inputs.slot_mapping[inputs.slot_mapping >= 0]

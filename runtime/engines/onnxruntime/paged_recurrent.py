@@ -1,8 +1,9 @@
-"""Packed recurrent operators of a paged graph as the engine's dense bodies over gathered states.
+"""Packed recurrent operators of a paged graph as the engine's dense bodies.
 
 A step of this engine is regular: one row, or one token of every row. So its tokens are rows by a Reshape, and a body
-for dense rows does the rest between a Gather of the rows' states and a scatter back into the pool, which is updated in
-place. An operator without a body keeps the artifact's own function.
+for dense rows does the rest. Where the rows of a run have neighbouring slots, in their order, the session is given that
+part of each pool as the states of the rows, and updates it in place. Otherwise the states are gathered, and scattered
+back into the pool. An operator without a body keeps the artifact's own function.
 """
 
 from __future__ import annotations
@@ -18,86 +19,97 @@ from trt_plugins.spec import TensorSpec
 from trt_plugins.specs.packed import PACKED_VERSION, QUERY_START_LOC, STATE_INDICES, has_rows, is_packed, is_pool
 
 
-def use_dense_bodies(model: ir.Model, kernels: Kernels, one_row: bool) -> None:
-    """Replace every packed node that has a body for the installed ONNX Runtime.
+def use_dense_bodies(model: ir.Model, kernels: Kernels, one_row: bool, neighbours: bool) -> frozenset[str]:
+    """Replace every node that has a body for the installed ONNX Runtime, those without rows as they are.
 
-    ``one_row``: a step is one row of any number of tokens; else every row has one token.
+    ``one_row``: a step is one row of any number of tokens; else every row has one token. ``neighbours``: the rows have
+    neighbouring slots. Returns the pools of which the graph is to be given the rows' part only.
     """
+    parts: set[str] = set()
     for node in list(model.graph):
         if node.domain != DOMAIN or node.op_type not in BODIES:
             continue
         if has_rows(spec_of(node.op_type, PACKED_VERSION)):
-            _replace(model.graph, node, kernels, one_row)
+            packed = _PackedNode(model.graph, node, one_row, neighbours)
+            pools = packed.pools
+            if packed.replace(kernels) and neighbours:
+                parts |= pools
             continue
         outputs = BODIES[node.op_type](node, Inserter(model.graph, node), kernels, False)
         if outputs is not None:
             replace_node(node, outputs)
+    return frozenset(parts)
 
 
-def _replace(graph: ir.Graph, node: ir.Node, kernels: Kernels, one_row: bool) -> None:
-    spec = spec_of(node.op_type, PACKED_VERSION)
-    insert = Inserter(graph, node)
-    named = dict(zip((tensor.name for tensor in spec.inputs), node.inputs, strict=True))
-    slots = named[STATE_INDICES.name]
-    assert slots is not None
-    pools = {node.inputs[spec.output_source(output)]: node.outputs[i] for i, output in enumerate(spec.outputs)}
-    inputs: list[ir.Value | None] = []
-    for tensor, value in zip(spec.inputs, node.inputs, strict=True):
-        if tensor == QUERY_START_LOC:
-            inputs.append(slots)  # bodies of regular rows ask for no lengths
-        elif tensor != STATE_INDICES:
-            inputs.append(None if value is None else _dense_input(insert, tensor, value, slots, pools, one_row))
-    dense = ir.node(node.op_type, inputs, dict(node.attributes), domain=DOMAIN, num_outputs=len(spec.outputs))
-    graph.insert_before(node, dense)
-    for output, value in zip(spec.outputs, dense.outputs, strict=True):
-        source = inputs[spec.output_source(output)]
-        assert source is not None
-        value.type, value.shape = source.type, source.shape
-    found = BODIES[node.op_type](dense, Inserter(graph, dense), kernels, False)
-    if found is None:
-        graph.remove(dense, safe=True)
-        return
-    outputs = [
-        _packed_output(insert, tensor, node.inputs[spec.output_source(tensor)], slots, value, old)
-        for tensor, value, old in zip(spec.outputs, found, node.outputs, strict=True)
-    ]
-    graph.remove(dense, safe=True)
-    replace_node(node, outputs)
+class _PackedNode:
+    """One packed node on its way to a dense body."""
 
+    def __init__(self, graph: ir.Graph, node: ir.Node, one_row: bool, neighbours: bool) -> None:
+        self._graph, self._node, self._one_row, self._neighbours = graph, node, one_row, neighbours
+        self._spec = spec_of(node.op_type, PACKED_VERSION)
+        self._insert = Inserter(graph, node)
+        slots = node.inputs[self._spec.input_index(STATE_INDICES.name)]
+        assert slots is not None
+        self._slots = slots
 
-def _dense_input(
-    insert: Inserter,
-    tensor: TensorSpec,
-    value: ir.Value,
-    slots: ir.Value,
-    pools: dict[ir.Value | None, ir.Value],
-    one_row: bool,
-) -> ir.Value:
-    """Rows of tokens, or the states of the rows."""
-    assert value.shape is not None
-    if is_packed(tensor):
-        tokens, *rest = value.shape.dims
-        rows = insert.op("Unsqueeze", value, insert.ints(0 if one_row else 1))
-        rows.type, rows.shape = value.type, ir.Shape([1, tokens, *rest] if one_row else [tokens, 1, *rest])
-        return rows
-    if is_pool(tensor):
-        states = insert.op("Gather", value, slots, axis=0)
-        count = slots.shape.dims[0] if slots.shape is not None and not one_row else 1
-        states.type, states.shape = value.type, ir.Shape([count, *value.shape.dims[1:]])
-        states.meta[POOL] = (value, pools[value])
+    @property
+    def pools(self) -> set[str]:
+        """Names of the node's pools."""
+        inputs = zip(self._spec.inputs, self._node.inputs, strict=True)
+        return {str(value.name) for tensor, value in inputs if is_pool(tensor) and value is not None}
+
+    def replace(self, kernels: Kernels) -> bool:
+        """Put the body in the node's place; False, and nothing changed, where there is none."""
+        node, spec = self._node, self._spec
+        inputs = [self._dense_input(tensor, value) for tensor, value in zip(spec.inputs, node.inputs, strict=True)]
+        # The slots stand for the lengths, which no body of regular rows asks for.
+        del inputs[spec.input_index(QUERY_START_LOC.name)]
+        dense = ir.node(node.op_type, inputs, dict(node.attributes), domain=DOMAIN, num_outputs=len(spec.outputs))
+        self._graph.insert_before(node, dense)
+        for output, value in zip(spec.outputs, dense.outputs, strict=True):
+            source = inputs[spec.output_source(output)]
+            assert source is not None
+            value.type, value.shape = source.type, source.shape
+        found = BODIES[node.op_type](dense, Inserter(self._graph, dense), kernels, False)
+        self._graph.remove(dense, safe=True)
+        if found is None:
+            return False
+        outputs = [self._packed_output(index, value) for index, value in enumerate(found)]
+        replace_node(node, outputs)
+        return True
+
+    def _dense_input(self, tensor: TensorSpec, value: ir.Value | None) -> ir.Value | None:
+        """Rows of tokens, the states of the rows, or what the rows share."""
+        if value is None or value.shape is None:
+            return value
+        if is_packed(tensor):
+            tokens, *rest = value.shape.dims
+            rows = self._insert.op("Unsqueeze", value, self._insert.ints(0 if self._one_row else 1))
+            rows.type = value.type
+            rows.shape = ir.Shape([1, tokens, *rest] if self._one_row else [tokens, 1, *rest])
+            return rows
+        return self._states(tensor, value) if is_pool(tensor) else value
+
+    def _states(self, tensor: TensorSpec, pool: ir.Value) -> ir.Value:
+        sources = [self._spec.output_source(output) for output in self._spec.outputs]
+        output = self._node.outputs[sources.index(self._spec.input_index(tensor.name))]
+        states = pool if self._neighbours else self._insert.op("Gather", pool, self._slots, axis=0)
+        assert pool.shape is not None and self._slots.shape is not None
+        states.type = pool.type
+        states.shape = ir.Shape([1 if self._one_row else self._slots.shape.dims[0], *pool.shape.dims[1:]])
+        states.meta[POOL] = (pool, output)
         return states
-    return value
 
-
-def _packed_output(
-    insert: Inserter, tensor: TensorSpec, source: ir.Value | None, slots: ir.Value, value: ir.Value, old: ir.Value
-) -> ir.Value:
-    """Rows as tokens, or the pool with the rows' new states."""
-    if is_pool(tensor):
-        places = insert.op("Unsqueeze", insert.op("Cast", slots, to=int(ir.DataType.INT64)), insert.ints(1))
-        return insert.op("ScatterND", source, places, value)
-    assert old.shape is not None
-    sizes = [size if isinstance(size, int) else -1 for size in old.shape.dims[1:]]
-    tokens = insert.op("Reshape", value, insert.ints(-1, *sizes))
-    tokens.type, tokens.shape = old.type, old.shape
-    return tokens
+    def _packed_output(self, index: int, value: ir.Value) -> ir.Value:
+        """Rows as tokens; the new states, in their pool unless the graph has the rows' part alone."""
+        tensor, old, insert = self._spec.outputs[index], self._node.outputs[index], self._insert
+        if is_pool(tensor):
+            if self._neighbours:
+                return value
+            places = insert.op("Unsqueeze", insert.op("Cast", self._slots, to=int(ir.DataType.INT64)), insert.ints(1))
+            return insert.op("ScatterND", self._node.inputs[self._spec.output_source(tensor)], places, value)
+        assert old.shape is not None
+        sizes = [size if isinstance(size, int) else -1 for size in old.shape.dims[1:]]
+        tokens = insert.op("Reshape", value, insert.ints(-1, *sizes))
+        tokens.type, tokens.shape = old.type, old.shape
+        return tokens

@@ -39,26 +39,31 @@ _FIXED_AXES: Mapping[GraphForm, Mapping[str, int]] = MappingProxyType(
 class PagedGraph:
     """A model ready for a session.
 
-    inputs: names of its graph inputs. in_place: pools whose input and output may share an array. layouts: pool to the
-    order in which the graph holds the axes of its declaration, where it is another one.
+    inputs: names of its graph inputs. in_place: pools whose input and output may share an array. parts: pools of which
+    the graph is given the slots of its rows only, in their order. layouts: pool to the order in which the graph holds
+    the axes of its declaration, where it is another one.
     """
 
     model: ir.Model
     inputs: frozenset[str]
     in_place: frozenset[str]
+    parts: frozenset[str]
     layouts: Mapping[str, tuple[int, ...]]
 
 
-def rewrite_paged(model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Kernels) -> PagedGraph:
+def rewrite_paged(
+    model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Kernels, neighbours: bool
+) -> PagedGraph:
     """Rewrite ``model`` (it is changed) for steps of one row (GENERAL), of one token a row, or of one token.
 
-    EngineError when the installed ONNX Runtime cannot run the result.
+    ``neighbours``: the rows have neighbouring slots, in their order. EngineError when the installed ONNX Runtime
+    cannot run the result.
     """
     widen_types(model)
     use_stored_weights(model)
     one_row = form is GraphForm.GENERAL
     use_paged_attention(model, one_row)
-    use_dense_bodies(model, kernels, one_row)
+    parts = use_dense_bodies(model, kernels, one_row, neighbours)
     fix_axes(model, _FIXED_AXES[form])
     remove_idle_reshapes(model)
     if form is GraphForm.TOKEN_PER_ROW:
@@ -71,7 +76,7 @@ def rewrite_paged(model: ir.Model, config: RuntimeConfig, form: GraphForm, kerne
     pairs = state_pairs(model, replaced_by)
     in_place = frozenset(str(past.name) for past, present in pairs if updates_in_place(past, present))
     layouts = {str(past.name): order for past, _ in pairs if (order := _order(past)) is not None}
-    return PagedGraph(model, frozenset(str(value.name) for value in model.graph.inputs), in_place, layouts)
+    return PagedGraph(model, frozenset(str(value.name) for value in model.graph.inputs), in_place, parts, layouts)
 
 
 def _order(pool: ir.Value) -> tuple[int, ...] | None:

@@ -18,45 +18,49 @@ class PagedSession:
 
     def __init__(self, session: ort.InferenceSession, graph: PagedGraph, replaced_by: Mapping[str, str]) -> None:
         self._session, self._inputs, self._in_place = session, graph.inputs, graph.in_place
-        self._replaced_by = replaced_by
-        self._copied: list[tuple[np.ndarray, np.ndarray]] = []
+        self._part_names, self._replaced_by = graph.parts, replaced_by
 
     def bind(self, pools: ArrayPools) -> None:
         """Use the arrays of ``pools``; those that the graph cannot update in place get a second one."""
         self._io = self._session.io_binding()
         # Some versions of ONNX Runtime keep only the address.
         self._kept: list[object] = []
-        self._copied = []
-        for name, array in pools.arrays.items():
-            value = self._value(array)
-            if name in self._inputs:
-                self._io.bind_ortvalue_input(name, value)
-            if name not in self._in_place:
-                other = np.empty_like(array)
-                self._copied.append((array, other))
-                value = self._value(other)
-            self._io.bind_ortvalue_output(self._replaced_by[name], value)
+        self._copied = [self._bind_pool(n, a, self._kept) for n, a in pools.arrays.items() if n not in self._part_names]
+        self._parts = {name: array for name, array in pools.arrays.items() if name in self._part_names}
 
-    def run(self, feeds: Mapping[str, np.ndarray], logits_indices: np.ndarray, logits: np.ndarray) -> None:
+    def run(
+        self, feeds: Mapping[str, np.ndarray], logits_indices: np.ndarray, logits: np.ndarray, slots: slice
+    ) -> None:
         """Run on ``feeds``; ``logits`` [m, vocab] receives those of the tokens ``logits_indices`` [m] of the run.
 
-        EngineError when ONNX Runtime fails.
+        slots: those of the rows, for a graph that is given them alone. EngineError when ONNX Runtime fails.
         """
-        values = []
+        values: list[object] = []
+        copied = [*self._copied, *(self._bind_pool(n, a[slots], values) for n, a in self._parts.items())]
         for name, array in {**feeds, LOGITS_INDICES: logits_indices}.items():
             if name in self._inputs:
-                values.append(ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)))
-                self._io.bind_ortvalue_input(name, values[-1])
+                self._io.bind_ortvalue_input(name, _value(np.ascontiguousarray(array), values))
         self._io.bind_ortvalue_output(LOGITS, ort.OrtValue.ortvalue_from_numpy(logits))
         try:
             self._session.run_with_iobinding(self._io)
         except Exception as error:  # ONNX Runtime has no common base class of its own
             raise EngineError(f"ONNX Runtime failed in a step: {error}") from error
-        for array, other in self._copied:
-            array[...] = other
+        for array, other in copied:
+            if other is not array:
+                array[...] = other
 
-    def _value(self, array: np.ndarray) -> ort.OrtValue:
-        assert array.flags.c_contiguous
-        value = ort.OrtValue.ortvalue_from_numpy(array)
-        self._kept += (array, value)
-        return value
+    def _bind_pool(self, name: str, array: np.ndarray, kept: list[object]) -> tuple[np.ndarray, np.ndarray]:
+        """``array``, and the one that the session writes its next value to."""
+        written = array if name in self._in_place else np.empty_like(array)
+        if name in self._inputs:
+            self._io.bind_ortvalue_input(name, _value(array, kept))
+        self._io.bind_ortvalue_output(self._replaced_by[name], _value(written, kept))
+        return array, written
+
+
+def _value(array: np.ndarray, kept: list[object]) -> ort.OrtValue:
+    """``array`` as the session takes it; ``kept`` has to live as long as it is bound."""
+    assert array.flags.c_contiguous
+    value = ort.OrtValue.ortvalue_from_numpy(array)
+    kept += (array, value)
+    return value

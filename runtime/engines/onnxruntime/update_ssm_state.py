@@ -22,7 +22,7 @@ TRANSPOSED_STATE = "engine.transposed_state"
 """Key in the ``meta`` of a state's graph input: its last two axes are swapped against the declaration."""
 
 POOL = "engine.pool"
-"""Key in the ``meta`` of a state that is gathered from a pool: the pool, and the graph output that replaces it."""
+"""Key in the ``meta`` of a state that is a pool or gathered from one: the pool, and the output that replaces it."""
 
 
 def update_ssm_state_body(node: ir.Node, insert: Inserter, kernels: Kernels, padded: bool) -> list[ir.Value] | None:
@@ -74,18 +74,20 @@ def _time_step(node: ir.Node, insert: Inserter, dt: ir.Value | None, dt_bias: ir
 def _is_engine_state(node: ir.Node) -> bool:
     """True when the state is a graph input and output that nothing else reads, so its layout is free to choose."""
     state, new_state = node.inputs[7], node.outputs[1]
-    if state is None or len(state.uses()) != 1:
+    if state is None:
         return False
     if POOL in state.meta:
-        # The pool is read by this gather, and by the packed node that is being replaced.
+        # The pool is read by this node or its gather, and by the packed node that is being replaced.
         pool, new_pool = state.meta[POOL]
         return pool.is_graph_input() and len(pool.uses()) == 2 and new_pool.is_graph_output() and not new_pool.uses()
-    return state.is_graph_input() and new_state.is_graph_output() and not new_state.uses()
+    alone = len(state.uses()) == 1 and not new_state.uses()
+    return alone and state.is_graph_input() and new_state.is_graph_output()
 
 
 def _transpose_state(node: ir.Node) -> None:
     state = node.inputs[7]
-    for value in (state, node.outputs[1], *(state.meta.get(POOL, ()) if state is not None else ())):
+    assert state is not None
+    for value in dict.fromkeys((state, node.outputs[1], *state.meta.get(POOL, ()))):
         assert value is not None and value.shape is not None
         first, second, third, fourth = value.shape.dims
         value.shape = ir.Shape([first, second, fourth, third])

@@ -112,6 +112,22 @@ def test_copied_and_swapped_sequences_go_on_as_the_first(hybrid: Exported, name:
         engine.swap_in(held, [5, 6], [4])
 
 
+def test_slots_with_and_without_gaps_give_the_same(hybrid: Exported) -> None:
+    engine = engine_of(hybrid, "onnxruntime")
+    tokens = np.random.default_rng(4).integers(0, hybrid.config.vocab_size, (3, 8))
+    found = []
+    for slots in ((0, 1, 2, 3), (2, 0, 1, 3), (3, 0, 2, 1)):
+        sequences = PagedSequences(engine, 3, 24, 4, slots=slots)
+        handles = [sequences.add() for _ in range(3)]
+        sequences.step({h: tokens[h, : 5 + h // 2] for h in handles})
+        logits = sequences.step({h: tokens[h, 6:7] for h in reversed(handles)})
+        found.append([*(logits[h] for h in handles), *(v for h in handles for v in sequences.states(h).values())])
+        assert sequences.untouched()
+    for others in found[1:]:
+        for first, other in zip(found[0], others, strict=True):
+            assert relative_error(other, first) < 1e-6
+
+
 def packed(tokens: np.ndarray, past: int, pages: list[int], slot: int) -> PackedInputs:
     """One row; the logits of its last token."""
     positions = np.arange(past, past + len(tokens))
