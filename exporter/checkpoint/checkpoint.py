@@ -100,7 +100,9 @@ def _dtype(config: Mapping[str, Any], tensors: Mapping[str, TensorSlot]) -> DTyp
 
 
 def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    for source, data in ((GENERATION_CONFIG_FILE, generation), (CONFIG_FILE, config)):
+    text = config.get("text_config")
+    inner = text if isinstance(text, dict) else {}
+    for source, data in ((GENERATION_CONFIG_FILE, generation), (CONFIG_FILE, config), (CONFIG_FILE, inner)):
         value = data.get("eos_token_id")
         if value is None:
             continue

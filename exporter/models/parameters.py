@@ -25,7 +25,8 @@ from exporter.models.decoder_config import (
 )
 from exporter.models.moe_parameters import MOE_NAMES, moe_tensors
 
-ROOTS = ("model.", "backbone.", "")
+# The second one is that of the text model of a model of text and images.
+ROOTS = ("model.", "model.language_model.", "backbone.", "")
 LM_HEAD = "lm_head.weight"
 # A gated delta net with separate projections has other names for these.
 SEPARATE_NAMES = {"norm.weight": "o_norm.weight", "out_proj.weight": "o_proj.weight"}

@@ -23,6 +23,8 @@ PARTIAL_ROTARY = 0.25
 # transformers builds this many experts, and asks this many of them, where the config does not say.
 ABSENT_EXPERTS, ABSENT_TOP_K = 512, 10
 ABSENT_EXPERTS_3_5, ABSENT_TOP_K_3_5 = 256, 8
+# Fields of the multi-token prediction part, and of the type of states, which --state-dtype chooses.
+UNUSED_FIELDS = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
 # Fields of experts in a config without any.
 EXPERT_FIELDS = (
     *ROUTER_TRAINING_FIELDS,
@@ -31,6 +33,8 @@ EXPERT_FIELDS = (
     "num_experts_per_tok",
     "shared_expert_intermediate_size",
 )
+# Which frequencies turn by height and width in a picture; those of a text all turn by its one position.
+PICTURE_FIELDS = ("mrope_section", "mrope_interleaved")
 LAYER_KINDS = ("linear_attention", "full_attention")
 
 
@@ -68,6 +72,8 @@ def _decoder(
     mixer: GatedDeltaConfig,
     feed_forward: Sequence[MlpConfig | MoeConfig],
 ) -> DecoderConfig:
+    config.expect("attn_output_gate", (True,), True)
+    config.ignore(*UNUSED_FIELDS)
     layers = tuple(
         LayerConfig(
             (
@@ -108,7 +114,7 @@ def _attention(config: HfConfig, absent_kv_heads: int) -> AttentionConfig:
         qk_norm=True,
         norm_offset=1.0,
         output_gate=True,
-        rope=rope_from_config(config, head_dim, PARTIAL_ROTARY, partial=True),
+        rope=rope_from_config(config, head_dim, PARTIAL_ROTARY, partial=True, ignored=PICTURE_FIELDS),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from artifact.errors import CheckpointError, UnsupportedError
@@ -24,6 +25,12 @@ FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
 }
 
 
+# Models of text and images: the family of the text model in their text_config.
+TEXT_MODELS: Mapping[str, str] = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+VISION_SOURCES = ("model.visual.",)
+VISION_NOTE = "the checkpoint's vision tower is left out: the artifact takes text alone"
+
+
 def decoder_config(raw: Mapping[str, Any], ignored_fields: Iterable[str] = ()) -> DecoderConfig:
     """Translate a checkpoint's config.json.
 
@@ -32,10 +39,33 @@ def decoder_config(raw: Mapping[str, Any], ignored_fields: Iterable[str] = ()) -
     model_type = raw.get("model_type")
     if not isinstance(model_type, str):
         raise CheckpointError(f"config.json: model_type: expected a string, found {model_type!r}")
+    if model_type in TEXT_MODELS:
+        return _text_model(raw, TEXT_MODELS[model_type], ignored_fields)
     parse = FAMILIES.get(model_type)
     if parse is None:
-        raise UnsupportedError(f"unsupported model_type {model_type!r}: supported are {', '.join(sorted(FAMILIES))}")
+        known = ", ".join(sorted([*FAMILIES, *TEXT_MODELS]))
+        raise UnsupportedError(f"unsupported model_type {model_type!r}: supported are {known}")
     config = HfConfig(raw, ignored_fields)
     decoder = parse(config)
     config.finish()
     return decoder
+
+
+def _text_model(raw: Mapping[str, Any], model_type: str, ignored_fields: Iterable[str]) -> DecoderConfig:
+    """The text model of a model of text and images."""
+    text = raw.get("text_config")
+    if not isinstance(text, dict):
+        raise CheckpointError(f"config.json: text_config: expected an object, found {text!r}")
+    if text.get("model_type", model_type) != model_type:
+        raise UnsupportedError(
+            f"config.json: text_config.model_type: supported is {model_type!r}, found {text['model_type']!r}"
+        )
+    tied, tied_text = (fields.get("tie_word_embeddings") for fields in (raw, text))
+    if None not in (tied, tied_text) and tied != tied_text:
+        raise CheckpointError(
+            f"config.json: tie_word_embeddings: expected {tied_text!r} like in text_config, found {tied!r}"
+        )
+    outer = {} if tied is None else {"tie_word_embeddings": tied}
+    decoder = decoder_config({**outer, **text, "model_type": model_type}, ignored_fields)
+    sources, notes = (*decoder.ignored_sources, *VISION_SOURCES), (*decoder.notes, VISION_NOTE)
+    return replace(decoder, ignored_sources=sources, notes=notes)

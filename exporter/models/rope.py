@@ -21,13 +21,20 @@ ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_
 
 
 def rope_from_config(
-    config: HfConfig, head_dim: int, default_partial: float = 1.0, partial: bool = False
+    config: HfConfig,
+    head_dim: int,
+    default_partial: float = 1.0,
+    partial: bool = False,
+    ignored: tuple[str, ...] = (),
 ) -> RopeConfig:
     """The rotary embedding that ``config`` describes; UnsupportedError names a rope_type that is not supported.
 
     ``partial`` tells whether the family can rotate a part of each head, by default the share ``default_partial``.
+    ``ignored`` are parameters without influence on it.
     """
     fields = _rope_fields(config)
+    for name in ignored:
+        fields.raw(name, None)
     theta = _number(fields, "rope_theta") or config.scalar("rope_theta", default=10000.0, positive=True)
     config.ignore("rope_theta")
     outside = config.scalar("partial_rotary_factor", default=default_partial, positive=True)
