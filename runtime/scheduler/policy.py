@@ -9,7 +9,7 @@ from artifact.errors import RequestError
 
 
 class Policy(ABC):
-    """Orders requests once, when they come: what runs longest or matters most is never overtaken for ever."""
+    """Gives each request its place once, when it comes, so that none can be overtaken for ever."""
 
     @abstractmethod
     def rank(self, priority: int, arrival: int, step: int) -> int:
@@ -33,7 +33,7 @@ class Fcfs(Policy):
 
 @dataclass(frozen=True)
 class Priority(Policy):
-    """Lower priority values first. A request of priority p waits only for more urgent ones of its first steps.
+    """Lower priority values first, and they take the place of running requests that are less urgent.
 
     patience: steps that one level of priority is worth. A request that came ``patience`` steps earlier than one a level
     more urgent goes before it, so that none starves under a stream of urgent ones.

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
+from artifact.errors import EngineError, RequestError
+from runtime.async_llm import AsyncLLM
 from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
 from runtime.engines.paged_factory import create_paged_engine
-from runtime.generation import Request
+from runtime.generation import Generation, Request
+from runtime.llm import LLM
 from runtime.sampling import SamplingParams
 from runtime.serving.loop import ServingLoop
 from runtime.serving.request import ServingRequest
 from runtime.serving.settings import ServingSettings
 from tests.runtime.serving.toy_loop import answers
-from tests.support.artifacts import ArtifactCache
+from tests.support.artifacts import ArtifactCache, Exported
 
 REQUESTS, LONGEST, MOST_NEW, ROWS = 200, 400, 6, 12
 
@@ -33,9 +38,35 @@ def poison(loop: ServingLoop, engine: PagedArrayEngine) -> None:
             pool[slots] = np.nan
 
 
+def paged_artifact(artifacts: ArtifactCache) -> Exported:
+    return artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=ROWS, max_seq_len=448)
+
+
+def test_a_paged_artifact_opens_by_its_folder(artifacts: ArtifactCache) -> None:
+    folder = paged_artifact(artifacts).folder
+    prompts = [[5, 6, 7], [9] * 30]
+    with LLM(folder, max_batch_size=2) as llm:
+        answers = llm.generate(prompts, max_new_tokens=5)
+        alone = [llm.generate(prompt, max_new_tokens=5).token_ids for prompt in prompts]
+    assert alone == [answer.token_ids for answer in answers]
+
+    async def serve() -> list[Generation]:
+        async with AsyncLLM(folder) as llm:
+            return await asyncio.gather(*(llm.generate(prompt, max_new_tokens=5) for prompt in prompts))
+
+    assert alone == [answer.token_ids for answer in asyncio.run(serve())]
+
+
+def test_a_dense_artifact_is_not_served(artifacts: ArtifactCache) -> None:
+    folder = artifacts.get("nemotron_h", "float32").folder
+    with pytest.raises(EngineError, match="expected layout paged, found dense"):
+        AsyncLLM(folder)
+    with LLM(folder) as llm, pytest.raises(RequestError, match="layout paged"):
+        llm.generate([1, 2], SamplingParams(n=2))
+
+
 def test_200_disturbed_requests_get_the_tokens_of_each_alone(artifacts: ArtifactCache) -> None:
-    exported = artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=ROWS, max_seq_len=448)
-    engine = create_paged_engine(exported.folder)
+    engine = create_paged_engine(paged_artifact(artifacts).folder)
     assert isinstance(engine, PagedArrayEngine)
     rng = np.random.default_rng(3)
     vocab = engine.config.vocab_size
