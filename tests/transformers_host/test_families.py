@@ -9,7 +9,7 @@ import pytest
 from hybridge import accelerate
 from tests.support.tiny_models import BASE_CONFIGS
 from tests.transformers_host.conftest import LoadModel
-from tests.transformers_host.generations import BEAMS, GREEDY_BATCH, SAMPLED, generated
+from tests.transformers_host.generations import BATCH, BATCH_MASK, BEAMS, GREEDY_BATCH, SAMPLED, exactly, generated
 
 
 @pytest.mark.parametrize("model_type", sorted(BASE_CONFIGS))
@@ -18,5 +18,16 @@ def test_same_tokens(model_type: str, load_model: LoadModel, cache_folder: Path)
     ways = {"a padded batch, greedy": GREEDY_BATCH, "sampled": SAMPLED, "beams": BEAMS}
     expected = {name: generated(model, **way) for name, way in ways.items()}
     with accelerate(model, "onnxruntime", max_cache_len=96, cache_folder=cache_folder, threads=1) as fast:
+        for name, way in ways.items():
+            assert generated(fast, **way) == expected[name], name
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_same_tokens_by_the_torch_engine(device: str, load_model: LoadModel, cache_folder: Path) -> None:
+    model = load_model("nemotron_h").to(device)
+    batch = {name: value.to(device) for name, value in (("input_ids", BATCH), ("attention_mask", BATCH_MASK))}
+    ways = {"greedy": {**batch, "do_sample": False, **exactly(12)}, "beams": {**batch, "num_beams": 2, **exactly(8)}}
+    expected = {name: generated(model, **way) for name, way in ways.items()}
+    with accelerate(model, "torch", max_cache_len=96, cache_folder=cache_folder) as fast:
         for name, way in ways.items():
             assert generated(fast, **way) == expected[name], name
