@@ -22,6 +22,12 @@ from runtime.engines.torch.weights import WeightStore
 X, Y = "float[2,3,4] x", "float[2,3,4] y"
 # Body of a graph from the inputs before it to z.
 CASES = {
+    "Equal ReduceSum Softmax TopK": (
+        X,
+        "k = Constant<value_ints = [2]>() best, at = TopK<axis = -1>(x, k) s = Softmax<axis = 1>(best) "
+        "one = Constant<value_int = 1>() chosen = Equal(at, one) c = Cast<to = 1>(chosen) p = Add(s, c) "
+        "axes = Constant<value_ints = [-1]>() z = ReduceSum<keepdims = 1>(p, axes)",
+    ),
     "Add And Greater GreaterOrEqual Less LessOrEqual Where": (
         f"{X}, {Y}",
         "a = Greater(x, y) b = LessOrEqual(x, y) c = And(a, b) d = GreaterOrEqual(x, y) e = Less(x, y) "
