@@ -73,6 +73,9 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             place[run.tokens] = -1
         return logits
 
+    def held_memory(self) -> Mapping[str, int]:
+        return {"weights": self._weights.copied_bytes, "weights mapped from files": self._weights.mapped_bytes}
+
     def close(self) -> None:
         self._sessions.clear()
 

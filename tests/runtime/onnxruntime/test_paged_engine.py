@@ -143,6 +143,11 @@ def packed(tokens: np.ndarray, past: int, pages: list[int], slot: int) -> Packed
     )
 
 
+def test_weights_are_used_from_their_files(hybrid: Exported) -> None:
+    held = engine_of(hybrid, "onnxruntime").held_memory()
+    assert held["weights mapped from files"] > 0
+
+
 @pytest.mark.parametrize("name", PAGED_ENGINES)
 def test_a_step_may_want_no_logits(hybrid: Exported, name: str) -> None:
     engine = engine_of(hybrid, name)
