@@ -89,6 +89,12 @@ def test_a_kept_run_of_the_kernels_is_rendered(tmp_path: Path, monkeypatch: pyte
     assert capsys.readouterr().out == page(all_documents(), kernels_document())
 
 
+def test_every_kernel_page_is_in_the_index() -> None:
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    index = (docs / "kernels.md").read_text(encoding="utf-8")
+    assert not [path.name for path in (docs / "kernels").glob("*.md") if f"(kernels/{path.name})" not in index]
+
+
 def test_the_command_prints_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
