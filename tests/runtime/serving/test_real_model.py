@@ -21,7 +21,7 @@ from runtime.serving.settings import ServingSettings
 from tests.runtime.serving.toy_loop import answers
 from tests.support.artifacts import ArtifactCache, Exported
 
-REQUESTS, LONGEST, MOST_NEW, ROWS = 200, 400, 6, 12
+REQUESTS, LONGEST, MOST_NEW, ROWS = 200, 400, 4, 12
 
 
 def poison(loop: ServingLoop, engine: PagedArrayEngine) -> None:
