@@ -11,6 +11,7 @@ import pytest
 from artifact.dtypes import DType
 from artifact.engine_record import ProfileRecord
 from artifact.errors import UnsupportedError
+from tests.ops.expert_cases import expert_model
 from tests.ops.node_model import node_model
 from tests.plugins.planner_double import SIZES, plan_by_shape
 from tests.rewrites.mixer_graph import mixer_model
@@ -19,6 +20,7 @@ from trt_plugins.build.model import use_plugins
 from trt_plugins.build.plugin_choice import PluginChoice, choose_plugins
 from trt_plugins.build.presets import read_preset
 from trt_plugins.build.target import Target
+from trt_plugins.functions import attach_functions
 from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from trt_plugins.plugins.fields import ALIASED, CAPABILITIES
 
@@ -47,6 +49,20 @@ def choose(mode: str, model: onnx.ModelProto, target: Target = TARGET, most: int
 @pytest.mark.parametrize("mode", ["auto", "on"])
 def test_supported_nodes_become_plugins(mode: str) -> None:
     assert choose(mode, ssm_model()) == PluginChoice({"layers.1.ssm": "update_ssm_state"}, "", ("8.9",), aliased=True)
+
+
+@pytest.mark.parametrize("mode", ["auto", "on"])
+def test_experts_keep_their_function_beside_plugins(mode: str) -> None:
+    model, experts = ssm_model(), expert_model("float16", "silu", 1)
+    del experts.functions[:]
+    other = onnx.compose.add_prefix(experts, "experts.").graph
+    for field in ("node", "input", "output"):
+        getattr(model.graph, field).extend(getattr(other, field))
+    attach_functions(model)
+    choice = choose(mode, model)
+    assert choice.nodes == {"layers.1.ssm": "update_ssm_state"}
+    use_plugins(model, choice)
+    assert [function.name for function in model.functions] == ["routed_experts"]
 
 
 def test_states_may_be_separate() -> None:
