@@ -56,7 +56,7 @@ class ExportBackend(TextBackend):
     def run(self, kind: BucketKind, inputs: Mapping[str, torch.Tensor], states: list[torch.Tensor]) -> torch.Tensor:
         """Hidden states [rows, q, hidden]; ``states`` are updated in place."""
         arguments = [*(inputs[name] for name in INPUTS if name in inputs), *states]
-        with torch.inference_mode():
+        with torch.no_grad():
             if kind not in self._programs:
                 program = bind_program(self._program(kind), self._weights)
                 self._programs[kind] = without_python(program, arguments) if kind is BucketKind.DECODE_ONE else program
@@ -69,8 +69,7 @@ class ExportBackend(TextBackend):
     def _program(self, kind: BucketKind) -> Any:
         program = self._store.load(kind.value)
         if program is None:
-            with torch.inference_mode(False):
-                program = trace_bucket(self.text_model, kind, self._weights, self.empty)
+            program = trace_bucket(self.text_model, kind, self._weights, self.empty)
             self.traced += 1
             self._store.save(kind.value, program)
         return program

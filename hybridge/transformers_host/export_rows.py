@@ -50,7 +50,7 @@ class ExportRows(TextRows):
     def select(self, rows: Sequence[int]) -> None:
         self._backend.check_room(len(rows), 0)
         chosen = torch.tensor(list(rows), device=self._visible.device)
-        with torch.inference_mode():
+        with torch.inference_mode(False), torch.no_grad():
             if len(rows) == self.batch:
                 for tensor in (*self._tensors, self._visible):
                     tensor.copy_(tensor.index_select(0, chosen))

@@ -43,6 +43,8 @@ class AcceleratedTextModel(nn.Module):
         except AttributeError:
             return getattr(self.__dict__["original"], name)
 
+    # States outlive the call: made in inference mode they could not be updated outside of it.
+    @torch.inference_mode(False)
     @torch.no_grad()
     def forward(
         self,
