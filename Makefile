@@ -26,7 +26,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3
 .PHONY: help setup demo test lint kernels bench hw-check wheel clean distclean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv and install the tested versions
 

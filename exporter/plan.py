@@ -86,6 +86,11 @@ def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Ex
     decoder = as_stored(decoder_config(source.config, options.ignore_config_fields), source.tensors)
     parameters = bind_parameters(decoder, source.tensors, options.head)
     dtype = _compute_dtype(source, options)
+    if decoder.recurrent_bodies and options.state_dtype not in (DType.FLOAT32, dtype):
+        raise UnsupportedError(
+            f"--state-dtype: expected float32, or {dtype.value} as the model computes in, found "
+            f"{options.state_dtype.value}: choose one of these or another --dtype"
+        )
     config = runtime_config(decoder, options, dtype, source.eos_token_ids)
     notes = [*source.notes, *decoder.notes]
     limit = decoder.max_position_embeddings

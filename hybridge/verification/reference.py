@@ -30,6 +30,9 @@ class ReferenceRun:
     states: dict[str, np.ndarray]
 
 
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}
+
+
 class Reference:
     """A transformers model of the checkpoint; never loads remote code."""
 
@@ -44,8 +47,9 @@ class Reference:
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         try:
+            _check_pair(checkpoint, transformers.AutoConfig.from_pretrained(checkpoint, **_LOCAL), config)
             self._model = transformers.AutoModelForCausalLM.from_pretrained(
-                checkpoint, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+                checkpoint, dtype=torch.float32, **_LOCAL
             ).eval()
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(f"{checkpoint}: transformers cannot load it: {error}") from error
@@ -157,3 +161,17 @@ def _grouped_gated_norm(norm: Any, groups: int, hidden_states: Any, gate: Any = 
     parts = values.unflatten(-1, (groups, -1))
     scaled = parts * (parts.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
     return norm.weight * scaled.flatten(-2).to(hidden_states.dtype)
+
+
+def _check_pair(checkpoint: Path, found: Any, artifact: RuntimeConfig) -> None:
+    """CheckpointError when the artifact cannot have been exported from a checkpoint with the config ``found``."""
+    text = found.get_text_config()
+    pairs = [("model_type", artifact.model_type, {found.model_type, text.model_type})]
+    for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
+        pairs.append((name, getattr(artifact, name), {getattr(text, name, getattr(artifact, name))}))
+    for name, expected, known in pairs:
+        if expected not in known:
+            raise CheckpointError(
+                f"{checkpoint}: expected the checkpoint of the artifact, with {name} {expected}, found {name} "
+                f"{' or '.join(sorted(map(str, known)))}: verify with the checkpoint that was exported"
+            )

@@ -59,7 +59,7 @@ def create_engine(artifact: str | Path, name: str = AUTO, options: EngineOptions
     chosen, reason = choose_engine(folder, options) if name == AUTO else (name, None)
     engine = ENGINES[chosen].create(folder, options)
     if reason is not None:
-        engine.notes = (*engine.notes, f"{chosen} runs the artifact, for {reason}")
+        engine.notes = (*engine.notes, f"{chosen} runs the artifact, as no TensorRT engine can ({reason})")
     return engine
 
 

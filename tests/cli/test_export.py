@@ -25,7 +25,7 @@ def test_report(capfd: Capture, checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_dry_run_writes_nothing(capfd: Capture, checkpoint: Path, tmp_path: Path) -> None:
-    plan = hybridge(capfd, "export", checkpoint, tmp_path / "out", "--dry-run", "--json", "--state-dtype", "float16")
+    plan = hybridge(capfd, "export", checkpoint, tmp_path / "out", "--dry-run", "--json", "--state-dtype", "bfloat16")
     table = hybridge(capfd, "export", checkpoint, tmp_path / "out", "--dry-run")
     assert plan.code == table.code == 0
     assert len(plan.document["layer_types"]) == 12 and plan.document["weight_bytes"] > 5 << 20
@@ -47,6 +47,7 @@ def test_existing_output_is_refused(capfd: Capture, checkpoint: Path, artifact: 
         (("nowhere", "out"), "nowhere"),
         (("{checkpoint}", "out", "--layout", "paged", "--all-logits"), "logits_indices"),
         (("{checkpoint}", "out", "--max-batch", "0"), "--max-batch"),
+        (("{checkpoint}", "out", "--state-dtype", "float16", "--dry-run"), "expected float32, or bfloat16"),
         (("{checkpoint}", "{checkpoint}", "--overwrite"), "is the checkpoint's own folder"),
         (("{checkpoint}", "{checkpoint}/out", "--dry-run"), "lies inside the checkpoint"),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifact.errors import ArtifactError, RequestError
+from artifact.errors import ArtifactError, CheckpointError, RequestError
 from artifact.safetensors_file import TensorSlot, read_safetensors
 from hybridge.verification import VerifyOptions, verify
 from hybridge.verification.verifier import relative_error
@@ -34,7 +34,7 @@ def test_artifact_agrees_with_transformers(name: str, artifacts: ArtifactCache) 
     items |= {"conv_state", "recurrent_state"} if exported.config.recurrent_layers else set()
     for scenario in ("one-shot prefill", "chunked prefill", "ragged batch", "decode"):
         assert {(scenario, item) for item in items} <= compared
-    assert ("one-shot prefill", "hidden") in compared
+    assert {c.engine for c in report.comparisons if c.item == "hidden"} == set(report.engines)
     assert ("row without tokens", "unchanged") in compared
 
 
@@ -63,6 +63,12 @@ def test_a_perturbed_weight_is_blamed_on_its_layer(
     assert "FAILED" in report.verdict()
     assert (f"layer {layer} " if layer is not None else "the logits differ") in report.verdict()
     assert report.to_json()["first_failing_layer"] == layer
+
+
+def test_a_checkpoint_of_another_model_is_refused(artifacts: ArtifactCache) -> None:
+    exported, other = CASES["nemotron_h copied"].get(artifacts), CASES["llama bf16 as fp32, all logits"].get(artifacts)
+    with pytest.raises(CheckpointError, match="expected the checkpoint of the artifact, with model_type nemotron_h"):
+        verify(other.checkpoint, exported.folder, QUICK)
 
 
 def perturb(slot: TensorSlot) -> None:

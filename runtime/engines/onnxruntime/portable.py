@@ -36,6 +36,10 @@ class PortableEngine(ArrayEngine):
         self._values: tuple[str, ...] = ()
         self._session = self._open(())
 
+    @property
+    def shows_values(self) -> bool:
+        return True
+
     def step(self, inputs: StepInputs, states: StateSet) -> np.ndarray:
         return self.step_values(inputs, states, ())[self.config.result.name]
 

@@ -52,7 +52,9 @@ def test_auto_says_why_an_engine_that_was_built_does_not_run(tmp_path: Path, mon
     with contextlib.closing(create_engine(folder)) as engine:
         (note,) = engine.notes
     assert engine.name == "onnxruntime"
-    assert note.startswith("onnxruntime runs the artifact, for the tensorrt engine needs an NVIDIA GPU")
+    assert note.startswith(
+        "onnxruntime runs the artifact, as no TensorRT engine can (the tensorrt engine needs an NVIDIA GPU"
+    )
     use(monkeypatch, Machine(("tensorrt_rtx",), "8.9"))
     monkeypatch.setattr("runtime.engines.tensorrt.selection.cuda_core", lambda: None)
     with contextlib.closing(create_engine(folder)) as engine:
