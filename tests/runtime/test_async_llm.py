@@ -1,6 +1,7 @@
 """Tasks share one engine: each gets its own pieces, may leave at any time, and hears of failures."""
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -137,8 +138,17 @@ def test_closing_ends_what_is_under_way(tmp_path, engine, monkeypatch):
     asyncio.run(main())
 
 
-def test_urgent_requests_overtake(tmp_path, engine):
+def test_urgent_requests_overtake(tmp_path, engine, monkeypatch):
+    """Three requests wait while the only row is busy."""
     settings = ServingSettings(block_size=4, memory_bytes=20_000, max_rows=1, policy=Priority())
+    busy, waiting, step = threading.Event(), threading.Event(), engine.step
+
+    def held_step(inputs):
+        busy.set()
+        assert waiting.wait(30)
+        return step(inputs)
+
+    monkeypatch.setattr(engine, "step", held_step)
 
     async def work(llm):
         order = []
@@ -147,10 +157,15 @@ def test_urgent_requests_overtake(tmp_path, engine):
             await llm.generate([5], max_new_tokens=6, priority=priority)
             order.append(name)
 
-        await asyncio.gather(one("lazy", 2), one("urgent", 0), one("normal", 1))
+        first = asyncio.create_task(llm.generate([7], max_new_tokens=2))
+        await asyncio.to_thread(busy.wait, 30)
+        tasks = [asyncio.create_task(one(*item)) for item in (("lazy", 2), ("urgent", 0), ("normal", 1))]
+        await asyncio.sleep(0.2)
+        waiting.set()
+        await asyncio.gather(first, *tasks)
         return order
 
-    assert run(tmp_path, engine, work, settings)[-1] == "lazy"
+    assert run(tmp_path, engine, work, settings) == ["urgent", "normal", "lazy"]
 
 
 def test_llm_generates_on_a_paged_engine(llm, engine):
