@@ -18,6 +18,7 @@ from artifact.progress import NoProgress, Progress
 from artifact.safetensors_file import TensorSlot, read_safetensors
 from exporter.checkpoint import Checkpoint
 from exporter.checkpoint.background_scan import background_scan
+from exporter.checkpoint.checkpoint import TOKENIZER_FILE
 from exporter.checkpoint.scan import ScanReport
 from exporter.options import ExportOptions
 from exporter.output import check_export_output
@@ -85,7 +86,8 @@ def _write(
         shutil.copyfile(path, copy)
     progress.start("scan weights")
     scanned = scan()
-    notes = (*plan.notes, *(scanned.notes if scanned else ("the weights were not scanned (--no-scan)",)))
+    notes = (*plan.notes, *_tokenizer_notes(source))
+    notes = (*notes, *(scanned.notes if scanned else ("the weights were not scanned (--no-scan)",)))
     _manifest(source, options, notes, folder)
     files = [p.stat() for p in folder.rglob("*") if p.is_file()]
     linked = sum(s.st_size for s in files if s.st_nlink > 1)
@@ -100,6 +102,12 @@ def _write(
         total - linked,
         notes,
     )
+
+
+def _tokenizer_notes(source: Checkpoint) -> tuple[str, ...]:
+    if any(path.name == TOKENIZER_FILE for path in source.side_files):
+        return ()
+    return (f"the checkpoint has no {TOKENIZER_FILE}: the artifact takes token ids, no text",)
 
 
 def _weights(

@@ -14,10 +14,10 @@ from artifact.safetensors_file import SafetensorsFile, TensorSlot
 from exporter.checkpoint.entries import check_json, checked_file, read_json
 from exporter.checkpoint.shards import read_shards, tensors_of
 
-CONFIG_FILE, GENERATION_CONFIG_FILE = "config.json", "generation_config.json"
+CONFIG_FILE, GENERATION_CONFIG_FILE, TOKENIZER_FILE = "config.json", "generation_config.json", "tokenizer.json"
 # Carried into the artifact when present. Remote code (*.py) never is.
 SIDE_FILES = (
-    "tokenizer.json",
+    TOKENIZER_FILE,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",

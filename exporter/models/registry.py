@@ -27,6 +27,16 @@ FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
 
 # Models of text and images: the family of the text model in their text_config.
 TEXT_MODELS: Mapping[str, str] = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+# Hybrid families that users ask for, and which of their layers has no operator here.
+LAYERS_NOT_SUPPORTED: Mapping[str, str] = {
+    "falcon_h1": "attention and Mamba2 side by side in one layer",
+    "jamba": "Mamba1 layers",
+    "kimi_linear": "Kimi delta attention and latent attention",
+    "lfm2": "short-convolution layers",
+    "lfm2_moe": "short-convolution layers",
+    "mamba": "Mamba1 layers",
+    "zamba2": "attention blocks that layers share",
+}
 VISION_SOURCES = ("model.visual.",)
 VISION_NOTE = "the checkpoint's vision tower is left out: the artifact takes text alone"
 
@@ -44,7 +54,9 @@ def decoder_config(raw: Mapping[str, Any], ignored_fields: Iterable[str] = ()) -
     parse = FAMILIES.get(model_type)
     if parse is None:
         known = ", ".join(sorted([*FAMILIES, *TEXT_MODELS]))
-        raise UnsupportedError(f"unsupported model_type {model_type!r}: supported are {known}")
+        layers = LAYERS_NOT_SUPPORTED.get(model_type)
+        why = f" ({layers})" if layers else ""
+        raise UnsupportedError(f"unsupported model_type {model_type!r}{why}: supported are {known}")
     config = HfConfig(raw, ignored_fields)
     decoder = parse(config)
     config.finish()

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from artifact.dtypes import DType
 from artifact.errors import EngineError, UnsupportedError
 from trt_plugins.build import BuildOptions
-from trt_plugins.build.target import Machine, choose_target
+from trt_plugins.build.target import Machine, check_dtype, choose_target
 
 LAPTOP = Machine(("tensorrt_rtx",), None)
 ADA_DESKTOP = Machine(("tensorrt", "tensorrt_rtx"), "8.9")
@@ -63,6 +64,7 @@ def test_full_tensorrt_builds_for_several_discrete_gpus_at_once() -> None:
         (LAPTOP, {"preset": "jetson-thor"}, UnsupportedError, r"not for 11\.0 \(jetson-thor.*full TensorRT"),
         (Machine((), None), {"preset": "jetson-orin"}, UnsupportedError, r"not for 8\.7"),
         (LAPTOP, {"compute_capabilities": ("8.6", "9.0")}, UnsupportedError, r"not for 9\.0:"),
+        (LAPTOP, {"compute_capabilities": ("5.0",)}, UnsupportedError, r"expected .* 7\.5 or newer, found 5\.0"),
         (LAPTOP, {"library": "tensorrt"}, EngineError, "the Python module tensorrt, found none"),
         (Machine((), None), {}, EngineError, r"pip install --editable '.*\[rtx\]'"),
         (Machine(("tensorrt",), None), {}, EngineError, "only on a machine with an NVIDIA GPU, found none"),
@@ -73,6 +75,14 @@ def test_full_tensorrt_builds_for_several_discrete_gpus_at_once() -> None:
 def test_refusal(machine: Machine, options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         choose_target(BuildOptions(**options), machine)
+
+
+def test_a_gpu_without_bfloat16_takes_other_types_only() -> None:
+    turing = choose_target(BuildOptions(compute_capabilities=("7.5", "8.6")), LAPTOP)
+    check_dtype(turing, DType.FLOAT16)
+    check_dtype(choose_target(BuildOptions(), LAPTOP), DType.BFLOAT16)
+    with pytest.raises(UnsupportedError, match=r"bfloat16, found 7\.5: export with --dtype float16"):
+        check_dtype(turing, DType.BFLOAT16)
 
 
 @pytest.mark.parametrize(

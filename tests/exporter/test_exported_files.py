@@ -196,3 +196,12 @@ def test_named_chat_templates_are_carried(tmp_path: Path) -> None:
     manifest = read_manifest(tmp_path / "out")
     assert carried in {record.path for record in manifest.files}
     check_files(tmp_path / "out", manifest)
+
+
+def test_a_checkpoint_without_a_tokenizer_says_so(tmp_path: Path) -> None:
+    checkpoint = save_tiny_model(tmp_path / "c", "llama", num_hidden_layers=1)
+    tokenizer = checkpoint / "tokenizer.json"
+    tokenizer.unlink(missing_ok=True)
+    assert any("no tokenizer.json" in note for note in export_checkpoint(checkpoint, tmp_path / "without").notes)
+    tokenizer.write_text("{}")
+    assert not any("tokenizer" in note for note in export_checkpoint(checkpoint, tmp_path / "with").notes)

@@ -34,7 +34,7 @@ from trt_plugins.build.options import BuildOptions
 from trt_plugins.build.plugin_choice import choose_plugins
 from trt_plugins.build.profiles import engine_limits, engine_profiles
 from trt_plugins.build.record import PLAN_FILE, engine_bindings, engine_record
-from trt_plugins.build.target import Target, choose_target, this_machine
+from trt_plugins.build.target import Target, check_dtype, choose_target, this_machine
 
 ENGINES_FOLDER = "engines"
 LOG_FILE = "build.log"
@@ -56,6 +56,7 @@ def build_engine(
     require_artifact(artifact)
     config = read_config(artifact)
     target = choose_target(options, this_machine())
+    check_dtype(target, config.dtype)
     limits = engine_limits(config, target.preset, options)
     profiles = engine_profiles(config, target.preset, limits)
     out = engine_folder(artifact, target.name)

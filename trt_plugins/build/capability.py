@@ -14,6 +14,11 @@ PORTABLE_CAPABILITIES = ("8.0", "8.6", "8.9", "12.0", "12.1")
 # GPUs on the memory of a Jetson or Drive board, which hardware-compatible engines exclude.
 BOARD_CAPABILITIES = ("5.3", "6.2", "7.2", "8.7", "10.1", "11.0")
 
+# The oldest that TensorRT 10 and TensorRT-RTX support.
+OLDEST_CAPABILITY = 7.5
+# The oldest with bfloat16 arithmetic.
+OLDEST_BFLOAT16 = 8.0
+
 _SPELLING = re.compile(r"(?:sm_?)?(\d{1,2})\.?(\d)", re.IGNORECASE)
 # CUdevice_attribute of the CUDA driver API.
 _ATTRIBUTE_MAJOR, _ATTRIBUTE_MINOR = 75, 76

@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 
+from artifact.dtypes import DType
 from artifact.errors import EngineError, UnsupportedError
 from artifact.extras import install_command
 from trt_plugins.build.capability import (
     BOARD_CAPABILITIES,
+    OLDEST_BFLOAT16,
+    OLDEST_CAPABILITY,
     PORTABLE_CAPABILITIES,
     RTX_CAPABILITIES,
     local_capability,
@@ -64,6 +67,16 @@ def choose_target(options: BuildOptions, machine: Machine) -> Target:
     return _full_target(name, preset, capabilities, machine)
 
 
+def check_dtype(target: Target, dtype: DType) -> None:
+    """UnsupportedError where a GPU of ``target`` has no arithmetic in ``dtype``."""
+    old = [capability for capability in target.compute_capabilities if float(capability) < OLDEST_BFLOAT16]
+    if dtype is DType.BFLOAT16 and old:
+        raise UnsupportedError(
+            f"expected compute capability {OLDEST_BFLOAT16} or newer for an artifact in bfloat16, found "
+            f"{', '.join(old)}: export with --dtype float16"
+        )
+
+
 def _choose_preset(options: BuildOptions, asked: tuple[str, ...], machine: Machine) -> Preset:
     if options.preset is not None:
         return read_preset(options.preset)
@@ -95,6 +108,11 @@ def _rtx_capabilities(capabilities: tuple[str, ...]) -> tuple[str, ...]:
 
 def _untargetable(capabilities: list[str]) -> UnsupportedError:
     names = ", ".join(_described(capability) for capability in capabilities)
+    if all(float(capability) < OLDEST_CAPABILITY for capability in capabilities):
+        return UnsupportedError(
+            f"expected compute capability {OLDEST_CAPABILITY} or newer, found {names}: no supported TensorRT builds "
+            "for it; run the artifact there with ONNX Runtime"
+        )
     return UnsupportedError(
         f"TensorRT-RTX builds for compute capability {', '.join(RTX_CAPABILITIES)}, not for {names}: "
         "run hybridge build-engine on that device, with full TensorRT"

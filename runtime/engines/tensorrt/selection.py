@@ -39,9 +39,10 @@ def find_engine(artifact: Path, wanted: str | Path | None = None, machine: Machi
     EngineError says why none fits and which command builds one. ArtifactError: ``wanted`` has no readable record.
     """
     machine = machine or this_machine()
+    named = None if wanted is None else _folder(artifact, wanted)
     command = build_command(artifact, _capability(machine))
-    if wanted is not None:
-        folder = _folder(artifact, wanted, command)
+    if named is not None:
+        folder = named
         built = BuiltEngine(folder, read_engine_record(folder / ENGINE_FILE), f"{command} --overwrite")
         problem = misfit(built.record, folder, artifact, machine)
         if problem is not None:
@@ -119,12 +120,13 @@ def build_command(artifact: Path, capability: str) -> str:
     return f"run hybridge build-engine {artifact} {target}"
 
 
-def _folder(artifact: Path, wanted: str | Path, command: str) -> Path:
+def _folder(artifact: Path, wanted: str | Path) -> Path:
     inside = artifact / ENGINES_FOLDER / wanted
     for folder in (inside, Path(wanted)):
         if (folder / ENGINE_FILE).is_file():
             return folder
     known = ", ".join(path.name for path in engine_folders(artifact)) or "none"
     raise EngineError(
-        f"expected an engine folder or one of {ENGINES_FOLDER} ({known}), found {str(wanted)!r}: {command}"
+        f"expected an engine folder or one of {ENGINES_FOLDER} ({known}), found {str(wanted)!r}: name one of these, or "
+        f"run hybridge build-engine {artifact}"
     )

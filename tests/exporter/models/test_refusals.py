@@ -10,7 +10,7 @@ import torch
 
 from artifact.errors import CheckpointError, HybridgeError, UnsupportedError
 from exporter.export import export_checkpoint
-from exporter.models.registry import FAMILIES, decoder_config
+from exporter.models.registry import FAMILIES, LAYERS_NOT_SUPPORTED, TEXT_MODELS, decoder_config
 from exporter.options import ExportOptions
 from exporter.plan import plan_export
 from tests.support.checkpoint_edits import copy_checkpoint, edit_config, edit_tensors, read_config
@@ -73,6 +73,12 @@ def test_unsupported_value(
 def test_unknown_model_type_lists_the_supported_ones(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     folder = edit_config(copy_checkpoint(checkpoints["llama"], tmp_path / "checkpoint"), model_type="jamba")
     assert_refused(folder, "unsupported model_type 'jamba'", *FAMILIES, error=UnsupportedError)
+
+
+def test_a_family_known_for_another_kind_of_layer_names_it(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    folder = edit_config(copy_checkpoint(checkpoints["llama"], tmp_path / "checkpoint"), model_type="lfm2")
+    assert_refused(folder, "unsupported model_type 'lfm2' (short-convolution layers)", error=UnsupportedError)
+    assert not set(LAYERS_NOT_SUPPORTED) & {*FAMILIES, *TEXT_MODELS}
 
 
 def test_an_unknown_field_may_be_ignored_on_request(checkpoints: dict[str, Path], tmp_path: Path) -> None:

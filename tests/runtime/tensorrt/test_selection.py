@@ -75,8 +75,9 @@ def test_an_engine_may_be_named_or_lie_elsewhere(tmp_path: Path) -> None:
     elsewhere = artifact_with(tmp_path / "copy", mine=record(max_batch_size=3)) / "engines" / "mine"
     assert find_engine(folder, "old", AMPERE).record.max_batch_size == 1
     assert find_engine(folder, elsewhere, AMPERE).record.max_batch_size == 3
-    message = problem(folder, wanted="absent")
-    assert "one of engines (new, old), found 'absent': run hybridge build-engine" in message
+    for machine in (AMPERE, Machine(("tensorrt_rtx",), None)):
+        message = problem(folder, machine, wanted="absent")
+        assert "one of engines (new, old), found 'absent': name one of these, or run hybridge build-engine" in message
 
 
 def test_a_machine_without_a_gpu(tmp_path: Path) -> None:
