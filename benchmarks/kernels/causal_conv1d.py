@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 import torch
 
-from artifact.dtypes import DType
 from benchmarks.kernels.case import KernelCase, Prepared
 from benchmarks.kernels.peers import peer_times
+from benchmarks.kernels.tensor_call import TensorCall, layout_of
 from trt_plugins.catalog import spec_of
 from trt_plugins.kernels.call import OpCall
 from trt_plugins.kernels.catalog import plan
 from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.layout import TensorLayout
 from trt_plugins.reference.causal_conv1d import causal_conv1d
 
 GROUP = "causal_conv1d"
@@ -49,13 +48,12 @@ def _prepared(x_shape: tuple[int, ...]) -> Prepared:
     spec = spec_of("causal_conv1d")
     call = OpCall(
         spec,
-        tuple(_layout(tensor) for tensor in inputs),
-        tuple(_layout(tensor) for tensor in outputs),
+        tuple(layout_of(tensor) for tensor in inputs),
+        tuple(layout_of(tensor) for tensor in outputs),
         spec.complete_attributes({"activation": "silu"}),
     )
     device = KernelDevice.current()
-    bound = device.bind(plan(call, device.traits))
-    addresses = [t.data_ptr() for t in inputs], [t.data_ptr() for t in outputs]
+    run = TensorCall(device, plan(call, device.traits), inputs, outputs)
 
     def error() -> float:
         before = state.clone()
@@ -66,11 +64,4 @@ def _prepared(x_shape: tuple[int, ...]) -> Prepared:
         worst = (y.double() - expected_y).norm() / expected_y.norm()
         return float(worst) if torch.equal(state.double(), expected_state) else float("inf")
 
-    def run() -> None:
-        bound.launch(torch.cuda.current_stream().cuda_stream, *addresses)
-
     return Prepared(run, error)
-
-
-def _layout(tensor: torch.Tensor) -> TensorLayout:
-    return TensorLayout(DType(str(tensor.dtype).removeprefix("torch.")), tuple(tensor.shape), tensor.stride())

@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 
-from artifact.dtypes import DType
 from benchmarks.kernels.case import Prepared
+from benchmarks.kernels.tensor_call import TensorCall, layout_of
 from trt_plugins.catalog import spec_of
 from trt_plugins.kernels.call import OpCall
 from trt_plugins.kernels.catalog import plan
 from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.layout import TensorLayout
 from trt_plugins.reference.gated_delta_rule import gated_delta_rule
 
 KEY_HEADS, VALUE_HEADS, SIZE = 16, 32, 128
@@ -25,14 +24,9 @@ def prepared(rows: int, time: int, state_type: torch.dtype) -> Prepared:
     inputs = _inputs(rows, time, state_type)
     outputs = [torch.full(inputs[2].shape, float("nan"), dtype=torch.bfloat16, device="cuda"), inputs[5]]
     spec, device = spec_of("gated_delta_rule"), KernelDevice.current()
-    layouts = [tuple(_layout(tensor) for tensor in tensors) for tensors in (inputs, outputs)]
+    layouts = [tuple(layout_of(tensor) for tensor in tensors) for tensors in (inputs, outputs)]
     chosen = plan(OpCall(spec, layouts[0], layouts[1], spec.complete_attributes({})), device.traits)
-    bound, workspace = device.bind(chosen), torch.empty(chosen.workspace_bytes + 256, dtype=torch.uint8, device="cuda")
-    addresses = [t.data_ptr() for t in inputs], [t.data_ptr() for t in outputs]
-    scratch = (workspace.data_ptr() + 255) // 256 * 256
-
-    def run() -> None:
-        bound.launch(torch.cuda.current_stream().cuda_stream, *addresses, scratch)
+    run = TensorCall(device, chosen, inputs, outputs)
 
     def error() -> float:
         checked = 1 if time > 1 else rows
@@ -70,7 +64,3 @@ def _error(inputs: list[torch.Tensor], o: torch.Tensor, state: torch.Tensor, tim
         parts.append(((o[part].double() - expected).norm() ** 2, expected.norm() ** 2))
     wrong, whole = (torch.stack(norms).sum() for norms in zip(*parts, strict=True))
     return max(float((wrong / whole).sqrt()), float((state.double() - carried).norm() / carried.norm()))
-
-
-def _layout(tensor: torch.Tensor) -> TensorLayout:
-    return TensorLayout(DType(str(tensor.dtype).removeprefix("torch.")), tuple(tensor.shape), tensor.stride())

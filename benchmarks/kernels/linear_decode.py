@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from artifact.dtypes import DType
 from benchmarks.kernels.case import COPY_GBPS, KernelCase, Prepared
 from benchmarks.kernels.rotation import input_sets
+from benchmarks.kernels.tensor_call import TensorCall
 from benchmarks.kernels.timing import graph_time
 from trt_plugins.kernels.device import KernelDevice
 from trt_plugins.kernels.fused.linear_decode import LinearDecode, plan
@@ -80,9 +81,8 @@ def _prepared(rows: int, shapes: tuple[tuple[int, int, int], ...]) -> Prepared:
     products = [_Product(_inputs(rows, weight), weight) for weight in _weights(shapes)]
 
     def run() -> None:
-        stream = torch.cuda.current_stream().cuda_stream
         for product in products:
-            product.bound.launch(stream, product.inputs, product.outputs)
+            product.run()
 
     return Prepared(run, lambda: max(product.error() for product in products))
 
@@ -95,9 +95,7 @@ class _Product:
         self.y = torch.full((x.shape[0], weight.shape[0]), float("nan"), device="cuda", dtype=torch.bfloat16)
         device = KernelDevice.current()
         problem = LinearDecode(x.shape[0], x.shape[1], weight.shape[0], DType.BFLOAT16, DType.BFLOAT16)
-        self.bound = device.bind(plan(problem, device.traits))
-        self.inputs = [x.data_ptr(), weight.data_ptr(), 0, 0, 0, 0]
-        self.outputs = [self.y.data_ptr()]
+        self.run = TensorCall(device, plan(problem, device.traits), [x, weight, None, None, None, None], [self.y])
 
     def error(self) -> float:
         expected = self.x.double() @ self.weight.double().T

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from artifact.dtypes import DType
 from benchmarks.kernels.case import KernelCase, Prepared
+from benchmarks.kernels.tensor_call import TensorCall, layout_of
 from benchmarks.kernels.update_ssm_state_decode import HEAD_DIM, MODELS, STATE_SIZE, Model
 from trt_plugins.catalog import spec_of
 from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.layout import TensorLayout
 from trt_plugins.kernels.ops.mamba2_conv_scan import plan
 from trt_plugins.kernels.ops.mamba2_parts import plan_separate_parts
 from trt_plugins.reference.mamba2_conv_scan import mamba2_conv_scan
@@ -55,16 +54,10 @@ def _prepared(model: Model, rows: int, dtype: torch.dtype, planner: Planner) -> 
     y = torch.full((rows, inner), float("nan"), dtype=torch.bfloat16, device="cuda")
     outputs = [y, inputs[8], inputs[9]]
     spec = spec_of("mamba2_conv_scan")
-    layouts = tuple(_layout(tensor) for tensor in inputs), tuple(_layout(tensor) for tensor in outputs)
+    layouts = tuple(layout_of(tensor) for tensor in inputs), tuple(layout_of(tensor) for tensor in outputs)
     device = KernelDevice.current()
     chosen = planner(OpCall(spec, *layouts, spec.complete_attributes({})), device.traits)
-    bound = device.bind(chosen)
-    workspace = torch.empty(chosen.workspace_bytes + 256, dtype=torch.uint8, device="cuda")
-    aligned = (workspace.data_ptr() + 255) // 256 * 256
-    addresses = [tensor.data_ptr() for tensor in inputs], [tensor.data_ptr() for tensor in outputs]
-
-    def run() -> None:
-        bound.launch(torch.cuda.current_stream().cuda_stream, *addresses, aligned)
+    run = TensorCall(device, chosen, inputs, outputs)
 
     def error() -> float:
         arguments: list[Any] = [*(tensor.double() for tensor in inputs[:10]), inputs[10], "silu", 1, 0.0, math.inf, 1]
@@ -92,7 +85,3 @@ def _inputs(model: Model, rows: int, dtype: torch.dtype) -> list[torch.Tensor]:
     state = normal(rows, model.heads, HEAD_DIM, STATE_SIZE).to(dtype)
     lengths = torch.ones(rows, dtype=torch.int32, device="cuda")
     return [conv_input, gate, dt, weight, bias, A, D, dt_bias, conv_state, state, lengths]
-
-
-def _layout(tensor: torch.Tensor) -> TensorLayout:
-    return TensorLayout(DType(str(tensor.dtype).removeprefix("torch.")), tuple(tensor.shape), tensor.stride())

@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 
-from artifact.dtypes import DType
 from benchmarks.kernels.case import KernelCase, Prepared
 from benchmarks.kernels.peers import peer_times
+from benchmarks.kernels.tensor_call import TensorCall, layout_of
 from trt_plugins.catalog import spec_of
 from trt_plugins.kernels.call import OpCall
 from trt_plugins.kernels.catalog import plan
 from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.layout import TensorLayout
 from trt_plugins.kernels.ops.update_ssm_state_8bit import plan_8bit
 from trt_plugins.reference.quantized_state import LARGEST, exact_state, quantized_state
 from trt_plugins.reference.update_ssm_state import update_ssm_state
@@ -78,15 +77,11 @@ def _prepared(model: Model, rows: int, dtype: torch.dtype) -> Prepared:
     inputs = _inputs(model, rows, dtype)
     y = torch.full((rows, model.heads, HEAD_DIM), float("nan"), dtype=torch.bfloat16, device="cuda")
     spec = spec_of("update_ssm_state")
-    layouts = tuple(_layout(tensor) for tensor in inputs[:9])
-    call = OpCall(spec, layouts, (_layout(y), layouts[7]), spec.complete_attributes({}))
+    layouts = tuple(layout_of(tensor) for tensor in inputs[:9])
+    call = OpCall(spec, layouts, (layout_of(y), layouts[7]), spec.complete_attributes({}))
     device = KernelDevice.current()
-    bound = device.bind((plan_8bit if dtype in LARGEST else plan)(call, device.traits))
-    addresses = [tensor.data_ptr() for tensor in inputs]
-    outputs = [y.data_ptr(), addresses[7], addresses[-1]]
-
-    def run() -> None:
-        bound.launch(torch.cuda.current_stream().cuda_stream, addresses, outputs)
+    planned = (plan_8bit if dtype in LARGEST else plan)(call, device.traits)
+    run = TensorCall(device, planned, inputs, [y, inputs[7], inputs[-1]])
 
     def error() -> float:
         arguments: list[Any] = [
@@ -131,8 +126,3 @@ def _exact(inputs: list[torch.Tensor]) -> torch.Tensor:
 
 def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
-
-
-def _layout(tensor: torch.Tensor) -> TensorLayout:
-    dtype = torch.uint8 if tensor.dtype is torch.float8_e4m3fn else tensor.dtype
-    return TensorLayout(DType(str(dtype).removeprefix("torch.")), tuple(tensor.shape), tensor.stride())

@@ -8,13 +8,12 @@ from functools import partial
 
 import torch
 
-from artifact.dtypes import DType
 from benchmarks.kernels.case import KernelCase, Prepared
 from benchmarks.kernels.peers import peer_times
+from benchmarks.kernels.tensor_call import TensorCall, layout_of
 from trt_plugins.catalog import spec_of
 from trt_plugins.kernels.call import OpCall
 from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.layout import TensorLayout
 from trt_plugins.kernels.ops.update_ssm_state_prefill import plan_prefill
 from trt_plugins.reference.update_ssm_state import update_ssm_state
 
@@ -52,15 +51,10 @@ def _prepared(shape: str, rows: int, time: int) -> Prepared:
     inputs = [x, A, B, C, D, dt, bias, state, lengths]
     outputs = [torch.full_like(x, float("nan")), state]
     spec = spec_of("update_ssm_state")
-    layouts = [tuple(_layout(tensor) for tensor in tensors) for tensors in (inputs, outputs)]
+    layouts = [tuple(layout_of(tensor) for tensor in tensors) for tensors in (inputs, outputs)]
     device = KernelDevice.current()
     plan = plan_prefill(OpCall(spec, layouts[0], layouts[1], spec.complete_attributes({})), device.traits)
-    bound, workspace = device.bind(plan), torch.empty(plan.workspace_bytes + 256, dtype=torch.uint8, device="cuda")
-    addresses = [t.data_ptr() for t in inputs], [t.data_ptr() for t in outputs]
-    scratch = (workspace.data_ptr() + 255) // 256 * 256
-
-    def run() -> None:
-        bound.launch(torch.cuda.current_stream().cuda_stream, *addresses, scratch)
+    run = TensorCall(device, plan, inputs, outputs)
 
     def error() -> float:
         first = [tensor[:1] if index in (0, 2, 3, 5, 7, 8) else tensor for index, tensor in enumerate(inputs)]
@@ -88,7 +82,3 @@ def _error(inputs: list[torch.Tensor], y: torch.Tensor, state: torch.Tensor) -> 
         parts.append((piece.norm() ** 2, expected.norm() ** 2))
     wrong, whole = (torch.stack(norms).sum() for norms in zip(*parts, strict=True))
     return max(float((wrong / whole).sqrt()), float((state.double() - carried).norm() / carried.norm()))
-
-
-def _layout(tensor: torch.Tensor) -> TensorLayout:
-    return TensorLayout(DType(str(tensor.dtype).removeprefix("torch.")), tuple(tensor.shape), tensor.stride())
