@@ -54,6 +54,11 @@ class TorchDevice:
         except RuntimeError as error:
             raise EngineError(f"running the step: the GPU answers {' '.join(str(error).split())}") from error
 
+    def zeros(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Cleared memory. It is cleared in this device's stream, as another one might do it after the first use."""
+        with self.active():
+            return torch.zeros(shape, dtype=dtype, device=self.torch)
+
     def pinned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """Host memory that the GPU copies to and from without staging (plain memory on the CPU)."""
         return torch.zeros(shape, dtype=dtype, pin_memory=self.is_gpu)

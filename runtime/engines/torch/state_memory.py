@@ -31,10 +31,8 @@ class StateMemory:
         self.batch, self.max_seq = batch, max_seq
         self.bound: dict[int, DecodeStep] = {}
         self.tensors = {
-            spec.name: torch.zeros(
-                spec.resolve(**{BATCH: batch, MAX_SEQ: max_seq}),
-                dtype=torch_from_dtype(spec.dtype),
-                device=device.torch,
+            spec.name: device.zeros(
+                *spec.resolve(**{BATCH: batch, MAX_SEQ: max_seq}), dtype=torch_from_dtype(spec.dtype)
             )
             for spec in specs
         }

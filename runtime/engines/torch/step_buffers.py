@@ -22,7 +22,7 @@ class StepBuffers:
     def __init__(self, device: TorchDevice, batch: int) -> None:
         nbytes = batch * sum(dtype.itemsize for _, dtype, _ in _PARTS)
         self._host = device.pinned(nbytes, dtype=torch.uint8)
-        self._there = torch.zeros(nbytes, dtype=torch.uint8, device=device.torch) if device.is_gpu else self._host
+        self._there = device.zeros(nbytes, dtype=torch.uint8) if device.is_gpu else self._host
         views, self.tensors, start = [], {}, 0
         for name, dtype, kind in _PARTS:
             part = slice(start, start + batch * dtype.itemsize)

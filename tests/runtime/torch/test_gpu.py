@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
+import torch
+
 from artifact.dtypes import DType
 from runtime.engines.base import StepInputs
 from runtime.engines.torch.engine import TorchEngine
@@ -149,3 +151,23 @@ def test_states_move_between_sets_on_the_device(artifacts: ArtifactCache) -> Non
         wanted = engine.step(step_inputs([tokens[0, step : step + 1]], [step]), first)[0].astype(np.float64)
         found = engine.decoder([1], second).step([int(tokens[0, step])], [step])[0]
         assert relative_error(found, wanted) < BETWEEN[DType.BFLOAT16]
+
+
+def test_a_busy_default_stream_changes_nothing(artifacts: ArtifactCache) -> None:
+    engine = TorchEngine(exported(artifacts, DType.FLOAT16), device="cuda")
+    tokens, held = tokens_of(engine, 2, 30), []
+
+    def results() -> list[np.ndarray]:
+        states = engine.allocate_states(2, 64)
+        held.append(states)  # so that the next run gets memory and buffers of its own
+        found = [engine.step(step_inputs(list(tokens[:, :9]), [0, 0]), states).copy()]
+        for step in range(9, 13):
+            found.append(engine.step(step_inputs(list(tokens[:, step : step + 1]), [step, step]), states).copy())
+        return [*found, *(buffer.read_row(1).view(np.uint8) for buffer in states.buffers.values())]
+
+    wanted = results()
+    torch.cuda._sleep(4_000_000_000)  # cycles: about two seconds
+    found = results()
+    assert not torch.cuda.default_stream().query(), "the default stream was done too early to disturb anything"
+    assert all(np.array_equal(*pair) for pair in zip(found, wanted, strict=True))
+    torch.cuda.synchronize()
