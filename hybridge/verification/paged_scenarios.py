@@ -8,14 +8,14 @@ import numpy as np
 
 from hybridge.verification.paged_sequences import PagedSequences
 from hybridge.verification.scenarios import Observation
-from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
+from runtime.engines.paged import PagedEngine
 
 # Small and odd, so that rows end inside a page and window edges cross pages.
 BLOCK_SIZE = 5
 
 
 def observations(
-    engine: PagedArrayEngine, prompts: list[np.ndarray], sequences: list[np.ndarray], steps: int
+    engine: PagedEngine, prompts: list[np.ndarray], sequences: list[np.ndarray], steps: int
 ) -> Iterator[Observation]:
     """Every scenario; ``sequences`` are ``prompts`` with ``steps`` more tokens behind each.
 
@@ -29,7 +29,7 @@ def observations(
         yield from (Observation(o.scenario, o.prompt + start, o.length, o.logits, o.states) for o in mixed)
 
 
-def untouched(engine: PagedArrayEngine, prompt: np.ndarray) -> Iterator[tuple[str, bool]]:
+def untouched(engine: PagedEngine, prompt: np.ndarray) -> Iterator[tuple[str, bool]]:
     """Whether a step leaves alone what it has no business with: other sequences' states, free pages and slots."""
     pools = PagedSequences(engine, 2, 4 * len(prompt), BLOCK_SIZE)
     first, second = pools.add(), pools.add()
@@ -41,7 +41,7 @@ def untouched(engine: PagedArrayEngine, prompt: np.ndarray) -> Iterator[tuple[st
     yield "free pages and slots", pools.untouched()
 
 
-def _alone(engine: PagedArrayEngine, prompts: list[np.ndarray]) -> Iterator[Observation]:
+def _alone(engine: PagedEngine, prompts: list[np.ndarray]) -> Iterator[Observation]:
     for index, prompt in enumerate(prompts):
         pools = PagedSequences(engine, 1, len(prompt), BLOCK_SIZE, seed=index)
         handle = pools.add()
@@ -53,7 +53,7 @@ def _alone(engine: PagedArrayEngine, prompts: list[np.ndarray]) -> Iterator[Obse
         yield Observation("one-shot prefill", index, len(prompt), logits[-1], pools.states(handle), hidden)
 
 
-def _chunked(engine: PagedArrayEngine, prompts: list[np.ndarray]) -> Iterator[Observation]:
+def _chunked(engine: PagedEngine, prompts: list[np.ndarray]) -> Iterator[Observation]:
     for index, prompt in enumerate(prompts):
         if len(prompt) < 2:
             continue
@@ -65,7 +65,7 @@ def _chunked(engine: PagedArrayEngine, prompts: list[np.ndarray]) -> Iterator[Ob
         yield Observation("chunked prefill", index, len(prompt), logits[-1], pools.states(handle))
 
 
-def _mixed(engine: PagedArrayEngine, sequences: list[np.ndarray], steps: int) -> Iterator[Observation]:
+def _mixed(engine: PagedEngine, sequences: list[np.ndarray], steps: int) -> Iterator[Observation]:
     """All prompts in one ragged step; then single tokens for every sequence.
 
     The first sequence begins only then, a chunk of its prompt beside the tokens of the others.
@@ -95,7 +95,7 @@ def _mixed(engine: PagedArrayEngine, sequences: list[np.ndarray], steps: int) ->
                 yield Observation(name, row, heads[row] + fed[handle] + 1, logits[handle][-1], states)
 
 
-def _feed(engine: PagedArrayEngine, pools: PagedSequences, work: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+def _feed(engine: PagedEngine, pools: PagedSequences, work: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
     """Logits of all tokens of ``work``, in one step where it fits and in as few as it takes otherwise."""
     rest, found = dict(work), {handle: [np.zeros((0, engine.config.vocab_size), np.float32)] for handle in work}
     while rest:

@@ -8,18 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from artifact import names
-from artifact.errors import EngineError
-from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
 from runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
-
-
-def readable(engine: PagedEngine) -> PagedArrayEngine:
-    """``engine`` if its pools lie in host memory, where they can be compared; EngineError otherwise."""
-    if not isinstance(engine, PagedArrayEngine):
-        raise EngineError(
-            f"expected an engine of ONNX Runtime for an artifact of layout paged, found {engine.name}: verify with one"
-        )
-    return engine
 
 
 @dataclass
@@ -40,7 +29,7 @@ class PagedSequences:
 
     def __init__(
         self,
-        engine: PagedArrayEngine,
+        engine: PagedEngine,
         count: int,
         tokens: int,
         block_size: int,
@@ -50,8 +39,7 @@ class PagedSequences:
         self._engine, self._size = engine, block_size
         sizes = PoolSizes(-(-tokens // block_size) + count + 1, block_size, count + 1)
         engine.allocate_pools(sizes)
-        for name in engine.pools.arrays:
-            engine.pools.view(name)[...] = np.nan
+        engine.fill_pools(np.nan)
         rng = np.random.default_rng(seed)
         self._free_pages = rng.permutation(sizes.num_blocks).tolist()
         self._free_slots = rng.permutation(sizes.num_slots).tolist() if slots is None else list(reversed(slots))
@@ -85,18 +73,18 @@ class PagedSequences:
         pages = np.array(sequence.pages, np.int64)[positions // self._size]
         found: dict[str, np.ndarray] = {}
         for k in range(len(config.kv_layers)):
-            pool = self._engine.pools.view(names.kv_pool(k))
+            pool = self._engine.read_pool(names.kv_pool(k))
             for index, name in enumerate((names.past_key(k), names.past_value(k))):
                 found[name] = pool[index, pages, positions % self._size].swapaxes(0, 1).copy()
         for r in range(len(config.recurrent_layers)):
             for name in (names.conv_state(r), names.recurrent_state(r)):
-                found[name] = self._engine.pools.view(name)[sequence.slot].copy()
+                found[name] = self._engine.read_pool(name)[sequence.slot].copy()
         return found
 
     def untouched(self) -> bool:
         """Whether everything that belongs to nobody still is NaN."""
         for name, spec in ((b.name, b) for b in self._engine.config.bindings.states):
-            view = self._engine.pools.view(name)
+            view = self._engine.read_pool(name)
             free = view[:, self._free_pages] if spec.grows else view[self._free_slots]
             if not np.isnan(free).all():
                 return False

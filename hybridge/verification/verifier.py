@@ -16,7 +16,6 @@ from artifact.path_kind import require_artifact, require_checkpoint
 from artifact.progress import NoProgress, Progress
 from hybridge.verification import paged_scenarios, scenarios
 from hybridge.verification.options import VerifyOptions, default_tolerance
-from hybridge.verification.paged_sequences import readable
 from hybridge.verification.reference import Reference, ReferenceRun
 from hybridge.verification.report import Comparison, VerifyReport
 from hybridge.verification.scenarios import Observation
@@ -135,11 +134,10 @@ def _comparisons(
 def _paged_comparisons(
     engine: PagedEngine, cases: Cases, decode_steps: int, tolerance: float, progress: Progress
 ) -> Iterator[Comparison]:
-    pools = readable(engine)
-    for observation in paged_scenarios.observations(pools, cases.prompts, cases.sequences, decode_steps):
+    for observation in paged_scenarios.observations(engine, cases.prompts, cases.sequences, decode_steps):
         yield from _compare(engine.name, observation, cases.expected(observation), cases.config, tolerance)
         progress.advance()
-    for scenario, same in paged_scenarios.untouched(pools, cases.prompts[0]):
+    for scenario, same in paged_scenarios.untouched(engine, cases.prompts[0]):
         yield Comparison(engine.name, scenario, "unchanged", None, 0.0 if same else float("inf"), same)
 
 

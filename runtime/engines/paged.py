@@ -15,6 +15,8 @@ from typing import ClassVar
 import numpy as np
 
 from artifact.config import RuntimeConfig
+from artifact.errors import EngineError
+from runtime.engines.step_result import ArrayResult, StepResult
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +111,34 @@ class PagedEngine(ABC):
         The array may be reused by the next step. After an EngineError the blocks and slots that the step's rows
         write to are undefined; all others are as they were.
         """
+
+    def launch(self, inputs: PackedInputs) -> StepResult:
+        """Like ``step``, but where a device works by itself, this need not wait for it: the result does."""
+        return ArrayResult(self.step(inputs))
+
+    @property
+    def shows_values(self) -> bool:
+        """Whether ``step_values`` shows the graph's inner values."""
+        return False
+
+    def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:
+        """Like ``step``, and also returns the named inner values of the graph (artifact.names), for diagnosis.
+
+        Inner values are [tokens, hidden] float32; the logits come under "logits". EngineError when the engine cannot
+        show inner values or has no value of that name.
+        """
+        raise EngineError(f"the {self.name} engine cannot show a paged graph's inner values: use onnxruntime-portable")
+
+    def read_pool(self, name: str) -> np.ndarray:
+        """A pool by its graph input's name, in the layout of its declaration, for diagnosis; not to be changed.
+
+        EngineError when the engine cannot show its pools, or has none yet.
+        """
+        raise EngineError(f"the {self.name} engine cannot show its pools: use onnxruntime")
+
+    def fill_pools(self, value: float) -> None:
+        """Overwrite all pools with ``value``, for diagnosis; EngineError as in ``read_pool``."""
+        raise EngineError(f"the {self.name} engine cannot fill its pools: use onnxruntime")
 
     @abstractmethod
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:

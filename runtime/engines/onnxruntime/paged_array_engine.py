@@ -14,7 +14,7 @@ from artifact.paged import PAGED
 from runtime.engines.onnxruntime.model_file import read_model
 from runtime.engines.onnxruntime.paged_pools import ArrayPools
 from runtime.engines.onnxruntime.states import engine_specs
-from runtime.engines.paged import HostCopy, PackedInputs, PagedEngine, PoolSizes, StepLimits
+from runtime.engines.paged import HostCopy, PagedEngine, PoolSizes, StepLimits
 
 # More tokens at once make no step faster, but the scores of attention grow with tokens times context.
 _STEP_TOKENS = 512
@@ -34,19 +34,6 @@ class PagedArrayEngine(PagedEngine):
         self._specs = engine_specs(self.config.bindings.states)
         self._replaced_by = {spec.name: str(spec.replaced_by) for spec in self._specs}
         self._pools: ArrayPools | None = None
-
-    @property
-    def shows_values(self) -> bool:
-        """Whether ``step_values`` shows the graph's inner values."""
-        return False
-
-    def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:
-        """Like ``step``, and also returns the named inner values of the graph (artifact.names), for diagnosis.
-
-        Inner values are [tokens, hidden] float32; the logits come under "logits". EngineError when the engine cannot
-        show inner values or has no value of that name.
-        """
-        raise EngineError(f"the {self.name} engine cannot show a paged graph's inner values: use onnxruntime-portable")
 
     @property
     def limits(self) -> StepLimits:
@@ -73,6 +60,13 @@ class PagedArrayEngine(PagedEngine):
         self._pools = None
         self._pools = ArrayPools(self._specs, self._pool_layouts(), sizes)
 
+    def read_pool(self, name: str) -> np.ndarray:
+        return self.pools.view(name)
+
+    def fill_pools(self, value: float) -> None:
+        for name in self.pools.arrays:
+            self.pools.view(name)[...] = value
+
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self.pools.copy_blocks(sources, targets)
 
@@ -94,29 +88,3 @@ class PagedArrayEngine(PagedEngine):
 
     def _read_model(self) -> ir.Model:
         return read_model(self._folder)
-
-
-def check_packed(inputs: PackedInputs, limits: StepLimits) -> None:
-    """EngineError when the arrays contradict each other or the limits."""
-    tokens, rows = len(inputs.input_ids), len(inputs.seq_lens)
-    bounds = inputs.query_start_loc
-    problem = ""
-    if not 1 <= rows <= limits.max_rows or not rows <= tokens <= limits.max_tokens:
-        problem = (
-            f"1 to {limits.max_rows} rows of 1 token or more and at most {limits.max_tokens} tokens, found {rows} rows "
-            f"and {tokens} tokens"
-        )
-    elif bounds.shape != (rows + 1,) or bounds[0] != 0 or bounds[-1] != tokens or (np.diff(bounds) < 1).any():
-        problem = f"{rows + 1} rising bounds from 0 to {tokens} in query_start_loc, found {bounds.tolist()}"
-    elif inputs.positions.shape != (tokens,) or inputs.slot_mapping.shape != (tokens,):
-        problem = (
-            f"positions and slot_mapping of {tokens} tokens, found {list(inputs.positions.shape)} and "
-            f"{list(inputs.slot_mapping.shape)}"
-        )
-    elif inputs.block_table.shape[:1] != (rows,) or inputs.state_indices.shape != (rows,):
-        problem = (
-            f"block_table and state_indices of {rows} rows, found {list(inputs.block_table.shape)} and "
-            f"{list(inputs.state_indices.shape)}"
-        )
-    if problem:
-        raise EngineError(f"expected {problem}: correct the step")

@@ -11,7 +11,7 @@ import numpy as np
 from artifact.errors import EngineError
 from runtime.engines.onnxruntime.engine import available_cpus
 from runtime.engines.onnxruntime.kernels import installed_kernels
-from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine, check_packed
+from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
 from runtime.engines.onnxruntime.paged_attention import KvShape
 from runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
 from runtime.engines.onnxruntime.paged_rewrite import PagedGraph, rewrite_paged
@@ -19,6 +19,7 @@ from runtime.engines.onnxruntime.paged_session import PagedSession
 from runtime.engines.onnxruntime.rewrite import GraphForm, RewrittenGraph
 from runtime.engines.onnxruntime.session import create_session
 from runtime.engines.onnxruntime.weights import WeightStore
+from runtime.engines.packed_check import check_packed
 from runtime.engines.paged import PackedInputs, PoolSizes
 
 

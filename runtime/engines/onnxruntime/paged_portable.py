@@ -17,10 +17,11 @@ from artifact.errors import EngineError
 from artifact.names import LOGITS
 from runtime.engines.onnxruntime.inner_values import expose_values
 from runtime.engines.onnxruntime.kernels import installed_kernels
-from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine, check_packed
+from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
 from runtime.engines.onnxruntime.rewrite import GraphForm, RewrittenGraph, widen_only
 from runtime.engines.onnxruntime.session import create_session
 from runtime.engines.onnxruntime.weights import WeightStore
+from runtime.engines.packed_check import check_packed
 from runtime.engines.paged import PackedInputs
 
 

@@ -1,0 +1,34 @@
+"""Whether the arrays of a packed step fit together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from artifact.errors import EngineError
+from runtime.engines.paged import PackedInputs, StepLimits
+
+
+def check_packed(inputs: PackedInputs, limits: StepLimits) -> None:
+    """EngineError when the arrays contradict each other or the limits."""
+    tokens, rows = len(inputs.input_ids), len(inputs.seq_lens)
+    bounds = inputs.query_start_loc
+    problem = ""
+    if not 1 <= rows <= limits.max_rows or not rows <= tokens <= limits.max_tokens:
+        problem = (
+            f"1 to {limits.max_rows} rows of 1 token or more and at most {limits.max_tokens} tokens, found {rows} rows "
+            f"and {tokens} tokens"
+        )
+    elif bounds.shape != (rows + 1,) or bounds[0] != 0 or bounds[-1] != tokens or (np.diff(bounds) < 1).any():
+        problem = f"{rows + 1} rising bounds from 0 to {tokens} in query_start_loc, found {bounds.tolist()}"
+    elif inputs.positions.shape != (tokens,) or inputs.slot_mapping.shape != (tokens,):
+        problem = (
+            f"positions and slot_mapping of {tokens} tokens, found {list(inputs.positions.shape)} and "
+            f"{list(inputs.slot_mapping.shape)}"
+        )
+    elif inputs.block_table.shape[:1] != (rows,) or inputs.state_indices.shape != (rows,):
+        problem = (
+            f"block_table and state_indices of {rows} rows, found {list(inputs.block_table.shape)} and "
+            f"{list(inputs.state_indices.shape)}"
+        )
+    if problem:
+        raise EngineError(f"expected {problem}: correct the step")

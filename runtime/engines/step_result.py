@@ -1,0 +1,38 @@
+"""What a paged engine's step gives: the most likely token of each row at once, logits of those rows that ask."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from runtime.sampling import best_tokens
+
+
+class StepResult(ABC):
+    """The outcome of one step, which may still be computed; valid until the engine's next step.
+
+    Both methods wait for the step and raise the EngineError that it ended with.
+    """
+
+    @abstractmethod
+    def best_tokens(self) -> list[int | None]:
+        """The most likely token after each of the step's logits_indices; None where its logits are not finite."""
+
+    @abstractmethod
+    def logits(self, index: int) -> np.ndarray:
+        """Logits [vocab] float32 of logits_indices[index]."""
+
+
+class ArrayResult(StepResult):
+    """Logits [m, vocab] float32 that lie in host memory already."""
+
+    def __init__(self, logits: np.ndarray) -> None:
+        self._logits = logits
+
+    def best_tokens(self) -> list[int | None]:
+        return best_tokens(self._logits)
+
+    def logits(self, index: int) -> np.ndarray:
+        row: np.ndarray = self._logits[index]
+        return row
