@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from artifact.errors import EngineError, HybridgeError
+from trt_plugins.kernels import check
+from trt_plugins.kernels import compiler as compiler_module
 from trt_plugins.kernels import source as source_module
 from trt_plugins.kernels.compiler import CompiledKernel, compile_kernel
 from trt_plugins.kernels.disk_cache import KernelCache
@@ -67,9 +71,29 @@ def test_a_compile_error_names_kernel_and_architecture(sources):
         compile_kernel(HALF, "sm_86")
 
 
-def test_the_log_of_another_kernel_is_refused():
-    with pytest.raises(EngineError, match="expected the resources of kernel other"):
-        report_from_log("ptxas info : Compiling entry function 'k' for 'sm_90a'", "other")
+def test_the_log_of_another_kernel_is_no_report():
+    assert report_from_log("ptxas info : Compiling entry function 'k' for 'sm_90a'", "other") is None
+
+
+def test_a_kernel_compiles_where_the_compiler_reports_nothing(sources, monkeypatch):
+    """As NVRTC did for a program that another process had compiled just before."""
+    monkeypatch.setattr(compiler_module, "report_from_log", lambda log, entry: None)
+    compiled = compile_kernel(HALF, "sm_90a")
+    assert compiled.cubin.startswith(b"\x7fELF") and compiled.report is None
+
+
+def test_the_compilers_own_cache_is_off(sources, monkeypatch):
+    """What it keeps comes without a report."""
+    core, options = compiler_module._cuda_core(), []
+
+    def kept(**given):
+        options.append(given)
+        return core.ProgramOptions(**given)
+
+    double = SimpleNamespace(ProgramOptions=kept, Program=core.Program)
+    monkeypatch.setattr(compiler_module, "_cuda_core", lambda: double)
+    assert compile_kernel(HALF, "sm_90a").report is not None
+    assert options[0]["no_cache"] is True
 
 
 def test_a_missing_header_is_named(sources):
@@ -116,6 +140,32 @@ def test_a_changed_header_is_compiled_again(cache, sources):
     (sources / "scale/params.cuh").write_text(PARAMS + "// changed\n")
     kernels.get(HALF, "sm_87")
     assert compiler.calls == 2
+
+
+class Silent:
+    """A compiler that reports resources from its second call on."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, source, architecture):
+        self.calls += 1
+        return CompiledKernel(b"code", ResourceReport(10, 0, 0, 0) if self.calls > 1 else None)
+
+
+def test_an_entry_without_a_report_serves_all_but_who_asks_for_one(sources, tmp_path):
+    compiler = Silent()
+    kernels = KernelCache(tmp_path / "cache", compiler, lambda: "13.5")
+    assert [kernels.get(HALF, "sm_87").report for _ in range(2)] == [None, None]
+    assert compiler.calls == 1
+    assert kernels.get(HALF, "sm_87", with_report=True).report is not None
+    assert kernels.get(HALF, "sm_87").report is not None and compiler.calls == 2
+
+
+def test_the_check_fails_without_a_report(monkeypatch):
+    monkeypatch.setattr(check, "KernelCache", lambda: SimpleNamespace(get=lambda *_, **__: CompiledKernel(b"", None)))
+    finding = check._compile((HALF, "sm_87"))
+    assert finding.problem == "the assembler reported no resources"
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"", lambda b: b"{}\n" + b, lambda b: b[::-1]])

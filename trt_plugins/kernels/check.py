@@ -21,7 +21,7 @@ from trt_plugins.kernels.source import KernelSource
 
 @dataclass(frozen=True)
 class Finding:
-    """One compilation; ``error`` is the compiler's message when it failed."""
+    """One compilation; ``error`` says why there is no report."""
 
     source: KernelSource
     architecture: str
@@ -58,9 +58,10 @@ def main(arguments: list[str] | None = None) -> int:
 def _compile(work: tuple[KernelSource, str]) -> Finding:
     source, name = work
     try:
-        return Finding(source, name, KernelCache().get(source, name).report)
+        report = KernelCache().get(source, name, with_report=True).report
     except HybridgeError as error:
         return Finding(source, name, None, str(error))
+    return Finding(source, name, report, None if report is not None else "the assembler reported no resources")
 
 
 def _line(finding: Finding) -> str:

@@ -23,10 +23,13 @@ STANDARD = "c++17"
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """Machine code for one architecture, and what the assembler said about its entry point."""
+    """Machine code for one architecture, and what the assembler said about its entry point.
+
+    report: None where it said nothing; the code is as good.
+    """
 
     cubin: bytes
-    report: ResourceReport
+    report: ResourceReport | None
 
 
 def compile_kernel(source: KernelSource, architecture: str) -> CompiledKernel:
@@ -42,6 +45,7 @@ def compile_kernel(source: KernelSource, architecture: str) -> CompiledKernel:
         define_macro=list(source.defines) or None,
         ptxas_options=["-v"],
         diag_error=[177, 550],  # a variable that is declared or set but never used
+        no_cache=True,  # NVRTC's own (with a driver): what it keeps comes without the assembler's report
     )
     try:
         code = core.Program(path.read_text(encoding="utf-8"), "c++", options).compile("cubin", logs=log)

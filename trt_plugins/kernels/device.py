@@ -81,7 +81,10 @@ class KernelDevice:
         module = checked(driver.cuModuleLoadData(compiled.cubin), f"loading {source.label}")
         function = checked(driver.cuModuleGetFunction(module, source.entry.encode()), f"finding {source.label}")
         names = driver.CUfunction_attribute
-        if shared_bytes > _STATIC_SHARED_BYTES - compiled.report.shared_bytes:
+        static = checked(
+            driver.cuFuncGetAttribute(names.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function), f"sizing {source.label}"
+        )
+        if shared_bytes > _STATIC_SHARED_BYTES - int(static):
             name = names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             checked(driver.cuFuncSetAttribute(function, name, shared_bytes), f"{source.label}: {shared_bytes} B shared")
         if cluster > _LARGEST_PORTABLE_CLUSTER:

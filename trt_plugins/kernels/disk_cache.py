@@ -1,8 +1,8 @@
 """Compiled kernels on disk, keyed by everything that decides the machine code.
 
-An entry is one file: a line of JSON (format, sha256 of the code, resource report), then the code. Files are written
-under another name and renamed, so that a reader sees a whole entry or none; an entry that does not match its own
-checksum is compiled again.
+An entry is one file: a line of JSON (format, sha256 of the code, resource report or null), then the code. Files are
+written under another name and renamed, so that a reader sees a whole entry or none; an entry that does not match its
+own checksum is compiled again.
 """
 
 from __future__ import annotations
@@ -37,11 +37,14 @@ class KernelCache:
         self._compile = compile_
         self._version = version
 
-    def get(self, source: KernelSource, architecture: str) -> CompiledKernel:
-        """The compiled kernel, from disk where a valid entry is there. A folder that cannot be written is no error."""
+    def get(self, source: KernelSource, architecture: str, with_report: bool = False) -> CompiledKernel:
+        """The compiled kernel, from disk where a valid entry is there. A folder that cannot be written is no error.
+
+        with_report: an entry without the assembler's report is compiled again.
+        """
         path = self.path(source, architecture)
         compiled = _read(path)
-        if compiled is None:
+        if compiled is None or (with_report and compiled.report is None):
             compiled = self._compile(source, architecture)
             with contextlib.suppress(OSError):
                 _write(path, compiled)
@@ -67,7 +70,8 @@ def _read(path: Path) -> CompiledKernel | None:
         head, _, code = path.read_bytes().partition(b"\n")
         fields = json.loads(head)
         if fields["format"] == FORMAT and fields["sha256"] == hashlib.sha256(code).hexdigest():
-            return CompiledKernel(code, ResourceReport(**fields["report"]))
+            report = fields["report"]
+            return CompiledKernel(code, None if report is None else ResourceReport(**report))
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return None
@@ -75,7 +79,8 @@ def _read(path: Path) -> CompiledKernel | None:
 
 def _write(path: Path, compiled: CompiledKernel) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    head = {"format": FORMAT, "sha256": hashlib.sha256(compiled.cubin).hexdigest(), "report": asdict(compiled.report)}
+    report = None if compiled.report is None else asdict(compiled.report)
+    head = {"format": FORMAT, "sha256": hashlib.sha256(compiled.cubin).hexdigest(), "report": report}
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as stream:
