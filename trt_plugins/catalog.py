@@ -1,7 +1,8 @@
 """Every operator of the domain ``trt_edgellm``, by version of the domain and name.
 
 Version 1 is dense: rows of equal length, right-padded. Version 2 is packed: rows one after the other, states and KV
-caches in pools. It has every operator of version 1 in its packed form, and those that only exist over pools.
+caches in pools. It has every operator of version 1 in its packed form, and those that only exist over pools. Version 3
+is version 2 with a slot for the state after each of a row's candidate tokens.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from trt_plugins.specs.packed import PACKED_VERSION, packed_form
 from trt_plugins.specs.paged_attention import PAGED_ATTENTION
 from trt_plugins.specs.reshape_and_cache import RESHAPE_AND_CACHE
 from trt_plugins.specs.routed_experts import ROUTED_EXPERTS
+from trt_plugins.specs.speculative import SPECULATIVE_VERSION, speculative_form
 from trt_plugins.specs.update_ssm_state import UPDATE_SSM_STATE
 
 DOMAIN = "trt_edgellm"
@@ -33,7 +35,12 @@ PACKED_OPS: Mapping[str, OpSpec] = MappingProxyType(
 )
 """Version 2."""
 
-_VERSIONS = MappingProxyType({DENSE_VERSION: OPS, PACKED_VERSION: PACKED_OPS})
+SPECULATIVE_OPS: Mapping[str, OpSpec] = MappingProxyType(
+    {name: speculative_form(spec) for name, spec in PACKED_OPS.items()}
+)
+"""Version 3."""
+
+_VERSIONS = MappingProxyType({DENSE_VERSION: OPS, PACKED_VERSION: PACKED_OPS, SPECULATIVE_VERSION: SPECULATIVE_OPS})
 
 
 def all_specs() -> tuple[OpSpec, ...]:

@@ -13,9 +13,9 @@ import onnx_ir as ir
 from onnx import helper
 
 from artifact.dtypes import DType
-from trt_plugins.catalog import DOMAIN, OPS, PACKED_OPS
+from trt_plugins.catalog import DOMAIN, OPS, PACKED_OPS, spec_of
 from trt_plugins.functions import attach_functions
-from trt_plugins.specs.packed import is_packed, is_pool
+from trt_plugins.specs.packed import PACKED_VERSION, is_packed, is_pool
 
 # A padding row of so many tokens stands in front of the last row, and as many slots as this belong to nobody.
 PADDING_TOKENS, FREE_SLOTS = 2, 3
@@ -76,13 +76,17 @@ def _pool(states: np.ndarray, slots: list[int]) -> np.ndarray:
 
 
 def packed_model(
-    op: str, types: Mapping[str, str], sizes: Mapping[str, int], attributes: Mapping[str, object]
+    op: str,
+    types: Mapping[str, str],
+    sizes: Mapping[str, int],
+    attributes: Mapping[str, object],
+    version: int = PACKED_VERSION,
 ) -> onnx.ModelProto:
     """One packed node whose inputs and outputs are the model's; ``sizes`` are the static dims. Attached function.
 
     16-bit tensors cross the interface as float32, with casts: NumPy does not know all of them.
     """
-    spec = PACKED_OPS[op]
+    spec = spec_of(op, version)
     given = [tensor for tensor in spec.inputs if _given(tensor, types)]
     dtypes = {t.name: t.dtype if isinstance(t.dtype, DType) else DType(types[t.name]) for t in given}
     nodes, inputs, outputs, inner = [], [], [], []
@@ -102,7 +106,7 @@ def packed_model(
         nodes.append(helper.make_node("Cast", [output.name], [f"{output.name}_wide"], to=DType.FLOAT32.onnx))
         outputs.append(helper.make_tensor_value_info(f"{output.name}_wide", DType.FLOAT32.onnx, dims))
     graph = helper.make_graph(nodes, "one_node", inputs, outputs, value_info=inner)
-    opsets = [helper.make_opsetid("", 24), helper.make_opsetid(DOMAIN, 2)]
+    opsets = [helper.make_opsetid("", 24), helper.make_opsetid(DOMAIN, version)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     attach_functions(model)
     return model

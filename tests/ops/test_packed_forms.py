@@ -142,7 +142,7 @@ def test_packed_declaration_differs_in_rows_alone(op: str) -> None:
 
 
 def test_unknown_version_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="version 1 or 2 of the domain trt_edgellm, found 3"):
-        spec_of("causal_conv1d", 3)
+    with pytest.raises(UnsupportedError, match="version 1 or 2 or 3 of the domain trt_edgellm, found 4"):
+        spec_of("causal_conv1d", 4)
     with pytest.raises(UnsupportedError, match="found paged_attention"):
         spec_of("paged_attention")

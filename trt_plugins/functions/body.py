@@ -14,6 +14,7 @@ from artifact.dtypes import DType
 from trt_plugins.functions import packed_rows
 from trt_plugins.functions.signature import Signature
 from trt_plugins.specs.packed import has_rows, is_packed, is_pool
+from trt_plugins.specs.speculative import is_speculative
 
 OPSET = 24
 FLOAT = onnx.TensorProto.FLOAT
@@ -90,6 +91,20 @@ class Body:
         elif has_rows(self.signature.spec) and is_pool(tensor):
             value = packed_rows.scattered(self, like, value)
         self.output(value, name)
+
+    def write_state(self, last: str, after: Callable[[str], str], name: str, like: str) -> None:
+        """States become output ``name`` in the type of input ``like``: those after the rows' last tokens.
+
+        In a speculative form ``after`` gives those after each of the rows' first tokens too, [rows, count, ...] for an
+        int64 tensor ``count`` of one element; behind a row's last token they may be any numbers.
+        """
+        if not is_speculative(self.signature.spec):
+            self.write(last, name, like)
+            return
+        states, dtype = after(packed_rows.candidate_count(self)), self.signature.type_of(like)
+        if dtype is not DType.FLOAT32:
+            states, last = (self.op("Cast", value, to=dtype.onnx) for value in (states, last))
+        self.output(packed_rows.scattered_candidates(self, like, states, last), name)
 
     def output(self, value: str, name: str) -> None:
         """``value`` becomes output ``name`` as it is."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import onnx
 
 from trt_plugins.functions.body import TO_END, Body
@@ -13,17 +15,17 @@ def causal_conv1d_function(signature: Signature) -> onnx.FunctionProto:
     """One shifted multiply-add a tap over concat(conv_state, x), laid out [batch, kernel + time, conv_dim]."""
     body = Body(signature)
     x = body.read("x") if signature.has_time else body.unsqueeze(body.read("x"), 1)
-    y, state = conv_outputs(body, x, body.read("weight"), body.read("bias"))
+    y, state, after = conv_outputs(body, x, body.read("weight"), body.read("bias"))
     if not signature.has_time:
         y = body.op("Squeeze", y, body.constant([1]))
     body.write(y, "y", like="x")
-    body.write(state, "conv_state_out", like="conv_state")
+    body.write_state(state, after, "conv_state_out", like="conv_state")
     return body.function()
 
 
-def conv_outputs(body: Body, x: str, weight: str, bias: str) -> tuple[str, str]:
-    """y like ``x`` [batch, time, conv_dim], zero at padding, and the new state, for any function with conv_state,
-    context_lengths and the attribute activation."""
+def conv_outputs(body: Body, x: str, weight: str, bias: str) -> tuple[str, str, Callable[[str], str]]:
+    """y like ``x`` [batch, time, conv_dim], zero at padding, the new state, and the states after each of the first
+    tokens, for any function with conv_state, context_lengths and the attribute activation."""
     time = body.size(x, 1)
     lengths = clamped_lengths(body, time)
     state = body.op("Transpose", body.read("conv_state"), perm=[0, 2, 1])
@@ -32,7 +34,7 @@ def conv_outputs(body: Body, x: str, weight: str, bias: str) -> tuple[str, str]:
     if body.signature.attribute("activation") == "silu":
         y = body.op("Mul", y, body.op("Sigmoid", y))
     y = body.op("Where", valid_tokens(body, lengths, time, rank=3), y, body.float32(0.0))
-    return y, _last_columns(body, columns, lengths)
+    return y, _last_columns(body, columns, lengths), lambda count: _columns_after(body, columns, count)
 
 
 def _taps_sum(body: Body, columns: str, weight: str, bias: str) -> str:
@@ -52,3 +54,10 @@ def _last_columns(body: Body, columns: str, lengths: str) -> str:
     index = body.op("Add", body.unsqueeze(lengths, 1), offsets)
     last = body.op("GatherND", columns, body.unsqueeze(index, 2), batch_dims=1)
     return body.op("Transpose", last, perm=[0, 2, 1])
+
+
+def _columns_after(body: Body, columns: str, count: str) -> str:
+    """columns[b, j + 1 : j + 1 + kernel] for j in 0..count-1, as [batch, count, conv_dim, kernel]."""
+    offsets = body.constant([list(range(1, body.signature.kernel + 1))])
+    index = body.op("Add", body.unsqueeze(body.range(count), 1), offsets)
+    return body.op("Transpose", body.op("Gather", columns, index, axis=1), perm=[0, 1, 3, 2])

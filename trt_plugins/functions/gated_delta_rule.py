@@ -29,7 +29,7 @@ def gated_delta_rule_function(signature: Signature) -> onnx.FunctionProto:
     time = body.size(v, 1)
     lengths = clamped_lengths(body, time)
     valid = valid_tokens(body, lengths, time, rank=4)
-    layout = _Layout.of(body, q, v, time)
+    layout = _Layout.of(body, q, v, time, _chunk_size(body))
     state = body.read("state")
     inputs = (
         layout.chunked(body, body.op("Mul", q, _scale(body, q)), valid, key_heads=True),
@@ -48,8 +48,39 @@ def gated_delta_rule_function(signature: Signature) -> onnx.FunctionProto:
     body.write(o, "o", like="v")
     touched = body.op("Greater", body.unsqueeze(lengths, 1, 2, 3), body.constant(0))
     last = body.op("Where", touched, body.op("Reshape", last, body.op("Shape", state)), state)
-    body.write(last, "state_out", like="state")
+    body.write_state(last, lambda count: _states_after(body, (q, k, v, g, beta), valid, count), "state_out", "state")
     return body.function()
+
+
+def _states_after(body: Body, tokens: tuple[str, ...], valid: str, count: str) -> str:
+    """The states [b, count, heads, n, m] after each of the first ``count`` tokens, one after the other."""
+    begin, state = body.constant([0]), body.read("state")
+    q, k, v, g, beta = (body.slice(tensor, 1, begin, count) for tensor in tokens)
+    valid = body.slice(valid, 1, begin, count)
+    layout = _Layout.of(body, q, v, count, 1)
+    inputs = (
+        layout.chunked(body, k, valid, key_heads=True),
+        layout.chunked(body, v, valid),
+        layout.chunked(body, g, valid),
+        layout.chunked(body, body.unsqueeze(beta, 3), valid),
+    )
+
+    def step(before: str, slices: list[str]) -> tuple[str, str]:
+        key, value, decay, strength = slices
+        decayed = body.op("Mul", _transposed(body, body.op("Exp", decay)), before)
+        u = body.op("Mul", strength, body.op("Sub", value, body.op("MatMul", key, decayed)))
+        after = body.op("Add", decayed, body.op("MatMul", _transposed(body, key), u))
+        return after, body.op("Identity", after)
+
+    first = body.reshape(state, layout.heads, body.size(state, 2, 4))
+    _, states = body.scan(step, first, inputs, rank=5)
+    states = body.op("Transpose", states, perm=[1, 0, 2, 3, 4, 5])
+    return body.reshape(states, body.size(v, 0, 2), body.size(state, 1, 4))
+
+
+def _chunk_size(body: Body) -> int:
+    size = int(body.signature.attribute("chunk_size"))
+    return size if body.signature.attribute("decay") == "head" else min(size, _CHANNEL_CHUNK)
 
 
 def _with_time(body: Body, name: str) -> str:
@@ -91,10 +122,8 @@ class _Layout:
     levels: int
 
     @classmethod
-    def of(cls, body: Body, q: str, v: str, time: str) -> _Layout:
-        size = int(body.signature.attribute("chunk_size"))
-        if body.signature.attribute("decay") != "head":
-            size = min(size, _CHANNEL_CHUNK)
+    def of(cls, body: Body, q: str, v: str, time: str, size: int) -> _Layout:
+        """Chunks of at most ``size`` tokens."""
         # Both grow with t, so that an engine bounds each by its value at the longest t.
         count, length = _ceil_div(body, time, body.constant([size])), body.op("Min", time, body.constant([size]))
         missing = body.op("Sub", body.op("Mul", count, length), time)

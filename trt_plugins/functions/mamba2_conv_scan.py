@@ -18,9 +18,9 @@ def mamba2_conv_scan_function(signature: Signature) -> onnx.FunctionProto:
     conv_input, gate, dt = (
         body.read(name) if signature.has_time else body.unsqueeze(body.read(name), 1) for name in names
     )
-    mixed, conv_state = conv_outputs(body, conv_input, body.read("conv_weight"), body.read("conv_bias"))
+    mixed, conv_state, conv_after = conv_outputs(body, conv_input, body.read("conv_weight"), body.read("conv_bias"))
     x, B, C = _split(body, mixed, gate)
-    y, state = ssm_outputs(body, x, B, C, dt)
+    y, state, after = ssm_outputs(body, x, B, C, dt)
     y = body.reshape(y, body.op("Shape", gate))
     time = body.size(gate, 1)
     gated = body.op("Mul", y, body.op("Mul", gate, body.op("Sigmoid", gate)))
@@ -29,8 +29,8 @@ def mamba2_conv_scan_function(signature: Signature) -> onnx.FunctionProto:
     if not signature.has_time:
         y = body.op("Squeeze", y, body.constant([1]))
     body.write(y, "y", like="gate")
-    body.write(conv_state, "conv_state_out", like="conv_state")
-    body.write(state, "state_out", like="state")
+    body.write_state(conv_state, conv_after, "conv_state_out", like="conv_state")
+    body.write_state(state, after, "state_out", like="state")
     return body.function()
 
 

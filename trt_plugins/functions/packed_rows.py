@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from artifact.dtypes import DType
+from trt_plugins.specs.speculative import is_speculative
 
 if TYPE_CHECKING:
     from trt_plugins.functions.body import Body
 
 _TO_END = int(np.iinfo(np.int64).max)
 STARTS, SLOTS, SEQ_LENS = "query_start_loc", "state_indices", "seq_lens"
+ACCEPTED = "num_accepted_tokens"
 
 
 def row_lengths(body: Body) -> str:
@@ -24,7 +26,7 @@ def row_lengths(body: Body) -> str:
     lengths = body.op("Sub", _ends(body), _starts(body))
     names = [tensor.name for tensor in body.signature.spec.inputs]
     if SLOTS in names:
-        taking_part = body.op("GreaterOrEqual", integers(body, SLOTS), body.constant(0))
+        taking_part = body.op("GreaterOrEqual", slots(body), body.constant(0))
     else:
         taking_part = body.op("Greater", integers(body, SEQ_LENS), body.constant(0))
     return body.op("Where", taking_part, lengths, body.constant(0))
@@ -54,15 +56,48 @@ def unpadded(body: Body, rows: str) -> str:
     return body.op("GatherND", rows, body.concat(body.unsqueeze(row, 1), body.unsqueeze(offset, 1), axis=1))
 
 
+def slots(body: Body) -> str:
+    """The slot whose state each row begins with, negative for padding rows: int64 [rows]."""
+    if not is_speculative(body.signature.spec):
+        return integers(body, SLOTS)
+    one = body.constant([1])
+    accepted = body.op("Max", body.op("Min", integers(body, ACCEPTED), _candidates(body)), one)
+    column = body.unsqueeze(body.op("Sub", accepted, one), 1)
+    return body.op("GatherND", integers(body, SLOTS), column, batch_dims=1)
+
+
 def gathered(body: Body, pool: str) -> str:
     """The state of each row, [rows, ...] of [num_slots, ...]; that of slot 0 for padding rows."""
-    return body.op("Gather", pool, body.op("Max", integers(body, SLOTS), body.constant(0)), axis=0)
+    return body.op("Gather", pool, body.op("Max", slots(body), body.constant(0)), axis=0)
 
 
 def scattered(body: Body, pool: str, rows: str) -> str:
     """``pool`` with ``rows`` [rows, ...] in their slots."""
     rank = len(body.signature.input(pool).dims)
-    return placed(body, pool, [integers(body, SLOTS)], rows, rank)
+    return placed(body, pool, [slots(body)], rows, rank)
+
+
+def candidate_count(body: Body) -> str:
+    """Tokens of a row after which states are kept, in this step: int64 [1]."""
+    return body.op("Min", longest_row(body), _candidates(body))
+
+
+def scattered_candidates(body: Body, pool: str, states: str, last: str) -> str:
+    """``pool`` with the states after every candidate token, and the last ones of rows of more tokens.
+
+    states [rows, candidate_count, ...], last [rows, ...].
+    """
+    lengths, count, rank = row_lengths(body), candidate_count(body), len(body.signature.input(pool).dims)
+    many = body.op("Greater", lengths, _candidates(body))
+    kept = body.op("Where", many, body.constant(0), lengths)
+    columns = body.slice(integers(body, SLOTS), 1, body.constant([0]), count)
+    inside = body.op("Less", body.range(count), body.unsqueeze(kept, 1))
+    nowhere = body.constant(-1)
+    minus = body.constant([-1])
+    places = body.reshape(body.op("Where", inside, columns, nowhere), minus)
+    places = body.concat(places, body.op("Where", many, slots(body), nowhere))
+    entries = body.concat(body.reshape(states, minus, body.size(last, 1, rank)), last)
+    return placed(body, pool, [places], entries, rank)
 
 
 def placed(body: Body, pool: str, places: list[str], entries: str, rank: int) -> str:
@@ -91,6 +126,10 @@ def placed(body: Body, pool: str, places: list[str], entries: str, rank: int) ->
 def integers(body: Body, name: str) -> str:
     """The int32 input ``name`` as int64."""
     return body.op("Cast", name, to=DType.INT64.onnx)
+
+
+def _candidates(body: Body) -> str:
+    return body.size(SLOTS, 1)
 
 
 def _starts(body: Body) -> str:

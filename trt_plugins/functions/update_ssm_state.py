@@ -7,6 +7,7 @@ q tokens of a chunk; inside a chunk, token i reads what token j <= i wrote.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import onnx
@@ -23,24 +24,26 @@ def update_ssm_state_function(signature: Signature) -> onnx.FunctionProto:
     """Tokens are cut into chunks of min(chunk_size, t): one token is one chunk of one."""
     body = Body(signature)
     x, B, C, dt = (_with_time(body, name) for name in ("x", "B", "C", "dt"))
-    y, state = ssm_outputs(body, x, B, C, dt)
+    y, state, after = ssm_outputs(body, x, B, C, dt)
     if not signature.has_time:
         y = body.op("Squeeze", y, body.constant([1]))
     body.write(y, "y", like="x")
-    body.write(state, "state_out", like="state")
+    body.write_state(state, after, "state_out", like="state")
     return body.function()
 
 
-def ssm_outputs(body: Body, x: str, B: str, C: str, dt: str) -> tuple[str, str]:
-    """y like ``x`` [b, t, h, p], zero at padding, and the new state, for any function with A, D, dt_bias, state,
-    context_lengths and this operator's attributes; B and C [b, t, g, n], dt [b, t, h]."""
+def ssm_outputs(body: Body, x: str, B: str, C: str, dt: str) -> tuple[str, str, Callable[[str], str]]:
+    """y like ``x`` [b, t, h, p], zero at padding, the new state, and the states after each of the first tokens, for any
+    function with A, D, dt_bias, state, context_lengths and this operator's attributes; B and C [b, t, g, n], dt
+    [b, t, h]."""
     time = body.size(x, 1)
     lengths = clamped_lengths(body, time)
     valid = valid_tokens(body, lengths, time, rank=4)
     step = _time_step(body, dt, body.op("Squeeze", valid, body.constant([3])))
     xdt = body.op("Where", valid, body.op("Mul", x, body.unsqueeze(step, 3)), body.float32(0.0))
     B = body.op("Where", valid, B, body.float32(0.0))
-    chunks = _chunks(body, time, x, B, log_decay=body.op("Mul", step, body.read("A")), xdt=xdt, C=C)
+    log_decay = body.op("Mul", step, body.read("A"))
+    chunks = _chunks(body, time, x, B, log_decay=log_decay, xdt=xdt, C=C)
     state = body.read("state")
     y, last = _scan(body, chunks, state)
     y = _tokens(body, y, x, time)
@@ -48,7 +51,27 @@ def ssm_outputs(body: Body, x: str, B: str, C: str, dt: str) -> tuple[str, str]:
     y = body.op("Where", valid, body.op("Add", y, skip), body.float32(0.0))
     touched = body.op("Greater", body.unsqueeze(lengths, 1, 2, 3), body.constant(0))
     last = body.op("Where", touched, body.op("Reshape", last, body.op("Shape", state)), state)
-    return y, last
+    return y, last, lambda count: _states_after(body, state, xdt, log_decay, B, count)
+
+
+def _states_after(body: Body, state: str, xdt: str, log_decay: str, B: str, count: str) -> str:
+    """The states [b, count, h, p, n] after each of the first ``count`` tokens, as one matrix product.
+
+    What each token writes, with ``state`` in front, is joined by the decays from one to the other.
+    """
+    xdt, log_decay, B = (body.slice(tensor, 1, body.constant([0]), count) for tensor in (xdt, log_decay, B))
+    one, minus = body.constant([1]), body.constant([-1])
+    leading = body.concat(body.size(xdt, 0, 2), body.size(B, 2))
+    per_group = body.reshape(xdt, leading, minus, body.size(xdt, 3), one)
+    written = body.op("Mul", per_group, body.reshape(B, leading, one, one, body.size(B, 3)))  # [b, t, g, r, p, n]
+    written = body.reshape(written, body.size(xdt, 0, 3), minus)
+    first = body.reshape(state, body.size(state, 0), one, body.size(state, 1), minus)
+    stacked = body.op("Transpose", body.concat(first, written, axis=1), perm=[0, 2, 1, 3])  # [b, h, 1 + t, p * n]
+    decays = body.op("Pad", log_decay, body.constant([1, 0]), "", one)
+    decays = body.unsqueeze(body.op("Transpose", decays, perm=[0, 2, 1]), 3)
+    joined = body.op("MatMul", _segment_decay(body, decays, body.op("Add", count, one), axis=2), stacked)
+    after = body.op("Transpose", body.slice(joined, 2, one, body.constant([TO_END])), perm=[0, 2, 1, 3])
+    return body.reshape(after, body.size(xdt, 0, 2), body.size(state, 1, 4))
 
 
 def _with_time(body: Body, name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from artifact.errors import UnsupportedError
 from trt_plugins.spec import OpSpec
 from trt_plugins.specs.packed import QUERY_START_LOC, STATE_INDICES, is_packed, is_pool
+from trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS
 
 
 def packed_reference(spec: OpSpec, dense: Callable) -> Callable:
@@ -23,9 +24,9 @@ def packed_reference(spec: OpSpec, dense: Callable) -> Callable:
 
     def packed(*arguments: object) -> tuple[Tensor, ...]:
         inputs, attributes = arguments[: len(spec.inputs)], arguments[len(spec.inputs) :]
-        outputs = [_empty(inputs[spec.output_source(output)], is_pool(output)) for output in spec.outputs]
+        outputs = [empty_output(inputs[spec.output_source(output)], is_pool(output)) for output in spec.outputs]
         for begin, end, slot in _rows(spec, inputs[start], inputs[slots]):
-            row = _row_arguments(spec, inputs, begin, end, slot)
+            row = row_arguments(spec, inputs, begin, end, states_in(spec, inputs, slot))
             for output, whole, part in zip(spec.outputs, outputs, dense(*row, *attributes), strict=True):
                 if is_pool(output):
                     whole[slot] = part[0]
@@ -55,25 +56,32 @@ def _rows(spec: OpSpec, query_start_loc: object, state_indices: object) -> list[
     return [(begin, end, slot) for begin, end, slot in rows if begin < end and slot >= 0]
 
 
-def _row_arguments(spec: OpSpec, inputs: Sequence[object], begin: int, end: int, slot: int) -> list[Tensor | None]:
-    """The inputs of the dense call of one row, batch 1."""
+def states_in(spec: OpSpec, inputs: Sequence[object], slot: int) -> dict[str, Tensor]:
+    """The states [1, ...] of ``slot`` in every pool, by input name."""
+    pools = ((tensor.name, value) for tensor, value in zip(spec.inputs, inputs, strict=True) if is_pool(tensor))
+    return {name: pool[None, slot] for name, pool in pools if isinstance(pool, Tensor)}
+
+
+def row_arguments(
+    spec: OpSpec, inputs: Sequence[object], begin: int, end: int, states: Mapping[str, Tensor]
+) -> list[Tensor | None]:
+    """The inputs of the dense call, batch 1, of the tokens from ``begin`` to ``end`` after ``states``."""
     row: list[Tensor | None] = []
     for tensor, value in zip(spec.inputs, inputs, strict=True):
         assert value is None or isinstance(value, Tensor)
-        if tensor == STATE_INDICES:
+        if tensor.name in (STATE_INDICES.name, NUM_ACCEPTED_TOKENS.name):
             continue
         if tensor == QUERY_START_LOC:
             assert value is not None
             row.append(torch.tensor([end - begin], dtype=torch.int32, device=value.device))
-        elif value is None:
-            row.append(None)
-        elif is_packed(tensor):
+        elif is_packed(tensor) and value is not None:
             row.append(value[None, begin:end])
         else:
-            row.append(value[None, slot] if is_pool(tensor) else value)
+            row.append(states.get(tensor.name, value))
     return row
 
 
-def _empty(source: object, keeps: bool) -> Tensor:
+def empty_output(source: object, keeps: bool) -> Tensor:
+    """A copy of ``source`` where what no row writes is kept, else zeros like it."""
     assert isinstance(source, Tensor)
     return source.clone() if keeps else torch.zeros_like(source)

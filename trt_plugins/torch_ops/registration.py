@@ -16,9 +16,11 @@ from trt_plugins.reference.packed import packed_reference
 from trt_plugins.reference.paged_attention import paged_attention
 from trt_plugins.reference.reshape_and_cache import reshape_and_cache
 from trt_plugins.reference.routed_experts import routed_experts
+from trt_plugins.reference.speculative import speculative_reference
 from trt_plugins.reference.update_ssm_state import update_ssm_state
 from trt_plugins.spec import OpSpec
 from trt_plugins.specs.packed import has_rows
+from trt_plugins.specs.speculative import is_speculative
 from trt_plugins.torch_ops.schema import check_torch_call, overload_name, torch_schema
 
 _EAGER: dict[str, Callable] = {
@@ -34,7 +36,7 @@ _EAGER: dict[str, Callable] = {
 
 @cache
 def register_all() -> None:
-    """Define every operator of the catalog once per process: version 1 as default overload, version 2 as "packed"."""
+    """Define every operator of the catalog once per process: each version's as an overload."""
     for spec in all_specs():
         name = overload_name(spec)
         torch.library.define(name, torch_schema(spec), tags=torch.Tag.pt2_compliant_tag)
@@ -44,7 +46,9 @@ def register_all() -> None:
 
 def _eager_form(spec: OpSpec) -> Callable:
     reference = _EAGER[spec.name]
-    if spec.version != DENSE_VERSION and spec.name in OPS and has_rows(spec):
+    if is_speculative(spec):
+        reference = speculative_reference(spec, reference)
+    elif spec.version != DENSE_VERSION and spec.name in OPS and has_rows(spec):
         reference = packed_reference(spec, reference)
 
     def eager(*arguments: object) -> tuple[Tensor, ...] | Tensor:

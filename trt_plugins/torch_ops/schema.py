@@ -12,14 +12,17 @@ from artifact.errors import UnsupportedError
 from trt_plugins.call_check import CheckedCall, TensorType, check_call
 from trt_plugins.catalog import DENSE_VERSION
 from trt_plugins.spec import OpSpec, TensorSpec
+from trt_plugins.specs.packed import PACKED_VERSION
+from trt_plugins.specs.speculative import SPECULATIVE_VERSION
 
-PACKED_OVERLOAD = "packed"
+OVERLOADS = {DENSE_VERSION: "default", PACKED_VERSION: "packed", SPECULATIVE_VERSION: "speculative"}
+"""Name of the overload of each version's operators."""
 _KINDS = {"int": "int", "float": "float", "string": "str"}
 
 
 def overload_name(spec: OpSpec) -> str:
-    """``domain::name`` of the dense form, ``domain::name.packed`` of the packed one."""
-    return spec.qualified_name if spec.version == DENSE_VERSION else f"{spec.qualified_name}.{PACKED_OVERLOAD}"
+    """``domain::name`` of the dense form, ``domain::name.packed`` of the packed one, and so on."""
+    return spec.qualified_name if spec.version == DENSE_VERSION else f"{spec.qualified_name}.{OVERLOADS[spec.version]}"
 
 
 def torch_schema(spec: OpSpec) -> str:

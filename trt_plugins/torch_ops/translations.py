@@ -8,11 +8,11 @@ from collections.abc import Callable
 import torch
 from onnxscript import values
 
-from trt_plugins.catalog import DENSE_VERSION, all_specs
+from trt_plugins.catalog import all_specs
 from trt_plugins.onnx_schema import register_schemas
 from trt_plugins.spec import OpSpec
 from trt_plugins.torch_ops.registration import register_all
-from trt_plugins.torch_ops.schema import PACKED_OVERLOAD
+from trt_plugins.torch_ops.schema import OVERLOADS
 
 
 def translation_table() -> dict[Callable, Callable]:
@@ -24,7 +24,7 @@ def translation_table() -> dict[Callable, Callable]:
 
 def _overload(spec: OpSpec) -> Callable:
     packet = getattr(getattr(torch.ops, spec.domain), spec.name)
-    return getattr(packet, "default" if spec.version == DENSE_VERSION else PACKED_OVERLOAD)
+    return getattr(packet, OVERLOADS[spec.version])
 
 
 def _translation(spec: OpSpec) -> Callable:

@@ -1,0 +1,64 @@
+"""Candidate tokens through the dense reference of an operator, one by one, a state kept after each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from trt_plugins.reference.packed import empty_output, row_arguments, row_bounds, states_in
+from trt_plugins.spec import OpSpec
+from trt_plugins.specs.packed import QUERY_START_LOC, STATE_INDICES, is_pool
+from trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Tokens of a row that are one dense call. slot: where the state after them goes, -1: nowhere."""
+
+    begin: int
+    end: int
+    slot: int
+
+
+def speculative_reference(spec: OpSpec, dense: Callable) -> Callable:
+    """The eager form of ``spec``, a speculative declaration, from the eager form of its dense one.
+
+    A row of at most as many tokens as it has slots is a dense call for each token, which begins with the state that
+    the call before it ended with, in the pool's type; a longer row is one call. UnsupportedError as of packed rows.
+    """
+
+    def speculative(*arguments: object) -> tuple[Tensor, ...]:
+        inputs, attributes = arguments[: len(spec.inputs)], arguments[len(spec.inputs) :]
+        outputs = [empty_output(inputs[spec.output_source(output)], is_pool(output)) for output in spec.outputs]
+        for slot, parts in _rows(spec, inputs):
+            states = states_in(spec, inputs, slot)
+            for part in parts:
+                row = row_arguments(spec, inputs, part.begin, part.end, states)
+                for output, whole, value in zip(spec.outputs, outputs, dense(*row, *attributes), strict=True):
+                    if not is_pool(output):
+                        whole[part.begin : part.end] = value[0]
+                        continue
+                    states[spec.inputs[spec.output_source(output)].name] = value
+                    if part.slot >= 0:
+                        whole[part.slot] = value[0]
+        return tuple(outputs)
+
+    return speculative
+
+
+def _rows(spec: OpSpec, inputs: tuple[object, ...]) -> Iterator[tuple[int, list[_Part]]]:
+    """The slot that a row reads, and its parts, of every row that takes part."""
+    found = [inputs[spec.input_index(t.name)] for t in (QUERY_START_LOC, STATE_INDICES, NUM_ACCEPTED_TOKENS)]
+    starts, indices, accepted = (tensor for tensor in found if isinstance(tensor, Tensor))
+    columns = indices.shape[1]
+    bounds = row_bounds(spec, starts, len(indices))
+    for (begin, end), slots, count in zip(bounds, indices.tolist(), accepted.tolist(), strict=True):
+        read = slots[min(max(count, 1), columns) - 1]
+        if read < 0:
+            continue
+        if end - begin > columns:
+            yield read, [_Part(begin, end, read)]
+        else:
+            yield read, [_Part(t, t + 1, slot) for t, slot in zip(range(begin, end), slots, strict=False)]
