@@ -44,10 +44,10 @@ class Sequence:
     def accept(self, logits: np.ndarray, best: int | None = None) -> Piece:
         """Choose the next token from ``logits`` [vocab]; the piece that it makes. ``best``: see ``Sampler.sample``."""
         token, logprobs = self._sampler.sample(logits, best)
+        if self.last_token < 0:
+            self._first_token_at = time.perf_counter()
         self.last_token = token
         self._token_ids.append(token)
-        if len(self._token_ids) == 1:
-            self._first_token_at = time.perf_counter()
         if logprobs is not None and self._logprobs is not None:
             self._logprobs.append(logprobs)
         stopped_by: int | str | None = token if token in self._stop_ids else None

@@ -89,6 +89,11 @@ class SamplingParams:
         """True when the most likely token is always taken."""
         return self.temperature == 0
 
+    @property
+    def plain_greedy(self) -> bool:
+        """True when nothing but the most likely token of the logits as they are is asked for."""
+        return self.greedy and self.repetition_penalty == 1 and self.logprobs is None and not self.beam_width
+
 
 def _fail(name: str, expected: str, found: object) -> RequestError:
     return RequestError(f"{name}: expected {expected}, found {found!r}")

@@ -26,7 +26,7 @@ class Sampler:
 
     def __init__(self, params: SamplingParams, prompt: Iterable[int] = ()) -> None:
         self._params = params
-        self._plain_greedy = params.greedy and params.repetition_penalty == 1 and params.logprobs is None
+        self._plain_greedy = params.plain_greedy
         self._random = None if params.greedy else np.random.Generator(np.random.PCG64(params.seed))
         # Insertion-ordered set of token ids; only kept where the penalty needs it.
         self._seen = dict.fromkeys(prompt) if params.repetition_penalty != 1 else None

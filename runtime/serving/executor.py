@@ -6,11 +6,10 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-import numpy as np
-
 from artifact.errors import EngineError
 from runtime.blocks import BlockManager
 from runtime.engines.paged import PagedEngine
+from runtime.engines.step_result import StepResult
 from runtime.scheduler import Scheduler, StepPlan, Swap
 from runtime.serving.packing import packed_inputs
 
@@ -20,15 +19,16 @@ Pair = tuple[int, int]
 class StepExecutor:
     """Does what a plan says, in its order; knows nothing of requests.
 
-    ``engine_seconds`` is the time spent inside the engine's steps so far.
+    ``engine_seconds`` is the time spent on the engine's steps so far; ``launch_seconds`` is what of it went by before
+    the engine left the rest to its device, if it has one.
     """
 
     def __init__(self, engine: PagedEngine, manager: BlockManager, scheduler: Scheduler) -> None:
-        self.engine_seconds = 0.0
+        self.engine_seconds = self.launch_seconds = 0.0
         self._engine, self._manager, self._scheduler = engine, manager, scheduler
 
-    def run(self, plan: StepPlan) -> np.ndarray | None:
-        """The logits of the rows that sample, in their order (and of padding after them); None without rows.
+    def run(self, plan: StepPlan) -> StepResult | None:
+        """What the rows that sample get, in their order (and padding after them); None without rows.
 
         Whatever the engine raises passes through; then nothing is known of the memory that the plan names.
         """
@@ -49,9 +49,18 @@ class StepExecutor:
             return None
         inputs = packed_inputs(plan, sequences, self._manager, engine)
         started = time.perf_counter()
-        logits = engine.step(inputs)
+        result = engine.launch(inputs)
+        launched = time.perf_counter() - started
+        self.launch_seconds += launched
+        self.engine_seconds += launched
+        return result
+
+    def best_tokens(self, result: StepResult) -> list[int | None]:
+        """Wait for the step, and the most likely token of each of its rows; errors as in ``run``."""
+        started = time.perf_counter()
+        tokens = result.best_tokens()
         self.engine_seconds += time.perf_counter() - started
-        return logits
+        return tokens
 
     def _swap_out(self, swap: Swap) -> None:
         sequence = self._scheduler.sequences.get(swap.sequence)

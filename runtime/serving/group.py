@@ -30,7 +30,12 @@ class GroupContext:
 
 
 class Group(ABC):
-    """The sequences of one request; ``finished`` when the last of them has ended."""
+    """The sequences of one request; ``finished`` when the last of them has ended.
+
+    takes_best: whether the most likely token is all that it asks of logits.
+    """
+
+    takes_best = False
 
     @property
     @abstractmethod
@@ -46,7 +51,8 @@ class Group(ABC):
     def accept(self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None) -> list[Piece]:
         """Go on from the ``logits`` [vocab] after the last token of ``sequence``; the pieces that it makes.
 
-        ``best``: the most likely token, None when the logits are not finite; then EngineError.
+        ``best``: the most likely token, None when the logits are not finite; then EngineError. Where the group
+        ``takes_best`` and there is one, ``logits`` may be anything.
         """
 
 
@@ -55,6 +61,7 @@ class SamplingGroup(Group):
 
     def __init__(self, asked: ServingRequest, root: ScheduledSequence, context: GroupContext) -> None:
         self._asked, self._context = asked, context
+        self.takes_best = asked.request.params.plain_greedy
         self._unforked = asked.request.params.n - 1
         self._answers = {root: self._answer(0, root)}
         # Of all but the first.
@@ -81,14 +88,15 @@ class SamplingGroup(Group):
 
     def _choose(self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None) -> Piece:
         answer = self._answers[sequence]
-        answer.cached_tokens = sequence.cached_tokens or 0
+        if answer.last_token < 0:
+            answer.cached_tokens = sequence.cached_tokens or 0
         piece = answer.accept(logits, best)
         if answer.finished:
             del self._answers[sequence]
             self._context.finish(sequence)
         else:
-            sequence.append(answer.last_token)
-        choice = self._choices.get(sequence)
+            sequence.tokens.append(answer.last_token)
+        choice = self._choices.get(sequence) if self._choices else None
         return piece._replace(choice=choice) if choice else piece
 
     def _answer(self, choice: int, sequence: ScheduledSequence) -> RunningSequence:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
 from artifact.errors import EngineError
 from runtime.blocks import BlockManager, CacheNeeds
 from runtime.engines.paged import PagedEngine
-from runtime.sampling import best_tokens
+from runtime.engines.step_result import StepResult
 from runtime.scheduler import ScheduledSequence, Scheduler, SchedulerSettings, StepPlan
 from runtime.serving.beam import BeamGroup
 from runtime.serving.executor import StepExecutor
 from runtime.serving.group import Group, GroupContext, SamplingGroup
 from runtime.serving.pools import PoolReport, ServingShape, memory_budget, pools_in
+from runtime.serving.prefix_cache import cached_slots, radix_allocator
 from runtime.serving.request import Output, ServingRequest
 from runtime.serving.settings import ServingSettings
 from runtime.text import Tokenizer
+
+# The logits of a row whose most likely token is all that is asked for.
+_NONE = np.empty(0, np.float32)
 
 
 class ServingLoop:
@@ -35,11 +40,15 @@ class ServingLoop:
         self._eos, self._tokenizer = eos, tokenizer
         needs = CacheNeeds.of_model(engine.config)
         budget = memory_budget(engine, needs, self.shape, settings.memory_bytes, settings.memory_utilization)
-        self.pools: PoolReport = pools_in(engine, needs, self.shape, budget)
+        cache = settings.cache
+        self.pools: PoolReport = pools_in(engine, needs, self.shape, budget, cached_slots(cache, self.shape))
         sizes = self.pools.sizes
         engine.allocate_pools(sizes)
         shape = self.shape
-        manager = BlockManager(sizes, needs, shape.max_rows, shape.max_seq_len, settings.prefix_caching)
+        self.prefix_cache = radix_allocator(engine, sizes, needs, cache) if cache.kind == RADIX else None
+        manager = BlockManager(
+            sizes, needs, shape.max_rows, shape.max_seq_len, cache.kind == BLOCKS, self.prefix_cache
+        )
         self.scheduler = Scheduler(
             manager,
             SchedulerSettings(
@@ -59,8 +68,13 @@ class ServingLoop:
 
     @property
     def engine_seconds(self) -> float:
-        """Time spent inside the engine's steps so far."""
+        """Time spent on the engine's steps so far."""
         return self._executor.engine_seconds
+
+    @property
+    def launch_seconds(self) -> float:
+        """What of ``engine_seconds`` went by before the engine left the rest to its device."""
+        return self._executor.launch_seconds
 
     @property
     def busy(self) -> bool:
@@ -106,7 +120,8 @@ class ServingLoop:
             return []
         sampling = [self.scheduler.sequences[row.sequence] for row in plan.rows if row.samples]
         try:
-            logits = self._executor.run(plan)
+            result = self._executor.run(plan)
+            best = [] if result is None else self._executor.best_tokens(result)
         except Exception as error:
             return self._failed(plan, error)
         except BaseException:
@@ -114,29 +129,30 @@ class ServingLoop:
             raise
         self.steps += 1
         self.scheduler.commit(plan)
-        outputs: list[Output] = []
-        if sampling:
-            assert logits is not None, "a row without logits samples"
-            logits = logits[: len(sampling)]
-            for sequence, row, best in zip(sampling, logits, best_tokens(logits), strict=True):
-                self._accept(sequence, row, best, outputs)
-        return outputs
+        return [] if result is None else self._accept(sampling, result, best)
 
-    def _accept(self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, outputs: list[Output]) -> None:
-        id_ = self._request_of.get(sequence)
-        if id_ is None:
-            return  # its request has ended in this very step
-        group = self._groups[id_]
-        try:
-            pieces = group.accept(sequence, logits, best)
-        except EngineError as error:
-            self.cancel(id_)
-            outputs.append(Output(id_, error=error))
-            return
-        for piece in pieces:
-            outputs.append(Output(id_, piece))
-        if pieces and pieces[-1].generation is not None and group.finished:
-            del self._groups[id_]
+    def _accept(
+        self, sampling: Sequence[ScheduledSequence], result: StepResult, best: Sequence[int | None]
+    ) -> list[Output]:
+        """Give each sequence its logits; the pieces that it makes of them, or the error that ends its request."""
+        outputs: list[Output] = []
+        for index, sequence in enumerate(sampling):
+            id_ = self._request_of.get(sequence)
+            if id_ is None:
+                continue  # its request has ended in this very step
+            group, token = self._groups[id_], best[index]
+            try:
+                logits = _NONE if group.takes_best and token is not None else result.logits(index)
+                pieces = group.accept(sequence, logits, token)
+            except EngineError as error:
+                self.cancel(id_)
+                outputs.append(Output(id_, None, error))
+                continue
+            for piece in pieces:
+                outputs.append(Output(id_, piece))
+            if group.finished:
+                del self._groups[id_]
+        return outputs
 
     def _failed(self, plan: StepPlan, error: Exception) -> list[Output]:
         """End the requests whose sequences took part; the scheduler has everything back that the step held."""

@@ -56,14 +56,15 @@ class ToyServer:
     def run(self, plan: StepPlan) -> dict[ScheduledSequence, np.ndarray]:
         """Execute and commit ``plan``; the logits of those that sample and still live."""
         sampling = [self.scheduler.sequences[row.sequence] for row in plan.rows if row.samples]
-        logits = self.executor.run(plan)
+        result = self.executor.run(plan)
         self.scheduler.commit(plan)
         self.scheduler.check_integrity()
         live = {}
         for index, sequence in enumerate(sampling):
-            np.testing.assert_array_equal(logits[index], toy_logits(self.config, sequence.tokens))
+            logits = result.logits(index)
+            np.testing.assert_array_equal(logits, toy_logits(self.config, sequence.tokens))
             if sequence.id in self.scheduler.sequences:
-                live[sequence] = logits[index]
+                live[sequence] = logits
         return live
 
     def step(self) -> StepPlan | None:
