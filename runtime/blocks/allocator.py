@@ -6,11 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 from runtime.blocks.block_pool import BlockPool
-from runtime.blocks.sequence_memory import SequenceMemory
+from runtime.blocks.sequence_memory import NONE, SequenceMemory
 
 
 class BlockAllocator(ABC):
-    """Takes blocks from a pool. ``free`` counts all that can be taken, those with reusable content included."""
+    """Takes blocks from a pool. ``free`` counts all that can be taken, those with reusable content included.
+
+    What is not abstract is for allocators that keep recurrent states too; others know nothing of slots.
+    """
+
+    # Whether a sequence gets a second slot where there is one.
+    gives_spare = False
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self.pool = pool
@@ -43,6 +49,42 @@ class BlockAllocator(ABC):
     @abstractmethod
     def cached(self) -> Iterable[int]:
         """Free blocks whose content can still be adopted."""
+
+    def make_room(self, count: int, spare: int = 0) -> bool:
+        """Whether ``allocate`` can give ``count`` blocks and leave ``spare`` others, now."""
+        return self.free >= count + spare
+
+    def admit(self, memory: SequenceMemory) -> None:  # noqa: B027
+        """A sequence begins with what ``adopt`` gave it."""
+
+    def take_slot(self, memory: SequenceMemory, end: int) -> int | None:
+        """A slot for a copy of the state after ``end`` tokens, or -1; None where nobody wants that state."""
+        return None
+
+    def reached(self, memory: SequenceMemory, slot: int) -> None:  # noqa: B027
+        """The step that ``take_slot`` was asked for has run, and ``slot`` holds the state."""
+
+    def resumed(self, memory: SequenceMemory) -> None:
+        """The state in ``memory.source`` has been copied."""
+        memory.source = NONE
+
+    def steal(self, memory: SequenceMemory) -> bool:
+        """Give ``memory`` the slot that it would have copied from; False when others need it."""
+        return False
+
+    def donate(self, memory: SequenceMemory) -> None:  # noqa: B027
+        """Keep what a sequence computed that gives up its memory; a slot that is kept is no longer the memory's."""
+
+    def leave(self, memory: SequenceMemory) -> None:  # noqa: B027
+        """The sequence gives up its memory."""
+
+    def held_blocks(self) -> Iterable[int]:
+        """References that the allocator itself has, one entry each."""
+        return ()
+
+    def held_slots(self) -> Iterable[int]:
+        """Slots that the allocator itself has."""
+        return ()
 
 
 class NaiveAllocator(BlockAllocator):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from runtime.blocks.allocator import BlockAllocator, NaiveAllocator
 from runtime.blocks.block_pool import BlockPool
@@ -10,29 +12,39 @@ from runtime.blocks.needs import CacheNeeds
 from runtime.blocks.prefix_caching import PrefixCachingAllocator
 from runtime.blocks.reservation import Reservation
 from runtime.blocks.row_tables import RowTables
-from runtime.blocks.sequence_memory import NONE, SequenceMemory
+from runtime.blocks.sequence_memory import NEVER, NONE, SequenceMemory
 from runtime.blocks.slot_pool import SlotPool
 from runtime.engines.paged import PoolSizes
+
+if TYPE_CHECKING:
+    from runtime.prefix_cache.radix_allocator import RadixAllocator
 
 
 class BlockManager:
     """Gives memory to sequences step by step (``begin``) and takes it back; knows nothing of its content.
 
     max_rows: sequences that can hold memory at a time. max_seq_len: tokens of the longest. prefix_caching: whether
-    sequences share the blocks they begin with; without effect where the model has states or a window.
+    sequences share the full blocks they begin with; without effect where the model has states or a window. radix: a
+    cache over pools of ``sizes`` that does more, for every model; with it, blocks behind a window stay.
     """
 
     def __init__(
-        self, sizes: PoolSizes, needs: CacheNeeds, max_rows: int, max_seq_len: int, prefix_caching: bool = True
+        self,
+        sizes: PoolSizes,
+        needs: CacheNeeds,
+        max_rows: int,
+        max_seq_len: int,
+        prefix_caching: bool = True,
+        radix: RadixAllocator | None = None,
     ) -> None:
-        self.needs = needs
+        self.needs = needs if radix is None else replace(needs, window=None)
         self.block_size = sizes.block_size
-        self.pool = BlockPool(sizes.num_blocks)
-        self.slots = SlotPool(sizes.num_slots)
+        self.pool: BlockPool = BlockPool(sizes.num_blocks) if radix is None else radix.pool
+        self.slots: SlotPool = SlotPool(sizes.num_slots) if radix is None else radix.slots
         self.rows = RowTables(max_rows, max(1, self.blocks_for(max_seq_len)))
         shared = prefix_caching and needs.kv and not needs.state and needs.window is None
         kind = PrefixCachingAllocator if shared else NaiveAllocator
-        self.allocator: BlockAllocator = kind(self.pool, sizes.block_size)
+        self.allocator: BlockAllocator = radix or kind(self.pool, sizes.block_size)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold ``tokens`` tokens."""
@@ -66,6 +78,7 @@ class BlockManager:
         if self.needs.state:
             child.slot = self.slots.allocate()
         child.writable = parent.writable
+        child.exact = parent.exact and not self.needs.state
         if self.needs.kv:
             child.writable = parent.writable = parent.length
         return child
@@ -85,14 +98,15 @@ class BlockManager:
     def park(self, memory: SequenceMemory) -> None:
         """Take back everything, but remember what there was: the next reservation makes room for it again."""
         self.allocator.publish(memory)
+        self.allocator.leave(memory)
         self.allocator.release(memory.held)
         del memory.blocks[memory.passed :]
-        if memory.slot != NONE:
-            self.slots.release([memory.slot])
+        self.slots.release(slot for slot in (memory.slot, memory.spare) if slot != NONE)
         if memory.row != NONE:
             self.rows.release(memory.row)
-        memory.slot = memory.row = NONE
+        memory.slot = memory.spare = memory.row = NONE
         memory.writable = 0
+        memory.exact = False
 
     def release(self, memory: SequenceMemory) -> None:
         """Take back everything; the memory knows no token any more. Releasing an empty memory is allowed."""
@@ -100,11 +114,22 @@ class BlockManager:
         memory.blocks = []
         memory.length = memory.passed = memory.published = 0
         memory.content = None
+        memory.stop = NEVER
+
+    def retire(self, memory: SequenceMemory) -> None:
+        """``release``, but what was computed may be kept for others."""
+        if memory.exact and memory.row != NONE:
+            self.allocator.donate(memory)
+        self.release(memory)
 
     def check_integrity(self, memories: Iterable[SequenceMemory], reservation: Reservation | None = None) -> None:
         """PoolError unless the pools hold exactly what ``memories``, all there are, and an open reservation have."""
         memories = list(memories)
         held = [block for memory in memories for block in memory.held]
         held += [] if reservation is None else [source for source, _ in reservation.block_copies]
+        held += self.allocator.held_blocks()
+        slots = [slot for memory in memories for slot in (memory.slot, memory.spare) if slot != NONE]
+        slots += [] if reservation is None else reservation.own_slots
+        slots += self.allocator.held_slots()
         self.pool.check_integrity(held)
-        self.slots.check_integrity(memory.slot for memory in memories if memory.slot != NONE)
+        self.slots.check_integrity(slots)

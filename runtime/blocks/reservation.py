@@ -20,6 +20,7 @@ class _Growth:
     copied: tuple[int, int, int] | None  # index in the table, block before, block now
     took_slot: bool
     took_row: bool
+    took_spare: bool
     writable: int
 
 
@@ -34,6 +35,8 @@ class Reservation:
         self._manager = manager
         self._ends: dict[SequenceMemory, int] = {}
         self._grown: dict[SequenceMemory, _Growth] = {}
+        # Slots for copies of the states after the step; -1 where there is none, or the model has no states.
+        self._taken: dict[SequenceMemory, int] = {}
 
     @property
     def block_copies(self) -> tuple[tuple[int, int], ...]:
@@ -45,6 +48,21 @@ class Reservation:
         """Slots to zero before the step: those of sequences that begin."""
         return tuple(memory.slot for memory, growth in self._grown.items() if growth.took_slot and not memory.length)
 
+    @property
+    def resumed_slots(self) -> tuple[tuple[int, int], ...]:
+        """(source, target) of the states that sequences begin with, to be copied before the step."""
+        return tuple((memory.source, memory.slot) for memory in self._grown if memory.source != NONE)
+
+    @property
+    def taken_slots(self) -> tuple[tuple[int, int], ...]:
+        """(source, target) of the states that the prefix cache takes after the step."""
+        return tuple((memory.slot, slot) for memory, slot in self._taken.items() if slot != NONE)
+
+    @property
+    def own_slots(self) -> list[int]:
+        """Slots that belong to no memory yet."""
+        return [slot for memory, slot in self._taken.items() if slot not in (NONE, memory.spare)]
+
     def extend(self, memory: SequenceMemory, tokens: int, spare: int = 0) -> bool:
         """Make room for ``tokens`` more tokens (at most once for each memory).
 
@@ -53,12 +71,17 @@ class Reservation:
         end = memory.length + tokens
         if end > memory.writable and not self._grow(memory, end, spare):
             return False
+        if tokens > 1 or end >= memory.stop:
+            slot = self._manager.allocator.take_slot(memory, end)
+            if slot is not None:
+                self._taken[memory] = slot
         self._ends[memory] = end
         return True
 
     def drop(self, memory: SequenceMemory) -> None:
         """Undo ``extend`` of this memory."""
         del self._ends[memory]
+        self._untake(memory)
         growth = self._grown.pop(memory, None)
         if growth is not None:
             self._undo(memory, growth)
@@ -67,14 +90,22 @@ class Reservation:
         """The step has run: its tokens are in the cache."""
         for memory, end in self._ends.items():
             memory.length = end
+        allocator = self._manager.allocator
         for memory, growth in self._grown.items():
+            memory.exact = True
             if growth.copied:
-                self._manager.allocator.release([growth.copied[1]])
+                allocator.release([growth.copied[1]])
+            if memory.source != NONE:
+                allocator.resumed(memory)
             self._manager.settle(memory)
+        for memory, slot in self._taken.items():
+            allocator.reached(memory, slot)
         self._clear()
 
     def release(self) -> None:
         """The step will not run, or failed: every memory is as it was."""
+        for memory in list(self._taken):
+            self._untake(memory)
         for memory, growth in reversed(self._grown.items()):
             self._undo(memory, growth)
         self._clear()
@@ -87,11 +118,14 @@ class Reservation:
         missing = max(0, manager.blocks_for(end) - len(blocks))
         took_slot = manager.needs.state and memory.slot == NONE
         took_row = memory.row == NONE
-        if (
-            manager.allocator.free < missing + copies + spare
-            or (took_slot and not manager.slots.free)
-            or (took_row and not tables.free)
-        ):
+        stolen = False
+        if took_row and not tables.free:
+            return False
+        if took_slot and not manager.slots.free:
+            stolen = manager.allocator.steal(memory)
+            if not stolen:
+                return False
+        if not manager.allocator.make_room(missing + copies, spare):
             return False
         new = manager.allocator.allocate(missing + copies)
         copied = None
@@ -99,9 +133,12 @@ class Reservation:
             copied = (first, blocks[first], new.pop())
             blocks[first] = copied[2]
         blocks += new
-        self._grown[memory] = _Growth(len(new), copied, took_slot, took_row, memory.writable)
-        if took_slot:
+        if took_slot and not stolen:
             memory.slot = manager.slots.allocate()
+        took_spare = took_slot and manager.allocator.gives_spare and memory.spare == NONE and manager.slots.free > 0
+        if took_spare:
+            memory.spare = manager.slots.allocate()
+        self._grown[memory] = _Growth(len(new), copied, took_slot, took_row, took_spare, memory.writable)
         if took_row:
             memory.row = tables.assign(blocks)
         else:
@@ -125,10 +162,18 @@ class Reservation:
         if growth.took_slot:
             manager.slots.release([memory.slot])
             memory.slot = NONE
+        if growth.took_spare:
+            manager.slots.release([memory.spare])
+            memory.spare = NONE
         if growth.took_row:
             manager.rows.release(memory.row)
             memory.row = NONE
         memory.writable = growth.writable
 
+    def _untake(self, memory: SequenceMemory) -> None:
+        slot = self._taken.pop(memory, NONE)
+        if slot not in (NONE, memory.spare):
+            self._manager.slots.release([slot])
+
     def _clear(self) -> None:
-        self._ends, self._grown = {}, {}
+        self._ends, self._grown, self._taken = {}, {}, {}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runtime.blocks.prefix_caching import Content
+    from runtime.prefix_cache.known_prefix import KnownPrefix
 
 NONE = -1
+NEVER = sys.maxsize
 
 
 class SequenceMemory:
@@ -18,18 +21,27 @@ class SequenceMemory:
     blocks    block of each block_size tokens; the first ``passed`` ones fell out of the sliding window and are -1
     writable  tokens up to which the blocks can be written: beyond, the block is missing or shared
     slot, row -1 while it has none
-    content   what allocators know of its first ``published`` blocks
+    spare     a second slot, to which the state is copied for the prefix cache; -1: none
+    source    slot of the prefix cache whose state it begins with; -1: none
+    stop      tokens at which a step ends, because the prefix cache wants the state
+    exact     whether blocks and slot hold just what ``length`` says: not before a copy, and not after a failure
+    content, prefix  what allocators know of its first ``published`` blocks, and of its tokens
     """
 
     __slots__ = (
         "blocks",
         "content",
+        "exact",
         "length",
         "namespace",
         "passed",
+        "prefix",
         "published",
         "row",
         "slot",
+        "source",
+        "spare",
+        "stop",
         "tokens",
         "writable",
     )
@@ -39,8 +51,11 @@ class SequenceMemory:
         self.namespace = namespace
         self.blocks: list[int] = []
         self.length = self.passed = self.writable = self.published = 0
-        self.slot = self.row = NONE
+        self.slot = self.row = self.spare = self.source = NONE
+        self.stop = NEVER
+        self.exact = False
         self.content: Content | None = None
+        self.prefix: KnownPrefix | None = None
 
     @property
     def held(self) -> list[int]:

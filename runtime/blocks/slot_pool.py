@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from runtime.blocks.errors import PoolError
 
@@ -52,3 +52,33 @@ class SlotPool:
             raise PoolError(f"a slot has two owners: {sorted(owners)}")
         if set(owners) != self._used or len(self._used) + len(self._free) != self.num_slots:
             raise PoolError(f"{sorted(owners)} have owners, but {sorted(self._used)} are in use")
+
+
+class EvictingSlotPool(SlotPool):
+    """Slots, some of which hold states that can go: ``free`` counts these too, and ``allocate`` lets one go.
+
+    ``evict`` gives up one of the ``evictable()`` slots.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        super().__init__(num_slots)
+        self._evict: Callable[[], object] = lambda: None
+        self._evictable: Callable[[], int] = lambda: 0
+
+    def attach(self, evict: Callable[[], object], evictable: Callable[[], int]) -> None:
+        """Say who owns states that can go."""
+        self._evict, self._evictable = evict, evictable
+
+    @property
+    def free(self) -> int:
+        return len(self._free) + self._evictable()
+
+    @property
+    def unowned(self) -> int:
+        """Slots without an owner."""
+        return len(self._free)
+
+    def allocate(self) -> int:
+        if not self._free:
+            self._evict()
+        return super().allocate()

@@ -55,6 +55,20 @@ class Node:
         """Whether the node is part of a tree; a root never is."""
         return self.parent is not None
 
+    @property
+    def key(self) -> bytes:
+        """The key of all tokens up to the end of this node."""
+        return b"".join(part.edge for part in self.path())
+
+    @property
+    def root(self) -> Root:
+        """Where the sequences that pass through this node begin."""
+        node: Node = self
+        while node.parent is not None:
+            node = node.parent
+        assert isinstance(node, Root)
+        return node
+
     def path(self) -> list[Node]:
         """The nodes from below the root to this one."""
         nodes = []

@@ -14,7 +14,7 @@ has no recurrent layers at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from runtime.prefix_cache.block_runs import block_span, blocks_of_path, join_blocks, split_blocks
@@ -65,6 +65,9 @@ class RadixTree:
         self._clock = 0
         self.nodes = self.states = 0
         self.worth: Worth = worth or LruWorth()
+        self._readers: set[Node] = set()  # whose states are locked
+        # Called before a node loses its state (False) or all it has (True) to make room.
+        self.before_eviction: Callable[[Node, bool], None] = lambda node, whole: None
         self._state_queue = EvictionQueue(lambda node: self.worth.of_state(node), _may_lose_state)
         self._kv_queue = EvictionQueue(lambda node: self.worth.of_kv(node), _may_lose_kv)
 
@@ -119,13 +122,14 @@ class RadixTree:
     def lock(self, node: Node) -> None:
         """Keep the KV up to ``node``, and its state, until ``unlock``."""
         node.state_locks += 1
+        self._readers.add(node)
         for above in node.path():
             above.locks += 1
 
     def unlock(self, node: Node) -> None:
         """Take back one ``lock``."""
         assert node.state_locks > 0 and (node.locks > 0 or isinstance(node, Root))
-        node.state_locks -= 1
+        self._unlock_state(node)
         path = node.path()
         for above in path:
             above.locks -= 1
@@ -136,7 +140,7 @@ class RadixTree:
     def unlock_state(self, node: Node) -> None:
         """Let the state of a locked node go, its KV not: the reader has its own copy. ``unlock_kv`` completes it."""
         assert node.state_locks > 0
-        node.state_locks -= 1
+        self._unlock_state(node)
         self._offer(node)
 
     def unlock_kv(self, node: Node) -> None:
@@ -148,11 +152,42 @@ class RadixTree:
         """The KV blocks of the first ``length`` tokens (all by default) on the path to ``node``."""
         return blocks_of_path(node, node.end if length is None else length, self.block_size) if self.has_kv else []
 
+    @property
+    def free_states(self) -> int:
+        """States that could be given up at present."""
+        return self.states - sum(node.state is not None for node in self._readers)
+
+    def least_state(self) -> float | None:
+        """The least worth of a state that could be given up; None when there is none."""
+        node = self._state_queue.pop()
+        if node is None:
+            return None
+        self._state_queue.push(node)
+        return self.worth.of_state(node)
+
+    def worth_of_new_state(self, start: int, end: int) -> float:
+        """What a state after ``end`` tokens would be worth now, above which the nearest one is at ``start``."""
+        return self.worth.of_new_state(self._clock + 1, start, end)
+
+    def drop_state(self, node: Node) -> None:
+        """Give up this very state, which must be there and not locked."""
+        self._drop_state(node)
+        self._tidy(node)
+
+    def take_state(self, node: Node) -> int:
+        """Hand the slot of ``node`` over to the only one who has locked it; the tree has the state no more."""
+        assert node.state is not None and node.state_locks == 1
+        self._record(Change.STATE_REMOVED, node)
+        slot, node.state = node.state, None
+        self.states -= 1
+        return slot
+
     def evict_state(self) -> bool:
         """Give up the state of the least worth; False when every state is locked."""
         node = self._state_queue.pop()
         if node is None:
             return False
+        self.before_eviction(node, False)
         self._drop_state(node)
         self._tidy(node)
         return True
@@ -162,6 +197,7 @@ class RadixTree:
         node = self._kv_queue.pop()
         if node is None:
             return False
+        self.before_eviction(node, True)
         self._tidy(self._remove(node))
         return True
 
@@ -273,6 +309,11 @@ class RadixTree:
         node.state = None
         self.states -= 1
 
+    def _unlock_state(self, node: Node) -> None:
+        node.state_locks -= 1
+        if not node.state_locks:
+            self._readers.discard(node)
+
     def _offer(self, node: Node) -> None:
         """Let the queues know what has changed about ``node``."""
         if node.attached:
@@ -280,11 +321,7 @@ class RadixTree:
             self._kv_queue.push(node)
 
     def _record(self, change: Change, node: Node) -> None:
-        above = node
-        while above.parent is not None:
-            above = above.parent
-        assert isinstance(above, Root)
-        self.events.record(Event(change, above.namespace, node.start, node.end))
+        self.events.record(Event(change, node.root.namespace, node.start, node.end))
 
 
 def _may_lose_state(node: Node) -> bool:

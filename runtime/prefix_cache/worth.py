@@ -48,6 +48,10 @@ class LruWorth:
     def of_kv(self, node: Node) -> float:
         return float(node.access)
 
+    def of_new_state(self, clock: int, start: int, end: int) -> float:
+        """Worth of a state that is used at ``clock``, after ``end`` tokens, the nearest one above at ``start``."""
+        return float(clock)
+
 
 @dataclass
 class ValueWorth:
@@ -71,6 +75,10 @@ class ValueWorth:
         nbytes = (node.end - node.start) * self.costs.kv_bytes_per_token
         nbytes += 0 if node.state is None else self.costs.state_bytes
         return node.access + self._bonus(self.costs.work(last_state(node), node.end), nbytes)
+
+    def of_new_state(self, clock: int, start: int, end: int) -> float:
+        """Worth of a state that is used at ``clock``, after ``end`` tokens, the nearest one above at ``start``."""
+        return clock + self._bonus(self.costs.work(start, end), self.costs.state_bytes)
 
     def _bonus(self, saved: float, nbytes: int) -> float:
         return self.alpha * saved / max(nbytes, 1) / self.scale

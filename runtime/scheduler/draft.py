@@ -51,4 +51,6 @@ class Draft:
             self.reservation.new_slots,
             self.reservation.block_copies,
             tuple(sequence.id for sequence in forked),
+            self.reservation.resumed_slots,
+            self.reservation.taken_slots,
         )

@@ -31,10 +31,11 @@ class Swap(NamedTuple):
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The engine's work, in this order: slot_copies (one after the other), swap_outs, swap_ins, zeroed slots,
-    block_copies, and the packed rows. There may be no row.
+    """The engine's work, in this order: slot_copies (one after the other), swap_outs, swap_ins, resumed_slots, zeroed
+    slots, block_copies, the packed rows, and taken_slots. There may be no row.
 
-    Copies are pairs of source and target. forked: the sequences that slot_copies are for.
+    Copies are pairs of source and target. forked: the sequences that slot_copies are for. resumed_slots: states of the
+    prefix cache with which rows begin. taken_slots: states after the step, for the prefix cache.
     """
 
     number: int
@@ -45,6 +46,8 @@ class StepPlan:
     zeroed_slots: tuple[int, ...] = ()
     block_copies: tuple[tuple[int, int], ...] = ()
     forked: tuple[int, ...] = ()
+    resumed_slots: tuple[tuple[int, int], ...] = ()
+    taken_slots: tuple[tuple[int, int], ...] = ()
 
     @property
     def tokens(self) -> int:

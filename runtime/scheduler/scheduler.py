@@ -134,6 +134,9 @@ class Scheduler:
         draft = self._close()
         draft.reservation.commit()
         self._settle_swaps(plan)
+        for id_ in plan.forked:
+            if id_ in self.sequences and self.sequences[id_].state is State.RUNNING:
+                self.sequences[id_].memory.exact = True
         for sequence in [*draft.rows, *draft.admitted]:
             if sequence.cancelled:
                 self.finish(sequence)
@@ -145,6 +148,7 @@ class Scheduler:
         died = list(dict.fromkeys([*draft.rows, *draft.admitted]))
         self._settle_swaps(plan)
         for sequence in died:
+            sequence.memory.exact = False
             self.finish(sequence)
         for id_ in plan.forked:
             forked = self.sequences.get(id_)
@@ -179,7 +183,7 @@ class Scheduler:
         for place, sequence in enumerate(prompts):
             if sequence.state is State.RUNNING and draft.budget:
                 others = len(prompts) - place - 1 + len(self._waiting)
-                self._make_room(draft, sequence, self._chunk(draft, sequence.pending, others))
+                self._make_room(draft, sequence, self._chunk(draft, sequence, others))
 
     def _make_room(self, draft: Draft, sequence: ScheduledSequence, count: int) -> None:
         """Add the sequence, at the cost of those that come last, or of itself when it is the last."""
@@ -208,15 +212,21 @@ class Scheduler:
         begins = not memory.length
         if begins:
             manager.allocator.adopt(memory)
-        count = self._chunk(draft, sequence.pending, len(self._waiting) - 1)
+        count = self._chunk(draft, sequence, len(self._waiting) - 1)
         spare = 0
         if self._running:
             whole = manager.most_blocks(len(sequence.tokens), self.settings.max_tokens)
             spare = self._spare + max(0, whole - manager.blocks_for(memory.length + count))
-        if not draft.reservation.extend(memory, count, spare):
+        while not draft.reservation.extend(memory, count, spare):
+            shared = begins and memory.length > 0
             if begins:
                 manager.release(memory)
-            return False
+            if not shared or self._running:
+                return False
+            # What it shares may be what keeps it from growing: alone, it can do without.
+            count = self._chunk(draft, sequence, len(self._waiting) - 1)
+        if begins:
+            manager.allocator.admit(memory)
         if sequence.cached_tokens is None:
             sequence.cached_tokens = memory.length
         del self._waiting[0]
@@ -250,8 +260,8 @@ class Scheduler:
         draft.preempted.add(victim)
 
     def _wait_again(self, sequence: ScheduledSequence) -> None:
-        """Back to the queue, with nothing computed."""
-        self.manager.release(sequence.memory)
+        """Back to the queue, with nothing computed but what the prefix cache keeps."""
+        self._retire(sequence)
         sequence.state = State.WAITING
         insort(self._waiting, sequence, key=_order)
 
@@ -265,10 +275,11 @@ class Scheduler:
                 self._drop_copy(sequence)
                 self.manager.release(sequence.memory)
 
-    def _chunk(self, draft: Draft, pending: int, others: int) -> int:
-        """Tokens of a prompt for this step: at most half of the budget that is left while others want some."""
-        budget = draft.budget
-        return min(pending, budget if not others else max(1, budget // 2))
+    def _chunk(self, draft: Draft, sequence: ScheduledSequence, others: int) -> int:
+        """Tokens of a prompt for this step: at most half of the budget that is left while others want some, and not
+        past the point where the prefix cache wants the state."""
+        budget, memory = draft.budget, sequence.memory
+        return min(sequence.pending, memory.stop - memory.length, budget if not others else max(1, budget // 2))
 
     def _make(self, request: ScheduledRequest, tokens: list[int], rank: int) -> ScheduledSequence:
         sequence = ScheduledSequence(self._next_id, request, tokens, (rank, self._next_id))
@@ -281,8 +292,15 @@ class Scheduler:
         assert draft is not None, "there is no step under way"
         return draft
 
+    def _retire(self, sequence: ScheduledSequence) -> None:
+        """Take the memory; what beams computed is of use to nobody else."""
+        if sequence.request.sequences > 1:
+            self.manager.release(sequence.memory)
+        else:
+            self.manager.retire(sequence.memory)
+
     def _free(self, sequence: ScheduledSequence) -> None:
-        self.manager.release(sequence.memory)
+        self._retire(sequence)
         self._drop_copy(sequence)
         sequence.state = State.FINISHED
         del self.sequences[sequence.id]

@@ -41,6 +41,8 @@ class StepExecutor:
             copy = sequences[swap.sequence].host_copy
             assert copy is not None, "a sequence is swapped in that was never swapped out"
             engine.swap_in(copy, swap.blocks, swap.slots)
+        for sources, targets in independent(plan.resumed_slots):
+            engine.copy_slots(sources, targets)
         if plan.zeroed_slots:
             engine.zero_slots(plan.zeroed_slots)
         for sources, targets in independent(plan.block_copies):
@@ -53,6 +55,8 @@ class StepExecutor:
         launched = time.perf_counter() - started
         self.launch_seconds += launched
         self.engine_seconds += launched
+        for sources, targets in independent(plan.taken_slots):
+            engine.copy_slots(sources, targets)
         return result
 
     def best_tokens(self, result: StepResult) -> list[int | None]:

@@ -11,6 +11,7 @@ from artifact.errors import EngineError
 from runtime.blocks import BlockManager, CacheNeeds
 from runtime.engines.paged import PagedEngine
 from runtime.engines.step_result import StepResult
+from runtime.prefix_cache.settings import BLOCKS, RADIX
 from runtime.scheduler import ScheduledSequence, Scheduler, SchedulerSettings, StepPlan
 from runtime.serving.beam import BeamGroup
 from runtime.serving.executor import StepExecutor
@@ -46,9 +47,7 @@ class ServingLoop:
         engine.allocate_pools(sizes)
         shape = self.shape
         self.prefix_cache = radix_allocator(engine, sizes, needs, cache) if cache.kind == RADIX else None
-        manager = BlockManager(
-            sizes, needs, shape.max_rows, shape.max_seq_len, cache.kind == BLOCKS, self.prefix_cache
-        )
+        manager = BlockManager(sizes, needs, shape.max_rows, shape.max_seq_len, cache.kind == BLOCKS, self.prefix_cache)
         self.scheduler = Scheduler(
             manager,
             SchedulerSettings(

@@ -48,11 +48,23 @@ class PoolReport:
         return ", ".join(parts)
 
 
-def pools_in(engine: PagedEngine, needs: CacheNeeds, shape: ServingShape, budget: int) -> PoolReport:
-    """Pools of at most ``budget`` bytes, and never more than all rows can use.
+@dataclass(frozen=True)
+class CacheSlots:
+    """spares: second slots of the rows. states: slots of a prefix cache; None: half of what the rows leave."""
+
+    spares: int
+    states: int | None
+
+
+def pools_in(
+    engine: PagedEngine, needs: CacheNeeds, shape: ServingShape, budget: int, cache: CacheSlots | None = None
+) -> PoolReport:
+    """Pools of at most ``budget`` bytes, and without a cache never more than all rows can use.
 
     A slot for every row where these leave half of the budget to the blocks, else as many as sequences of full length
-    fit. EngineError, naming the bytes that would do, when one sequence does not fit.
+    fit; then slots for the prefix cache, as far as one sequence of full length leaves room.
+
+    EngineError, naming the bytes that would do, when one sequence does not fit.
     """
     block, slot = engine.block_bytes(shape.block_size), engine.slot_bytes
     # One block more than what the longest sequence has: a shared block is copied before it is given back.
@@ -67,8 +79,14 @@ def pools_in(engine: PagedEngine, needs: CacheNeeds, shape: ServingShape, budget
     if needs.state:
         wanted = max(budget // each, budget // (2 * slot) if needs.kv else budget // slot)
         slots = min(shape.max_rows, wanted, (budget - blocks_each * block) // slot)
+        if cache is not None:
+            room = (budget - blocks_each * block) // slot - slots
+            own = (budget - slots * slot) // (2 * slot) if cache.states is None else cache.states
+            slots += max(0, min(room, own + cache.spares))
     left = budget - slots * slot
-    blocks = min(left // block, shape.max_rows * blocks_each) if needs.kv else 0
+    blocks = 0
+    if needs.kv:
+        blocks = left // block if cache is not None else min(left // block, shape.max_rows * blocks_each)
     return PoolReport(PoolSizes(blocks, shape.block_size, slots), block, slot, dict(engine.held_memory()))
 
 

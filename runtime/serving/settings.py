@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from artifact.errors import EngineError
+from runtime.prefix_cache.settings import BLOCKS, PrefixCacheSettings
 from runtime.scheduler import Fcfs, Policy
 
 GIB = 1 << 30
@@ -17,7 +18,8 @@ class ServingSettings:
 
     memory_bytes: of the pools; None takes memory_utilization of what the device has free after its largest step, and
     on a CPU what all rows can use, at most 1 GiB. swap_bytes: host memory for sequences that lost their place; beyond,
-    they are computed again. policy: the order of requests. prefix_caching: whether requests share computed blocks.
+    they are computed again. policy: the order of requests. prefix_cache: what is kept for requests that begin alike, as
+    settings or their kind: "radix", "blocks" or "off".
     """
 
     block_size: int = 16
@@ -28,15 +30,21 @@ class ServingSettings:
     memory_utilization: float = 0.9
     swap_bytes: int = GIB // 4
     policy: Policy = field(default_factory=Fcfs)
-    prefix_caching: bool = True
+    prefix_cache: PrefixCacheSettings | str = BLOCKS
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_rows", "max_tokens", "max_seq_len", "memory_bytes"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise EngineError(f"{name}: expected an integer of at least 1, found {value!r}")
+        PrefixCacheSettings.of(self.prefix_cache)  # EngineError for a kind that is none
         if not 0 < self.memory_utilization <= 1:
             raise EngineError(f"memory_utilization: expected above 0 and at most 1, found {self.memory_utilization!r}")
+
+    @property
+    def cache(self) -> PrefixCacheSettings:
+        """``prefix_cache`` as settings."""
+        return PrefixCacheSettings.of(self.prefix_cache)
 
     def limited(self, max_rows: int | None, max_seq_len: int | None) -> ServingSettings:
         """These settings with other limits where they are given."""

@@ -1,0 +1,37 @@
+"""What the prefix cache knows of one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runtime.prefix_cache.node import Node
+from runtime.prefix_cache.token_key import TOKEN_BYTES, key_from_tokens
+
+
+class KnownPrefix:
+    """The key of a sequence as far as it was needed, and where the sequence stands in the tree.
+
+    node    the deepest node that the sequence has locked; state_locked: its state too, which is not copied yet
+    chunk   node of the state after the latest chunk, which the next one replaces
+    stops   tokens at which a state is wanted, the nearest last
+    prompt  tokens that were there when it began; asked: how many of these could come from the cache
+    known   tokens whose KV the cache had; length: tokens that it began with
+    """
+
+    __slots__ = ("_key", "asked", "chunk", "known", "length", "node", "prompt", "state_locked", "stops")
+
+    def __init__(self) -> None:
+        self._key = b""
+        self.node: Node | None = None
+        self.chunk: Node | None = None
+        self.state_locked = False
+        self.stops: list[int] = []
+        self.prompt = self.asked = self.known = self.length = 0
+
+    def key(self, tokens: Sequence[int], length: int) -> bytes:
+        """The key of the first ``length`` of ``tokens``, which only ever grow."""
+        have = len(self._key) // TOKEN_BYTES
+        if have < length:
+            self._key += key_from_tokens(tokens[have:length])
+            have = length
+        return self._key if have == length else self._key[: length * TOKEN_BYTES]

@@ -1,0 +1,77 @@
+"""What the prefix cache was asked for, what it gave, and what it had to give up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+
+from runtime.blocks.sequence_memory import SequenceMemory
+from runtime.prefix_cache.ghosts import Ghosts
+from runtime.prefix_cache.known_prefix import KnownPrefix
+from runtime.prefix_cache.radix_tree import RadixTree
+
+# Why tokens had to be computed.
+TOO_SHORT, NO_KV, NO_STATE, EVICTED, NAMESPACE = "too_short", "no_kv", "no_state", "evicted", "namespace"
+
+
+@dataclass
+class CacheMetrics:
+    """Counts since the beginning. A request is looked up once each time that it begins.
+
+    hits: all but the last token came from the cache; partial_hits: some did; misses: none, by reason: "too_short" (a
+    prompt of one token), "namespace" (another one knows its beginning), "evicted" (it was known), "no_state" (its KV
+    is known, but no state), "no_kv" (never seen).
+    asked_tokens: of prompts; hit_tokens: of these, from the cache; recomputed_tokens: of these, computed though their
+    KV was there.
+    evicted_states and evicted_leaves: to make room; capped_states: too many on one path; states_refused: worth less
+    than what was there. spilled_*, restored_*: to and from host memory.
+    """
+
+    hits: int = 0
+    partial_hits: int = 0
+    misses: Counter[str] = field(default_factory=Counter)
+    asked_tokens: int = 0
+    hit_tokens: int = 0
+    recomputed_tokens: int = 0
+    inserted_states: int = 0
+    evicted_states: int = 0
+    evicted_leaves: int = 0
+    capped_states: int = 0
+    states_refused: int = 0
+    spilled_states: int = 0
+    spilled_blocks: int = 0
+    restored_states: int = 0
+    restored_blocks: int = 0
+
+    @property
+    def token_hit_rate(self) -> float:
+        """Share of the prompts' tokens that came from the cache."""
+        return self.hit_tokens / self.asked_tokens if self.asked_tokens else 0.0
+
+    def looked_up(self, tree: RadixTree, ghosts: Ghosts, memory: SequenceMemory, prefix: KnownPrefix) -> None:
+        """Count a request that begins."""
+        self.asked_tokens += prefix.prompt
+        self.hit_tokens += memory.length
+        self.recomputed_tokens += max(0, prefix.known - memory.length)
+        if memory.length and memory.length == prefix.asked:
+            self.hits += 1
+        elif memory.length:
+            self.partial_hits += 1
+        else:
+            self.misses[_reason(tree, ghosts, memory, prefix)] += 1
+
+    def to_json(self) -> dict[str, object]:
+        """All counts and the hit rate."""
+        return {**asdict(self), "misses": dict(self.misses), "token_hit_rate": self.token_hit_rate}
+
+
+def _reason(tree: RadixTree, ghosts: Ghosts, memory: SequenceMemory, prefix: KnownPrefix) -> str:
+    if not prefix.asked:
+        return TOO_SHORT
+    key = prefix.key(memory.tokens, prefix.asked)
+    if ghosts.knows(memory.namespace, key):
+        return EVICTED
+    if prefix.known:
+        return NO_STATE
+    others = (namespace for namespace in tree.namespaces() if namespace != memory.namespace)
+    return NAMESPACE if any(tree.match(key, namespace).known for namespace in others) else NO_KV

@@ -1,0 +1,273 @@
+"""The radix tree as the allocator of blocks and slots: sequences begin with what it has, and leave it what they made.
+
+The tree keeps references of its own to blocks, and owns slots. Blocks that it has are never written to: a sequence that
+goes on inside such a block gets a copy first. What the tree has gives way, least worth first, to sequences that run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from runtime.blocks.allocator import BlockAllocator
+from runtime.blocks.kept_block_pool import KeptBlockPool
+from runtime.blocks.needs import CacheNeeds
+from runtime.blocks.sequence_memory import NEVER, NONE, SequenceMemory
+from runtime.blocks.slot_pool import EvictingSlotPool
+from runtime.engines.paged import PoolSizes
+from runtime.prefix_cache.ghosts import Ghosts
+from runtime.prefix_cache.known_prefix import KnownPrefix
+from runtime.prefix_cache.metrics import CacheMetrics
+from runtime.prefix_cache.node import Node
+from runtime.prefix_cache.path_cap import thin_path
+from runtime.prefix_cache.radix_tree import RadixTree
+from runtime.prefix_cache.settings import EXTRA_BUFFER, PrefixCacheSettings
+from runtime.prefix_cache.stops import wanted_stops
+from runtime.prefix_cache.worth import Worth
+
+
+class _TreeBlocks:
+    """The tree's references."""
+
+    def __init__(self, pool: KeptBlockPool) -> None:
+        self._pool = pool
+
+    def retain(self, blocks: Sequence[int]) -> None:
+        self._pool.keep(blocks)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        self._pool.drop(blocks)
+
+
+class RadixAllocator(BlockAllocator):
+    """See the module. ``pool`` and ``slots`` are its own, of ``sizes``."""
+
+    pool: KeptBlockPool
+
+    def __init__(
+        self, sizes: PoolSizes, needs: CacheNeeds, settings: PrefixCacheSettings, worth: Worth | None = None
+    ) -> None:
+        super().__init__(KeptBlockPool(sizes.num_blocks), sizes.block_size)
+        self.settings, self.needs = settings, needs
+        self.slots = EvictingSlotPool(sizes.num_slots)
+        self.tree = RadixTree(_TreeBlocks(self.pool), self.slots, sizes.block_size, needs.kv, needs.state, worth)
+        self.slots.attach(self.evict_state, lambda: self.tree.free_states)
+        self.tree.before_eviction = self._before_eviction
+        self.metrics = CacheMetrics()
+        self.ghosts = Ghosts()
+        self.gives_spare = needs.state and settings.mode == EXTRA_BUFFER
+        # Whose KV is locked. These locks only tell what is of use: where memory is short, they are given up.
+        self._readers: set[SequenceMemory] = set()
+
+    @property
+    def free(self) -> int:
+        return self.pool.free + self.pool.idle
+
+    def allocate(self, count: int) -> list[int]:
+        self.make_room(count)
+        return self.pool.allocate(count)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        self.pool.release(blocks)
+
+    def make_room(self, count: int, spare: int = 0) -> bool:
+        if self.free < count + spare:
+            return False
+        while self.pool.free < count:
+            if not self.evict_kv() and not self._unlock_readers():
+                return False
+        return True
+
+    def adopt(self, memory: SequenceMemory) -> None:
+        prefix = memory.prefix = memory.prefix or KnownPrefix()
+        prefix.asked = len(memory.tokens) - 1
+        key = prefix.key(memory.tokens, prefix.asked)
+        match = self.tree.match(key, memory.namespace)
+        prefix.length, prefix.known, prefix.prompt = match.length, match.known, len(memory.tokens)
+        prefix.stops = wanted_stops(self.settings, self.needs, match, len(memory.tokens))
+        memory.stop = prefix.stops.pop() if prefix.stops else NEVER
+        if not match.length:
+            return
+        self.tree.lock(match.node)
+        prefix.node, prefix.state_locked = match.node, True
+        memory.blocks = self.tree.blocks_of(match.node, match.length)
+        self.pool.retain(memory.blocks)
+        memory.length = memory.writable = match.length
+        if match.node.state is not None and self.needs.state:
+            memory.source = match.node.state
+
+    def admit(self, memory: SequenceMemory) -> None:
+        prefix = memory.prefix
+        assert prefix is not None
+        if prefix.node is not None:
+            self.tree.touch(prefix.node)
+            self._readers.add(memory)
+            if memory.source == NONE:
+                self.resumed(memory)
+        self.metrics.looked_up(self.tree, self.ghosts, memory, prefix)
+
+    def resumed(self, memory: SequenceMemory) -> None:
+        prefix = memory.prefix
+        assert prefix is not None and prefix.node is not None and prefix.state_locked
+        memory.source = NONE
+        self.tree.unlock_state(prefix.node)
+        prefix.state_locked = False
+
+    def steal(self, memory: SequenceMemory) -> bool:
+        prefix = memory.prefix
+        if memory.source == NONE or prefix is None or prefix.node is None or prefix.node.state_locks > 1:
+            return False
+        self._before_eviction(prefix.node, False)
+        memory.slot, memory.source = self.tree.take_state(prefix.node), NONE
+        return True
+
+    def publish(self, memory: SequenceMemory) -> None:
+        """Parts of a prompt without states; with states, ``reached`` does it."""
+        prefix = memory.prefix
+        if prefix is None or self.needs.state or not memory.exact:
+            return
+        if memory.row != NONE and prefix.length < memory.length <= prefix.prompt:
+            self._insert(memory, NONE)
+
+    def take_slot(self, memory: SequenceMemory, end: int) -> int | None:
+        prefix = memory.prefix
+        if prefix is None or not (end == memory.stop or self._is_chunk(prefix, end)):
+            return None
+        if not self.needs.state:
+            return NONE
+        if memory.spare != NONE:
+            return memory.spare
+        if not self.slots.unowned and not self._gives_way(prefix, end):
+            self.metrics.states_refused += 1
+            return NONE
+        return self.slots.allocate()
+
+    def reached(self, memory: SequenceMemory, slot: int) -> None:
+        prefix = memory.prefix
+        assert prefix is not None
+        if memory.length >= memory.stop:
+            memory.stop = self._next_stop(prefix, memory.length)
+            chunk = False
+        else:
+            chunk = True
+        if slot == NONE and self.needs.state:
+            return
+        if slot == memory.spare:
+            memory.spare = NONE
+        node, took = self._insert(memory, slot)
+        if slot != NONE and not took:
+            self._give_back(memory, slot)
+        if prefix.chunk is not None and prefix.chunk is not node:
+            self._drop_chunk(prefix.chunk)
+        prefix.chunk = node if chunk and took else None
+        if self.gives_spare and memory.spare == NONE and self.slots.free:
+            memory.spare = self.slots.allocate()
+
+    def donate(self, memory: SequenceMemory) -> None:
+        if not memory.length:
+            return
+        memory.prefix = memory.prefix or KnownPrefix()
+        chunk = memory.prefix.chunk
+        node, took = self._insert(memory, memory.slot)
+        if took:
+            memory.slot = NONE
+        if chunk is not None and chunk is not node:
+            self._drop_chunk(chunk)
+
+    def leave(self, memory: SequenceMemory) -> None:
+        self._unlock(memory)
+        memory.source = NONE
+        if memory.prefix is not None:
+            memory.prefix.chunk = None
+
+    def cached(self) -> Iterable[int]:
+        """Nothing that is free: what the tree has is in use."""
+        return ()
+
+    def held_blocks(self) -> Iterable[int]:
+        return (block for node in self.tree.walk() for block in node.blocks)
+
+    def held_slots(self) -> Iterable[int]:
+        return (node.state for node in self.tree.walk() if node.state is not None)
+
+    def evict_state(self) -> bool:
+        """Give up the state of the least worth; False when every state is locked."""
+        return self.tree.evict_state()
+
+    def evict_kv(self) -> bool:
+        """Give up the leaf of the least worth; False when every leaf is locked."""
+        return self.tree.evict_kv()
+
+    def _before_eviction(self, node: Node, whole: bool) -> None:
+        self.metrics.evicted_leaves += whole
+        self.metrics.evicted_states += node.state is not None
+        if node.state is not None or not self.needs.state:
+            self.ghosts.add(node.root.namespace, node.key)
+
+    def _is_chunk(self, prefix: KnownPrefix, end: int) -> bool:
+        """Whether a prompt is under way whose latest state is kept."""
+        return self.settings.chunks and self.needs.state and prefix.length < end < prefix.asked
+
+    def _next_stop(self, prefix: KnownPrefix, length: int) -> int:
+        while prefix.stops:
+            stop = prefix.stops.pop()
+            if stop > length:
+                return stop
+        interval = self.settings.decode_interval
+        if interval is None:
+            return NEVER
+        return prefix.prompt + ((max(0, length - prefix.prompt)) // interval + 1) * interval
+
+    def _gives_way(self, prefix: KnownPrefix, end: int) -> bool:
+        """Whether a state of the tree is worth less than a new one after ``end`` tokens."""
+        start = 0 if prefix.node is None else prefix.node.end
+        least = self.tree.least_state()
+        return least is not None and least <= self.tree.worth_of_new_state(start, end)
+
+    def _insert(self, memory: SequenceMemory, slot: int) -> tuple[Node, bool]:
+        """Put all that ``memory`` holds into the tree, and keep it in use there while the sequence runs."""
+        prefix = memory.prefix
+        assert prefix is not None
+        key = prefix.key(memory.tokens, memory.length)
+        node, took = self.tree.insert(key, memory.blocks, None if slot == NONE else slot, memory.namespace)
+        self.metrics.inserted_states += took
+        if memory.length % self.block_size and self.needs.kv:
+            memory.writable = min(memory.writable, memory.length)
+        self.tree.lock(node)
+        self._unlock(memory)
+        self.tree.unlock_state(node)
+        prefix.node, prefix.state_locked = node, False
+        self._readers.add(memory)
+        if took and self.settings.path_states is not None:
+            self.metrics.capped_states += thin_path(self.tree, node, self.settings.path_states)
+        return node, took
+
+    def _give_back(self, memory: SequenceMemory, slot: int) -> None:
+        """A slot that the tree has no need of."""
+        if self.gives_spare and memory.spare == NONE:
+            memory.spare = slot
+        else:
+            self.slots.release([slot])
+
+    def _drop_chunk(self, node: Node) -> None:
+        """A state that only served while its prompt was under way."""
+        if node.attached and node.state is not None and not node.state_locks and len(node.children) < 2:
+            self.tree.drop_state(node)
+
+    def _unlock_readers(self) -> bool:
+        """Let all KV go that nobody begins with in this very step; False when there is none."""
+        readers = [memory for memory in self._readers if memory.source == NONE]
+        for memory in readers:
+            self._unlock(memory)
+        return bool(readers)
+
+    def _unlock(self, memory: SequenceMemory) -> None:
+        prefix = memory.prefix
+        if prefix is None or prefix.node is None:
+            return
+        node, prefix.node = prefix.node, None
+        self._readers.discard(memory)
+        if prefix.state_locked:
+            prefix.state_locked = False
+            self.tree.unlock(node)
+        else:
+            self.tree.unlock_kv(node)

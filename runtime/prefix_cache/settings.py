@@ -1,0 +1,73 @@
+"""How the prefix cache works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from artifact.errors import EngineError
+
+RADIX, BLOCKS, OFF = "radix", "blocks", "off"
+NO_BUFFER, EXTRA_BUFFER = "no_buffer", "extra_buffer"
+LRU, VALUE = "lru", "value"
+
+
+@dataclass(frozen=True)
+class PrefixCacheSettings:
+    """What is kept of the tokens that were computed, for requests that begin alike.
+
+    kind: "radix" keeps KV and recurrent states in a radix tree, for every model; "blocks" shares full KV blocks of
+    models without recurrent layers; "off" keeps nothing. The rest is about "radix".
+
+    mode: "no_buffer" finds a slot for a state at the time when it is taken; "extra_buffer" gives each request a second
+    slot from its beginning, so that taking a state never waits for one to become free.
+    cached_states: slots for states beside those of the rows; None takes half of what the rows leave.
+    branch_points, prompt_end: whether a prompt stops where it leaves a known one, and before its last token, for a
+    state. grid: also after every so many tokens; None: not. chunks: whether the state after the latest chunk of an
+    unfinished prompt can be resumed. decode_interval: tokens between the states of an answer, beside the one at its
+    end. least_gain: tokens that a state must save to be taken.
+    policy: "value" keeps what saves most work for its bytes, "lru" what was used last. alpha: weight of the work
+    against recency; None tunes it by what would have hit most of the latest ``window`` requests.
+    path_states: most states on the way to one leaf; None: no limit.
+    host_bytes: host memory for states and blocks that had to give way; they come back on the next hit.
+    """
+
+    kind: str = RADIX
+    mode: str = NO_BUFFER
+    cached_states: int | None = None
+    branch_points: bool = True
+    prompt_end: bool = True
+    grid: int | None = None
+    chunks: bool = True
+    decode_interval: int | None = 256
+    least_gain: int = 1
+    policy: str = VALUE
+    alpha: float | None = None
+    window: int = 64
+    path_states: int | None = 8
+    host_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("kind", (RADIX, BLOCKS, OFF)),
+            ("mode", (NO_BUFFER, EXTRA_BUFFER)),
+            ("policy", (LRU, VALUE)),
+        ):
+            if getattr(self, name) not in known:
+                raise EngineError(f"{name}: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
+        for name, least in (
+            ("cached_states", 0),
+            ("grid", 1),
+            ("decode_interval", 1),
+            ("least_gain", 1),
+            ("window", 1),
+            ("path_states", 1),
+            ("host_bytes", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise EngineError(f"{name}: expected an integer of at least {least}, found {value!r}")
+
+    @classmethod
+    def of(cls, given: PrefixCacheSettings | str) -> PrefixCacheSettings:
+        """Settings as they are, or those of a kind by its name."""
+        return given if isinstance(given, PrefixCacheSettings) else cls(kind=given)
