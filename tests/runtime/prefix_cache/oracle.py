@@ -1,0 +1,99 @@
+"""What a real model's KV and states are after given tokens, computed from scratch by an engine of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from artifact.bindings import NUM_BLOCKS
+from runtime.blocks.sequence_memory import NONE
+from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+from runtime.engines.paged import PackedInputs, PoolSizes
+from runtime.prefix_cache.token_key import tokens_from_key
+from runtime.serving.loop import ServingLoop
+
+# float32, the same operators in other portions: docs/numerics.md.
+TOLERANCE = 1e-5
+
+
+class Oracle:
+    """Whole sequences in one step, one block each."""
+
+    def __init__(self, folder: Path, longest: int) -> None:
+        self._engine = OnnxRuntimePagedEngine(folder, threads=1)
+        self._engine.allocate_pools(PoolSizes(1, longest, 1))
+        self._known: dict[tuple[int, ...], dict[str, np.ndarray]] = {}
+
+    def after(self, tokens: Sequence[int]) -> dict[str, np.ndarray]:
+        """By pool name: the state, or KV [2, tokens, heads, head_dim]."""
+        key = tuple(tokens)
+        if key not in self._known:
+            self._engine.zero_slots([0])
+            count = len(key)
+            places = np.arange(count, dtype=np.int32)
+            one = np.zeros(1, np.int32)
+            self._engine.step(
+                PackedInputs(
+                    np.array(key, np.int64),
+                    places.astype(np.int64),
+                    np.array([0, count], np.int32),
+                    np.array([count], np.int32),
+                    one[None],
+                    places,
+                    one,
+                    np.array([count - 1], np.int32),
+                )
+            )
+            self._known[key] = read(self._engine, [0], 0, count)
+        return self._known[key]
+
+    def check(self, found: dict[str, np.ndarray], tokens: Sequence[int]) -> None:
+        """AssertionError where something is not what it is after exactly ``tokens``."""
+        for name, right in self.after(tokens).items():
+            if name in found:
+                error = np.linalg.norm(found[name] - right) / np.linalg.norm(right)
+                assert error <= TOLERANCE, f"{name} after {len(tokens)} tokens: relative error {error:.1e}"
+
+
+def read(engine: OnnxRuntimePagedEngine, blocks: Sequence[int], slot: int, length: int) -> dict[str, np.ndarray]:
+    """The first ``length`` tokens of these blocks by pool, and the states of a slot (-1: none)."""
+    values = {}
+    kv = {spec.name for spec in engine.config.bindings.states if NUM_BLOCKS in spec.shape}
+    for name in engine.pools.arrays:
+        pool = engine.pools.view(name)
+        if name in kv:
+            values[name] = np.concatenate([pool[:, block] for block in blocks], axis=1)[:, :length]
+        elif slot != NONE:
+            values[name] = pool[slot].copy()
+    return values
+
+
+def check_all(loop: ServingLoop, engine: OnnxRuntimePagedEngine, oracle: Oracle) -> None:
+    """Every state and every block of the cache and of sequences between steps is what its tokens make it."""
+    cache = loop.prefix_cache
+    assert cache is not None
+    for node in cache.tree.walk():
+        if node.attached:
+            tokens = tokens_from_key(node.key).tolist()
+            slot = NONE if node.state is None else node.state
+            oracle.check(read(engine, cache.tree.blocks_of(node), slot, node.end), tokens)
+    for sequence in loop.scheduler.sequences.values():
+        memory = sequence.memory
+        if memory.exact and memory.length:
+            oracle.check(read(engine, memory.blocks, memory.slot, memory.length), memory.tokens[: memory.length])
+
+
+def poison(loop: ServingLoop, engine: OnnxRuntimePagedEngine) -> None:
+    """NaN in every block and slot that nobody holds."""
+    manager = loop.scheduler.manager
+    blocks = [block for block in range(manager.pool.num_blocks) if not manager.pool.references(block)]
+    sources = {source for source, _ in loop.scheduler._slot_copies}
+    slots = [s for s in range(manager.slots.num_slots) if not manager.slots.in_use(s) and s not in sources]
+    for spec in engine.config.bindings.states:
+        pool = engine.pools.view(spec.name)
+        if NUM_BLOCKS in spec.shape:
+            pool[:, blocks] = np.nan
+        else:
+            pool[slots] = np.nan

@@ -1,0 +1,133 @@
+"""The master rule with real models: whatever the cache holds is what exactly the claimed tokens make it.
+
+Random histories of requests, forks, cancellations, evictions, failures and restores on the CPU engine in float32; a
+second engine computes every state and every block again from scratch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from artifact.errors import EngineError
+from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+from runtime.generation import Request
+from runtime.prefix_cache.settings import PrefixCacheSettings
+from runtime.sampling import SamplingParams
+from runtime.serving.loop import ServingLoop
+from runtime.serving.request import ServingRequest
+from runtime.serving.settings import ServingSettings
+from tests.runtime.prefix_cache.oracle import Oracle, check_all, poison
+from tests.support.artifacts import ArtifactCache
+
+MAX_SEQ, ROWS = 32, 3
+# Two tokens and a common beginning, so that prompts nest and part inside nodes and blocks.
+PROMPTS = st.tuples(st.integers(0, 20), st.lists(st.integers(3, 4), min_size=1, max_size=8)).map(
+    lambda parts: ([5, 6, 7, 8, 9] * 4)[: parts[0]] + parts[1]
+)
+
+
+class Machine(RuleBasedStateMachine):
+    """``folder`` is the artifact; both engines are opened once."""
+
+    folder: Path
+    engine: OnnxRuntimePagedEngine
+    oracle: Oracle
+
+    @initialize(
+        block_size=st.sampled_from([1, 3, 16]),
+        slots=st.integers(1, 8),
+        blocks=st.integers(0, 24),
+        mode=st.sampled_from(["no_buffer", "extra_buffer"]),
+        policy=st.sampled_from(["lru", "value"]),
+        grid=st.sampled_from([None, 7]),
+        decode=st.sampled_from([None, 2]),
+        budget=st.sampled_from([3, 5, 64]),
+        cap=st.sampled_from([None, 1, 3]),
+    )
+    def start(self, block_size, slots, blocks, mode, policy, grid, decode, budget, cap) -> None:
+        cache = PrefixCacheSettings(
+            mode=mode, policy=policy, grid=grid, decode_interval=decode, path_states=cap, cached_states=slots - 1
+        )
+        engine = self.engine
+        needed = -(-MAX_SEQ // block_size) + 1 + blocks
+        memory = needed * engine.block_bytes(block_size) + slots * engine.slot_bytes
+        settings = ServingSettings(
+            block_size, ROWS, budget, MAX_SEQ, memory, swap_bytes=memory // 4, prefix_cache=cache
+        )
+        self.loop = ServingLoop(engine, settings, (), None)
+        self.requests: list[int] = []
+
+    @rule(prompt=PROMPTS, new=st.integers(1, 5), answers=st.sampled_from([1, 1, 2]), tenant=st.sampled_from(["", "a"]))
+    def ask(self, prompt: list[int], new: int, answers: int, tenant: str) -> None:
+        request = Request(tuple(prompt), SamplingParams(n=answers, temperature=1.0, seed=len(prompt)), new)
+        self.requests.append(self.loop.add(ServingRequest(request, namespace=tenant)))
+
+    @rule(steps=st.integers(1, 4))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            poison(self.loop, self.engine)
+            for output in self.loop.step():
+                assert output.error is None
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def cancel(self, data) -> None:
+        self.loop.cancel(data.draw(st.sampled_from(self.requests)))
+
+    @rule()
+    def evict_state(self) -> None:
+        self.loop.prefix_cache.evict_state()
+
+    @rule()
+    def evict_kv(self) -> None:
+        self.loop.prefix_cache.evict_kv()
+
+    @rule(before=st.booleans())
+    def fail(self, before: bool) -> None:
+        """A step that fails, before or after the engine has changed its pools."""
+        engine = self.engine
+        launch = engine.launch
+
+        def failing(inputs):
+            if not before:
+                launch(inputs)
+            raise EngineError("told to fail")
+
+        engine.launch = failing  # type: ignore[method-assign]
+        try:
+            assert all(output.error is not None for output in self.loop.step())
+        finally:
+            del engine.launch
+
+    @invariant()
+    def honest(self) -> None:
+        if hasattr(self, "loop"):
+            self.loop.scheduler.check_integrity()
+            check_all(self.loop, self.engine, self.oracle)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "loop"):
+            return
+        while self.loop.busy:
+            self.step(1)
+        self.honest()
+        cache = self.loop.prefix_cache
+        cache.tree.clear()
+        assert not (cache.tree.nodes or cache.pool.used or cache.slots.used)
+
+
+@pytest.mark.parametrize("family", ["nemotron_h", "qwen3_next"])
+def test_the_cache_never_lies(artifacts: ArtifactCache, family: str) -> None:
+    class Case(Machine):
+        folder = artifacts.get(family, "float32", layout="paged", max_batch_size=ROWS, max_seq_len=MAX_SEQ).folder
+        engine = OnnxRuntimePagedEngine(folder, threads=1)
+        oracle = Oracle(folder, MAX_SEQ)
+
+    case = Case.TestCase
+    case.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+    case().runTest()
