@@ -9,7 +9,7 @@ from types import MappingProxyType
 from artifact.config import read_config
 from artifact.errors import EngineError
 from artifact.path_kind import require_artifact
-from runtime.engines.factory import AUTO, ONNXRUNTIME, EngineOptions, check_engine
+from runtime.engines.factory import AUTO, ONNXRUNTIME, TORCH, EngineOptions, check_engine
 from runtime.engines.paged import PagedEngine
 
 
@@ -48,6 +48,12 @@ def _onnxruntime_portable(folder: Path, options: EngineOptions) -> PagedEngine:
     return PortablePagedEngine(folder, threads=options.threads)
 
 
+def _torch(folder: Path, options: EngineOptions) -> PagedEngine:
+    from runtime.engines.torch.paged_engine import TorchPagedEngine
+
+    return TorchPagedEngine(folder, threads=options.threads)
+
+
 PAGED_ENGINES: Mapping[str, Callable[[Path, EngineOptions], PagedEngine]] = MappingProxyType(
-    {ONNXRUNTIME: _onnxruntime, "onnxruntime-portable": _onnxruntime_portable}
+    {ONNXRUNTIME: _onnxruntime, "onnxruntime-portable": _onnxruntime_portable, TORCH: _torch}
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -15,6 +16,7 @@ from exporter.options import ExportOptions
 from exporter.plan import plan_export
 from hybridge.inspection import inspect_path
 from runtime.engines import create_engine
+from runtime.engines.factory import ENGINES
 from runtime.engines.paged_factory import create_paged_engine
 from tests.support.artifacts import ArtifactCache, Exported
 
@@ -80,13 +82,17 @@ def test_config_is_read_back_as_written(paged: Exported) -> None:
     assert config_from_json(config_to_json(paged.config)) == read_config(paged.folder) == paged.config
 
 
-def test_engines_say_which_layout_they_run(paged: Exported, artifacts: ArtifactCache) -> None:
+def test_engines_say_which_layout_they_run(
+    paged: Exported, artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(EngineError, match="expected layout dense, found paged"):
         create_engine(paged.folder, "onnxruntime")
     with pytest.raises(EngineError, match="expected layout paged, found dense: export with --layout paged"):
         create_paged_engine(artifacts.get("nemotron_h", "float32").folder)
-    with pytest.raises(EngineError, match="expected one of auto, onnxruntime, onnxruntime-portable"):
-        create_paged_engine(paged.folder, "torch")
+    # As on a machine that has TensorRT and a GPU.
+    monkeypatch.setitem(ENGINES, "tensorrt", replace(ENGINES["tensorrt"], check=lambda: None))
+    with pytest.raises(EngineError, match="expected one of auto, onnxruntime, onnxruntime-portable, torch"):
+        create_paged_engine(paged.folder, "tensorrt")
 
 
 def test_manifest_holds_the_layout(paged: Exported) -> None:

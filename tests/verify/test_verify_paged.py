@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from artifact.errors import EngineError
 from artifact.safetensors_file import read_safetensors
 from hybridge.verification import VerifyOptions, verify
+from runtime.engines.factory import ENGINES
 from tests.support.artifacts import ArtifactCache
 from tests.verify.test_verify import perturb
 
@@ -52,7 +54,19 @@ def test_a_perturbed_weight_is_blamed_on_its_layer(artifacts: ArtifactCache, tmp
     assert report.to_json()["first_failing_layer"] == 1
 
 
-def test_an_engine_that_runs_no_paged_artifact_is_refused(artifacts: ArtifactCache) -> None:
+def test_the_torch_engine_agrees_with_transformers(artifacts: ArtifactCache) -> None:
+    exported = artifacts.get("nemotron_h", "bfloat16", {}, layout="paged")
+    report = verify(exported.checkpoint, exported.folder, VerifyOptions("torch", (1, 7, 33), 3))
+    assert report.passed, report.verdict()
+    compared = {(c.scenario, c.item) for c in report.comparisons}
+    assert {("one-shot prefill", "hidden"), ("free pages and slots", "unchanged")} <= compared
+
+
+def test_an_engine_that_runs_no_paged_artifact_is_refused(
+    artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exported = artifacts.get("llama", "float32", layout="paged")
-    with pytest.raises(EngineError, match="for an artifact of layout paged, found 'torch'"):
-        verify(exported.checkpoint, exported.folder, VerifyOptions(engine="torch", prompt_lengths=(3,)))
+    # As on a machine that has TensorRT and a GPU.
+    monkeypatch.setitem(ENGINES, "tensorrt", replace(ENGINES["tensorrt"], check=lambda: None))
+    with pytest.raises(EngineError, match="for an artifact of layout paged, found 'tensorrt'"):
+        verify(exported.checkpoint, exported.folder, VerifyOptions(engine="tensorrt", prompt_lengths=(3,)))

@@ -40,9 +40,9 @@ class Mamba2Mixer:
     @property
     def inputs(self) -> tuple[ir.Value | None, ...]:
         """Inputs of mamba2_conv_scan in its order."""
-        conv_input, weight, bias, conv_state, lengths = self.conv.inputs
+        conv_input, weight, bias, conv_state, *rows = self.conv.inputs
         A, D, dt, dt_bias, state = (self.scan.inputs[index] for index in (1, 4, 5, 6, 7))
-        return conv_input, self.gate, dt, weight, bias, A, D, dt_bias, conv_state, state, lengths
+        return conv_input, self.gate, dt, weight, bias, A, D, dt_bias, conv_state, state, *rows
 
     @property
     def attributes(self) -> dict[str, AttributeValue]:
@@ -68,7 +68,7 @@ def _mixer(scan: ir.Node) -> Mamba2Mixer | None:
         return None
     conv, parts = splitting
     gate, gated, chain = gating
-    if conv.inputs[4] is not scan.inputs[8] or gated.dtype is None or not _sizes_agree(conv, scan, gate):
+    if list(conv.inputs[4:]) != list(scan.inputs[8:]) or gated.dtype is None or not _sizes_agree(conv, scan, gate):
         return None
     return Mamba2Mixer(conv, scan, gate, gated, (*chain, scan, *parts, conv))
 

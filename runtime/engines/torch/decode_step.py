@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
 import numpy as np
 import torch
 
-from artifact.errors import EngineError
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.graph import LENGTHS
 from runtime.engines.torch.lengths import StepLengths
 from runtime.engines.torch.program import Program
+from runtime.engines.torch.recording import RepeatedWork
 from runtime.engines.torch.state_memory import StateMemory
 from runtime.engines.torch.step_buffers import StepBuffers
 
@@ -32,9 +30,8 @@ def bucket_of(tokens: int, capacity: int) -> int:
 class DecodeStep:
     """The decode step of one state memory up to one bucket of positions.
 
-    The first run is an ordinary one: it is a step like any other, and kernels are compiled and loaded by it. The second
-    is recorded, which executes nothing and so changes no state, and the graph is launched at once. From then on a step
-    is one launch: tokens to the device, all kernels, logits to pinned memory.
+    The first run is a step like any other, the second is recorded, which changes no state, and launched at once. From
+    then on a step is one launch: tokens to the device, all kernels, logits to pinned memory.
     """
 
     def __init__(
@@ -51,13 +48,12 @@ class DecodeStep:
         lengths = StepLengths(1, (1,) * memory.batch, (0,) * memory.batch, bucket)
         self._feeds = {**self.buffers.tensors, **memory.tensors, LENGTHS: lengths}
         self._host_logits: torch.Tensor | None = None
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._warm, self._direct = False, not device.is_gpu
+        self.repeated = RepeatedWork(device, self._work)
 
     @property
     def is_replayed(self) -> bool:
         """Whether the next run launches a graph that is there already."""
-        return self._graph is not None
+        return self.repeated.is_replayed
 
     def run(self) -> np.ndarray:
         """One step of what lies in ``buffers``: logits [batch, (1,) vocab] float32, valid until the next run.
@@ -65,13 +61,7 @@ class DecodeStep:
         EngineError when the GPU refuses or fails it.
         """
         with self._device.active():
-            if self._warm and self._graph is None and not self._direct:
-                self._graph = self._recorded()
-            if self._graph is not None:
-                self._graph.replay()
-            else:
-                self._work()
-                self._warm = True
+            self.repeated.run()
             self._device.synchronize()
         assert self._host_logits is not None
         return self._host_logits.numpy()
@@ -82,25 +72,3 @@ class DecodeStep:
         if self._host_logits is None:
             self._host_logits = self._device.pinned(*logits.shape, dtype=torch.float32)
         self._host_logits.copy_(logits, non_blocking=True)
-
-    def _recorded(self) -> torch.cuda.CUDAGraph | None:
-        graph = torch.cuda.CUDAGraph()
-        self._device.synchronize()
-        try:
-            # Unsafe calls of this thread end the recording with an error instead of escaping from the graph.
-            graph.capture_begin(pool=self._device.graph_pool, capture_error_mode="thread_local")
-            try:
-                self._work()
-            except BaseException:
-                # It has to end, whatever became of it: the stream refuses other work until then.
-                with suppress(RuntimeError):
-                    graph.capture_end()
-                raise
-            graph.capture_end()
-        except (EngineError, RuntimeError) as error:
-            # The same step has run directly, so that only speed is lost.
-            self._direct = True
-            reason = " ".join(str(error).split())
-            warnings.warn(f"decoding without a CUDA graph, which is slower: {reason}", RuntimeWarning, stacklevel=2)
-            return None
-        return graph

@@ -14,6 +14,7 @@ from trt_plugins.kernels.layout import TensorLayout
 
 # The widest access of the kernels, in bytes.
 _ACCESS = 16
+_UNPACKED = (0, 0)
 
 
 class KernelRunner:
@@ -28,20 +29,29 @@ class KernelRunner:
     def traits(self) -> DeviceTraits:
         return self._device.traits
 
+    def prepare(self, key: Hashable, plan: Callable[[DeviceTraits], CallPlan]) -> BoundPlan:
+        """Plan the call that ``key`` names and load its kernels, unless that was done before.
+
+        UnsupportedError where ``plan`` refuses the call, EngineError where the driver refuses its kernels.
+        """
+        bound = self._bound.get(key)
+        if bound is None:
+            bound = self._bound[key] = self._device.bind(plan(self.traits))
+        return bound
+
     def launch(
         self,
         key: Hashable,
         plan: Callable[[DeviceTraits], CallPlan],
         inputs: Sequence[torch.Tensor | None],
         outputs: Sequence[torch.Tensor | None],
+        packed: Sequence[torch.Tensor] = (),
     ) -> None:
         """Enqueue the kernels of ``plan`` on torch's current stream. ``key`` names the call: equal keys, equal plans.
 
-        UnsupportedError where ``plan`` refuses the call, EngineError where the driver does.
+        packed: query_start_loc and state_indices of a call of packed rows. Errors as in ``prepare``.
         """
-        bound = self._bound.get(key)
-        if bound is None:
-            bound = self._bound[key] = self._device.bind(plan(self.traits))
+        bound = self.prepare(key, plan)
         nbytes = bound.plan.workspace_bytes
         # torch aligns allocations to 512 bytes. The memory may be reused by later work of this stream alone.
         workspace = torch.empty(nbytes, dtype=torch.uint8, device="cuda") if nbytes else None
@@ -50,6 +60,7 @@ class KernelRunner:
             [_address(tensor) for tensor in inputs],
             [_address(tensor) for tensor in outputs],
             _address(workspace),
+            [_address(tensor) for tensor in packed] or _UNPACKED,
         )
 
 

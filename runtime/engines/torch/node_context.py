@@ -32,6 +32,12 @@ class NodeContext:
     def op_type(self) -> str:
         return self.node.op_type
 
+    @property
+    def version(self) -> int:
+        """Version of the operator's domain that the graph imports."""
+        graph = self.node.graph
+        return 1 if graph is None else graph.opset_imports.get(self.node.domain, 1)
+
     def ints(self, index: int) -> tuple[int, ...]:
         """The integers of input ``index``, which the step then does not get; EngineError unless they are constant."""
         inputs = self.node.inputs

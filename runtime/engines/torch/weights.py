@@ -52,6 +52,13 @@ class WeightStore:
         there = self._uploaded[address][: storage.nbytes() // tensor.itemsize * tensor.itemsize].view(tensor.dtype)
         return there.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
+    def held_memory(self) -> dict[str, int]:
+        """Bytes of the weights where steps read them, for reports."""
+        if self.device.type != "cpu":
+            return {"weights": sum(tensor.nbytes for tensor in self._uploaded.values())}
+        mapped = sum(tensor.nbytes for tensor in self._mapped.values())
+        return {"weights": self.computed_bytes, "weights mapped from files": mapped}
+
     @property
     def computed_bytes(self) -> int:
         """Bytes of what was computed of weights and lies beside them in host memory."""

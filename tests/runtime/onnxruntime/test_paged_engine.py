@@ -12,8 +12,7 @@ from artifact.errors import EngineError
 from exporter.models.registry import FAMILIES
 from hybridge.verification.paged_sequences import PagedSequences
 from hybridge.verification.reference import Reference, ReferenceRun
-from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
-from runtime.engines.paged import PackedInputs, PoolSizes
+from runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
 from runtime.engines.paged_factory import PAGED_ENGINES, create_paged_engine
 from tests.support.artifacts import ArtifactCache, Exported
 
@@ -50,10 +49,8 @@ def case(request: pytest.FixtureRequest, artifacts: ArtifactCache) -> Iterator[C
     yield Case(artifacts.get(request.param, "float32", layout="paged", max_batch_size=6))
 
 
-def engine_of(exported: Exported, name: str) -> PagedArrayEngine:
-    engine = create_paged_engine(exported.folder, name)
-    assert isinstance(engine, PagedArrayEngine)
-    return engine
+def engine_of(exported: Exported, name: str) -> PagedEngine:
+    return create_paged_engine(exported.folder, name)
 
 
 @pytest.mark.parametrize("name", PAGED_ENGINES)

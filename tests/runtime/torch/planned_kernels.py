@@ -13,11 +13,14 @@ from runtime.engines.torch.kernels import KernelRunner
 from runtime.engines.torch.weights import WeightStore
 from tests.support.kernel_calls import H200
 from trt_plugins import torch_ops
+from trt_plugins.catalog import OPS, PACKED_OPS, spec_of
 from trt_plugins.kernels.call import CallPlan, DeviceTraits
 from trt_plugins.kernels.fused.linear_decode import LinearDecode
 from trt_plugins.kernels.fused.rms_norm import RmsNorm
 
 Tensors = Sequence[torch.Tensor | None]
+Plan = Callable[[DeviceTraits], CallPlan]
+PACKED_ONLY = frozenset(PACKED_OPS) - frozenset(OPS)
 
 
 class AlignedWeights(WeightStore):
@@ -39,9 +42,10 @@ class PlannedKernels(KernelRunner):
     def traits(self) -> DeviceTraits:
         return self._traits
 
-    def launch(
-        self, key: Hashable, plan: Callable[[DeviceTraits], CallPlan], inputs: Tensors, outputs: Tensors
-    ) -> None:
+    def prepare(self, key: Hashable, plan: Plan) -> None:  # type: ignore[override]
+        plan(self._traits)
+
+    def launch(self, key: Hashable, plan: Plan, inputs: Tensors, outputs: Tensors, packed: Tensors = ()) -> None:
         planned = plan(self._traits)
         self.launched.update(launch.source.entry for launch in planned.launches)
         if isinstance(key, LinearDecode):
@@ -54,9 +58,30 @@ class PlannedKernels(KernelRunner):
             name, attributes = _operator(key)
             self.calls[name] += 1
             torch_ops.register()
-            results = getattr(torch.ops.trt_edgellm, name)(*inputs, *(value for _, value in attributes))
-            for output, result in zip(outputs, results, strict=True):
+            operator = getattr(torch.ops.trt_edgellm, name)
+            values = [value for _, value in attributes]
+            if packed or name in PACKED_ONLY:
+                _packed(operator.packed, name, values, inputs, outputs, packed)
+                return
+            for output, result in zip(outputs, operator(*inputs, *values), strict=True):
                 output.copy_(result)
+
+
+def _packed(
+    operator: Any, name: str, values: list, inputs: Tensors, outputs: Sequence[torch.Tensor], packed: Tensors
+) -> None:
+    """The rows of one call of the packed form; what belongs to other rows stays."""
+    given = list(inputs)
+    if name not in PACKED_ONLY:
+        place = spec_of(name).input_index("context_lengths")
+        given[place : place + 1] = packed
+    results = operator(*given, *values)
+    results = results if isinstance(results, tuple) else (results,)
+    bounds = packed[0] if packed else None
+    for output, result in zip(outputs, results, strict=True):
+        is_tokens = bounds is not None and output.shape[0] == inputs[0].shape[0]  # type: ignore[union-attr]
+        rows = slice(int(bounds[0]), int(bounds[-1])) if is_tokens else slice(None)  # type: ignore[index]
+        output[rows].copy_(result[rows])
 
 
 def _linear_decode(problem: LinearDecode, inputs: Tensors, outputs: Tensors) -> None:

@@ -47,7 +47,7 @@ def test_decoding_goes_on_where_no_graph_can_be_recorded(tmp_path: Path, monkeyp
         assert relative_error(logits, made.logits(tokens[: past + 1])[-1]) < 1e-5
         (bound,) = states.memory.bound.values()
         if past == 4:
-            bound._direct = False  # as on a GPU, after the first step
+            bound.repeated.direct = False  # as on a GPU, after the first step
         words = [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
         reason = "operation not permitted when stream is capturing"
         assert words == ([f"decoding without a CUDA graph, which is slower: {reason}"] if past == 5 else [])

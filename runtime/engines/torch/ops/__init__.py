@@ -19,6 +19,7 @@ from runtime.engines.torch.ops import (
     routing,
     shapes,
 )
+from trt_plugins import catalog
 
 _STANDARD: dict[str, Builder] = {
     **elementwise.ROWS,
@@ -38,7 +39,7 @@ _FUSED: dict[str, Builder] = {
 }
 OPERATORS: dict[str, dict[str, Builder]] = {
     "": _STANDARD,
-    edge.DOMAIN: {**edge.ROWS, **routing.EDGE_ROWS},
+    catalog.DOMAIN: {**edge.ROWS, **routing.EDGE_ROWS},
     DOMAIN: _FUSED,
 }
 

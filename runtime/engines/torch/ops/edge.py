@@ -1,4 +1,4 @@
-"""Operators of the domain ``trt_edgellm``: our CUDA kernels on a GPU, else their torch form."""
+"""Operators of the domain ``trt_edgellm`` without packed rows: our CUDA kernels on a GPU, else their torch form."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ from collections.abc import Callable
 
 import torch
 
-from artifact.errors import UnsupportedError
+from artifact.errors import EngineError, UnsupportedError
 from runtime.engines.torch.kernels import KernelRunner, layout_of
 from runtime.engines.torch.node_context import Builder, NodeContext, Run
+from runtime.engines.torch.ops import packed, paged
 from trt_plugins import torch_ops
-from trt_plugins.catalog import OPS
+from trt_plugins.catalog import DENSE_VERSION, OPS, PACKED_OPS, spec_of
 from trt_plugins.kernels import catalog
 from trt_plugins.kernels.call import OpCall
 from trt_plugins.spec import AttributeValue, OpSpec
-
-DOMAIN = "trt_edgellm"
-
-
-def _builder(spec: OpSpec) -> Builder:
-    return lambda context: _run(context, spec)
+from trt_plugins.specs.packed import has_rows
 
 
-def _run(context: NodeContext, spec: OpSpec) -> Run:
+def _run(context: NodeContext) -> Run:
+    spec = spec_of(context.op_type, context.version)
+    if spec.version != DENSE_VERSION:
+        builder = _PACKED.get(spec.name)
+        if builder is None or spec != PACKED_OPS[spec.name]:
+            raise EngineError(
+                f"the torch engine does not know {spec.qualified_name} of version {spec.version}: "
+                "use --engine onnxruntime"
+            )
+        return builder(context, spec)
     attributes = spec.complete_attributes(context.attributes.rest())
     portable = _portable(spec, attributes)
     if context.kernels is None or spec.name not in catalog.operators():
@@ -81,4 +86,9 @@ class _KernelCall:
         return source if here else torch.empty(source.shape, dtype=source.dtype, device=source.device)
 
 
-ROWS: dict[str, Builder] = {name: _builder(spec) for name, spec in OPS.items()}
+_PACKED: dict[str, Callable[[NodeContext, OpSpec], Run]] = {
+    "reshape_and_cache": paged.reshape_and_cache,
+    "paged_attention": paged.paged_attention,
+    **{name: packed.packed_operator for name in OPS if has_rows(PACKED_OPS[name])},
+}
+ROWS: dict[str, Builder] = {name: _run for name in PACKED_OPS}

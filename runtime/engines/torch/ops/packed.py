@@ -1,0 +1,130 @@
+"""Recurrent operators over packed rows, their pools changed in place: our CUDA kernels on a GPU, else torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from artifact.errors import UnsupportedError
+from runtime.engines.torch.kernels import KernelRunner, layout_of
+from runtime.engines.torch.node_context import NodeContext, Run
+from runtime.engines.torch.step_rows import StepRows
+from trt_plugins import torch_ops
+from trt_plugins.catalog import OPS
+from trt_plugins.kernels import catalog
+from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall, PackedRows
+from trt_plugins.spec import OpSpec
+from trt_plugins.specs.packed import QUERY_START_LOC, STATE_INDICES, is_packed, is_pool
+
+Tensors = Sequence[torch.Tensor | None]
+
+
+def packed_operator(context: NodeContext, spec: OpSpec) -> Run:
+    """What runs a node of ``spec``, the packed form of a dense operator."""
+    attributes = spec.complete_attributes(context.attributes.rest())
+    in_place = tuple(context.is_in_place(i, spec.output_source(o)) for i, o in enumerate(spec.outputs))
+    return _PackedCall(spec, attributes, context.kernels, in_place)
+
+
+class _PackedCall:
+    """One operator. Rows of one token that come first are one call, which knows that they have no more; the others
+    are a second one. Sizes that the kernels refuse run in torch, each of the other rows by itself."""
+
+    def __init__(
+        self, spec: OpSpec, attributes: dict, kernels: KernelRunner | None, in_place: tuple[bool, ...]
+    ) -> None:
+        self._spec, self._dense, self._attributes = spec, OPS[spec.name], attributes
+        self._kernels = kernels if spec.name in catalog.operators() else None
+        self._bounds, self._slots = (spec.input_index(name) for name in (QUERY_START_LOC.name, STATE_INDICES.name))
+        self._outputs = [
+            (spec.output_source(output), is_pool(output), here)
+            for output, here in zip(spec.outputs, in_place, strict=True)
+        ]
+        self._name = (spec.name, tuple(attributes.items()))
+        self._refused: set = set()
+        torch_ops.register()
+        self._operator = getattr(getattr(torch.ops, spec.domain), spec.name)
+
+    def __call__(self, *given: object) -> tuple[torch.Tensor, ...]:
+        rows, slots = given[self._bounds], given[self._slots]
+        assert isinstance(rows, StepRows) and isinstance(slots, torch.Tensor)
+        tensors: list[torch.Tensor | None] = [*given, *(None for _ in range(len(self._spec.inputs) - len(given)))]  # type: ignore[list-item]
+        tensors[self._bounds], tensors[self._slots] = rows.bounds, slots
+        outputs = [self._output(tensors[source], pool, here) for source, pool, here in self._outputs]
+        # The state before the step is read where the one after it is written.
+        for (source, pool, _), output in zip(self._outputs, outputs, strict=True):
+            if pool:
+                tensors[source] = output
+        if self._kernels is None or not self._launched(tensors, outputs, rows):
+            self._computed(tensors, outputs, rows, slots)
+        return tuple(outputs)
+
+    def _output(self, source: torch.Tensor | None, pool: bool, here: bool) -> torch.Tensor:
+        assert source is not None
+        if pool:
+            return source if here else source.clone()
+        return torch.empty(source.shape, dtype=source.dtype, device=source.device)
+
+    def _launched(self, tensors: list[torch.Tensor | None], outputs: list[torch.Tensor], rows: StepRows) -> bool:
+        """Run the kernels; False, and nothing was done, where they do not run these sizes."""
+        assert self._kernels is not None
+        inputs = [*tensors[: self._bounds], None, *tensors[self._slots + 1 :]]
+        layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in inputs)
+        results = tuple(layout_of(tensor) for tensor in outputs)
+        bounds, slots = tensors[self._bounds], tensors[self._slots]
+        assert bounds is not None and slots is not None
+        parts = [(0, PackedRows(rows.singles, 1)), (rows.singles, PackedRows(rows.rows - rows.singles, rows.longest))]
+        parts = [(first, own) for first, own in parts if own.rows]
+        keys = [(self._name, layouts, results, own) for _, own in parts]
+        if any(key in self._refused for key in keys):
+            return False
+        plans = [self._plan(OpCall(self._dense, layouts, results, self._attributes, own)) for _, own in parts]
+        for key, plan in zip(keys, plans, strict=True):
+            try:
+                self._kernels.prepare(key, plan)
+            except UnsupportedError:
+                self._refused.add(key)
+                return False
+        for key, plan, (first, _) in zip(keys, plans, parts, strict=True):
+            self._kernels.launch(key, plan, inputs, outputs, (bounds[first:], slots[first:]))
+        return True
+
+    @staticmethod
+    def _plan(call: OpCall) -> Callable[[DeviceTraits], CallPlan]:
+        return lambda traits: catalog.plan(call, traits)
+
+    def _computed(
+        self, tensors: list[torch.Tensor | None], outputs: list[torch.Tensor], rows: StepRows, slots: torch.Tensor
+    ) -> None:
+        """In torch. Padding rows have the last slot of a pool, which belongs to nobody."""
+        if rows.singles:
+            self._rows(tensors, outputs, slice(0, rows.singles), slots[: rows.singles], time=False)
+        for row, begin, end in rows.others():
+            self._rows(tensors, outputs, slice(begin, end), slots[row : row + 1], time=True)
+
+    def _rows(
+        self, tensors: Tensors, outputs: Sequence[torch.Tensor], tokens: slice, slots: torch.Tensor, time: bool
+    ) -> None:
+        """Rows of one token each, or with ``time`` one row of ``tokens``, as a call of the dense operator."""
+        inputs: list[torch.Tensor | None] = []
+        places: dict[int, torch.Tensor] = {}
+        for index, (tensor, value) in enumerate(zip(self._spec.inputs, tensors, strict=True)):
+            if index == self._slots:
+                continue
+            if index == self._bounds:
+                count = tokens.stop - tokens.start if time else 1
+                inputs.append(torch.full((len(slots),), count, dtype=torch.int32, device=slots.device))
+            elif value is not None and is_pool(tensor):
+                places[index] = torch.where(slots < 0, value.shape[0] - 1, slots.long())
+                inputs.append(value.index_select(0, places[index]))
+            elif value is not None and is_packed(tensor):
+                inputs.append(value[None, tokens] if time else value[tokens])
+            else:
+                inputs.append(value)
+        found = self._operator(*inputs, *self._attributes.values())
+        for (source, pool, _), output, new in zip(self._outputs, outputs, found, strict=True):
+            if pool:
+                output.index_copy_(0, places[source], new)
+            else:
+                output[tokens] = new[0] if time else new

@@ -1,0 +1,68 @@
+"""Decoding on a GPU: one token a row, recorded in one CUDA graph for each size of step."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from artifact.names import LOGITS, LOGITS_INDICES, QUERY_START_LOC
+from runtime.engines.paged import PackedInputs
+from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
+from runtime.engines.torch.paged_pools import TorchPools
+from runtime.engines.torch.paged_result import TorchStepResult, best_of
+from runtime.engines.torch.program import Program
+from runtime.engines.torch.recording import RepeatedWork
+from runtime.engines.torch.step_rows import StepRows
+
+# Rows of a recorded step: the smallest of these, or multiple of the last, that holds those of the step.
+_ROWS = (1, 2, 4, 8)
+# Positions that a recorded step can see: the smallest of these, doubled as often as needed.
+_FIRST_POSITIONS = 256
+
+
+def padded_rows(rows: int, most: int) -> int:
+    """Rows of the recorded step that ``rows`` rows take part in, at most ``most``."""
+    step = _ROWS[-1]
+    return min(most, next((size for size in _ROWS if size >= rows), -(-rows // step) * step))
+
+
+def padded_blocks(blocks: int, block_size: int) -> int:
+    """Columns of the block table of a step whose longest row has ``blocks`` blocks."""
+    positions = _FIRST_POSITIONS
+    while positions < blocks * block_size:
+        positions *= 2
+    return max(1, positions // block_size)
+
+
+class PagedDecodeStep:
+    """The step of ``rows`` rows that see ``blocks`` blocks; rows that take no part touch nothing."""
+
+    def __init__(self, device: TorchDevice, program: Program, pools: TorchPools, rows: int, blocks: int) -> None:
+        self._device, self._program = device, program
+        self._buffers = PackedBuffers(device, StepSize(rows, rows, blocks, rows))
+        arrays = self._buffers.arrays
+        arrays[QUERY_START_LOC][...], arrays[LOGITS_INDICES][...] = np.arange(rows + 1), np.arange(rows)
+        all_rows = StepRows(self._buffers.tensors[QUERY_START_LOC], (1,) * rows, None, 1)
+        self._feeds = {**self._buffers.tensors, **pools.tensors, QUERY_START_LOC: all_rows}
+        self._best = device.pinned(rows, dtype=torch.int64)
+        self._logits: torch.Tensor | None = None
+        self.repeated = RepeatedWork(device, self._work)
+
+    def launch(self, inputs: PackedInputs) -> TorchStepResult:
+        """Enqueue the step ``inputs``, whose rows have one token each; the stream before it has to be done."""
+        self._buffers.fill(inputs, leave=_FIXED)
+        with self._device.active():
+            self.repeated.run()
+        assert self._logits is not None
+        indices = inputs.logits_indices
+        wanted = slice(0, len(indices)) if len(indices) == len(inputs.seq_lens) else indices.tolist()
+        return TorchStepResult(self._device, self._best, self._logits, wanted)
+
+    def _work(self) -> None:
+        self._buffers.upload()
+        self._logits = self._program.run(self._feeds)[LOGITS]
+        self._best.copy_(best_of(self._logits), non_blocking=True)
+
+
+_FIXED = frozenset({QUERY_START_LOC, LOGITS_INDICES})

@@ -1,0 +1,217 @@
+"""The torch engine for paged artifacts: packed steps on a CUDA GPU with this project's kernels, or on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from artifact.config import RuntimeConfig, read_config
+from artifact.errors import EngineError
+from artifact.names import LOGITS, QUERY_START_LOC
+from artifact.paged import PAGED
+from runtime.engines.packed_check import check_packed
+from runtime.engines.paged import HostCopy, PackedInputs, PagedEngine, PoolSizes, StepLimits
+from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.fusion import Phase
+from runtime.engines.torch.model import TorchModel
+from runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
+from runtime.engines.torch.paged_decode import PagedDecodeStep, padded_blocks, padded_rows
+from runtime.engines.torch.paged_pools import TorchPools
+from runtime.engines.torch.paged_result import TorchStepResult, best_of
+from runtime.engines.torch.step_memory import StepMemory
+from runtime.engines.torch.step_rows import StepRows
+
+
+class TorchPagedEngine(PagedEngine):
+    """Runs a paged artifact's graph in the types that it declares, with its pools where they are.
+
+    On a GPU a step in which every row has one token is one launch of a CUDA graph, and other steps are padded to sizes
+    that come again, since every new size has its kernel calls planned once.
+    """
+
+    name: ClassVar[str] = "torch"
+
+    def __init__(self, folder: str | Path, device: str | None = None, threads: int | None = None) -> None:
+        """Load the artifact in ``folder``; arguments and errors are those of ``TorchEngine``."""
+        self._folder = Path(folder).resolve()
+        self.config: RuntimeConfig = read_config(self._folder)
+        if self.config.layout != PAGED:
+            raise EngineError(
+                f"{folder}: expected layout paged, found {self.config.layout}: export with --layout paged"
+            )
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._device = TorchDevice(device)
+        self._specs = self.config.bindings.states
+        self._model = TorchModel(self._folder, self.config, self._device)
+        self._pools: TorchPools | None = None
+        self._decode_steps: dict[tuple[int, int], PagedDecodeStep] = {}
+        self._memory = StepMemory(self._device)
+        # Made now, so that an artifact that this engine cannot run is refused before the first token.
+        self._model.program(Phase.PREFILL)
+        self._model.program(Phase.DECODE)
+
+    @property
+    def limits(self) -> StepLimits:
+        rows = self.config.max_batch_size
+        return StepLimits(max(self._device.step_tokens, rows), rows)
+
+    @property
+    def slot_bytes(self) -> int:
+        return sum(spec.unit_bytes for spec in self._specs if not spec.grows)
+
+    @property
+    def shows_values(self) -> bool:
+        return True
+
+    @property
+    def device(self) -> TorchDevice:
+        """Where it computes."""
+        return self._device
+
+    @property
+    def decode_steps(self) -> Mapping[tuple[int, int], PagedDecodeStep]:
+        """The steps that have been prepared on a GPU, by rows and blocks."""
+        return self._decode_steps
+
+    def block_bytes(self, block_size: int) -> int:
+        if block_size < 1:
+            raise EngineError(f"expected blocks of at least 1 token, found {block_size}: choose a larger size")
+        return block_size * sum(spec.unit_bytes for spec in self._specs if spec.grows)
+
+    def allocate_pools(self, sizes: PoolSizes) -> None:
+        self._device.synchronize()
+        self._decode_steps.clear()
+        self._pools = None
+        self._pools = TorchPools(self._specs, sizes, self._device)
+
+    @property
+    def pools(self) -> TorchPools:
+        """The pools; EngineError before ``allocate_pools``."""
+        if self._pools is None:
+            raise EngineError("expected pools, found none: call allocate_pools first")
+        return self._pools
+
+    def step(self, inputs: PackedInputs) -> np.ndarray:
+        return self.launch(inputs).all_logits()
+
+    def launch(self, inputs: PackedInputs) -> TorchStepResult:
+        self._check(inputs)
+        # The memory of the step before is used again.
+        self._device.synchronize()
+        tokens, rows = len(inputs.input_ids), len(inputs.seq_lens)
+        if tokens > rows or not self._device.is_gpu:
+            return self._run(inputs, ())[0]
+        size = self.pools.sizes.block_size
+        key = padded_rows(rows, self.limits.max_rows), padded_blocks(inputs.block_table.shape[1], size)
+        step = self._decode_steps.get(key)
+        if step is None:
+            program = self._model.program(Phase.DECODE)
+            step = self._decode_steps[key] = PagedDecodeStep(self._device, program, self.pools, *key)
+        return step.launch(inputs)
+
+    def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:
+        self._check(inputs)
+        result, found = self._run(inputs, values)
+        with self._device.active():
+            inner = {name: found[name][: len(inputs.input_ids)].float().cpu().numpy() for name in values}
+        return {LOGITS: result.all_logits(), **inner}
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.pools.copy_blocks(sources, targets)
+
+    def copy_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.pools.copy_slots(sources, targets)
+
+    def zero_slots(self, slots: Sequence[int]) -> None:
+        self.pools.zero_slots(slots)
+
+    def swap_out(self, blocks: Sequence[int], slots: Sequence[int]) -> HostCopy:
+        return self.pools.swap_out(blocks, slots)
+
+    def swap_in(self, copy: HostCopy, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        self.pools.swap_in(copy, blocks, slots)
+
+    def read_pool(self, name: str) -> np.ndarray:
+        return self.pools.read(name)
+
+    def fill_pools(self, value: float) -> None:
+        self.pools.fill(value)
+
+    def free_memory(self) -> int | None:
+        return self._memory.free()
+
+    def held_memory(self) -> Mapping[str, int]:
+        return {**self._model.weights.held_memory(), **self._memory.held()}
+
+    def close(self) -> None:
+        self._device.synchronize()
+        self._decode_steps.clear()
+        self._pools = None
+        self._model.close()
+
+    def _run(self, inputs: PackedInputs, values: Sequence[str]) -> tuple[TorchStepResult, Mapping[str, torch.Tensor]]:
+        """A step that is not recorded, and what its program gives."""
+        rows, pools = len(inputs.seq_lens), self.pools
+        decodes = len(inputs.input_ids) == rows
+        program = self._model.program(Phase.DECODE if decodes else Phase.PREFILL, values)
+        with self._device.active(), self._memory.measured(len(inputs.input_ids)):
+            try:
+                buffers = PackedBuffers(self._device, self._size(inputs))
+                buffers.fill(inputs)
+                buffers.upload()
+                step_rows = _step_rows(inputs, buffers)
+                found = program.run({**buffers.tensors, **pools.tensors, QUERY_START_LOC: step_rows})
+                best = best_of(found[LOGITS])
+                host = self._device.pinned(*best.shape, dtype=best.dtype)
+                host.copy_(best, non_blocking=True)
+            except torch.OutOfMemoryError as error:
+                raise EngineError(
+                    f"expected memory for a step of {len(inputs.input_ids)} tokens, found too little: lower max_tokens "
+                    "or memory_utilization"
+                ) from error
+        result = TorchStepResult(self._device, host, found[LOGITS], slice(0, len(inputs.logits_indices)))
+        return result, found
+
+    def _size(self, inputs: PackedInputs) -> StepSize:
+        """The size that the step is padded to: on a CPU its own."""
+        rows, blocks = inputs.block_table.shape
+        tokens, logits = len(inputs.input_ids), len(inputs.logits_indices)
+        if not self._device.is_gpu:
+            return StepSize(tokens, rows, blocks, logits)
+        columns = padded_blocks(blocks, self.pools.sizes.block_size)
+        return StepSize(padded_tokens(tokens), _multiple(rows, 8), columns, _multiple(logits, 8))
+
+    def _check(self, inputs: PackedInputs) -> None:
+        check_packed(inputs, self.limits)
+        ids = inputs.input_ids
+        if ids.min() < 0 or ids.max() >= self.config.vocab_size:
+            raise EngineError(
+                f"expected token ids from 0 to {self.config.vocab_size - 1}, found {ids.min()} to {ids.max()}"
+            )
+
+
+def padded_tokens(tokens: int) -> int:
+    """Tokens that a step of ``tokens`` is padded to: by at most an eighth, or 16."""
+    step = max(16, 1 << max(0, tokens.bit_length() - 4))
+    return _multiple(tokens, step)
+
+
+def _multiple(count: int, step: int) -> int:
+    return -(-count // step) * step
+
+
+def _step_rows(inputs: PackedInputs, buffers: PackedBuffers) -> StepRows:
+    counts = np.diff(buffers.arrays[QUERY_START_LOC]).tolist()
+    lengths = buffers.arrays["seq_lens"].tolist()
+    longest = max(np.diff(inputs.query_start_loc).tolist())
+    return StepRows(
+        buffers.tensors[QUERY_START_LOC],
+        tuple(counts),
+        tuple(lengths),
+        longest if longest == 1 else _multiple(longest, 64),
+    )

@@ -1,0 +1,132 @@
+"""The pools of a paged engine as torch tensors, changed where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+import torch
+
+from artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, Binding
+from artifact.errors import EngineError
+from runtime.engines.paged import HostCopy, PoolSizes
+from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.tensors import array_from_tensor, torch_from_dtype
+
+
+class TorchCopy(HostCopy):
+    """Blocks [2, count, ...] and slots [count, ...] by pool name, in host memory."""
+
+    def __init__(self, blocks: int, slots: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.blocks, self.slots, self.tensors = blocks, slots, tensors
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+class TorchPools:
+    """One tensor for each pool of ``specs``, in the layout of its declaration.
+
+    A KV pool has one block more than ``sizes`` says, and a pool of states one slot more: where an operator runs in
+    torch, what has no place goes there.
+    """
+
+    def __init__(self, specs: Sequence[Binding], sizes: PoolSizes, device: TorchDevice) -> None:
+        """EngineError when there is too little memory."""
+        self.sizes, self._device = sizes, device
+        self._specs = {spec.name: spec for spec in specs}
+        axes = {NUM_BLOCKS: sizes.num_blocks + 1, BLOCK_SIZE: sizes.block_size, NUM_SLOTS: sizes.num_slots + 1}
+        try:
+            with device.active():
+                self._tensors = {
+                    spec.name: torch.empty(
+                        spec.resolve(**axes), dtype=torch_from_dtype(spec.dtype), device=device.torch
+                    )
+                    for spec in specs
+                }
+        except RuntimeError as error:
+            raise EngineError(
+                f"expected memory for {sizes.num_blocks} blocks and {sizes.num_slots} slots, found too little: "
+                "ask for fewer"
+            ) from error
+
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """The pools by graph input name."""
+        return MappingProxyType(self._tensors)
+
+    def read(self, name: str) -> np.ndarray:
+        """A copy of one pool, what belongs to nobody left out."""
+        tensor = self._tensors[name]
+        with self._device.active():
+            owned = tensor[:, :-1] if self._specs[name].grows else tensor[:-1]
+            return array_from_tensor(owned, self._specs[name].dtype)
+
+    def fill(self, value: float) -> None:
+        """Overwrite all pools with ``value``."""
+        with self._device.active():
+            for tensor in self._tensors.values():
+                tensor.fill_(value)
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._copy(self._kv(), 1, sources, targets)
+
+    def copy_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._copy(self._states(), 0, sources, targets)
+
+    def zero_slots(self, slots: Sequence[int]) -> None:
+        with self._device.active():
+            for pool in self._states():
+                for slot in slots:
+                    pool[slot].zero_()
+
+    def swap_out(self, blocks: Sequence[int], slots: Sequence[int]) -> TorchCopy:
+        """EngineError when there is no memory for the copy."""
+        try:
+            with self._device.active():
+                taken = {
+                    name: pool.index_select(axis, self._index(chosen)).cpu()
+                    for name, pool, axis, chosen in self._parts(blocks, slots)
+                }
+        except (MemoryError, RuntimeError) as error:
+            raise EngineError(
+                f"expected memory for a copy of {len(blocks)} blocks and {len(slots)} slots, found too little: "
+                "hold fewer sequences at once"
+            ) from error
+        return TorchCopy(len(blocks), len(slots), taken)
+
+    def swap_in(self, copy: HostCopy, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        """EngineError when the copy is of another engine or of another size."""
+        if not isinstance(copy, TorchCopy) or (copy.blocks, copy.slots) != (len(blocks), len(slots)):
+            raise EngineError(
+                f"expected a copy of {len(blocks)} blocks and {len(slots)} slots by this engine, found "
+                f"{type(copy).__name__} of {copy.blocks} and {copy.slots}: pass as many as were swapped out"
+            )
+        with self._device.active():
+            for name, pool, axis, chosen in self._parts(blocks, slots):
+                pool.index_copy_(axis, self._index(chosen), copy.tensors[name].to(pool.device))
+
+    def _parts(
+        self, blocks: Sequence[int], slots: Sequence[int]
+    ) -> Iterator[tuple[str, torch.Tensor, int, Sequence[int]]]:
+        """Name, tensor, axis and what is meant of it, of every pool."""
+        for name, tensor in self._tensors.items():
+            grows = self._specs[name].grows
+            yield name, tensor, int(grows), blocks if grows else slots
+
+    def _copy(self, pools: Iterator[torch.Tensor], axis: int, sources: Sequence[int], targets: Sequence[int]) -> None:
+        with self._device.active():
+            source, target = self._index(sources), self._index(targets)
+            for pool in pools:
+                pool.index_copy_(axis, target, pool.index_select(axis, source))
+
+    def _index(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(list(values), dtype=torch.int64, device=self._device.torch)
+
+    def _kv(self) -> Iterator[torch.Tensor]:
+        return (tensor for name, tensor in self._tensors.items() if self._specs[name].grows)
+
+    def _states(self) -> Iterator[torch.Tensor]:
+        return (tensor for name, tensor in self._tensors.items() if not self._specs[name].grows)

@@ -1,0 +1,51 @@
+"""The outcome of a packed step: the most likely tokens in host memory, logits where the step has left them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from artifact.errors import EngineError
+from runtime.engines.step_result import StepResult
+from runtime.engines.torch.device import TorchDevice
+
+
+def best_of(logits: torch.Tensor) -> torch.Tensor:
+    """The most likely token of each row of ``logits`` [m, vocab], the first of equals; -1 where it is not finite."""
+    best = logits.argmax(1, keepdim=True)
+    return torch.where(logits.gather(1, best).isfinite(), best, -1)[:, 0]
+
+
+class TorchStepResult(StepResult):
+    """Of a step that has been enqueued.
+
+    best: the most likely tokens [n] in host memory, once the stream has come so far. logits: [n, vocab] on the device.
+    wanted: which of the n are those that were asked for.
+    """
+
+    def __init__(
+        self, device: TorchDevice, best: torch.Tensor, logits: torch.Tensor, wanted: Sequence[int] | slice
+    ) -> None:
+        self._device, self._best, self._logits, self._wanted = device, best, logits, wanted
+
+    def best_tokens(self) -> list[int | None]:
+        self._device.synchronize()
+        found: list[int] = self._best.numpy()[self._wanted].tolist()
+        return [token if token >= 0 else None for token in found] if found and min(found) < 0 else list(found)
+
+    def logits(self, index: int) -> np.ndarray:
+        row = index if isinstance(self._wanted, slice) else self._wanted[index]
+        self._device.synchronize()
+        with self._device.active():
+            return np.asarray(self._logits[row].cpu().numpy())
+
+    def all_logits(self) -> np.ndarray:
+        """Logits [m, vocab] of all tokens that were asked for."""
+        self._device.synchronize()
+        try:
+            with self._device.active():
+                return np.asarray(self._logits.cpu().numpy()[self._wanted])
+        except RuntimeError as error:
+            raise EngineError(f"reading the logits: the GPU answers {' '.join(str(error).split())}") from error

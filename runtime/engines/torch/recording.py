@@ -1,0 +1,62 @@
+"""CUDA graphs of work that repeats."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+
+from artifact.errors import EngineError
+from runtime.engines.torch.device import TorchDevice
+
+
+class RepeatedWork:
+    """Work on the device's stream that is the same each time but for the content of its memory.
+
+    The first run is an ordinary one: kernels are compiled and loaded by it. The second is recorded, which executes
+    nothing, and the graph is launched at once. From then on a run is one launch. On a CPU every run is direct.
+    """
+
+    def __init__(self, device: TorchDevice, work: Callable[[], None]) -> None:
+        self._device, self._work = device, work
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._warm, self.direct = False, not device.is_gpu
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the next run launches a graph that is there already."""
+        return self._graph is not None
+
+    def run(self) -> None:
+        """Enqueue the work on the device's stream, which has to be the current one."""
+        if self._warm and self._graph is None and not self.direct:
+            self._graph = self._recorded()
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self._work()
+            self._warm = True
+
+    def _recorded(self) -> torch.cuda.CUDAGraph | None:
+        graph = torch.cuda.CUDAGraph()
+        self._device.synchronize()
+        try:
+            # Unsafe calls of this thread end the recording with an error instead of escaping from the graph.
+            graph.capture_begin(pool=self._device.graph_pool, capture_error_mode="thread_local")
+            try:
+                self._work()
+            except BaseException:
+                # It has to end, whatever became of it: the stream refuses other work until then.
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        except (EngineError, RuntimeError) as error:
+            # The same step has run directly, so that only speed is lost.
+            self.direct = True
+            reason = " ".join(str(error).split())
+            warnings.warn(f"decoding without a CUDA graph, which is slower: {reason}", RuntimeWarning, stacklevel=2)
+            return None
+        return graph

@@ -1,0 +1,42 @@
+"""What steps take of a GPU's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from runtime.engines.torch.device import TorchDevice
+
+
+class StepMemory:
+    """Measures the largest step so far; knows nothing on a CPU."""
+
+    def __init__(self, device: TorchDevice) -> None:
+        self._device = device
+        self._tokens = self._largest = 0
+
+    @contextmanager
+    def measured(self, tokens: int) -> Iterator[None]:
+        """Around a step of ``tokens`` tokens."""
+        if not self._device.is_gpu or tokens <= self._tokens:
+            yield
+            return
+        self._tokens = tokens
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        yield
+        self._largest = max(self._largest, torch.cuda.max_memory_allocated() - before)
+
+    def free(self) -> int | None:
+        """Bytes that nobody has, without those that the largest step takes again; None on a CPU."""
+        if not self._device.is_gpu:
+            return None
+        self._device.synchronize()
+        torch.cuda.empty_cache()
+        return max(0, torch.cuda.mem_get_info()[0] - self._largest)
+
+    def held(self) -> Mapping[str, int]:
+        """For reports."""
+        return {"largest step": self._largest} if self._largest else {}

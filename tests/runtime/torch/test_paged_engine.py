@@ -1,0 +1,231 @@
+"""Packed steps on the CPU: the same tokens as the other engines, alone and in company, padded or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the torch engine needs torch")
+
+import torch
+
+from artifact.errors import EngineError
+from hybridge.verification.paged_sequences import PagedSequences
+from runtime.engines.paged import PackedInputs, PoolSizes
+from runtime.engines.torch import paged_engine
+from runtime.engines.torch.engine import TorchEngine
+from runtime.engines.torch.fusion import Phase
+from runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
+from runtime.engines.torch.paged_decode import PagedDecodeStep, padded_blocks, padded_rows
+from runtime.engines.torch.paged_engine import TorchPagedEngine, padded_tokens
+from runtime.generation import Request
+from runtime.llm import LLM
+from runtime.sampling import SamplingParams
+from runtime.scheduler import Priority
+from runtime.serving.loop import ServingLoop
+from runtime.serving.request import ServingRequest
+from runtime.serving.settings import ServingSettings
+from tests.runtime.serving.toy_loop import answers
+from tests.support.artifacts import ArtifactCache, Exported
+
+ROWS = 6
+
+
+@pytest.fixture(scope="module")
+def hybrid(artifacts: ArtifactCache) -> Exported:
+    return artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=ROWS, max_seq_len=96)
+
+
+def test_every_engine_gives_the_same_tokens(hybrid: Exported, artifacts: ArtifactCache) -> None:
+    dense = artifacts.get("nemotron_h", "float32", max_batch_size=ROWS, max_seq_len=96)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, hybrid.config.vocab_size, n).tolist() for n in (1, 7, 33, 64, 2, 18)]
+    found = []
+    for folder, engine in ((hybrid.folder, "torch"), (hybrid.folder, "onnxruntime"), (dense.folder, "torch")):
+        with LLM(folder, engine=engine) as llm:
+            found.append([answer.token_ids for answer in llm.generate(prompts, max_new_tokens=12)])
+    assert found[0] == found[1] == found[2]
+
+
+def test_disturbed_requests_get_the_tokens_of_each_alone(hybrid: Exported) -> None:
+    engine, rng = TorchPagedEngine(hybrid.folder, device="cpu"), np.random.default_rng(3)
+    asked = [
+        Request(
+            tuple(rng.integers(0, engine.config.vocab_size, int(rng.integers(1, 61))).tolist()),
+            SamplingParams(ignore_eos=True, n=int(rng.choice([1, 1, 2]))),
+            int(rng.integers(1, 9)),
+        )
+        for _ in range(24)
+    ]
+    roomy, alone = ServingLoop(engine, ServingSettings(), (), None), []
+    for request in asked:
+        roomy.add(ServingRequest(replace(request, params=SamplingParams(ignore_eos=True))))
+        alone.append(next(iter(answers([o for _ in range(8) if roomy.busy for o in roomy.step()]).values())))
+    # Room for two sequences of full length: the others are swapped out, or computed again.
+    needed = 2 * (8 * engine.block_bytes(16) + engine.slot_bytes)
+    settings = ServingSettings(memory_bytes=needed, max_tokens=50, swap_bytes=needed // 4, policy=Priority())
+    loop = ServingLoop(engine, settings, (), None)
+    waiting, outputs, preempted = list(asked), [], 0
+    while waiting or loop.busy:
+        while waiting and rng.random() < 0.8:
+            loop.add(ServingRequest(waiting.pop(0), priority=int(rng.integers(0, 3))))
+        if rng.random() < 0.05:
+            loop.cancel(int(rng.integers(0, len(asked))))
+        poison(loop, engine)
+        before = {s.id: s.preemptions for s in loop.scheduler.sequences.values()}
+        outputs += loop.step()
+        preempted += sum(s.preemptions > before.get(s.id, 0) for s in loop.scheduler.sequences.values())
+        loop.scheduler.check_integrity()
+    found = answers(outputs)
+    assert {key: tokens for key, tokens in found.items() if tokens != alone[key[0]]} == {}
+    assert len(found) > 15 and preempted
+
+
+def poison(loop: ServingLoop, engine: TorchPagedEngine) -> None:
+    """NaN in every block and slot that nobody holds."""
+    manager = loop.scheduler.manager
+    blocks = [block for block in range(manager.pool.num_blocks) if not manager.pool.references(block)]
+    sources = {source for source, _ in loop.scheduler._slot_copies}
+    slots = [s for s in range(manager.slots.num_slots) if not manager.slots.in_use(s) and s not in sources]
+    for name, pool in engine.pools.tensors.items():
+        if name.startswith("kv"):
+            pool[:, blocks] = float("nan")
+        else:
+            pool[slots] = float("nan")
+
+
+def fed(engine: TorchPagedEngine, seed: int = 0) -> tuple[PagedSequences, list[int], np.ndarray]:
+    """Three sequences of different lengths, in pools of NaN, and tokens to go on with."""
+    sequences = PagedSequences(engine, 3, 60, 4, seed=seed)
+    handles = [sequences.add() for _ in range(3)]
+    tokens = np.random.default_rng(4).integers(0, engine.config.vocab_size, (3, 20))
+    sequences.step({handle: tokens[handle, : 5 + 3 * handle] for handle in handles})
+    return sequences, handles, tokens
+
+
+def test_padding_of_a_mixed_step_changes_nothing(hybrid: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for size in (None, StepSize(24, 8, 9, 16)):
+        engine = TorchPagedEngine(hybrid.folder, device="cpu")
+        sequences, handles, tokens = fed(engine)
+        if size is not None:
+            monkeypatch.setattr(engine, "_size", lambda inputs, size=size: size)
+        work = {handles[2]: tokens[2, 11:12], handles[0]: tokens[0, 5:12], handles[1]: tokens[1, 8:9]}
+        logits = sequences.step(work)
+        assert sequences.untouched()
+        states = [value for handle in handles for value in sequences.states(handle).values()]
+        found.append([*(logits[handle] for handle in work), *states])
+    for plain, padded in zip(*found, strict=True):
+        np.testing.assert_allclose(padded, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_a_decode_step_of_more_rows_and_blocks_changes_nothing(hybrid: Exported) -> None:
+    engine = TorchPagedEngine(hybrid.folder, device="cpu")
+    found = []
+    for recorded in (False, True):
+        sequences, handles, tokens = fed(engine)
+        work = {handle: tokens[handle, 5 + 3 * handle :][:1] for handle in reversed(handles)}
+        inputs = sequences._inputs(work, 0)
+        if recorded:
+            program = engine._model.program(Phase.DECODE)
+            step = PagedDecodeStep(engine.device, program, engine.pools, 8, 9)
+            result = step.launch(inputs)
+        else:
+            result = engine.launch(inputs)
+        assert sequences.untouched()
+        states = [value for handle in handles for value in sequences.states(handle).values()]
+        found.append([result.all_logits(), np.array(result.best_tokens()), result.logits(1), *states])
+        assert result.best_tokens() == result.all_logits().argmax(1).tolist()
+    for plain, padded in zip(*found, strict=True):
+        np.testing.assert_allclose(padded, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_only_wanted_logits_come_back_from_a_decode_step(hybrid: Exported) -> None:
+    engine = TorchPagedEngine(hybrid.folder, device="cpu")
+    sequences, handles, tokens = fed(engine)
+    inputs = sequences._inputs({handle: tokens[handle, 5 + 3 * handle :][:1] for handle in handles}, 0)
+    step = PagedDecodeStep(engine.device, engine._model.program(Phase.DECODE), engine.pools, 4, 8)
+    every = step.launch(inputs).all_logits()
+    some = step.launch(replace(inputs, logits_indices=np.array([0, 2], np.int32)))
+    # The second run feeds the same tokens again: states move on, so only shapes and places are compared.
+    assert every.shape[0] == 3 and some.all_logits().shape[0] == 2 == len(some.best_tokens())
+    np.testing.assert_array_equal(some.logits(1), some.all_logits()[1])
+
+
+def test_tokens_without_finite_logits_are_none() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0], [float("nan"), 1.0, 2.0], [-float("inf")] * 3, [0.0, float("inf"), 1.0]])
+    assert paged_engine.best_of(logits).tolist() == [1, -1, -1, -1]
+
+
+@pytest.mark.parametrize(("rows", "padded"), [(1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 24), (60, 64), (62, 63)])
+def test_rows_of_recorded_steps(rows: int, padded: int) -> None:
+    assert padded_rows(rows, 63 if rows == 62 else 64) == padded
+
+
+@pytest.mark.parametrize(("blocks", "padded"), [(1, 16), (16, 16), (17, 32), (40, 64), (100, 128)])
+def test_blocks_of_recorded_steps(blocks: int, padded: int) -> None:
+    assert padded_blocks(blocks, 16) == padded
+
+
+def test_steps_are_padded_by_little() -> None:
+    for tokens in range(1, 5000):
+        padded = padded_tokens(tokens)
+        assert tokens <= padded < max(tokens + 16, tokens * 9 / 8 + 1) and padded_tokens(padded) == padded
+    assert len({padded_tokens(tokens) for tokens in range(1, 4097)}) < 60
+
+
+def test_buffers_fill_what_is_left(hybrid: Exported) -> None:
+    engine = TorchPagedEngine(hybrid.folder, device="cpu")
+    buffers = PackedBuffers(engine.device, StepSize(6, 4, 3, 4))
+    for array in buffers.arrays.values():
+        array[...] = 77
+    buffers.fill(
+        PackedInputs(
+            input_ids=np.array([5, 6, 7]),
+            positions=np.array([0, 1, 9]),
+            query_start_loc=np.array([0, 2, 3], np.int32),
+            seq_lens=np.array([2, 10], np.int32),
+            block_table=np.array([[3, -1], [4, 5]], np.int32),
+            slot_mapping=np.array([6, 7, 11], np.int32),
+            state_indices=np.array([1, 0], np.int32),
+            logits_indices=np.array([2], np.int32),
+        )
+    )
+    found = {name: array.tolist() for name, array in buffers.arrays.items()}
+    assert found == {
+        "input_ids": [5, 6, 7, 0, 0, 0],
+        "positions": [0, 1, 9, 0, 0, 0],
+        "query_start_loc": [0, 2, 3, 3, 3],
+        "seq_lens": [2, 10, 0, 0],
+        "block_table": [[3, -1, -1], [4, 5, -1], [-1, -1, -1], [-1, -1, -1]],
+        "slot_mapping": [6, 7, 11, -1, -1, -1],
+        "state_indices": [1, 0, -1, -1],
+        "logits_indices": [2, 0, 0, 0],
+    }
+    assert buffers.tensors["block_table"].tolist() == found["block_table"]
+
+
+def test_what_does_not_fit_is_refused(hybrid: Exported, artifacts: ArtifactCache) -> None:
+    with pytest.raises(EngineError, match="expected layout paged, found dense"):
+        TorchPagedEngine(artifacts.get("nemotron_h", "float32").folder)
+    with pytest.raises(EngineError, match="expected layout dense, found paged"):
+        TorchEngine(hybrid.folder)
+    engine = TorchPagedEngine(hybrid.folder, device="cpu")
+    with pytest.raises(EngineError, match="expected pools, found none"):
+        engine.zero_slots([0])
+    engine.allocate_pools(PoolSizes(2, 4, 1))
+    arrays = {
+        "input_ids": np.array([engine.config.vocab_size]),
+        "positions": np.array([0]),
+        "query_start_loc": np.array([0, 1], np.int32),
+        "seq_lens": np.array([1], np.int32),
+        "block_table": np.array([[0]], np.int32),
+        "slot_mapping": np.array([0], np.int32),
+        "state_indices": np.array([0], np.int32),
+        "logits_indices": np.array([0], np.int32),
+    }
+    with pytest.raises(EngineError, match="expected token ids from 0 to"):
+        engine.step(PackedInputs(**arrays))
+    assert engine.free_memory() is None and engine.held_memory()["weights mapped from files"] > 0
