@@ -18,6 +18,8 @@ from artifact.dtypes import DType
 from artifact.errors import ExportError
 from artifact.paged import MAX_BLOCKS, NUM_LOGITS, PAGED, ROW_BOUNDS, ROWS, TOKENS
 from exporter.graph.aten_translations import aten_translations
+from exporter.graph.lean_export import lean_passes, undecomposed
+from exporter.graph.plain_translations import plain_translations
 from exporter.graph.router_translations import router_translations
 from exporter.graph.step_translations import step_translations
 from exporter.graph.translations import standard_translations
@@ -54,16 +56,18 @@ def trace_decoder(config: DecoderConfig, bindings: GraphBindings, dtype: DType, 
         dims = {name: Dim(name, min=1) for name in sorted(axes)}
         shapes = (*[_dynamic(b, dims) for b in leading], [_dynamic(b, dims) for b in states])
         program = torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
-        exported = torch.onnx.export(
-            _without_decomposition(program),
-            dynamo=True,
-            custom_translation_table=_translation_table(),
-            opset_version=OPSET,
-            input_names=[b.name for b in bindings.inputs],
-            output_names=[b.name for b in bindings.outputs],
-            optimize=False,
-            verbose=False,
-        )
+        table = _translation_table()
+        with lean_passes(program, table):
+            exported = torch.onnx.export(
+                undecomposed(program),
+                dynamo=True,
+                custom_translation_table=table,
+                opset_version=OPSET,
+                input_names=[b.name for b in bindings.inputs],
+                output_names=[b.name for b in bindings.outputs],
+                optimize=False,
+                verbose=False,
+            )
     if exported is None:
         raise ExportError("torch.onnx returned no model")
     return exported.model
@@ -75,19 +79,9 @@ def _module(config: DecoderConfig, options: ExportOptions) -> Decoder:
     return Decoder(config, options.all_logits, options.head)
 
 
-def _without_decomposition(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """``program``, whose decomposition is itself.
-
-    torch.onnx decomposes every program before it translates it, by tracing it a second time; that takes twice as
-    long as all the rest. The decoder uses only operators that have a translation, so there is nothing to
-    decompose: an operator without one makes torch.onnx fail, naming it.
-    """
-    program.run_decompositions = lambda *_args, **_kwargs: program  # type: ignore[method-assign]
-    return program
-
-
 def _translation_table() -> dict[Any, Callable[..., Any]]:
     return {
+        **plain_translations(),
         **aten_translations(),
         **standard_translations(),
         **step_translations(),

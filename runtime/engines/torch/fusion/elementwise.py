@@ -28,18 +28,13 @@ def fuse_elementwise(graph: ir.Graph) -> None:
 
 
 def _softplus_argument(where: ir.Node) -> ir.Value | None:
-    """x of where(1 * x > 20, x, softplus(1 * x) / 1)."""
-    x, quotient, condition = where.inputs[1], producer(where.inputs[2], "Div"), producer(where.inputs[0], "Greater")
-    if x is None or quotient is None or condition is None or not _is_number(quotient.inputs[1], 1.0):
+    """x of where(x > 20, x, softplus(x))."""
+    x, softplus, condition = (
+        where.inputs[1],
+        producer(where.inputs[2], "Softplus"),
+        producer(where.inputs[0], "Greater"),
+    )
+    if x is None or softplus is None or condition is None:
         return None
-    softplus = producer(quotient.inputs[0], "Softplus")
-    scaled = None if softplus is None else producer(softplus.inputs[0], "Mul")
-    if softplus is None or scaled is None or condition.inputs[0] is not softplus.inputs[0]:
-        return None
-    same = scaled.inputs[0] is x and _is_number(scaled.inputs[1], 1.0)
-    return x if same and _is_number(condition.inputs[1], _THRESHOLD) else None
-
-
-def _is_number(value: ir.Value | None, number: float) -> bool:
-    cast = producer(value, "CastLike")
-    return constant_floats(value if cast is None else cast.inputs[0]) == (number,)
+    same = softplus.inputs[0] is x and condition.inputs[0] is x
+    return x if same and constant_floats(condition.inputs[1]) == (_THRESHOLD,) else None

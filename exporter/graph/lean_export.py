@@ -1,0 +1,86 @@
+"""torch.onnx without the steps that a decoder's program does not need.
+
+torch.onnx prepares for any program: it loads a translation of every ATen operator, decomposes the program by tracing
+it a second time, and runs it once more to find the types that an operator would promote. A decoder is made of operators
+of the translation table alone, in types that agree; for such a program all three change nothing and take most of
+the time. They are left out where a look at the program shows that, and where torch has them under the names of
+torch 2.13; else torch.onnx goes its own way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+Table = Mapping[Any, Callable[..., Any]]
+# Removed by torch.onnx before it translates.
+_ASSERTIONS = frozenset({torch.ops.aten._assert_tensor_metadata.default})
+# Operators whose result has the promoted type of its tensors and numbers.
+_PROMOTING = frozenset(
+    {
+        torch.ops.aten.add.Tensor,
+        torch.ops.aten.div.Tensor,
+        torch.ops.aten.mul.Tensor,
+        torch.ops.aten.where.self,
+        torch.ops.aten.cat.default,
+    }
+)
+
+
+def undecomposed(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """``program``, whose decomposition is itself: torch.onnx fails at an operator without translation, naming it."""
+    program.run_decompositions = lambda *_args, **_kwargs: program  # type: ignore[method-assign]
+    return program
+
+
+@contextlib.contextmanager
+def lean_passes(program: torch.export.ExportedProgram, table: Table) -> Iterator[None]:
+    """Inside, torch.onnx.export leaves out what changes nothing for ``program`` with the translations of ``table``."""
+    nodes = program.graph_module.graph.nodes
+    with contextlib.ExitStack() as replaced:
+        if all(_types_agree(node) for node in nodes):
+            _replace(replaced, "_fx_passes", "insert_type_promotion_nodes", _nothing)
+            # Promotion may insert operators of the library.
+            if all(_is_translated(node, table) for node in nodes):
+                _replace(replaced, "_registration.onnxscript_apis", "get_torchlib_ops", list)
+        yield
+
+
+def _is_translated(node: Node, table: Table) -> bool:
+    """Builtins (getitem, arithmetic of sizes) are translated by torch itself, not by its library of operators."""
+    is_operator = node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
+    return not is_operator or node.target in table or node.target in _ASSERTIONS
+
+
+def _types_agree(node: Node) -> bool:
+    """True when no operand of ``node`` would be converted before the operator computes."""
+    if node.target not in _PROMOTING:
+        return True
+    operands = node.args[0] if node.target is torch.ops.aten.cat.default else node.args
+    assert isinstance(operands, (tuple, list))
+    values = [operand.meta["val"] if isinstance(operand, Node) else operand for operand in operands]
+    if node.target is torch.ops.aten.where.self:
+        values = values[1:]
+    types = {value.dtype for value in values if isinstance(value, torch.Tensor)}
+    numbers = [value for value in values if not isinstance(value, torch.Tensor)]
+    floating = all(dtype.is_floating_point for dtype in types)
+    return len(types) == 1 and types == {node.meta["val"].dtype} and (floating or not numbers)
+
+
+def _nothing(_module: GraphModule) -> None:
+    pass
+
+
+def _replace(stack: contextlib.ExitStack, module: str, name: str, replacement: Callable[..., Any]) -> None:
+    """Give a function of torch.onnx's inner ``module`` another body until ``stack`` ends, where it exists."""
+    owner: Any = getattr(torch.onnx, "_internal", None)
+    for part in ("exporter", *module.split(".")):
+        owner = getattr(owner, part, None)
+    original = getattr(owner, name, None)
+    if original is not None:
+        setattr(owner, name, replacement)
+        stack.callback(setattr, owner, name, original)
