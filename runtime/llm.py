@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Any, Literal, cast, overload
 
 import numpy as np
 
@@ -19,8 +19,12 @@ from runtime.generation import Generation, Piece, Prefix, PrefixStore, Request, 
 from runtime.generation import Sequence as RunningSequence
 from runtime.generation.request import Prompt, is_one_prompt
 from runtime.model_text import ModelText
+from runtime.prefix_cache.metrics import CacheReport
 from runtime.sampling import SamplingParams
+from runtime.serving.cache_control import CacheControl
 from runtime.serving.open import open_engine, open_loop
+from runtime.serving.pinned import PinnedPrefix, read_prefixes
+from runtime.serving.sessions import Session
 from runtime.serving.settings import ServingSettings
 from runtime.serving.stream import PieceStreams
 
@@ -62,10 +66,11 @@ class LLM:
         self.tokenizer, self.chat_template, self.eos_token_ids = text.tokenizer, text.chat_template, text.eos_token_ids
         self._prefixes: PrefixStore | None = None
         self._streams: PieceStreams | None = None
+        self._cache: CacheControl | None = None
         if isinstance(self.engine, PagedEngine):
             settings = (serving or ServingSettings()).limited(max_batch_size, max_seq_len)
             self.loop = open_loop(self.engine, settings, text)
-            self._streams = PieceStreams(self.loop)
+            self._streams, self._cache = PieceStreams(self.loop), CacheControl(self.loop, folder)
             self.max_batch_size, self.max_seq_len = self.loop.shape.max_rows, self.loop.shape.max_seq_len
         else:
             self._prefixes = PrefixStore(self.engine)
@@ -206,20 +211,55 @@ class LLM:
         # The template has written the special tokens itself.
         return self._run(prompts, single, sampling, max_new_tokens, stream, add_special_tokens=False)
 
-    def cache_prefix(self, prompt: Prompt | Messages) -> Prefix:
+    def cache_prefix(self, prompt: Prompt | Messages, name: str | None = None) -> Prefix | PinnedPrefix:
         """Compute the state after ``prompt`` once; later prompts whose tokens begin with it start from there.
 
         ``prompt`` is text, token ids or the first messages of conversations (a system prompt). Only equal tokens
         count: a text is tokenized alone, so let it end where a token ends. The prefix stays until it is dropped.
+        A paged artifact needs a prefix cache of kind "radix" for it, and keeps the prefix by ``name``. RequestError
+        when its pools are too small for it.
         """
         is_chat = not isinstance(prompt, (str, np.ndarray)) and bool(prompt) and isinstance(prompt[0], Mapping)
         text: Any = self.chat_template.render(prompt, add_generation_prompt=False) if is_chat else prompt  # type: ignore[arg-type]
-        request = self._request(text, SamplingParams(), "prompt", add_special_tokens=not is_chat)
-        return self._prefix_store().add(request.prompt_ids)
+        request = self._request(text, SamplingParams(max_new_tokens=1), "prompt", add_special_tokens=not is_chat)
+        if self._prefixes is not None:
+            return self._prefixes.add(request.prompt_ids)
+        streams = self._streams
+        assert streams is not None
+        return self._control().pin(request.prompt_ids, name, lambda: list(streams.pieces([request])))
 
-    def drop_prefix(self, prefix: Prefix) -> None:
-        """Forget ``prefix`` and free its memory."""
-        self._prefix_store().remove(prefix)
+    def cache_prefixes(self, path: str | Path) -> list[PinnedPrefix]:
+        """``cache_prefix`` for all of a JSON file {"prefixes": {name: text, token ids or messages}}, paged only."""
+        self._control()
+        return [cast(PinnedPrefix, self.cache_prefix(prompt, name)) for name, prompt in read_prefixes(Path(path))]
+
+    def drop_prefix(self, prefix: Prefix | PinnedPrefix | str) -> None:
+        """Forget ``prefix``, of a paged artifact also by its name, and free its memory."""
+        if isinstance(prefix, Prefix):
+            self._prefix_store().remove(prefix)
+        else:
+            self._control().drop(prefix if isinstance(prefix, str) else prefix.name)
+
+    def save_session(self, path: str | Path, conversation: Generation | Sequence[int]) -> Session:
+        """Write what is known of a conversation (tokens, KV and states) to the file ``path``, whole or not at all.
+
+        ``conversation`` is an answer, which stands for its prompt too, or token ids. For paged artifacts with a prefix
+        cache of kind "radix". RequestError when the cache does not know these tokens any more.
+        """
+        if isinstance(conversation, Generation):
+            conversation = (*conversation.prompt_token_ids, *conversation.token_ids)
+        return self._control().save(Path(path), conversation)
+
+    def load_session(self, path: str | Path) -> Session:
+        """Take a saved session into the prefix cache: a prompt that begins with its tokens goes on from there.
+
+        RequestError when the file is damaged, of other weights or another version, or does not fit.
+        """
+        return self._control().load(Path(path))
+
+    def prefix_cache_report(self) -> CacheReport:
+        """Hits and misses with their reasons, what is held, what had to go; RequestError without a radix tree."""
+        return self._control().report()
 
     def _run(
         self,
@@ -261,10 +301,13 @@ class LLM:
 
     def _prefix_store(self) -> PrefixStore:
         if self._prefixes is None:
-            raise RequestError(
-                "cache_prefix: expected an artifact of layout dense, found a paged one: generate from the whole prompt"
-            )
+            raise RequestError("expected a prefix of this artifact, found one of a dense artifact: use its own")
         return self._prefixes
+
+    def _control(self) -> CacheControl:
+        if self._cache is None:
+            raise RequestError("expected an artifact of layout paged, found a dense one: export with --layout paged")
+        return self._cache
 
     def _request(self, prompt: Any, params: SamplingParams, name: str, add_special_tokens: bool) -> Request:
         return self._text.request(prompt, params, self.max_seq_len, name, add_special_tokens)

@@ -160,6 +160,17 @@ class PagedEngine(ABC):
     def swap_in(self, copy: HostCopy, blocks: Sequence[int], slots: Sequence[int]) -> None:
         """Write the copy over as many blocks and slots as it has, in the order in which they were swapped out."""
 
+    def arrays_from_copy(self, copy: HostCopy) -> dict[str, np.ndarray]:
+        """What ``swap_out`` gave, by graph input: KV [2, blocks, block_size, ...], states [slots, ...], as declared.
+
+        EngineError when the engine cannot show its copies.
+        """
+        raise EngineError(f"the {self.name} engine cannot save its states: use onnxruntime")
+
+    def copy_from_arrays(self, arrays: Mapping[str, np.ndarray], blocks: int, slots: int) -> HostCopy:
+        """The inverse of ``arrays_from_copy``, for ``swap_in``; EngineError as there, or when the shapes do not fit."""
+        raise EngineError(f"the {self.name} engine cannot restore states: use onnxruntime")
+
     def free_memory(self) -> int | None:
         """Device memory in bytes that pools could still take; None where a byte budget decides instead (a CPU)."""
         return None

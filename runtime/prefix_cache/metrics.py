@@ -65,6 +65,25 @@ class CacheMetrics:
         return {**asdict(self), "misses": dict(self.misses), "token_hit_rate": self.token_hit_rate}
 
 
+@dataclass(frozen=True)
+class CacheReport:
+    """What the cache holds at present, in bytes and numbers, and the counts so far."""
+
+    nodes: int
+    states: int
+    kv_bytes: int
+    state_bytes: int
+    host_bytes: int
+    pinned: tuple[str, ...]
+    alpha: float | None
+    counts: CacheMetrics
+
+    def to_json(self) -> dict[str, object]:
+        """For reports and monitoring."""
+        counts = self.counts.to_json()
+        return {**{name: value for name, value in vars(self).items() if name != "counts"}, "counts": counts}
+
+
 def _reason(tree: RadixTree, ghosts: Ghosts, memory: SequenceMemory, prefix: KnownPrefix) -> str:
     if not prefix.asked:
         return TOO_SHORT

@@ -6,7 +6,7 @@ goes on inside such a block gets a copy first. What the tree has gives way, leas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from runtime.blocks.allocator import BlockAllocator
 from runtime.blocks.kept_block_pool import KeptBlockPool
@@ -55,6 +55,8 @@ class RadixAllocator(BlockAllocator):
         self.metrics = CacheMetrics()
         self.ghosts = Ghosts()
         self.gives_spare = needs.state and settings.mode == EXTRA_BUFFER
+        # Called with a node that is about to be given up, for a slower memory.
+        self.spill: Callable[[Node], None] = lambda node: None
         # Whose KV is locked. These locks only tell what is of use: where memory is short, they are given up.
         self._readers: set[SequenceMemory] = set()
 
@@ -202,6 +204,7 @@ class RadixAllocator(BlockAllocator):
         self.metrics.evicted_states += node.state is not None
         if node.state is not None or not self.needs.state:
             self.ghosts.add(node.root.namespace, node.key)
+            self.spill(node)
 
     def _is_chunk(self, prefix: KnownPrefix, end: int) -> bool:
         """Whether a prompt is under way whose latest state is kept."""

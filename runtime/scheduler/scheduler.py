@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import insort
 
-from artifact.errors import EngineError, RequestError
 from runtime.blocks import BlockManager
 from runtime.blocks.sequence_memory import NONE
+from runtime.scheduler.capacity import Capacity
 from runtime.scheduler.draft import Draft
 from runtime.scheduler.plan import StepPlan, Swap
 from runtime.scheduler.request import ScheduledRequest
@@ -31,7 +31,7 @@ class Scheduler:
         self.settings = settings
         self.sequences: dict[int, ScheduledSequence] = {}
         self.manager = manager
-        self._check_pools()
+        self.capacity = Capacity(manager, settings)
         self._spare = int(settings.watermark * manager.pool.num_blocks)
         self._waiting: list[ScheduledSequence] = []
         self._running: list[ScheduledSequence] = []
@@ -56,25 +56,18 @@ class Scheduler:
         """Host memory of the sequences that were swapped out."""
         return self._host_bytes
 
+    @property
+    def settled(self) -> bool:
+        """Whether no forked state waits to be copied: what is free is of use to nobody."""
+        return not self._slot_copies and self._draft is None
+
+    def first_waiting(self) -> list[ScheduledSequence]:
+        """Those that may begin with the next step."""
+        return [sequence for sequence in self._waiting[: self.manager.rows.free] if not sequence.memory.length]
+
     def check(self, request: ScheduledRequest) -> None:
         """RequestError when the pools could never hold the request."""
-        settings, manager = self.settings, self.manager
-        if request.most_tokens > settings.max_seq_len:
-            raise RequestError(
-                f"expected at most {settings.max_seq_len} tokens of prompt and continuation (max_seq_len), found "
-                f"{request.most_tokens}: shorten the prompt, or lower max_new_tokens"
-            )
-        # Sequences that share a block copy it before the last one gives it back: one block more.
-        blocks = request.sequences * manager.most_blocks(request.most_tokens, settings.max_tokens)
-        blocks += manager.needs.kv and request.sequences > 1
-        slots = request.sequences * manager.needs.state
-        pools = manager.pool.num_blocks, manager.slots.num_slots
-        if blocks > pools[0] or slots > pools[1] or request.sequences > settings.max_rows:
-            raise RequestError(
-                f"expected a request that the pools can hold ({pools[0]} blocks, {pools[1]} slots, {settings.max_rows} "
-                f"rows), found one of {blocks} blocks, {slots} slots and {request.sequences} rows: make it shorter, or "
-                "give the pools more memory"
-            )
+        self.capacity.check(request)
 
     def add(self, request: ScheduledRequest) -> ScheduledSequence:
         """Let the request wait for its turn; RequestError when the pools could never hold it."""
@@ -308,14 +301,3 @@ class Scheduler:
     def _drop_copy(self, sequence: ScheduledSequence) -> None:
         self._host_bytes -= sequence.host_bytes
         sequence.host_bytes, sequence.host_copy = 0, None
-
-    def _check_pools(self) -> None:
-        manager = self.manager
-        blocks = manager.most_blocks(self.settings.max_seq_len, self.settings.max_tokens)
-        slots = int(manager.needs.state)
-        if blocks > manager.pool.num_blocks or slots > manager.slots.num_slots:
-            raise EngineError(
-                f"expected pools of at least {blocks} blocks and {slots} slots, which one sequence of "
-                f"{self.settings.max_seq_len} tokens takes, found {manager.pool.num_blocks} and "
-                f"{manager.slots.num_slots}: give them more memory, or lower max_seq_len"
-            )

@@ -11,13 +11,14 @@ from artifact.errors import EngineError
 from runtime.blocks import BlockManager, CacheNeeds
 from runtime.engines.paged import PagedEngine
 from runtime.engines.step_result import StepResult
+from runtime.prefix_cache.radix_allocator import RadixAllocator
 from runtime.prefix_cache.settings import BLOCKS, RADIX
 from runtime.scheduler import ScheduledSequence, Scheduler, SchedulerSettings, StepPlan
 from runtime.serving.beam import BeamGroup
 from runtime.serving.executor import StepExecutor
 from runtime.serving.group import Group, GroupContext, SamplingGroup
 from runtime.serving.pools import PoolReport, ServingShape, memory_budget, pools_in
-from runtime.serving.prefix_cache import cached_slots, radix_allocator
+from runtime.serving.prefix_cache import ServedCache, cached_slots, radix_allocator
 from runtime.serving.request import Output, ServingRequest
 from runtime.serving.settings import ServingSettings
 from runtime.text import Tokenizer
@@ -46,8 +47,8 @@ class ServingLoop:
         sizes = self.pools.sizes
         engine.allocate_pools(sizes)
         shape = self.shape
-        self.prefix_cache = radix_allocator(engine, sizes, needs, cache) if cache.kind == RADIX else None
-        manager = BlockManager(sizes, needs, shape.max_rows, shape.max_seq_len, cache.kind == BLOCKS, self.prefix_cache)
+        radix = radix_allocator(engine, sizes, needs, cache) if cache.kind == RADIX else None
+        manager = BlockManager(sizes, needs, shape.max_rows, shape.max_seq_len, cache.kind == BLOCKS, radix)
         self.scheduler = Scheduler(
             manager,
             SchedulerSettings(
@@ -60,6 +61,7 @@ class ServingLoop:
                 self.pools.slot_bytes,
             ),
         )
+        self.served_cache = None if radix is None else ServedCache(radix, engine, self.scheduler)
         self._executor = StepExecutor(engine, manager, self.scheduler)
         self._groups: dict[int, Group] = {}
         self._request_of: dict[ScheduledSequence, int] = {}
@@ -74,6 +76,11 @@ class ServingLoop:
     def launch_seconds(self) -> float:
         """What of ``engine_seconds`` went by before the engine left the rest to its device."""
         return self._executor.launch_seconds
+
+    @property
+    def prefix_cache(self) -> RadixAllocator | None:
+        """The radix tree with its pools, events and metrics; None without one."""
+        return None if self.served_cache is None else self.served_cache.cache
 
     @property
     def busy(self) -> bool:
@@ -113,6 +120,8 @@ class ServingLoop:
 
     def step(self) -> list[Output]:
         """Run one step; what the requests got from it, or the error that ended those who took part."""
+        if self.served_cache is not None:
+            self.served_cache.restore()
         plan = self.scheduler.plan()
         if plan is None:
             assert not self._groups, "there are requests, but nothing that could be planned"

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from runtime.blocks import CacheNeeds
 from runtime.engines.paged import PagedEngine, PoolSizes
 from runtime.prefix_cache.costs import costs_of_model
+from runtime.prefix_cache.host_tier import HostTier
+from runtime.prefix_cache.metrics import CacheReport
 from runtime.prefix_cache.radix_allocator import RadixAllocator
 from runtime.prefix_cache.settings import EXTRA_BUFFER, LRU, RADIX, PrefixCacheSettings
+from runtime.prefix_cache.token_key import key_from_tokens
+from runtime.prefix_cache.transfer import DeviceCache
 from runtime.prefix_cache.worth import LruWorth, ValueWorth, Worth
+from runtime.scheduler import ScheduledSequence, Scheduler
+from runtime.serving.pinned import PinnedPrefixes
 from runtime.serving.pools import CacheSlots, ServingShape
 
 
@@ -29,3 +37,42 @@ def radix_allocator(
         )
         worth = ValueWorth(costs, 1.0 if settings.alpha is None else settings.alpha)
     return RadixAllocator(sizes, needs, settings, worth)
+
+
+class ServedCache:
+    """The prefix cache of a loop with all that belongs to it. Between steps only, and while ``scheduler.settled``."""
+
+    def __init__(self, cache: RadixAllocator, engine: PagedEngine, scheduler: Scheduler) -> None:
+        self.cache = cache
+        self.device = DeviceCache(cache, engine)
+        self.pinned = PinnedPrefixes(cache, scheduler)
+        self.host = HostTier(self.device, cache.settings.host_bytes) if cache.settings.host_bytes else None
+        self._scheduler = scheduler
+        self._seen: set[ScheduledSequence] = set()
+        if self.host is not None:
+            cache.spill = self.host.spill
+
+    def restore(self) -> None:
+        """Bring back from host memory what the next requests begin with."""
+        if self.host is None or not self._scheduler.settled:
+            return
+        waiting = self._scheduler.first_waiting()
+        for sequence in waiting:
+            if sequence not in self._seen:
+                key = key_from_tokens(sequence.tokens[:-1])
+                self.host.restore(key, sequence.memory.namespace)
+        self._seen = set(waiting)
+
+    def report(self, block_bytes: int, slot_bytes: int) -> CacheReport:
+        """What the cache holds now."""
+        cache = self.cache
+        return CacheReport(
+            cache.tree.nodes,
+            cache.tree.states,
+            cache.pool.kept * block_bytes,
+            cache.tree.states * slot_bytes,
+            0 if self.host is None else self.host.nbytes,
+            tuple(self.pinned.names()),
+            cache.tree.worth.alpha if isinstance(cache.tree.worth, ValueWorth) else None,
+            replace(cache.metrics, misses=cache.metrics.misses.copy()),
+        )

@@ -201,6 +201,6 @@ def test_llm_reports_a_failed_step(llm, engine):
     assert list(llm.generate([1], max_new_tokens=5).token_ids) == toy_greedy(engine.config, [1], 5)
 
 
-def test_llm_on_a_paged_engine_has_no_kept_prefixes(llm):
-    with pytest.raises(RequestError, match="layout dense"):
+def test_llm_without_a_radix_tree_keeps_no_prefixes(llm):
+    with pytest.raises(RequestError, match="expected a prefix cache of kind 'radix'"):
         llm.cache_prefix([1, 2])

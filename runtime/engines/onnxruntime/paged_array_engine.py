@@ -82,6 +82,12 @@ class PagedArrayEngine(PagedEngine):
     def swap_in(self, copy: HostCopy, blocks: Sequence[int], slots: Sequence[int]) -> None:
         self.pools.swap_in(copy, blocks, slots)
 
+    def arrays_from_copy(self, copy: HostCopy) -> dict[str, np.ndarray]:
+        return self.pools.arrays_from_copy(copy)
+
+    def copy_from_arrays(self, arrays: Mapping[str, np.ndarray], blocks: int, slots: int) -> HostCopy:
+        return self.pools.copy_from_arrays(arrays, blocks, slots)
+
     def _pool_layouts(self) -> Mapping[str, tuple[int, ...]]:
         """Pools that the sessions hold in another order of axes than declared."""
         return {}

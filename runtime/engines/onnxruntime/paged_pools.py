@@ -102,6 +102,26 @@ class ArrayPools:
             else:
                 array[list(slots)] = copy.arrays[name]
 
+    def arrays_from_copy(self, copy: HostCopy) -> dict[str, np.ndarray]:
+        """The arrays of ``copy`` in the layout of their declarations."""
+        assert isinstance(copy, ArrayCopy)
+        return {
+            name: array.transpose(np.argsort(self._layouts[name])) if name in self._layouts else array
+            for name, array in copy.arrays.items()
+        }
+
+    def copy_from_arrays(self, arrays: Mapping[str, np.ndarray], blocks: int, slots: int) -> ArrayCopy:
+        """EngineError when an array is missing or of another shape."""
+        axes = {NUM_BLOCKS: blocks, BLOCK_SIZE: self.sizes.block_size, NUM_SLOTS: slots}
+        stored = {}
+        for name, spec in self._specs.items():
+            shape, found = tuple(spec.resolve(**axes)), None if name not in arrays else arrays[name].shape
+            if found != shape:
+                raise EngineError(f"{name}: expected an array {list(shape)}, found {found}: it is of another model")
+            order = self._layouts.get(name, range(len(shape)))
+            stored[name] = arrays[name].transpose(tuple(order)).astype(spec.dtype.numpy)
+        return ArrayCopy(blocks, slots, stored)
+
     def _allocate(self, spec: Binding, axes: Mapping[str, int]) -> np.ndarray:
         shape = spec.resolve(**axes)
         order = self._layouts.get(spec.name, range(len(shape)))

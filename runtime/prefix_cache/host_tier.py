@@ -1,0 +1,116 @@
+"""Host memory for what the tree on the device had to give up.
+
+A second radix tree, whose blocks and slots are copies on the host. Both evict on their own: what the device gives up
+comes here, what is evicted here is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runtime.blocks.sequence_memory import NONE
+from runtime.engines.paged import HostCopy
+from runtime.prefix_cache.node import Node
+from runtime.prefix_cache.radix_tree import RadixTree, TreeMatch
+from runtime.prefix_cache.token_key import cut
+from runtime.prefix_cache.transfer import DeviceCache
+
+
+class _HostParts:
+    """Copies by number, with reference counts."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, HostCopy] = {}
+        self._references: dict[int, int] = {}
+        self._next = 0
+        self.nbytes = 0
+
+    def add(self, part: HostCopy) -> int:
+        """Keep ``part``, with one reference."""
+        number, self._next = self._next, self._next + 1
+        self._parts[number], self._references[number] = part, 1
+        self.nbytes += part.nbytes
+        return number
+
+    def __getitem__(self, number: int) -> HostCopy:
+        return self._parts[number]
+
+    def retain(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._references[number] += 1
+
+    def release(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._references[number] -= 1
+            if not self._references[number]:
+                self.nbytes -= self._parts.pop(number).nbytes
+                del self._references[number]
+
+
+class _Stored:
+    """A prefix in the tree on the host, as ``DeviceCache.copy_in`` reads it."""
+
+    def __init__(self, blocks: Sequence[HostCopy], state: HostCopy | None) -> None:
+        self._blocks, self._state = blocks, state
+
+    def block(self, index: int) -> HostCopy:
+        return self._blocks[index]
+
+    def state(self) -> HostCopy:
+        assert self._state is not None
+        return self._state
+
+
+class HostTier:
+    """At most ``budget`` bytes of host memory for the cache of ``device``."""
+
+    def __init__(self, device: DeviceCache, budget: int) -> None:
+        cache = device.cache
+        self._device, self._budget = device, budget
+        self._blocks, self._slots = _HostParts(), _HostParts()
+        self.tree = RadixTree(self._blocks, self._slots, cache.block_size, cache.needs.kv, cache.needs.state)
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory in use."""
+        return self._blocks.nbytes + self._slots.nbytes
+
+    def spill(self, node: Node) -> None:
+        """Copy what can be resumed at ``node`` of the device's tree, as far as it is not here already."""
+        cache, tree = self._device.cache, self.tree
+        if cache.needs.state and node.state is None:
+            return
+        key, namespace = node.key, node.root.namespace
+        match = tree.match(key, namespace)
+        if match.length == node.end:
+            tree.touch(match.node)
+            return
+        first = match.known // cache.block_size
+        device_blocks = cache.tree.blocks_of(node)[first:] if match.known < node.end else []
+        numbers = [self._blocks.add(self._device.copy_out([block], NONE)) for block in device_blocks]
+        slot = None if node.state is None else self._slots.add(self._device.copy_out([], node.state))
+        _, took = tree.insert(key, [NONE] * first + numbers, slot, namespace)
+        self._blocks.release(numbers)
+        if slot is not None and not took:
+            self._slots.release([slot])
+        cache.metrics.spilled_states += took
+        cache.metrics.spilled_blocks += len(numbers)
+        while self.nbytes > self._budget and tree.evict_kv():
+            pass
+
+    def restore(self, key: bytes, namespace: str) -> bool:
+        """Bring back what ``key`` can be resumed from, if that is more than what the device has."""
+        match = self.tree.match(key, namespace)
+        if match.length <= self._device.cache.tree.match(key, namespace).length:
+            return False
+        found = cut(key, 0, match.length)
+        self.tree.lock(match.node)  # to make room on the device spills to here
+        try:
+            return self._device.copy_in(found, namespace, self._stored(match))
+        finally:
+            self.tree.unlock(match.node)
+
+    def _stored(self, match: TreeMatch) -> _Stored:
+        blocks = [self._blocks[number] for number in self.tree.blocks_of(match.node, match.length)]
+        state = match.node.state
+        return _Stored(blocks, None if state is None else self._slots[state])

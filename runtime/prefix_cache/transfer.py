@@ -1,0 +1,81 @@
+"""States and blocks of the tree on their way to host memory and back, between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from runtime.blocks.sequence_memory import NONE
+from runtime.engines.paged import HostCopy, PagedEngine
+from runtime.prefix_cache.radix_allocator import RadixAllocator
+from runtime.prefix_cache.radix_tree import TreeMatch
+from runtime.prefix_cache.token_key import key_length
+
+
+class Source(Protocol):
+    """A resumable prefix on the host."""
+
+    def block(self, index: int) -> HostCopy:
+        """The block of positions index * block_size and on, alone."""
+
+    def state(self) -> HostCopy:
+        """The slot, alone."""
+
+
+class DeviceCache:
+    """The cache with the engine that holds its memory.
+
+    Only between steps, and not while forked states wait to be copied: what is free then is free for good.
+    """
+
+    def __init__(self, cache: RadixAllocator, engine: PagedEngine) -> None:
+        self.cache, self.engine = cache, engine
+
+    def copy_out(self, blocks: Sequence[int], slot: int) -> HostCopy:
+        """Blocks and slot (-1: none) in host memory."""
+        return self.engine.swap_out(blocks, [] if slot == NONE else [slot])
+
+    def copy_in(self, key: bytes, namespace: str, source: Source) -> bool:
+        """Put a prefix into the tree, its state and the blocks that are not there; False when there is no room."""
+        cache, length = self.cache, key_length(key)
+        needs_state = cache.needs.state
+        room = self._room_for(key, namespace)
+        if room is None:
+            return False
+        match, blocks, slot = room
+        first = match.known // cache.block_size
+        for index, block in enumerate(blocks, first):
+            self.engine.swap_in(source.block(index), [block], [])
+        if needs_state:
+            self.engine.swap_in(source.state(), [], [slot])
+        _, took = cache.tree.insert(key, [NONE] * first + blocks, slot if needs_state else None, namespace)
+        cache.release(blocks)
+        if needs_state and not took:
+            cache.slots.release([slot])
+        cache.metrics.restored_states += took
+        cache.metrics.restored_blocks += len(blocks)
+        return cache.tree.match(key, namespace).length == length
+
+    def _room_for(self, key: bytes, namespace: str) -> tuple[TreeMatch, list[int], int] | None:
+        """What the tree has of ``key``, blocks for the rest and a slot (-1 without states)."""
+        cache = self.cache
+        slot = NONE
+        if cache.needs.state:
+            if not cache.slots.free:
+                return None
+            slot = cache.slots.allocate()
+        for _ in range(2):
+            match = cache.tree.match(key, namespace)
+            count = self._missing(match, key)
+            # To make room may take what the tree had of this very prefix: then, and only then, look again.
+            if cache.make_room(count) and self._missing(cache.tree.match(key, namespace), key) == count:
+                return match, cache.allocate(count), slot
+        if slot != NONE:
+            cache.slots.release([slot])
+        return None
+
+    def _missing(self, match: TreeMatch, key: bytes) -> int:
+        size = self.cache.block_size
+        if not self.cache.needs.kv or match.known == key_length(key):
+            return 0
+        return -(-key_length(key) // size) - match.known // size

@@ -1,0 +1,64 @@
+"""What the pools can hold at most."""
+
+from __future__ import annotations
+
+from artifact.errors import EngineError, RequestError
+from runtime.blocks import BlockManager
+from runtime.scheduler.request import ScheduledRequest
+from runtime.scheduler.settings import SchedulerSettings
+
+
+class Capacity:
+    """Refuses at once what could never run. ``blocks`` and ``slots`` are what pinned prefixes leave to sequences."""
+
+    def __init__(self, manager: BlockManager, settings: SchedulerSettings) -> None:
+        """EngineError when the pools cannot hold one sequence of max_seq_len."""
+        self._manager, self._settings = manager, settings
+        self.set_aside(0, 0)
+        blocks, slots = self._longest()
+        if blocks > self.blocks or slots > self.slots:
+            raise EngineError(
+                f"expected pools of at least {blocks} blocks and {slots} slots, which one sequence of "
+                f"{settings.max_seq_len} tokens takes, found {self.blocks} and {self.slots}: give them more memory, or "
+                "lower max_seq_len"
+            )
+
+    def set_aside(self, blocks: int, slots: int) -> None:
+        """Pinned prefixes hold so much."""
+        self.blocks = self._manager.pool.num_blocks - blocks
+        self.slots = self._manager.slots.num_slots - slots
+
+    def check_aside(self, blocks: int, slots: int, name: str) -> None:
+        """RequestError unless pinned prefixes may hold so much, with that of ``name``."""
+        needed = self._longest()
+        left = self._manager.pool.num_blocks - blocks, self._manager.slots.num_slots - slots
+        if left[0] < needed[0] or left[1] < needed[1]:
+            raise RequestError(
+                f"{name!r}: expected a prefix that leaves {needed[0]} blocks and {needed[1]} slots, which a sequence of "
+                f"{self._settings.max_seq_len} tokens takes, found one that leaves {left[0]} and {left[1]}: give the "
+                "pools more memory, or lower max_seq_len"
+            )
+
+    def check(self, request: ScheduledRequest) -> None:
+        """RequestError when the pools could never hold the request."""
+        settings, manager = self._settings, self._manager
+        if request.most_tokens > settings.max_seq_len:
+            raise RequestError(
+                f"expected at most {settings.max_seq_len} tokens of prompt and continuation (max_seq_len), found "
+                f"{request.most_tokens}: shorten the prompt, or lower max_new_tokens"
+            )
+        # Sequences that share a block copy it before the last one gives it back: one block more.
+        blocks = request.sequences * manager.most_blocks(request.most_tokens, settings.max_tokens)
+        blocks += manager.needs.kv and request.sequences > 1
+        slots = request.sequences * manager.needs.state
+        if blocks > self.blocks or slots > self.slots or request.sequences > settings.max_rows:
+            raise RequestError(
+                f"expected a request that the pools can hold ({self.blocks} blocks, {self.slots} slots, "
+                f"{settings.max_rows} rows), found one of {blocks} blocks, {slots} slots and {request.sequences} rows: "
+                "make it shorter, or give the pools more memory"
+            )
+
+    def _longest(self) -> tuple[int, int]:
+        """Blocks and slots of one sequence of full length."""
+        manager, settings = self._manager, self._settings
+        return manager.most_blocks(settings.max_seq_len, settings.max_tokens), int(manager.needs.state)

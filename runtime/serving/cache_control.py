@@ -1,0 +1,55 @@
+"""What callers can do with the prefix cache of a paged artifact: pin, save, restore, look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from artifact.errors import RequestError
+from runtime.prefix_cache.metrics import CacheReport
+from runtime.prefix_cache.settings import RADIX
+from runtime.serving.loop import ServingLoop
+from runtime.serving.pinned import PinnedPrefix, checked_name
+from runtime.serving.prefix_cache import ServedCache
+from runtime.serving.sessions import Session, load_session, save_session
+
+
+class CacheControl:
+    """Not for use while a step runs. RequestError from everything when the loop has no radix tree."""
+
+    def __init__(self, loop: ServingLoop, folder: Path) -> None:
+        self._loop, self._folder = loop, folder
+
+    def pin(self, token_ids: tuple[int, ...], name: str | None, compute: Callable[[], object]) -> PinnedPrefix:
+        """Keep ``token_ids`` until ``drop``; ``compute`` puts them into the cache. Errors as in PinnedPrefixes.add."""
+        pinned = self._served().pinned
+        return pinned.add(PinnedPrefix(checked_name(name, token_ids, pinned.names()), token_ids), compute)
+
+    def drop(self, name: str) -> None:
+        """Let a pinned prefix go; RequestError when there is none of that name."""
+        self._served().pinned.drop(name)
+
+    def save(self, path: Path, tokens: Sequence[int], namespace: str = "") -> Session:
+        """See ``sessions.save_session``."""
+        return save_session(self._between_steps().device, self._folder, path, tokens, namespace)
+
+    def load(self, path: Path) -> Session:
+        """See ``sessions.load_session``."""
+        return load_session(self._between_steps().device, self._folder, path)
+
+    def report(self) -> CacheReport:
+        """What the cache holds now, and its counts."""
+        return self._served().report(self._loop.pools.block_bytes, self._loop.pools.slot_bytes)
+
+    def _served(self) -> ServedCache:
+        if self._loop.served_cache is None:
+            raise RequestError(
+                f"expected a prefix cache of kind {RADIX!r}, found none: open the artifact with "
+                f"serving=ServingSettings(prefix_cache={RADIX!r})"
+            )
+        return self._loop.served_cache
+
+    def _between_steps(self) -> ServedCache:
+        if not self._loop.scheduler.settled:
+            raise RequestError("expected no request with several answers under way, found one: wait for its next piece")
+        return self._served()

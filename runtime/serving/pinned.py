@@ -1,0 +1,107 @@
+"""Prefixes that stay: computed once, kept by name until they are dropped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from artifact.errors import RequestError
+from artifact.json_fields import Fields, load_json_object
+from runtime.prefix_cache.node import Node
+from runtime.prefix_cache.radix_allocator import RadixAllocator
+from runtime.prefix_cache.token_key import key_from_tokens
+from runtime.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class PinnedPrefix:
+    """The first tokens of prompts that are asked often, such as a system prompt."""
+
+    name: str
+    token_ids: tuple[int, ...]
+    namespace: str = ""
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return len(self.token_ids)
+
+
+class PinnedPrefixes:
+    """By name. What they hold is missing to sequences, so as much must be left as one of full length takes."""
+
+    def __init__(self, cache: RadixAllocator, scheduler: Scheduler) -> None:
+        self._cache, self._scheduler = cache, scheduler
+        self._nodes: dict[str, tuple[PinnedPrefix, Node]] = {}
+
+    def add(self, prefix: PinnedPrefix, compute: Callable[[], object]) -> PinnedPrefix:
+        """Keep ``prefix``, which ``compute`` puts into the cache where it is not there yet.
+
+        RequestError when its name is taken by other tokens, or the pools are too small for it.
+        """
+        known = self._nodes.get(prefix.name)
+        if known is not None:
+            if known[0] != prefix:
+                raise RequestError(f"{prefix.name!r}: expected a new name, found one of another prefix: drop it first")
+            return known[0]
+        self._check(prefix)
+        tree, key = self._cache.tree, key_from_tokens(prefix.token_ids)
+        match = tree.match(key, prefix.namespace)
+        if match.length < prefix.length:
+            compute()
+            match = tree.match(key, prefix.namespace)
+        if match.length < prefix.length:
+            raise RequestError(f"{prefix.name!r}: expected room for it in the prefix cache, found none: give it more")
+        tree.lock(match.node)
+        self._nodes[prefix.name] = prefix, match.node
+        self._scheduler.capacity.set_aside(*self._held())
+        return prefix
+
+    def drop(self, name: str) -> None:
+        """Let the prefix go like any other; RequestError when there is none of that name."""
+        if name not in self._nodes:
+            raise RequestError(f"{name!r}: expected one of the prefixes {sorted(self._nodes)}: cache it first")
+        _, node = self._nodes.pop(name)
+        self._cache.tree.unlock(node)
+        self._scheduler.capacity.set_aside(*self._held())
+
+    def names(self) -> Mapping[str, PinnedPrefix]:
+        """All prefixes by name."""
+        return {name: prefix for name, (prefix, _) in self._nodes.items()}
+
+    def _held(self) -> tuple[int, int]:
+        """Blocks and slots of all prefixes."""
+        nodes = {part for _, node in self._nodes.values() for part in node.path()}
+        ends = {node for _, node in self._nodes.values()}
+        return len({block for node in nodes for block in node.blocks}), sum(node.state is not None for node in ends)
+
+    def _check(self, prefix: PinnedPrefix) -> None:
+        blocks, slots = self._held()
+        manager = self._scheduler.manager
+        # One block more: whoever goes on inside the last one has a copy.
+        blocks += manager.blocks_for(prefix.length) + 1
+        self._scheduler.capacity.check_aside(blocks * manager.needs.kv, (slots + 1) * manager.needs.state, prefix.name)
+
+
+def read_prefixes(path: Path) -> list[tuple[str, Any]]:
+    """Names and prompts of a file {"prefixes": {name: text, token ids or messages}}; RequestError when it is none."""
+    fields = Fields(load_json_object(path, RequestError), str(path), RequestError)
+    prompts = fields.object("prefixes")
+    fields.refuse_unknown()
+    for name, prompt in prompts.items():
+        if not isinstance(prompt, (str, list)) or not prompt:
+            raise RequestError(f"{path}: {name!r}: expected text, token ids or messages, found {json.dumps(prompt)}")
+    return list(prompts.items())
+
+
+def checked_name(name: str | None, token_ids: Sequence[int], taken: Mapping[str, PinnedPrefix]) -> str:
+    """``name``, or one that is free."""
+    if name is not None:
+        return name
+    for prefix in taken.values():
+        if prefix.token_ids == tuple(token_ids):
+            return prefix.name
+    return next(f"prefix {i}" for i in range(len(taken) + 1) if f"prefix {i}" not in taken)

@@ -1,0 +1,123 @@
+"""Sessions that outlive the process: what the prefix cache has of some tokens, as a file and back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from artifact.errors import RequestError
+from artifact.manifest import read_manifest
+from runtime.blocks.sequence_memory import NONE
+from runtime.engines.paged import HostCopy, PagedEngine
+from runtime.prefix_cache.session_file import SavedSession, read_session, write_session
+from runtime.prefix_cache.token_key import key_from_tokens
+from runtime.prefix_cache.transfer import DeviceCache
+
+# Bytes at the end of each weights file that go into the name of the weights, beside its header.
+_SAMPLE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Session:
+    """The first tokens of a conversation, which a prompt that begins with them does not compute again."""
+
+    token_ids: tuple[int, ...]
+    nbytes: int
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return len(self.token_ids)
+
+
+def save_session(device: DeviceCache, folder: Path, path: Path, tokens: Sequence[int], namespace: str) -> Session:
+    """Write the longest part of ``tokens`` that can be resumed to ``path``.
+
+    RequestError when the cache has nothing of them, OutputError when the file cannot be written.
+    """
+    cache = device.cache
+    match = cache.tree.match(key_from_tokens(tokens), namespace)
+    if not match.length:
+        raise RequestError(
+            f"expected tokens that the prefix cache knows, found {len(tokens)} that it does not: generate first, or "
+            "give the cache more memory"
+        )
+    state = match.node.state if cache.needs.state else None
+    blocks = cache.tree.blocks_of(match.node, match.length)
+    copy = device.copy_out(blocks, NONE if state is None else state)
+    arrays = {}
+    for name, array in device.engine.arrays_from_copy(copy).items():
+        if name in _kv_names(device.engine):
+            rows = array.reshape(array.shape[0], -1, *array.shape[3:])
+            arrays[name] = rows[:, : match.length]
+        else:
+            arrays[name] = array[0]
+    known = tuple(int(token) for token in tokens[: match.length])
+    saved = SavedSession(weights_name(folder), namespace, known, arrays)
+    write_session(path, saved)
+    return Session(known, saved.nbytes)
+
+
+def load_session(device: DeviceCache, folder: Path, path: Path) -> Session:
+    """Put a saved session into the cache, as if its tokens had just been computed.
+
+    RequestError when the file is damaged, of other weights, or does not fit into the pools.
+    """
+    saved = read_session(path)
+    if saved.weights != weights_name(folder):
+        raise RequestError(f"{path}: expected a session of the weights in {folder}, found one of others")
+    source = _Loaded(device.engine, device.cache.block_size, saved.arrays)
+    if not device.copy_in(key_from_tokens(saved.tokens), saved.namespace, source):
+        raise RequestError(
+            f"{path}: expected room for {len(saved.tokens)} tokens in the prefix cache, found less: give it more memory"
+        )
+    return Session(saved.tokens, saved.nbytes)
+
+
+def weights_name(folder: Path) -> str:
+    """A hash of what tells the weights of one artifact from those of another, without reading all of them."""
+    digest = hashlib.sha256()
+    for record in sorted(read_manifest(folder).files, key=lambda record: record.path):
+        if record.scope != "header":
+            continue
+        digest.update(json.dumps([record.path, record.nbytes, record.sha256]).encode())
+        with (folder / record.path).open("rb") as file:
+            file.seek(max(0, record.nbytes - _SAMPLE))
+            digest.update(file.read(_SAMPLE))
+    return digest.hexdigest()
+
+
+class _Loaded:
+    """The arrays of a file, cut into blocks of the engine's size."""
+
+    def __init__(self, engine: PagedEngine, block_size: int, arrays: Mapping[str, np.ndarray]) -> None:
+        self._engine, self._size = engine, block_size
+        names = _kv_names(engine)
+        self._kv = {name: array for name, array in arrays.items() if name in names}
+        self._states = {name: array for name, array in arrays.items() if name not in names}
+
+    def block(self, index: int) -> HostCopy:
+        parts = {}
+        for name, array in self._kv.items():
+            part = array[:, index * self._size : (index + 1) * self._size]
+            whole = np.zeros((part.shape[0], 1, self._size, *part.shape[2:]), part.dtype)
+            whole[:, 0, : part.shape[1]] = part
+            parts[name] = whole
+        none = {name: array[None][:0] for name, array in self._states.items()}
+        return self._engine.copy_from_arrays({**parts, **none}, 1, 0)
+
+    def state(self) -> HostCopy:
+        none = {
+            name: np.zeros((array.shape[0], 0, self._size, *array.shape[2:]), array.dtype)
+            for name, array in self._kv.items()
+        }
+        return self._engine.copy_from_arrays({**none, **{n: a[None] for n, a in self._states.items()}}, 0, 1)
+
+
+def _kv_names(engine: PagedEngine) -> set[str]:
+    return {spec.name for spec in engine.config.bindings.states if spec.grows}

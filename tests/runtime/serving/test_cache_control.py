@@ -1,0 +1,173 @@
+"""Pinned prefixes, sessions across restarts and the tier in host memory, with a real model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from artifact.errors import EngineError, RequestError
+from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+from runtime.generation import Generation
+from runtime.llm import LLM
+from runtime.prefix_cache.settings import PrefixCacheSettings
+from runtime.serving.settings import ServingSettings
+from tests.runtime.prefix_cache.oracle import Oracle, check_all, poison
+from tests.support.artifacts import ArtifactCache
+
+MAX_SEQ, ROWS = 96, 3
+RNG = np.random.default_rng(5)
+SYSTEM, OTHER, THIRD = (RNG.integers(3, 97, 41).tolist() for _ in range(3))
+Opened = Callable[..., LLM]
+
+
+@pytest.fixture(scope="module")
+def folder(artifacts: ArtifactCache) -> Path:
+    return artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=ROWS, max_seq_len=MAX_SEQ).folder
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> Oracle:
+    return Oracle(folder, MAX_SEQ)
+
+
+@pytest.fixture
+def opened(folder: Path) -> Iterator[Opened]:
+    """Opens the artifact with a radix tree and room for ``sequences`` of full length and ``slots`` states."""
+    open_now: list[LLM] = []
+
+    def open_llm(sequences: int = 4, slots: int = 12, block_size: int = 16, **cache: object) -> LLM:
+        engine = OnnxRuntimePagedEngine(folder, threads=1)
+        blocks = sequences * (-(-MAX_SEQ // block_size) + 1)
+        memory = blocks * engine.block_bytes(block_size) + slots * engine.slot_bytes
+        chosen = PrefixCacheSettings(cached_states=max(0, slots - ROWS), **cache)  # type: ignore[arg-type]
+        settings = ServingSettings(block_size, memory_bytes=memory, prefix_cache=chosen)
+        open_now.append(LLM(folder, engine=engine, serving=settings))
+        return open_now[-1]
+
+    yield open_llm
+    for llm in open_now:
+        llm.close()
+
+
+def ask(llm: LLM, prompt: list[int], new: int = 5) -> Generation:
+    poison(llm.loop, llm.engine)
+    return llm.generate(prompt, max_new_tokens=new)
+
+
+def test_a_pinned_prefix_outlives_everything_else(opened: Opened, oracle: Oracle) -> None:
+    llm = opened(sequences=3, slots=4)
+    prefix = llm.cache_prefix(SYSTEM, name="system")
+    assert (prefix.name, prefix.length) == ("system", 41)
+    assert llm.cache_prefix(SYSTEM, name="system") is prefix
+    rng = np.random.default_rng(0)
+    for _ in range(6):
+        ask(llm, rng.integers(3, 97, 60).tolist())
+        check_all(llm.loop, llm.engine, oracle)
+    answer = ask(llm, [*SYSTEM, 7, 8])
+    assert answer.cached_tokens == 41
+    assert answer.token_ids == opened().generate([*SYSTEM, 7, 8], max_new_tokens=5).token_ids
+    llm.drop_prefix("system")
+    assert llm.prefix_cache_report().pinned == ()
+    while llm.loop.prefix_cache.evict_kv():
+        pass
+    assert ask(llm, [*SYSTEM, 7, 8]).cached_tokens == 0
+
+
+def test_prefixes_come_from_a_file(opened: Opened, tmp_path: Path) -> None:
+    file = tmp_path / "prefixes.json"
+    file.write_text(json.dumps({"prefixes": {"a": SYSTEM, "b": OTHER}}), encoding="utf-8")
+    llm = opened()
+    assert [prefix.name for prefix in llm.cache_prefixes(file)] == ["a", "b"]
+    assert ask(llm, [*OTHER, 5]).cached_tokens == 41
+    file.write_text(json.dumps({"prefixes": {"a": 5}}), encoding="utf-8")
+    with pytest.raises(RequestError, match="expected text, token ids or messages"):
+        llm.cache_prefixes(file)
+
+
+def test_a_prefix_that_leaves_no_room_is_refused(opened: Opened) -> None:
+    llm = opened(sequences=1, slots=2)
+    with pytest.raises(RequestError, match="expected a prefix that leaves"):
+        llm.cache_prefix(SYSTEM)
+    with pytest.raises(RequestError, match="expected one of the prefixes"):
+        llm.drop_prefix("none")
+    roomy = opened()
+    roomy.cache_prefix(SYSTEM, "a")
+    with pytest.raises(RequestError, match="found one of another prefix"):
+        roomy.cache_prefix(OTHER, "a")
+
+
+@pytest.mark.parametrize("block_size", [16, 5])
+def test_a_session_goes_on_after_a_restart(opened: Opened, oracle: Oracle, tmp_path: Path, block_size: int) -> None:
+    first = opened()
+    answer = ask(first, SYSTEM)
+    saved = first.save_session(tmp_path / "chat.session", answer)
+    # The last token of an answer is never fed.
+    history = [*SYSTEM, *answer.token_ids]
+    assert saved.token_ids == tuple(history[:-1])
+    whole = ask(first, [*history, 9, 10])
+    second = opened(block_size=block_size)
+    poison(second.loop, second.engine)
+    assert second.load_session(tmp_path / "chat.session").length == len(history) - 1
+    check_all(second.loop, second.engine, oracle)
+    again = ask(second, [*history, 9, 10])
+    assert again.cached_tokens == len(history) - 1 and again.token_ids == whole.token_ids
+    assert [path.name for path in tmp_path.iterdir()] == ["chat.session"]
+
+
+def test_a_damaged_or_foreign_session_is_refused(opened: Opened, tmp_path: Path, artifacts: ArtifactCache) -> None:
+    llm = opened()
+    file = tmp_path / "chat.session"
+    llm.save_session(file, ask(llm, SYSTEM))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    for bad, reason in ((bytes(data), "checksum"), (bytes(data[:-40]), "checksum"), (b"no session", "something else")):
+        file.write_bytes(bad)
+        with pytest.raises(RequestError, match=reason):
+            llm.load_session(file)
+    other = artifacts.get("qwen3_next", "float32", layout="paged", max_batch_size=ROWS, max_seq_len=MAX_SEQ).folder
+    with LLM(other, serving=ServingSettings(prefix_cache="radix")) as foreign:
+        answer = foreign.generate(SYSTEM, max_new_tokens=2)
+        foreign.save_session(file, answer)
+    with pytest.raises(RequestError, match="found one of others"):
+        llm.load_session(file)
+    with pytest.raises(RequestError, match="that it does not"):
+        llm.save_session(file, OTHER)
+
+
+def test_what_was_evicted_comes_back_from_host_memory(opened: Opened, oracle: Oracle) -> None:
+    llm = opened(sequences=2, slots=3, host_bytes=1 << 20)
+    wanted = {tuple(p): opened().generate([*p, 5], max_new_tokens=3).token_ids for p in (SYSTEM, OTHER, THIRD)}
+    for _ in range(3):
+        for prompt in (SYSTEM, OTHER, THIRD):
+            assert ask(llm, [*prompt, 5], 3).token_ids == wanted[tuple(prompt)]
+            check_all(llm.loop, llm.engine, oracle)
+            llm.loop.scheduler.check_integrity()
+    report = llm.prefix_cache_report()
+    assert report.counts.restored_states > 0 and 0 < report.host_bytes <= 1 << 20
+    assert ask(llm, [*SYSTEM, 5], 3).cached_tokens == 41
+    without = opened(sequences=2, slots=3)
+    for prompt in (SYSTEM, OTHER, THIRD, SYSTEM):
+        last = ask(without, [*prompt, 5], 3)
+    assert last.cached_tokens < 41
+
+
+def test_the_host_keeps_to_its_budget(opened: Opened) -> None:
+    llm = opened(sequences=2, slots=2, host_bytes=40_000)
+    rng = np.random.default_rng(2)
+    for _ in range(8):
+        ask(llm, rng.integers(3, 97, 50).tolist())
+        assert llm.prefix_cache_report().host_bytes <= 40_000
+
+
+def test_without_a_tree_there_is_nothing_to_control(folder: Path) -> None:
+    with LLM(folder, serving=ServingSettings(prefix_cache="off")) as llm:
+        with pytest.raises(RequestError, match="expected a prefix cache of kind 'radix'"):
+            llm.cache_prefix(SYSTEM)
+        with pytest.raises(RequestError, match="expected a prefix cache of kind 'radix'"):
+            llm.prefix_cache_report()
+    with pytest.raises(EngineError, match="kind: expected one of"):
+        ServingSettings(prefix_cache="tree")
