@@ -55,12 +55,16 @@ class PlannedKernels(KernelRunner):
             self.calls["rms_norm"] += 1
             _rms_norm(key, inputs, outputs)
         else:
+            assert isinstance(key, tuple)
             name, attributes = _operator(key)
             self.calls[name] += 1
             torch_ops.register()
             operator = getattr(torch.ops.trt_edgellm, name)
             values = [value for _, value in attributes]
             if packed or name in PACKED_ONLY:
+                if packed:
+                    rows = key[-1].rows
+                    packed = (packed[0][: rows + 1], packed[1][:rows])
                 _packed(operator.packed, name, values, inputs, outputs, packed)
                 return
             for output, result in zip(outputs, operator(*inputs, *values), strict=True):

@@ -1,0 +1,165 @@
+"""Packed steps on a GPU: against the CPU, recorded against direct, rows that take no part, company, memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the torch engine needs torch")
+
+import torch
+
+from artifact.dtypes import DType
+from hybridge.verification.paged_sequences import PagedSequences
+from runtime.engines.paged import PackedInputs, PoolSizes
+from runtime.engines.torch.paged_engine import TorchPagedEngine
+from runtime.generation import Request
+from runtime.sampling import SamplingParams
+from runtime.serving.loop import ServingLoop
+from runtime.serving.request import ServingRequest
+from runtime.serving.settings import ServingSettings
+from tests.runtime.serving.toy_loop import answers
+from tests.runtime.torch.test_gpu import BETWEEN
+from tests.runtime.torch.test_kernel_calls import BAMBA, QWEN
+from tests.runtime.torch.test_paged_kernel_calls import BLOCK, PAGED, run_steps
+from tests.support.artifacts import ArtifactCache, Exported
+
+pytestmark = pytest.mark.gpu
+SIZES = {"nemotron_h": PAGED, "bamba": BAMBA, "qwen3_next": QWEN}
+
+
+def exported(artifacts: ArtifactCache, dtype: DType = DType.BFLOAT16, family: str = "nemotron_h") -> Exported:
+    pytest.importorskip("onnxscript", reason="needs the export extra (onnxscript)")
+    options = {"dtype": dtype, "layout": "paged", "max_batch_size": 24, "max_seq_len": 600}
+    return artifacts.get(family, "bfloat16", SIZES[family], **options)
+
+
+def decoding(engine: TorchPagedEngine, rows: int) -> tuple[PagedSequences, list[int], np.ndarray]:
+    """Sequences of 3, 4, ... tokens beside one that never takes part, and tokens to go on with."""
+    sequences = PagedSequences(engine, rows + 1, (rows + 1) * 60, BLOCK)
+    handles = [sequences.add() for _ in range(rows + 1)]
+    tokens = np.random.default_rng(6).integers(0, engine.config.vocab_size, (rows + 1, 60))
+    sequences.step({handle: tokens[row, : 3 + row] for row, handle in enumerate(handles)})
+    return sequences, handles, tokens
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [*(("nemotron_h", dtype) for dtype in BETWEEN), ("bamba", DType.BFLOAT16), ("qwen3_next", DType.BFLOAT16)],
+)
+def test_mixed_steps_agree_with_the_cpu(family: str, dtype: DType, artifacts: ArtifactCache) -> None:
+    folder = exported(artifacts, dtype, family).folder
+    gpu, cpu = (run_steps(TorchPagedEngine(folder, device=device), None)[0] for device in ("cuda", "cpu"))
+    for found, wanted in zip(gpu, cpu, strict=True):
+        error = np.linalg.norm((found - wanted).astype(np.float64)) / np.linalg.norm(wanted.astype(np.float64))
+        assert error < BETWEEN[dtype]
+
+
+def test_a_replayed_step_is_the_direct_one_bit_for_bit(artifacts: ArtifactCache) -> None:
+    folder = exported(artifacts).folder
+    found = []
+    for direct in (True, False):
+        engine = TorchPagedEngine(folder, device="cuda")
+        sequences, handles, tokens = decoding(engine, 3)
+        logits = []
+        for step in range(20):
+            logits.append(
+                sequences.step({handle: tokens[row, 3 + row + step :][:1] for row, handle in enumerate(handles[:3])})
+            )
+            for bound in engine.decode_steps.values():
+                bound.repeated.direct = direct
+        assert [bound.repeated.is_replayed for bound in engine.decode_steps.values()] == [not direct]
+        states = [value for handle in handles for value in sequences.states(handle).values()]
+        found.append([*(each[handle] for each in logits for handle in handles[:3]), *states])
+        assert sequences.untouched()
+    for one, other in zip(*found, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def test_rows_that_take_no_part_are_left_alone_bit_for_bit(artifacts: ArtifactCache) -> None:
+    engine = TorchPagedEngine(exported(artifacts).folder, device="cuda")
+    sequences, handles, tokens = decoding(engine, 5)
+    before = sequences.states(handles[5])
+    for step in range(6):
+        # Five rows in a step of eight, then fewer and fewer.
+        live = handles[: max(5, 8 - step)][: 5 - step // 3]
+        sequences.step({handle: tokens[row, 3 + row + step :][:1] for row, handle in enumerate(live)})
+    after = sequences.states(handles[5])
+    assert sequences.untouched()
+    assert all(before[name].tobytes() == after[name].tobytes() for name in before)
+
+
+def test_longer_contexts_are_recorded_once_a_bucket(artifacts: ArtifactCache) -> None:
+    engine = TorchPagedEngine(exported(artifacts).folder, device="cuda")
+    engine.allocate_pools(PoolSizes(80, BLOCK, 4))
+    engine.zero_slots([0, 1])
+    for position in range(560):
+        blocks = position // BLOCK + 1
+        engine.launch(
+            PackedInputs(
+                input_ids=np.array([1, 2]),
+                positions=np.full(2, position),
+                query_start_loc=np.arange(3, dtype=np.int32),
+                seq_lens=np.full(2, position + 1, np.int32),
+                block_table=np.arange(80, dtype=np.int32).reshape(2, 40)[:, :blocks].copy(),
+                slot_mapping=np.array([position, 40 * BLOCK + position], np.int32),
+                state_indices=np.array([0, 1], np.int32),
+                logits_indices=np.arange(2, dtype=np.int32),
+            )
+        )
+    assert sorted(engine.decode_steps) == [(2, 16), (2, 32), (2, 64)]
+    assert all(step.repeated.is_replayed for step in engine.decode_steps.values())
+
+
+def test_forty_requests_get_in_company_what_they_get_alone(artifacts: ArtifactCache) -> None:
+    engine = TorchPagedEngine(exported(artifacts, DType.FLOAT32).folder, device="cuda")
+    rng = np.random.default_rng(8)
+    asked = [
+        Request(
+            tuple(rng.integers(0, engine.config.vocab_size, int(rng.integers(1, 200))).tolist()),
+            SamplingParams(ignore_eos=True),
+            int(rng.integers(1, 40)),
+        )
+        for _ in range(40)
+    ]
+    settings = ServingSettings(memory_bytes=64 << 20, max_tokens=256)
+    alone = {}
+    loop = ServingLoop(engine, settings, (), None)
+    for index, request in enumerate(asked):
+        loop.add(ServingRequest(request))
+        outputs = []
+        while loop.busy:
+            outputs += loop.step()
+        alone[index] = answers(outputs)[index, 0]
+    loop = ServingLoop(engine, settings, (), None)
+    for request in asked:
+        loop.add(ServingRequest(request))
+    outputs = []
+    while loop.busy:
+        outputs += loop.step()
+        loop.scheduler.check_integrity()
+    company = {key[0]: tokens for key, tokens in answers(outputs).items()}
+    assert set(company) == set(alone)
+    for index, tokens in company.items():
+        if tokens != alone[index]:
+            assert_tie(engine, asked[index].prompt_ids, tokens, alone[index])
+
+
+def assert_tie(engine: TorchPagedEngine, prompt: tuple[int, ...], one: tuple[int, ...], other: tuple[int, ...]) -> None:
+    """Where the answers part, both tokens are as likely as rounding lets us see."""
+    parted = next(place for place, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
+    known = np.array([*prompt, *one[:parted]])
+    sequences = PagedSequences(engine, 1, len(known), BLOCK)
+    logits = sequences.step({sequences.add(): known})[0][-1].astype(np.float64)
+    gap = abs(logits[one[parted]] - logits[other[parted]])
+    assert gap < 1e-4 * np.abs(logits).max(), (parted, gap)
+
+
+def test_pools_take_what_the_largest_step_leaves(artifacts: ArtifactCache) -> None:
+    engine = TorchPagedEngine(exported(artifacts).folder, device="cuda")
+    loop = ServingLoop(engine, ServingSettings(memory_utilization=0.5, max_tokens=512), (), None)
+    report = loop.pools
+    assert report.held["weights"] > 0 and report.held["largest step"] > 0
+    free = engine.free_memory()
+    assert free is not None and 0 < report.pool_bytes < torch.cuda.mem_get_info()[1]
+    assert report.sizes.num_slots == 24 and report.sizes.num_blocks == 24 * (-(-600 // 16) + 1)
