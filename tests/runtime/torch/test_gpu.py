@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from artifact.dtypes import DType
 from runtime.engines.base import StepInputs
 from runtime.engines.torch.engine import TorchEngine
 from runtime.engines.torch.states import TorchStateSet
+from runtime.engines.torch.step_buffers import StepBuffers
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
 from tests.runtime.onnxruntime.steps import relative_error, step_inputs
@@ -153,21 +155,29 @@ def test_states_move_between_sets_on_the_device(artifacts: ArtifactCache) -> Non
         assert relative_error(found, wanted) < BETWEEN[DType.BFLOAT16]
 
 
-def test_a_busy_default_stream_changes_nothing(artifacts: ArtifactCache) -> None:
+def test_a_busy_default_stream_changes_nothing(artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another stream has to do yet, it does after the tokens have come and before they are read."""
+    upload = StepBuffers.upload
+
+    def slow(buffers: StepBuffers) -> None:
+        upload(buffers)
+        torch.cuda._sleep(1_200_000_000)  # cycles: about 0.6 seconds
+
+    monkeypatch.setattr(StepBuffers, "upload", slow)
     engine = TorchEngine(exported(artifacts, DType.FLOAT16), device="cuda")
     tokens, held = tokens_of(engine, 2, 30), []
 
-    def results() -> list[np.ndarray]:
+    def results(disturb: Callable[[], None]) -> list[np.ndarray]:
+        disturb()
         states = engine.allocate_states(2, 64)
         held.append(states)  # so that the next run gets memory and buffers of its own
         found = [engine.step(step_inputs(list(tokens[:, :9]), [0, 0]), states).copy()]
-        for step in range(9, 13):
+        disturb()
+        for step in range(9, 11):
             found.append(engine.step(step_inputs(list(tokens[:, step : step + 1]), [step, step]), states).copy())
         return [*found, *(buffer.read_row(1).view(np.uint8) for buffer in states.buffers.values())]
 
-    wanted = results()
-    torch.cuda._sleep(4_000_000_000)  # cycles: about two seconds
-    found = results()
-    assert not torch.cuda.default_stream().query(), "the default stream was done too early to disturb anything"
-    assert all(np.array_equal(*pair) for pair in zip(found, wanted, strict=True))
+    wanted = results(lambda: None)
     torch.cuda.synchronize()
+    found = results(lambda: torch.cuda._sleep(400_000_000))
+    assert all(np.array_equal(*pair) for pair in zip(found, wanted, strict=True))
