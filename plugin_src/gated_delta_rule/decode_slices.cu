@@ -5,8 +5,9 @@
 // once: over a thread's rows, its warp's lanes, then the block's warps in shared memory. Norms are factors of the sums.
 //
 // Macros: those of decode_slice.cuh; CHANNEL_DECAY (one decay a row of the state, else one a head); NORMED (k and q are
-// divided by their norm); KEY_ACCESS (elements of one access to q and k, a divisor of ROWS); MANY (rows of
-// more than one token); PREFETCH. Grid: x covers the value heads of a key head and their SLICES, y the key heads, z the rows.
+// divided by their norm); SPECULATIVE (the state after each token is stored in a slot of that token); KEY_ACCESS
+// (elements of one access to q and k, a divisor of ROWS); MANY (rows of more than one token); PREFETCH. Grid: x covers
+// the value heads of a key head and their SLICES, y the key heads, z the rows.
 // A thread reads what it writes and nothing else of the state, so that it may be updated in place.
 #include "common/launch.cuh"
 #include "gated_delta_rule/decode_params.cuh"
@@ -16,7 +17,9 @@ namespace {
 
 constexpr float NORM_EPSILON = 1e-6f;
 // Of a multiprocessor: what the registers of most variants allow, and of those that keep more floats than the state has words.
-constexpr int THREADS_AT_ONCE = sizeof(STATE_T) == 4 || ROWS < 8 ? 640 : (CHANNEL_DECAY || MANY ? 448 : 576);
+constexpr int THREADS_AT_ONCE = CHANNEL_DECAY && MANY && ROWS == 8      ? 384
+                                : sizeof(STATE_T) == 4 || ROWS < 8 ? 640
+                                                                   : (CHANNEL_DECAY || MANY ? 448 : 576);
 
 // A run of elements of one tensor in its packed form.
 template <typename T, int COUNT, int WIDTH>
@@ -183,7 +186,13 @@ gated_delta_rule_decode(const __grid_constant__ GatedDeltaDecode params) {
         const Token now = token;
         if (MANY && t + 1 < length) token.load(params, view, t + 1, head, at);
         step(shared, state, now, params.scale, o, at);
+        if (SPECULATIVE) {
+            const int slot = candidate_slot(params.rows, blockIdx.z, t);
+            if (slot >= 0)
+                state.store(static_cast<STATE_T*>(params.state_out) + slot * params.state_out_slot + head_state, at);
+        }
     }
+    if (SPECULATIVE) return;
     for (int t = length; t < view.written; ++t, o += params.o_token) {
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i)

@@ -1,36 +1,13 @@
 // One token a row: one pass over the state, which stays in registers between its one read and its one write.
 //
-// Macros: those of decode_tile.cuh; D_T; BIAS_T; GROUP_ACCESS (elements of one access to B and C, a divisor of
-// STATE_ACCESS); SOFTPLUS; GATED (y is multiplied by SiLU of a gate); PREFETCH. Grid: x covers the heads of a group and their PARTS of ROWS_OF_BLOCK rows, y the
-// groups, z the rows of the batch. A thread reads what it writes and nothing else of the state, so that it may be
-// updated in place.
+// Macros: those of decode_group.cuh; D_T; BIAS_T; SOFTPLUS; GATED (y is multiplied by SiLU of a gate); PREFETCH. Grid: x
+// covers the heads of a group and their PARTS of ROWS_OF_BLOCK rows, y the groups, z the rows of the batch. A thread reads
+// what it writes and nothing else of the state, so that it may be updated in place.
 #include "common/launch.cuh"
+#include "update_ssm_state/decode_group.cuh"
 #include "update_ssm_state/decode_step.cuh"
-#include "update_ssm_state/decode_tile.cuh"
 
 namespace {
-
-// A lane's elements of B or C, which are zero past STATE_SIZE.
-struct GroupRow {
-    Access<DATA_T, GROUP_ACCESS> parts[ELEMENTS / GROUP_ACCESS];
-
-    __device__ __forceinline__ void load(const DATA_T* from, int lane) {
-#pragma unroll
-        for (int e = 0; e < ELEMENTS; e += GROUP_ACCESS) {
-            const int j = e / STATE_ACCESS;
-            if (!EXACT_LANES) parts[e / GROUP_ACCESS] = {};
-            if (has_unit(lane, j))
-                parts[e / GROUP_ACCESS].load(from + (j * LANES + lane) * STATE_ACCESS + e % STATE_ACCESS);
-        }
-    }
-    __device__ __forceinline__ void unpack(float (&to)[ELEMENTS]) const {
-#pragma unroll
-        for (int e = 0; e < ELEMENTS; e += GROUP_ACCESS) parts[e / GROUP_ACCESS].unpack(to + e);
-        // Kept as floats: the compiler would rather convert again at every use than hold more registers.
-#pragma unroll
-        for (int e = 0; e < ELEMENTS; ++e) asm volatile("" : "+f"(to[e]));
-    }
-};
 
 // Asks for the block's part of a dense row's state, whose place depends on no memory. One instruction for all of it: the
 // prefetch of single lines brings one sector of 32 bytes each.

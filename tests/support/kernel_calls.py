@@ -60,14 +60,17 @@ def run_op(
     attributes: Mapping[str, object],
     query_start_loc: torch.Tensor | None = None,
     state_indices: torch.Tensor | None = None,
+    num_accepted: torch.Tensor | None = None,
 ) -> None:
-    """Run the kernels of ``name`` into ``outputs``; packed where ``query_start_loc`` is given."""
+    """Run the kernels of ``name`` into ``outputs``; packed where ``query_start_loc`` is given, speculative where
+    ``num_accepted`` is."""
     packed = None
     if query_start_loc is not None:
         lengths = torch.diff(query_start_loc)
-        packed = PackedRows(len(lengths), max(1, int(lengths.max())), state_indices is not None)
+        candidates = state_indices.shape[1] if state_indices is not None and num_accepted is not None else 0
+        packed = PackedRows(len(lengths), max(1, int(lengths.max())), state_indices is not None, candidates)
     plan = catalog.plan(op_call(name, inputs, outputs, attributes, packed), KernelDevice.current().traits)
-    run_plan(plan, inputs, outputs, (query_start_loc, state_indices))
+    run_plan(plan, inputs, outputs, (query_start_loc, state_indices, num_accepted))
 
 
 def _addresses(tensors: Sequence[torch.Tensor | None]) -> list[int]:

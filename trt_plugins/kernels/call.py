@@ -19,6 +19,7 @@ class Memory(str, Enum):
     OUTPUT = "output"
     WORKSPACE = "workspace"
     PACKED = "packed"
+    COUNTERS = "counters"
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,14 @@ class PackedRows:
     state_indices [rows] int32: the slot of row r in the state tensors, whose first axis counts slots; -1 marks a
     padding row, which is skipped. Absent from the call means that row r has slot r.
     max_row_tokens: an upper bound of a row's tokens, which sizes grids.
+    candidates: of a speculative call, whose state_indices are [rows, candidates], and which has num_accepted_tokens
+    [rows] int32 as its third tensor; 0 otherwise.
     """
 
     rows: int
     max_row_tokens: int
     has_state_indices: bool = True
+    candidates: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,8 +110,12 @@ class KernelLaunch:
 
 @dataclass(frozen=True)
 class CallPlan:
-    """The launches of one call, in order, and the bytes of scratch memory that they share (256-byte aligned)."""
+    """The launches of one call, in order, and the bytes of scratch memory that they share (256-byte aligned).
+
+    counter_bytes: memory that is zero before each call and that the launches leave zero; it belongs to the bound plan.
+    """
 
     launches: tuple[KernelLaunch, ...]
     workspace_bytes: int = 0
     name: str = field(default="", compare=False)
+    counter_bytes: int = 0

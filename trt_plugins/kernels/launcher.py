@@ -10,14 +10,15 @@ from trt_plugins.kernels.call import CallPlan, KernelLaunch, Memory
 from trt_plugins.kernels.driver import checked, cuda_driver
 
 _WORD = 8
-_PACKED_TENSORS = 2  # query_start_loc, state_indices
 
 
 class BoundPlan:
     """A plan whose kernels are loaded. Its own parameter memory makes it unsafe for two threads at once: one each."""
 
-    def __init__(self, plan: CallPlan, functions: Sequence[object]) -> None:
+    def __init__(self, plan: CallPlan, functions: Sequence[object], counters: int = 0) -> None:
+        """counters: the address of ``plan.counter_bytes`` bytes that are zero and of no other bound plan's."""
         self.plan = plan
+        self._counters = (counters,)
         self._launches = [_BoundLaunch(*pair) for pair in zip(plan.launches, functions, strict=True)]
 
     def launch(
@@ -31,7 +32,8 @@ class BoundPlan:
         """Enqueue every kernel of the plan on ``stream``; nothing waits.
 
         inputs, outputs: device addresses in the order of the call, 0 for an absent input. workspace: the address of
-        ``plan.workspace_bytes`` bytes, 256-byte aligned. packed: query_start_loc and state_indices (or 0).
+        ``plan.workspace_bytes`` bytes, 256-byte aligned. packed: query_start_loc, state_indices (or
+        0) and, of a speculative call, num_accepted_tokens.
         EngineError when the driver refuses a launch.
         """
         addresses = {
@@ -39,6 +41,7 @@ class BoundPlan:
             Memory.OUTPUT: outputs,
             Memory.WORKSPACE: (workspace,),
             Memory.PACKED: packed,
+            Memory.COUNTERS: self._counters,
         }
         for launch in self._launches:
             launch.enqueue(stream, addresses)

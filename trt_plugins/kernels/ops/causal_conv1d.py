@@ -1,4 +1,7 @@
-"""Kernels of ``causal_conv1d``: a shift of the state for one token a row, a sliding window for more."""
+"""Kernels of ``causal_conv1d``: a shift of the state for one token a row, a sliding window for more.
+
+Candidate tokens of speculative rows shift the state one after the other, each to a slot of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,17 @@ from artifact.dtypes import DType
 from artifact.errors import UnsupportedError
 from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
 from trt_plugins.kernels.layout import TensorLayout
+from trt_plugins.kernels.ops.candidate_rows import is_speculative, plan_candidates
 from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from trt_plugins.kernels.structs import struct_type
 
 UPDATE_FILE = "causal_conv1d/shift_update.cu"
 PREFILL_FILE = "causal_conv1d/sliding_window.cu"
+CANDIDATES_FILE = "causal_conv1d/shift_candidates.cu"
 _ACCESS_BYTES = 16
 _PREFILL_THREADS = 128
 _STEP = 16
+_CANDIDATE_INPUTS = 8  # of a thread, loaded before the first of them is used; at most half as many tokens
 _LARGEST_GRID_YZ = 65535
 _OVERLAP_SINCE = (9, 0)
 # Tokens of a block. A block reads KERNEL - 1 tokens before its own again, which longer blocks do less often; they are
@@ -36,6 +42,10 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
 
     x and y: the last axis contiguous; the states: the last two. Addresses are multiples of 16 bytes.
     """
+    if is_speculative(call):
+        return plan_candidates(
+            call, lambda rows: _Convolution(rows).candidates(device), lambda rows: plan(rows, device)
+        )
     conv = _Convolution(call)
     launch = conv.update(device) if conv.time == 1 else conv.prefill(device)
     return CallPlan((launch,), name=launch.source.label)
@@ -48,10 +58,15 @@ def sources() -> Iterator[KernelSource]:
             for channels in {_update_channels(dtype, 4), 1}:
                 for rows, threads in ((1, _SMALL_UPDATE_THREADS), (1, _UPDATE_THREADS), (2, _UPDATE_THREADS)):
                     yield _update_source(dtype, 4, activation, channels, rows, threads)
+                for threads in (_SMALL_UPDATE_THREADS, _UPDATE_THREADS):
+                    yield _candidates_source(dtype, 4, activation, channels, threads)
             for channels in (_vector_channels(dtype), 1):
                 yield _prefill_source(dtype, 4, activation, channels)
     for width in range(2, 9):
         yield _update_source(DType.BFLOAT16, width, "silu", _update_channels(DType.BFLOAT16, width), 2, _UPDATE_THREADS)
+        yield _candidates_source(
+            DType.BFLOAT16, width, "silu", _update_channels(DType.BFLOAT16, width), _UPDATE_THREADS
+        )
         yield _prefill_source(DType.BFLOAT16, width, "silu", _vector_channels(DType.BFLOAT16))
 
 
@@ -85,6 +100,14 @@ class _Convolution:
         source = _update_source(self.dtype, self.width, self.activation, channels, rows, threads)
         grid = (_blocks(self.channels, channels * threads), _blocks(self.rows, rows), 1)
         return self._launch(source, grid, threads, device)
+
+    def candidates(self, device: DeviceTraits) -> KernelLaunch:
+        """A few tokens a row, walked, with a state after each."""
+        channels = self._channels(_update_channels(self.dtype, self.width))
+        blocks = _blocks(self.channels, channels * _UPDATE_THREADS) * self.rows
+        threads = _SMALL_UPDATE_THREADS if blocks < _SMALL_UPDATE_BLOCKS * device.multiprocessors else _UPDATE_THREADS
+        source = _candidates_source(self.dtype, self.width, self.activation, channels, threads)
+        return self._launch(source, (_blocks(self.channels, channels * threads), self.rows, 1), threads, device)
 
     def prefill(self, device: DeviceTraits) -> KernelLaunch:
         """Several tokens a row."""
@@ -161,6 +184,12 @@ def _vector_channels(dtype: DType) -> int:
 def _update_source(dtype: DType, width: int, activation: str, channels: int, rows: int, threads: int) -> KernelSource:
     more = {"CHANNELS": channels, "ROWS": rows, "THREADS": threads}
     return KernelSource(UPDATE_FILE, "causal_conv1d_update", _defines(dtype, width, activation, **more))
+
+
+def _candidates_source(dtype: DType, width: int, activation: str, channels: int, threads: int) -> KernelSource:
+    step = min(_CANDIDATE_INPUTS // 2, _CANDIDATE_INPUTS // channels)
+    more = {"CHANNELS": channels, "STEP": step, "THREADS": threads}
+    return KernelSource(CANDIDATES_FILE, "causal_conv1d_candidates", _defines(dtype, width, activation, **more))
 
 
 def _prefill_source(dtype: DType, width: int, activation: str, channels: int) -> KernelSource:

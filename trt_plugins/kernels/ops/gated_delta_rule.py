@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
+from trt_plugins.kernels.ops.candidate_rows import is_speculative, plan_candidates
 from trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
 from trt_plugins.kernels.ops.gated_delta_rule_decode import decode_launch, decode_sources
 from trt_plugins.kernels.ops.gated_delta_rule_prefill import plan_prefill, prefill_sources
@@ -19,6 +20,12 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
 
     The sizes of heads are contiguous in every tensor, and heads too in g, beta and the states.
     """
+    if is_speculative(call):
+        return plan_candidates(
+            call,
+            lambda rows: decode_launch(DeltaCall.of(rows), device, candidates=True),
+            lambda rows: plan(rows, device),
+        )
     delta = DeltaCall.of(call)
     if delta.time > LONGEST_WALK and not delta.channel_decay:
         return plan_prefill(delta, device)

@@ -57,6 +57,7 @@ class _Variant:
     key_bytes: int
     many: bool
     prefetch: bool
+    speculative: bool = False
 
     def source(self) -> KernelSource:
         cut = self.slice
@@ -73,12 +74,13 @@ class _Variant:
             "KEY_ACCESS": math.gcd(self.key_bytes // cut.dtype.itemsize, cut.rows),
             "MANY": int(self.many),
             "PREFETCH": int(self.prefetch),
+            "SPECULATIVE": int(self.speculative),
         }
         return KernelSource(FILE, ENTRY, tuple((name, str(text)) for name, text in defines.items()))
 
 
-def decode_launch(call: DeltaCall, device: DeviceTraits) -> KernelLaunch:
-    """One launch, which walks the tokens of a row where it has several."""
+def decode_launch(call: DeltaCall, device: DeviceTraits, candidates: bool = False) -> KernelLaunch:
+    """One launch, which walks the tokens of a row where it has several. candidates: it keeps the state after each."""
     cut, few = _cut(call, device.multiprocessors)
     overlap = device.capability >= OVERLAP_SINCE
     variant = _Variant(
@@ -86,8 +88,9 @@ def decode_launch(call: DeltaCall, device: DeviceTraits) -> KernelLaunch:
         call.channel_decay,
         call.normed,
         call.token_access_bytes("q", "k"),
-        call.time > 1,
-        prefetch=few and overlap,
+        candidates or call.time > 1,
+        prefetch=few and overlap and not candidates,
+        speculative=candidates,
     )
     params = struct_type(FILE, "GatedDeltaDecode")()
     call.fill(params)
@@ -109,7 +112,11 @@ def decode_sources() -> Iterator[KernelSource]:
                     replace(base, slice=cut, channel_decay=channel, prefetch=rows == 4).source()
                     for channel in (False, True)
                 )
-                yield replace(base, slice=cut, many=True, prefetch=False).source()
+                walking = replace(base, slice=cut, many=True, prefetch=False)
+                yield walking.source()
+                yield from (
+                    replace(walking, speculative=True, channel_decay=channel).source() for channel in (False, True)
+                )
     for key_size, value_size in ((64, 64), (64, 128), (96, 192), (128, 256), (192, 192), (256, 256), (16, 16)):
         for state in (DType.FLOAT32, DType.BFLOAT16):
             cut = Slice(few.dtype, state, key_size, value_size, _column_lanes(state, 8), 8)

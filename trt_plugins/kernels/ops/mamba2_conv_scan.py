@@ -11,6 +11,7 @@ from artifact.dtypes import DType
 from artifact.errors import UnsupportedError
 from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
 from trt_plugins.kernels.layout import TensorLayout
+from trt_plugins.kernels.ops.candidate_rows import is_speculative
 from trt_plugins.kernels.ops.decode_tile import (
     ACCESS_BYTES,
     StateTile,
@@ -44,6 +45,8 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
     The channels of a token are contiguous in every tensor, and the states but for their first axis. Addresses of the
     states and of conv_weight are multiples of 16 bytes.
     """
+    if is_speculative(call):
+        raise UnsupportedError(f"{call.spec.name}: expected packed rows, found candidate tokens: run its parts")
     sizes = _Sizes.of(call)
     step = _ClusterStep.of(call, sizes, device) if token_count(call) == 1 else None
     if step is None:

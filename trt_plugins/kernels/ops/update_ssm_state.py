@@ -11,6 +11,7 @@ from artifact.dtypes import DType
 from artifact.errors import UnsupportedError
 from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
 from trt_plugins.kernels.layout import TensorLayout
+from trt_plugins.kernels.ops.candidate_rows import is_speculative, plan_candidates
 from trt_plugins.kernels.ops.decode_tile import (
     ACCESS_BYTES,
     StateTile,
@@ -23,6 +24,7 @@ from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from trt_plugins.kernels.structs import struct_type
 
 FILE = "update_ssm_state/decode_lanes.cu"
+CANDIDATES_FILE = "update_ssm_state/decode_candidates.cu"
 SCALE = 9
 """Index of the scales of a state of 8 bits among the inputs, after the operator's own; 2 among the outputs."""
 _LARGEST_GRID_YZ = 65535
@@ -43,6 +45,10 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
 
     head_dim and state_size are contiguous in every tensor, and heads too in the states.
     """
+    if is_speculative(call):
+        return plan_candidates(
+            call, lambda rows: _Decode(rows, None).candidates(device), lambda rows: plan_prefill(rows, device)
+        )
     if token_count(call) > 1:
         return plan_prefill(call, device)
     launch = decode_launch(call, device)
@@ -57,13 +63,18 @@ def sources() -> Iterator[KernelSource]:
         for state in {DType.FLOAT32, dtype, *_BYTE_STATES}:
             typed = replace(base, tile=replace(tile, dtype=dtype, state=state))
             yield from (replace(typed, D=kind, bias=kind, gated=True).source() for kind in {DType.FLOAT32, dtype})
-            yield replace(typed, tile=replace(typed.tile, passes=1), prefetch=False).source()
+            single = replace(typed, tile=replace(typed.tile, passes=1), prefetch=False)
+            yield single.source()
+            if state not in _BYTE_STATES:
+                yield from (variant.candidates_source() for variant in (typed, single))
     for state in _BYTE_STATES:
         yield replace(base, tile=replace(tile, state=state, passes=_BYTE_PASSES), prefetch=False).source()
     for head_dim, state_size in ((80, 128), (96, 64), (128, 80), (256, 256), (64, 96), (8, 8), (72, 40)):
         for state in (DType.FLOAT32, DType.BFLOAT16, *_BYTE_STATES):
             sized = replace(tile, state=state, head_dim=head_dim, state_size=state_size)
             yield from (replace(base, tile=sized, group_bytes=size).source() for size in (2, ACCESS_BYTES))
+            if state not in _BYTE_STATES:
+                yield replace(base, tile=sized, group_bytes=2).candidates_source()
     yield from prefill_sources()
 
 
@@ -89,16 +100,22 @@ class _Variant:
     prefetch: bool
 
     def source(self) -> KernelSource:
-        defines = {
+        defines = {**self._defines(), "GATED": int(self.gated), "PREFETCH": int(self.prefetch)}
+        return KernelSource(FILE, "update_ssm_state_decode", tuple((name, str(text)) for name, text in defines.items()))
+
+    def candidates_source(self) -> KernelSource:
+        """The kernel that walks candidate tokens; it has no gate and fetches nothing ahead."""
+        defines = tuple((name, str(text)) for name, text in self._defines().items())
+        return KernelSource(CANDIDATES_FILE, "update_ssm_state_candidates", defines)
+
+    def _defines(self) -> dict[str, object]:
+        return {
             **self.tile.defines(),
             "D_T": CUDA_TYPES[self.D],
             "BIAS_T": CUDA_TYPES[self.bias],
             "GROUP_ACCESS": math.gcd(self.group_bytes // self.tile.dtype.itemsize, self.tile.state_access),
             "SOFTPLUS": int(self.softplus),
-            "GATED": int(self.gated),
-            "PREFETCH": int(self.prefetch),
         }
-        return KernelSource(FILE, "update_ssm_state_decode", tuple((name, str(text)) for name, text in defines.items()))
 
 
 class _Decode:
@@ -126,19 +143,29 @@ class _Decode:
     def launch(self, device: DeviceTraits) -> KernelLaunch:
         tile, few = self._tile(device.multiprocessors)
         overlap = device.capability >= _OVERLAP_SINCE
-        variant = _Variant(
-            tile,
-            self.call.input("D").dtype,
-            self.call.input("dt_bias").dtype,
-            access_bytes(self.B, self.C, axes=len(self.B.shape) - 1),
-            bool(self.call.attributes["dt_softplus"]),
-            self.gate is not None,
-            prefetch=few and overlap and tile.state_bytes == ACCESS_BYTES,
-        )
+        prefetch = few and overlap and tile.state_bytes == ACCESS_BYTES
+        return self._launch(tile, self._variant(tile, prefetch).source(), device)
+
+    def candidates(self, device: DeviceTraits) -> KernelLaunch:
+        """A few tokens a row, walked, with a state after each; UnsupportedError for states of 8 bits."""
+        if self.state.dtype in _BYTE_STATES:
+            raise UnsupportedError(
+                f"{self.call.spec.name}: expected candidate tokens with states of 16 or 32 bits, found "
+                f"{self.state.dtype.value}: use another type of state"
+            )
+        tile, _ = self._tile(device.multiprocessors)
+        return self._launch(tile, self._variant(tile, False).candidates_source(), device)
+
+    def _variant(self, tile: StateTile, prefetch: bool) -> _Variant:
+        D, bias = self.call.input("D").dtype, self.call.input("dt_bias").dtype
+        group_bytes = access_bytes(self.B, self.C, axes=len(self.B.shape) - 1)
+        softplus = bool(self.call.attributes["dt_softplus"])
+        return _Variant(tile, D, bias, group_bytes, softplus, self.gate is not None, prefetch)
+
+    def _launch(self, tile: StateTile, source: KernelSource, device: DeviceTraits) -> KernelLaunch:
         grid = (self.heads // self.groups * tile.parts, self.groups, self.rows)
-        return KernelLaunch(
-            variant.source(), grid, (tile.threads, 1, 1), self._params(), self._pointers(), overlap=overlap
-        )
+        overlap = device.capability >= _OVERLAP_SINCE
+        return KernelLaunch(source, grid, (tile.threads, 1, 1), self._params(), self._pointers(), overlap=overlap)
 
     def _tile(self, multiprocessors: int) -> tuple[StateTile, bool]:
         """How the state is cut, and whether the blocks are so few that all of them run at once."""

@@ -1,0 +1,59 @@
+// Candidate tokens of a speculative row, one after the other: each shifts the state by one column, and has the state
+// after it stored in a slot of its own.
+//
+// Macros: DATA_T; KERNEL (taps); CHANNELS (a thread's neighbouring channels); STEP (tokens loaded before the first of
+// them is used); SILU; THREADS. Grid: x covers the channels, y the rows. The state is read once, before anything of it
+// is written, so that a token may be stored over the state that the row began with.
+#include "causal_conv1d/channels.cuh"
+#include "causal_conv1d/params.cuh"
+#include "common/launch.cuh"
+#include "common/math.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    causal_conv1d_candidates(const __grid_constant__ CausalConv1d params) {
+    constexpr int C = CHANNELS;
+    constexpr int K = KERNEL;
+    const int channel = (blockIdx.x * blockDim.x + threadIdx.x) * C;
+    const int row = blockIdx.y;
+    let_later_kernels_start();
+    if (channel < params.channels) prefetch_to_l2(static_cast<const DATA_T*>(params.weight) + channel * K);
+    wait_for_earlier_kernels();
+    if (channel >= params.channels) return;
+    const RowView view = row_view(params.rows, row);
+    if (view.slot < 0 || view.length == 0) return;
+
+    Run<DATA_T, C * K> state, weight;
+    Run<DATA_T, C> bias;
+    state.load(static_cast<const DATA_T*>(params.state) + view.slot * params.state_stride + channel * K);
+    weight.load(static_cast<const DATA_T*>(params.weight) + channel * K);
+    if (params.bias) bias.load(static_cast<const DATA_T*>(params.bias) + channel);
+    const DATA_T* x = static_cast<const DATA_T*>(params.x) + view.first_token * params.x_token_stride + channel;
+    DATA_T* y = static_cast<DATA_T*>(params.y) + view.first_token * params.y_token_stride + channel;
+    for (int begin = 0; begin < view.length; begin += STEP) {
+        Run<DATA_T, C> tokens[STEP];
+        int slots[STEP];
+#pragma unroll
+        for (int i = 0; i < STEP; i++) {
+            if (begin + i >= view.length) continue;
+            tokens[i].load(x + (begin + i) * params.x_token_stride);
+            slots[i] = candidate_slot(params.rows, row, begin + i);
+        }
+#pragma unroll
+        for (int i = 0; i < STEP; i++) {
+            if (begin + i >= view.length) continue;
+            push_column<DATA_T, C, K>(state, tokens[i]);
+            Run<DATA_T, C> result;
+#pragma unroll
+            for (int c = 0; c < C; c++) {
+                float sum = params.bias ? to_float(bias.data[c]) : 0.0f;
+#pragma unroll
+                for (int j = 0; j < K; j++)
+                    sum = fmaf(to_float(weight.data[c * K + j]), to_float(state.data[c * K + j]), sum);
+                result.data[c] = from_float<DATA_T>(SILU ? silu(sum) : sum);
+            }
+            result.store(y + (begin + i) * params.y_token_stride);
+            if (slots[i] >= 0)
+                state.store(static_cast<DATA_T*>(params.state_out) + slots[i] * params.state_out_stride + channel * K);
+        }
+    }
+}
