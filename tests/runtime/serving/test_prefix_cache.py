@@ -9,6 +9,7 @@ import pytest
 
 from runtime.prefix_cache.settings import PrefixCacheSettings
 from runtime.serving.loop import ServingLoop
+from runtime.serving.request import ServingRequest
 from tests.runtime.serving.toy_loop import answers, asked, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.runtime.toy_paged_engine import ToyPagedEngine, toy_greedy
@@ -69,3 +70,128 @@ def test_a_chat_computes_only_what_is_new(mode: str) -> None:
         # The last token of an answer was never fed, the last of this one is not either.
         assert engine.tokens - before == 9 + 7 - 1 + (turn > 0)
         history = prompt + answer
+
+
+def line(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 61, length).tolist()
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "found"), [(39, 0), (40, 39), (41, 39), (44, 39), (45, 44), (60, 44)], ids=lambda value: str(value)
+)
+def test_one_token_less_the_same_one_token_more(asked_for: int, found: int) -> None:
+    """After 40 tokens and 5 new ones, states are at 39 (before the prompt's last token) and at 44."""
+    loop, engine = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=20))
+    prompt = line(1, 40)
+    cached_tokens(loop, prompt, 5)
+    later = (prompt + toy_greedy(engine.config, prompt, 5) + line(2, 20))[:asked_for]
+    assert cached_tokens(loop, later) == found
+
+
+def test_a_prompt_that_parts_inside_a_node_leaves_a_state_there() -> None:
+    loop, _ = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=20))
+    shared = line(1, 30)
+    assert [cached_tokens(loop, shared + line(seed, 10)) for seed in (2, 3, 4)] == [0, 0, 30]
+    assert loop.prefix_cache.metrics.misses == {"no_kv": 1, "no_state": 1}
+    assert loop.prefix_cache.metrics.recomputed_tokens == 30
+
+
+def test_a_state_that_went_while_its_kv_stayed() -> None:
+    loop, _ = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=20, prompt_end=False))
+    prompt = line(1, 20)
+    for tail in (2, 3):
+        cached_tokens(loop, prompt + line(tail, 9))
+    tree = loop.prefix_cache.tree
+    inner = next(node for node in tree.walk() if node.attached and node.end == 20)
+    tree.drop_state(inner)
+    assert cached_tokens(loop, prompt + line(4, 9)) == 0
+    assert inner.state is not None, "a place where sequences part gets its state back"
+    assert cached_tokens(loop, prompt + line(5, 9)) == 20
+
+
+def test_identical_prompts_at_the_same_time() -> None:
+    loop, engine = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=20))
+    prompt = line(1, 33)
+    for _ in range(5):
+        loop.add(asked(prompt, 4))
+    assert set(answers(run_all(loop)).values()) == {tuple(toy_greedy(engine.config, prompt, 4))}
+    assert cached_tokens(loop, prompt) == 32
+
+
+@pytest.mark.parametrize("mode", ["no_buffer", "extra_buffer"])
+def test_a_pool_without_a_slot_to_spare_moves_the_state(mode: str) -> None:
+    """One slot in all: the tree has it between requests, and hands it over when it is resumed."""
+    needed = 25 * 32 + 16
+    cache = PrefixCacheSettings(mode=mode, cached_states=0)
+    loop, engine = toy_loop(prefix_cache=cache, memory_bytes=needed, max_rows=1)
+    assert loop.pools.sizes.num_slots == 1
+    prompt = line(1, 20)
+    cached_tokens(loop, prompt, 5)
+    longer = prompt + toy_greedy(engine.config, prompt, 5) + [7]
+    assert cached_tokens(loop, longer, 3) == 24
+    assert loop.prefix_cache.tree.states == 1
+
+
+@pytest.mark.parametrize("chunk", [1, 63, 64, 65, 1000])
+@pytest.mark.parametrize("mode", ["no_buffer", "extra_buffer"])
+def test_chunks_of_any_size(chunk: int, mode: str) -> None:
+    cache = PrefixCacheSettings(mode=mode, cached_states=20)
+    budget = min(chunk, 70)
+    loop, engine = toy_loop(
+        prefix_cache=cache, max_tokens=budget, max_rows=min(4, budget), max_seq_len=256, memory_bytes=20_000
+    )
+    prompt = line(1, 200)
+    id_ = loop.add(asked(prompt, 3))
+    for _ in range(-(-150 // budget)):
+        poison(loop, engine)
+        loop.step()
+    # Half-way: a second prompt finds the latest chunk.
+    begun = loop.scheduler.sequences[id_].memory.length
+    second = loop.add(asked(prompt[:begun] + line(2, 9), 3))
+    found = answers(run_all(loop))
+    assert found[id_, 0] == tuple(toy_greedy(engine.config, prompt, 3))
+    assert found[second, 0] == tuple(toy_greedy(engine.config, prompt[:begun] + line(2, 9), 3))
+    assert cached_tokens(loop, prompt) == 199
+
+
+def test_a_cancelled_prompt_leaves_what_it_computed() -> None:
+    loop, _ = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=20), max_tokens=12)
+    prompt = line(1, 60)
+    id_ = loop.add(asked(prompt, 3))
+    for _ in range(3):
+        loop.step()
+    loop.cancel(id_)
+    loop.scheduler.check_integrity()
+    assert cached_tokens(loop, prompt) == 36
+
+
+def test_a_failed_step_leaves_nothing() -> None:
+    loop, engine = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=20))
+    loop.add(asked(line(1, 60), 3))
+    engine.fail_at = {1}
+    run_all(loop)
+    assert not loop.prefix_cache.tree.nodes and not loop.scheduler.manager.slots.used
+
+
+def test_tenants_share_nothing() -> None:
+    loop, _ = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=20))
+    prompt = line(1, 30)
+    cached_tokens(loop, prompt, 4)
+    loop.add(ServingRequest(asked(prompt, 1).request, namespace="tenant"))
+    assert [output.piece.generation.cached_tokens for output in run_all(loop)] == [0]
+    assert loop.prefix_cache.metrics.misses["namespace"] == 1
+
+
+def test_decode_states_are_taken_on_the_way() -> None:
+    settings = PrefixCacheSettings(cached_states=20, decode_interval=4, path_states=None)
+    loop, engine = toy_loop(prefix_cache=settings)
+    prompt = line(1, 10)
+    loop.add(asked(prompt, 60))
+    for _ in range(25):
+        loop.step()
+    ends = {node.end for node in loop.prefix_cache.tree.walk() if node.state is not None}
+    assert ends == {9, *range(14, 34, 4)}
+    said = prompt + toy_greedy(engine.config, prompt, 60)
+    second = loop.add(asked(said[:29], 1))
+    found = [o.piece.generation.cached_tokens for o in run_all(loop) if o.request_id == second and o.piece.generation]
+    assert found == [26]
