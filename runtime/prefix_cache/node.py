@@ -14,6 +14,7 @@ class Node:
         also be the parent's last, or a copy of it: the deepest node of a path decides about a block.
     state: slot of the state after exactly ``end`` tokens, or None.
     locks: how many readers need the KV of this node, here or below it. state_locks: how many read the state.
+    uses: how often its state, or one that it followed, was resumed from.
     access, state_access: when the KV and the state were last of use, as ticks of the tree's clock.
     """
 
@@ -28,6 +29,7 @@ class Node:
         "state",
         "state_access",
         "state_locks",
+        "uses",
     )
 
     def __init__(self, parent: Node | None, edge: bytes, blocks: tuple[int, ...] = ()) -> None:
@@ -38,7 +40,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.state: int | None = None
         self.locks = self.state_locks = 0
-        self.access = self.state_access = 0
+        self.access = self.state_access = self.uses = 0
 
     @property
     def start(self) -> int:

@@ -22,7 +22,8 @@ from runtime.prefix_cache.path_cap import thin_path
 from runtime.prefix_cache.radix_tree import RadixTree
 from runtime.prefix_cache.settings import EXTRA_BUFFER, PrefixCacheSettings
 from runtime.prefix_cache.stops import wanted_stops
-from runtime.prefix_cache.worth import Worth
+from runtime.prefix_cache.tuner import AlphaTuner
+from runtime.prefix_cache.worth import ValueWorth, Worth
 
 
 class _TreeBlocks:
@@ -44,13 +45,20 @@ class RadixAllocator(BlockAllocator):
     pool: KeptBlockPool
 
     def __init__(
-        self, sizes: PoolSizes, needs: CacheNeeds, settings: PrefixCacheSettings, worth: Worth | None = None
+        self,
+        sizes: PoolSizes,
+        needs: CacheNeeds,
+        settings: PrefixCacheSettings,
+        worth: Worth | None = None,
+        tuner: AlphaTuner | None = None,
     ) -> None:
+        """``tuner`` finds the alpha of a ValueWorth."""
         super().__init__(KeptBlockPool(sizes.num_blocks), sizes.block_size)
         self.settings, self.needs = settings, needs
         self.slots = EvictingSlotPool(sizes.num_slots)
         self.tree = RadixTree(_TreeBlocks(self.pool), self.slots, sizes.block_size, needs.kv, needs.state, worth)
         self.slots.attach(self.evict_state, lambda: self.tree.free_states)
+        self.tuner = tuner
         self.tree.before_eviction = self._before_eviction
         self.metrics = CacheMetrics()
         self.ghosts = Ghosts()
@@ -101,10 +109,12 @@ class RadixAllocator(BlockAllocator):
         prefix = memory.prefix
         assert prefix is not None
         if prefix.node is not None:
-            self.tree.touch(prefix.node)
+            self.tree.use(prefix.node)
             self._readers.add(memory)
             if memory.source == NONE:
                 self.resumed(memory)
+        if self.tuner is not None and self.tuner.begin(prefix.key(memory.tokens, prefix.prompt), memory.namespace):
+            self._tuned(self.tuner.alpha)
         self.metrics.looked_up(self.tree, self.ghosts, memory, prefix)
 
     def resumed(self, memory: SequenceMemory) -> None:
@@ -169,6 +179,8 @@ class RadixAllocator(BlockAllocator):
             return
         memory.prefix = memory.prefix or KnownPrefix()
         chunk = memory.prefix.chunk
+        if self.tuner is not None:
+            self.tuner.end(memory.prefix.key(memory.tokens, memory.length), memory.namespace)
         node, took = self._insert(memory, memory.slot)
         if took:
             memory.slot = NONE
@@ -206,6 +218,11 @@ class RadixAllocator(BlockAllocator):
             self.ghosts.add(node.root.namespace, node.key)
             self.spill(node)
 
+    def _tuned(self, alpha: float) -> None:
+        assert isinstance(self.tree.worth, ValueWorth)
+        self.tree.worth.alpha = alpha
+        self.tree.reorder()
+
     def _is_chunk(self, prefix: KnownPrefix, end: int) -> bool:
         """Whether a prompt is under way whose latest state is kept."""
         return self.settings.chunks and self.needs.state and prefix.length < end < prefix.asked
@@ -240,6 +257,8 @@ class RadixAllocator(BlockAllocator):
         self.tree.unlock_state(node)
         prefix.node, prefix.state_locked = node, False
         self._readers.add(memory)
+        if took:
+            self.tree.inherit(node)
         if took and self.settings.path_states is not None:
             self.metrics.capped_states += thin_path(self.tree, node, self.settings.path_states)
         return node, took

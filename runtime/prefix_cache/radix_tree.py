@@ -23,7 +23,7 @@ from runtime.prefix_cache.eviction_queue import EvictionQueue
 from runtime.prefix_cache.node import Node, Root
 from runtime.prefix_cache.resources import BlockReferences, StateSlots
 from runtime.prefix_cache.token_key import TOKEN_BYTES, common_length, cut, key_length
-from runtime.prefix_cache.worth import LruWorth, Worth
+from runtime.prefix_cache.worth import LruWorth, Worth, state_above
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,21 @@ class RadixTree:
         node.state_access = self._clock
         for above in node.path():
             above.access = self._clock
+        self._offer(node)
+
+    def use(self, node: Node) -> None:
+        """Note that a sequence resumes at ``node``."""
+        node.uses += 1
+        self.touch(node)
+
+    def inherit(self, node: Node) -> None:
+        """A new state takes the place of the one above it, if nothing else follows that one; where sequences part, a
+        state has been of use before it was there."""
+        if node.children:
+            node.uses = max(node.uses, 1)
+        above = state_above(node)
+        if above is not None and len(above.children) == 1:
+            node.uses, above.uses = max(node.uses, above.uses), 0
         self._offer(node)
 
     def lock(self, node: Node) -> None:

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 from runtime.prefix_cache.node import Node
 
+# Uses that a state counts for before it was used.
+_UNUSED = 0.25
+
 
 @dataclass(frozen=True)
 class CacheCosts:
@@ -30,11 +33,17 @@ class CacheCosts:
         return self.work_per_token * (end - start) + self.work_per_token_squared * (end**2 - start**2) / 2
 
 
-def last_state(node: Node) -> int:
-    """Tokens up to the nearest state above ``node``; 0 where there is none."""
+def state_above(node: Node) -> Node | None:
+    """The nearest node above with a state; None where there is none."""
     above = node.parent
     while above is not None and above.state is None:
         above = above.parent
+    return above
+
+
+def last_state(node: Node) -> int:
+    """Tokens up to the nearest state above ``node``; 0 where there is none."""
+    above = state_above(node)
     return 0 if above is None else above.end
 
 
@@ -57,7 +66,8 @@ class LruWorth:
 class ValueWorth:
     """Recency plus ``alpha`` times the work that a hit saves for each byte held (Marconi, arXiv 2411.19379).
 
-    ``alpha`` is in ticks for work per byte that is ``scale``: the work per byte of one state after 1,024 tokens.
+    ``alpha`` is in ticks for work per byte that is ``scale``, the work per byte of one state after 1,024 tokens, and a
+    state that was used once. What was used more often counts so often, what never was a little.
     """
 
     costs: CacheCosts
@@ -69,19 +79,19 @@ class ValueWorth:
 
     def of_state(self, node: Node) -> float:
         saved = self.costs.work(last_state(node), node.end)
-        return node.state_access + self._bonus(saved, self.costs.state_bytes)
+        return node.state_access + self._bonus(saved, self.costs.state_bytes, node.uses)
 
     def of_kv(self, node: Node) -> float:
         nbytes = (node.end - node.start) * self.costs.kv_bytes_per_token
         nbytes += 0 if node.state is None else self.costs.state_bytes
-        return node.access + self._bonus(self.costs.work(last_state(node), node.end), nbytes)
+        return node.access + self._bonus(self.costs.work(last_state(node), node.end), nbytes, node.uses)
 
     def of_new_state(self, clock: int, start: int, end: int) -> float:
         """Worth of a state that is used at ``clock``, after ``end`` tokens, the nearest one above at ``start``."""
-        return clock + self._bonus(self.costs.work(start, end), self.costs.state_bytes)
+        return clock + self._bonus(self.costs.work(start, end), self.costs.state_bytes, 0)
 
-    def _bonus(self, saved: float, nbytes: int) -> float:
-        return self.alpha * saved / max(nbytes, 1) / self.scale
+    def _bonus(self, saved: float, nbytes: int, uses: int) -> float:
+        return self.alpha * (uses + _UNUSED) * saved / max(nbytes, 1) / self.scale
 
 
 Worth = LruWorth | ValueWorth

@@ -13,6 +13,7 @@ from runtime.prefix_cache.radix_allocator import RadixAllocator
 from runtime.prefix_cache.settings import EXTRA_BUFFER, LRU, RADIX, PrefixCacheSettings
 from runtime.prefix_cache.token_key import key_from_tokens
 from runtime.prefix_cache.transfer import DeviceCache
+from runtime.prefix_cache.tuner import AlphaTuner
 from runtime.prefix_cache.worth import LruWorth, ValueWorth, Worth
 from runtime.scheduler import ScheduledSequence, Scheduler
 from runtime.serving.pinned import PinnedPrefixes
@@ -31,12 +32,15 @@ def radix_allocator(
 ) -> RadixAllocator:
     """A radix tree over pools of ``sizes``."""
     worth: Worth = LruWorth()
+    tuner: AlphaTuner | None = None
     if settings.policy != LRU:
         costs = costs_of_model(
             engine.config, engine.block_bytes(sizes.block_size) // sizes.block_size, engine.slot_bytes
         )
-        worth = ValueWorth(costs, 1.0 if settings.alpha is None else settings.alpha)
-    return RadixAllocator(sizes, needs, settings, worth)
+        if settings.alpha is None and needs.state:
+            tuner = AlphaTuner(costs, sizes.num_slots, settings)
+        worth = ValueWorth(costs, AlphaTuner.alpha if settings.alpha is None else settings.alpha)
+    return RadixAllocator(sizes, needs, settings, worth, tuner)
 
 
 class ServedCache:

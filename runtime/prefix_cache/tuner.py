@@ -1,0 +1,112 @@
+"""Alpha by trial: what would have hit most of the latest requests.
+
+Each candidate has a shadow of the tree, of keys alone and as many states as the cache, that sees the same requests. So
+replaying a window takes no time of its own: it has been replayed when it ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from runtime.blocks.needs import CacheNeeds
+from runtime.prefix_cache.path_cap import thin_path
+from runtime.prefix_cache.radix_tree import RadixTree
+from runtime.prefix_cache.settings import PrefixCacheSettings
+from runtime.prefix_cache.stops import wanted_stops
+from runtime.prefix_cache.token_key import cut, key_length
+from runtime.prefix_cache.worth import CacheCosts, ValueWorth
+
+# In ticks of the tree's clock for a state that saves 1,024 tokens and was used once; 0 is the order of use alone.
+ALPHAS = (0.0, 16.0, 128.0, 1024.0, 8192.0)
+# Share of the tokens that another alpha must have hit more, so that the order is not changed for nothing.
+_CLEARLY = 0.01
+
+
+class _Slots:
+    """As many states as the cache has, without any."""
+
+    def __init__(self, count: int) -> None:
+        self.free = count
+
+    def retain(self, blocks: Sequence[int]) -> None:
+        assert not blocks
+
+    def release(self, slots: Sequence[int]) -> None:
+        self.free += len(slots)
+
+
+class Shadow:
+    """What the cache would hold with one alpha."""
+
+    def __init__(self, costs: CacheCosts, alpha: float, slots: int, settings: PrefixCacheSettings) -> None:
+        self.alpha = alpha
+        self._slots, self._settings = _Slots(slots), settings
+        self._needs = CacheNeeds(kv=False, state=True)
+        self._tree = RadixTree(self._slots, self._slots, 1, has_kv=False, worth=ValueWorth(costs, alpha))
+
+    def begin(self, key: bytes, namespace: str) -> int:
+        """A prompt comes; the tokens of it that would be there."""
+        prompt = key_length(key)
+        match = self._tree.match(cut(key, 0, prompt - 1), namespace)
+        if match.length:
+            self._tree.use(match.node)
+        for stop in reversed(wanted_stops(self._settings, self._needs, match, prompt)):
+            self._insert(cut(key, 0, stop), namespace, match.length)
+        return match.length
+
+    def end(self, key: bytes, namespace: str) -> None:
+        """A sequence leaves its state."""
+        self._insert(key, namespace, 0)
+
+    def _insert(self, key: bytes, namespace: str, start: int) -> None:
+        tree = self._tree
+        if not self._slots.free:
+            least = tree.least_state()
+            if least is None or least > tree.worth_of_new_state(start, key_length(key)):
+                return
+            tree.evict_state()
+        node, took = tree.insert(key, (), 0, namespace)
+        if took:
+            self._slots.free -= 1
+            tree.inherit(node)
+            if self._settings.path_states is not None:
+                thin_path(tree, node, self._settings.path_states)
+
+
+@dataclass
+class AlphaTuner:
+    """``alpha`` is the best so far. ``slots``: states that the cache can hold."""
+
+    costs: CacheCosts
+    slots: int
+    settings: PrefixCacheSettings
+    alpha: float = ALPHAS[2]
+    _shadows: list[Shadow] = field(init=False)
+    _hits: deque[list[int]] = field(init=False)
+    _count: int = 0
+
+    def __post_init__(self) -> None:
+        self._shadows = [Shadow(self.costs, alpha, self.slots, self.settings) for alpha in ALPHAS]
+        self._hits = deque(maxlen=self.settings.window)
+
+    def begin(self, key: bytes, namespace: str) -> bool:
+        """A prompt comes; whether another alpha has turned out to be better."""
+        self._hits.append([shadow.begin(key, namespace) for shadow in self._shadows])
+        self._count += 1
+        if self._count % max(1, self.settings.window // 4):
+            return False
+        totals = {
+            shadow.alpha: sum(hits) for shadow, hits in zip(self._shadows, zip(*self._hits, strict=True), strict=True)
+        }
+        best = max(totals, key=lambda alpha: totals[alpha])
+        if totals[best] <= totals[self.alpha] * (1 + _CLEARLY):
+            return False
+        self.alpha = best
+        return True
+
+    def end(self, key: bytes, namespace: str) -> None:
+        """A sequence leaves its state."""
+        for shadow in self._shadows:
+            shadow.end(key, namespace)
