@@ -10,12 +10,14 @@ torch 2.13; else torch.onnx goes its own way.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
+_INNER = "torch.onnx._internal.exporter"
 Table = Mapping[Any, Callable[..., Any]]
 # Removed by torch.onnx before it translates.
 _ASSERTIONS = frozenset({torch.ops.aten._assert_tensor_metadata.default})
@@ -43,10 +45,10 @@ def lean_passes(program: torch.export.ExportedProgram, table: Table) -> Iterator
     nodes = program.graph_module.graph.nodes
     with contextlib.ExitStack() as replaced:
         if all(_types_agree(node) for node in nodes):
-            _replace(replaced, "_fx_passes", "insert_type_promotion_nodes", _nothing)
+            _replace(replaced, "_fx_passes", ("insert_type_promotion_nodes",), _nothing)
             # Promotion may insert operators of the library.
             if all(_is_translated(node, table) for node in nodes):
-                _replace(replaced, "_registration.onnxscript_apis", "get_torchlib_ops", list)
+                _replace(replaced, "_registration", ("onnxscript_apis", "get_torchlib_ops"), list)
         yield
 
 
@@ -75,10 +77,14 @@ def _nothing(_module: GraphModule) -> None:
     pass
 
 
-def _replace(stack: contextlib.ExitStack, module: str, name: str, replacement: Callable[..., Any]) -> None:
+def _replace(stack: contextlib.ExitStack, module: str, path: Sequence[str], replacement: Callable[..., Any]) -> None:
     """Give a function of torch.onnx's inner ``module`` another body until ``stack`` ends, where it exists."""
-    owner: Any = getattr(torch.onnx, "_internal", None)
-    for part in ("exporter", *module.split(".")):
+    try:
+        owner: Any = importlib.import_module(f"{_INNER}.{module}")
+    except ImportError:
+        return
+    *parts, name = path
+    for part in parts:
         owner = getattr(owner, part, None)
     original = getattr(owner, name, None)
     if original is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,9 @@ from exporter.graph.aten_translations import aten_translations
 from exporter.graph.lean_export import lean_passes, undecomposed
 from exporter.graph.plain_translations import plain_translations
 from exporter.graph.trace import OPSET
+from tests.support.tiny_models import save_tiny_model
 
+ROOT = Path(__file__).resolve().parents[2]
 TABLE = {**aten_translations(), **plain_translations()}
 X, Y = torch.linspace(-30, 30, 24).reshape(2, 3, 4), torch.linspace(1, 3, 24).reshape(2, 3, 4)
 WEIGHT, IDS = torch.linspace(0, 1, 35).reshape(7, 5), torch.tensor([[1, 6], [0, 3]])
@@ -101,6 +106,17 @@ def test_operands_of_several_types_are_promoted(name: str) -> None:
 def test_an_operator_outside_the_table_is_translated_by_torch() -> None:
     found = exported(traced(lambda x, y: torch.cumsum(x, -1) * y, X, Y), (X, Y))
     np.testing.assert_allclose(found, (torch.cumsum(X, -1) * Y).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_an_export_loads_no_library_of_translations(tmp_path: Path) -> None:
+    """In a process of its own, where nothing of torch.onnx was imported before."""
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", "qwen3_next", num_hidden_layers=1)
+    code = (
+        "import sys; from pathlib import Path; from exporter.export import export_checkpoint; "
+        f"export_checkpoint(Path({str(checkpoint)!r}), Path({str(tmp_path / 'out')!r})); "
+        "sys.exit('onnxscript.function_libs.torch_lib.ops.core' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_another_torch_goes_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
