@@ -1,7 +1,13 @@
-"""Continuous batching on the CPU engine against one request after another, and latencies under Poisson arrivals."""
+"""Continuous batching against one request after another, and latencies under Poisson arrivals.
+
+--engine torch measures a model of 2.65 B parameters on a GPU (benchmarks/serving_torch.py), else the checkpoint that
+ships is measured on the CPU. --plot FILE draws the latencies (needs the extra plot). --work FOLDER as in
+benchmarks.torch_engine.
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
@@ -15,12 +21,13 @@ from benchmarks.artifacts import DEMO_CHECKPOINT, exported
 from benchmarks.command import run_command
 from benchmarks.measure import Spread, take_turns
 from benchmarks.report import Gate, Report, Target
+from benchmarks.serving_plot import plot_latencies
+from benchmarks.traffic import poisson_arrivals, serve
 from exporter.export import export_checkpoint
 from exporter.options import ExportOptions
 from runtime.generation import Generation
 from runtime.llm import LLM
 from runtime.sampling import SamplingParams
-from runtime.serving.request import ServingRequest
 
 NAME, REPEATS = "serving", 5
 LEAST_RATIO = 2.0
@@ -30,14 +37,14 @@ LEAST_RATIO = 2.0
 class ServingBenchmarkSettings:
     """``requests`` prompts of ``prompt`` tokens and ``new_tokens`` each, ``batch`` at a time.
 
-    load: requests that arrive in the time in which the batched run finishes one, for the latencies.
+    loads: requests that arrive in the time in which the batched run finishes one, for the latencies.
     """
 
     requests: int = 16
     batch: int = 8
     prompt: int = 64
     new_tokens: int = 48
-    load: float = 0.7
+    loads: tuple[float, ...] = (0.3, 0.5, 0.7, 0.9)
     threads: int = 2
     repeats: int = REPEATS
 
@@ -64,7 +71,8 @@ def run(settings: ServingBenchmarkSettings) -> Report:
                 return Report(NAME, asdict(settings), (gate,))
             times = take_turns({name: _Timed(way) for name, way in ways.items()}, settings.repeats)
             batched = Spread.of(times["paged, batched"]).median
-            latencies = _latencies(paged, prompts, settings, batched / settings.requests / settings.load)
+            each = batched / settings.requests
+            latencies = {str(load): _latencies(paged, prompts, settings, each / load) for load in settings.loads}
     tokens = settings.requests * settings.new_tokens
     ratio = Spread.of_ratios(times["dense, one after another"], times["paged, batched"])
     results = {
@@ -98,39 +106,40 @@ def _one_by_one(llm: LLM, prompts: Sequence[list[int]], settings: ServingBenchma
     return [llm.generate(prompt, _sampling(settings)) for prompt in prompts]
 
 
+def _latencies(
+    llm: LLM, prompts: Sequence[list[int]], settings: ServingBenchmarkSettings, interval: float
+) -> dict[str, float]:
+    """With ``interval`` seconds on average from request to request."""
+    return serve(llm.loop, prompts, poisson_arrivals(len(prompts), interval), settings.new_tokens).latencies_ms()
+
+
 def _gate(answers: dict[str, list[Generation]]) -> Gate:
     first, *others = ([answer.token_ids for answer in each] for each in answers.values())
     wrong = sum(tokens != right for other in others for tokens, right in zip(other, first, strict=True))
     return Gate("answers that differ from those of the dense engine", float(wrong), 0.0)
 
 
-def _latencies(
-    llm: LLM, prompts: Sequence[list[int]], settings: ServingBenchmarkSettings, interval: float
-) -> dict[str, float]:
-    """Milliseconds to the first token and between tokens, at 50 and 99 of 100, with ``interval`` seconds on average
-    from request to request."""
-    arrivals = np.cumsum(np.random.default_rng(1).exponential(interval, len(prompts)))
-    waiting = list(zip(arrivals.tolist(), prompts, strict=True))
-    times: dict[int, list[float]] = {}
-    loop, started = llm.loop, time.perf_counter()
-    while waiting or loop.busy:
-        now = time.perf_counter() - started
-        while waiting and waiting[0][0] <= now:
-            arrival, prompt = waiting.pop(0)
-            request = llm._text.request(prompt, _sampling(settings), llm.max_seq_len)
-            times[loop.add(ServingRequest(request))] = [arrival]
-        if not loop.busy:
-            time.sleep(max(0.0, waiting[0][0] - now))
-            continue
-        for output in loop.step():
-            if output.error is not None:
-                raise output.error
-            times[output.request_id].append(time.perf_counter() - started)
-    first = [marks[1] - marks[0] for marks in times.values()]
-    between = np.concatenate([np.diff(marks[1:]) for marks in times.values()])
-    parts = {"first_token": np.array(first), "between_tokens": between}
-    return {f"{name}_p{q}": 1e3 * float(np.percentile(v, q)) for name, v in parts.items() for q in (50, 99)}
+def main() -> int:
+    """The exit code: 0, or 1 when values were wrong."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--engine", choices=("onnxruntime", "torch"), default="onnxruntime")
+    parser.add_argument("--work")
+    parser.add_argument("--plot", type=Path)
+    known, rest = parser.parse_known_args()
+
+    def benchmark(repeats: int) -> Report:
+        if known.engine == "torch":
+            from benchmarks import serving_torch
+
+            report = serving_torch.run(serving_torch.TorchServingSettings(work=known.work, repeats=repeats))
+        else:
+            report = run(ServingBenchmarkSettings(repeats=repeats))
+        if report.passed and known.plot:
+            plot_latencies(report.results["latency_ms"], known.plot)
+        return report
+
+    return run_command(__doc__ or "", benchmark, REPEATS, rest)
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(__doc__ or "", lambda repeats: run(ServingBenchmarkSettings(repeats=repeats)), REPEATS))
+    sys.exit(main())

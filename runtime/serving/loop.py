@@ -30,7 +30,8 @@ _NONE = np.empty(0, np.float32)
 class ServingLoop:
     """Owns the pools of ``engine``: nobody else may step it. Not for use from several threads at once.
 
-    Call ``step`` as long as it is ``busy``. ``pools`` says where the memory went; ``steps`` counts those that ran.
+    Call ``step`` as long as it is ``busy``. ``pools`` says where the memory went; ``steps`` counts those that ran, and
+    ``last_plan`` is the plan of the last of them.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class ServingLoop:
         """EngineError when the pools cannot hold one sequence, or the settings exceed the engine's limits."""
         self.shape = serving_shape(engine, settings)
         self.steps = 0
+        self.last_plan: StepPlan | None = None
         self._eos, self._tokenizer = eos, tokenizer
         needs = CacheNeeds.of_model(engine.config)
         budget = memory_budget(engine, needs, self.shape, settings.memory_bytes, settings.memory_utilization)
@@ -136,6 +138,7 @@ class ServingLoop:
             self._failed(plan, EngineError("the step was interrupted"))
             raise
         self.steps += 1
+        self.last_plan = plan
         self.scheduler.commit(plan)
         return [] if result is None else self._accept(sampling, result, best)
 

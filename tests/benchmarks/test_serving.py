@@ -1,14 +1,73 @@
-"""The serving benchmark runs from end to end on small sizes and finds correct results."""
+"""The serving benchmarks run from end to end on small sizes and find correct results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
 
 from benchmarks.serving import ServingBenchmarkSettings, run
+from benchmarks.serving_plot import plot_latencies
+from benchmarks.traffic import Served, StepTimes, host_microseconds
+from tests.benchmarks.shapes import TINY
+
+LATENCIES = {"first_token_p50", "first_token_p99", "between_tokens_p50", "between_tokens_p99"}
 
 
 def test_it_serves_in_three_ways() -> None:
-    document = run(ServingBenchmarkSettings(requests=3, batch=2, prompt=5, new_tokens=3, repeats=1)).to_json()
+    settings = ServingBenchmarkSettings(requests=3, batch=2, prompt=5, new_tokens=3, loads=(0.5,), repeats=1)
+    document = run(settings).to_json()
     assert document["correct"] and len(document["results"]["tokens_per_second"]) == 3
-    assert set(document["results"]["latency_ms"]) == {
-        "first_token_p50",
-        "first_token_p99",
-        "between_tokens_p50",
-        "between_tokens_p99",
-    }
+    assert set(document["results"]["latency_ms"]["0.5"]) == LATENCIES
+
+
+def test_a_small_model_is_served_by_torch(tmp_path: Path) -> None:
+    from benchmarks import serving_torch
+
+    settings = serving_torch.TorchServingSettings(
+        device="cpu",
+        work=str(tmp_path),
+        batch=2,
+        prompt=5,
+        new_tokens=6,
+        requests=6,
+        pressure=50.0,
+        alone=1,
+        loads=(0.5,),
+        latency_requests=3,
+        max_tokens=16,
+        gate_tokens=5,
+        gate_steps=2,
+        repeats=1,
+        shape=TINY,
+    )
+    document = serving_torch.run(settings).to_json()
+    assert document["correct"] and [gate["value"] < 1e-2 for gate in document["gates"]] == [True, True]
+    results = document["results"]
+    assert set(results["latency_ms"]["0.5"]) == LATENCIES and "states" in results["memory"]
+    assert {target["unit"] for target in document["targets"]} == {"x", "us"}
+
+
+def test_rates_and_latencies_come_from_the_marks() -> None:
+    served = Served([0.0, 1.0, 4.0], [[2.0, 3.0, 5.0], [1.5, 3.5], [6.0]])
+    assert served.first_token.tolist() == [2.0, 0.5, 2.0]
+    assert served.between_tokens.tolist() == [1.0, 2.0, 2.0]
+    # 2, 3, 3.5, 5 and 6 lie in the last three quarters of the time up to 6.
+    assert served.rate(settled=0.25) == 5 / 4.5
+    assert served.latencies_ms()["first_token_p50"] == 2000
+
+
+def test_the_host_is_what_the_device_does_not_take_of_full_decode_steps() -> None:
+    full, prompt = StepTimes(0.003, 0.002, 4, 4), StepTimes(0.009, 0.007, 4, 9)
+    assert host_microseconds(Served(steps=[prompt, full]), 4) == pytest.approx([1000.0])
+    with pytest.raises(RuntimeError, match="expected steps in which 8 rows decode"):
+        host_microseconds(Served(steps=[prompt, full]), 8)
+
+
+def test_the_same_latencies_give_the_same_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the plot extra (matplotlib)")
+    latencies = {load: dict.fromkeys(LATENCIES, float(load)) for load in ("0.5", "0.25")}
+    for name in ("a.svg", "b.svg"):
+        plot_latencies(latencies, tmp_path / name)
+    first, second = ((tmp_path / name).read_bytes() for name in ("a.svg", "b.svg"))
+    assert first == second and b"<path" in first

@@ -65,18 +65,18 @@ class PackedBuffers:
             if name in leave:
                 continue
             given: np.ndarray = getattr(inputs, name)
-            array = self.arrays[name]
+            array: np.ndarray = self.arrays[name]
             if array.shape == given.shape:
                 array[...] = given
                 continue
             count = len(given)
             array[count:] = given[-1] if name == QUERY_START_LOC else _FILL.get(name, 0)
-            if name != BLOCK_TABLE:
+            if name == BLOCK_TABLE:
+                array[:count] = -1
+                columns = min(array.shape[-1], given.shape[-1])
+                array[:count][..., :columns] = given[..., :columns]
+            else:
                 array[:count] = given
-                continue
-            columns = min(array.shape[-1], given.shape[-1])
-            array[:count, :columns] = given[:, :columns]
-            array[:count, columns:] = -1
 
     def upload(self) -> None:
         """Enqueue the copy to the device."""

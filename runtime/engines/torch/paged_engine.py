@@ -184,7 +184,7 @@ class TorchPagedEngine(PagedEngine):
         if not self._device.is_gpu:
             return StepSize(tokens, rows, blocks, logits)
         columns = padded_blocks(blocks, self.pools.sizes.block_size)
-        return StepSize(padded_tokens(tokens), _multiple(rows, 8), columns, _multiple(logits, 8))
+        return StepSize(padded_tokens(tokens), _multiple(rows, 8), columns, _multiple(max(1, logits), 8))
 
     def _check(self, inputs: PackedInputs) -> None:
         check_packed(inputs, self.limits)

@@ -36,7 +36,8 @@ def run_steps(engine: TorchPagedEngine, kernels: PlannedKernels | None) -> tuple
     sequences = PagedSequences(engine, 3, 60, BLOCK)
     handles = [sequences.add() for _ in range(3)]
     tokens = np.random.default_rng(2).integers(0, engine.config.vocab_size, (3, 40))
-    fed, logits, calls = [0] * 3, [], []
+    logits: list[np.ndarray] = []
+    fed, calls = [0] * 3, []
     for step in STEPS:
         work = {handles[i]: tokens[i, fed[i] : fed[i] + n] for i, n in step.items()}
         logits += sequences.step(work).values()

@@ -1,0 +1,51 @@
+"""Logits of a paged engine for one sequence, in any number of equal rows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
+
+_BLOCK = 16
+
+
+def paged_logits(engine: PagedEngine, sequence: np.ndarray, tokens: int, rows: int) -> list[np.ndarray]:
+    """Logits [vocab] after ``tokens`` of ``sequence``, fed in two chunks, and after each token that follows.
+
+    The logits are those of the last row. The engine gets pools of its own for it.
+    """
+    blocks = -(-sequence.size // _BLOCK)
+    recurrent = bool(engine.config.recurrent_layers)
+    engine.allocate_pools(PoolSizes(rows * blocks, _BLOCK, rows * recurrent))
+    if recurrent:
+        engine.zero_slots(range(rows))
+    cut, found = max(1, tokens // 3), []
+    bounds = [(0, cut), (cut, tokens), *((at, at + 1) for at in range(tokens, sequence.size))]
+    for begin, end in bounds:
+        logits = _step(engine, sequence, begin, end, rows, blocks)
+        if end >= tokens:
+            found.append(logits)
+    return found
+
+
+def _step(engine: PagedEngine, sequence: np.ndarray, begin: int, end: int, rows: int, blocks: int) -> np.ndarray:
+    """Logits [vocab] of the last row after tokens ``begin`` to ``end``; as many rows as fit share a step."""
+    positions, at_once = np.arange(begin, end), max(1, engine.limits.max_tokens // (end - begin))
+    last = np.zeros(0, np.float32)
+    for first in range(0, rows, at_once):
+        own = np.arange(first, min(rows, first + at_once))
+        bounds = np.arange(own.size + 1, dtype=np.int32) * np.int32(end - begin)
+        result = engine.launch(
+            PackedInputs(
+                np.tile(sequence[begin:end], own.size).astype(np.int64),
+                np.tile(positions, own.size),
+                bounds,
+                np.full(own.size, end, np.int32),
+                (own[:, None] * blocks + np.arange(blocks)).astype(np.int32),
+                (own[:, None] * blocks * _BLOCK + positions).reshape(-1).astype(np.int32),
+                (own if engine.config.recurrent_layers else own * 0 - 1).astype(np.int32),
+                bounds[1:] - 1,
+            )
+        )
+        last = result.logits(own.size - 1).copy()
+    return last

@@ -1,0 +1,105 @@
+"""Requests that arrive at random at a serving loop, and what becomes of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from runtime.generation import Request
+from runtime.sampling import SamplingParams
+from runtime.serving.loop import ServingLoop
+from runtime.serving.request import ServingRequest
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """One step: seconds from its beginning to the next one's, those in which the device worked alone, and its size."""
+
+    wall: float
+    device: float
+    rows: int
+    tokens: int
+
+    @property
+    def host(self) -> float:
+        """Seconds in which the device had nothing to do, or the launch was still under way."""
+        return self.wall - self.device
+
+
+@dataclass
+class Served:
+    """Seconds since the beginning: arrival and tokens of each request; the steps."""
+
+    arrivals: list[float] = field(default_factory=list)
+    tokens: list[list[float]] = field(default_factory=list)
+    steps: list[StepTimes] = field(default_factory=list)
+
+    @property
+    def first_token(self) -> np.ndarray:
+        """Seconds from the arrival to the first token, of each request."""
+        return np.array([marks[0] - arrival for marks, arrival in zip(self.tokens, self.arrivals, strict=True)])
+
+    @property
+    def between_tokens(self) -> np.ndarray:
+        """Seconds between the tokens of all requests."""
+        return np.concatenate([np.diff(marks) for marks in self.tokens])
+
+    def rate(self, settled: float = 0.25) -> float:
+        """Tokens per second up to the first token of the last request, a share ``settled`` of the time left out."""
+        end = max(marks[0] for marks in self.tokens)
+        begin = settled * end
+        marks = np.concatenate([np.array(marks) for marks in self.tokens])
+        return float(np.count_nonzero((marks > begin) & (marks <= end)) / (end - begin))
+
+    def latencies_ms(self) -> dict[str, float]:
+        """Milliseconds to the first token and between tokens, at 50 and 99 of 100."""
+        parts = {"first_token": self.first_token, "between_tokens": self.between_tokens}
+        return {f"{name}_p{q}": 1e3 * float(np.percentile(v, q)) for name, v in parts.items() for q in (50, 99)}
+
+
+def poisson_arrivals(count: int, interval: float, seed: int = 1) -> list[float]:
+    """Seconds at which ``count`` requests arrive, ``interval`` apart on average."""
+    times: list[float] = np.cumsum(np.random.default_rng(seed).exponential(interval, count)).tolist()
+    return times
+
+
+def serve(loop: ServingLoop, prompts: Sequence[Sequence[int]], arrivals: Sequence[float], new_tokens: int) -> Served:
+    """Let each prompt arrive at its time and run until all have ``new_tokens``; EngineError when a step fails."""
+    params = SamplingParams(ignore_eos=True)
+    requests = [ServingRequest(Request(tuple(prompt), params, new_tokens)) for prompt in prompts]
+    served, places, came = Served(list(arrivals), [[] for _ in prompts]), dict[int, int](), 0
+    started = time.perf_counter()
+    while came < len(requests) or loop.busy:
+        now = time.perf_counter()
+        while came < len(requests) and arrivals[came] <= now - started:
+            places[loop.add(requests[came])] = came
+            came += 1
+        if not loop.busy:
+            time.sleep(max(0.0, arrivals[came] - (time.perf_counter() - started)))
+            continue
+        device = loop.engine_seconds - loop.launch_seconds
+        outputs = loop.step()
+        ended = time.perf_counter()
+        device = loop.engine_seconds - loop.launch_seconds - device
+        plan = loop.last_plan
+        assert plan is not None
+        served.steps.append(StepTimes(ended - now, device, len(plan.rows), plan.tokens))
+        for output in outputs:
+            if output.error is not None:
+                raise output.error
+            served.tokens[places[output.request_id]].append(ended - started)
+    return served
+
+
+def host_microseconds(served: Served, rows: int) -> list[float]:
+    """The host's share of every step in which ``rows`` rows decode and nothing else happens.
+
+    RuntimeError when there is no such step.
+    """
+    found = [1e6 * step.host for step in served.steps if step.rows == step.tokens == rows]
+    if not found:
+        raise RuntimeError(f"expected steps in which {rows} rows decode, found none: let more requests come")
+    return found
