@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from runtime.prefix_cache.kinds import Kind
 from runtime.prefix_cache.node import Node
 from runtime.prefix_cache.token_key import TOKEN_BYTES, key_from_tokens
 
@@ -13,19 +14,20 @@ class KnownPrefix:
 
     node    the deepest node that the sequence has locked; state_locked: its state too, which is not copied yet
     chunk   node of the state after the latest chunk, which the next one replaces
-    stops   tokens at which a state is wanted, the nearest last
+    stops   tokens at which a state is wanted, and why, the nearest last; kind: why, at the next one
     prompt  tokens that were there when it began; asked: how many of these could come from the cache
     known   tokens whose KV the cache had; length: tokens that it began with
     """
 
-    __slots__ = ("_key", "asked", "chunk", "known", "length", "node", "prompt", "state_locked", "stops")
+    __slots__ = ("_key", "asked", "chunk", "kind", "known", "length", "node", "prompt", "state_locked", "stops")
 
     def __init__(self) -> None:
         self._key = b""
         self.node: Node | None = None
         self.chunk: Node | None = None
         self.state_locked = False
-        self.stops: list[int] = []
+        self.stops: list[tuple[int, Kind]] = []
+        self.kind = Kind.DECODE
         self.prompt = self.asked = self.known = self.length = 0
 
     def key(self, tokens: Sequence[int], length: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from runtime.prefix_cache.kinds import Kind
 from runtime.prefix_cache.token_key import TOKEN_BYTES
 
 
@@ -14,7 +15,7 @@ class Node:
         also be the parent's last, or a copy of it: the deepest node of a path decides about a block.
     state: slot of the state after exactly ``end`` tokens, or None.
     locks: how many readers need the KV of this node, here or below it. state_locks: how many read the state.
-    uses: how often its state, or one that it followed, was resumed from.
+    kind: why the state was taken. uses: how often it, or one that it followed, was resumed from.
     access, state_access: when the KV and the state were last of use, as ticks of the tree's clock.
     """
 
@@ -24,6 +25,7 @@ class Node:
         "children",
         "edge",
         "end",
+        "kind",
         "locks",
         "parent",
         "state",
@@ -39,6 +41,7 @@ class Node:
         self.blocks = blocks
         self.children: dict[bytes, Node] = {}
         self.state: int | None = None
+        self.kind = Kind.END
         self.locks = self.state_locks = 0
         self.access = self.state_access = self.uses = 0
 

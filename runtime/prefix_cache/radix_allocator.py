@@ -15,6 +15,7 @@ from runtime.blocks.sequence_memory import NEVER, NONE, SequenceMemory
 from runtime.blocks.slot_pool import EvictingSlotPool
 from runtime.engines.paged import PoolSizes
 from runtime.prefix_cache.ghosts import Ghosts
+from runtime.prefix_cache.kinds import Kind
 from runtime.prefix_cache.known_prefix import KnownPrefix
 from runtime.prefix_cache.metrics import CacheMetrics
 from runtime.prefix_cache.node import Node
@@ -94,7 +95,7 @@ class RadixAllocator(BlockAllocator):
         match = self.tree.match(key, memory.namespace)
         prefix.length, prefix.known, prefix.prompt = match.length, match.known, len(memory.tokens)
         prefix.stops = wanted_stops(self.settings, self.needs, match, len(memory.tokens))
-        memory.stop = prefix.stops.pop() if prefix.stops else NEVER
+        memory.stop = self._next_stop(prefix, match.length)
         if not match.length:
             return
         self.tree.lock(match.node)
@@ -138,7 +139,7 @@ class RadixAllocator(BlockAllocator):
         if prefix is None or self.needs.state or not memory.exact:
             return
         if memory.row != NONE and prefix.length < memory.length <= prefix.prompt:
-            self._insert(memory, NONE)
+            self._insert(memory, NONE, Kind.CHUNK)
 
     def take_slot(self, memory: SequenceMemory, end: int) -> int | None:
         prefix = memory.prefix
@@ -148,7 +149,7 @@ class RadixAllocator(BlockAllocator):
             return NONE
         if memory.spare != NONE:
             return memory.spare
-        if not self.slots.unowned and not self._gives_way(prefix, end):
+        if not self.slots.unowned and not self._gives_way(prefix, end, end == memory.stop):
             self.metrics.states_refused += 1
             return NONE
         return self.slots.allocate()
@@ -156,16 +157,15 @@ class RadixAllocator(BlockAllocator):
     def reached(self, memory: SequenceMemory, slot: int) -> None:
         prefix = memory.prefix
         assert prefix is not None
+        chunk, kind = True, Kind.CHUNK
         if memory.length >= memory.stop:
+            chunk, kind = False, prefix.kind
             memory.stop = self._next_stop(prefix, memory.length)
-            chunk = False
-        else:
-            chunk = True
         if slot == NONE and self.needs.state:
             return
         if slot == memory.spare:
             memory.spare = NONE
-        node, took = self._insert(memory, slot)
+        node, took = self._insert(memory, slot, kind)
         if slot != NONE and not took:
             self._give_back(memory, slot)
         if prefix.chunk is not None and prefix.chunk is not node:
@@ -181,7 +181,7 @@ class RadixAllocator(BlockAllocator):
         chunk = memory.prefix.chunk
         if self.tuner is not None:
             self.tuner.end(memory.prefix.key(memory.tokens, memory.length), memory.namespace)
-        node, took = self._insert(memory, memory.slot)
+        node, took = self._insert(memory, memory.slot, Kind.END)
         if took:
             memory.slot = NONE
         if chunk is not None and chunk is not node:
@@ -229,21 +229,23 @@ class RadixAllocator(BlockAllocator):
 
     def _next_stop(self, prefix: KnownPrefix, length: int) -> int:
         while prefix.stops:
-            stop = prefix.stops.pop()
+            stop, prefix.kind = prefix.stops.pop()
             if stop > length:
                 return stop
+        prefix.kind = Kind.DECODE
         interval = self.settings.decode_interval
         if interval is None:
             return NEVER
         return prefix.prompt + ((max(0, length - prefix.prompt)) // interval + 1) * interval
 
-    def _gives_way(self, prefix: KnownPrefix, end: int) -> bool:
+    def _gives_way(self, prefix: KnownPrefix, end: int, stop: bool) -> bool:
         """Whether a state of the tree is worth less than a new one after ``end`` tokens."""
         start = 0 if prefix.node is None else prefix.node.end
+        kind = prefix.kind if stop else Kind.CHUNK
         least = self.tree.least_state()
-        return least is not None and least <= self.tree.worth_of_new_state(start, end)
+        return least is not None and least <= self.tree.worth_of_new_state(start, end, kind)
 
-    def _insert(self, memory: SequenceMemory, slot: int) -> tuple[Node, bool]:
+    def _insert(self, memory: SequenceMemory, slot: int, kind: Kind) -> tuple[Node, bool]:
         """Put all that ``memory`` holds into the tree, and keep it in use there while the sequence runs."""
         prefix = memory.prefix
         assert prefix is not None
@@ -258,7 +260,7 @@ class RadixAllocator(BlockAllocator):
         prefix.node, prefix.state_locked = node, False
         self._readers.add(memory)
         if took:
-            self.tree.inherit(node)
+            self.tree.inherit(node, kind)
         if took and self.settings.path_states is not None:
             self.metrics.capped_states += thin_path(self.tree, node, self.settings.path_states)
         return node, took

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from runtime.prefix_cache.block_runs import block_span, blocks_of_path, join_blocks, split_blocks
 from runtime.prefix_cache.events import Change, Event, EventLog
 from runtime.prefix_cache.eviction_queue import EvictionQueue
+from runtime.prefix_cache.kinds import Chances, Kind
 from runtime.prefix_cache.node import Node, Root
 from runtime.prefix_cache.resources import BlockReferences, StateSlots
 from runtime.prefix_cache.token_key import TOKEN_BYTES, common_length, cut, key_length
-from runtime.prefix_cache.worth import LruWorth, Worth, state_above
+from runtime.prefix_cache.worth import LruWorth, ValueWorth, Worth, state_above
 
 
 @dataclass(frozen=True)
@@ -121,18 +122,30 @@ class RadixTree:
 
     def use(self, node: Node) -> None:
         """Note that a sequence resumes at ``node``."""
+        if not node.uses and self.chances is not None:
+            self.chances.used(node.kind)
         node.uses += 1
         self.touch(node)
 
-    def inherit(self, node: Node) -> None:
+    def inherit(self, node: Node, kind: Kind) -> None:
         """A new state takes the place of the one above it, if nothing else follows that one; where sequences part, a
         state has been of use before it was there."""
+        node.kind = kind
         if node.children:
             node.uses = max(node.uses, 1)
         above = state_above(node)
         if above is not None and len(above.children) == 1:
             node.uses, above.uses = max(node.uses, above.uses), 0
+        if not node.uses and self.chances is not None:
+            self.chances.taken(kind)
+            if self.chances.changed():
+                self.reorder()
         self._offer(node)
+
+    @property
+    def chances(self) -> Chances | None:
+        """How often states of each kind are of use, where that matters."""
+        return self.worth.chances if isinstance(self.worth, ValueWorth) else None
 
     def lock(self, node: Node) -> None:
         """Keep the KV up to ``node``, and its state, until ``unlock``."""
@@ -180,9 +193,9 @@ class RadixTree:
         self._state_queue.push(node)
         return self.worth.of_state(node)
 
-    def worth_of_new_state(self, start: int, end: int) -> float:
+    def worth_of_new_state(self, start: int, end: int, kind: Kind) -> float:
         """What a state after ``end`` tokens would be worth now, above which the nearest one is at ``start``."""
-        return self.worth.of_new_state(self._clock + 1, start, end)
+        return self.worth.of_new_state(self._clock + 1, start, end, kind)
 
     def drop_state(self, node: Node) -> None:
         """Give up this very state, which must be there and not locked."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from runtime.blocks.needs import CacheNeeds
+from runtime.prefix_cache.kinds import Kind
 from runtime.prefix_cache.path_cap import thin_path
 from runtime.prefix_cache.radix_tree import RadixTree
 from runtime.prefix_cache.settings import PrefixCacheSettings
@@ -52,25 +53,25 @@ class Shadow:
         match = self._tree.match(cut(key, 0, prompt - 1), namespace)
         if match.length:
             self._tree.use(match.node)
-        for stop in reversed(wanted_stops(self._settings, self._needs, match, prompt)):
-            self._insert(cut(key, 0, stop), namespace, match.length)
+        for stop, kind in reversed(wanted_stops(self._settings, self._needs, match, prompt)):
+            self._insert(cut(key, 0, stop), namespace, match.length, kind)
         return match.length
 
     def end(self, key: bytes, namespace: str) -> None:
         """A sequence leaves its state."""
-        self._insert(key, namespace, 0)
+        self._insert(key, namespace, 0, Kind.END)
 
-    def _insert(self, key: bytes, namespace: str, start: int) -> None:
+    def _insert(self, key: bytes, namespace: str, start: int, kind: Kind) -> None:
         tree = self._tree
         if not self._slots.free:
             least = tree.least_state()
-            if least is None or least > tree.worth_of_new_state(start, key_length(key)):
+            if least is None or least > tree.worth_of_new_state(start, key_length(key), kind):
                 return
             tree.evict_state()
         node, took = tree.insert(key, (), 0, namespace)
         if took:
             self._slots.free -= 1
-            tree.inherit(node)
+            tree.inherit(node, kind)
             if self._settings.path_states is not None:
                 thin_path(tree, node, self._settings.path_states)
 

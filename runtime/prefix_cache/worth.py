@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from runtime.prefix_cache.kinds import Chances, Kind
 from runtime.prefix_cache.node import Node
-
-# Uses that a state counts for before it was used.
-_UNUSED = 0.25
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class LruWorth:
     def of_kv(self, node: Node) -> float:
         return float(node.access)
 
-    def of_new_state(self, clock: int, start: int, end: int) -> float:
+    def of_new_state(self, clock: int, start: int, end: int, kind: Kind) -> float:
         """Worth of a state that is used at ``clock``, after ``end`` tokens, the nearest one above at ``start``."""
         return float(clock)
 
@@ -67,11 +65,12 @@ class ValueWorth:
     """Recency plus ``alpha`` times the work that a hit saves for each byte held (Marconi, arXiv 2411.19379).
 
     ``alpha`` is in ticks for work per byte that is ``scale``, the work per byte of one state after 1,024 tokens, and a
-    state that was used once. What was used more often counts so often, what never was a little.
+    state that was used once. What was used more often counts so often; what never was, as its kind usually is.
     """
 
     costs: CacheCosts
     alpha: float = 1.0
+    chances: Chances = field(default_factory=Chances)
     scale: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,19 +78,21 @@ class ValueWorth:
 
     def of_state(self, node: Node) -> float:
         saved = self.costs.work(last_state(node), node.end)
-        return node.state_access + self._bonus(saved, self.costs.state_bytes, node.uses)
+        return node.state_access + self._bonus(saved, self.costs.state_bytes, node.uses or self.chances.of(node.kind))
 
     def of_kv(self, node: Node) -> float:
         nbytes = (node.end - node.start) * self.costs.kv_bytes_per_token
         nbytes += 0 if node.state is None else self.costs.state_bytes
-        return node.access + self._bonus(self.costs.work(last_state(node), node.end), nbytes, node.uses)
+        return node.access + self._bonus(
+            self.costs.work(last_state(node), node.end), nbytes, node.uses or self.chances.of(node.kind)
+        )
 
-    def of_new_state(self, clock: int, start: int, end: int) -> float:
+    def of_new_state(self, clock: int, start: int, end: int, kind: Kind) -> float:
         """Worth of a state that is used at ``clock``, after ``end`` tokens, the nearest one above at ``start``."""
-        return clock + self._bonus(self.costs.work(start, end), self.costs.state_bytes, 0)
+        return clock + self._bonus(self.costs.work(start, end), self.costs.state_bytes, self.chances.of(kind))
 
-    def _bonus(self, saved: float, nbytes: int, uses: int) -> float:
-        return self.alpha * (uses + _UNUSED) * saved / max(nbytes, 1) / self.scale
+    def _bonus(self, saved: float, nbytes: int, uses: float) -> float:
+        return self.alpha * uses * saved / max(nbytes, 1) / self.scale
 
 
 Worth = LruWorth | ValueWorth

@@ -49,7 +49,7 @@ class ServingLoop:
         sizes = self.pools.sizes
         engine.allocate_pools(sizes)
         shape = self.shape
-        radix = radix_allocator(engine, sizes, needs, cache) if cache.kind == RADIX else None
+        radix = radix_allocator(engine, sizes, needs, cache, shape.max_rows) if cache.kind == RADIX else None
         manager = BlockManager(sizes, needs, shape.max_rows, shape.max_seq_len, cache.kind == BLOCKS, radix)
         self.scheduler = Scheduler(
             manager,

@@ -28,9 +28,9 @@ def cached_slots(settings: PrefixCacheSettings, shape: ServingShape) -> CacheSlo
 
 
 def radix_allocator(
-    engine: PagedEngine, sizes: PoolSizes, needs: CacheNeeds, settings: PrefixCacheSettings
+    engine: PagedEngine, sizes: PoolSizes, needs: CacheNeeds, settings: PrefixCacheSettings, rows: int
 ) -> RadixAllocator:
-    """A radix tree over pools of ``sizes``."""
+    """A radix tree over pools of ``sizes``, of which sequences that run take up to ``rows`` slots."""
     worth: Worth = LruWorth()
     tuner: AlphaTuner | None = None
     if settings.policy != LRU:
@@ -38,7 +38,7 @@ def radix_allocator(
             engine.config, engine.block_bytes(sizes.block_size) // sizes.block_size, engine.slot_bytes
         )
         if settings.alpha is None and needs.state:
-            tuner = AlphaTuner(costs, sizes.num_slots, settings)
+            tuner = AlphaTuner(costs, max(1, sizes.num_slots - rows), settings)
         worth = ValueWorth(costs, AlphaTuner.alpha if settings.alpha is None else settings.alpha)
     return RadixAllocator(sizes, needs, settings, worth, tuner)
 

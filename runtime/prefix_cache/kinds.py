@@ -1,0 +1,53 @@
+"""Why states are taken, and how often each reason was a good one."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Kind(IntEnum):
+    """Where a state comes from."""
+
+    BRANCH = 0
+    PROMPT_END = 1
+    SPREAD = 2
+    GRID = 3
+    CHUNK = 4
+    DECODE = 5
+    END = 6
+
+
+class Chances:
+    """The share of the states of each kind that were resumed from at least once."""
+
+    # What is assumed of a kind of which nothing is known: one of four.
+    _USED, _TAKEN = 1.0, 4.0
+
+    def __init__(self) -> None:
+        self._used = [self._USED] * len(Kind)
+        self._taken = [self._TAKEN] * len(Kind)
+        self._ordered = self.shares()
+
+    def of(self, kind: Kind) -> float:
+        """The share of this kind."""
+        return self._used[kind] / self._taken[kind]
+
+    def taken(self, kind: Kind) -> None:
+        """A state that nobody has used yet."""
+        self._taken[kind] += 1
+
+    def used(self, kind: Kind) -> None:
+        """Such a state was resumed from for the first time."""
+        self._used[kind] += 1
+
+    def shares(self) -> list[float]:
+        """The shares of all kinds."""
+        return [self.of(kind) for kind in Kind]
+
+    def changed(self) -> bool:
+        """Whether a share is another than at the last time that this was so, by a half or more."""
+        now = self.shares()
+        if all(2 / 3 < a / b < 3 / 2 for a, b in zip(now, self._ordered, strict=True)):
+            return False
+        self._ordered = now
+        return True
