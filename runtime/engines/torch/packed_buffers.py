@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from runtime.engines.torch.tensors import torch_from_dtype
 # Every array begins at a multiple of so many bytes.
 _ALIGNMENT = 16
 # What fills an array beyond the step's own entries, 0 where it is not here; bounds go on with the last one.
-_NAMES = tuple(field.name for field in fields(PackedInputs))
 _FILL = {BLOCK_TABLE: -1, SLOT_MAPPING: -1, STATE_INDICES: -1}
 
 
@@ -61,7 +60,7 @@ class PackedBuffers:
 
         Further tokens belong to no row, further rows have no tokens, further logits are those of the first token.
         """
-        for name in _NAMES:
+        for name in self.arrays:
             if name in leave:
                 continue
             given: np.ndarray = getattr(inputs, name)
