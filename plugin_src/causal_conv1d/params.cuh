@@ -20,5 +20,6 @@ struct CausalConv1d {
     int64_t state_out_stride;
     Rows rows;
     int channels;
+    int prefetch_blocks; // first blocks of shift_update's grid, which prefetch while earlier kernels still run
     int block_tokens;    // tokens of a row that one block of sliding_window computes, at least KERNEL - 1
 };

@@ -23,3 +23,18 @@ __device__ __forceinline__ void let_later_kernels_start() {
 __device__ __forceinline__ void prefetch_to_l2(const void* address) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
+
+// The same for BYTES from `address` on, by the first threads of the block: a prefetch brings one sector.
+template <int BYTES>
+__device__ __forceinline__ void prefetch_run_to_l2(const void* address) {
+    constexpr int SECTOR = 32;
+    for (int i = threadIdx.x * SECTOR; i < BYTES; i += blockDim.x * SECTOR)
+        prefetch_to_l2(static_cast<const char*>(address) + i);
+}
+
+// The same for all of `bytes` by one instruction of one thread (sm_90 and up, else nothing); multiples of 16.
+__device__ __forceinline__ void prefetch_bulk_to_l2(const void* address, int bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
+#endif
+}

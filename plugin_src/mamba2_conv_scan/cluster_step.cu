@@ -74,6 +74,17 @@ struct Channel {
         else if (i < OWN_CHANNELS + STATE_SIZE) index = heads_channels + group * STATE_SIZE + i - OWN_CHANNELS;
         else index = heads_channels + (params.groups + group) * STATE_SIZE + i - OWN_CHANNELS - STATE_SIZE;
     }
+    // Of a row whose length is not known yet, as far as its place depends on no memory.
+    __device__ __forceinline__ void prefetch(const Mamba2Step& params, int64_t row) const {
+        const Rows& rows = params.ssm.rows;
+        prefetch_to_l2(static_cast<const DATA_T*>(params.conv_weight) + index * KERNEL);
+        if (params.conv_bias) prefetch_to_l2(static_cast<const DATA_T*>(params.conv_bias) + index);
+        if (!rows.state_indices)
+            prefetch_to_l2(static_cast<const DATA_T*>(params.conv_state) + row * params.conv_state_slot +
+                           index * KERNEL);
+        if (!rows.query_start_loc)
+            prefetch_to_l2(static_cast<const DATA_T*>(params.conv_input) + row * params.conv_row + index);
+    }
     __device__ __forceinline__ void load(const Mamba2Step& params, const RowView& view) {
         state.load(static_cast<const DATA_T*>(params.conv_state) + view.slot * params.conv_state_slot + index * KERNEL);
         weight.load(static_cast<const DATA_T*>(params.conv_weight) + index * KERNEL);
@@ -157,16 +168,35 @@ struct HeadPart {
     }
 };
 
+// Asks for what the block reads while earlier kernels still run.
+__device__ __forceinline__ void prefetch(const Mamba2Step& params, int head) {
+    const SsmDecode& ssm = params.ssm;
+    const int64_t row = blockIdx.z, head_row = int64_t(head) * HEAD_DIM;
+    if (threadIdx.x == 0 && !ssm.rows.state_indices)
+        prefetch_bulk_to_l2(static_cast<const STATE_T*>(ssm.state) + row * ssm.state_slot + head_row * STATE_SIZE,
+                            HEADS * HEAD_DIM * STATE_SIZE * int(sizeof(STATE_T)));
+    for (int i = threadIdx.x; i < BLOCK_CHANNELS; i += THREADS) {
+        Channel channel;
+        channel.locate(params, i, head);
+        channel.prefetch(params, row);
+    }
+    if (threadIdx.x < HEADS) HeadScalars<DATA_T, D_T, BIAS_T>::prefetch(ssm, row, head + threadIdx.x);
+    if (!ssm.rows.query_start_loc)
+        prefetch_run_to_l2<OWN_CHANNELS * sizeof(DATA_T)>(static_cast<const DATA_T*>(ssm.gate) + row * ssm.gate_row +
+                                                          head_row);
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(THREADS) mamba2_step(const __grid_constant__ Mamba2Step params) {
     __shared__ __align__(16) float channels[BLOCK_CHANNELS];
+    const int head = blockIdx.y * params.ssm.heads_per_group + blockIdx.x * HEADS;
+    if (params.ssm.prefetch_blocks > 0) prefetch(params, head);
     wait_for_earlier_kernels();
     const RowView view = row_view(params.ssm.rows, blockIdx.z);
     // All blocks of a cluster have the same row.
     if (view.slot < 0) return;
 
-    const int head = blockIdx.y * params.ssm.heads_per_group + blockIdx.x * HEADS;
     const int lane = threadIdx.x % LANES;
     const int row_of_part = threadIdx.x / 32 * ROWS_OF_WARP + threadIdx.x % 32 / LANES;
     HeadPart part;

@@ -1,33 +1,48 @@
 // One token a row: one pass over the state, which stays in registers between its one read and its one write.
 //
-// Macros: those of decode_group.cuh; D_T; BIAS_T; SOFTPLUS; GATED (y is multiplied by SiLU of a gate); PREFETCH. Grid: x
-// covers the heads of a group and their PARTS of ROWS_OF_BLOCK rows, y the groups, z the rows of the batch. A thread reads
-// what it writes and nothing else of the state, so that it may be updated in place.
+// Macros: those of decode_group.cuh; D_T; BIAS_T; SOFTPLUS; GATED (y is multiplied by SiLU of a gate). Grid: x covers the
+// heads of a group and their PARTS of ROWS_OF_BLOCK rows, y the groups, z the rows of the batch. A thread reads what it
+// writes and nothing else of the state, so that it may be updated in place.
 #include "common/launch.cuh"
 #include "update_ssm_state/decode_group.cuh"
 #include "update_ssm_state/decode_step.cuh"
 
 namespace {
 
-// Asks for the block's part of a dense row's state, whose place depends on no memory. One instruction for all of it: the
-// prefetch of single lines brings one sector of 32 bytes each.
-__device__ __forceinline__ void prefetch_state(const SsmDecode& params, int head) {
-#if __CUDA_ARCH__ >= 900
-    if (threadIdx.x != 0 || params.rows.state_indices) return;
-    const int first_row = blockIdx.x % PARTS * ROWS_OF_BLOCK;
-    const int rows = EXACT_ROWS ? ROWS_OF_BLOCK : min(ROWS_OF_BLOCK, HEAD_DIM - first_row);
-    const STATE_T* part = static_cast<const STATE_T*>(params.state) + blockIdx.z * params.state_slot +
-                          (int64_t(head) * HEAD_DIM + first_row) * STATE_SIZE;
-    const int bytes = rows * STATE_SIZE * int(sizeof(STATE_T));
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(part), "r"(bytes) : "memory");
-#endif
+// Asks for what the block reads, as far as its place depends on no memory: its part of the state by one instruction, as
+// single lines come a sector at a time, and all that the first step of the computation waits for.
+__device__ __forceinline__ void prefetch(const SsmDecode& params, int head) {
+    const int64_t row = blockIdx.z;
+    if (threadIdx.x == 0 && !params.rows.state_indices) {
+        const int first = blockIdx.x % PARTS * ROWS_OF_BLOCK;
+        const int count = EXACT_ROWS ? ROWS_OF_BLOCK : min(ROWS_OF_BLOCK, HEAD_DIM - first);
+        prefetch_bulk_to_l2(static_cast<const STATE_T*>(params.state) + row * params.state_slot +
+                                (int64_t(head) * HEAD_DIM + first) * STATE_SIZE,
+                            count * STATE_SIZE * int(sizeof(STATE_T)));
+    }
+    if (threadIdx.x == THREADS - 1) HeadScalars<DATA_T, D_T, BIAS_T>::prefetch(params, row, head);
+    if (params.rows.query_start_loc) return;
+    constexpr int HEAD_BYTES = HEAD_DIM * sizeof(DATA_T), GROUP_BYTES = STATE_SIZE * sizeof(DATA_T);
+    prefetch_run_to_l2<HEAD_BYTES>(static_cast<const DATA_T*>(params.x) + row * params.x_row + head * params.x_head);
+    const int64_t group = blockIdx.y;
+    prefetch_run_to_l2<GROUP_BYTES>(static_cast<const DATA_T*>(params.B) + row * params.B_row + group * params.B_group);
+    prefetch_run_to_l2<GROUP_BYTES>(static_cast<const DATA_T*>(params.C) + row * params.C_row + group * params.C_group);
+    if (GATED)
+        prefetch_run_to_l2<HEAD_BYTES>(static_cast<const DATA_T*>(params.gate) + row * params.gate_row +
+                                       int64_t(head) * HEAD_DIM);
 }
+
+// Narrow accesses to B and C take more registers, of which the compiler would spill one to fit one more block; 0: as many
+// blocks as it finds best.
+constexpr int LEAST_BLOCKS = GROUP_ACCESS < STATE_ACCESS ? 1 : 0;
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(THREADS) update_ssm_state_decode(const __grid_constant__ SsmDecode params) {
+extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
+    update_ssm_state_decode(const __grid_constant__ SsmDecode params) {
     const int head = blockIdx.y * params.heads_per_group + blockIdx.x / PARTS;
-    if (PREFETCH) prefetch_state(params, head);
+    const int block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    if (block < params.prefetch_blocks) prefetch(params, head);
     wait_for_earlier_kernels();
     // Not before: blocks of the next kernel would take multiprocessors from this one's while those still wait.
     let_later_kernels_start();

@@ -41,6 +41,7 @@ struct SsmDecode {
     int64_t scale_slot;
     int64_t scale_out_slot;
     int heads_per_group;
+    int prefetch_blocks;    // first blocks of the grid, which prefetch while earlier kernels still run
     float dt_min;
     float dt_max;
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/element.cuh"
+#include "common/launch.cuh"
 #include "common/math.cuh"
 #include "update_ssm_state/decode_params.cuh"
 
@@ -18,6 +19,16 @@ struct HeadScalars {
     U D;
     V dt_bias;
     float A;
+
+    // By one thread, of a row whose length is not known yet.
+    __device__ static __forceinline__ void prefetch(const SsmDecode& params, int64_t row, int head) {
+        prefetch_to_l2(static_cast<const V*>(params.dt_bias) + head);
+        prefetch_to_l2(params.A + head);
+        prefetch_to_l2(static_cast<const U*>(params.D) + head);
+        if (params.rows.query_start_loc) return;
+        prefetch_to_l2(static_cast<const T*>(params.dt) + row * params.dt_row + head);
+        if (params.rows.context_lengths) prefetch_to_l2(params.rows.context_lengths + row);
+    }
 
     __device__ __forceinline__ void load(const SsmDecode& params, const RowView& view, int head) {
         dt = static_cast<const T*>(params.dt)[view.row * params.dt_row + view.first_token * params.dt_token + head];

@@ -86,14 +86,20 @@ def test_small_calls_take_fewer_tokens_a_block():
     assert launch_of(1, 128, 1024).params.block_tokens < launch_of(1, 16384, 10240).params.block_tokens
 
 
-def test_rows_share_the_filter_where_all_blocks_run_at_once():
-    assert [variant(launch_of(rows, 10240))["ROWS"] for rows in (1, 8, 64, 256)] == ["1", "1", "2", "1"]
-    assert launch_of(64, 10240).grid[1] == 32
-    assert launch_of(33, 10240).grid[1] == 17
+def test_an_update_has_a_block_for_every_row():
+    launch = launch_of(33, 10240)
+    assert launch.grid[1] == 33
+    assert launch.grid[0] * launch.block[0] * int(variant(launch)["CHANNELS"]) >= 10240
 
 
 def test_small_updates_take_smaller_blocks():
-    assert [launch_of(rows, 10240).block[0] for rows in (1, 8, 64, 256)] == [64, 64, 128, 128]
+    assert [launch_of(rows, 10240).block[0] for rows in (1, 8, 64, 256)] == [64, 64, 256, 256]
+
+
+def test_all_blocks_of_a_small_update_prefetch_and_the_first_ones_of_a_large_one():
+    small, large = launch_of(1, 10240), launch_of(256, 10240)
+    assert small.params.prefetch_blocks >= small.grid[0] * small.grid[1]
+    assert large.params.prefetch_blocks == 2 * 132 < large.grid[0] * large.grid[1]
 
 
 def test_strides_are_those_of_the_call():

@@ -29,13 +29,14 @@ def launch_of(
     packed: PackedRows | None = None,
     device: DeviceTraits = H200,
     attributes: dict[str, object] | None = None,
+    states: torch.Tensor | None = None,
 ) -> KernelLaunch:
     lead = (rows, time) if time else (rows,)
     sizes = [heads * head_dim, groups * state_size, groups * state_size, heads]
     x, B, C, dt = torch.empty(*lead, sum(sizes) + gap, dtype=dtype)[..., gap:].split(sizes, -1)
     x, B, C = x.unflatten(-1, (heads, head_dim)), *(t.unflatten(-1, (groups, state_size)) for t in (B, C))
     parameter = torch.empty(heads)
-    states = torch.empty(rows, heads, head_dim, state_size, dtype=state)
+    states = torch.empty(rows, heads, head_dim, state_size, dtype=state) if states is None else states
     lengths = None if packed else torch.empty(rows, dtype=torch.int32)
     inputs = [x, parameter, B, C, parameter, dt, parameter, states, lengths]
     y = torch.empty(*lead, heads, head_dim, dtype=dtype)
@@ -45,6 +46,18 @@ def launch_of(
 
 def variant(launch: KernelLaunch) -> dict[str, str]:
     return dict(launch.source.defines)
+
+
+def test_blocks_prefetch_all_where_they_are_few_and_the_first_ones_where_they_are_many():
+    few, many = launch_of(rows=1), launch_of(rows=8)
+    assert few.params.prefetch_blocks >= math.prod(few.grid) and few.block[0] == 128
+    assert many.params.prefetch_blocks == 2 * 132 < math.prod(many.grid)
+
+
+def test_no_prefetch_before_the_hardware_has_dependent_launches_or_of_odd_states():
+    assert launch_of(rows=1, device=ORIN).params.prefetch_blocks == 0
+    odd = torch.empty(1, 128 * 64 * 128 + 1)[:, 1:].unflatten(-1, (128, 64, 128))
+    assert launch_of(rows=1, states=odd).params.prefetch_blocks == 0
 
 
 @pytest.mark.parametrize("time", [None, 1])

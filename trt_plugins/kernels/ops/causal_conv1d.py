@@ -29,12 +29,12 @@ _OVERLAP_SINCE = (9, 0)
 # taken where enough of them are left to fill the GPU many times over.
 _LONG_BLOCK_TOKENS = 2 * _STEP
 _LONG_BLOCKS = 32  # per multiprocessor
-_UPDATE_THREADS = 128
-# Small updates take half the threads a block, and so more multiprocessors.
-_SMALL_UPDATE_THREADS = 64
-_SMALL_UPDATE_BLOCKS = 4  # per multiprocessor
-# Two rows a thread share the loads of the filter. Worth it where all blocks then run at once.
-_PAIRED_BLOCKS = range(4, 11)  # per multiprocessor
+# Large blocks, as the rate at which blocks start is a bound; small updates take more multiprocessors.
+_UPDATE_THREADS, _SMALL_UPDATE_THREADS = 256, 64
+_SMALL_UPDATES = 512  # threads a multiprocessor
+_CANDIDATE_THREADS = 128
+# Blocks a multiprocessor that prefetch while the kernel before still runs; more of them only ask for everything twice.
+_PREFETCH_BLOCKS = 2
 
 
 def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
@@ -56,16 +56,16 @@ def sources() -> Iterator[KernelSource]:
     for dtype in CUDA_TYPES:
         for activation in ("none", "silu"):
             for channels in {_update_channels(dtype, 4), 1}:
-                for rows, threads in ((1, _SMALL_UPDATE_THREADS), (1, _UPDATE_THREADS), (2, _UPDATE_THREADS)):
-                    yield _update_source(dtype, 4, activation, channels, rows, threads)
                 for threads in (_SMALL_UPDATE_THREADS, _UPDATE_THREADS):
+                    yield _update_source(dtype, 4, activation, channels, threads)
+                for threads in (_SMALL_UPDATE_THREADS, _CANDIDATE_THREADS):
                     yield _candidates_source(dtype, 4, activation, channels, threads)
             for channels in (_vector_channels(dtype), 1):
                 yield _prefill_source(dtype, 4, activation, channels)
     for width in range(2, 9):
-        yield _update_source(DType.BFLOAT16, width, "silu", _update_channels(DType.BFLOAT16, width), 2, _UPDATE_THREADS)
+        yield _update_source(DType.BFLOAT16, width, "silu", _update_channels(DType.BFLOAT16, width), _UPDATE_THREADS)
         yield _candidates_source(
-            DType.BFLOAT16, width, "silu", _update_channels(DType.BFLOAT16, width), _UPDATE_THREADS
+            DType.BFLOAT16, width, "silu", _update_channels(DType.BFLOAT16, width), _CANDIDATE_THREADS
         )
         yield _prefill_source(DType.BFLOAT16, width, "silu", _vector_channels(DType.BFLOAT16))
 
@@ -93,19 +93,20 @@ class _Convolution:
     def update(self, device: DeviceTraits) -> KernelLaunch:
         """One token a row (or none)."""
         channels = self._channels(_update_channels(self.dtype, self.width))
-        blocks = _blocks(self.channels, channels * _UPDATE_THREADS) * self.rows
-        small = blocks < _SMALL_UPDATE_BLOCKS * device.multiprocessors
-        threads = _SMALL_UPDATE_THREADS if small else _UPDATE_THREADS
-        rows = 2 if blocks // (2 * device.multiprocessors) in _PAIRED_BLOCKS else 1
-        source = _update_source(self.dtype, self.width, self.activation, channels, rows, threads)
-        grid = (_blocks(self.channels, channels * threads), _blocks(self.rows, rows), 1)
+        threads = self._update_threads(channels, _UPDATE_THREADS, device)
+        source = _update_source(self.dtype, self.width, self.activation, channels, threads)
+        grid = (_blocks(self.channels, channels * threads), self.rows, 1)
         return self._launch(source, grid, threads, device)
+
+    def _update_threads(self, channels: int, most: int, device: DeviceTraits) -> int:
+        """Threads of a block, ``most`` or, where there are few in all, a small number."""
+        small = _blocks(self.channels, channels) * self.rows < _SMALL_UPDATES * device.multiprocessors
+        return _SMALL_UPDATE_THREADS if small else most
 
     def candidates(self, device: DeviceTraits) -> KernelLaunch:
         """A few tokens a row, walked, with a state after each."""
         channels = self._channels(_update_channels(self.dtype, self.width))
-        blocks = _blocks(self.channels, channels * _UPDATE_THREADS) * self.rows
-        threads = _SMALL_UPDATE_THREADS if blocks < _SMALL_UPDATE_BLOCKS * device.multiprocessors else _UPDATE_THREADS
+        threads = self._update_threads(channels, _CANDIDATE_THREADS, device)
         source = _candidates_source(self.dtype, self.width, self.activation, channels, threads)
         return self._launch(source, (_blocks(self.channels, channels * threads), self.rows, 1), threads, device)
 
@@ -141,6 +142,7 @@ class _Convolution:
         params.state_stride, params.state_out_stride = self.state.strides[0], self.state_out.strides[0]
         params.rows.rows, params.rows.time = self.rows, self.time
         params.channels, params.block_tokens = self.channels, tokens
+        params.prefetch_blocks = _PREFETCH_BLOCKS * device.multiprocessors
         overlap = device.capability >= _OVERLAP_SINCE
         return KernelLaunch(source, grid, (threads, 1, 1), params, _pointers(self.call), overlap=overlap)
 
@@ -181,8 +183,8 @@ def _vector_channels(dtype: DType) -> int:
     return max(1, 4 // dtype.itemsize)
 
 
-def _update_source(dtype: DType, width: int, activation: str, channels: int, rows: int, threads: int) -> KernelSource:
-    more = {"CHANNELS": channels, "ROWS": rows, "THREADS": threads}
+def _update_source(dtype: DType, width: int, activation: str, channels: int, threads: int) -> KernelSource:
+    more = {"CHANNELS": channels, "THREADS": threads}
     return KernelSource(UPDATE_FILE, "causal_conv1d_update", _defines(dtype, width, activation, **more))
 
 

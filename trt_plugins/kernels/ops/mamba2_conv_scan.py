@@ -189,6 +189,8 @@ class _ClusterStep:
         ssm.state_slot, ssm.state_out_slot = call.input("state").strides[0], call.outputs[2].strides[0]
         ssm.rows.rows, ssm.rows.time = sizes.rows, 1
         ssm.heads_per_group, params.groups = sizes.heads // sizes.groups, sizes.groups
+        # All of them or, where the state is not aligned to what a prefetch takes, none.
+        ssm.prefetch_blocks = int(self.variant.tile.state_bytes == ACCESS_BYTES)
         ssm.dt_min, ssm.dt_max = call.attributes["time_step_min"], call.attributes["time_step_max"]
         return params
 

@@ -35,6 +35,9 @@ _LANE_ACCESSES = 4  # in flight keep the memory busy; fewer where blocks are few
 # and latency is the cost; from the second on there are enough of them for narrow accesses to share a block.
 _FEW_BLOCKS = 8
 _MANY_BLOCKS = 64
+# Blocks a multiprocessor that prefetch while the kernel before still runs; more of them only ask for everything twice.
+_PREFETCH_BLOCKS = 2
+_ALL_BLOCKS = 2**31 - 1
 _BYTE_STATES = (DType.INT8, DType.UINT8)  # int8, and e4m3 as the bytes that it is
 _BYTE_PASSES = 8
 _BYTE_BLOCKS = 2
@@ -57,18 +60,18 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
 
 def sources() -> Iterator[KernelSource]:
     """Decode: every type at the usual sizes, every fast size and odd ones in bfloat16; and the prefill's sources."""
-    tile = StateTile(DType.BFLOAT16, DType.FLOAT32, 64, 128, ACCESS_BYTES, 2, _THREADS)
-    base = _Variant(tile, DType.FLOAT32, DType.FLOAT32, ACCESS_BYTES, True, False, True)
+    tile = StateTile(DType.BFLOAT16, DType.FLOAT32, 64, 128, ACCESS_BYTES, 2, 2 * _THREADS)
+    base = _Variant(tile, DType.FLOAT32, DType.FLOAT32, ACCESS_BYTES, True, False)
     for dtype in CUDA_TYPES:
         for state in {DType.FLOAT32, dtype, *_BYTE_STATES}:
             typed = replace(base, tile=replace(tile, dtype=dtype, state=state))
             yield from (replace(typed, D=kind, bias=kind, gated=True).source() for kind in {DType.FLOAT32, dtype})
-            single = replace(typed, tile=replace(typed.tile, passes=1), prefetch=False)
+            single = replace(typed, tile=replace(typed.tile, passes=1, threads=_THREADS))
             yield single.source()
             if state not in _BYTE_STATES:
                 yield from (variant.candidates_source() for variant in (typed, single))
     for state in _BYTE_STATES:
-        yield replace(base, tile=replace(tile, state=state, passes=_BYTE_PASSES), prefetch=False).source()
+        yield replace(base, tile=replace(tile, state=state, passes=_BYTE_PASSES, threads=_THREADS)).source()
     for head_dim, state_size in ((80, 128), (96, 64), (128, 80), (256, 256), (64, 96), (8, 8), (72, 40)):
         for state in (DType.FLOAT32, DType.BFLOAT16, *_BYTE_STATES):
             sized = replace(tile, state=state, head_dim=head_dim, state_size=state_size)
@@ -97,10 +100,9 @@ class _Variant:
     group_bytes: int
     softplus: bool
     gated: bool
-    prefetch: bool
 
     def source(self) -> KernelSource:
-        defines = {**self._defines(), "GATED": int(self.gated), "PREFETCH": int(self.prefetch)}
+        defines = {**self._defines(), "GATED": int(self.gated)}
         return KernelSource(FILE, "update_ssm_state_decode", tuple((name, str(text)) for name, text in defines.items()))
 
     def candidates_source(self) -> KernelSource:
@@ -143,8 +145,10 @@ class _Decode:
     def launch(self, device: DeviceTraits) -> KernelLaunch:
         tile, few = self._tile(device.multiprocessors)
         overlap = device.capability >= _OVERLAP_SINCE
-        prefetch = few and overlap and tile.state_bytes == ACCESS_BYTES
-        return self._launch(tile, self._variant(tile, prefetch).source(), device)
+        params = self._params()
+        if overlap and tile.state_bytes == ACCESS_BYTES and self.state.dtype not in _BYTE_STATES:
+            params.prefetch_blocks = _ALL_BLOCKS if few else _PREFETCH_BLOCKS * device.multiprocessors
+        return self._launch(tile, self._variant(tile).source(), params, device)
 
     def candidates(self, device: DeviceTraits) -> KernelLaunch:
         """A few tokens a row, walked, with a state after each; UnsupportedError for states of 8 bits."""
@@ -154,18 +158,18 @@ class _Decode:
                 f"{self.state.dtype.value}: use another type of state"
             )
         tile, _ = self._tile(device.multiprocessors)
-        return self._launch(tile, self._variant(tile, False).candidates_source(), device)
+        return self._launch(tile, self._variant(tile).candidates_source(), self._params(), device)
 
-    def _variant(self, tile: StateTile, prefetch: bool) -> _Variant:
+    def _variant(self, tile: StateTile) -> _Variant:
         D, bias = self.call.input("D").dtype, self.call.input("dt_bias").dtype
         group_bytes = access_bytes(self.B, self.C, axes=len(self.B.shape) - 1)
         softplus = bool(self.call.attributes["dt_softplus"])
-        return _Variant(tile, D, bias, group_bytes, softplus, self.gate is not None, prefetch)
+        return _Variant(tile, D, bias, group_bytes, softplus, self.gate is not None)
 
-    def _launch(self, tile: StateTile, source: KernelSource, device: DeviceTraits) -> KernelLaunch:
+    def _launch(self, tile: StateTile, source: KernelSource, params: Any, device: DeviceTraits) -> KernelLaunch:
         grid = (self.heads // self.groups * tile.parts, self.groups, self.rows)
         overlap = device.capability >= _OVERLAP_SINCE
-        return KernelLaunch(source, grid, (tile.threads, 1, 1), self._params(), self._pointers(), overlap=overlap)
+        return KernelLaunch(source, grid, (tile.threads, 1, 1), params, self._pointers(), overlap=overlap)
 
     def _tile(self, multiprocessors: int) -> tuple[StateTile, bool]:
         """How the state is cut, and whether the blocks are so few that all of them run at once."""
@@ -181,7 +185,7 @@ class _Decode:
             return (most if blocks(most) >= _BYTE_BLOCKS else one), False
         two = one.with_passes(2)
         if blocks(two) <= _FEW_BLOCKS:
-            return two, True
+            return two.with_threads(2 * _THREADS), True
         if one.accesses >= _LANE_ACCESSES:
             return one, False
         return (two if blocks(two) >= _MANY_BLOCKS else replace(one, threads=2 * _THREADS)), False
