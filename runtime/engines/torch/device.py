@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,11 +31,26 @@ class TorchDevice:
         self.torch = torch.device("cuda", torch.cuda.current_device()) if self.is_gpu else torch.device("cpu")
         self.kernels: KernelRunner | None = None
         self.stream: torch.cuda.Stream | None = None
-        # The memory of intermediate values, which all graphs share, as one of them runs at a time.
-        self.graph_pool: Any = None
         if self.is_gpu:
             self.kernels, self.stream = KernelRunner(), torch.cuda.Stream()
-            self.graph_pool = torch.cuda.graph_pool_handle()
+
+    @cached_property
+    def graph_pool(self) -> Any:
+        """The memory of intermediate values, which all graphs share, as one of them runs at a time; None on a CPU.
+
+        torch gives it back with the last graph, and lets no other one have it then: a graph of next to nothing is kept.
+        """
+        if self.stream is None:
+            return None
+        handle, graph = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+        with self.active():
+            number = torch.zeros(1, device=self.torch)
+            self.synchronize()
+            graph.capture_begin(pool=handle, capture_error_mode="thread_local")
+            number.zero_()
+            graph.capture_end()
+        self._kept = graph, number
+        return handle
 
     @property
     def step_tokens(self) -> int:

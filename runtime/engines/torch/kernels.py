@@ -15,6 +15,7 @@ from trt_plugins.kernels.layout import TensorLayout
 # The widest access of the kernels, in bytes.
 _ACCESS = 16
 _UNPACKED = (0, 0)
+_DTYPES = {getattr(torch, dtype.value): dtype for dtype in DType if hasattr(torch, dtype.value)}
 
 
 class KernelRunner:
@@ -77,7 +78,12 @@ def alignment_of(tensor: torch.Tensor) -> int:
 
 def dtype_of(tensor: torch.Tensor) -> DType:
     """The element type."""
-    return DType(str(tensor.dtype).removeprefix("torch."))
+    return _DTYPES.get(tensor.dtype) or DType(str(tensor.dtype).removeprefix("torch."))
+
+
+def signature_of(tensor: torch.Tensor | None) -> tuple | None:
+    """What ``layout_of`` depends on, for the keys of calls."""
+    return None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride(), alignment_of(tensor))
 
 
 def _address(tensor: torch.Tensor | None) -> int:

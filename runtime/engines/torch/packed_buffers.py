@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from artifact.names import BLOCK_TABLE, QUERY_START_LOC, SLOT_MAPPING, STATE_INDICES
+from artifact.names import BLOCK_TABLE, QUERY_START_LOC, SEQ_LENS, SLOT_MAPPING, STATE_INDICES
 from artifact.paged import MAX_BLOCKS, NUM_LOGITS, ROW_BOUNDS, ROWS, STEP_INPUTS, TOKENS
 from runtime.engines.paged import PackedInputs
 from runtime.engines.torch.device import TorchDevice
@@ -16,7 +16,8 @@ from runtime.engines.torch.tensors import torch_from_dtype
 
 # Every array begins at a multiple of so many bytes.
 _ALIGNMENT = 16
-# What fills an array beyond the step's own entries, 0 where it is not here; bounds go on with the last one.
+# What fills an array beyond the step's own entries, 0 where it is not here.
+_OF_ROWS = frozenset({SEQ_LENS, BLOCK_TABLE, STATE_INDICES})
 _FILL = {BLOCK_TABLE: -1, SLOT_MAPPING: -1, STATE_INDICES: -1}
 
 
@@ -55,29 +56,39 @@ class PackedBuffers:
             b.name: self._there[part].view(torch_from_dtype(b.dtype)).reshape(shape) for b, shape, part in parts
         }
 
-    def fill(self, inputs: PackedInputs, leave: Container[str] = ()) -> None:
+    def fill(self, inputs: PackedInputs, leave: Container[str] = (), split: tuple[int, int] = (0, 0)) -> None:
         """Take ``inputs``, which has at most as much of everything; arrays named by ``leave`` stay as they are.
 
-        Further tokens belong to no row, further rows have no tokens, further logits are those of the first token.
+        split: (row, n): so many rows without tokens are put before that row. Further rows, at the end, have no tokens
+        either, further tokens belong to no row, further logits are those of the first token.
         """
-        for name in self.arrays:
+        at, gap = split
+        for name, array in self.arrays.items():
+            given: np.ndarray = getattr(inputs, name)
             if name in leave:
                 continue
-            given: np.ndarray = getattr(inputs, name)
-            array: np.ndarray = self.arrays[name]
-            if array.shape == given.shape:
-                array[...] = given
-                continue
-            count = len(given)
-            array[count:] = given[-1] if name == QUERY_START_LOC else _FILL.get(name, 0)
-            if name == BLOCK_TABLE:
-                array[:count] = -1
-                columns = min(array.shape[-1], given.shape[-1])
-                array[:count][..., :columns] = given[..., :columns]
+            if name == QUERY_START_LOC:
+                array[0] = 0
+                _fill_rows(array[1:], given[1:], at, gap, (given[at], given[-1]))
+            elif name in _OF_ROWS:
+                _fill_rows(array, given, at, gap, (_FILL.get(name, 0),) * 2)
             else:
-                array[:count] = given
+                array[: len(given)] = given
+                array[len(given) :] = _FILL.get(name, 0)
 
     def upload(self) -> None:
         """Enqueue the copy to the device."""
         if self._there is not self._host:
             self._there.copy_(self._host, non_blocking=True)
+
+
+def _fill_rows(array: np.ndarray, given: np.ndarray, at: int, gap: int, between: tuple[int, int]) -> None:
+    """``given`` with ``gap`` rows before row ``at`` and the rest of ``array`` after it, of what ``between`` says."""
+    end = len(given) + gap
+    array[at : at + gap], array[end:] = between
+    if array.ndim == 1:
+        array[:at], array[at + gap : end] = given[:at], given[at:]
+        return
+    columns = min(array.shape[-1], given.shape[-1])
+    array[:at, :columns], array[at + gap : end, :columns] = given[:at, :columns], given[at:, :columns]
+    array[:at, columns:] = array[at + gap : end, columns:] = _FILL[BLOCK_TABLE]

@@ -43,7 +43,7 @@ class PagedDecodeStep:
         self._buffers = PackedBuffers(device, StepSize(rows, rows, blocks, rows))
         arrays = self._buffers.arrays
         arrays[QUERY_START_LOC][...], arrays[LOGITS_INDICES][...] = np.arange(rows + 1), np.arange(rows)
-        all_rows = StepRows(self._buffers.tensors[QUERY_START_LOC], (1,) * rows, None, 1)
+        all_rows = StepRows(self._buffers.tensors[QUERY_START_LOC], (1,) * rows, None, rows, 1)
         self._feeds = {**self._buffers.tensors, **pools.tensors, QUERY_START_LOC: all_rows}
         self._best = device.pinned(rows, dtype=torch.int64)
         self._logits: torch.Tensor | None = None

@@ -11,7 +11,7 @@ import torch
 
 from artifact.config import RuntimeConfig, read_config
 from artifact.errors import EngineError
-from artifact.names import LOGITS, QUERY_START_LOC
+from artifact.names import LOGITS, QUERY_START_LOC, SEQ_LENS
 from artifact.paged import PAGED
 from runtime.engines.packed_check import check_packed
 from runtime.engines.paged import HostCopy, PackedInputs, PagedEngine, PoolSizes, StepLimits
@@ -24,6 +24,9 @@ from runtime.engines.torch.paged_pools import TorchPools
 from runtime.engines.torch.paged_result import TorchStepResult, best_of
 from runtime.engines.torch.step_memory import StepMemory
 from runtime.engines.torch.step_rows import StepRows
+
+# Bounds of the tokens of a row are powers of two from here on.
+_LEAST_LONGEST = 64
 
 
 class TorchPagedEngine(PagedEngine):
@@ -161,10 +164,11 @@ class TorchPagedEngine(PagedEngine):
         program = self._model.program(Phase.DECODE if decodes else Phase.PREFILL, values)
         with self._device.active(), self._memory.measured(len(inputs.input_ids)):
             try:
-                buffers = PackedBuffers(self._device, self._size(inputs))
-                buffers.fill(inputs)
+                size, split = self._padding(inputs)
+                buffers = PackedBuffers(self._device, size)
+                buffers.fill(inputs, split=split)
                 buffers.upload()
-                step_rows = _step_rows(inputs, buffers)
+                step_rows = _step_rows(buffers, sum(split))
                 found = program.run({**buffers.tensors, **pools.tensors, QUERY_START_LOC: step_rows})
                 best = best_of(found[LOGITS])
                 host = self._device.pinned(*best.shape, dtype=best.dtype)
@@ -177,14 +181,21 @@ class TorchPagedEngine(PagedEngine):
         result = TorchStepResult(self._device, host, found[LOGITS], slice(0, len(inputs.logits_indices)))
         return result, found
 
-    def _size(self, inputs: PackedInputs) -> StepSize:
-        """The size that the step is padded to: on a CPU its own."""
+    def _padding(self, inputs: PackedInputs) -> tuple[StepSize, tuple[int, int]]:
+        """The size that the step is padded to, and how many rows come between those of one token and the others.
+
+        On a CPU the step's own size, and none.
+        """
         rows, blocks = inputs.block_table.shape
         tokens, logits = len(inputs.input_ids), len(inputs.logits_indices)
+        longer = np.flatnonzero(np.diff(inputs.query_start_loc) != 1)
+        singles = int(longer[0]) if longer.size else rows
         if not self._device.is_gpu:
-            return StepSize(tokens, rows, blocks, logits)
-        columns = padded_blocks(blocks, self.pools.sizes.block_size)
-        return StepSize(padded_tokens(tokens), _multiple(rows, 8), columns, _multiple(max(1, logits), 8))
+            return StepSize(tokens, rows, blocks, logits), (singles, 0)
+        columns, split = padded_blocks(blocks, self.pools.sizes.block_size), _multiple(singles, 8)
+        others = 0 if singles == rows else 1 << (rows - singles - 1).bit_length()
+        size = StepSize(padded_tokens(tokens), split + others, columns, _multiple(max(1, logits), 8))
+        return size, (singles, split - singles)
 
     def _check(self, inputs: PackedInputs) -> None:
         check_packed(inputs, self.limits)
@@ -205,13 +216,10 @@ def _multiple(count: int, step: int) -> int:
     return -(-count // step) * step
 
 
-def _step_rows(inputs: PackedInputs, buffers: PackedBuffers) -> StepRows:
+def _step_rows(buffers: PackedBuffers, split: int) -> StepRows:
     counts = np.diff(buffers.arrays[QUERY_START_LOC]).tolist()
-    lengths = buffers.arrays["seq_lens"].tolist()
-    longest = max(np.diff(inputs.query_start_loc).tolist())
-    return StepRows(
-        buffers.tensors[QUERY_START_LOC],
-        tuple(counts),
-        tuple(lengths),
-        longest if longest == 1 else _multiple(longest, 64),
-    )
+    lengths = buffers.arrays[SEQ_LENS].tolist()
+    longest = max(counts)
+    if longest > 1:
+        longest = max(_LEAST_LONGEST, 1 << (longest - 1).bit_length())
+    return StepRows(buffers.tensors[QUERY_START_LOC], tuple(counts), tuple(lengths), split, longest)

@@ -14,14 +14,15 @@ class StepRows:
     """Takes the place of query_start_loc among a program's inputs.
 
     bounds: query_start_loc [rows + 1] int32 on the device.
-    counts: new tokens of each row; 0 for a padding row where the step is one of many that share a recording.
+    counts: new tokens of each row; padding rows have none, or one in a recorded step.
     lengths: tokens of each row after the step, 0 for a padding row. None in a recorded step, which stands for all.
-    longest: no row has more new tokens.
+    split: rows before it have at most one new token. longest: no row has more.
     """
 
     bounds: torch.Tensor
     counts: tuple[int, ...]
     lengths: tuple[int, ...] | None
+    split: int
     longest: int
 
     @property

@@ -107,11 +107,11 @@ def fed(engine: TorchPagedEngine, seed: int = 0) -> tuple[PagedSequences, list[i
 
 def test_padding_of_a_mixed_step_changes_nothing(hybrid: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    for size in (None, StepSize(24, 8, 9, 16)):
+    for padding in (None, (StepSize(24, 8, 9, 16), (1, 3))):
         engine = TorchPagedEngine(hybrid.folder, device="cpu")
         sequences, handles, tokens = fed(engine)
-        if size is not None:
-            monkeypatch.setattr(engine, "_size", lambda inputs, size=size: size)
+        if padding is not None:
+            monkeypatch.setattr(engine, "_padding", lambda inputs, padding=padding: padding)
         work = {handles[2]: tokens[2, 11:12], handles[0]: tokens[0, 5:12], handles[1]: tokens[1, 8:9]}
         logits = sequences.step(work)
         assert sequences.untouched()
@@ -205,6 +205,28 @@ def test_buffers_fill_what_is_left(hybrid: Exported) -> None:
         "logits_indices": [2, 0, 0, 0],
     }
     assert buffers.tensors["block_table"].tolist() == found["block_table"]
+
+
+def test_rows_are_put_between_short_and_long_ones(hybrid: Exported) -> None:
+    engine = TorchPagedEngine(hybrid.folder, device="cpu")
+    buffers = PackedBuffers(engine.device, StepSize(4, 5, 2, 1))
+    buffers.fill(
+        PackedInputs(
+            input_ids=np.array([5, 6, 7]),
+            positions=np.array([9, 0, 1]),
+            query_start_loc=np.array([0, 1, 3], np.int32),
+            seq_lens=np.array([10, 2], np.int32),
+            block_table=np.array([[4, 5], [3, -1]], np.int32),
+            slot_mapping=np.array([6, 7, 11], np.int32),
+            state_indices=np.array([1, 0], np.int32),
+            logits_indices=np.array([2], np.int32),
+        ),
+        split=(1, 2),
+    )
+    found = {name: array.tolist() for name, array in buffers.arrays.items()}
+    assert found["query_start_loc"] == [0, 1, 1, 1, 3, 3]
+    assert found["seq_lens"] == [10, 0, 0, 2, 0] and found["state_indices"] == [1, -1, -1, 0, -1]
+    assert found["block_table"] == [[4, 5], [-1, -1], [-1, -1], [3, -1], [-1, -1]]
 
 
 def test_what_does_not_fit_is_refused(hybrid: Exported, artifacts: ArtifactCache) -> None:

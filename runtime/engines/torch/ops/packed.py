@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from artifact.errors import UnsupportedError
-from runtime.engines.torch.kernels import KernelRunner, layout_of
+from runtime.engines.torch.kernels import KernelRunner, layout_of, signature_of
 from runtime.engines.torch.node_context import NodeContext, Run
 from runtime.engines.torch.step_rows import StepRows
 from trt_plugins import torch_ops
@@ -18,6 +18,7 @@ from trt_plugins.spec import OpSpec
 from trt_plugins.specs.packed import QUERY_START_LOC, STATE_INDICES, is_packed, is_pool
 
 Tensors = Sequence[torch.Tensor | None]
+Plan = Callable[[DeviceTraits], CallPlan]
 
 
 def packed_operator(context: NodeContext, spec: OpSpec) -> Run:
@@ -28,8 +29,8 @@ def packed_operator(context: NodeContext, spec: OpSpec) -> Run:
 
 
 class _PackedCall:
-    """One operator. Rows of one token that come first are one call, which knows that they have no more; the others
-    are a second one. Sizes that the kernels refuse run in torch, each of the other rows by itself."""
+    """One operator. The rows up to the split are one call, which knows that they have at most one token; the others are
+    a second one. Sizes that the kernels refuse run in torch, each of the other rows by itself."""
 
     def __init__(
         self, spec: OpSpec, attributes: dict, kernels: KernelRunner | None, in_place: tuple[bool, ...]
@@ -70,16 +71,15 @@ class _PackedCall:
         """Run the kernels; False, and nothing was done, where they do not run these sizes."""
         assert self._kernels is not None
         inputs = [*tensors[: self._bounds], None, *tensors[self._slots + 1 :]]
-        layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in inputs)
-        results = tuple(layout_of(tensor) for tensor in outputs)
         bounds, slots = tensors[self._bounds], tensors[self._slots]
         assert bounds is not None and slots is not None
-        parts = [(0, PackedRows(rows.singles, 1)), (rows.singles, PackedRows(rows.rows - rows.singles, rows.longest))]
+        signature = (*map(signature_of, inputs), *map(signature_of, outputs))
+        parts = [(0, PackedRows(rows.split, 1)), (rows.split, PackedRows(rows.rows - rows.split, rows.longest))]
         parts = [(first, own) for first, own in parts if own.rows]
-        keys = [(self._name, layouts, results, own) for _, own in parts]
+        keys = [(self._name, signature, own) for _, own in parts]
         if any(key in self._refused for key in keys):
             return False
-        plans = [self._plan(OpCall(self._dense, layouts, results, self._attributes, own)) for _, own in parts]
+        plans = [self._plan(inputs, outputs, own) for _, own in parts]
         for key, plan in zip(keys, plans, strict=True):
             try:
                 self._kernels.prepare(key, plan)
@@ -90,9 +90,13 @@ class _PackedCall:
             self._kernels.launch(key, plan, inputs, outputs, (bounds[first:], slots[first:]))
         return True
 
-    @staticmethod
-    def _plan(call: OpCall) -> Callable[[DeviceTraits], CallPlan]:
-        return lambda traits: catalog.plan(call, traits)
+    def _plan(self, inputs: Tensors, outputs: Sequence[torch.Tensor], rows: PackedRows) -> Plan:
+        def plan(traits: DeviceTraits) -> CallPlan:
+            layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in inputs)
+            results = tuple(layout_of(tensor) for tensor in outputs)
+            return catalog.plan(OpCall(self._dense, layouts, results, self._attributes, rows), traits)
+
+        return plan
 
     def _computed(
         self, tensors: list[torch.Tensor | None], outputs: list[torch.Tensor], rows: StepRows, slots: torch.Tensor

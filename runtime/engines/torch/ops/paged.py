@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from artifact.errors import UnsupportedError
-from runtime.engines.torch.kernels import KernelRunner, layout_of
+from runtime.engines.torch.kernels import KernelRunner, layout_of, signature_of
 from runtime.engines.torch.node_context import NodeContext, Run
 from runtime.engines.torch.step_rows import StepRows
 from trt_plugins import torch_ops
 from trt_plugins.kernels import catalog
-from trt_plugins.kernels.call import OpCall, PackedRows
+from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall, PackedRows
 from trt_plugins.reference.precision import work_dtype
 from trt_plugins.spec import OpSpec
 
@@ -28,14 +28,16 @@ class _Kernel:
         """Run the kernels into ``output``; False where there are none for these sizes."""
         if self._kernels is None:
             return False
-        layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in inputs)
-        results = (layout_of(output),)
-        key = (self._name, layouts, results, rows)
+        key = (self._name, (*map(signature_of, inputs), signature_of(output)), rows)
         if key in self._refused:
             return False
-        call = OpCall(self._spec, layouts, results, self._attributes, rows)
+
+        def plan(traits: DeviceTraits) -> CallPlan:
+            layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in inputs)
+            return catalog.plan(OpCall(self._spec, layouts, (layout_of(output),), self._attributes, rows), traits)
+
         try:
-            self._kernels.launch(key, lambda traits: catalog.plan(call, traits), inputs, [output])
+            self._kernels.launch(key, plan, inputs, [output])
         except UnsupportedError:
             self._refused.add(key)
             return False
