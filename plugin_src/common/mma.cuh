@@ -67,7 +67,14 @@ struct Mma {
         load_matrices(a.r, tile, L::unit(m + lane % 16, k / 8 + lane / 16));
         return a;
     }
-    // Columns m..m+15 and rows k..k+15 of a tile [k][m], row k multiplied by scale[k].
+    // Columns m..m+15 and rows k..k+15 of a tile [k][m].
+    template <typename L>
+    __device__ static __forceinline__ A load_a_transposed(const T* tile, int m, int k, int lane) {
+        A a;
+        load_transposed(a.r, tile, L::unit(k + lane % 8 + lane / 16 * 8, m / 8 + lane / 8 % 2));
+        return a;
+    }
+    // The same, row k multiplied by scale[k].
     template <typename L>
     __device__ static __forceinline__ A load_a_scaled(const T* tile, const float* scale, int m, int k, int lane) {
         A a;
@@ -159,6 +166,14 @@ struct Mma<float> {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll
         for (int i = 0; i < 4; ++i) split(a.high[i], a.low[i], tile[L::at(m + g + i % 2 * 8, k + 2 * t + i / 2)]);
+        return a;
+    }
+    template <typename L>
+    __device__ static __forceinline__ A load_a_transposed(const float* tile, int m, int k, int lane) {
+        A a;
+        const int g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) split(a.high[i], a.low[i], tile[L::at(k + 2 * t + i / 2, m + g + i % 2 * 8)]);
         return a;
     }
     template <typename L>

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from functools import cached_property
 
 from trt_plugins.kernels.architectures import architecture
 from trt_plugins.kernels.call import CallPlan, DeviceTraits
+from trt_plugins.kernels.counters import CounterPool
 from trt_plugins.kernels.disk_cache import KernelCache
 from trt_plugins.kernels.driver import checked, cuda_driver
 from trt_plugins.kernels.launcher import BoundPlan
@@ -29,6 +31,7 @@ class KernelDevice:
         self._context = checked(driver.cuDevicePrimaryCtxRetain(self._device), f"making the context of GPU {ordinal}")
         self._cache = cache or KernelCache()
         self._functions: dict[tuple[KernelSource, int, int], object] = {}
+        self._counters = CounterPool(self._zeroed)
 
     @classmethod
     def current(cls) -> KernelDevice:
@@ -66,7 +69,19 @@ class KernelDevice:
     def bind(self, plan: CallPlan) -> BoundPlan:
         """``plan`` with its kernels loaded, ready to launch on this device."""
         functions = [self._function(launch.source, launch.shared_bytes, launch.cluster) for launch in plan.launches]
-        return BoundPlan(plan, functions)
+        if not plan.counter_bytes:
+            return BoundPlan(plan, functions)
+        counters = self._counters.take(plan.counter_bytes)
+        bound = BoundPlan(plan, functions, counters)
+        weakref.finalize(bound, self._counters.give_back, counters, plan.counter_bytes).atexit = False
+        return bound
+
+    def _zeroed(self, nbytes: int) -> int:
+        driver = cuda_driver()
+        address = checked(driver.cuMemAlloc(nbytes), f"allocating {nbytes} bytes of counters")
+        checked(driver.cuMemsetD8(address, 0, nbytes), "clearing counters")
+        checked(driver.cuCtxSynchronize(), "clearing counters")
+        return int(address)
 
     def _function(self, source: KernelSource, shared_bytes: int, cluster: int) -> object:
         key = (source, shared_bytes, cluster)

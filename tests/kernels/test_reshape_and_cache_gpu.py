@@ -1,0 +1,62 @@
+"""``reshape_and_cache`` on the GPU: a copy, compared bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.kernel_calls import layout_of, run_plan
+from trt_plugins.catalog import PACKED_OPS
+from trt_plugins.kernels.call import OpCall
+from trt_plugins.kernels.device import KernelDevice
+from trt_plugins.kernels.ops.reshape_and_cache import plan
+from trt_plugins.reference.reshape_and_cache import reshape_and_cache
+
+pytestmark = pytest.mark.gpu
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+
+
+def check(
+    tokens: int = 37, heads: int = 3, head_dim: int = 128, size: int = 16, dtype: torch.dtype = BF16, gap: int = 0
+) -> None:
+    """Keys and values as slices of one projection where ``gap``; a third of the tokens has no place."""
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn(tokens, 2 * heads * head_dim + gap, generator=generator).to(dtype).cuda()
+    key = wide[:, : heads * head_dim].unflatten(-1, (heads, head_dim))
+    value = wide[:, -heads * head_dim :].unflatten(-1, (heads, head_dim))
+    blocks = -(-tokens // size) + 2
+    slots = torch.randperm(blocks * size, generator=generator)[:tokens].to(torch.int32)
+    slots[torch.rand(tokens, generator=generator) < 0.3] = -1
+    slots = slots.cuda()
+    pool = torch.randn(2, blocks, size, heads, head_dim, generator=generator).to(dtype).cuda()
+    pool[:, -1, 0] = float("nan")
+    expected = reshape_and_cache(key, value, pool, slots)
+    inputs = [key, value, pool, slots]
+    spec = PACKED_OPS["reshape_and_cache"]
+    call = OpCall(spec, tuple(layout_of(tensor) for tensor in inputs), (layout_of(pool),), {})
+    run_plan(plan(call, KernelDevice.current().traits), inputs, [pool])
+    bits = torch.int32 if dtype is F32 else torch.int16
+    assert torch.equal(pool.view(bits), expected.view(bits))
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+@pytest.mark.parametrize("head_dim", [1, 6, 64, 72, 100, 128, 256])
+def test_head_dims_and_types(head_dim, dtype):
+    check(head_dim=head_dim, dtype=dtype)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 63, 64, 65, 500, 4096, 70000])
+def test_tokens(tokens):
+    check(tokens=tokens, heads=1, head_dim=64)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 8, 33])
+@pytest.mark.parametrize("size", [1, 5, 16, 128])
+def test_heads_and_block_sizes(heads, size):
+    check(heads=heads, size=size)
+
+
+@pytest.mark.parametrize("gap", [1, 2, 8, 1000])
+def test_slices_of_one_projection(gap):
+    check(gap=gap)
