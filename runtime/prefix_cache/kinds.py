@@ -15,17 +15,28 @@ class Kind(IntEnum):
     CHUNK = 4
     DECODE = 5
     END = 6
+    EXPECTED = 7
+
+
+# What is assumed before anything is known: how many were used, of how many.
+_ASSUMED = {
+    Kind.BRANCH: (1.0, 1.0),
+    Kind.PROMPT_END: (0.5, 8.0),
+    Kind.SPREAD: (1.0, 4.0),
+    Kind.GRID: (1.0, 4.0),
+    Kind.CHUNK: (0.25, 8.0),
+    Kind.DECODE: (0.25, 8.0),
+    Kind.END: (0.5, 4.0),
+    Kind.EXPECTED: (1.0, 2.0),
+}
 
 
 class Chances:
     """The share of the states of each kind that were resumed from at least once."""
 
-    # What is assumed of a kind of which nothing is known: one of four.
-    _USED, _TAKEN = 1.0, 4.0
-
     def __init__(self) -> None:
-        self._used = [self._USED] * len(Kind)
-        self._taken = [self._TAKEN] * len(Kind)
+        self._used = [_ASSUMED[kind][0] for kind in Kind]
+        self._taken = [_ASSUMED[kind][1] for kind in Kind]
         self._ordered = self.shares()
 
     def of(self, kind: Kind) -> float:

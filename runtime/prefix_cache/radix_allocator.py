@@ -14,6 +14,7 @@ from runtime.blocks.needs import CacheNeeds
 from runtime.blocks.sequence_memory import NEVER, NONE, SequenceMemory
 from runtime.blocks.slot_pool import EvictingSlotPool
 from runtime.engines.paged import PoolSizes
+from runtime.prefix_cache.branch_lengths import BranchLengths
 from runtime.prefix_cache.ghosts import Ghosts
 from runtime.prefix_cache.kinds import Kind
 from runtime.prefix_cache.known_prefix import KnownPrefix
@@ -63,6 +64,7 @@ class RadixAllocator(BlockAllocator):
         self.tree.before_eviction = self._before_eviction
         self.metrics = CacheMetrics()
         self.ghosts = Ghosts()
+        self._lengths = BranchLengths()
         self.gives_spare = needs.state and settings.mode == EXTRA_BUFFER
         # Called with a node that is about to be given up, for a slower memory.
         self.spill: Callable[[Node], None] = lambda node: None
@@ -94,7 +96,8 @@ class RadixAllocator(BlockAllocator):
         key = prefix.key(memory.tokens, prefix.asked)
         match = self.tree.match(key, memory.namespace)
         prefix.length, prefix.known, prefix.prompt = match.length, match.known, len(memory.tokens)
-        prefix.stops = wanted_stops(self.settings, self.needs, match, len(memory.tokens))
+        expected = self._lengths.expected()
+        prefix.stops = wanted_stops(self.settings, self.needs, match, len(memory.tokens), expected)
         memory.stop = self._next_stop(prefix, match.length)
         if not match.length:
             return
@@ -114,8 +117,12 @@ class RadixAllocator(BlockAllocator):
             self._readers.add(memory)
             if memory.source == NONE:
                 self.resumed(memory)
-        if self.tuner is not None and self.tuner.begin(prefix.key(memory.tokens, prefix.prompt), memory.namespace):
-            self._tuned(self.tuner.alpha)
+        if self.tuner is not None:
+            key = prefix.key(memory.tokens, prefix.prompt)
+            if self.tuner.begin(key, memory.namespace, self._lengths.expected()):
+                self._tuned(self.tuner.alpha)
+        if memory.length < prefix.known < prefix.asked:
+            self._lengths.add(prefix.known)
         self.metrics.looked_up(self.tree, self.ghosts, memory, prefix)
 
     def resumed(self, memory: SequenceMemory) -> None:

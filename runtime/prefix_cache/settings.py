@@ -22,10 +22,10 @@ class PrefixCacheSettings:
     slot from its beginning, so that taking a state never waits for one to become free.
     cached_states: slots for states beside those of the rows; None takes half of what the rows leave.
     branch_points, prompt_end: whether a prompt stops where it leaves a known one, and before its last token, for a
-    state. spread: so many states, evenly, on the way of a prompt of which less than half is known: where others will
-    leave it is not known yet. grid: also after every so many tokens; None: not. chunks: whether the state after the
-    latest chunk of an unfinished prompt can be resumed. decode_interval: tokens between the states of an answer, beside
-    the one at its end. least_gain: tokens that a state must save to be taken.
+    state. spread: so many states, evenly, on the way of a prompt of which less than half is known, or fewer at the
+    lengths at which other prompts parted. grid: also after every so many tokens; None: not. chunks: whether the state
+    after the latest chunk of an unfinished prompt can be resumed. decode_interval: tokens between the states of an
+    answer, beside the one at its end. least_gain: tokens that a state must save to be taken.
     policy: "value" keeps what saves most work for its bytes, "lru" what was used last. alpha: weight of the work
     against recency; None tunes it by what would have hit most of the latest ``window`` requests.
     path_states: most states on the way to one leaf; None: no limit.
@@ -37,7 +37,7 @@ class PrefixCacheSettings:
     cached_states: int | None = None
     branch_points: bool = True
     prompt_end: bool = True
-    spread: int = 8
+    spread: int = 3
     grid: int | None = None
     chunks: bool = True
     decode_interval: int | None = 256

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from runtime.blocks.needs import CacheNeeds
 from runtime.prefix_cache.kinds import Kind
 from runtime.prefix_cache.radix_tree import TreeMatch
@@ -12,13 +14,13 @@ _LEAST_STEP = 64
 
 
 def wanted_stops(
-    settings: PrefixCacheSettings, needs: CacheNeeds, match: TreeMatch, prompt: int
+    settings: PrefixCacheSettings, needs: CacheNeeds, match: TreeMatch, prompt: int, expected: Sequence[int] = ()
 ) -> list[tuple[int, Kind]]:
     """Numbers of tokens, the nearest last, at which the states of a prompt of ``prompt`` tokens are wanted, and why.
 
     The place where it leaves what the tree knows, found by the dry run that a match is: a second sequence came there,
-    so a third may. Before its last token, where the same prompt can be resumed. And evenly, where nothing is known yet,
-    or on a grid.
+    so a third may. Before its last token, where the same prompt can be resumed. Where little is known: at the lengths
+    ``expected``, at which other prompts parted, or else evenly. And on a grid.
     """
     if not needs.state:
         return []
@@ -27,8 +29,10 @@ def wanted_stops(
     if settings.grid is not None:
         wanted.update(dict.fromkeys(range(settings.grid, asked + 1, settings.grid), Kind.GRID))
     if settings.spread and 2 * match.known < asked:
+        likely = [length for length in expected if match.known < length < asked]
         step = max(_LEAST_STEP, -(-asked // (settings.spread + 1)))
-        wanted.update(dict.fromkeys(range(step, asked, step), Kind.SPREAD))
+        wanted.update(dict.fromkeys(() if likely else range(step, asked, step), Kind.SPREAD))
+        wanted.update(dict.fromkeys(likely, Kind.EXPECTED))
     if settings.prompt_end:
         wanted[asked] = Kind.PROMPT_END
     if settings.branch_points and match.known > match.length:

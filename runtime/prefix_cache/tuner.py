@@ -47,13 +47,13 @@ class Shadow:
         self._needs = CacheNeeds(kv=False, state=True)
         self._tree = RadixTree(self._slots, self._slots, 1, has_kv=False, worth=ValueWorth(costs, alpha))
 
-    def begin(self, key: bytes, namespace: str) -> int:
+    def begin(self, key: bytes, namespace: str, expected: Sequence[int] = ()) -> int:
         """A prompt comes; the tokens of it that would be there."""
         prompt = key_length(key)
         match = self._tree.match(cut(key, 0, prompt - 1), namespace)
         if match.length:
             self._tree.use(match.node)
-        for stop, kind in reversed(wanted_stops(self._settings, self._needs, match, prompt)):
+        for stop, kind in reversed(wanted_stops(self._settings, self._needs, match, prompt, expected)):
             self._insert(cut(key, 0, stop), namespace, match.length, kind)
         return match.length
 
@@ -83,7 +83,7 @@ class AlphaTuner:
     costs: CacheCosts
     slots: int
     settings: PrefixCacheSettings
-    alpha: float = ALPHAS[2]
+    alpha: float = ALPHAS[3]
     _shadows: list[Shadow] = field(init=False)
     _hits: deque[list[int]] = field(init=False)
     _count: int = 0
@@ -92,9 +92,9 @@ class AlphaTuner:
         self._shadows = [Shadow(self.costs, alpha, self.slots, self.settings) for alpha in ALPHAS]
         self._hits = deque(maxlen=self.settings.window)
 
-    def begin(self, key: bytes, namespace: str) -> bool:
-        """A prompt comes; whether another alpha has turned out to be better."""
-        self._hits.append([shadow.begin(key, namespace) for shadow in self._shadows])
+    def begin(self, key: bytes, namespace: str, expected: Sequence[int] = ()) -> bool:
+        """A prompt comes, ``expected`` to part at these lengths; whether another alpha has turned out to be better."""
+        self._hits.append([shadow.begin(key, namespace, expected) for shadow in self._shadows])
         self._count += 1
         if self._count % max(1, self.settings.window // 4):
             return False

@@ -1,0 +1,23 @@
+"""How long common beginnings were: where prompts of one kind part, those of the next often do."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+# Of so many places where prompts parted, those that came up so often are expected again.
+_LATEST, _OFTEN, _MOST = 32, 2, 2
+
+
+class BranchLengths:
+    """The latest lengths at which prompts left what was known, before there was a state."""
+
+    def __init__(self) -> None:
+        self._latest: deque[int] = deque(maxlen=_LATEST)
+
+    def add(self, length: int) -> None:
+        """A prompt parted after ``length`` tokens."""
+        self._latest.append(length)
+
+    def expected(self) -> tuple[int, ...]:
+        """The lengths that came up more than once, the most frequent ones."""
+        return tuple(length for length, count in Counter(self._latest).most_common(_MOST) if count >= _OFTEN)
