@@ -10,7 +10,7 @@ import sys
 from benchmarks.machine import ROOT
 from benchmarks.report import document_text, table_text
 
-BENCHMARKS = ("export", "export_qwen3_5", "cpu_decode", "step_cost", "perplexity")
+BENCHMARKS = ("export", "export_qwen3_5", "cpu_decode", "step_cost", "perplexity", "scheduler", "serving")
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.__main__ import BENCHMARKS
 from benchmarks.kernels.render import group_tables, machine_table
 from benchmarks.markdown import spread_cell, table
 
@@ -29,7 +30,7 @@ def page(documents: Documents, kernels: Mapping[str, Any] | None = None) -> str:
 
     kernels: the document of the kernel benchmarks, None where no run is kept.
     """
-    for name in ("export", "export_qwen3_5", "cpu_decode", "step_cost", "perplexity"):
+    for name in BENCHMARKS:
         if name not in documents:
             raise ValueError(f"{name}: expected its document, found none: run python -m benchmarks without names")
         if not documents[name]["correct"]:
@@ -59,6 +60,21 @@ def _values(documents: Documents) -> dict[str, str]:
         "windows": str(perplexity["settings"]["windows"]),
         "window": str(perplexity["settings"]["window"]),
         "perplexity": _perplexity(perplexity["results"]),
+        **_serving_values(documents["scheduler"], documents["serving"]),
+    }
+
+
+def _serving_values(scheduler: Mapping[str, Any], serving: Mapping[str, Any]) -> dict[str, str]:
+    settings = serving["settings"]
+    return {
+        "scheduler_batch": str(scheduler["settings"]["batch"]),
+        "scheduler": _scheduler(scheduler["results"]),
+        "serving_requests": str(settings["requests"]),
+        "serving_batch": str(settings["batch"]),
+        "serving_prompt": str(settings["prompt"]),
+        "serving_new": str(settings["new_tokens"]),
+        "serving": _serving(serving["results"]),
+        "latencies": _latencies(serving["results"]["latency_ms"]),
     }
 
 
@@ -165,6 +181,25 @@ def _perplexity(results: Mapping[str, Any]) -> str:
         for name, value in results["perplexity"].items()
     ]
     return table(("computed by", "perplexity", "difference"), rows)
+
+
+def _scheduler(results: Mapping[str, Any]) -> str:
+    parts = [(name, spread_cell(spread)) for name, spread in results["parts_us"].items()]
+    return table(
+        ("a decode step", "µs"), [*parts, ("**all, with sampling and answers**", spread_cell(results["host_us"]))]
+    )
+
+
+def _serving(results: Mapping[str, Any]) -> str:
+    rows = [(name, spread_cell(spread)) for name, spread in results["tokens_per_second"].items()]
+    return table(("", "tokens/s"), [*rows, ("**batched, times dense**", spread_cell(results["ratio"]))])
+
+
+def _latencies(latencies: Mapping[str, Mapping[str, float]]) -> str:
+    names = ("first_token_p50", "first_token_p99", "between_tokens_p50", "between_tokens_p99")
+    rows = [(load, *(f"{values[name]:.3g}" for name in names)) for load, values in latencies.items()]
+    heads = ("first token, ms: p50", "p99", "between tokens, ms: p50", "p99")
+    return table(("load", *heads), rows)
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks import cpu_decode, export, export_qwen3_5, perplexity, step_cost
+from benchmarks import cpu_decode, export, export_qwen3_5, perplexity, scheduler, serving, step_cost
 from benchmarks.report import Gate, Report, Target
 
 SPREAD = {"median": 12.345, "min": 11.5, "max": 1234.5, "repeats": 3}
@@ -13,7 +13,7 @@ TARGET = Target("a thing", 2.0, "at least", 1.5, "x")
 
 
 def all_documents(error: float = 0.0) -> dict[str, Any]:
-    """The five documents; ``error`` is what every gate found, against a limit of 1e-4."""
+    """The documents of all; ``error`` is what every gate found, against a limit of 1e-4."""
     gate = Gate("logits", error, 1e-4)
     reports = {
         "export": (asdict(export.ExportSettings().shape), _export_results()),
@@ -30,6 +30,11 @@ def all_documents(error: float = 0.0) -> dict[str, Any]:
             {**asdict(perplexity.PerplexitySettings()), "text": "held.txt", "windows": 11},
             {"perplexity": {"transformers": 23.5, "ours": 23.5}, "relative_difference": {"ours": 2e-8}},
         ),
+        "scheduler": (
+            asdict(scheduler.SchedulerSettings()),
+            {"host_us": SPREAD, "parts_us": {"plan": SPREAD, "pack": SPREAD, "commit": SPREAD}},
+        ),
+        "serving": (asdict(serving.ServingBenchmarkSettings()), _serving_results()),
     }
     return {
         name: Report(name, settings, (gate,), results, (TARGET,)).to_json()
@@ -40,6 +45,12 @@ def all_documents(error: float = 0.0) -> dict[str, Any]:
 def _export_results() -> dict[str, Any]:
     mode = {"wall_s": SPREAD, "cpu_s": SPREAD, "peak_rss_bytes": SPREAD}
     return {"with_scan": mode, "without_scan": mode, "new_bytes": 114700}
+
+
+def _serving_results() -> dict[str, Any]:
+    latency = {"first_token_p50": 1.25, "first_token_p99": 9.5, "between_tokens_p50": 2.0, "between_tokens_p99": 33.25}
+    rates = {"dense, one after another": SPREAD, "paged, batched": SPREAD}
+    return {"tokens_per_second": rates, "ratio": SPREAD, "latency_ms": {"0.5": latency, "0.9": latency}}
 
 
 def _decode_result() -> dict[str, Any]:

@@ -20,6 +20,7 @@ def test_every_placeholder_is_filled() -> None:
     assert "12.3 (11.5 to 1234)" in text
     assert "| nodes, all | 499 |" in text
     assert "| ours | 23.500000 | +2.0e-06 % |" in text
+    assert "| 0.9 | 1.25 | 9.5 | 2 | 33.2 |" in text and "| plan | 12.3 (11.5 to 1234) |" in text
 
 
 def test_tables_have_as_many_cells_as_headings() -> None:
