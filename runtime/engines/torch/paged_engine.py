@@ -139,6 +139,12 @@ class TorchPagedEngine(PagedEngine):
     def swap_in(self, copy: HostCopy, blocks: Sequence[int], slots: Sequence[int]) -> None:
         self.pools.swap_in(copy, blocks, slots)
 
+    def arrays_from_copy(self, copy: HostCopy) -> dict[str, np.ndarray]:
+        return self.pools.arrays_from_copy(copy)
+
+    def copy_from_arrays(self, arrays: Mapping[str, np.ndarray], blocks: int, slots: int) -> HostCopy:
+        return self.pools.copy_from_arrays(arrays, blocks, slots)
+
     def read_pool(self, name: str) -> np.ndarray:
         return self.pools.read(name)
 

@@ -12,7 +12,7 @@ from artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, Binding
 from artifact.errors import EngineError
 from runtime.engines.paged import HostCopy, PoolSizes
 from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.tensors import array_from_tensor, torch_from_dtype
+from runtime.engines.torch.tensors import array_from_tensor, tensor_from_array, torch_from_dtype
 
 
 class TorchCopy(HostCopy):
@@ -107,6 +107,23 @@ class TorchPools:
         with self._device.active():
             for name, pool, axis, chosen in self._parts(blocks, slots):
                 pool.index_copy_(axis, self._index(chosen), copy.tensors[name].to(pool.device))
+
+    def arrays_from_copy(self, copy: HostCopy) -> dict[str, np.ndarray]:
+        """What ``copy`` holds; EngineError when another engine made it."""
+        if not isinstance(copy, TorchCopy):
+            raise EngineError(f"expected a copy by this engine, found {type(copy).__name__}: take it with swap_out")
+        return {name: array_from_tensor(tensor, self._specs[name].dtype) for name, tensor in copy.tensors.items()}
+
+    def copy_from_arrays(self, arrays: Mapping[str, np.ndarray], blocks: int, slots: int) -> TorchCopy:
+        """The inverse; EngineError when an array is missing or of another shape."""
+        axes = {NUM_BLOCKS: blocks, BLOCK_SIZE: self.sizes.block_size, NUM_SLOTS: slots}
+        stored = {}
+        for name, spec in self._specs.items():
+            shape, found = spec.resolve(**axes), None if name not in arrays else arrays[name].shape
+            if found != shape:
+                raise EngineError(f"{name}: expected an array {list(shape)}, found {found}: use one of the same model")
+            stored[name] = tensor_from_array(arrays[name].astype(spec.dtype.numpy), spec.dtype)
+        return TorchCopy(blocks, slots, stored)
 
     def _parts(
         self, blocks: Sequence[int], slots: Sequence[int]

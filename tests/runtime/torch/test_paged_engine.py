@@ -11,6 +11,7 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
 
+from artifact.dtypes import DType
 from artifact.errors import EngineError
 from hybridge.verification.paged_sequences import PagedSequences
 from runtime.engines.paged import PackedInputs, PoolSizes
@@ -227,6 +228,28 @@ def test_rows_are_put_between_short_and_long_ones(hybrid: Exported) -> None:
     assert found["query_start_loc"] == [0, 1, 1, 1, 3, 3]
     assert found["seq_lens"] == [10, 0, 0, 2, 0] and found["state_indices"] == [1, -1, -1, 0, -1]
     assert found["block_table"] == [[4, 5], [-1, -1], [-1, -1], [3, -1], [-1, -1]]
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
+def test_copies_are_arrays_and_come_back(dtype: DType, artifacts: ArtifactCache) -> None:
+    folder = artifacts.get("nemotron_h", "bfloat16", layout="paged", dtype=dtype).folder
+    engine = TorchPagedEngine(folder, device="cpu")
+    engine.allocate_pools(PoolSizes(4, 4, 3))
+    for index, pool in enumerate(engine.pools.tensors.values()):
+        pool.copy_(torch.arange(pool.numel()).reshape(pool.shape) % 100 + index)
+    before = {name: engine.read_pool(name) for name in engine.pools.tensors}
+    arrays = engine.arrays_from_copy(engine.swap_out([2, 0], [1]))
+    assert all(arrays[b.name].dtype == b.dtype.numpy for b in engine.config.bindings.states)
+    engine.fill_pools(0.0)
+    engine.swap_in(engine.copy_from_arrays(arrays, 2, 1), [3, 1], [0])
+    for name, wanted in before.items():
+        found = engine.read_pool(name)
+        if name.startswith("kv"):
+            np.testing.assert_array_equal(found[:, [3, 1]], wanted[:, [2, 0]])
+        else:
+            np.testing.assert_array_equal(found[0], wanted[1])
+    with pytest.raises(EngineError, match="expected an array"):
+        engine.copy_from_arrays(arrays, 1, 1)
 
 
 def test_what_does_not_fit_is_refused(hybrid: Exported, artifacts: ArtifactCache) -> None:
