@@ -95,8 +95,8 @@ __device__ __forceinline__ float sum_of_positions(float value) {
     return value;
 }
 
-// Copies keys, then values of positions low..high-1 of a step whose first slot is at `keys` and at keys + pool_values, as
-// two groups; the others become zero, so that a weight of zero never meets what is no number.
+// Copies keys and values of positions low..high-1 of a step whose first slot is at `keys` and at keys + pool_values;
+// the others become zero, so that a weight of zero never meets what is no number.
 __device__ __forceinline__ void copy_step(DATA_T* tiles, const DATA_T* keys, const PagedAttention& call, int low, int high) {
     constexpr int UNITS = HEAD_DIM / Tile::UNIT, ACCESSES = (STEP * UNITS + 31) / 32;
     const int lane = threadIdx.x % 32;
@@ -111,7 +111,6 @@ __device__ __forceinline__ void copy_step(DATA_T* tiles, const DATA_T* keys, con
                 copy_async_16(to + Tile::unit(position, unit), from + position * call.pool_slot + unit * Tile::UNIT,
                               position >= low && position < high);
         }
-        commit_copies();
     }
 }
 
@@ -141,13 +140,15 @@ using QueryFragments = QueryFragment<DATA_T>[QUERY_TILES][DIM_STEPS];
 __device__ __forceinline__ void step_scores(float (&scores)[QUERY_TILES][4], const DATA_T* keys, const QueryFragments& q,
                                             const PagedAttention& call, int low, int high) {
     const int lane = threadIdx.x % 32;
-    float sums[2][QUERY_TILES][4] = {};  // two chains of products, each half as long
+#pragma unroll
+    for (int tile = 0; tile < QUERY_TILES; ++tile)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scores[tile][i] = 0.0f;
 #pragma unroll
     for (int step = 0; step < DIM_STEPS; ++step) {
         const Products::A a = Products::load_a<Tile>(keys, 0, step * Products::K, lane);
 #pragma unroll
-        for (int tile = 0; tile < QUERY_TILES; ++tile)
-            Products::multiply(sums[step % 2][tile], a, q[tile][step].fragment());
+        for (int tile = 0; tile < QUERY_TILES; ++tile) Products::multiply(scores[tile], a, q[tile][step].fragment());
     }
     const bool capped = call.softcap != 0.0f;
     const float factor = capped ? call.scale / call.softcap * (2.0f * LOG2_E) : call.scale * LOG2_E;
@@ -157,7 +158,7 @@ __device__ __forceinline__ void step_scores(float (&scores)[QUERY_TILES][4], con
         const int position = lane / 4 + i / 2 * 8;
 #pragma unroll
         for (int tile = 0; tile < QUERY_TILES; ++tile) {
-            float score = (sums[0][tile][i] + sums[1][tile][i]) * factor;
+            float score = scores[tile][i] * factor;
             // tanh(x) = 1 - 2 / (exp(2x) + 1), whose error is absolute: 1e-7 of the bound.
             if (capped) score = bound * (1.0f - __fdividef(2.0f, power_of_two(score) + 1.0f));
             scores[tile][i] = position >= low && position < high ? score : minus_infinity();
@@ -165,11 +166,9 @@ __device__ __forceinline__ void step_scores(float (&scores)[QUERY_TILES][4], con
     }
 }
 
-// Takes a step whose keys and values lie in `tiles`, the values once `wait_for_values` returns, into the state. At least
-// one of its positions is seen.
-template <typename Wait>
+// Takes a step whose keys and values lie in `tiles` into the state. At least one of its positions is seen.
 __device__ __forceinline__ void take_step(WarpState& state, const DATA_T* tiles, const QueryFragments& q,
-                                          const PagedAttention& call, int low, int high, Wait wait_for_values) {
+                                          const PagedAttention& call, int low, int high) {
     const int lane = threadIdx.x % 32;
     float scores[QUERY_TILES][4];
     step_scores(scores, tiles, q, call, low, high);
@@ -200,7 +199,6 @@ __device__ __forceinline__ void take_step(WarpState& state, const DATA_T* tiles,
     Products::B weights[QUERY_TILES][TOKEN_STEPS];
 #pragma unroll
     for (int tile = 0; tile < QUERY_TILES; ++tile) weight_fragments(weights[tile], scores[tile], DATA_T());
-    wait_for_values();
 #pragma unroll
     for (int i = 0; i < DIM_TILES; ++i) {
 #pragma unroll

@@ -224,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const int step = work.begin + warp + WARPS * ahead;
         if (ahead % 32 == 0) source.find(p, work, step + WARPS * lane);
         if (step < work.end) source.copy(p.call, ring + filled * 2 * TILE, ahead % 32);
-        else commit_copies(), commit_copies();  // as many groups as for any step
+        commit_copies();
         ++ahead;
         filled = filled + 1 == STAGES ? 0 : filled + 1;
     };
@@ -244,13 +244,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         for (; step < reached; step += WARPS) {
             __syncwarp();  // every lane is done with the slot that is filled now
             copy_next();
-            wait_copies<2 * STAGES - 1>();
+            wait_copies<STAGES - 1>();
             __syncwarp();
             const int position = unit.position(step);
-            take_step(state, ring + used * 2 * TILE, q, p.call, unit.low(p.call, position), unit.high(position), [] {
-                wait_copies<2 * STAGES - 2>();
-                __syncwarp();
-            });
+            take_step(state, ring + used * 2 * TILE, q, p.call, unit.low(p.call, position), unit.high(position));
             used = used + 1 == STAGES ? 0 : used + 1;
         }
         buffer.store(state, warp);

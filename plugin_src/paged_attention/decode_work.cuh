@@ -111,10 +111,10 @@ __device__ __forceinline__ int item_of_step(const Work& work, int units, int ste
 // Asks for the tables before earlier kernels have ended: what is read in turn is then nearer.
 template <int THREADS>
 __device__ __forceinline__ void prefetch_tables(const PagedDecode& p) {
-    constexpr int LINE = 32;  // int32
+    constexpr int SECTOR = 8;  // int32 that one prefetch brings
     const bool line = CLUSTER == 0;
     const long long first = line || p.every_token ? 0 : blockIdx.z * p.call.table_row;
-    const long long place = (line ? static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x : threadIdx.x) * LINE;
+    const long long place = (line ? static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x : threadIdx.x) * SECTOR;
     if (place < (line ? p.call.rows * p.call.table_row : p.call.max_blocks)) prefetch_to_l2(p.call.block_table + first + place);
     if (place <= p.call.rows) prefetch_to_l2(p.call.query_start_loc + place);
     if (place < p.call.rows) prefetch_to_l2(p.call.seq_lens + place);

@@ -52,8 +52,10 @@ class DecodeShape:
     blocks: int
 
 
-# From the fastest to the smallest.
-_SHAPES = tuple(itertools.starmap(DecodeShape, ((4, 3, 2), (4, 2, 2), (4, 3, 1), (4, 2, 1), (2, 2, 1), (1, 2, 1))))
+# From the fastest to the smallest: with many units for each multiprocessor, blocks that end at different times.
+_MANY = tuple(itertools.starmap(DecodeShape, ((4, 3, 2), (4, 2, 2), (4, 3, 1), (4, 2, 1), (2, 2, 1), (1, 2, 1))))
+_FEW = tuple(itertools.starmap(DecodeShape, ((8, 3, 1), (8, 2, 1), *((4, n, 1) for n in (3, 2)), (2, 2, 1), (1, 2, 1))))
+_CLUSTERED = _FEW[1:]  # what the third stage would hold is less than what it costs to begin with
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ class DecodeVariant:
             "STAGES": self.shape.stages,
             "BLOCKS": self.shape.blocks,
         }
-        return KernelSource(FILE, ENTRY, tuple((name, str(text)) for name, text in defines.items()))
+        macros = tuple((name, str(text)) for name, text in defines.items())
+        return KernelSource(FILE, ENTRY, macros, hot=self.dtype is not DType.FLOAT32)
 
 
 @dataclass(frozen=True)
@@ -130,8 +133,9 @@ def decode_launch(call: PagedCall, device: DeviceTraits) -> DecodeLaunch:
     sizes = _Sizes(items, tiles, call.kv_heads * tiles, min(call.group, queries), -(-call.longest // STEP))
     cluster = _cluster(sizes, device)
     kept = items if cluster == LINE else 1
-    variant = DecodeVariant(call.dtype, call.head_dim, query_tiles, cluster, _SHAPES[0])
-    variant = _fitting(variant, sizes.heads, kept, device.shared_bytes)
+    shapes = _shapes(sizes, cluster, device)
+    variant = DecodeVariant(call.dtype, call.head_dim, query_tiles, cluster, shapes[0])
+    variant = _fitting(variant, shapes, sizes.heads, kept, device.shared_bytes)
     params = struct_type(FILE, "PagedDecode")()
     call.fill(params.call)
     params.items, params.tiles, params.units, params.merged_heads = items, tiles, sizes.units, sizes.heads
@@ -158,15 +162,20 @@ def decode_launch(call: PagedCall, device: DeviceTraits) -> DecodeLaunch:
 
 
 def decode_sources() -> Iterator[KernelSource]:
-    """Every type at usual head dims and forms; other sizes and groups in bfloat16."""
-    base = DecodeVariant(DType.BFLOAT16, 128, 1, LINE, _SHAPES[0])
-    for shared, dtype, head_dim, heads in itertools.product(_SHARED_BYTES, CUDA_TYPES, (64, 80, 128, 256), (4, 8)):
-        for cluster in (LINE, ALONE):
-            variant = replace(base, dtype=dtype, head_dim=head_dim, cluster=cluster)
-            yield _fitting(variant, heads, _MOST_SHARED_ITEMS // 8, shared).source()
-    for cluster, head_dim in itertools.product(_CLUSTERS, (64, 128, 256)):
-        yield _fitting(replace(base, head_dim=head_dim, cluster=cluster), 4, 1, _SHARED_BYTES[0]).source()
-    for head_dim in (64, 72, 96, 128):
+    """Every form and type at usual head dims; other sizes, groups and GPUs in bfloat16."""
+    hopper, ada = _SHARED_BYTES
+    base = DecodeVariant(DType.BFLOAT16, 128, 1, LINE, _MANY[0])
+    forms = ((LINE, _MANY), (LINE, _FEW), (ALONE, _MANY), (2, _CLUSTERED))
+    for head_dim, (cluster, shapes) in itertools.product((64, 128, 256), forms):
+        variant = replace(base, head_dim=head_dim, cluster=cluster)
+        yield _fitting(variant, shapes, 4, 1, hopper).source()
+    for shapes in (_MANY, _FEW):
+        yield _fitting(base, shapes, 4, 1, ada).source()
+    for cluster in (4, 8):
+        yield _fitting(replace(base, cluster=cluster), _CLUSTERED, 4, 1, hopper).source()
+    for dtype, head_dim in ((DType.FLOAT16, 128), (DType.FLOAT32, 128), (DType.FLOAT32, 256), (DType.BFLOAT16, 80)):
+        yield _fitting(replace(base, dtype=dtype, head_dim=head_dim), _MANY, 4, 1, hopper).source()
+    for head_dim in (72, 128):
         yield replace(base, head_dim=head_dim, query_tiles=2).source()
 
 
@@ -206,15 +215,23 @@ def _cluster_grid(sizes: _Sizes, cluster: int) -> tuple[int, int, int]:
     return cluster, sizes.units, sizes.items
 
 
-def _fitting(variant: DecodeVariant, heads: int, items: int, shared: int) -> DecodeVariant:
-    """The first shape whose blocks fit a multiprocessor, which has the shared memory of one largest block."""
-    for shape in _SHAPES:
+def _shapes(sizes: _Sizes, cluster: int, device: DeviceTraits) -> tuple[DecodeShape, ...]:
+    if cluster > ALONE:
+        return _CLUSTERED
+    return _FEW if cluster == LINE and sizes.items * sizes.units < 2 * device.multiprocessors else _MANY
+
+
+def _fitting(
+    variant: DecodeVariant, shapes: tuple[DecodeShape, ...], heads: int, items: int, shared: int
+) -> DecodeVariant:
+    """``variant`` in the first of ``shapes`` that fits a multiprocessor, which has the memory of one largest block."""
+    for shape in shapes:
         shaped = replace(variant, shape=shape)
         staged = 0 if variant.cluster == LINE else _STAGED_COLUMNS * shape.warps * _WARP
         needed = shaped.shared_bytes(heads, items, staged) + _RESERVED_SHARED
         if needed * shape.blocks <= shared + _RESERVED_SHARED:
             return shaped
-    smallest = replace(variant, shape=_SHAPES[-1]).shared_bytes(heads, items)
+    smallest = replace(variant, shape=shapes[-1]).shared_bytes(heads, items)
     raise UnsupportedError(
         f"paged_attention: expected a GPU with {smallest} bytes of shared memory for head_dim {variant.head_dim} in "
         f"{variant.dtype.value}, found {shared}: use 16-bit data"
