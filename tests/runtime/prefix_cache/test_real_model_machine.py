@@ -6,20 +6,24 @@ second engine computes every state and every block again from scratch.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from artifact.errors import EngineError
+from artifact.errors import EngineError, RequestError
 from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
 from runtime.generation import Request
 from runtime.prefix_cache.settings import PrefixCacheSettings
+from runtime.prefix_cache.token_key import key_from_tokens, tokens_from_key
 from runtime.sampling import SamplingParams
 from runtime.serving.loop import ServingLoop
 from runtime.serving.request import ServingRequest
+from runtime.serving.sessions import load_session, save_session
 from runtime.serving.settings import ServingSettings
 from tests.runtime.prefix_cache.oracle import Oracle, check_all, poison
 from tests.support.artifacts import ArtifactCache
@@ -48,10 +52,17 @@ class Machine(RuleBasedStateMachine):
         decode=st.sampled_from([None, 2]),
         budget=st.sampled_from([3, 5, 64]),
         cap=st.sampled_from([None, 1, 3]),
+        host_bytes=st.sampled_from([0, 20_000, 1 << 20]),
     )
-    def start(self, block_size, slots, blocks, mode, policy, grid, decode, budget, cap) -> None:
+    def start(self, block_size, slots, blocks, mode, policy, grid, decode, budget, cap, host_bytes) -> None:
         cache = PrefixCacheSettings(
-            mode=mode, policy=policy, grid=grid, decode_interval=decode, path_states=cap, cached_states=slots - 1
+            mode=mode,
+            policy=policy,
+            grid=grid,
+            decode_interval=decode,
+            path_states=cap,
+            cached_states=slots - 1,
+            host_bytes=host_bytes,
         )
         engine = self.engine
         needed = -(-MAX_SEQ // block_size) + 1 + blocks
@@ -86,6 +97,24 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def evict_kv(self) -> None:
         self.loop.prefix_cache.evict_kv()
+
+    @precondition(lambda self: self.loop.prefix_cache.tree.states and self.loop.scheduler.settled)
+    @rule(data=st.data(), evict=st.booleans())
+    def restore(self, data, evict: bool) -> None:
+        """A session is saved, perhaps forgotten, and loaded again."""
+        cache, device = self.loop.prefix_cache, self.loop.served_cache.device
+        nodes = sorted((n for n in cache.tree.walk() if n.state is not None), key=lambda n: (n.root.namespace, n.key))
+        node = data.draw(st.sampled_from(nodes))
+        tokens, namespace = tokens_from_key(node.key).tolist(), node.root.namespace
+        with TemporaryDirectory() as name:
+            path = Path(name) / "session"
+            assert save_session(device, self.folder, path, tokens, namespace).token_ids == tuple(tokens)
+            while evict and cache.evict_kv():
+                pass
+            poison(self.loop, self.engine)
+            with suppress(RequestError):  # no room
+                assert load_session(device, self.folder, path).token_ids == tuple(tokens)
+                assert cache.tree.match(key_from_tokens(tokens), namespace).length == len(tokens)
 
     @rule(before=st.booleans())
     def fail(self, before: bool) -> None:

@@ -1,0 +1,154 @@
+"""What the prefix cache hits of requests that begin alike, next to the best possible, and what that does to latency.
+
+In full with a cost model, scaled down on the CPU engine. A plot goes to a folder:
+
+    python -m benchmarks.prefix_cache --plot docs/pictures
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.artifacts import DEMO_CHECKPOINT
+from benchmarks.command import run_command
+from benchmarks.measure import Spread, seconds
+from benchmarks.prefix_plot import plot_hits
+from benchmarks.prefix_runs import DEFAULT, SIMPLE, WITHOUT, Compared, compare_on_engine, compare_on_model
+from benchmarks.prefix_traces import ALIGNED, LONG, SHORT, TALK, UNALIGNED, VARIED, Chats, Groups
+from benchmarks.report import Gate, Report, Target
+from exporter.export import export_checkpoint
+from exporter.options import ExportOptions
+from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+from runtime.prefix_cache.radix_tree import RadixTree
+from runtime.prefix_cache.token_key import key_from_tokens
+
+NAME, REPEATS = "prefix_cache", 5
+
+
+@dataclass(frozen=True)
+class PrefixCacheBenchmark:
+    """``full``: traces with the states that the cache may hold, on the cost model; ``scaled`` on the CPU engine.
+
+    lookup_nodes, lookup_tokens: of the tree and of the prompt that is looked up.
+    """
+
+    full: tuple[tuple[Groups | Chats, int], ...] = (
+        (LONG, 64),
+        (SHORT, 16),
+        (ALIGNED, 16),
+        (UNALIGNED, 16),
+        (VARIED, 16),
+        (TALK, 16),
+        (ALIGNED, 64),
+        (UNALIGNED, 64),
+    )
+    scaled: tuple[tuple[Groups | Chats, int], ...] = (
+        (LONG.scaled(20, 4, groups=10), 16),
+        (SHORT.scaled(8, 4, groups=4), 16),
+        (ALIGNED.scaled(10, 4), 16),
+        (UNALIGNED.scaled(10, 4), 16),
+        (TALK.scaled(10, 12), 16),
+    )
+    lookup_nodes: int = 100_000
+    lookup_tokens: int = 32_768
+    threads: int = 2
+    repeats: int = REPEATS
+
+
+def run(settings: PrefixCacheBenchmark, pictures: Path | None = None) -> Report:
+    """Replay all traces; the pictures go to the folder ``pictures``."""
+    full = [compare_on_model(spec.trace(), states) for spec, states in settings.full]
+    scaled = _scaled(settings)
+    wrong = sum(each.wrong for each in (*full, *scaled))
+    gate = Gate("answers that differ from those without a cache", float(wrong), 0.0)
+    if not gate.passed:
+        return Report(NAME, asdict(settings), (gate,))
+    lookup = Spread.of(_lookups(settings))
+    results = {
+        "cost_model": [each.to_json() for each in full],
+        "cpu": [each.to_json() for each in scaled],
+        "lookup_ms": lookup.to_json(),
+    }
+    if pictures is not None:
+        plot_hits(results["cost_model"], pictures / "prefix_cache_hits.svg")  # type: ignore[arg-type]
+    return Report(NAME, asdict(settings), (gate,), results, _targets(full, scaled, lookup))
+
+
+def _scaled(settings: PrefixCacheBenchmark) -> list[Compared]:
+    traces = [(spec.trace(), states) for spec, states in settings.scaled]
+    rows, longest = max(t.at_a_time for t, _ in traces), max(t.longest for t, _ in traces)
+    with tempfile.TemporaryDirectory(prefix="hybridge-bench-") as name:
+        folder = Path(name) / "paged"
+        options = ExportOptions(layout="paged", max_batch_size=rows, max_seq_len=longest, scan=False)
+        export_checkpoint(DEMO_CHECKPOINT, folder, options)
+        engine = OnnxRuntimePagedEngine(folder, threads=settings.threads)
+        return [compare_on_engine(engine, trace, states) for trace, states in traces]
+
+
+def _targets(full: Sequence[Compared], scaled: Sequence[Compared], lookup: Spread) -> tuple[Target, ...]:
+    targets = []
+    for place, group in (("cost model", full), ("CPU", scaled)):
+        for each in group:
+            name = f"{place}, {each.trace}, {each.states} states"
+            ratio = each.outcomes[DEFAULT].hit_rate / max(each.outcomes[SIMPLE].hit_rate, 1e-9)
+            targets.append(Target(f"{name}: hit tokens of the best possible", each.of_optimum, "at least", 0.95, "x"))
+            targets.append(Target(f"{name}: hit tokens of plain LRU", ratio, "at least", 1.0, "x"))
+            if each.trace == ALIGNED.name:
+                late = each.outcomes[DEFAULT].percentile(95) / each.outcomes[WITHOUT].percentile(95)
+                targets.append(Target(f"{name}: p95 to the first token, of that without", late, "at most", 0.5, "x"))
+    for states in sorted({each.states for each in full if each.trace == UNALIGNED.name}):
+        pair = [next(e for e in full if (e.trace, e.states) == (s.name, states)) for s in (ALIGNED, UNALIGNED)]
+        apart = 100 * abs(pair[0].of_optimum - pair[1].of_optimum)
+        name = f"1,500 + 700 next to 1,600 + 600, {states} states"
+        targets.append(Target(name, apart, "at most", 2.0, "points of the best possible"))
+    targets.append(Target("lookup of 32k tokens among 100k nodes", lookup.median, "at most", 2.0, "ms"))
+    return tuple(targets)
+
+
+class _NoMemory:
+    """Blocks and slots without any."""
+
+    def retain(self, blocks: Sequence[int]) -> None:
+        """Nothing to count."""
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Nothing to count."""
+
+
+def _lookups(settings: PrefixCacheBenchmark) -> list[float]:
+    """Milliseconds from the tokens of a prompt to its match; it passes 16 nodes on the way."""
+    rng = np.random.default_rng(0)
+    tree = RadixTree(_NoMemory(), _NoMemory(), 16)
+    prompt = rng.integers(0, 32_000, settings.lookup_tokens)
+    blocks = range(settings.lookup_tokens)
+    part = settings.lookup_tokens // 16
+    for end in range(part, settings.lookup_tokens, part):
+        tree.insert(key_from_tokens(prompt[:end]), blocks, end)
+    while tree.nodes < settings.lookup_nodes:
+        other = np.concatenate((prompt[: int(rng.integers(0, 64))], rng.integers(0, 32_000, 24)))
+        tree.insert(key_from_tokens(other), blocks, tree.nodes)
+    tokens = prompt.tolist()
+    return [1e3 * seconds(lambda: tree.match(key_from_tokens(tokens))) for _ in range(settings.repeats)]
+
+
+def main() -> int:
+    """``--plot FOLDER`` draws the pictures too."""
+    arguments = sys.argv[1:]
+    pictures = None
+    if "--plot" in arguments:
+        at = arguments.index("--plot")
+        pictures = Path(arguments[at + 1])
+        del arguments[at : at + 2]
+    return run_command(
+        __doc__ or "", lambda repeats: run(PrefixCacheBenchmark(repeats=repeats), pictures), REPEATS, arguments
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

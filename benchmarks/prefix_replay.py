@@ -1,0 +1,165 @@
+"""Replay a trace on a serving loop, on the clock of an engine that runs or of one that only says how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from artifact.bindings import Binding, GraphBindings
+from artifact.config import ATTENTION, MAMBA, KVLayerConfig, RecurrentLayerConfig, RuntimeConfig
+from artifact.dtypes import DType
+from benchmarks.prefix_traces import Trace
+from runtime.engines.paged import HostCopy, PackedInputs, PagedEngine, PoolSizes, StepLimits
+from runtime.generation import Request
+from runtime.sampling import SamplingParams
+from runtime.serving.loop import ServingLoop
+from runtime.serving.request import ServingRequest
+
+VOCAB = 256
+
+
+@dataclass
+class Outcome:
+    """What a trace gave: answers and seconds to the first token by place in the order, and tokens."""
+
+    answers: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    first_token: dict[int, float] = field(default_factory=dict)
+    cached: dict[int, int] = field(default_factory=dict)
+    prompts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the prompts' tokens that were not computed."""
+        return sum(self.cached.values()) / sum(map(len, self.prompts.values()))
+
+    def percentile(self, q: float) -> float:
+        """Seconds to the first token."""
+        return float(np.percentile(list(self.first_token.values()), q))
+
+
+def replay(loop: ServingLoop, trace: Trace, clock: Callable[[], float], vocab: int) -> Outcome:
+    """Keep ``at_a_time`` requests under way, in the order of arrival; a turn waits for the answer before it.
+
+    vocab: the engine's; tokens of the trace are taken modulo it.
+    """
+    outcome, history = Outcome(), [() for _ in trace.conversations]  # type: tuple[Outcome, list[tuple[int, ...]]]
+    turns = [0] * len(trace.conversations)
+    waiting, running = list(enumerate(trace.order)), {}  # type: tuple[list[tuple[int, int]], dict[int, tuple[int, int]]]
+    started: dict[int, float] = {}
+    sampling = SamplingParams(ignore_eos=True)
+    while waiting or running:
+        busy = {conversation for _, conversation in running.values()}
+        for place, conversation in waiting.copy():
+            if len(running) == trace.at_a_time:
+                break
+            if conversation in busy:
+                continue
+            said = tuple(token % vocab for token in trace.conversations[conversation].turns[turns[conversation]])
+            prompt = outcome.prompts[place] = (*history[conversation], *said)
+            id_ = loop.add(ServingRequest(Request(prompt, sampling, trace.new_tokens)))
+            running[id_], started[place] = (place, conversation), clock()
+            busy.add(conversation)
+            turns[conversation] += 1
+            waiting.remove((place, conversation))
+        for output in loop.step():
+            if output.error is not None or output.piece is None:
+                raise RuntimeError(f"a request of the trace failed: {output.error}")
+            place, conversation = running[output.request_id]
+            outcome.first_token.setdefault(place, clock() - started[place])
+            answer = output.piece.generation
+            if answer is not None:
+                outcome.answers[place], outcome.cached[place] = answer.token_ids, answer.cached_tokens
+                history[conversation] = (*answer.prompt_token_ids, *answer.token_ids)
+                del running[output.request_id]
+    return outcome
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of a step. A model of 8 billion weights in 16 bits on an H200-class GPU, from its data sheet: weights
+    once from memory (4 TB/s), 40 microseconds a token (400 TFLOP/s), attention by context, and a state's copy."""
+
+    weights: float = 4e-3
+    token: float = 40e-6
+    context_token: float = 1.6e-10
+    host: float = 3e-4
+    slot_copy: float = 5e-5
+
+
+class CostEngine(PagedEngine):
+    """Computes nothing but how long it would take, ``clock``. The next token follows from the last one and its place.
+
+    A hybrid of 24 recurrent layers (128 heads of 64 x 128, float32) and 4 attention layers (8 heads of 128, 16 bits).
+    """
+
+    name: ClassVar[str] = "cost-model"
+
+    def __init__(self, rows: int, max_tokens: int, longest: int, cost: Cost | None = None) -> None:
+        self.config = _config(rows, longest)
+        self.clock = 0.0
+        self.tokens = 0
+        self._limits, self._cost = StepLimits(max_tokens, rows), cost or Cost()
+
+    @property
+    def limits(self) -> StepLimits:
+        return self._limits
+
+    @property
+    def slot_bytes(self) -> int:
+        return 24 * 128 * 64 * 128 * 4
+
+    def block_bytes(self, block_size: int) -> int:
+        return block_size * 4 * 2 * 8 * 128 * 2
+
+    def allocate_pools(self, sizes: PoolSizes) -> None:
+        """There are none."""
+
+    def step(self, inputs: PackedInputs) -> np.ndarray:
+        cost, count = self._cost, inputs.input_ids.size
+        self.tokens += count
+        self.clock += cost.host + max(cost.weights, cost.token * count)
+        self.clock += cost.context_token * float(inputs.positions.sum())
+        best = (inputs.input_ids * 31 + inputs.positions * 7)[inputs.logits_indices] % VOCAB
+        logits = np.zeros((best.size, VOCAB), np.float32)
+        logits[np.arange(best.size), best] = 1
+        return logits
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """A block is too small to count."""
+
+    def copy_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.clock += self._cost.slot_copy * len(sources)
+
+    def zero_slots(self, slots: Sequence[int]) -> None:
+        """Half a copy, once a request: too small to count."""
+
+    def swap_out(self, blocks: Sequence[int], slots: Sequence[int]) -> HostCopy:
+        raise MemoryError("this engine has no memory to swap")
+
+    def swap_in(self, copy: HostCopy, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        raise MemoryError("this engine has no memory to swap")
+
+
+def _config(rows: int, longest: int) -> RuntimeConfig:
+    tokens = Binding("input_ids", DType.INT64, ("tokens",))
+    logits = Binding("logits", DType.FLOAT32, ("num_logits", VOCAB))
+    return RuntimeConfig(
+        model_type="cost-model",
+        layout="paged",
+        dtype=DType.BFLOAT16,
+        vocab_size=VOCAB,
+        hidden_size=4096,
+        max_batch_size=rows,
+        max_seq_len=longest,
+        layer_types=(MAMBA,) * 24 + (ATTENTION,) * 4 + ("mlp",) * 24,
+        kv_layers=(KVLayerConfig(8, 128),) * 4,
+        kv_cache_dtype=DType.BFLOAT16,
+        recurrent_layers=(RecurrentLayerConfig(128, 64, 128, 10_240, 4),) * 24,
+        recurrent_state_dtype=DType.FLOAT32,
+        conv_state_dtype=DType.BFLOAT16,
+        eos_token_ids=(),
+        bindings=GraphBindings((tokens,), (logits,)),
+    )

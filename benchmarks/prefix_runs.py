@@ -1,0 +1,94 @@
+"""One trace in several ways: without a cache, with the simple policy, with the default one, and the best possible."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.prefix_optimum import Optimum
+from benchmarks.prefix_replay import VOCAB, CostEngine, Outcome, replay
+from benchmarks.prefix_traces import Trace
+from runtime.engines.paged import PagedEngine
+from runtime.prefix_cache.settings import LRU, OFF, PrefixCacheSettings
+from runtime.serving.loop import ServingLoop
+from runtime.serving.settings import ServingSettings
+
+WITHOUT, SIMPLE, DEFAULT = "without", "lru", "value"
+WAYS: Mapping[str, PrefixCacheSettings] = {
+    WITHOUT: PrefixCacheSettings(kind=OFF),
+    SIMPLE: PrefixCacheSettings(policy=LRU),
+    DEFAULT: PrefixCacheSettings(),
+}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What each way gave for one trace, with ``states`` states of cache; ``optimum`` is a share of the tokens."""
+
+    trace: str
+    states: int
+    outcomes: Mapping[str, Outcome]
+    optimum: float
+
+    @property
+    def wrong(self) -> int:
+        """Answers that differ from those without a cache."""
+        right = self.outcomes[WITHOUT].answers
+        return sum(each.answers[i] != right[i] for each in self.outcomes.values() for i in right)
+
+    @property
+    def of_optimum(self) -> float:
+        """Hit rate of the default over the best possible."""
+        return self.outcomes[DEFAULT].hit_rate / self.optimum
+
+    def to_json(self) -> dict[str, Any]:
+        """Hit rates, and seconds to the first token."""
+        ways = {
+            name: {"hit_rate": o.hit_rate, "ttft_p50_s": o.percentile(50), "ttft_p95_s": o.percentile(95)}
+            for name, o in self.outcomes.items()
+        }
+        return {"trace": self.trace, "states": self.states, "optimum": self.optimum, "ways": ways}
+
+
+def compare_on_model(trace: Trace, states: int) -> Compared:
+    """On the clock of the cost model."""
+
+    def one(settings: PrefixCacheSettings) -> Outcome:
+        engine = CostEngine(trace.at_a_time, 2048, trace.longest)
+        return replay(_loop(engine, trace, settings, states), trace, lambda: engine.clock, VOCAB)
+
+    return _compare(trace, states, one)
+
+
+def compare_on_engine(engine: PagedEngine, trace: Trace, states: int) -> Compared:
+    """On the clock of this machine."""
+
+    def one(settings: PrefixCacheSettings) -> Outcome:
+        loop = _loop(engine, trace, settings, states)
+        return replay(loop, trace, time.perf_counter, engine.config.vocab_size)
+
+    return _compare(trace, states, one)
+
+
+def _loop(engine: PagedEngine, trace: Trace, settings: PrefixCacheSettings, states: int) -> ServingLoop:
+    """Rows of the trace, ``states`` states more, and KV for as many sequences as there are states."""
+    rows, block = trace.at_a_time, 16
+    sequences = rows + states
+    memory = sequences * (engine.slot_bytes + (-(-trace.longest // block) + 1) * engine.block_bytes(block))
+    cache = settings if settings.kind == OFF else replace(settings, cached_states=states)
+    serving = ServingSettings(
+        block, max_rows=rows, max_seq_len=trace.longest, memory_bytes=memory, swap_bytes=0, prefix_cache=cache
+    )
+    return ServingLoop(engine, serving, (), None)
+
+
+def _compare(trace: Trace, states: int, one: Callable[[PrefixCacheSettings], Outcome]) -> Compared:
+    outcomes = {name: one(settings) for name, settings in WAYS.items()}
+    whole = outcomes[WITHOUT]
+    places = sorted(whole.prompts)
+    prompts = [whole.prompts[i] for i in places]
+    fed = [(*whole.prompts[i], *whole.answers[i][:-1]) for i in places]
+    best = Optimum(prompts, fed).hits(states) / sum(map(len, prompts))
+    return Compared(trace.name, states, outcomes, best)
