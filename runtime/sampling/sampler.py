@@ -11,6 +11,7 @@ from artifact.errors import EngineError
 from runtime.sampling.filters import min_p_positions, penalised, top_k_ids, top_p_positions
 from runtime.sampling.logprobs import TokenLogprobs, token_logprobs
 from runtime.sampling.params import SamplingParams
+from runtime.sampling.rejection import Guess, kept_or_redrawn
 
 # A temperature below this is greedy in all but name, and float32 cannot divide by much smaller ones.
 _LEAST_TEMPERATURE = 1e-6
@@ -31,11 +32,14 @@ class Sampler:
         # Insertion-ordered set of token ids; only kept where the penalty needs it.
         self._seen = dict.fromkeys(prompt) if params.repetition_penalty != 1 else None
 
-    def sample(self, logits: np.ndarray, best: int | None = None) -> tuple[int, TokenLogprobs | None]:
+    def sample(
+        self, logits: np.ndarray, best: int | None = None, guess: Guess | None = None
+    ) -> tuple[int, TokenLogprobs | None]:
         """The next token from ``logits`` [vocab] float32, which stay as they are, and its log-probabilities if asked.
 
         ``best``: the most likely token where the caller knows it and that its logit is finite (``best_tokens``).
-        EngineError when the logits hold NaN or no finite value.
+        ``guess``: the token is likely to be this one; its distribution is the same with any guess. A guess without
+        probabilities changes nothing at all. EngineError when the logits hold NaN or no finite value.
         """
         if self._plain_greedy:
             return _argmax(logits) if best is None else best, None
@@ -44,7 +48,7 @@ class Sampler:
             seen = np.fromiter(self._seen, np.int64, len(self._seen))
             scores = penalised(logits, seen, params.repetition_penalty)
         best = _argmax(scores)
-        token = best if self._random is None else _draw_token(scores, float(scores[best]), params, self._random)
+        token = best if self._random is None else _draw_token(scores, float(scores[best]), params, self._random, guess)
         if self._seen is not None:
             self._seen[token] = None
         return token, None if params.logprobs is None else token_logprobs(logits, token, params.logprobs)
@@ -93,9 +97,15 @@ def _argmax(scores: np.ndarray) -> int:
     return best
 
 
-def _draw_token(scores: np.ndarray, peak: float, params: SamplingParams, random: np.random.Generator) -> int:
+def _draw_token(
+    scores: np.ndarray, peak: float, params: SamplingParams, random: np.random.Generator, guess: Guess | None
+) -> int:
     ids, weights = candidates(scores, peak, params)
-    position = _draw(weights, random.random())
+    position = -1
+    if guess is not None and guess.probabilities is not None:
+        position, weights = kept_or_redrawn(ids, weights, guess, random)
+    if position < 0:
+        position = _draw(weights, random.random())
     return position if ids is None else int(ids[position])
 
 

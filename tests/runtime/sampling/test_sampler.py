@@ -7,6 +7,7 @@ from artifact.errors import EngineError
 from runtime.sampling import Sampler, SamplingParams
 from runtime.sampling.logprobs import token_logprobs
 from runtime.sampling.sampler import candidates
+from tests.runtime.sampling.chi_square import chi_square_fits
 
 
 def random_logits(vocab: int, seed: int = 0) -> np.ndarray:
@@ -43,16 +44,7 @@ def test_draws_follow_the_distribution(vocab: int, params: SamplingParams) -> No
     ids, weights = candidates(logits, float(logits.max()), params)
     expected = np.zeros(vocab)
     expected[slice(None) if ids is None else ids] = draws * weights.astype(np.float64) / weights.sum(dtype=np.float64)
-    assert counts[expected == 0].sum() == 0
-    # Cells with fewer than 5 expected draws are joined into one.
-    large = expected >= 5
-    observed = np.append(counts[large], counts[~large].sum())
-    means = np.append(expected[large], expected[~large].sum())
-    observed, means = observed[means > 0], means[means > 0]
-    statistic = ((observed - means) ** 2 / means).sum()
-    freedom = means.size - 1
-    quantile = freedom * (1 - 2 / (9 * freedom) + 4.75 * np.sqrt(2 / (9 * freedom))) ** 3
-    assert statistic < quantile
+    assert chi_square_fits(counts, expected)
 
 
 def test_a_seed_repeats_and_another_differs() -> None:

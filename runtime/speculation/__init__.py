@@ -1,0 +1,20 @@
+"""Speculative decoding: who proposes tokens, how many, and which of them the model accepts. No engine, no memory."""
+
+from runtime.speculation.candidate_count import CandidateCount
+from runtime.speculation.drafter import Drafter, Wanted
+from runtime.speculation.metrics import SpeculationMetrics
+from runtime.speculation.ngram_drafter import NgramDrafter
+from runtime.speculation.proposal import Proposal
+from runtime.speculation.settings import SpeculationSettings
+from runtime.speculation.verify import accepted_count
+
+__all__ = [
+    "CandidateCount",
+    "Drafter",
+    "NgramDrafter",
+    "Proposal",
+    "SpeculationMetrics",
+    "SpeculationSettings",
+    "Wanted",
+    "accepted_count",
+]

@@ -1,0 +1,30 @@
+"""The interface of everything that proposes tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from runtime.speculation.proposal import Proposal
+
+
+class Wanted(NamedTuple):
+    """At most ``most`` tokens after ``tokens``, which are all of the sequence ``sequence`` so far.
+
+    ``tokens`` belongs to the caller and only ever grows.
+    """
+
+    sequence: int
+    tokens: Sequence[int]
+    most: int
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Proposes for all sequences of a step at once, so that a draft model can run them in one batch."""
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+        """A proposal for each, which may be shorter than wanted, or empty."""
+
+    def forget(self, sequence: int) -> None:
+        """The sequence has ended. One that was never proposed for is none to forget."""

@@ -1,0 +1,38 @@
+"""What speculation did so far."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class SpeculationMetrics:
+    """rows: decoded rows. proposed, accepted: candidates that ran, and those that the model agreed with.
+
+    chosen: rows by the number of candidates that they ran with. state_bytes: device memory of the states of one
+    candidate of one row; 0 for a model without recurrent layers.
+    """
+
+    state_bytes: int = 0
+    rows: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    chosen: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the candidates that were accepted; None before the first."""
+        return self.accepted / self.proposed if self.proposed else None
+
+    @property
+    def tokens_per_row(self) -> float | None:
+        """New tokens of a decoded row, its own last one included; None before the first row."""
+        return 1 + self.accepted / self.rows if self.rows else None
+
+    def observe(self, proposed: int, accepted: int) -> None:
+        """A row ran with ``proposed`` candidates, of which ``accepted`` were right."""
+        self.rows += 1
+        self.proposed += proposed
+        self.accepted += accepted
+        self.chosen[proposed] += 1

@@ -1,0 +1,33 @@
+"""Prompt lookup: what followed the same words before follows them again.
+
+It needs no model, and pays where an answer repeats its prompt or itself: edits, summaries, quotations, code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runtime.speculation.drafter import Wanted
+from runtime.speculation.ngram_index import NgramIndex
+from runtime.speculation.proposal import Proposal
+
+
+class NgramDrafter:
+    """A ``Drafter`` that looks for the last ``longest`` tokens of a sequence in it, then for fewer, down to
+    ``shortest``."""
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self._shortest, self._longest = shortest, longest
+        self._indices: dict[int, NgramIndex] = {}
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+        return [Proposal(self._index(each.sequence).propose(each.tokens, each.most)) for each in wanted]
+
+    def forget(self, sequence: int) -> None:
+        self._indices.pop(sequence, None)
+
+    def _index(self, sequence: int) -> NgramIndex:
+        index = self._indices.get(sequence)
+        if index is None:
+            index = self._indices[sequence] = NgramIndex(self._shortest, self._longest)
+        return index

@@ -1,0 +1,54 @@
+"""How a paged engine speculates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from artifact.errors import EngineError
+from runtime.speculation.candidate_count import CandidateCount
+from runtime.speculation.drafter import Drafter
+from runtime.speculation.ngram_drafter import NgramDrafter
+
+NGRAM = "ngram"
+
+
+@dataclass(frozen=True)
+class SpeculationSettings:
+    """tokens: the most candidates of a sequence in one step; a request may ask for fewer (SamplingParams).
+
+    drafter: "ngram" (what followed the same tokens before in the prompt or the output), or a Drafter. shortest and
+    longest: how many last tokens "ngram" looks for. adaptive: choose the number of candidates from the measured
+    acceptance of each sequence, where a step takes 1 + candidate_cost for each. EngineError names a bad value.
+    """
+
+    tokens: int = 4
+    drafter: str | Drafter = NGRAM
+    shortest: int = 2
+    longest: int = 4
+    adaptive: bool = True
+    candidate_cost: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "shortest", "longest"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise EngineError(f"speculation: {name}: expected an integer of at least 1, found {value!r}")
+        if self.longest < self.shortest:
+            raise EngineError(f"speculation: longest: expected at least shortest {self.shortest}, found {self.longest}")
+        if not isinstance(self.drafter, Drafter) and self.drafter != NGRAM:
+            raise EngineError(f"speculation: drafter: expected {NGRAM!r} or a Drafter, found {self.drafter!r}")
+        if not 0 <= self.candidate_cost <= 1:
+            raise EngineError(
+                f"speculation: candidate_cost: expected a share of a step from 0 to 1, found {self.candidate_cost!r}"
+            )
+
+    def make_drafter(self) -> Drafter:
+        """The drafter of one serving loop."""
+        if isinstance(self.drafter, str):
+            return NgramDrafter(self.shortest, self.longest)
+        return self.drafter
+
+    def make_count(self, asked: int | None) -> CandidateCount:
+        """The counter of one sequence, whose request asked for at most ``asked`` candidates."""
+        most = self.tokens if asked is None else min(asked, self.tokens)
+        return CandidateCount(most, self.candidate_cost, self.adaptive)

@@ -1,0 +1,55 @@
+"""Prompt lookup against a search from scratch."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.speculation import NgramDrafter, Wanted
+from runtime.speculation.ngram_index import NgramIndex
+
+
+def searched(tokens: list[int], shortest: int, longest: int, count: int) -> tuple[int, ...]:
+    """The definition: the latest earlier place of the longest run at the end, and what follows it, circles included."""
+    for length in range(min(longest, len(tokens) - 1), shortest - 1, -1):
+        for place in range(len(tokens) - 1, length - 1, -1):
+            if tokens[place - length : place] == tokens[len(tokens) - length :]:
+                text = list(tokens)
+                while len(text) < place + count:
+                    text.append(text[len(text) - (len(tokens) - place)])
+                return tuple(text[place : place + count])
+    return ()
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=30),
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.lists(st.integers(1, 7), min_size=1, max_size=30),
+)
+def test_the_index_finds_what_a_search_finds(tokens: list[int], shortest: int, more: int, counts: list[int]) -> None:
+    index, grown, left = NgramIndex(shortest, shortest + more), [], list(tokens)
+    for count in counts:
+        # Some calls come after several tokens.
+        grown += left[:count]
+        del left[:count]
+        assert index.propose(grown, count) == searched(grown, shortest, shortest + more, count)
+
+
+def test_a_longer_run_goes_before_a_later_one() -> None:
+    index = NgramIndex(1, 3)
+    assert index.propose([1, 2, 3, 9, 9, 3, 8, 1, 2, 3], 2) == (9, 9)
+
+
+def test_circles_go_on() -> None:
+    assert NgramIndex(2, 4).propose([5, 1, 2, 3, 1, 2, 3, 1, 2], 7) == (3, 1, 2, 3, 1, 2, 3)
+    assert NgramIndex(1, 1).propose([4, 4], 3) == (4, 4, 4)
+
+
+def test_sequences_are_apart_and_forgotten() -> None:
+    drafter = NgramDrafter(1, 2)
+    first, second = Wanted(7, [1, 2, 1], 2), Wanted(8, [1, 5, 1], 1)
+    assert [each.token_ids for each in drafter.propose([first, second])] == [(2, 1), (5,)]
+    drafter.forget(7)
+    drafter.forget(7)
+    # A new sequence of the same number shares nothing with the old one.
+    assert drafter.propose([Wanted(7, [3, 1], 2)])[0].token_ids == ()
