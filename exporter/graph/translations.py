@@ -51,13 +51,16 @@ def _grouped_rms_norm(x: Any, groups: int, eps: float) -> Any:
 
 def _rotary_embedding(x: Any, cos: Any, sin: Any) -> Any:
     rotary_dim = 2 * int(cos.shape[-1])
-    partial = 0 if rotary_dim == int(x.shape[-1]) else rotary_dim
+    attributes = {"interleaved": 0}
+    if rotary_dim != int(x.shape[-1]):
+        # The axis of x says how many heads there are; ONNX Runtime 1.23 wants to read it all the same.
+        attributes |= {"rotary_embedding_dim": rotary_dim, "num_heads": int(x.shape[1])}
     if len(x.shape) == 4:
-        return op.RotaryEmbedding(x, cos, sin, interleaved=0, rotary_embedding_dim=partial)
+        return op.RotaryEmbedding(x, cos, sin, **attributes)
     # Every packed token is a batch entry of one token.
     time, before = op.Constant(value_ints=[2]), op.Constant(value_ints=[1])
     x, cos, sin = op.Unsqueeze(x, time), op.Unsqueeze(cos, before), op.Unsqueeze(sin, before)
-    return op.Squeeze(op.RotaryEmbedding(x, cos, sin, interleaved=0, rotary_embedding_dim=partial), time)
+    return op.Squeeze(op.RotaryEmbedding(x, cos, sin, **attributes), time)
 
 
 def _tensor_scatter(past: Any, update: Any, start: Any) -> Any:

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, LinearAttentionCacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 from artifact.config import ATTENTION, STATELESS_LAYER_TYPES
 from artifact.errors import RequestError
 from hybridge.transformers_host.rows import TextRows
+from hybridge.transformers_host.stateless_layer import stateless_layer
 
 
 class HeldCache:
@@ -30,7 +31,7 @@ class HeldCache:
         made: list[Any] = []
         for index, kind in enumerate(layer_types):
             layer = HeldAttention if kind == ATTENTION else HeldRecurrent
-            made.append(DummyLayer() if kind in STATELESS_LAYER_TYPES else layer(self, index, index == leader))
+            made.append(stateless_layer() if kind in STATELESS_LAYER_TYPES else layer(self, index, index == leader))
         cache.layers = made
         cache.layer_class_to_replicate = None
         weakref.finalize(cache, rows.release)

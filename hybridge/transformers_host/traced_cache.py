@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree
-from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, LinearAttentionLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
+
+from hybridge.transformers_host.stateless_layer import stateless_layer
 
 Context = tuple[tuple[str, ...], ...]
 
@@ -30,7 +32,7 @@ class TracedCache:
             if "keys" in layer:
                 layers.append(_SlotLayer(layer["keys"], layer["values"], slots, fresh))
             else:
-                layers.append(_recurrent_layer(layer, fresh) if layer else DummyLayer())
+                layers.append(_recurrent_layer(layer, fresh) if layer else stateless_layer())
         return Cache(layers=layers)
 
 

@@ -13,6 +13,7 @@ from artifact.names import HIDDEN_STATES
 from hybridge import LLM, verify
 from runtime.engines import create_engine
 from runtime.engines.base import StepInputs
+from runtime.engines.factory import portable_unavailable
 from tests.support.artifacts import ArtifactCache, Exported
 
 LENGTHS = (7, 3)
@@ -26,6 +27,8 @@ def exported(request: pytest.FixtureRequest, artifacts: ArtifactCache) -> Export
 
 @pytest.mark.parametrize("engine_name", ["onnxruntime", "onnxruntime-portable"])
 def test_hidden_states_are_those_of_transformers(exported: Exported, engine_name: str) -> None:
+    if engine_name == "onnxruntime-portable" and (reason := portable_unavailable()):
+        pytest.skip(reason)
     model = AutoModelForCausalLM.from_pretrained(exported.checkpoint, dtype=torch.float32).eval()
     ids = np.random.default_rng(0).integers(3, 97, (2, max(LENGTHS)))
     engine = create_engine(exported.folder, engine_name)

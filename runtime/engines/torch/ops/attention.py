@@ -18,8 +18,9 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 def _rotary_embedding(context: NodeContext) -> Run:
     context.attributes.expect("interleaved", 0)
-    # The tables have the width of what is rotated.
+    # The tables have the width of what is rotated, and an axis of x is the heads.
     context.attributes.take("rotary_embedding_dim", 0)
+    context.attributes.take("num_heads", 0)
     return rotated
 
 
