@@ -4,6 +4,13 @@
 #include "common/mbarrier.cuh"
 
 #if __CUDA_ARCH__ >= 900
+// `bytes` and both addresses are multiples of 16.
+__device__ __forceinline__ void copy_bulk(void* shared, const void* global, int bytes, uint64_t* barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(shared)),
+                 "l"(global), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
 // Copies what is read once: it leaves the L2 before anything else does. `bytes` and both addresses are multiples of 16.
 __device__ __forceinline__ void copy_bulk_once(void* shared, const void* global, int bytes, uint64_t* barrier) {
     uint64_t policy;

@@ -108,6 +108,8 @@ struct Mma {
     __device__ static __forceinline__ A a_from_accumulators(const float (*c)[4]) {
         return {{pack(c[0][0], c[0][1]), pack(c[0][2], c[0][3]), pack(c[1][0], c[1][1]), pack(c[1][2], c[1][3])}};
     }
+    // Rows 8 * half and on of a left operand as the columns of a right one.
+    __device__ static __forceinline__ B b_from_a(const A& a, int half) { return {{a.r[half], a.r[half + 2]}}; }
     __device__ static __forceinline__ void multiply(float (&c)[4], const A& a, const B& b);
 };
 
@@ -150,14 +152,11 @@ struct Mma<float> {
         unsigned high[2], low[2];
     };
 
-    __device__ static __forceinline__ unsigned tf32(float value) {
-        unsigned bits;
-        asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
-        return bits;
-    }
+    // The upper part is rounded by hand: the conversion takes six instructions. Of the lower one the hardware drops what is
+    // too much, 2^-22 of the value; where the upper part of a NaN is none, the lower one is.
     __device__ static __forceinline__ void split(unsigned& high, unsigned& low, float value) {
-        high = tf32(value);
-        low = tf32(value - __uint_as_float(high));
+        high = (__float_as_uint(value) + 0x1000u) & 0xffffe000u;
+        low = __float_as_uint(value - __uint_as_float(high));
     }
 
     template <typename L>
@@ -213,6 +212,9 @@ struct Mma<float> {
         asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
+    __device__ static __forceinline__ B b_from_a(const A& a, int half) {
+        return {{a.high[half], a.high[half + 2]}, {a.low[half], a.low[half + 2]}};
     }
     __device__ static __forceinline__ void multiply(float (&c)[4], const A& a, const B& b) {
         multiply_tf32(c, a.low, b.high);

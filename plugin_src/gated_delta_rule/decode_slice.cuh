@@ -1,7 +1,7 @@
 // A slice of columns of one head's state in registers, between its one read and its one write, and the sums over its rows.
 //
 // Macros: DATA_T; STATE_T; KEY_SIZE (rows of a state); VALUE_SIZE (columns); COLUMN_LANES (threads side by side in a row, a
-// power of two up to 16); ROWS (of a thread, neighbours; 4 or 8); THREADS.
+// power of two up to 32); ROWS (of a thread, neighbours; 4 or 8); THREADS.
 #pragma once
 
 #include "common/access.cuh"
@@ -18,7 +18,7 @@ constexpr int COLUMNS = (SLICE + THREADS - 1) / THREADS;  // that a thread finis
 constexpr int SUMS_KEPT = SUMS / ROW_LANES;   // after the warp's lanes have added theirs
 constexpr bool EXACT_ROWS = KEY_SIZE == THREADS / COLUMN_LANES * ROWS;
 constexpr bool EXACT_COLUMNS = VALUE_SIZE % SLICE == 0;
-static_assert(SUMS_KEPT >= 1 && SUMS_KEPT <= ACCESS, "every lane keeps sums of one kind");
+static_assert(SUMS_KEPT >= 1, "every lane keeps sums");
 
 // What a block adds up: [0] is k @ state, [1] is q @ state, per warp; and the warp's part of |k|^2, |q|^2 and q @ k.
 struct BlockSums {

@@ -6,8 +6,9 @@
 //
 // Macros: those of decode_slice.cuh; CHANNEL_DECAY (one decay a row of the state, else one a head); NORMED (k and q are
 // divided by their norm); SPECULATIVE (the state after each token is stored in a slot of that token); KEY_ACCESS
-// (elements of one access to q and k, a divisor of ROWS); MANY (rows of more than one token); PREFETCH. Grid: x covers
-// the value heads of a key head and their SLICES, y the key heads, z the rows.
+// (elements of one access to q and k, a divisor of ROWS); MANY (rows of more than one token); AT_ONCE
+// (threads of a multiprocessor that registers are to allow). Grid: x covers the value heads of a key head and their
+// SLICES, y the key heads, z the rows.
 // A thread reads what it writes and nothing else of the state, so that it may be updated in place.
 #include "common/launch.cuh"
 #include "gated_delta_rule/decode_params.cuh"
@@ -16,10 +17,6 @@
 namespace {
 
 constexpr float NORM_EPSILON = 1e-6f;
-// Of a multiprocessor: what the registers of most variants allow, and of those that keep more floats than the state has words.
-constexpr int THREADS_AT_ONCE = CHANNEL_DECAY && MANY && ROWS == 8      ? 384
-                                : sizeof(STATE_T) == 4 || ROWS < 8 ? 640
-                                                                   : (CHANNEL_DECAY || MANY ? 448 : 576);
 
 // A run of elements of one tensor in its packed form.
 template <typename T, int COUNT, int WIDTH>
@@ -83,9 +80,9 @@ __device__ __forceinline__ void share_sums(BlockSums& shared, const StateSlice& 
     state.add_products(sums, read_k, read_q);
     reduce_over_rows(sums, lane);
     const int first = lane / COLUMN_LANES * SUMS_KEPT;
-    float* kept = shared.columns[warp][first / ACCESS] + at.column_lane * ACCESS + first % ACCESS;
 #pragma unroll
-    for (int i = 0; i < SUMS_KEPT; ++i) kept[i] = sums[i];
+    for (int i = 0; i < SUMS_KEPT; ++i)
+        shared.columns[warp][(first + i) / ACCESS][at.column_lane * ACCESS + (first + i) % ACCESS] = sums[i];
 }
 
 // What q and k are multiplied by, and q @ k without that.
@@ -145,27 +142,12 @@ __device__ __forceinline__ void step(BlockSums& shared, StateSlice& state, const
     state.update(decay, k, written);
 }
 
-// Asks for a share of a dense head's state, whose place depends on no memory: the slices of a head share it by rows, as one
-// instruction brings one run of bytes, and the prefetch of single lines brings one sector of 32 bytes each.
-__device__ __forceinline__ void prefetch_state(const GatedDeltaDecode& params, int head) {
-#if __CUDA_ARCH__ >= 900
-    if (threadIdx.x != 0 || params.rows.state_indices) return;
-    constexpr int SHARE = (KEY_SIZE + SLICES - 1) / SLICES;
-    const int first = blockIdx.x % SLICES * SHARE;
-    const int bytes = min(SHARE, KEY_SIZE - first) * VALUE_SIZE * int(sizeof(STATE_T));
-    const STATE_T* part = static_cast<const STATE_T*>(params.state) + blockIdx.z * params.state_slot +
-                          (int64_t(head) * KEY_SIZE + first) * VALUE_SIZE;
-    if (bytes > 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(part), "r"(bytes) : "memory");
-#endif
-}
-
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(THREADS, THREADS_AT_ONCE / THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE / THREADS)
 gated_delta_rule_decode(const __grid_constant__ GatedDeltaDecode params) {
     __shared__ BlockSums shared;
     const int head = blockIdx.y * params.values_per_key + blockIdx.x / SLICES;
-    if (PREFETCH) prefetch_state(params, head);
     wait_for_earlier_kernels();
     // Not before: blocks of the next kernel would take multiprocessors from this one's while those still wait.
     let_later_kernels_start();

@@ -59,16 +59,23 @@ __device__ __forceinline__ void store_negative(float* target, const float (&sum)
                 make_float2(-sum[n][2 * half], -sum[n][2 * half + 1]);
 }
 
-// One block of the diagonal by one warp; lane c has column c of the inverse.
+// One block of the diagonal by one warp, from its transpose; lane c has column c of the inverse.
 __device__ __forceinline__ void invert_block(float* block) {
     const int lane = threadIdx.x % 32;
     float column[BLOCK];
 #pragma unroll
     for (int i = 0; i < BLOCK; ++i) column[i] = i == lane ? 1.0f : 0.0f;
 #pragma unroll
-    for (int m = 0; m + 1 < BLOCK; ++m)
+    for (int m = 0; m + 1 < BLOCK; ++m) {
 #pragma unroll
-        for (int i = m + 1; i < BLOCK; ++i) column[i] = fmaf(-block[Square::at(i, m)], column[m], column[i]);
+        for (int first = (m + 1) / 4 * 4; first < BLOCK; first += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(block + Square::at(m, first));
+            const float below[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                if (first + e > m) column[first + e] = fmaf(-below[e], column[m], column[first + e]);
+        }
+    }
     __syncwarp();
     if (lane < BLOCK) {
 #pragma unroll
@@ -77,7 +84,8 @@ __device__ __forceinline__ void invert_block(float* block) {
     __syncwarp();
 }
 
-// By four warps, of which warp w has written rows 16w to 16w + 15 of L, zeros included. Ends with a barrier.
+// By four warps, of which warp w has written rows 16w to 16w + 15 of L up to the diagonal, whose blocks are transposed. Ends
+// with a barrier.
 __device__ __forceinline__ void invert_triangle(float* L) {
     const int warp = threadIdx.x / 32;
     __syncwarp();

@@ -57,8 +57,9 @@ struct InnerType<float> {
 // Written differences are kept at this share of their size, which moves the range of half to 1e-6 .. 1e6.
 constexpr float INNER_SHARE = 1.0f / 16.0f;
 
-// A lower triangle of CHUNK x CHUNK as its blocks of 16 x 16: block (i, j) is number i * (i + 1) / 2 + j. Rows of a block
-// have 16-byte units, which are permuted so that eight neighbouring rows of one unit cover all banks.
+// A lower triangle of CHUNK x CHUNK as its blocks of 16 x 16, column after column: those of 16 columns are one run of rows,
+// from the diagonal down. Rows of a block have 16-byte units, which are permuted so that eight neighbouring rows of one unit
+// cover all banks (of 16 bits: the hardware's 32-byte swizzle).
 template <typename T>
 struct Triangle {
     static constexpr int UNIT = 16 / sizeof(T);
@@ -68,8 +69,10 @@ struct Triangle {
         const int column = index * UNIT, i = row / BLOCK, j = column / BLOCK;
         constexpr int UNITS = BLOCK / UNIT;
         const int place = (index % UNITS) ^ (row * UNITS / 8 % UNITS);
-        return ((i * (i + 1) / 2 + j) * BLOCK + row % BLOCK) * BLOCK + place * UNIT;
+        return ((first_block(j) + i - j) * BLOCK + row % BLOCK) * BLOCK + place * UNIT;
     }
+    // The number of block (j, j).
+    __host__ __device__ static constexpr int first_block(int j) { return j * (2 * CHUNK / BLOCK + 1 - j) / 2; }
     __device__ static __forceinline__ int at(int row, int column) { return unit(row, column / UNIT) + column % UNIT; }
 };
 

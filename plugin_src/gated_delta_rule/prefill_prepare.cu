@@ -73,77 +73,115 @@ __device__ __forceinline__ void load_head(HeadTokens& to, const float* g, int64_
     }
 }
 
-// Thread t has the squares of key t, or of query t - CHUNK.
-__device__ __forceinline__ void store_factors(Shared& shared, float scale) {
-    const int token = threadIdx.x % CHUNK;
-    const bool query = threadIdx.x >= CHUNK;
-    float factor = query ? scale : 1.0f;
-    if (NORMED) {
-        const DATA_T* tile = query ? shared.q : shared.k;
-        float sum = 0.0f;
-        for (int u = 0; u < KEY_SIZE / Tile::UNIT; ++u) {
-            const Vector<DATA_T, Tile::UNIT> values =
-                *reinterpret_cast<const Vector<DATA_T, Tile::UNIT>*>(tile + Tile::unit(token, u));
-#pragma unroll
-            for (int e = 0; e < Tile::UNIT; ++e) sum = fmaf(to_float(values.data[e]), to_float(values.data[e]), sum);
-        }
-        factor *= rsqrtf(sum + NORM_EPSILON);
-    }
-    (query ? shared.q_factor : shared.k_factor)[token] = factor;
-}
-
-// Products of this warp's 16 tokens with all tokens up to them.
+// Products of this warp's 16 tokens with all tokens up to them. WARP is a constant where later tokens are to cost nothing.
 struct Pairs {
     float k_k[CHUNK / 8][4] = {}, q_k[CHUNK / 8][4] = {};
 
-    __device__ __forceinline__ void multiply(const Shared& shared) {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    template <int WARP>
+    __device__ __forceinline__ void multiply(Shared& shared, float scale) {
+        const int lane = threadIdx.x % 32;
+        float q_q[2][4] = {};
 #pragma unroll 4
         for (int k = 0; k < KEY_SIZE; k += Product::K) {
-            const Product::A keys = Product::load_a<Tile>(shared.k, warp * BLOCK, k, lane);
-            const Product::A queries = Product::load_a<Tile>(shared.q, warp * BLOCK, k, lane);
+            const Product::A keys = Product::load_a<Tile>(shared.k, WARP * BLOCK, k, lane);
+            const Product::A queries = Product::load_a<Tile>(shared.q, WARP * BLOCK, k, lane);
 #pragma unroll
-            for (int j = 0; j < WARPS; ++j) {
-                if (j > warp) break;
+            for (int j = 0; j <= WARP; ++j) {
                 Product::B earlier[2];
-                Product::load_b<Tile>(earlier, shared.k, j * BLOCK, k, lane);
+                if (j < WARP) Product::load_b<Tile>(earlier, shared.k, j * BLOCK, k, lane);
 #pragma unroll
                 for (int n = 0; n < 2; ++n) {
+                    if (j == WARP) earlier[n] = Product::b_from_a(keys, n);
                     Product::multiply(k_k[2 * j + n], keys, earlier[n]);
                     Product::multiply(q_k[2 * j + n], queries, earlier[n]);
+                    if (NORMED && j == WARP) Product::multiply(q_q[n], queries, Product::b_from_a(queries, n));
                 }
             }
         }
-    }
-    // L of one head to shared memory, its scores to the chunk.
-    __device__ __forceinline__ void store(Shared& shared, const HeadTokens& head, Prepared& chunk) const {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        // The lane with an element of the diagonal has that row's square.
+        const int g = lane / 4;
+        if (lane % 4 != g / 2) return;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int i = warp * BLOCK + lane / 4 + half * 8;
-            const float log_decay = head.log_decay[i], rest = head.rest[i];
-            const float k_factor = head.beta[i] * shared.k_factor[i], q_factor = shared.q_factor[i] * (1.0f / INNER_SHARE);
+            const float(&k_row)[4] = k_k[2 * WARP + half], (&q_row)[4] = q_q[half];
+            const float k_square = g % 2 ? k_row[2 * half + 1] : k_row[2 * half];
+            const float q_square = g % 2 ? q_row[2 * half + 1] : q_row[2 * half];
+            const int i = WARP * BLOCK + half * 8 + g;
+            shared.k_factor[i] = NORMED ? rsqrtf(k_square + NORM_EPSILON) : 1.0f;
+            shared.q_factor[i] = NORMED ? scale * rsqrtf(q_square + NORM_EPSILON) : scale;
+        }
+    }
+    // L of one head to shared memory, with its blocks on the diagonal transposed, and the head's scores to the chunk. Decays
+    // from earlier blocks are products of those up to the block and those within it.
+    template <int WARP>
+    __device__ __forceinline__ void store(Shared& shared, const HeadTokens& head, Prepared& chunk) const {
+        constexpr int FIRST = WARP * BLOCK, BEFORE = WARP > 0 ? FIRST - 1 : 0;
+        const int lane = threadIdx.x % 32, column = lane % 4 * 2;
+        float row_k[2], row_q[2], since_block[2];
 #pragma unroll
-            for (int n = 0; n < CHUNK / 8; ++n) {
-                float lower[2] = {}, scores[2] = {};
+        for (int half = 0; half < 2; ++half) {
+            const int i = FIRST + lane / 4 + half * 8;
+            row_k[half] = head.beta[i] * shared.k_factor[i];
+            row_q[half] = shared.q_factor[i] * (1.0f / INNER_SHARE);
+            since_block[half] = decay_between(head, BEFORE, i);
+        }
+#pragma unroll
+        for (int n = 0; n < 2 * WARP; ++n) {
+            const int j = n * 8 + column;
+            const float until[2] = {shared.k_factor[j] * decay_between(head, j, BEFORE),
+                                    shared.k_factor[j + 1] * decay_between(head, j + 1, BEFORE)};
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float first = since_block[half] * until[0], second = since_block[half] * until[1];
+                const int i = FIRST + lane / 4 + half * 8;
+                *reinterpret_cast<float2*>(shared.square + Square::at(i, j)) =
+                    make_float2(row_k[half] * (first * k_k[n][2 * half]), row_k[half] * (second * k_k[n][2 * half + 1]));
+                store_scores(chunk, i, j, row_q[half] * (first * q_k[n][2 * half]), row_q[half] * (second * q_k[n][2 * half + 1]));
+            }
+        }
+#pragma unroll
+        for (int n = 2 * WARP; n < 2 * WARP + 2; ++n) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int i = FIRST + lane / 4 + half * 8, first = n * 8 + column;
+                float scores[2] = {};
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
-                    const int j = n * 8 + lane % 4 * 2 + e;
-                    if (n / 2 > warp || j > i) continue;
-                    const float since_j = (log_decay - head.log_decay[j]) + (rest - head.rest[j]);
-                    const float decayed = shared.k_factor[j] * exp2_approx(since_j);
-                    lower[e] = j < i ? k_factor * decayed * k_k[n][2 * half + e] : 0.0f;
-                    scores[e] = q_factor * decayed * q_k[n][2 * half + e];
+                    const int j = first + e;
+                    const float decayed = j <= i ? shared.k_factor[j] * decay_between(head, j, i) : 0.0f;
+                    shared.square[Square::at(j, FIRST + i % BLOCK)] = row_k[half] * decayed * k_k[n][2 * half + e];
+                    scores[e] = row_q[half] * decayed * q_k[n][2 * half + e];
                 }
-                const int column = n * 8 + lane % 4 * 2;
-                *reinterpret_cast<float2*>(shared.square + Square::at(i, column)) = make_float2(lower[0], lower[1]);
-                if (n / 2 <= warp)
-                    *reinterpret_cast<Vector<Inner, 2>*>(chunk.scores + Triangle<Inner>::at(i, column)) = {
-                        from_float<Inner>(scores[0]), from_float<Inner>(scores[1])};
+                store_scores(chunk, i, first, scores[0], scores[1]);
             }
         }
     }
+    __device__ static __forceinline__ float decay_between(const HeadTokens& head, int from, int to) {
+        return exp2_approx((head.log_decay[to] - head.log_decay[from]) + (head.rest[to] - head.rest[from]));
+    }
+    __device__ static __forceinline__ void store_scores(Prepared& chunk, int i, int j, float first, float second) {
+        *reinterpret_cast<Vector<Inner, 2>*>(chunk.scores + Triangle<Inner>::at(i, j)) = {from_float<Inner>(first),
+                                                                                            from_float<Inner>(second)};
+    }
 };
+
+__device__ __forceinline__ void multiply_pairs(Pairs& pairs, Shared& shared, float scale) {
+    switch (threadIdx.x / 32) {
+        case 0: return pairs.multiply<0>(shared, scale);
+        case 1: return pairs.multiply<1>(shared, scale);
+        case 2: return pairs.multiply<2>(shared, scale);
+        default: return pairs.multiply<3>(shared, scale);
+    }
+}
+
+__device__ __forceinline__ void store_pairs(const Pairs& pairs, Shared& shared, const HeadTokens& head, Prepared& chunk) {
+    switch (threadIdx.x / 32) {
+        case 0: return pairs.store<0>(shared, head, chunk);
+        case 1: return pairs.store<1>(shared, head, chunk);
+        case 2: return pairs.store<2>(shared, head, chunk);
+        default: return pairs.store<3>(shared, head, chunk);
+    }
+}
 
 // The inverse without its diagonal, and the factors of tokens.
 __device__ __forceinline__ void store_chunk(Prepared& chunk, const Shared& shared, const HeadTokens& head) {
@@ -153,10 +191,13 @@ __device__ __forceinline__ void store_chunk(Prepared& chunk, const Shared& share
         const int row = i / UNITS, column = i % UNITS * Lower::UNIT;
         if (column / BLOCK > row / BLOCK) continue;
         Vector<Inner, Lower::UNIT> values;
+        const float4* from = reinterpret_cast<const float4*>(shared.square + Square::at(row, column));
 #pragma unroll
-        for (int e = 0; e < Lower::UNIT; ++e) {
-            const float value = shared.square[Square::at(row, column + e)];
-            values.data[e] = from_float<Inner>(column + e < row ? value : 0.0f);
+        for (int e = 0; e < Lower::UNIT; e += 4) {
+            const float4 four = from[e / 4];
+            const float floats[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) values.data[e + i] = from_float<Inner>(column + e + i == row ? 0.0f : floats[i]);
         }
         *reinterpret_cast<Vector<Inner, Lower::UNIT>*>(chunk.inverse + Lower::at(row, column)) = values;
     }
@@ -175,7 +216,7 @@ __device__ __forceinline__ void store_chunk(Prepared& chunk, const Shared& share
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, sizeof(DATA_T) == 2 ? 4 : 1)
 gated_delta_rule_prepare(const __grid_constant__ GatedDeltaPrefill params) {
     extern __shared__ __align__(128) unsigned char memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -206,15 +247,15 @@ gated_delta_rule_prepare(const __grid_constant__ GatedDeltaPrefill params) {
         if (i == 0) {
             wait_copies<0>();
             __syncthreads();
-            store_factors(shared, params.scale);
-            pairs.multiply(shared);
-            let_later_kernels_start();
+            multiply_pairs(pairs, shared, params.scale);
         }
         __syncthreads();
         const HeadTokens& tokens = shared.heads[i % WARPS];
-        pairs.store(shared, tokens, chunks[first_head + i]);
+        store_pairs(pairs, shared, tokens, chunks[first_head + i]);
         invert_triangle(shared.square);
         store_chunk(chunks[first_head + i], shared, tokens);
         __syncthreads();  // before the next head overwrites what this one read
     }
+    // Not before: blocks of the next kernel would lie on few multiprocessors, those that have room while this one runs.
+    let_later_kernels_start();
 }

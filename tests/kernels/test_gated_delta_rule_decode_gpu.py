@@ -133,6 +133,17 @@ def test_rows(rows, state, decay):
     check(Case(rows=rows, key_heads=16, value_heads=32, state=state, decay=decay), in_place=True)
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize(("key_size", "value_size"), [(128, 128), (64, 64), (96, 256), (256, 128)])
+def test_many_states_of_16_bits(key_size, value_size, dtype, in_place):
+    """More bytes than all multiprocessors hold at once, where whole rows of blocks go through tensor cores."""
+    rows = 20_000_000 // (32 * key_size * value_size * 2) + 1
+    lengths = tuple(row % 5 and 1 for row in range(rows))
+    sizes = {"key_heads": 16, "value_heads": 32, "key_size": key_size, "value_size": value_size}
+    check(Case(rows=rows, dtype=dtype, state=dtype, lengths=lengths, **sizes), in_place)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -73,6 +73,9 @@ def test_blocks_cover_the_state(key_size, value_size, state):
     for rows in (1, 8, 64):
         launch = decode(rows=rows, key_size=key_size, value_size=value_size, state=state)
         macros = {name: int(value) for name, value in variant(launch).items() if value.isdigit()}
+        if "columns" in launch.source.file:
+            assert launch.block == (key_size, 1, 1) and launch.grid == (2 * max(1, value_size // 128), 16, rows)
+            continue
         lanes, rows_of_thread = macros["COLUMN_LANES"], macros["ROWS"]
         assert launch.block == (macros["THREADS"], 1, 1) and macros["THREADS"] % 32 == 0
         assert macros["THREADS"] // lanes * rows_of_thread >= key_size
@@ -81,11 +84,30 @@ def test_blocks_cover_the_state(key_size, value_size, state):
         assert launch.grid == (2 * slices, 16, rows)
 
 
-def test_few_states_are_cut_small_and_fetched_ahead():
-    few, many = variant(decode(rows=1)), variant(decode(rows=64))
-    assert (few["ROWS"], few["PREFETCH"]) == ("4", "1")
-    assert (many["ROWS"], many["PREFETCH"]) == ("8", "0")
-    assert variant(decode(rows=1, device=ORIN))["PREFETCH"] == "0"
+def test_states_are_cut_by_their_bytes_for_each_multiprocessor():
+    def cut(rows: int, **call: object) -> tuple[str, str]:
+        macros = variant(decode(rows=rows, **call))
+        return macros["COLUMN_LANES"], macros["ROWS"]
+
+    assert [cut(rows) for rows in (1, 8, 64)] == [("4", "8"), ("8", "16"), ("16", "8")]
+    assert [cut(rows, state=BF16) for rows in (1, 8)] == [("4", "4"), ("4", "4")]
+    # Floats that are kept beside the state leave no room for 16 rows of a thread.
+    assert cut(8, decay="key_channel") == cut(8, time=4) == ("16", "8")
+
+
+def test_many_states_of_16_bits_run_on_tensor_cores():
+    launch = decode(rows=64, state=BF16)
+    assert launch.source.file == "gated_delta_rule/decode_columns.cu"
+    others = (
+        decode(rows=64),
+        decode(rows=8, state=BF16),
+        decode(rows=64, state=BF16, gap=4),
+        decode(rows=64, state=BF16, time=4),
+        decode(rows=64, state=BF16, decay="key_channel"),
+        decode(rows=64, state=BF16, value_size=96),
+        decode(rows=128, state=BF16, key_size=80),
+    )
+    assert {other.source.file for other in others} == {"gated_delta_rule/decode_slices.cu"}
 
 
 def test_odd_strides_narrow_the_accesses():
@@ -147,7 +169,8 @@ def test_refuses_states_that_are_strided_or_not_aligned():
 @pytest.mark.parametrize("device", [H200, ORIN, ADA], ids=["H200", "Orin", "Ada"])
 def test_many_tokens_run_in_chunks(device):
     prepare, columns = plan(call_of(rows=2, time=1000), device).launches
-    assert (prepare.source.entry, columns.source.entry) == ("gated_delta_rule_prepare", "gated_delta_rule_prefill")
+    second = "gated_delta_rule_prefill_groups" if device is H200 else "gated_delta_rule_prefill"
+    assert (prepare.source.entry, columns.source.entry) == ("gated_delta_rule_prepare", second)
     assert prepare.grid == (16, 16, 2) and columns.grid[1:] == (16, 2)
     assert prepare.pointers["chunks"].memory is columns.pointers["chunks"].memory is Memory.WORKSPACE
     assert prepare.overlap is columns.overlap is (device is H200)
@@ -161,15 +184,31 @@ def test_few_tokens_and_decays_of_key_channels_are_walked():
 
 
 def test_heads_are_cut_until_blocks_fill_the_device():
-    def warps(rows: int, device: DeviceTraits = H200) -> str:
+    ampere = replace(H200, capability=(8, 0))
+
+    def warps(rows: int, device: DeviceTraits = ampere) -> str:
         return dict(plan(call_of(rows=rows, time=100), device).launches[1].source.defines)["WARPS"]
 
     assert [warps(rows) for rows in (1, 2, 4, 8)] == ["2", "4", "8", "8"]
     assert warps(1, ORIN) == "8"
 
 
+def test_hopper_has_whole_warpgroups_where_tiles_are_whole_panels():
+    def second(**call: object) -> KernelLaunch:
+        return plan(call_of(time=100, **call), H200).launches[1]  # type: ignore[arg-type]
+
+    one, two = second(rows=1), second(rows=8)
+    assert [dict(launch.source.defines)["GROUPS"] for launch in (one, two)] == ["1", "2"]
+    assert (one.grid, one.block) == ((4, 16, 1), (192, 1, 1)) and (two.grid, two.block) == ((2, 16, 8), (384, 1, 1))
+    assert dict(second(rows=64, value_size=192).source.defines)["GROUPS"] == "1"
+    for other in (second(key_size=96), second(value_size=96), second(dtype=F32), second(gap=4)):
+        assert other.source.entry == "gated_delta_rule_prefill"
+
+
 @pytest.mark.parametrize("device", [H200, ORIN, ADA], ids=["H200", "Orin", "Ada"])
-@pytest.mark.parametrize(("key_size", "dtype"), [(128, BF16), (256, BF16), (16, BF16), (96, F32), (128, F32)], ids=str)
+@pytest.mark.parametrize(
+    ("key_size", "dtype"), [(128, BF16), (64, BF16), (256, BF16), (16, BF16), (96, F32), (128, F32)], ids=str
+)
 def test_shared_memory_fits_the_device(key_size, dtype, device):
     for launch in plan(call_of(time=100, key_size=key_size, dtype=dtype), device).launches:
         assert 0 < launch.shared_bytes <= device.shared_bytes
@@ -191,13 +230,14 @@ def test_the_workspace_holds_every_chunk():
 
 def test_rows_that_are_not_aligned_load_element_by_element():
     for gap, aligned in ((0, "1"), (8, "1"), (4, "0")):
-        launches = plan(call_of(time=100, gap=gap), H200).launches
+        launches = plan(call_of(time=100, gap=gap), ADA).launches
         assert [variant(launch)["ALIGNED"] for launch in launches] == [aligned] * 2
 
 
 def test_variants_compile_without_local_memory():
     pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC (extra cuda)")
-    chosen = {source.entry: source for source in sources() if source.hot}
-    assert len(chosen) == 3
+    chosen = {source.file: source for source in sources() if source.hot}
+    assert len(chosen) == 5
     for source in chosen.values():
-        assert compile_kernel(source, "sm_87").report.problem is None
+        architecture = "sm_90a" if "groups" in source.file else "sm_87"
+        assert compile_kernel(source, architecture).report.problem is None

@@ -185,6 +185,18 @@ def test_ragged_rows(in_place, base):
     check(replace(base, rows=10, time=511, lengths=lengths), in_place)
 
 
+@pytest.mark.parametrize("sizes", [(128, 128), (64, 128), (128, 64), (64, 192)], ids=str)
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_more_heads_than_multiprocessors(dtype, sizes):
+    """Blocks of two warpgroups where columns allow, at ragged lengths."""
+    key_size, value_size = sizes
+    lengths = (200, 64, 0, 1, 129, 200, 63, 192, 17)
+    case = Case(
+        rows=9, key_heads=8, value_heads=16, key_size=key_size, value_size=value_size, dtype=dtype, lengths=lengths
+    )
+    check(case, in_place=True)
+
+
 @kernels
 def test_strong_decay_next_to_almost_none(base):
     """The decay of late tokens of a chunk survives early ones whose logarithms are ten thousand times larger."""

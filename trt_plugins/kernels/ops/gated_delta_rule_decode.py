@@ -10,6 +10,7 @@ from artifact.dtypes import DType
 from trt_plugins.kernels.call import DeviceTraits, KernelLaunch
 from trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
 from trt_plugins.kernels.ops.gated_delta_rule_call import OVERLAP_SINCE, DeltaCall
+from trt_plugins.kernels.ops.gated_delta_rule_columns import Columns, columns_sources, takes_columns
 from trt_plugins.kernels.ops.update_ssm_state import row_pointers
 from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from trt_plugins.kernels.structs import struct_type
@@ -17,18 +18,26 @@ from trt_plugins.kernels.structs import struct_type
 FILE = "gated_delta_rule/decode_slices.cu"
 ENTRY = "gated_delta_rule_decode"
 _WARP = 32
-_LINE_BYTES = 128
-# Bytes of the state for each multiprocessor: up to the first number latency is the cost, and the state is fetched
-# ahead; up to the second, blocks are so small that all of them run at once.
+# Bytes of the state for each multiprocessor: up to the first number latency is the cost; up to the second all blocks
+# run at once; where there are more, memory wants long runs of a row.
 _FEW_BYTES = 48 << 10
 _ONE_WAVE_BYTES = 128 << 10
-_MOST_ROWS_OF_THREAD = 8
 _LARGEST_SMALL_KEY = 128
+_ROWS = 8
+# Lanes, rows of a lane and threads at once, by the bytes of an element of the state.
+_FEW = {4: (4, 8, 640), 2: (4, 4, 1024)}
+_ONE_WAVE = {4: (8, 16, 512), 2: (4, 4, 1024)}
+_MANY_BYTES = {4: (16, 8, 640), 2: (8, 8, 512)}
+# Several tokens a row and decays of key channels keep more floats beside the state, and take no more rows than these.
+_LARGER_TOKENS = {4: (16, 8, 640), 2: (4, 4, 640)}
 
 
 @dataclass(frozen=True)
 class Slice:
-    """The macros of decode_slice.cuh. column_lanes: threads side by side in a row; rows: of the state, of a thread."""
+    """The macros of decode_slice.cuh. column_lanes: threads side by side in a row; rows: of the state, of a thread.
+
+    at_once: threads of a multiprocessor that registers are to allow.
+    """
 
     dtype: DType
     state: DType
@@ -36,6 +45,7 @@ class Slice:
     value_size: int
     column_lanes: int
     rows: int
+    at_once: int
 
     @property
     def threads(self) -> int:
@@ -56,8 +66,17 @@ class _Variant:
     normed: bool
     key_bytes: int
     many: bool
-    prefetch: bool
     speculative: bool = False
+
+    @property
+    def threads_at_once(self) -> int:
+        """Fewer than the slice's where floats that are kept beside a 16-bit state need more registers."""
+        cut = self.slice
+        if self.channel_decay and self.many and cut.rows == _ROWS:
+            return min(cut.at_once, 384)
+        if cut.state is not DType.FLOAT32 and cut.rows == _ROWS and (self.channel_decay or self.many):
+            return min(cut.at_once, 448)
+        return cut.at_once
 
     def source(self) -> KernelSource:
         cut = self.slice
@@ -73,69 +92,71 @@ class _Variant:
             "NORMED": int(self.normed),
             "KEY_ACCESS": math.gcd(self.key_bytes // cut.dtype.itemsize, cut.rows),
             "MANY": int(self.many),
-            "PREFETCH": int(self.prefetch),
             "SPECULATIVE": int(self.speculative),
+            "AT_ONCE": self.threads_at_once,
         }
         return KernelSource(FILE, ENTRY, tuple((name, str(text)) for name, text in defines.items()))
 
 
 def decode_launch(call: DeltaCall, device: DeviceTraits, candidates: bool = False) -> KernelLaunch:
     """One launch, which walks the tokens of a row where it has several. candidates: it keeps the state after each."""
-    cut, few = _cut(call, device.multiprocessors)
-    overlap = device.capability >= OVERLAP_SINCE
-    variant = _Variant(
-        cut,
-        call.channel_decay,
-        call.normed,
-        call.token_access_bytes("q", "k"),
-        candidates or call.time > 1,
-        prefetch=few and overlap and not candidates,
-        speculative=candidates,
+    many = candidates or call.time > 1
+    share = _bytes_of_state(call) / device.multiprocessors
+    if not many and share > _ONE_WAVE_BYTES and takes_columns(call):
+        columns = Columns(call.dtype, call.key_size, call.value_size, call.normed)
+        return _launch(call, device, columns.source(), columns.slices, columns.threads)
+    cut = _slice(
+        call.dtype, call.state.dtype, call.key_size, call.value_size, share, plain=not (many or call.channel_decay)
     )
+    variant = _Variant(cut, call.channel_decay, call.normed, call.token_access_bytes("q", "k"), many, candidates)
+    return _launch(call, device, variant.source(), cut.slices, cut.threads)
+
+
+def _launch(call: DeltaCall, device: DeviceTraits, source: KernelSource, slices: int, threads: int) -> KernelLaunch:
     params = struct_type(FILE, "GatedDeltaDecode")()
     call.fill(params)
     params.rows.rows, params.rows.time = call.rows, call.time
-    grid = (params.values_per_key * cut.slices, call.key_heads, call.rows)
+    grid = (params.values_per_key * slices, call.key_heads, call.rows)
     pointers = call.inputs("q", "k", "v", "g", "beta", "state") | call.outputs() | row_pointers(call.call, "rows.")
-    return KernelLaunch(variant.source(), grid, (cut.threads, 1, 1), params, pointers, overlap=overlap)
+    return KernelLaunch(source, grid, (threads, 1, 1), params, pointers, overlap=device.capability >= OVERLAP_SINCE)
 
 
 def decode_sources() -> Iterator[KernelSource]:
     """Every type, cut and form of decay at the usual sizes, and other sizes in bfloat16."""
-    few = Slice(DType.BFLOAT16, DType.FLOAT32, 128, 128, 4, 4)
-    base = _Variant(few, False, True, ACCESS_BYTES, False, True)
     for dtype in CUDA_TYPES:
         for state in {DType.FLOAT32, dtype}:
-            for rows in (4, 8):
-                cut = replace(few, dtype=dtype, state=state, rows=rows, column_lanes=_column_lanes(state, rows))
-                yield from (
-                    replace(base, slice=cut, channel_decay=channel, prefetch=rows == 4).source()
-                    for channel in (False, True)
-                )
-                walking = replace(base, slice=cut, many=True, prefetch=False)
+            for share in (0, _ONE_WAVE_BYTES, 2 * _ONE_WAVE_BYTES):
+                yield _Variant(_slice(dtype, state, 128, 128, share), False, True, ACCESS_BYTES, False).source()
+                larger = _slice(dtype, state, 128, 128, share, plain=False)
+                walking = _Variant(larger, False, True, ACCESS_BYTES, True)
+                yield replace(walking, channel_decay=True, many=False).source()
                 yield walking.source()
                 yield from (
                     replace(walking, speculative=True, channel_decay=channel).source() for channel in (False, True)
                 )
     for key_size, value_size in ((64, 64), (64, 128), (96, 192), (128, 256), (192, 192), (256, 256), (16, 16)):
         for state in (DType.FLOAT32, DType.BFLOAT16):
-            cut = Slice(few.dtype, state, key_size, value_size, _column_lanes(state, 8), 8)
-            yield replace(base, slice=cut, prefetch=False).source()
-            yield replace(base, slice=cut, normed=False, key_bytes=2, prefetch=False).source()
+            cut = _slice(DType.BFLOAT16, state, key_size, value_size, 2 * _ONE_WAVE_BYTES)
+            yield _Variant(cut, False, True, ACCESS_BYTES, False).source()
+            yield _Variant(cut, False, False, 2, False).source()
+    yield from columns_sources()
 
 
-def _column_lanes(state: DType, rows: int) -> int:
-    """Lanes whose accesses fill a line of memory; half of one where that makes smaller blocks or frees registers."""
-    lanes = _LINE_BYTES // ACCESS_BYTES
-    return lanes if state is DType.FLOAT32 and rows == _MOST_ROWS_OF_THREAD else lanes // 2
+def _bytes_of_state(call: DeltaCall) -> int:
+    return call.rows * call.value_heads * call.key_size * call.value_size * call.state.dtype.itemsize
 
 
-def _cut(call: DeltaCall, multiprocessors: int) -> tuple[Slice, bool]:
-    """How the states are cut, and whether they are so few bytes that latency is the cost."""
-    item = call.state.dtype.itemsize
-    share = call.rows * call.value_heads * call.key_size * call.value_size * item / multiprocessors
-    few = share <= _FEW_BYTES
-    small = few or (item == 2 and share <= _ONE_WAVE_BYTES)
-    rows = _MOST_ROWS_OF_THREAD // 2 if small and call.key_size <= _LARGEST_SMALL_KEY else _MOST_ROWS_OF_THREAD
-    lanes = _column_lanes(call.state.dtype, rows)
-    return Slice(call.dtype, call.state.dtype, call.key_size, call.value_size, lanes, rows), few
+def _slice(dtype: DType, state: DType, key_size: int, value_size: int, share: float, plain: bool = True) -> Slice:
+    """How a head's state is cut, from the bytes of all states for each multiprocessor.
+
+    plain: one token a row and one decay a head. docs/kernels/gated_delta_rule.md has the measurements behind the
+    numbers.
+    """
+    lanes, rows, at_once = _MANY_BYTES[state.itemsize]
+    if key_size <= _LARGEST_SMALL_KEY and share <= _ONE_WAVE_BYTES:
+        chosen = _LARGER_TOKENS if not plain else _FEW if share <= _FEW_BYTES else _ONE_WAVE
+        lanes, rows, at_once = chosen[state.itemsize]
+    while rows > _ROWS and key_size % rows:
+        rows //= 2
+    cut = Slice(dtype, state, key_size, value_size, lanes, rows, at_once)
+    return cut if cut.threads <= at_once else replace(cut, at_once=cut.threads)

@@ -15,6 +15,7 @@ from artifact.errors import UnsupportedError
 from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
 from trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
 from trt_plugins.kernels.ops.gated_delta_rule_call import OVERLAP_SINCE, DeltaCall
+from trt_plugins.kernels.ops.gated_delta_rule_prefill_groups import groups_launch, groups_sources, takes
 from trt_plugins.kernels.ops.update_ssm_state import row_pointers
 from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from trt_plugins.kernels.structs import struct_type
@@ -124,18 +125,28 @@ def plan_prefill(call: DeltaCall, device: DeviceTraits) -> CallPlan:
         variant.prepare_bytes,
         overlap=overlap,
     )
-    columns = KernelLaunch(
+    states = _states_launch(call, device, variant, params, work)
+    slots = _chunk_slots(call, chunks)
+    workspace = slots * call.value_heads * variant.chunk_bytes
+    return CallPlan((prepare, states), workspace, states.source.label)
+
+
+def _states_launch(
+    call: DeltaCall, device: DeviceTraits, variant: _Variant, params: Any, work: dict[str, PointerSource]
+) -> KernelLaunch:
+    """The second kernel: of whole warpgroups where the GPU and the sizes allow."""
+    pointers = call.inputs("q", "k", "v", "state") | call.outputs() | work
+    if takes(call, device):
+        return groups_launch(call, device, params, variant.chunk_bytes, pointers)
+    return KernelLaunch(
         variant.columns_source(),
         (params.values_per_key * variant.slices, call.key_heads, call.rows),
         ((variant.warps + variant.loaders) * _WARP, 1, 1),
         params,
-        call.inputs("q", "k", "v", "state") | call.outputs() | work,
+        pointers,
         variant.columns_bytes,
-        overlap=overlap,
+        overlap=device.capability >= OVERLAP_SINCE,
     )
-    slots = _chunk_slots(call, chunks)
-    workspace = slots * call.value_heads * variant.chunk_bytes
-    return CallPlan((prepare, columns), workspace, columns.source.label)
 
 
 def prefill_sources() -> Iterator[KernelSource]:
@@ -152,6 +163,7 @@ def prefill_sources() -> Iterator[KernelSource]:
             sized = replace(base, key_size=key_size, value_size=value_size, aligned=aligned, normed=aligned)
             yield sized.prepare_source()
             yield sized.columns_source()
+    yield from groups_sources()
 
 
 def _variant(call: DeltaCall, device: DeviceTraits) -> _Variant:

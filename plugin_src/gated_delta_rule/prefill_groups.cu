@@ -1,0 +1,251 @@
+// Second kernel of chunked prefill on Hopper: a warpgroup carries 64 columns of one head's state through the chunks of a row.
+//
+// The formulas are those of prefill_columns.cu, with whole warpgroups' products: the state, differences and outputs stay in
+// accumulators, and k, q and the triangles are right operands where they lie in shared memory. The last warps copy tiles ahead.
+//
+// Macros: those of prefill_group.cuh; GROUPS (1 or 2 warpgroups of a block, of one head); LOADERS (warps that copy);
+// STAGES. Grid: x covers the value heads of a key head and their SLICES, y the key heads, z the rows. A thread reads what it
+// writes and nothing else of the state. Rows of q, k, v and o start at multiples of 16 bytes.
+#include "common/bulk_copy.cuh"
+#include "common/launch.cuh"
+#include "gated_delta_rule/prefill_group.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+namespace {
+
+constexpr int CONSUMERS = 128 * GROUPS, PRODUCERS = 32 * LOADERS, THREADS = CONSUMERS + PRODUCERS;
+constexpr int SLICE = GROUPS * GROUP_COLUMNS;
+constexpr int SLICES = VALUE_SIZE / SLICE;
+// With two groups a thread would have 168 of both.
+constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+static_assert(GROUPS == 1 || LOADERS == 4, "registers are exchanged between whole warpgroups");
+
+struct Stage {
+    alignas(1024) unsigned char k[KEY_PANELS][PANEL_BYTES];
+    alignas(1024) unsigned char q[KEY_PANELS][PANEL_BYTES];
+    alignas(1024) unsigned char v[GROUPS][PANEL_BYTES];  // and then o
+    alignas(1024) Prepared chunk;
+};
+
+struct Shared {
+    Stage stages[STAGES];
+    uint64_t full[STAGES], empty[STAGES];
+};
+
+// A stage of the ring, and the parity of the phase of its barriers.
+struct Position {
+    int slot = 0, parity = 0;
+    __device__ __forceinline__ void advance() {
+        if (++slot == STAGES) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// Where the tensors of a block begin: at the first token of its row, its head and slice.
+struct Tensors {
+    const DATA_T *k, *q, *v;
+    DATA_T* o;
+    const STATE_T* state;
+    STATE_T* state_out;
+    const Prepared* chunks;
+
+    __device__ __forceinline__ Tensors(const GatedDeltaPrefill& p, const RowView& view, int head, int column) {
+        const int64_t token = view.first_token, columns = int64_t(head) * KEY_SIZE * VALUE_SIZE + column;
+        k = static_cast<const DATA_T*>(p.k) + view.row * p.k_row + token * p.k_token + blockIdx.y * p.k_head;
+        q = static_cast<const DATA_T*>(p.q) + view.row * p.q_row + token * p.q_token + blockIdx.y * p.q_head;
+        v = static_cast<const DATA_T*>(p.v) + view.row * p.v_row + token * p.v_token + head * p.v_head + column;
+        o = static_cast<DATA_T*>(p.o) + view.row * p.o_row + token * p.o_token + head * p.o_head + column;
+        state = static_cast<const STATE_T*>(p.state) + view.slot * p.state_slot + columns;
+        state_out = static_cast<STATE_T*>(p.state_out) + view.slot * p.state_out_slot + columns;
+        chunks = static_cast<const Prepared*>(p.chunks) + first_chunk_slot(p, view, blockIdx.z) * p.value_heads + head;
+    }
+};
+
+// `valid` rows of one panel of a tile, zeros below, by the producers.
+__device__ __forceinline__ void load_panel(unsigned char* panel, const DATA_T* source, int64_t row_stride, int valid, int thread) {
+    constexpr int UNITS = PANEL / 8, STEP = PRODUCERS / UNITS;
+    const int first = thread / UNITS, unit = thread % UNITS;
+    const DATA_T* from = source + first * row_stride + unit * 8;
+    if (valid == CHUNK) {
+#pragma unroll
+        for (int i = 0; i < CHUNK / STEP; ++i, from += STEP * row_stride)
+            copy_async_16(panel + panel_unit<CHUNK>(first + i * STEP, unit), from, true);
+    } else {
+        for (int row = first; row < CHUNK; row += STEP, from += STEP * row_stride)
+            copy_async_16(panel + panel_unit<CHUNK>(row, unit), row < valid ? from : source, row < valid);
+    }
+}
+
+__device__ __forceinline__ void produce(Shared& shared, const Tensors& in, const GatedDeltaPrefill& p, int length) {
+    const int thread = int(threadIdx.x) - CONSUMERS;
+    Position position;
+    for (int first = 0; first < length; first += CHUNK) {
+        Stage& stage = shared.stages[position.slot];
+        uint64_t* full = &shared.full[position.slot];
+        const int valid = min(CHUNK, length - first);
+        barrier_wait(&shared.empty[position.slot], position.parity ^ 1);
+        if (thread == 0) {
+            barrier_arrive_expecting(full, sizeof(Prepared));
+            copy_bulk(&stage.chunk, in.chunks + int64_t(first / CHUNK) * p.value_heads, sizeof(Prepared), full);
+        }
+#pragma unroll
+        for (int i = 0; i < KEY_PANELS; ++i) load_panel(stage.k[i], in.k + int64_t(first) * p.k_token + i * PANEL, p.k_token, valid, thread);
+#pragma unroll
+        for (int i = 0; i < GROUPS; ++i) load_panel(stage.v[i], in.v + int64_t(first) * p.v_token + i * PANEL, p.v_token, valid, thread);
+#pragma unroll
+        for (int i = 0; i < KEY_PANELS; ++i) load_panel(stage.q[i], in.q + int64_t(first) * p.q_token + i * PANEL, p.q_token, valid, thread);
+        barrier_arrive_after_copies(full);
+        position.advance();
+    }
+}
+
+// u = beta (v - read * u), for u = k @ state.
+__device__ __forceinline__ void subtract_prediction(Sums& u, const Prepared& chunk, const WarpTile& v) {
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int step = 0; step < TOKEN_STEPS; ++step) {
+        float values[8];
+        v.load(values, step);
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            const float2 read = *reinterpret_cast<const float2*>(chunk.read + (2 * step + n) * 8 + 2 * t);
+            const float2 beta = *reinterpret_cast<const float2*>(chunk.beta + (2 * step + n) * 8 + 2 * t);
+            float* to = u + 8 * step + 4 * n;
+            to[0] = beta.x * (values[4 * n] - read.x * to[0]);
+            to[1] = beta.y * (values[4 * n + 1] - read.y * to[1]);
+            to[2] = beta.x * (values[4 * n + 2] - read.x * to[2]);
+            to[3] = beta.y * (values[4 * n + 3] - read.y * to[3]);
+        }
+    }
+}
+
+// sums[token] *= factors[token].
+__device__ __forceinline__ void scale_tokens(Sums& sums, const float* factors) {
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < CHUNK / 8; ++n) {
+        const float2 factor = *reinterpret_cast<const float2*>(factors + n * 8 + 2 * t);
+        sums[4 * n] *= factor.x;
+        sums[4 * n + 1] *= factor.y;
+        sums[4 * n + 2] *= factor.x;
+        sums[4 * n + 3] *= factor.y;
+    }
+}
+
+template <typename T>
+__device__ __forceinline__ void pack_tokens(Operand& to, const Sums& sums) {
+#pragma unroll
+    for (int j = 0; j < TOKEN_STEPS; ++j) pack_operand<T>(to[j], sums + 8 * j);
+}
+
+// One chunk of a warpgroup; o goes through the memory of v, which only this warp's lanes read.
+__device__ __forceinline__ void step(GroupState& state, Stage& stage, const WarpTile& tile, DATA_T* o_to, int64_t o_token, int valid) {
+    const Prepared& chunk = stage.chunk;
+    unsigned before[KEY_STEPS][4];
+    Sums u, o;
+    Operand inner, written;
+#pragma unroll
+    for (int j = 0; j < KEY_STEPS; ++j) pack_operand<DATA_T>(before[j], state.value + 8 * j);
+#pragma unroll
+    for (int i = 0; i < KEY_SIZE / 2; ++i) state.value[i] *= chunk.total;
+    wgmma_fence();
+    GroupState::start_read(u, before, stage.k[0]);
+    GroupState::start_read(o, before, stage.q[0]);
+    wgmma_wait<1>();
+    in_flight(u);
+    subtract_prediction(u, chunk, tile);
+    pack_tokens<Inner>(inner, u);
+    wgmma_fence();
+    start_earlier(u, inner, chunk.inverse);
+    wgmma_commit();
+    wgmma_wait<1>();
+    in_flight(o);
+    held_until_here(before);
+    scale_tokens(o, chunk.from_start);
+    wgmma_wait<0>();
+    in_flight(u);
+    held_until_here(inner);
+    pack_tokens<Inner>(inner, u);
+    scale_tokens(u, chunk.write);
+    pack_tokens<DATA_T>(written, u);
+    wgmma_fence();
+    start_earlier(o, inner, chunk.scores);
+    wgmma_commit();
+    state.start_write(written, stage.k[0]);
+    wgmma_wait<1>();
+    in_flight(o);
+    held_until_here(inner);
+    tile.store(o);
+    __syncwarp();
+    tile.write(o_to, o_token, valid);
+    wgmma_wait<0>();
+    in_flight(state.value);
+    held_until_here(written);
+}
+
+__device__ __forceinline__ void consume(Shared& shared, const Tensors& in, const GatedDeltaPrefill& p, int length) {
+    const int group = threadIdx.x / 128;
+    GroupState state;
+    state.load(in.state + group * GROUP_COLUMNS);
+    Position position;
+    for (int first = 0; first < length; first += CHUNK) {
+        Stage& stage = shared.stages[position.slot];
+        barrier_wait(&shared.full[position.slot], position.parity);
+        fence_for_wgmma();
+        step(state, stage, WarpTile(stage.v[group]), in.o + int64_t(first) * p.o_token + group * GROUP_COLUMNS, p.o_token,
+             min(CHUNK, length - first));
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier_arrive(&shared.empty[position.slot]);
+        position.advance();
+    }
+    state.store(in.state_out + group * GROUP_COLUMNS);
+}
+
+// Zeros at the padding tokens of a dense row; the state as it was where the row has no token.
+__device__ __forceinline__ void finish_row(const Tensors& in, const GatedDeltaPrefill& p, const RowView& view) {
+    for (int i = threadIdx.x; i < (view.written - view.length) * SLICE; i += THREADS)
+        in.o[int64_t(view.length + i / SLICE) * p.o_token + i % SLICE] = from_float<DATA_T>(0.0f);
+    if (view.length == 0 && in.state != in.state_out) {
+        for (int i = threadIdx.x; i < KEY_SIZE * SLICE; i += THREADS)
+            in.state_out[i / SLICE * VALUE_SIZE + i % SLICE] = in.state[i / SLICE * VALUE_SIZE + i % SLICE];
+    }
+}
+
+}  // namespace
+
+#endif
+
+extern "C" __global__ void __launch_bounds__(128 * GROUPS + 32 * LOADERS, 1)
+gated_delta_rule_prefill_groups(const __grid_constant__ GatedDeltaPrefill params) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(1024) unsigned char memory[];
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; ++s) {
+            barrier_init(&shared.full[s], PRODUCERS + 1);  // copies of each producing thread, and of the chunk
+            barrier_init(&shared.empty[s], 4 * GROUPS);
+        }
+        barriers_publish();
+    }
+    wait_for_earlier_kernels();
+    let_later_kernels_start();
+    const RowView view = row_view(params.rows, blockIdx.z);
+    if (view.slot < 0) return;
+    const int head = blockIdx.y * params.values_per_key + blockIdx.x / SLICES;
+    const Tensors in(params, view, head, blockIdx.x % SLICES * SLICE);
+    finish_row(in, params, view);
+    if (view.length == 0) return;
+    __syncthreads();
+    // The same value in all lanes, which the compiler is to know: it waits after each product of a branch that might diverge.
+    if (__shfl_sync(~0u, int(threadIdx.x) / 32, 0) >= CONSUMERS / 32) {
+        if constexpr (GROUPS == 2) shrink_registers<PRODUCER_REGISTERS>();
+        produce(shared, in, params, view.length);
+    } else {
+        if constexpr (GROUPS == 2) grow_registers<CONSUMER_REGISTERS>();
+        consume(shared, in, params, view.length);
+    }
+#endif
+}

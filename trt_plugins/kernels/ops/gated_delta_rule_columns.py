@@ -1,0 +1,65 @@
+"""The kernel of ``gated_delta_rule`` for one token a row and many states of 16 bits, on tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from artifact.dtypes import DType
+from trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
+from trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
+from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+
+FILE, ENTRY = "gated_delta_rule/decode_columns.cu", "gated_delta_rule_decode"
+_ROWS_OF_WARP = 32
+_NARROW, _WIDE = 64, 128  # columns of a block
+_WARPS_OF_MULTIPROCESSOR = 12
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The macros of decode_columns.cu; dtype: of data and state."""
+
+    dtype: DType
+    key_size: int
+    value_size: int
+    normed: bool
+
+    @property
+    def slices(self) -> int:
+        """Blocks that share a head."""
+        return max(1, self.value_size // _WIDE)
+
+    @property
+    def threads(self) -> int:
+        return self.key_size
+
+    def source(self) -> KernelSource:
+        warps = self.key_size // _ROWS_OF_WARP
+        defines = {
+            "DATA_T": CUDA_TYPES[self.dtype],
+            "KEY_SIZE": self.key_size,
+            "VALUE_SIZE": self.value_size,
+            "NORMED": int(self.normed),
+            "BLOCKS": max(1, _WARPS_OF_MULTIPROCESSOR // warps),
+        }
+        return KernelSource(FILE, ENTRY, tuple((name, str(text)) for name, text in defines.items()))
+
+
+def takes_columns(call: DeltaCall) -> bool:
+    """Whether this kernel can run a call with one token a row."""
+    return (
+        call.state.dtype.itemsize == call.dtype.itemsize == 2
+        and not call.channel_decay
+        and call.key_size % _ROWS_OF_WARP == 0
+        and (call.value_size == _NARROW or call.value_size % _WIDE == 0)
+        and call.token_access_bytes("q", "k") == ACCESS_BYTES
+    )
+
+
+def columns_sources() -> Iterator[KernelSource]:
+    """Both types at the usual size, and other sizes in bfloat16."""
+    for dtype in (DType.BFLOAT16, DType.FLOAT16):
+        yield Columns(dtype, 128, 128, True).source()
+    for key_size, value_size in ((64, 64), (96, 128), (128, 256), (256, 256)):
+        yield Columns(DType.BFLOAT16, key_size, value_size, False).source()

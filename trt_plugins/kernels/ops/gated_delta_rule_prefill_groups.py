@@ -1,0 +1,93 @@
+"""The second kernel of chunked ``gated_delta_rule`` on Hopper's warpgroup products: 16-bit data, sm_90a."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from artifact.dtypes import DType
+from trt_plugins.kernels.call import DeviceTraits, KernelLaunch, PointerSource
+from trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
+from trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
+from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+
+FILE, ENTRY = "gated_delta_rule/prefill_groups.cu", "gated_delta_rule_prefill_groups"
+_HOPPER = (9, 0)
+_KEY_SIZES = (64, 128)
+_GROUP_COLUMNS = 64
+_CHUNK, _PANEL_BYTES, _ALIGNMENT = 64, 8192, 1024
+_STAGES = 3
+_LOADERS = {1: 2, 2: 4}  # warps that copy, by the warpgroups of a block
+_WARP = 32
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """The macros of prefill_groups.cu. groups: warpgroups of a block, with 64 columns each."""
+
+    dtype: DType
+    state: DType
+    key_size: int
+    value_size: int
+    groups: int
+
+    @property
+    def slices(self) -> int:
+        """Blocks that share a head."""
+        return self.value_size // (self.groups * _GROUP_COLUMNS)
+
+    @property
+    def threads(self) -> int:
+        return 4 * _WARP * self.groups + _WARP * _LOADERS[self.groups]
+
+    def shared_bytes(self, chunk_bytes: int) -> int:
+        """Size of Shared in prefill_groups.cu."""
+        panels = 2 * self.key_size // _GROUP_COLUMNS + self.groups
+        stage = panels * _PANEL_BYTES + -(-chunk_bytes // _ALIGNMENT) * _ALIGNMENT
+        return _STAGES * stage + _ALIGNMENT
+
+    def source(self) -> KernelSource:
+        defines = {
+            "DATA_T": CUDA_TYPES[self.dtype],
+            "STATE_T": CUDA_TYPES[self.state],
+            "KEY_SIZE": self.key_size,
+            "VALUE_SIZE": self.value_size,
+            "GROUPS": self.groups,
+            "LOADERS": _LOADERS[self.groups],
+            "STAGES": _STAGES,
+        }
+        return KernelSource(FILE, ENTRY, tuple((name, str(text)) for name, text in defines.items()))
+
+
+def takes(call: DeltaCall, device: DeviceTraits) -> bool:
+    """Whether this kernel runs the call on the device."""
+    return (
+        device.capability == _HOPPER
+        and call.dtype.itemsize == 2
+        and call.key_size in _KEY_SIZES
+        and call.value_size % _GROUP_COLUMNS == 0
+        and call.token_access_bytes("q", "k", "v", "o") == ACCESS_BYTES
+    )
+
+
+def groups_launch(
+    call: DeltaCall, device: DeviceTraits, params: Any, chunk_bytes: int, pointers: dict[str, PointerSource]
+) -> KernelLaunch:
+    """The launch of a call that ``takes`` accepts. chunk_bytes: size of PreparedChunk."""
+    variant = _Variant(call.dtype, call.state.dtype, call.key_size, call.value_size, 1)
+    if variant.slices % 2 == 0 and call.rows * call.value_heads * variant.slices > device.multiprocessors:
+        variant = replace(variant, groups=2)
+    grid = (params.values_per_key * variant.slices, call.key_heads, call.rows)
+    shared = variant.shared_bytes(chunk_bytes)
+    return KernelLaunch(variant.source(), grid, (variant.threads, 1, 1), params, pointers, shared, overlap=True)
+
+
+def groups_sources() -> Iterator[KernelSource]:
+    """Both cuts at the usual size for every type, and other sizes in bfloat16."""
+    base = _Variant(DType.BFLOAT16, DType.FLOAT32, 128, 128, 1)
+    for dtype in (DType.BFLOAT16, DType.FLOAT16):
+        for state in (DType.FLOAT32, dtype):
+            yield from (replace(base, dtype=dtype, state=state, groups=groups).source() for groups in _LOADERS)
+    for key_size, value_size, groups in ((64, 64, 1), (64, 128, 2), (128, 192, 1), (128, 256, 2)):
+        yield replace(base, key_size=key_size, value_size=value_size, groups=groups).source()
