@@ -64,6 +64,7 @@ class RuntimeConfig:
     conv_state_dtype: DType
     eos_token_ids: tuple[int, ...]
     bindings: GraphBindings
+    speculative_tokens: int = 0
     format_version: int = FORMAT_VERSION
 
     @property
@@ -116,6 +117,10 @@ class RuntimeConfig:
                 len(self.recurrent_layers) == len(self.recurrent_layer_indices),
                 f"recurrent shapes for {len(self.recurrent_layers)} of {len(self.recurrent_layer_indices)} layers",
             ),
+            (
+                self.speculative_tokens == 0 or self.layout == PAGED,
+                f"speculative_tokens {self.speculative_tokens} in layout {self.layout}, which keeps one state a row",
+            ),
         ):
             if not ok:
                 raise ArtifactError(f"{CONFIG_FILE}: {message}: export the checkpoint again")
@@ -159,6 +164,7 @@ def config_to_json(config: RuntimeConfig) -> dict[str, Any]:
         "recurrent_state_dtype": config.recurrent_state_dtype.value,
         "conv_state_dtype": config.conv_state_dtype.value,
         "eos_token_id": list(config.eos_token_ids),
+        **({"speculative_tokens": config.speculative_tokens} if config.speculative_tokens else {}),
         "bindings": {
             "inputs": [_binding_to_json(b) for b in config.bindings.inputs],
             "outputs": [_binding_to_json(b) for b in config.bindings.outputs],
@@ -199,6 +205,7 @@ def config_from_json(data: dict[str, Any]) -> RuntimeConfig:
         conv_state_dtype=_dtype(f, "conv_state_dtype"),
         eos_token_ids=tuple(_ints(f, "eos_token_id")),
         bindings=GraphBindings(bindings.map("inputs", _binding_from_json), bindings.map("outputs", _binding_from_json)),
+        speculative_tokens=f.integer("speculative_tokens", None, 1) or 0,
     )
     for key, count in (
         ("num_hidden_layers", len(layer_types)),

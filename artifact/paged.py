@@ -29,6 +29,20 @@ STEP_INPUTS = (
 """Inputs of a step in graph order, before the pools; every paged graph has all of them."""
 
 
+def step_inputs(speculative_tokens: int) -> tuple[Binding, ...]:
+    """Inputs of a step that keeps the states after a row's token and ``speculative_tokens`` more; STEP_INPUTS for 0."""
+    if speculative_tokens == 0:
+        return STEP_INPUTS
+    inputs: list[Binding] = []
+    for binding in STEP_INPUTS:
+        if binding.name == names.STATE_INDICES:
+            inputs.append(Binding(names.STATE_INDICES, DType.INT32, (ROWS, 1 + speculative_tokens)))
+            inputs.append(Binding(names.NUM_ACCEPTED_TOKENS, DType.INT32, (ROWS,)))
+        else:
+            inputs.append(binding)
+    return tuple(inputs)
+
+
 def kv_pool_binding(k: int, layer: KVLayerConfig, dtype: DType) -> Binding:
     """The KV pool of attention layer ``k`` (local index): keys then values, by block, by offset in it, by head."""
     shape = (2, NUM_BLOCKS, BLOCK_SIZE, layer.num_kv_heads, layer.head_dim)
@@ -49,7 +63,7 @@ def state_pool_bindings(
 
 def paged_inputs(config: RuntimeConfig) -> tuple[Binding, ...]:
     """The inputs that a paged graph with the layers of ``config`` has, in graph order."""
-    inputs = [*STEP_INPUTS]
+    inputs = [*step_inputs(config.speculative_tokens)]
     for k, attention in enumerate(config.kv_layers):
         inputs.append(kv_pool_binding(k, attention, config.kv_cache_dtype))
     for r, recurrent in enumerate(config.recurrent_layers):

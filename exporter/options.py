@@ -9,6 +9,7 @@ from artifact.dtypes import DType
 from artifact.errors import UnsupportedError
 from artifact.paged import PAGED
 
+MOST_SPECULATIVE_TOKENS = 15
 COMPUTE_DTYPES = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
 
 
@@ -19,12 +20,14 @@ class ExportOptions:
     ``dtype`` None takes the checkpoint's type; ``max_seq_len`` None takes the checkpoint's own limit.
     ``weights`` is "link" (hard link, falling back to a copy across file systems) or "copy".
     ``head`` False leaves out the head: the graph ends in the hidden states of every token, for callers with their own.
+    ``speculative_tokens``: how many candidate tokens a row may have behind its own in one step of the paged layout.
     ``ignore_config_fields`` names config fields that are known to be harmless though Hybridge does not know them.
     """
 
     dtype: DType | None = None
     state_dtype: DType = DType.FLOAT32
     layout: str = "dense"
+    speculative_tokens: int = 0
     max_batch_size: int = 8
     max_seq_len: int | None = None
     all_logits: bool = False
@@ -49,9 +52,20 @@ class ExportOptions:
                 f"--layout paged: expected no {name}, found it: the input logits_indices names the tokens whose logits "
                 "a step returns; leave it out"
             )
+        self._check_speculative_tokens()
         if self.weights not in ("link", "copy"):
             raise UnsupportedError(f"--weights: expected link or copy, found {self.weights}")
         for name, value in (("--max-batch", self.max_batch_size), ("--max-seq-len", self.max_seq_len)):
             if value is not None and value < 1:
                 raise UnsupportedError(f"{name}: expected at least 1, found {value}")
         return self
+
+    def _check_speculative_tokens(self) -> None:
+        count = self.speculative_tokens
+        if not 0 <= count <= MOST_SPECULATIVE_TOKENS:
+            raise UnsupportedError(f"--speculative-tokens: expected 0 to {MOST_SPECULATIVE_TOKENS}, found {count}")
+        if count and self.layout != PAGED:
+            raise UnsupportedError(
+                f"--speculative-tokens: expected --layout paged, which has slots for the states of candidate tokens, "
+                f"found {self.layout}: choose that layout, or leave it out"
+            )

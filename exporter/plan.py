@@ -43,8 +43,10 @@ class ExportPlan:
         return [(tensors[source], p.dtype or self.config.dtype) for p in self.parameters for source in p.sources]
 
     def state_bytes_per_row(self) -> int:
-        """Bytes of the states of one batch row that do not grow with its length."""
-        return sum(state.unit_bytes for state in self.config.bindings.states if not state.grows)
+        """Bytes of the states of one batch row that do not grow with its length, those of candidate tokens included."""
+        return (1 + self.config.speculative_tokens) * sum(
+            state.unit_bytes for state in self.config.bindings.states if not state.grows
+        )
 
     def cache_bytes_per_token(self) -> int:
         """Bytes of KV cache per token of one row."""

@@ -27,18 +27,20 @@ class TensorCall:
         plan: CallPlan,
         inputs: Sequence[torch.Tensor | None],
         outputs: Sequence[torch.Tensor | None],
+        packed: Sequence[torch.Tensor | None] = (None, None),
     ) -> None:
-        """inputs, outputs: in the order of the plan's pointers, None where an optional one is absent."""
+        """inputs, outputs: in the order of the plan's pointers, None where an optional one is absent. packed: the
+        tensors about packed rows."""
         where = next(tensor.device for tensor in outputs if tensor is not None)
         workspace = torch.empty(plan.workspace_bytes + _ALIGNMENT, dtype=torch.uint8, device=where)
-        self._held = (*inputs, *outputs, workspace)
+        self._held = (*inputs, *outputs, *packed, workspace)
         self._bound = device.bind(plan)
-        self._inputs, self._outputs = _addresses(inputs), _addresses(outputs)
+        self._inputs, self._outputs, self._packed = _addresses(inputs), _addresses(outputs), _addresses(packed)
         self._workspace = -(-workspace.data_ptr() // _ALIGNMENT) * _ALIGNMENT
 
     def __call__(self) -> None:
         stream = torch.cuda.current_stream().cuda_stream
-        self._bound.launch(stream, self._inputs, self._outputs, self._workspace)
+        self._bound.launch(stream, self._inputs, self._outputs, self._workspace, self._packed)
 
 
 def layout_of(tensor: torch.Tensor) -> TensorLayout:

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from artifact.config import RuntimeConfig
+from artifact.paged import PAGED
 from artifact.safetensors_file import TensorSlot
 from exporter.graph.check import check_model
 from exporter.graph.finish import finish_model, name_axes
@@ -18,8 +19,11 @@ from exporter.graph.unroll import distinct_layers, unroll
 from exporter.models.decoder_config import DecoderConfig
 from exporter.models.parameters import Parameter
 from exporter.options import ExportOptions
+from trt_plugins.catalog import DENSE_VERSION, DOMAIN
 from trt_plugins.checks import check_op_nodes
 from trt_plugins.functions import attach_functions
+from trt_plugins.specs.packed import PACKED_VERSION
+from trt_plugins.specs.speculative import SPECULATIVE_VERSION
 
 
 def build_model(
@@ -37,10 +41,15 @@ def build_model(
     """
     distinct = distinct_layers(decoder)
     options = ExportOptions(
-        state_dtype=config.recurrent_state_dtype, layout=config.layout, all_logits=all_logits, head=head
+        state_dtype=config.recurrent_state_dtype,
+        layout=config.layout,
+        speculative_tokens=config.speculative_tokens,
+        all_logits=all_logits,
+        head=head,
     )
     bindings = graph_bindings(distinct, options, config.dtype)
     traced = trace_decoder(distinct, bindings, config.dtype, options)
+    _import_operators(traced, config)
     name_axes(traced.graph, bindings)
     unrolled = unroll(traced, decoder, bindings, config.bindings)
     model = ir.to_proto(finish_model(unrolled, config.bindings, parameters, slots, folder))
@@ -48,3 +57,11 @@ def build_model(
     check_model(model, config.bindings)
     check_op_nodes(model)
     return model
+
+
+def _import_operators(model: ir.Model, config: RuntimeConfig) -> None:
+    """Import the layout's version of our operators: one that two versions share is traced as the older."""
+    imports = model.graph.opset_imports
+    if DOMAIN in imports:
+        packed = SPECULATIVE_VERSION if config.speculative_tokens else PACKED_VERSION
+        imports[DOMAIN] = packed if config.layout == PAGED else DENSE_VERSION

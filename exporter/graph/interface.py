@@ -6,7 +6,7 @@ from artifact import names
 from artifact.bindings import BATCH, MAX_SEQ, SEQ, Binding, GraphBindings
 from artifact.config import RuntimeConfig
 from artifact.dtypes import DType
-from artifact.paged import NUM_LOGITS, PAGED, STEP_INPUTS, kv_pool_binding, state_pool_bindings
+from artifact.paged import NUM_LOGITS, PAGED, kv_pool_binding, state_pool_bindings, step_inputs
 from exporter.models.decoder_config import DecoderConfig
 from exporter.options import ExportOptions
 
@@ -33,7 +33,7 @@ def graph_bindings(config: DecoderConfig, options: ExportOptions, dtype: DType) 
 
 
 def _paged_bindings(config: DecoderConfig, options: ExportOptions, dtype: DType) -> GraphBindings:
-    inputs = [*STEP_INPUTS]
+    inputs = [*step_inputs(options.speculative_tokens)]
     for k, attention in enumerate(config.attention_bodies):
         inputs.append(kv_pool_binding(k, attention.kv, dtype))
     for r, body in enumerate(config.recurrent_bodies):
@@ -78,4 +78,5 @@ def runtime_config(
         conv_state_dtype=dtype,
         eos_token_ids=eos_token_ids,
         bindings=graph_bindings(config, options, dtype),
+        speculative_tokens=options.speculative_tokens,
     ).check()

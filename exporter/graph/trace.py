@@ -24,7 +24,7 @@ from exporter.graph.router_translations import router_translations
 from exporter.graph.step_translations import step_translations
 from exporter.graph.translations import standard_translations
 from exporter.layers.decoder import Decoder
-from exporter.layers.paged_decoder import PagedDecoder
+from exporter.layers.paged_decoder import PagedDecoder, SpeculativeDecoder
 from exporter.models.decoder_config import DecoderConfig
 from exporter.options import ExportOptions
 from trt_plugins import torch_ops
@@ -75,7 +75,7 @@ def trace_decoder(config: DecoderConfig, bindings: GraphBindings, dtype: DType, 
 
 def _module(config: DecoderConfig, options: ExportOptions) -> Decoder:
     if options.layout == PAGED:
-        return PagedDecoder(config)
+        return SpeculativeDecoder(config) if options.speculative_tokens else PagedDecoder(config)
     return Decoder(config, options.all_logits, options.head)
 
 

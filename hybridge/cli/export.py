@@ -21,6 +21,9 @@ def export(
     dtype: Annotated[ComputeType, typer.Option(help="Compute type; auto is the checkpoint's.")] = "auto",
     state_dtype: Annotated[StateType, typer.Option(help="Type of the recurrent states.")] = "float32",
     layout: Annotated[Literal["dense", "paged"], typer.Option(help="How the KV caches lie in memory.")] = "dense",
+    speculative_tokens: Annotated[
+        int, typer.Option(metavar="K", help="Keep the states after K more tokens of a row (paged).")
+    ] = 0,
     max_batch: Annotated[int, typer.Option(help="Most rows of one batch.")] = 8,
     max_seq_len: Annotated[
         int | None, typer.Option(help="Most tokens of one row.", show_default="the checkpoint's")
@@ -51,6 +54,7 @@ def export(
             dtype=None if dtype == "auto" else DType(dtype),
             state_dtype=DType(state_dtype),
             layout=layout,
+            speculative_tokens=speculative_tokens,
             max_batch_size=max_batch,
             max_seq_len=max_seq_len,
             all_logits=all_logits,

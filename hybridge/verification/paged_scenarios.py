@@ -26,7 +26,10 @@ def observations(
     at_once = max(1, engine.limits.max_rows)
     for start in range(0, len(prompts), at_once):
         mixed = _mixed(engine, sequences[start : start + at_once], steps)
-        yield from (Observation(o.scenario, o.prompt + start, o.length, o.logits, o.states) for o in mixed)
+        yield from _renumbered(mixed, start)
+        if engine.config.speculative_tokens:
+            heads = [len(prompt) for prompt in prompts[start : start + at_once]]
+            yield from _renumbered(_candidates(engine, sequences[start : start + at_once], heads), start)
 
 
 def untouched(engine: PagedEngine, prompt: np.ndarray) -> Iterator[tuple[str, bool]]:
@@ -93,6 +96,38 @@ def _mixed(engine: PagedEngine, sequences: list[np.ndarray], steps: int) -> Iter
                 name = "decode" if fed[handle] >= 0 else "prefill beside decode"
                 states = pools.states(handle) if fed[handle] in (-1, steps - 1) else {}
                 yield Observation(name, row, heads[row] + fed[handle] + 1, logits[handle][-1], states)
+
+
+def _candidates(engine: PagedEngine, sequences: list[np.ndarray], heads: list[int]) -> Iterator[Observation]:
+    """All prompts in one step; then steps of candidate tokens, the first of which are right, for every sequence.
+
+    heads: tokens of each prompt. A random number of candidates is right, and any number of wrong ones follows.
+    """
+    most, rng = 1 + engine.config.speculative_tokens, np.random.default_rng(0)
+    pools = PagedSequences(engine, len(sequences), sum(len(tokens) for tokens in sequences), BLOCK_SIZE)
+    by_handle = {pools.add(): tokens for tokens in sequences}
+    lengths = dict(zip(by_handle, heads, strict=True))
+    rows = {handle: row for row, handle in enumerate(by_handle)}
+    _feed(engine, pools, {handle: tokens[: lengths[handle]] for handle, tokens in by_handle.items()})
+    while work := {h: s[lengths[h] :][:most] for h, s in by_handle.items() if lengths[h] < len(s)}:
+        accepted = {handle: int(rng.integers(1, len(tokens) + 1)) for handle, tokens in work.items()}
+        drafts = {handle: _draft(tokens, accepted[handle], most, engine, rng) for handle, tokens in work.items()}
+        for handle, logits in pools.verify(drafts, accepted).items():
+            for index in range(accepted[handle]):
+                lengths[handle] += 1
+                states = pools.states(handle) if lengths[handle] == len(by_handle[handle]) else {}
+                yield Observation("candidates", rows[handle], lengths[handle], logits[index], states)
+
+
+def _draft(right: np.ndarray, count: int, most: int, engine: PagedEngine, rng: np.random.Generator) -> np.ndarray:
+    """The first ``count`` of ``right``, then random tokens up to a random length of at most ``most``."""
+    wrong = rng.integers(0, engine.config.vocab_size, int(rng.integers(0, most - count + 1)))
+    return np.concatenate([right[:count], wrong])
+
+
+def _renumbered(observations: Iterator[Observation], start: int) -> Iterator[Observation]:
+    for o in observations:
+        yield Observation(o.scenario, o.prompt + start, o.length, o.logits, o.states)
 
 
 def _feed(engine: PagedEngine, pools: PagedSequences, work: dict[int, np.ndarray]) -> dict[int, np.ndarray]:

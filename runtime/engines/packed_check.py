@@ -8,11 +8,14 @@ from artifact.errors import EngineError
 from runtime.engines.paged import PackedInputs, StepLimits
 
 
-def check_packed(inputs: PackedInputs, limits: StepLimits) -> None:
-    """EngineError when the arrays contradict each other or the limits."""
+def check_packed(inputs: PackedInputs, limits: StepLimits, speculative_tokens: int = 0) -> None:
+    """EngineError when the arrays contradict each other, the limits, or an artifact of ``speculative_tokens``."""
     tokens, rows = len(inputs.input_ids), len(inputs.seq_lens)
     bounds = inputs.query_start_loc
-    problem = ""
+    problem, columns, accepted = "", "", inputs.num_accepted_tokens
+    slots: tuple[int, ...] = (rows,)
+    if accepted is not None and speculative_tokens:
+        slots, columns = (rows, 1 + speculative_tokens), f" with {1 + speculative_tokens} slots each"
     if not 1 <= rows <= limits.max_rows or not rows <= tokens <= limits.max_tokens:
         problem = (
             f"1 to {limits.max_rows} rows of 1 token or more and at most {limits.max_tokens} tokens, found {rows} rows "
@@ -25,10 +28,13 @@ def check_packed(inputs: PackedInputs, limits: StepLimits) -> None:
             f"positions and slot_mapping of {tokens} tokens, found {list(inputs.positions.shape)} and "
             f"{list(inputs.slot_mapping.shape)}"
         )
-    elif inputs.block_table.shape[:1] != (rows,) or inputs.state_indices.shape != (rows,):
+    elif inputs.block_table.shape[:1] != (rows,) or inputs.state_indices.shape != slots:
         problem = (
-            f"block_table and state_indices of {rows} rows, found {list(inputs.block_table.shape)} and "
+            f"block_table and state_indices of {rows} rows{columns}, found {list(inputs.block_table.shape)} and "
             f"{list(inputs.state_indices.shape)}"
         )
+    elif accepted is not None and (not speculative_tokens or accepted.shape != (rows,)):
+        wanted = f"of {rows} rows" if speculative_tokens else "of an artifact exported with --speculative-tokens alone"
+        problem = f"num_accepted_tokens {wanted}, found {list(accepted.shape)}"
     if problem:
         raise EngineError(f"expected {problem}: correct the step")

@@ -31,6 +31,11 @@ class PackedInputs:
     slot_mapping [tokens] int32     block * block_size + offset where each token's KV is stored, none twice; -1: nowhere
     state_indices [rows] int32      slot of each row, none twice; -1: a padding row, or a model without recurrent states
     logits_indices [m] int32        tokens of this step whose logits are wanted, ascending; m may be 0
+    num_accepted_tokens [rows] int32  of a step with candidate tokens, None of any other
+
+    With candidate tokens, which only artifacts of --speculative-tokens K have, state_indices is [rows, K + 1]: row r
+    begins with the state in column num_accepted_tokens[r] - 1, and if it has at most K + 1 tokens, the state after its
+    token j goes to the slot in column j, -1: nowhere. A longer row replaces the state that it began with.
 
     A row whose first new token has position 0 starts from a slot that the caller has zeroed. Padding rows come last,
     have one token each (id 0, position 0, slot_mapping -1) and one logits index each, and touch no pool.
@@ -44,6 +49,7 @@ class PackedInputs:
     slot_mapping: np.ndarray
     state_indices: np.ndarray
     logits_indices: np.ndarray
+    num_accepted_tokens: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,8 @@ def candidate_rows(
                 slots[row, 1] = -1
     slots[list(padding)] = -1
     starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
-    moved = (tensor.to(torch.int32).to("cuda") for tensor in (starts, slots, accepted))
-    return CandidateRows(*moved, padding)
+    starts, slots, accepted = (tensor.to(torch.int32).to("cuda") for tensor in (starts, slots, accepted))
+    return CandidateRows(starts, slots, accepted, padding)
 
 
 @dataclass(frozen=True)

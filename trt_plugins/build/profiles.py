@@ -69,22 +69,24 @@ def engine_profiles(config: RuntimeConfig, preset: Preset, limits: Limits) -> li
 
 
 def _paged_profile(name: str, config: RuntimeConfig, preset: Preset, limits: Limits) -> ProfileRecord:
-    """``name`` prefill: steps of rows of any lengths; decode: one token a row."""
+    """``name`` prefill: steps of rows of any lengths; decode: one token a row and its candidates, if there are any."""
     decodes = name == DECODE
     rows = (1, min(preset.decode_opt_batch, limits.max_batch_size), limits.max_batch_size)
     most = max(preset.prefill_max_seq, limits.max_batch_size)
-    tokens = rows if decodes else (1, min(preset.prefill_opt_seq, most), most)
+    of_row = 1 + config.speculative_tokens
+    slots = limits.max_batch_size * of_row
+    tokens = (1, *(n * of_row for n in rows[1:])) if decodes else (1, min(preset.prefill_opt_seq, most), most)
     row_blocks = -(-limits.max_seq_len // PAGED_BLOCK_SIZE)
     blocks = (1, max(1, row_blocks // 2), row_blocks)
     axes = {
         TOKENS: tokens,
         ROWS: rows,
         ROW_BOUNDS: tuple(n + 1 for n in rows),
-        NUM_LOGITS: rows,
+        NUM_LOGITS: (1, *(n * of_row for n in rows[1:])),
         MAX_BLOCKS: blocks,
         NUM_BLOCKS: (1, limits.max_batch_size * row_blocks, limits.max_batch_size * row_blocks),
         BLOCK_SIZE: (PAGED_BLOCK_SIZE,) * 3,
-        NUM_SLOTS: (1, limits.max_batch_size, limits.max_batch_size),
+        NUM_SLOTS: (1, slots, slots),
     }
     sizes = [{axis: bounds[i] for axis, bounds in axes.items()} for i in range(3)]
     return ProfileRecord(name, {b.name: [list(b.resolve(**s)) for s in sizes] for b in config.bindings.inputs})

@@ -12,7 +12,8 @@ from runtime.engines.onnxruntime.graph_edit import Inserter
 def without_padding(insert: Inserter, value: ir.Value, context_lengths: ir.Value) -> ir.Value:
     """``value`` [batch, seq, width] with zeros where a row has no token: from its context length on."""
     # Equal in every layer, so that ONNX Runtime computes it once.
-    time = insert.op("Squeeze", insert.size(insert.input_or(INPUT_IDS, value), 1))
+    tokens = next((graph_input for graph_input in insert.graph.inputs if graph_input.name == INPUT_IDS), None)
+    time = insert.op("Squeeze", insert.size(value, 1) if tokens is None else insert.op("Shape", tokens, start=-1))
     position = insert.op("Range", insert.scalar(0), time, insert.scalar(1))
     length = insert.op("Unsqueeze", insert.op("Cast", context_lengths, to=int(ir.DataType.INT64)), insert.ints(1))
     is_token = insert.op("Unsqueeze", insert.op("Less", position, length), insert.ints(2))

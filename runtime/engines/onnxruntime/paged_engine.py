@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from runtime.engines.onnxruntime.engine import available_cpus
 from runtime.engines.onnxruntime.kernels import installed_kernels
 from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
 from runtime.engines.onnxruntime.paged_attention import KvShape
+from runtime.engines.onnxruntime.paged_candidates import candidate_feeds, candidate_step
 from runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
 from runtime.engines.onnxruntime.paged_rewrite import PagedGraph, rewrite_paged
 from runtime.engines.onnxruntime.paged_session import PagedSession
@@ -21,6 +23,8 @@ from runtime.engines.onnxruntime.session import create_session
 from runtime.engines.onnxruntime.weights import WeightStore
 from runtime.engines.packed_check import check_packed
 from runtime.engines.paged import PackedInputs, PoolSizes
+
+_NOTHING_KEPT: Mapping[int, np.ndarray] = MappingProxyType({})
 
 
 class OnnxRuntimePagedEngine(PagedArrayEngine):
@@ -44,7 +48,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         self._kv_shapes = tuple(
             dict.fromkeys(KvShape(layer.num_kv_heads, layer.sliding_window or 0) for layer in self.config.kv_layers)
         )
-        self._sessions: dict[tuple[GraphForm, bool], PagedSession] = {}
+        self._sessions: dict[tuple[GraphForm, bool, bool], PagedSession] = {}
         self._layouts = self._open(GraphForm.GENERAL, neighbours=True).layouts
         self._session(GraphForm.TOKEN_PER_ROW, neighbours=True)
 
@@ -54,13 +58,17 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             session.bind(self.pools)
 
     def step(self, inputs: PackedInputs) -> np.ndarray:
-        check_packed(inputs, self.limits)
-        pools = self.pools
+        check_packed(inputs, self.limits, self.config.speculative_tokens)
+        pools, kept = self.pools, _NOTHING_KEPT
+        if inputs.num_accepted_tokens is not None:
+            found = candidate_step(inputs)
+            inputs, kept = found.inputs, found.kept
+            pools.copy_slots(found.sources.tolist(), found.targets.tolist())
         if self._kv_shapes:
             pools.zero_blocks(begun_blocks(inputs, pools.sizes.block_size).tolist())
         logits = np.zeros((len(inputs.logits_indices), self.config.vocab_size), np.float32)
         place = np.full(len(inputs.input_ids), -1, np.int32)
-        for unordered in paged_runs(inputs):
+        for unordered in paged_runs(inputs, kept):
             run, slots = by_slot(unordered, inputs, pools.sizes.num_slots)
             place[run.tokens] = np.arange(len(run.tokens), dtype=np.int32)
             wanted = np.flatnonzero(place[inputs.logits_indices] >= 0)
@@ -68,6 +76,9 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             feeds = run_feeds(inputs, run, self._kv_shapes, pools.sizes)
             neighbours = slots.stop - slots.start == len(run.rows) or not self.config.recurrent_layers
             session = self._session(_form(run), neighbours)
+            if run.rows[0] in kept:
+                feeds |= candidate_feeds(run, inputs, kept[run.rows[0]], pools.sizes.num_slots)
+                session = self._session(GraphForm.GENERAL, neighbours=False, candidates=True)
             session.run(feeds, place[inputs.logits_indices[wanted]], part, slots)
             if part is not logits:
                 logits[wanted] = part
@@ -83,8 +94,8 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
     def _pool_layouts(self) -> Mapping[str, tuple[int, ...]]:
         return self._layouts
 
-    def _session(self, form: GraphForm, neighbours: bool) -> PagedSession:
-        key = (form, neighbours)
+    def _session(self, form: GraphForm, neighbours: bool, candidates: bool = False) -> PagedSession:
+        key = (form, neighbours, candidates)
         if key not in self._sessions:
             if self._open(*key).layouts != self._layouts:
                 raise EngineError(f"{self._folder}: the graph forms disagree about the layout of pools")
@@ -92,12 +103,12 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
                 self._sessions[key].bind(self._pools)
         return self._sessions[key]
 
-    def _open(self, form: GraphForm, neighbours: bool) -> PagedGraph:
-        graph = rewrite_paged(self._read_model(), self.config, form, installed_kernels(), neighbours)
+    def _open(self, form: GraphForm, neighbours: bool, candidates: bool = False) -> PagedGraph:
+        graph = rewrite_paged(self._read_model(), self.config, form, installed_kernels(), neighbours, candidates)
         # Steps of every size: a plan of memory for each would never be used again.
         general = RewrittenGraph(graph.model, GraphForm.GENERAL, graph.inputs, graph.in_place, {})
         session = create_session(general, self._weights, self._folder, self._threads)
-        self._sessions[form, neighbours] = PagedSession(session, graph, self._replaced_by)
+        self._sessions[form, neighbours, candidates] = PagedSession(session, graph, self._replaced_by)
         return graph
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,17 +24,20 @@ class PagedRun:
     time: int
 
 
-def paged_runs(inputs: PackedInputs) -> Iterator[PagedRun]:
-    """All rows of one token together, then each longer row alone; padding rows (seq_lens 0) are in no run.
+def paged_runs(inputs: PackedInputs, alone: Collection[int] = ()) -> Iterator[PagedRun]:
+    """All rows of one token together, then each longer row alone, and so those that ``alone`` names; padding rows
+    (seq_lens 0) are in no run.
 
     A longer row shares no run: its tokens alone keep the processor busy while the weights are read.
     """
     starts, counts = inputs.query_start_loc[:-1], np.diff(inputs.query_start_loc)
     live = inputs.seq_lens > 0
-    single = np.flatnonzero(live & (counts == 1))
+    together = counts == 1
+    together[list(alone)] = False
+    single = np.flatnonzero(live & together)
     if single.size:
         yield PagedRun(single, starts[single], 1)
-    for row in np.flatnonzero(live & (counts > 1)):
+    for row in np.flatnonzero(live & ~together):
         start, count = int(starts[row]), int(counts[row])
         yield PagedRun(np.array([row]), np.arange(start, start + count), count)
 
@@ -69,6 +72,7 @@ def run_feeds(
         names.INPUT_IDS: inputs.input_ids[run.tokens],
         names.POSITIONS: inputs.positions[run.tokens],
         names.STATE_INDICES: np.where(slots < 0, sizes.num_slots, slots).astype(np.int32),
+        names.NUM_ACCEPTED_TOKENS: np.ones(len(slots), np.int32),
         names.QUERY_START_LOC: np.arange(len(run.rows) + 1, dtype=np.int32) * run.time,
     }
     for shape in shapes:

@@ -15,6 +15,7 @@ import numpy as np
 
 from artifact.errors import EngineError
 from artifact.names import LOGITS
+from runtime.engines.candidates import with_candidates
 from runtime.engines.onnxruntime.inner_values import expose_values
 from runtime.engines.onnxruntime.kernels import installed_kernels
 from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
@@ -46,7 +47,9 @@ class PortablePagedEngine(PagedArrayEngine):
         return self.step_values(inputs, ())[LOGITS]
 
     def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:
-        check_packed(inputs, self.limits)
+        check_packed(inputs, self.limits, self.config.speculative_tokens)
+        if self.config.speculative_tokens and inputs.num_accepted_tokens is None:
+            inputs = with_candidates(inputs, 1 + self.config.speculative_tokens)
         if tuple(values) != self._values:
             self._session, self._values = self._open(values), tuple(values)
         arrays = self.pools.arrays

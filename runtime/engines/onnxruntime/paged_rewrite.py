@@ -18,7 +18,7 @@ from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.linear import use_stored_weights
 from runtime.engines.onnxruntime.opset import lower_opset
 from runtime.engines.onnxruntime.paged_attention import POOL_ORDER, use_paged_attention
-from runtime.engines.onnxruntime.paged_recurrent import use_dense_bodies
+from runtime.engines.onnxruntime.paged_recurrent import use_dense_bodies, use_one_slot
 from runtime.engines.onnxruntime.reshapes import remove_idle_reshapes
 from runtime.engines.onnxruntime.rewrite import GraphForm
 from runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
@@ -52,18 +52,26 @@ class PagedGraph:
 
 
 def rewrite_paged(
-    model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Kernels, neighbours: bool
+    model: ir.Model,
+    config: RuntimeConfig,
+    form: GraphForm,
+    kernels: Kernels,
+    neighbours: bool,
+    candidates: bool = False,
 ) -> PagedGraph:
     """Rewrite ``model`` (it is changed) for steps of one row (GENERAL), of one token a row, or of one token.
 
-    ``neighbours``: the rows have neighbouring slots, in their order. EngineError when the installed ONNX Runtime
-    cannot run the result.
+    ``neighbours``: the rows have neighbouring slots, in their order. ``candidates``: the tokens of the one row are
+    candidates, each with a slot for the state after it. EngineError when the installed ONNX Runtime cannot run the
+    result.
     """
+    if config.speculative_tokens:
+        use_one_slot(model, candidates)
     widen_types(model)
     use_stored_weights(model)
     one_row = form is GraphForm.GENERAL
     use_paged_attention(model, one_row)
-    parts = use_dense_bodies(model, kernels, one_row, neighbours)
+    parts = use_dense_bodies(model, kernels, one_row, neighbours, candidates)
     fix_axes(model, _FIXED_AXES[form])
     remove_idle_reshapes(model)
     if form is GraphForm.TOKEN_PER_ROW:

@@ -1,0 +1,28 @@
+"""TensorRT-RTX builds artifacts with candidate tokens from their portable functions, without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.artifacts import ArtifactCache
+from trt_plugins.build.builder import build_engine
+from trt_plugins.build.options import BuildOptions
+
+pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
+AMPERE = BuildOptions(preset="rtx-ampere", library="tensorrt_rtx")
+LINEAR = {"num_hidden_layers": 1, "layer_types": ["linear_attention"]}
+
+
+@pytest.mark.parametrize(("model_type", "overrides"), [("mamba2", {"num_hidden_layers": 1}), ("qwen3_next", LINEAR)])
+def test_engine_is_built_of_native_layers(model_type: str, overrides: dict, artifacts: ArtifactCache) -> None:
+    exported = artifacts.get(model_type, "float32", overrides, layout="paged", speculative_tokens=3)
+    record = build_engine(exported.folder, replace(AMPERE, overwrite=True))
+    assert record.nbytes > 0 and not record.plugins.ops
+    slots = next(binding for binding in record.bindings if binding["name"] == "state_indices")
+    assert slots["shape"] == ["rows", 4]
+    decode = next(profile for profile in record.profiles if profile.name == "decode")
+    rows, tokens = (decode.shapes[name][2][0] for name in ("num_accepted_tokens", "input_ids"))
+    assert tokens == decode.shapes["logits_indices"][2][0] == 4 * rows
+    assert decode.shapes["recurrent_state_0"][2][0] == 4 * rows

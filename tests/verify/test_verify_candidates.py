@@ -1,0 +1,21 @@
+"""Steps of candidate tokens against transformers, for each kind of recurrent layer."""
+
+from __future__ import annotations
+
+import pytest
+
+from hybridge.verification import VerifyOptions, verify
+from tests.support.artifacts import ArtifactCache
+
+OPTIONS = VerifyOptions(prompt_lengths=(1, 7), decode_steps=7, tolerance=2e-5)
+
+
+@pytest.mark.parametrize("model_type", ["mamba2", "nemotron_h", "qwen3_next"])
+def test_accepted_candidates_agree_with_transformers(model_type: str, artifacts: ArtifactCache) -> None:
+    exported = artifacts.get(model_type, "float32", layout="paged", speculative_tokens=3)
+    report = verify(exported.checkpoint, exported.folder, OPTIONS)
+    assert report.passed, (report.verdict(), [c for c in report.comparisons if not c.passed][:3])
+    for engine in ("onnxruntime", "onnxruntime-portable"):
+        own = [c for c in report.comparisons if (c.engine, c.scenario) == (engine, "candidates")]
+        assert {"logits", "conv_state", "recurrent_state"} <= {c.item for c in own}
+        assert sum(c.item == "logits" for c in own) == len(OPTIONS.prompt_lengths) * OPTIONS.decode_steps
