@@ -18,7 +18,7 @@ from runtime.sampling import SamplingParams
 from runtime.serving.loop import ServingLoop
 from runtime.serving.request import ServingRequest
 
-VOCAB = 256
+VOCAB = 32_000
 
 
 @dataclass

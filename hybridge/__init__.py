@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hybridge.transformers_host.accelerate import accelerate
     from runtime.async_llm import AsyncLLM
     from runtime.llm import LLM
+    from runtime.prefix_cache.settings import PrefixCacheSettings
     from runtime.sampling import SamplingParams
     from runtime.serving.settings import ServingSettings
 
@@ -30,6 +31,7 @@ __all__ = [
     "LLM",
     "AsyncLLM",
     "HybridgeError",
+    "PrefixCacheSettings",
     "SamplingParams",
     "ServingSettings",
     "accelerate",
@@ -43,6 +45,7 @@ __all__ = [
 _HOMES = {
     "LLM": "runtime.llm",
     "AsyncLLM": "runtime.async_llm",
+    "PrefixCacheSettings": "runtime.prefix_cache.settings",
     "SamplingParams": "runtime.sampling",
     "ServingSettings": "runtime.serving.settings",
     "accelerate": "hybridge.transformers_host.accelerate",

@@ -5,22 +5,28 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from runtime.engines.factory import AUTO, EngineOptions
 from runtime.engines.paged import PagedEngine
 from runtime.generation import Generation, Piece, Request
 from runtime.generation.request import Prompt
 from runtime.model_text import ModelText
+from runtime.prefix_cache.metrics import CacheReport
 from runtime.sampling import SamplingParams
+from runtime.serving.cache_control import CacheControl, conversation_tokens
 from runtime.serving.open import open_loop, open_paged_engine
+from runtime.serving.pinned import PinnedPrefix
 from runtime.serving.request import Output, ServingRequest
+from runtime.serving.sessions import Session
 from runtime.serving.settings import ServingSettings
 from runtime.serving.worker import ServingWorker
+
+T = TypeVar("T")
 
 
 class RequestStream:
@@ -115,6 +121,7 @@ class AsyncLLM:
         settings = (serving or ServingSettings()).limited(max_batch_size, max_seq_len)
         self.loop = open_loop(self.engine, settings, text)
         self.max_seq_len = self.loop.shape.max_seq_len
+        self._cache = CacheControl(self.loop, folder)
         self._pending: dict[RequestStream, list[Output]] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._worker = ServingWorker(self.loop, self._flush)
@@ -179,6 +186,38 @@ class AsyncLLM:
         text = self.chat_template.render(given, tools, **variables)
         return self._add(self._request(text, sampling, max_new_tokens, False), priority, namespace)
 
+    async def cache_prefix(self, prompt: Prompt, name: str | None = None, namespace: str = "") -> PinnedPrefix:
+        """Compute ``prompt`` once and keep it until ``drop_prefix``: prompts that begin with it start from there.
+
+        As ``LLM.cache_prefix`` for paged artifacts; errors as there.
+        """
+        request = self._request(prompt, None, 1, True)
+        await self._add(request, 0, namespace).result()
+        ids = request.prompt_ids
+        return await self._between_steps(lambda: self._cache.pin(ids, name, _computed_already, namespace))
+
+    async def drop_prefix(self, name: str) -> None:
+        """Let a prefix go; RequestError when there is none of that name."""
+        await self._between_steps(lambda: self._cache.drop(name))
+
+    async def save_session(
+        self, path: str | Path, conversation: Generation | Sequence[int], namespace: str = ""
+    ) -> Session:
+        """As ``LLM.save_session``."""
+        tokens = conversation_tokens(conversation)
+        return await self._between_steps(lambda: self._cache.save(Path(path), tokens, namespace))
+
+    async def load_session(self, path: str | Path) -> Session:
+        """As ``LLM.load_session``; the session keeps its namespace."""
+        return await self._between_steps(lambda: self._cache.load(Path(path)))
+
+    async def prefix_cache_report(self) -> CacheReport:
+        """As ``LLM.prefix_cache_report``."""
+        return await self._between_steps(self._cache.report)
+
+    async def _between_steps(self, work: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._worker.call(work))
+
     def _request(
         self, prompt: Any, sampling: SamplingParams | None, max_new_tokens: int | None, special_tokens: bool
     ) -> Request:
@@ -207,6 +246,10 @@ class AsyncLLM:
         event_loop = self._event_loop
         if event_loop is not None and not event_loop.is_closed():
             event_loop.call_soon_threadsafe(_arrive, pending)
+
+
+def _computed_already() -> None:
+    """The request before it has."""
 
 
 def _arrive(pending: Mapping[RequestStream, list[Output]]) -> None:

@@ -21,7 +21,7 @@ from runtime.generation.request import Prompt, is_one_prompt
 from runtime.model_text import ModelText
 from runtime.prefix_cache.metrics import CacheReport
 from runtime.sampling import SamplingParams
-from runtime.serving.cache_control import CacheControl
+from runtime.serving.cache_control import CacheControl, conversation_tokens
 from runtime.serving.open import open_engine, open_loop
 from runtime.serving.pinned import PinnedPrefix, read_prefixes
 from runtime.serving.sessions import Session
@@ -246,9 +246,7 @@ class LLM:
         ``conversation`` is an answer, which stands for its prompt too, or token ids. For paged artifacts with a prefix
         cache of kind "radix". RequestError when the cache does not know these tokens any more.
         """
-        if isinstance(conversation, Generation):
-            conversation = (*conversation.prompt_token_ids, *conversation.token_ids)
-        return self._control().save(Path(path), conversation)
+        return self._control().save(Path(path), conversation_tokens(conversation))
 
     def load_session(self, path: str | Path) -> Session:
         """Take a saved session into the prefix cache: a prompt that begins with its tokens goes on from there.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from artifact.errors import RequestError
+from runtime.generation import Generation
 from runtime.prefix_cache.metrics import CacheReport
 from runtime.prefix_cache.settings import RADIX
 from runtime.serving.loop import ServingLoop
@@ -20,10 +21,13 @@ class CacheControl:
     def __init__(self, loop: ServingLoop, folder: Path) -> None:
         self._loop, self._folder = loop, folder
 
-    def pin(self, token_ids: tuple[int, ...], name: str | None, compute: Callable[[], object]) -> PinnedPrefix:
+    def pin(
+        self, token_ids: tuple[int, ...], name: str | None, compute: Callable[[], object], namespace: str = ""
+    ) -> PinnedPrefix:
         """Keep ``token_ids`` until ``drop``; ``compute`` puts them into the cache. Errors as in PinnedPrefixes.add."""
         pinned = self._served().pinned
-        return pinned.add(PinnedPrefix(checked_name(name, token_ids, pinned.names()), token_ids), compute)
+        name = checked_name(name, token_ids, pinned.names())
+        return pinned.add(PinnedPrefix(name, token_ids, namespace), compute)
 
     def drop(self, name: str) -> None:
         """Let a pinned prefix go; RequestError when there is none of that name."""
@@ -53,3 +57,10 @@ class CacheControl:
         if not self._loop.scheduler.settled:
             raise RequestError("expected no request with several answers under way, found one: wait for its next piece")
         return self._served()
+
+
+def conversation_tokens(conversation: Generation | Sequence[int]) -> tuple[int, ...]:
+    """The tokens of a prompt and its answer, or tokens as they are."""
+    if isinstance(conversation, Generation):
+        return (*conversation.prompt_token_ids, *conversation.token_ids)
+    return tuple(conversation)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
+from typing import TypeVar
 
 from artifact.errors import EngineError, RequestError
 from runtime.serving.loop import ServingLoop
 from runtime.serving.request import Output, ServingRequest
 
 Deliver = Callable[[Output], None]
+T = TypeVar("T")
 
 
 class ServingWorker:
@@ -39,6 +42,19 @@ class ServingWorker:
         """End the request, whether it waits, runs or has ended."""
         with suppress(RequestError):  # closed: it has ended
             self._send(lambda: self._cancel(key))
+
+    def call(self, work: Callable[[], T]) -> Future[T]:
+        """Do ``work`` between two steps; its result, or what it raised. RequestError, at once, when closed."""
+        future: Future[T] = Future()
+
+        def command() -> None:
+            try:
+                future.set_result(work())
+            except Exception as error:
+                future.set_exception(error)
+
+        self._send(command)
+        return future
 
     def close(self) -> None:
         """Stop after the present step; requests that have not ended get an error. Calling it twice is allowed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 
 from artifact.errors import EngineError, RequestError
+from runtime.async_llm import AsyncLLM
 from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
 from runtime.generation import Generation
 from runtime.llm import LLM
 from runtime.prefix_cache.settings import PrefixCacheSettings
+from runtime.sampling import SamplingParams
 from runtime.serving.settings import ServingSettings
 from tests.runtime.prefix_cache.oracle import Oracle, check_all, poison
 from tests.support.artifacts import ArtifactCache
@@ -171,3 +174,26 @@ def test_without_a_tree_there_is_nothing_to_control(folder: Path) -> None:
             llm.prefix_cache_report()
     with pytest.raises(EngineError, match="kind: expected one of"):
         ServingSettings(prefix_cache="tree")
+
+
+def test_tasks_pin_save_and_restore(folder: Path, tmp_path: Path) -> None:
+    settings = ServingSettings(prefix_cache=PrefixCacheSettings(decode_interval=4))
+
+    async def serve() -> None:
+        async with AsyncLLM(folder, serving=settings) as llm:
+            busy = llm.add(OTHER, SamplingParams(ignore_eos=True), max_new_tokens=40)
+            prefix = await llm.cache_prefix(SYSTEM, "system")
+            answer = await llm.generate([*SYSTEM, 9], max_new_tokens=4)
+            assert prefix.length == answer.cached_tokens == 41
+            saved = await llm.save_session(tmp_path / "chat.session", answer)
+            assert (await llm.prefix_cache_report()).pinned == ("system",)
+            await llm.drop_prefix("system")
+            await busy.result()
+        async with AsyncLLM(folder, serving=settings) as llm:
+            assert await llm.load_session(tmp_path / "chat.session") == saved
+            again = await llm.generate([*saved.token_ids, 5, 6], max_new_tokens=1)
+            assert again.cached_tokens == saved.length
+            with pytest.raises(RequestError, match="expected one of the prefixes"):
+                await llm.drop_prefix("system")
+
+    asyncio.run(serve())
