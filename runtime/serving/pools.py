@@ -91,11 +91,17 @@ def pools_in(
 
 
 def memory_budget(
-    engine: PagedEngine, needs: CacheNeeds, shape: ServingShape, memory_bytes: int | None, utilization: float
+    engine: PagedEngine,
+    needs: CacheNeeds,
+    shape: ServingShape,
+    memory_bytes: int | None,
+    utilization: float,
+    cached: bool = False,
 ) -> int:
     """``memory_bytes`` if given, else what ``utilization`` of the device's memory leaves after the largest step.
 
-    Where no engine can say what is free (a CPU): what all rows can use, at most 1 GiB but enough for one sequence.
+    Where no engine can say what is free (a CPU): what all rows can use, with a prefix cache (``cached``) twice that, at
+    most 1 GiB but enough for one sequence.
     """
     if memory_bytes is not None:
         return memory_bytes
@@ -103,7 +109,7 @@ def memory_budget(
     if free is None:
         blocks_each = -(-shape.max_seq_len // shape.block_size) + 1
         each = blocks_each * engine.block_bytes(shape.block_size) + engine.slot_bytes
-        return max(each, min(GIB, shape.max_rows * each))
+        return max(each, min(GIB, (1 + cached) * shape.max_rows * each))
     run_largest_step(engine, needs, shape)
     after = engine.free_memory()
     # The small pools of that step are still there, and will be given back.
