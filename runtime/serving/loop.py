@@ -43,13 +43,14 @@ class ServingLoop:
         self.last_plan: StepPlan | None = None
         self._eos, self._tokenizer = eos, tokenizer
         needs = CacheNeeds.of_model(engine.config)
-        budget = memory_budget(engine, needs, self.shape, settings.memory_bytes, settings.memory_utilization)
         cache = settings.cache
+        cached = cache.kind == RADIX
+        budget = memory_budget(engine, needs, self.shape, settings.memory_bytes, settings.memory_utilization, cached)
         self.pools: PoolReport = pools_in(engine, needs, self.shape, budget, cached_slots(cache, self.shape))
         sizes = self.pools.sizes
         engine.allocate_pools(sizes)
         shape = self.shape
-        radix = radix_allocator(engine, sizes, needs, cache, shape.max_rows) if cache.kind == RADIX else None
+        radix = radix_allocator(engine, sizes, needs, cache, shape.max_rows) if cached else None
         manager = BlockManager(sizes, needs, shape.max_rows, shape.max_seq_len, cache.kind == BLOCKS, radix)
         self.scheduler = Scheduler(
             manager,
