@@ -34,12 +34,13 @@ class Draft:
         self, number: int, slot_copies: list[tuple[int, int]], forked: list[ScheduledSequence]
     ) -> StepPlan | None:
         """The plan, or None when there is nothing to do."""
-        rows = []
+        rows: list[PlannedRow] = []
+        new = tuple.__new__  # half the time of a named tuple's own constructor
         for sequence, count in self.rows.items():
             memory = sequence.memory
             start = memory.length
             samples = start + count == len(sequence.tokens)
-            rows.append(PlannedRow(sequence.id, start, count, memory.row, memory.slot, samples))
+            rows.append(new(PlannedRow, (sequence.id, start, count, memory.row, memory.slot, samples)))
         if not (rows or self.preempted or self.admitted or slot_copies):
             return None
         return StepPlan(

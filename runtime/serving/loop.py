@@ -148,6 +148,7 @@ class ServingLoop:
     ) -> list[Output]:
         """Give each sequence its logits; the pieces that it makes of them, or the error that ends its request."""
         outputs: list[Output] = []
+        new = tuple.__new__  # as in Sequence.accept
         for index, sequence in enumerate(sampling):
             id_ = self._request_of.get(sequence)
             if id_ is None:
@@ -161,7 +162,7 @@ class ServingLoop:
                 outputs.append(Output(id_, None, error))
                 continue
             for piece in pieces:
-                outputs.append(Output(id_, piece))
+                outputs.append(new(Output, (id_, piece, None)))
             if group.finished:
                 del self._groups[id_]
         return outputs
