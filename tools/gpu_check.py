@@ -42,7 +42,7 @@ COLLECTION_SECONDS = 60.0
 class Run:
     """folder: where results go. jobs: processes beside each other where nothing is timed. only: pytest's -k.
 
-    work: a folder for ``benchmarks.torch_engine`` to keep its checkpoint and artifact in, or to take them from.
+    work: a folder for benchmarks of a whole model to keep checkpoint and artifacts in, or to take them from.
     """
 
     folder: Path
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", action="append", default=[], metavar="NAME=SECONDS", help="another limit of a stage")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that are not timed, at a time")
     parser.add_argument("--only", default="", metavar="TEXT", help="only tests that pytest's -k TEXT selects")
-    parser.add_argument("--work", type=Path, help="where benchmarks.torch_engine keeps its checkpoint and artifact")
+    parser.add_argument("--work", type=Path, help="where benchmarks of a whole model keep checkpoint and artifacts")
     options = parser.parse_args(arguments)
     limits = {name: stage.limit for name, stage in STAGES.items()}
     for text in options.limit:
@@ -162,6 +162,17 @@ def torch_engine(run: Run, limit: float) -> dict[str, Any]:
     return _one_benchmark(run, limit, "torch_engine", *where)
 
 
+def serving(run: Run, limit: float) -> dict[str, Any]:
+    """Many requests on the same model."""
+    where = () if run.work is None else ("--work", str(run.work))
+    return _one_benchmark(run, limit, "serving", "--engine", "torch", *where)
+
+
+def torch_engine_experts(run: Run, limit: float) -> dict[str, Any]:
+    """The torch engine on a model with experts."""
+    return _one_benchmark(run, limit, "torch_engine_experts")
+
+
 def plugin_enqueue(run: Run, limit: float) -> dict[str, Any]:
     """What a plugin's enqueue costs the host."""
     return _one_benchmark(run, limit, "plugin_enqueue")
@@ -189,12 +200,14 @@ def _described(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return [{"log": o.command.log.name, "code": o.code, "seconds": round(o.seconds, 1)} for o in outcomes]
 
 
-# The most valuable first. An NVIDIA H200 with 16 cores took 67, 9, 90, 39, 36 and 41 s for all but the last.
+# The most valuable first. An NVIDIA H200 with 16 cores took 67, 9, 90 and 39 s for the first, 36 and 41 s for sanitizers.
 STAGES: dict[str, Stage] = {
     "tests": Stage(480.0, tests),
     "kernel-results": Stage(150.0, kernel_results),
     "kernels": Stage(420.0, kernels),
     "torch-engine": Stage(360.0, torch_engine),
+    "torch-engine-experts": Stage(240.0, torch_engine_experts),
+    "serving": Stage(240.0, serving),
     "memcheck": Stage(200.0, sanitizer("memcheck")),
     "racecheck": Stage(240.0, sanitizer("racecheck")),
     "plugin-enqueue": Stage(60.0, plugin_enqueue),
