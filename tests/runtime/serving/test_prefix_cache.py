@@ -195,3 +195,15 @@ def test_decode_states_are_taken_on_the_way() -> None:
     second = loop.add(asked(said[:29], 1))
     found = [o.piece.generation.cached_tokens for o in run_all(loop) if o.request_id == second and o.piece.generation]
     assert found == [26]
+
+
+@pytest.mark.parametrize("params", [{"beam_width": 3, "n": 2}, {"n": 3, "temperature": 0.9, "seed": 4}], ids=str)
+def test_several_answers_are_the_same_with_the_cache(params: dict) -> None:
+    found = []
+    for cache in ("off", "radix"):
+        loop, _ = toy_loop(prefix_cache=cache)
+        for tail in (2, 3, 4):
+            loop.add(asked(line(1, 30) + line(tail, 5), 6, **params))
+            found.append(answers(run_all(loop)))
+    assert found[:3] == found[3:]
+    assert loop.prefix_cache.metrics.hit_tokens == 30
