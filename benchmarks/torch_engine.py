@@ -86,7 +86,7 @@ def run(settings: TorchEngineSettings) -> Report:
             gates = tuple(_gates(runs, checkpoint, artifact, settings))
             if not all(gate.passed for gate in gates):
                 return Report(NAME, _settings_json(settings), gates)
-            results = _measured(runs, checkpoint, settings)
+            results = measured(runs, checkpoint, settings)
         finally:
             engine.close()
     return Report(NAME, _settings_json(settings), gates, results, _targets(results, settings.goals))
@@ -140,7 +140,7 @@ def _expected(
         peer.close()
 
 
-def _measured(runs: EngineRuns, checkpoint: Path, settings: TorchEngineSettings) -> dict[str, Any]:
+def measured(runs: EngineRuns, checkpoint: Path, settings: TorchEngineSettings) -> dict[str, Any]:
     """Everything that is measured, ours and, where transformers is installed, the peer's in turns."""
     peer = TorchPeer(checkpoint, "bfloat16", settings.device) if find_spec("transformers") is not None else None
     decode = {str(batch): _decode(runs, peer, batch, settings) for batch in settings.goals.decode}

@@ -1,0 +1,150 @@
+"""Tokens per second of the torch engine on a GPU: a random Qwen3-Next of twelve layers and eight experts, in bfloat16.
+
+The peer is transformers with what it finds installed: without fla it runs the gated delta rule in torch.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from benchmarks.agreement import random_prompt, relative_error
+from benchmarks.command import run_command
+from benchmarks.engine_runs import EngineRuns
+from benchmarks.report import Gate, Report, Target
+from benchmarks.torch_engine import LOGITS_TOLERANCE, Goals, TorchEngineSettings, measured
+from benchmarks.torch_peer import TorchPeer
+from runtime.engines.torch.engine import TorchEngine
+
+NAME, REPEATS = "torch_engine_experts", 3
+SPEED_UP = 3.0
+# Widths of Qwen3-Next-80B-A3B, with twelve of its layers and eight of its experts, of which a token has two.
+FIELDS: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "num_hidden_layers": 12,
+        "intermediate_size": 5120,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "tie_word_embeddings": False,
+    }
+)
+
+
+@dataclass(frozen=True)
+class ExpertsSettings:
+    """The fields of the model's config.json, and what is measured. goals: which batch sizes and prompts."""
+
+    fields: Mapping[str, Any] = field(default_factory=lambda: FIELDS)
+    device: str = "cuda"
+    new_tokens: int = 64
+    prompt_tokens: int = 512
+    gate_tokens: int = 70
+    gate_steps: int = 16
+    repeats: int = REPEATS
+    batches: tuple[int, ...] = (1, 8)
+    prompts: tuple[int, ...] = (512, 4096)
+
+    @property
+    def runs(self) -> TorchEngineSettings:
+        """The same for the functions that measure; they take its numbers, not its shape."""
+        goals = Goals(dict.fromkeys(self.batches, 0.0), dict.fromkeys(self.prompts, 0.0))
+        return TorchEngineSettings(
+            device=self.device,
+            new_tokens=self.new_tokens,
+            prompt_tokens=self.prompt_tokens,
+            repeats=self.repeats,
+            goals=goals,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "fields": dict(self.fields)}
+
+
+def run(settings: ExpertsSettings) -> Report:
+    """Write the checkpoint, compare logits with transformers in float32, then measure. It needs transformers."""
+    with tempfile.TemporaryDirectory(prefix="hybridge-bench-") as name:
+        checkpoint, artifact = Path(name) / "checkpoint", Path(name) / "artifact"
+        write_checkpoint(checkpoint, settings.fields, settings.device)
+        _export(checkpoint, artifact, settings)
+        engine = TorchEngine(artifact, device=settings.device)
+        runs = EngineRuns(engine)
+        try:
+            gate = _gate(runs, checkpoint, settings)
+            if not gate.passed:
+                return Report(NAME, settings.to_json(), (gate,))
+            results = measured(runs, checkpoint, settings.runs)
+        finally:
+            engine.close()
+    results["transformers_has_fla"] = find_spec("fla") is not None
+    return Report(NAME, settings.to_json(), (gate,), results, _targets(results))
+
+
+def write_checkpoint(folder: Path, fields: Mapping[str, Any], device: str) -> None:
+    """Save a random qwen3_next model in bfloat16, made on ``device``."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_next", **fields), dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+
+
+def _export(checkpoint: Path, artifact: Path, settings: ExpertsSettings) -> None:
+    from exporter.export import export_checkpoint
+    from exporter.options import ExportOptions
+
+    longest = max(*settings.prompts, settings.prompt_tokens + settings.new_tokens + settings.gate_steps)
+    export_checkpoint(
+        checkpoint, artifact, ExportOptions(max_batch_size=max(settings.batches), max_seq_len=longest, scan=False)
+    )
+
+
+def _gate(runs: EngineRuns, checkpoint: Path, settings: ExpertsSettings) -> Gate:
+    """The median over positions: between experts that are nearly alike to a router, bfloat16 may choose the other."""
+    tokens, steps = settings.gate_tokens, settings.gate_steps
+    sequence = random_prompt(runs.vocab_size, tokens + steps, seed=1)
+    peer = TorchPeer(checkpoint, "float32", settings.device)
+    try:
+        expected = peer.logits(sequence)[tokens - 1 :]
+    finally:
+        peer.close()
+    found = runs.logits(sequence, tokens, max(settings.batches))
+    errors = [relative_error(*pair) for pair in zip(found, expected, strict=True)]
+    checks = f"logits after {tokens} tokens and {steps} decode steps against transformers in float32, median error"
+    return Gate(checks, statistics.median(errors), LOGITS_TOLERANCE)
+
+
+def _targets(results: Mapping[str, Any]) -> tuple[Target, ...]:
+    rates = results["decode_tokens_per_s"]["1"]
+    ratio = rates["ours_greedy"]["median"] / rates["transformers_greedy"]["median"]
+    return (
+        Target("decode at batch 1, greedy, against transformers as installed", ratio, "at least", SPEED_UP, "times"),
+    )
+
+
+def main() -> int:
+    """The exit code: 0, or 1 when values were wrong."""
+    return run_command(__doc__ or "", lambda repeats: run(ExpertsSettings(repeats=repeats)), REPEATS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
