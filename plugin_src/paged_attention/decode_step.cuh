@@ -201,12 +201,20 @@ __device__ __forceinline__ void take_step(WarpState& state, const DATA_T* tiles,
     for (int tile = 0; tile < QUERY_TILES; ++tile) weight_fragments(weights[tile], scores[tile], DATA_T());
 #pragma unroll
     for (int i = 0; i < DIM_TILES; ++i) {
+        // Tensor cores cut what they add to: float sums over many steps are made apart and rounded.
+        float apart[QUERY_TILES][4] = {};
 #pragma unroll
         for (int step = 0; step < TOKEN_STEPS; ++step) {
             const Products::A a = Products::load_a_transposed<Tile>(tiles + TILE, 16 * i, step * Products::K, lane);
 #pragma unroll
             for (int tile = 0; tile < QUERY_TILES; ++tile)
-                Products::multiply(state.output[tile][i], a, weights[tile][step]);
+                Products::multiply(sizeof(DATA_T) == 4 ? apart[tile] : state.output[tile][i], a, weights[tile][step]);
+        }
+        if (sizeof(DATA_T) == 4) {
+#pragma unroll
+            for (int tile = 0; tile < QUERY_TILES; ++tile)
+#pragma unroll
+                for (int j = 0; j < 4; ++j) state.output[tile][i][j] += apart[tile][j];
         }
     }
 }
