@@ -24,6 +24,7 @@ GROUPS = (
     "linear_decode",
     "gated_delta_rule_decode",
     "gated_delta_rule_prefill",
+    "paged_attention_prefill",
     "candidates",
 )
 

@@ -79,6 +79,9 @@ __device__ __forceinline__ void in_flight(float (&d)[N]) {
 // D[64][64] = A * B (+ D where `add`); A and B by rows: A [64][k], B [64][k].
 template <typename T>
 __device__ __forceinline__ void multiply_rows(float (&d)[32], unsigned long long a, unsigned long long b, int add);
+// D[64][128] = A * B (+ D where `add`); A by rows [64][k], B by rows [128][k].
+template <typename T>
+__device__ __forceinline__ void multiply_rows(float (&d)[64], unsigned long long a, unsigned long long b, int add);
 // D[64][64] += A * B; B [k][64] by columns.
 template <typename T>
 __device__ __forceinline__ void multiply_columns(float (&d)[32], const unsigned (&a)[4], unsigned long long b);
@@ -92,6 +95,13 @@ __device__ __forceinline__ void multiply_columns(float (&d)[64], const unsigned 
         asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." NAME "." NAME \
                      " {" WGMMA_LIST32 "}, %32, %33, p, 1, 1, 0, 0;}"                                                  \
                      : WGMMA_D32(d, 0)                                                                                 \
+                     : "l"(a), "l"(b), "r"(add));                                                                      \
+    }                                                                                                                  \
+    template <>                                                                                                        \
+    __device__ __forceinline__ void multiply_rows<TYPE>(float(&d)[64], unsigned long long a, unsigned long long b, int add) {              \
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "."     \
+                     NAME " {" WGMMA_LIST64 "}, %64, %65, p, 1, 1, 0, 0;}"                                             \
+                     : WGMMA_D32(d, 0), WGMMA_D32(d, 32)                                                               \
                      : "l"(a), "l"(b), "r"(add));                                                                      \
     }                                                                                                                  \
     template <>                                                                                                        \

@@ -1,0 +1,188 @@
+// Ragged causal attention over pages on Hopper's warpgroup products, for 16-bit data.
+//
+// Blocks are persistent: each takes tiles of prefill_tiles.cuh, the heaviest first, in turns that run forward and backward. One
+// warpgroup gathers queries, keys and values from their pages ahead of two that compute, each 64 rows of the tile
+// (FlashAttention-3, arXiv 2407.08608: a warpgroup's softmax runs while the tensor cores multiply for it or the other).
+//   scores = scale * Q K^T;  y = softmax(scores) V
+//
+// Macros: DATA_T, HEAD_DIM (a multiple of 8, at most 256), TILE_ROWS (128), TILE_KEYS (64 or 128), STAGES (of keys and
+// of values), SOFTCAP (0, 1). Every head of every token starts at a multiple of 16 bytes.
+#include "common/launch.cuh"
+#include "paged_attention/prefill_wgmma_rows.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 216;
+
+// The work of a block: tiles of all KV heads, by falling weight, dealt out back and forth.
+struct Deal {
+    int round = 0;
+
+    __device__ __forceinline__ Work next(const PagedAttention& p) {
+        const int turn = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+        const int index = round++ * gridDim.x + turn, rank = index / p.kv_heads;
+        return {tile_of_rank(p, rank), index - rank * p.kv_heads};
+    }
+};
+
+// ROWS rows of this warp into a tile of TILE rows, from row `first` (a multiple of 8) on; 8 lanes copy 128 bytes of
+// one. offset: where each row begins, in elements, or below zero: zeros; CHECKED: there may be such rows.
+template <int TILE, int ROWS, bool CHECKED, typename Offset>
+__device__ __forceinline__ void load_rows(unsigned char* tile, int first, const DATA_T* source, const Offset& offset) {
+    const int lane = threadIdx.x % 32, unit = lane % 8, row = lane / 8;
+    unsigned char* const even = tile + panel_unit<TILE>(first + row, unit);
+    unsigned char* const odd = tile + panel_unit<TILE>(first + row + 4, unit);
+#pragma unroll
+    for (int i = 0; i < ROWS / 4; ++i) {
+        const long long from = offset(4 * i + row);
+        unsigned char* const to = (i % 2 ? odd : even) + i / 2 * (8 * ROW_BYTES);
+#pragma unroll
+        for (int panel = 0; panel < COLUMNS / PANEL; ++panel) {
+            const int column = panel * PANEL + unit * 8;
+            const bool inside = (!CHECKED || from >= 0) && column < HEAD_DIM;
+            copy_async_16(to + panel * (TILE * ROW_BYTES), source + (inside ? from + column : 0), inside);
+        }
+    }
+}
+
+__device__ __forceinline__ void load_queries(unsigned char* tile, const PagedAttention& p, const Work& work) {
+    constexpr int ROWS = TILE_ROWS / 4;
+    const int first = threadIdx.x / 32 * ROWS;
+    const long long mine = packed_row(p, work, first + threadIdx.x % 32, p.query_token, p.query_head);
+    load_rows<TILE_ROWS, ROWS, true>(tile, first, static_cast<const DATA_T*>(p.query),
+                                     [&](int row) { return __shfl_sync(~0u, mine, row); });
+}
+
+// A block of keys, or of values. begin: where the one begins that this lane has looked up, in units of 16 bytes.
+__device__ __forceinline__ void load_keys(unsigned char* tile, const DATA_T* source, int begin) {
+    constexpr int ROWS = TILE_KEYS / 4;
+    const int first = threadIdx.x / 32 * ROWS;
+    const auto offset = [&](int row) { return static_cast<long long>(__shfl_sync(~0u, begin, row)) * 8; };
+    if (__all_sync(~0u, begin >= 0)) {
+        load_rows<TILE_KEYS, ROWS, false>(tile, first, source, offset);
+    } else {
+        load_rows<TILE_KEYS, ROWS, true>(tile, first, source, offset);
+    }
+}
+
+// The first warpgroup.
+__device__ __forceinline__ void produce(Shared& shared, const PagedAttention& p) {
+    Position at_keys, at_values;
+    Deal deal;
+    for (unsigned parity = 1;; parity ^= 1) {
+        const Work work = deal.next(p);
+        barrier_wait(&shared.queries_empty, parity);
+        if (work.tile.row >= 0) load_queries(shared.queries, p, work);
+        barrier_arrive_after_copies(&shared.queries_full);
+        if (threadIdx.x == 0) {
+            shared.work = work;
+            barrier_arrive(&shared.queries_full);
+        }
+        if (work.tile.row < 0) break;
+        const DATA_T* keys = static_cast<const DATA_T*>(p.kv_pool) + work.head * p.pool_head;
+        const DATA_T* values = keys + p.pool_values;
+        const KeyRange range(p, work.tile);
+        const auto look_up = [&](int block) {
+            const int key = threadIdx.x / 32 * (TILE_KEYS / 4) + threadIdx.x % (TILE_KEYS / 4);
+            return key_unit<8>(p, work.tile, range, block * TILE_KEYS + key);
+        };
+        const auto add_keys = [&](int begin) {
+            barrier_wait(&shared.keys_empty[at_keys.slot], at_keys.parity ^ 1);
+            load_keys(shared.keys[at_keys.slot], keys, begin);
+            barrier_arrive_after_copies(&shared.keys_full[at_keys.slot]);
+            at_keys.advance();
+        };
+        int block = (range.end - 1) / TILE_KEYS, begin = look_up(block);
+        add_keys(begin);
+        for (; block >= range.begin / TILE_KEYS; --block) {
+            int next = -1;
+            if (block > range.begin / TILE_KEYS) {
+                next = look_up(block - 1);
+                add_keys(next);
+            }
+            barrier_wait(&shared.values_empty[at_values.slot], at_values.parity ^ 1);
+            load_keys(shared.values[at_values.slot], values, begin);
+            barrier_arrive_after_copies(&shared.values_full[at_values.slot]);
+            at_values.advance();
+            begin = next;
+        }
+    }
+    commit_copies();
+    wait_copies<0>();  // no thread ends before its copies
+}
+
+// The other warpgroups.
+__device__ __forceinline__ void consume(Shared& shared, const PagedAttention& p) {
+    const int first_row = (threadIdx.x / 128 - 1) * GROUP_ROWS;
+    const unsigned long long queries = operand(shared.queries + first_row * ROW_BYTES);
+    const float factor = score_factor(p);
+    Position at_keys, at_values;
+    for (unsigned parity = 0;; parity ^= 1) {
+        barrier_wait(&shared.queries_full, parity);
+        const Work work = shared.work;
+        if (work.tile.row < 0) return;
+        const KeyRange range(p, work.tile);
+        GroupRows rows(p, work, first_row);
+        const int last_block = range.begin / TILE_KEYS;
+        int block = (range.end - 1) / TILE_KEYS;
+        float s[TILE_KEYS / 2], correction[2];
+        unsigned weights[TILE_KEYS / 16][4];
+
+        wait_for_tile(&shared.keys_full[at_keys.slot], at_keys);
+        start_scores(s, queries, shared.keys[at_keys.slot]);
+        wgmma_wait<0>();
+        in_flight(s);
+        release(&shared.keys_empty[at_keys.slot]);
+        at_keys.advance();
+        rows.weigh(s, correction, p, block * TILE_KEYS, factor);
+        round_weights(weights, s);
+        while (--block >= last_block) {
+            wait_for_tile(&shared.keys_full[at_keys.slot], at_keys);
+            start_scores(s, queries, shared.keys[at_keys.slot]);
+            wait_for_tile(&shared.values_full[at_values.slot], at_values);
+            start_outputs(rows.y, weights, shared.values[at_values.slot]);
+            wgmma_wait<1>();
+            in_flight(s);
+            release(&shared.keys_empty[at_keys.slot]);
+            at_keys.advance();
+            rows.weigh(s, correction, p, block * TILE_KEYS, factor);
+            wgmma_wait<0>();
+            in_flight(rows.y);
+            in_flight(weights);
+            release(&shared.values_empty[at_values.slot]);
+            at_values.advance();
+            rows.correct(correction);
+            round_weights(weights, s);
+        }
+        release(&shared.queries_empty);
+        wait_for_tile(&shared.values_full[at_values.slot], at_values);
+        start_outputs(rows.y, weights, shared.values[at_values.slot]);
+        wgmma_wait<0>();
+        in_flight(rows.y);
+        in_flight(weights);
+        release(&shared.values_empty[at_values.slot]);
+        at_values.advance();
+        rows.store(p, work, factor);
+    }
+}
+
+#endif
+
+extern "C" __global__ void __launch_bounds__(384, 1)
+paged_attention_prefill_wgmma(const __grid_constant__ PagedAttention p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(1024) unsigned char memory[];
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    if (threadIdx.x == 0) shared.init_barriers();
+    __syncthreads();
+    wait_for_earlier_kernels();
+    let_later_kernels_start();
+    if (threadIdx.x < 128) {
+        shrink_registers<PRODUCER_REGISTERS>();
+        produce(shared, p);
+    } else {
+        grow_registers<CONSUMER_REGISTERS>();
+        consume(shared, p);
+    }
+#endif
+}

@@ -1,0 +1,124 @@
+"""Which launch takes the rows of several new tokens of ``paged_attention``; needs no GPU."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from artifact.dtypes import DType
+from artifact.errors import UnsupportedError
+from tests.support.kernel_calls import H200, ORIN
+from trt_plugins.catalog import PACKED_OPS
+from trt_plugins.kernels.architectures import CHECKED, capability_from_architecture
+from trt_plugins.kernels.call import DeviceTraits, KernelLaunch, Memory, OpCall
+from trt_plugins.kernels.layout import TensorLayout
+from trt_plugins.kernels.ops.paged_attention_call import PagedCall
+from trt_plugins.kernels.ops.paged_attention_prefill import MMA_FILE, WGMMA_FILE, plan_prefill, prefill_sources
+from trt_plugins.plugins.targets import traits_from_capability
+
+SPEC = PACKED_OPS["paged_attention"]
+BF16, F16, F32, I32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.INT32
+ADA = replace(ORIN, capability=(8, 9), shared_bytes=101376)
+
+
+def call_of(
+    rows: int = 8,
+    tokens: int = 600,
+    heads: int = 32,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    dtype: DType = BF16,
+    pool_blocks: int = 1000,
+    sinks: bool = False,
+    gap: int = 0,
+    **attributes: float,
+) -> PagedCall:
+    query = TensorLayout.contiguous(dtype, (tokens, heads, head_dim))
+    wide = replace(query, strides=(heads * head_dim + gap, head_dim, 1))
+    inputs = (
+        wide,
+        TensorLayout.contiguous(dtype, (2, pool_blocks, 16, kv_heads, head_dim)),
+        TensorLayout.contiguous(I32, (rows, 512)),
+        TensorLayout.contiguous(I32, (rows + 1,)),
+        TensorLayout.contiguous(I32, (rows,)),
+        TensorLayout.contiguous(F32, (heads,)) if sinks else None,
+    )
+    return PagedCall.of(OpCall(SPEC, inputs, (query,), SPEC.complete_attributes(attributes)))
+
+
+def planned(device: DeviceTraits = H200, **changes: object) -> KernelLaunch:
+    (launch,) = plan_prefill(call_of(**changes), device)  # type: ignore[arg-type]
+    return launch
+
+
+def test_hopper_runs_16_bit_data_on_warpgroup_products_and_float_on_its_own():
+    assert planned().source.file == WGMMA_FILE
+    assert planned(dtype=F16, head_dim=72).source.file == WGMMA_FILE
+    assert planned(dtype=F32).source.file == MMA_FILE
+    assert planned(ORIN).source.file == MMA_FILE
+
+
+def test_persistent_blocks_are_at_most_the_multiprocessors():
+    assert planned().grid == (H200.multiprocessors, 1, 1)
+    assert planned(rows=1, tokens=2).grid == (8, 1, 1)
+
+
+@pytest.mark.parametrize("lengths", [(600,), (2, 598), (2, 2, 2, 2), (33, 1, 95, 127, 129), (32,) * 7, (31,) * 7])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (6, 2), (7, 1), (4, 4)])
+def test_the_grid_holds_a_tile_for_all_queries_of_any_rows(lengths, heads, kv_heads):
+    """Each row's queries of a KV head take whole tiles of 128; no block less than these."""
+    group = heads // kv_heads
+    needed = sum(-(-length * group // 128) for length in lengths) * kv_heads
+    launch = planned(ORIN, rows=len(lengths), tokens=sum(lengths), heads=heads, kv_heads=kv_heads, head_dim=64)
+    assert dict(launch.source.defines)["TILE_ROWS"] == "128"
+    assert needed <= launch.grid[0] <= needed + len(lengths) * kv_heads
+
+
+@pytest.mark.parametrize("architecture", CHECKED)
+def test_every_type_and_head_dim_fits_every_gpu(architecture):
+    device = traits_from_capability(capability_from_architecture(architecture))[0]
+    for dtype, head_dim in itertools.product((BF16, F16, F32), range(64, 257, 8)):
+        launch = planned(device, dtype=dtype, head_dim=head_dim)
+        assert launch.shared_bytes <= device.shared_bytes, (dtype, head_dim)
+        assert launch.overlap == (device.capability >= (9, 0))
+
+
+def test_strides_and_attributes_reach_the_kernel():
+    params = planned(gap=64, sliding_window=7, softcap=30.0, scale=0.5).params
+    assert (params.query_token, params.query_head) == (32 * 128 + 64, 128)
+    assert (params.pool_block, params.pool_slot, params.pool_head) == (16 * 8 * 128, 8 * 128, 128)
+    assert (params.rows, params.group, params.block_size, params.max_blocks) == (8, 4, 16, 512)
+    assert (params.sliding_window, params.softcap, params.scale) == (7, 30.0, 0.5)
+    assert planned().params.scale == pytest.approx(128**-0.5)
+
+
+def test_only_calls_with_a_softcap_pay_for_it():
+    assert dict(planned().source.defines)["SOFTCAP"] == "0"
+    assert dict(planned(softcap=30.0).source.defines)["SOFTCAP"] == "1"
+    assert dict(planned(ADA, softcap=30.0).source.defines)["SOFTCAP"] == "1"
+
+
+def test_sinks_are_null_where_absent():
+    assert "sinks" not in planned().pointers
+    assert planned(sinks=True).pointers["sinks"].memory is Memory.INPUT
+
+
+def test_a_pool_beyond_31_bits_of_units_is_refused():
+    most = 2**31 - 1
+    blocks = most // (16 * 8 * 128 // 8)
+    assert planned(pool_blocks=blocks)
+    with pytest.raises(UnsupportedError, match="keys of at most 31 GiB in a pool, found 32 GiB: use fewer blocks"):
+        planned(pool_blocks=blocks + 1)
+
+
+def test_more_tiles_than_a_grid_holds_are_refused():
+    with pytest.raises(UnsupportedError, match="split the call"):
+        planned(ORIN, tokens=2**33, heads=64, kv_heads=64)
+
+
+def test_sources_cover_both_kernels_and_every_type():
+    found = {(source.file, dict(source.defines)["DATA_T"]) for source in prefill_sources()}
+    assert len(found) == 5
+    assert len(set(prefill_sources())) == len(list(prefill_sources()))

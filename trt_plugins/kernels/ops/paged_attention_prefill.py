@@ -1,0 +1,139 @@
+"""The kernels of ``paged_attention`` for rows with several new tokens: tiles of queries on tensor cores.
+
+The host knows no lengths: a grid is bounded by shapes, and every block finds its tile on the device.
+docs/kernels/paged_attention_prefill.md has the reasons.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from artifact.dtypes import DType
+from artifact.errors import UnsupportedError
+from trt_plugins.kernels.architectures import HOPPER
+from trt_plugins.kernels.call import DeviceTraits, KernelLaunch
+from trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
+from trt_plugins.kernels.ops.paged_attention_call import OVERLAP_SINCE, PagedCall
+from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from trt_plugins.kernels.structs import struct_type
+
+MMA_FILE, _MMA_ENTRY = "paged_attention/prefill_mma.cu", "paged_attention_prefill_mma"
+WGMMA_FILE, _WGMMA_ENTRY = "paged_attention/prefill_wgmma.cu", "paged_attention_prefill_wgmma"
+_MMA_THREADS, _WGMMA_THREADS = 128, 384
+_STAGES = 2  # tiles of keys, and of values, in Hopper's shared memory
+_PANEL = 64  # columns of a row that Hopper's products read as one piece
+_WORK_BYTES = 24  # what the block computes at a time
+_LONGEST_GRID = _MOST_UNITS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class PrefillVariant:
+    """Macros of a kernel. rows, keys: of a tile; a row is one query head at one token."""
+
+    dtype: DType
+    head_dim: int
+    rows: int
+    keys: int
+    softcap: bool = False
+    hopper: bool = False
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block: a tile of queries, and keys and values."""
+        if self.hopper:
+            columns = -(-self.head_dim // _PANEL) * _PANEL
+            return 2 * columns * (self.rows + 2 * _STAGES * self.keys) + 8 * (2 + 4 * _STAGES) + _WORK_BYTES
+        units = -(-self.head_dim // 16) * 16 * self.dtype.itemsize // ACCESS_BYTES
+        pitch = units if units % 8 == 0 or units % 2 else units + 1  # TileLayout in common/mma.cuh
+        return (self.rows + 2 * self.keys) * pitch * ACCESS_BYTES
+
+    def source(self) -> KernelSource:
+        defines = {
+            "DATA_T": CUDA_TYPES[self.dtype],
+            "HEAD_DIM": str(self.head_dim),
+            "TILE_ROWS": str(self.rows),
+            "TILE_KEYS": str(self.keys),
+            "SOFTCAP": str(int(self.softcap)),
+        }
+        if self.hopper:
+            return KernelSource(WGMMA_FILE, _WGMMA_ENTRY, tuple((defines | {"STAGES": str(_STAGES)}).items()))
+        return KernelSource(MMA_FILE, _MMA_ENTRY, tuple(defines.items()), hot=self.dtype is not DType.FLOAT32)
+
+
+def plan_prefill(paged: PagedCall, device: DeviceTraits) -> tuple[KernelLaunch, ...]:
+    """The launch that writes y of the rows with two or more new tokens and leaves all else of y as it is.
+
+    UnsupportedError for pools that 31 bits of 16-byte units do not reach through, and for grids over the limit.
+    """
+    variant = _variant(paged, device)
+    tiles = paged.tokens * paged.group // variant.rows + paged.rows  # the last one of a row may be a part
+    blocks = tiles * paged.kv_heads
+    _check_limits(paged, blocks)
+    source = variant.source()
+    params: Any = struct_type(source.file, "PagedAttention")()
+    paged.fill(params)
+    launch = KernelLaunch(
+        source,
+        (min(blocks, device.multiprocessors) if variant.hopper else blocks, 1, 1),
+        (_WGMMA_THREADS if variant.hopper else _MMA_THREADS, 1, 1),
+        params,
+        paged.pointers(),
+        variant.shared_bytes,
+        overlap=device.capability >= OVERLAP_SINCE,
+    )
+    return (launch,)
+
+
+def prefill_sources() -> Iterator[KernelSource]:
+    """Every type and kernel at the usual head dims, others in bfloat16, and soft caps."""
+    for dtype, head_dim in itertools.product(CUDA_TYPES, (64, 128, 256)):
+        yield _mma_variant(dtype, head_dim).source()
+        if dtype is not DType.FLOAT32:
+            yield _wgmma_variant(dtype, head_dim).source()
+    for head_dim in (72, 80, 96, 192):
+        yield _mma_variant(DType.BFLOAT16, head_dim).source()
+        yield _wgmma_variant(DType.BFLOAT16, head_dim).source()
+    for head_dim in (64, 128, 256):
+        yield _mma_variant(DType.BFLOAT16, head_dim, softcap=True).source()
+        yield _wgmma_variant(DType.BFLOAT16, head_dim, softcap=True).source()
+
+
+def _variant(paged: PagedCall, device: DeviceTraits) -> PrefillVariant:
+    hopper = device.capability == HOPPER and paged.dtype is not DType.FLOAT32
+    softcap = float(paged.call.attributes["softcap"]) != 0.0
+    return (_wgmma_variant if hopper else _mma_variant)(paged.dtype, paged.head_dim, softcap)
+
+
+def _mma_variant(dtype: DType, head_dim: int, softcap: bool = False) -> PrefillVariant:
+    """Tiles whose accumulators fit the registers, and which fit 99 KiB of shared memory."""
+    if dtype is DType.FLOAT32:
+        rows, keys = 64, 32 if head_dim <= 128 else 16
+    elif head_dim <= 64:
+        rows, keys = 128, 64
+    elif head_dim <= 128:
+        rows, keys = (64, 64) if softcap else (128, 32)
+    else:
+        rows, keys = 64, 32
+    return PrefillVariant(dtype, head_dim, rows, keys, softcap)
+
+
+def _wgmma_variant(dtype: DType, head_dim: int, softcap: bool = False) -> PrefillVariant:
+    """Tiles of two warpgroups; keys as their accumulators leave registers for."""
+    return PrefillVariant(dtype, head_dim, 128, 128 if head_dim <= 128 else 64, softcap, hopper=True)
+
+
+def _check_limits(paged: PagedCall, blocks: int) -> None:
+    pool = paged.call.input("kv_pool")
+    units = pool.shape[1] * abs(pool.strides[1]) * pool.dtype.itemsize // ACCESS_BYTES
+    if units > _MOST_UNITS:
+        raise UnsupportedError(
+            f"paged_attention: expected keys of at most {_MOST_UNITS * ACCESS_BYTES >> 30} GiB in a pool, found "
+            f"{units * ACCESS_BYTES >> 30} GiB: use fewer blocks"
+        )
+    if blocks > _LONGEST_GRID:
+        raise UnsupportedError(
+            f"paged_attention: expected at most {_LONGEST_GRID} tiles, found {blocks}: split the call"
+        )
