@@ -276,7 +276,8 @@ def test_the_error_does_not_grow_with_length(dtype):
     inputs = inputs_of(case)
     o, state = run(case, inputs)
     expected_o, expected_state = reference(case, inputs)
-    assert relative(o[:, -4096:], expected_o[:, -4096:]) <= 1.1 * TOLERANCE[dtype]
+    limit = TOLERANCE[dtype] * (1.1 if dtype is BF16 else 1.0)
+    assert relative(o[:, -4096:], expected_o[:, -4096:]) <= limit
     assert relative(state, expected_state) <= TOLERANCE[dtype]
 
 
