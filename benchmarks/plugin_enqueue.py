@@ -22,7 +22,7 @@ from benchmarks.kernels.device import device_json
 from benchmarks.machine import machine_json
 from tests.plugins import stand_in
 from tests.support.plugin_calls import PluginCall, created_plugin, plugin_call
-from trt_plugins.kernels.catalog import operators
+from trt_plugins.kernels.catalog import dense_operators
 from trt_plugins.plugins.registration import PluginRegistration
 
 MOST_US = 12.0
@@ -42,7 +42,7 @@ def main() -> int:
     parser.add_argument("--commit", help="the commit that runs, where the files are not in a checkout")
     arguments = parser.parse_args()
     trt = _tensorrt()
-    rows = [_row(trt, op, form, arguments.calls) for op in operators() for form in FORMS]
+    rows = [_row(trt, op, form, arguments.calls) for op in dense_operators() for form in FORMS]
     document = {"benchmark": "plugin_enqueue", **machine_json(), "device": device_json(), "tensorrt": trt.__name__}
     if arguments.commit:
         document["commit"] = arguments.commit

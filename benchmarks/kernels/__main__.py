@@ -25,6 +25,7 @@ GROUPS = (
     "gated_delta_rule_decode",
     "gated_delta_rule_prefill",
     "paged_attention_prefill",
+    "paged_attention_decode",
     "candidates",
 )
 

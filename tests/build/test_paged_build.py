@@ -25,15 +25,32 @@ def paged(artifacts: ArtifactCache) -> Exported:
 def test_paged_engine_is_built_of_native_layers(paged: Exported) -> None:
     record = build_engine(paged.folder, replace(AMPERE, overwrite=True))
     assert record.nbytes > 0 and not record.plugins.ops
-    assert "the plugins run the dense layout only" in record.plugins.reason
+    assert "head_dim from 64 to 256 in multiples of 8, found head_dim 8" in record.plugins.reason
     pool = next(binding for binding in record.bindings if binding["name"] == "kv_pool_0")
     assert pool["shape"] == [2, "num_blocks", 16, *paged.config.bindings.input("kv_pool_0").shape[3:]]
     assert pool["replaced_by"] == "present_kv_pool_0"
 
 
-def test_plugins_cannot_be_had_yet(paged: Exported) -> None:
-    with pytest.raises(UnsupportedError, match=r"--plugins on: node .*the plugins run the dense layout only"):
+def test_heads_without_kernels_are_refused_by_name(paged: Exported) -> None:
+    with pytest.raises(UnsupportedError, match=r"--plugins on: node .*head_dim from 64 to 256"):
         build_engine(paged.folder, replace(AMPERE, plugins="on", overwrite=True))
+
+
+@pytest.fixture(scope="module")
+def kernel_heads(artifacts: ArtifactCache) -> Exported:
+    return artifacts.get("llama", "bfloat16", {"num_hidden_layers": 1, "head_dim": 64}, layout="paged")
+
+
+def test_pages_are_never_copied(kernel_heads: Exported) -> None:
+    with pytest.raises(UnsupportedError, match=r"expected --plugin-states aliased, found separate: reshape_and_cache"):
+        build_engine(kernel_heads.folder, replace(AMPERE, plugins="on", plugin_states="separate", overwrite=True))
+
+
+def test_pages_are_written_and_attended_by_plugins(kernel_heads: Exported) -> None:
+    record = build_engine(kernel_heads.folder, replace(AMPERE, plugins="on", overwrite=True))
+    assert record.plugins.ops == {"reshape_and_cache": 1, "paged_attention": 1} and record.plugins.version == "2"
+    assert record.layers["PLUGIN_V3"] == 2
+    assert {b["aliases"]: b["name"] for b in record.bindings if "aliases" in b} == {"kv_pool_0": "present_kv_pool_0"}
 
 
 def test_profiles_hold_every_row_at_its_longest(paged: Exported) -> None:

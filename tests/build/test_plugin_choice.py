@@ -17,9 +17,12 @@ from tests.plugins.planner_double import SIZES, plan_by_shape
 from tests.rewrites.mixer_graph import mixer_model
 from trt_plugins.build import BuildOptions, plugin_choice
 from trt_plugins.build.model import use_plugins
-from trt_plugins.build.plugin_choice import PluginChoice, choose_plugins
+from trt_plugins.build.plugin_choice import PluginChoice, choose_plugins, node_calls, plugin_gaps
 from trt_plugins.build.presets import read_preset
 from trt_plugins.build.target import Target
+from trt_plugins.call_check import CheckedCall
+from trt_plugins.catalog import PACKED_OPS
+from trt_plugins.checks import check_op_nodes
 from trt_plugins.functions import attach_functions
 from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from trt_plugins.plugins.fields import ALIASED, CAPABILITIES
@@ -199,7 +202,7 @@ def test_bodies_of_plugins_are_dropped_and_nodes_completed() -> None:
     use_plugins(model, PluginChoice({"node": "causal_conv1d"}, "", ("8.6", "8.9"), aliased=False))
     assert [function.name for function in model.functions] == ["twice"]
     found = {a.name: onnx.helper.get_attribute_value(a) for a in model.graph.node[0].attribute}
-    assert found == {"activation": b"none", CAPABILITIES: b"8.6,8.9", ALIASED: 0}
+    assert found == {"activation": b"none", CAPABILITIES: b"8.6,8.9", ALIASED: 0, "plugin_version": b"1"}
 
 
 def test_without_plugins_the_model_stays() -> None:
@@ -207,3 +210,27 @@ def test_without_plugins_the_model_stays() -> None:
     before = model.SerializeToString(deterministic=True)
     use_plugins(model, PluginChoice({}, "--plugins off", ("8.6",)))
     assert model.SerializeToString(deterministic=True) == before
+
+
+def test_the_packed_form_of_a_dense_operator_has_no_plugin() -> None:
+    (node,) = check_op_nodes(ssm_model())
+    (gap,) = plugin_gaps((replace(node, spec=PACKED_OPS[node.op]),), TARGET, profiles(), plan_by_shape)
+    assert "update_ssm_state in its packed form; its plugin runs the dense layout only" in gap
+
+
+def test_sizes_of_a_paged_profile_reach_the_planner() -> None:
+    """Bounds of rows go with rows, and pools of any size are one."""
+    sizes = {"heads": 8, "kv_heads": 2, "head_dim": 64, "block_size": 16}
+    dims = {**dict.fromkeys(("tokens", "rows", "row_bounds", "max_blocks", "num_blocks")), **sizes}
+    spec = PACKED_OPS["paged_attention"]
+    attributes = spec.complete_attributes({})
+    call = CheckedCall(dims, {"T": DType.BFLOAT16}, attributes, has_time=False)
+    (example,) = check_op_nodes(ssm_model())
+    shapes = {"input_ids": [[1], [32], [100]], "block_table": [[1, 1], [2, 4], [3, 9]]}
+    shapes["kv_pool_0"] = [[2, 1, 16, 2, 64], [2, 27, 16, 2, 64], [2, 27, 16, 2, 64]]
+    node = replace(example, spec=spec, call=call)
+    calls = list(node_calls(node, ProfileRecord("prefill", shapes)).calls())
+    found = {tuple(layout.shape for layout in call.inputs if layout is not None) for call in calls}
+    assert len(found) == len(calls) == 8 * 3 * 5
+    assert {shapes[2] for shapes in found} == {(rows, blocks) for rows in (1, 2, 3) for blocks in (1, 2, 4, 8, 9)}
+    assert all(shapes[3] == (shapes[2][0] + 1,) and shapes[1][1] == 27 for shapes in found)

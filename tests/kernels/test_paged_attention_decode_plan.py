@@ -144,6 +144,13 @@ def test_every_head_dim_runs_on_every_gpu(architecture: str, dtype: DType) -> No
         assert launch.overlap == (device.capability >= (9, 0))
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_blocks_of_the_next_launch_find_no_room_beside_the_line(head_dim: int) -> None:
+    launch = planned(call_of(64, head_dim=head_dim)).launch
+    assert macros(launch)["BLOCKS"] == "2"
+    assert 3 * (launch.shared_bytes + 1024) > H200.shared_bytes + 1024 >= 2 * (launch.shared_bytes + 1024)
+
+
 def test_orin_takes_the_same_kernel() -> None:
     assert planned(call_of(1), ORIN).launch.grid[0] % ORIN.multiprocessors == 0
 

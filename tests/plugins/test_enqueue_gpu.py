@@ -11,7 +11,7 @@ import torch
 
 from artifact.errors import EngineError
 from tests.support.plugin_calls import PluginCall, created_plugin, plugin_call
-from trt_plugins.kernels.catalog import operators
+from trt_plugins.kernels.catalog import dense_operators
 from trt_plugins.plugins.registration import PluginRegistration
 
 pytestmark = pytest.mark.gpu
@@ -59,7 +59,7 @@ def check(call: PluginCall, expected: tuple[torch.Tensor, ...], tolerance: float
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize("form", [PREFILL, DECODE], ids=["prefill", "decode"])
-@pytest.mark.parametrize("op", operators())
+@pytest.mark.parametrize("op", dense_operators())
 def test_results(trt: Any, registration: PluginRegistration, op: str, form: Any, dtype: Any, in_place: bool) -> None:
     call = call_of(op, form, dtype, in_place)
     plugin = created_plugin(trt, registration, call, MOST)
@@ -80,7 +80,7 @@ def cuda_core_stream() -> Any:
 
 
 @pytest.mark.parametrize("make_stream", [torch.cuda.Stream, cuda_core_stream, lambda: None])
-@pytest.mark.parametrize("op", operators())
+@pytest.mark.parametrize("op", dense_operators())
 def test_streams_and_tensors_of_other_libraries(
     trt: Any, registration: PluginRegistration, op: str, make_stream: Callable[[], Any]
 ) -> None:
@@ -93,7 +93,7 @@ def test_streams_and_tensors_of_other_libraries(
     check(call, expected, TOLERANCE[BF16])
 
 
-@pytest.mark.parametrize("op", operators())
+@pytest.mark.parametrize("op", dense_operators())
 def test_contexts_alternate(trt: Any, registration: PluginRegistration, op: str) -> None:
     """Two contexts of one engine, each with shapes and a workspace of its own, on two streams."""
     calls = [call_of(op, PREFILL), call_of(op, DECODE)]
@@ -112,7 +112,7 @@ def test_contexts_alternate(trt: Any, registration: PluginRegistration, op: str)
         check(call, wanted, TOLERANCE[BF16])
 
 
-@pytest.mark.parametrize("op", operators())
+@pytest.mark.parametrize("op", dense_operators())
 def test_shapes_change_to_and_fro(trt: Any, registration: PluginRegistration, op: str) -> None:
     calls = [call_of(op, form) for form in (PREFILL, DECODE, (7, (7, 3)), PREFILL)]
     plugin = created_plugin(trt, registration, calls[0], MOST)
@@ -125,7 +125,7 @@ def test_shapes_change_to_and_fro(trt: Any, registration: PluginRegistration, op
         check(call, expected, TOLERANCE[BF16])
 
 
-@pytest.mark.parametrize("op", operators())
+@pytest.mark.parametrize("op", dense_operators())
 def test_a_captured_enqueue_replays(trt: Any, registration: PluginRegistration, op: str) -> None:
     """Decode runs in a CUDA graph: an enqueue must not do what a capture forbids."""
     call = call_of(op, DECODE, in_place=True)

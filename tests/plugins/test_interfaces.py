@@ -13,7 +13,7 @@ from artifact.errors import EngineError
 from tests.plugins import stand_in
 from tests.plugins.planner_double import FAILING_STREAM, DeviceDouble, input_dtypes, input_shapes, plan_by_shape
 from tests.plugins.stand_in import dynamic_desc, tensor_desc
-from trt_plugins.kernels.catalog import operators
+from trt_plugins.kernels.catalog import dense_operators, operators
 from trt_plugins.plugins.fields import ALIASED, CAPABILITIES, make_fields
 from trt_plugins.plugins.registration import PluginRegistration
 
@@ -57,7 +57,7 @@ def dynamic_descs(trt: Any, **most: int) -> list[Any]:
     return [dynamic_desc(trt, dtype, *shapes) for dtype, *shapes in zip(input_dtypes(), *sides, strict=True)]
 
 
-@pytest.mark.parametrize("op", operators())
+@pytest.mark.parametrize("op", dense_operators())
 def test_names_come_from_the_declaration(trt: Any, registration: PluginRegistration, op: str) -> None:
     creator, plugin = registration.creators[op], created(trt, registration, op)
     assert (creator.name, creator.plugin_version, creator.plugin_namespace) == (op, "1", "trt_edgellm")
@@ -68,7 +68,7 @@ def test_names_come_from_the_declaration(trt: Any, registration: PluginRegistrat
     assert plugin.get_capability_interface(None) is plugin
 
 
-@pytest.mark.parametrize("op", operators())
+@pytest.mark.parametrize("op", dense_operators())
 def test_plugins_round_trip_through_the_creator(trt: Any, registration: PluginRegistration, op: str) -> None:
     plugin = created(trt, registration, op)
     creator = registration.creators[op]

@@ -10,7 +10,7 @@ from artifact.dtypes import DType
 from trt_plugins.catalog import spec_of
 from trt_plugins.kernels.architectures import CHECKED, capability_from_architecture
 from trt_plugins.kernels.call import DeviceTraits
-from trt_plugins.kernels.catalog import operators, plan
+from trt_plugins.kernels.catalog import dense_operators, plan, plugin_spec
 from trt_plugins.plugins.calls import CallRange, largest_workspace
 from trt_plugins.plugins.targets import traits_from_capability
 
@@ -42,7 +42,7 @@ def call_range(op: str) -> CallRange:
     return CallRange(spec, tuple(spec.complete_attributes({}).items()), types, dims, has_time=True)
 
 
-@pytest.mark.parametrize("op", operators())
+@pytest.mark.parametrize("op", dense_operators())
 @given(
     batch=st.integers(1, MOST["batch"]),
     time=st.integers(1, MOST["time"]),
@@ -58,3 +58,27 @@ def test_workspace_is_enough(op: str, batch: int, time: int, multiprocessors: in
     asked = largest_workspace(calls, (f"{capability[0]}.{capability[1]}",), plan)
     needed = plan(calls.call({**SIZES, "batch": batch, "time": time}), device).workspace_bytes
     assert needed <= asked
+
+
+@given(
+    tokens=st.integers(1, 300),
+    rows=st.integers(1, 40),
+    max_blocks=st.integers(1, 600),
+    multiprocessors=st.integers(1, 192),
+    architecture=st.sampled_from(CHECKED),
+)
+@settings(max_examples=40, deadline=None)
+def test_workspace_of_pages_is_enough(
+    tokens: int, rows: int, max_blocks: int, multiprocessors: int, architecture: str
+) -> None:
+    capability = capability_from_architecture(architecture)
+    known = traits_from_capability(capability)[0]
+    device = DeviceTraits(capability, multiprocessors, known.shared_bytes, known.l2_bytes)
+    spec = plugin_spec("paged_attention")
+    sizes = {"heads": 16, "kv_heads": 4, "head_dim": 64, "block_size": 16, "num_blocks": 900}
+    most = {"tokens": 300, "rows": 40, "row_bounds": 41, "max_blocks": 600}
+    dims = tuple({**{n: (s, s) for n, s in sizes.items()}, **{n: (1, size) for n, size in most.items()}}.items())
+    calls = CallRange(spec, tuple(spec.complete_attributes({}).items()), (("T", BF16),), dims, has_time=False)
+    asked = largest_workspace(calls, (f"{capability[0]}.{capability[1]}",), plan)
+    call = calls.call({**sizes, "tokens": tokens, "rows": rows, "row_bounds": rows + 1, "max_blocks": max_blocks})
+    assert plan(call, device).workspace_bytes <= asked

@@ -20,9 +20,12 @@ from trt_plugins.build.plugin_choice import PluginChoice
 from trt_plugins.build.profiles import PAGED_BLOCK_SIZE
 from trt_plugins.catalog import DOMAIN, spec_of
 from trt_plugins.plugins.fields import ALIASED, CAPABILITIES
+from trt_plugins.spec import AttributeValue
 from trt_plugins.value_types import domain_version, node_attributes, operator_nodes, value_types
 
 MODEL_FILE = "model.onnx"
+# The attribute by which the parser finds the version of a plugin; 1 without it.
+_PLUGIN_VERSION = "plugin_version"
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,11 @@ def use_plugins(model: onnx.ModelProto, choice: PluginChoice) -> None:
     version = domain_version(model)
     for node in operator_nodes(model):
         if node.name in choice.nodes:
-            attributes = spec_of(node.op_type, version).complete_attributes(node_attributes(node))
+            spec = spec_of(node.op_type, version)
+            attributes = spec.complete_attributes(node_attributes(node))
             del node.attribute[:]
-            extras = {CAPABILITIES: ",".join(choice.capabilities), ALIASED: int(choice.aliased)}
+            extras: dict[str, AttributeValue] = {CAPABILITIES: ",".join(choice.capabilities)}
+            extras |= {ALIASED: int(choice.aliased), _PLUGIN_VERSION: str(spec.version)}
             for name, value in {**attributes, **extras}.items():
                 node.attribute.append(onnx.helper.make_attribute(name, value))
 

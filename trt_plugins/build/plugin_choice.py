@@ -8,18 +8,21 @@ from dataclasses import dataclass
 
 import onnx
 
-from artifact.bindings import BATCH
+from artifact.bindings import BATCH, NUM_BLOCKS
 from artifact.engine_record import ProfileRecord
 from artifact.errors import ExportError, UnsupportedError
+from artifact.names import BLOCK_TABLE, INPUT_IDS, kv_pool
+from artifact.paged import MAX_BLOCKS, ROW_BOUNDS, ROWS, TOKENS
 from trt_plugins.build.options import ALIASED, JOINED, BuildOptions
 from trt_plugins.build.target import TENSORRT, Target
-from trt_plugins.catalog import DENSE_VERSION
 from trt_plugins.checks import CheckedNode, check_op_nodes
-from trt_plugins.kernels.catalog import operators, plan
+from trt_plugins.kernels.catalog import operators, plan, plugin_spec
 from trt_plugins.plugins.calls import CallRange, Planner, largest_workspace
 from trt_plugins.rewrites.joined_mixers import with_joined_mixers
 
 TIME = "time"
+# Operators whose kernels write parts of a state and leave the rest of it where it is.
+_IN_PLACE = ("reshape_and_cache",)
 _KERNEL_PACKAGE = "cuda.bindings"
 
 
@@ -53,6 +56,7 @@ def choose_plugins(
     if options.plugins == "off":
         return PluginChoice({}, "--plugins off")
     nodes, gap = _nodes_and_gap(model, target, profiles, planner)
+    gap = gap or _states_gap(nodes, options)
     if not nodes and gap is None:
         return PluginChoice({}, "the graph has none of their operators")
     if gap is None:
@@ -105,11 +109,21 @@ def plugin_gaps(
             yield f"node {node.name}: {reason}"
 
 
+def _states_gap(nodes: tuple[CheckedNode, ...], options: BuildOptions) -> str | None:
+    apart = [node for node in nodes if node.op in _IN_PLACE and options.plugin_states != ALIASED]
+    if not apart:
+        return None
+    return (
+        f"node {apart[0].name}: expected --plugin-states {ALIASED}, found {options.plugin_states}: "
+        f"{apart[0].op} writes into its pool and copies none"
+    )
+
+
 def _gap(node: CheckedNode, target: Target, profiles: list[ProfileRecord], planner: Planner) -> str | None:
-    if node.spec.version != DENSE_VERSION:
-        return f"expected a dense operator, found {node.op} in its packed form; the plugins run the dense layout only"
     if node.op not in operators():
         return f"expected an operator with CUDA kernels among {', '.join(operators())}, found {node.op}"
+    if node.spec != plugin_spec(node.op):
+        return f"expected a dense operator, found {node.op} in its packed form; its plugin runs the dense layout only"
     gaps = node.kernel_gaps()
     if gaps:
         return "; ".join(gaps)
@@ -123,8 +137,7 @@ def _gap(node: CheckedNode, target: Target, profiles: list[ProfileRecord], plann
 
 def node_calls(node: CheckedNode, profile: ProfileRecord) -> CallRange:
     """The calls of ``node`` in one profile; UnsupportedError where a size beside rows and tokens is unknown."""
-    (least_rows, least_tokens), _, (most_rows, most_tokens) = profile.shapes["input_ids"]
-    known = {BATCH: (least_rows, most_rows), TIME: (least_tokens, most_tokens)}
+    known = _profile_dims(profile)
     dims = []
     for name, size in node.call.dims.items():
         if name not in known and size is None:
@@ -132,6 +145,23 @@ def node_calls(node: CheckedNode, profile: ProfileRecord) -> CallRange:
         dims.append((name, known.get(name, (size or 1, size or 1))))
     attributes, types = tuple(node.call.attributes.items()), tuple(node.call.types.items())
     return CallRange(node.spec, attributes, types, tuple(dims), node.call.has_time)
+
+
+def _profile_dims(profile: ProfileRecord) -> dict[str, tuple[int, int]]:
+    """Least and most of each symbolic dim, in the dense or the paged layout."""
+
+    def bounds(name: str, axis: int) -> tuple[int, int]:
+        least, _, most = profile.shapes[name]
+        return least[axis], most[axis]
+
+    if BLOCK_TABLE not in profile.shapes:
+        return {BATCH: bounds(INPUT_IDS, 0), TIME: bounds(INPUT_IDS, 1)}
+    least, most = bounds(BLOCK_TABLE, 0)
+    found = {TOKENS: bounds(INPUT_IDS, 0), ROWS: (least, most), ROW_BOUNDS: (least + 1, most + 1)}
+    found[MAX_BLOCKS] = bounds(BLOCK_TABLE, 1)
+    if kv_pool(0) in profile.shapes:
+        found[NUM_BLOCKS] = bounds(kv_pool(0), 1)
+    return found
 
 
 def _has_kernel_package() -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from artifact.errors import EngineError
 from trt_plugins.build.network import layers_of
-from trt_plugins.catalog import spec_of
+from trt_plugins.kernels.catalog import plugin_spec
 from trt_plugins.plugins.layer import state_inputs
 
 PLUGIN_LAYER = "PLUGIN_V3"
@@ -48,7 +48,7 @@ def state_aliases(network: Any, nodes: Mapping[str, str]) -> dict[str, str]:
     for layer in layers:
         if layer.type.name != PLUGIN_LAYER:
             continue
-        for output_index, input_index in state_inputs(spec_of(nodes[layer.name])).items():
+        for output_index, input_index in state_inputs(plugin_spec(nodes[layer.name])).items():
             state, replaced = layer.get_input(input_index), layer.get_output(output_index)
             if state.is_network_input and replaced.is_network_output and readers[state.name] == 1:
                 aliases[replaced.name] = state.name

@@ -6,8 +6,11 @@ import importlib
 from collections.abc import Iterator
 
 from artifact.errors import UnsupportedError
+from trt_plugins.catalog import DENSE_VERSION, OPS, spec_of
 from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from trt_plugins.kernels.source import KernelSource
+from trt_plugins.spec import OpSpec
+from trt_plugins.specs.packed import PACKED_VERSION
 
 # Operator to the module with its ``plan(call, device)`` and ``sources()``.
 _PLANNERS = {
@@ -15,6 +18,8 @@ _PLANNERS = {
     "update_ssm_state": "trt_plugins.kernels.ops.update_ssm_state",
     "mamba2_conv_scan": "trt_plugins.kernels.ops.mamba2_conv_scan",
     "gated_delta_rule": "trt_plugins.kernels.ops.gated_delta_rule",
+    "reshape_and_cache": "trt_plugins.kernels.ops.reshape_and_cache",
+    "paged_attention": "trt_plugins.kernels.ops.paged_attention",
 }
 
 # Kernels of whole-model decode, which have sources() but are no operators.
@@ -32,6 +37,16 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
 def operators() -> tuple[str, ...]:
     """Operators with CUDA kernels."""
     return tuple(_PLANNERS)
+
+
+def dense_operators() -> tuple[str, ...]:
+    """Those that have a dense form, version 1, and not only one over pools."""
+    return tuple(name for name in _PLANNERS if name in OPS)
+
+
+def plugin_spec(name: str) -> OpSpec:
+    """The form of operator ``name`` that its plugin runs: the dense one, or the packed one where there is no other."""
+    return spec_of(name, DENSE_VERSION if name in OPS else PACKED_VERSION)
 
 
 def sources() -> Iterator[KernelSource]:

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from artifact.bindings import NUM_BLOCKS
 from artifact.dtypes import DType
 from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from trt_plugins.kernels.layout import TensorLayout
 from trt_plugins.plugins.targets import capability_from_text, traits_from_capability
 from trt_plugins.spec import AttributeValue, OpSpec, TensorSpec
+from trt_plugins.specs.packed import ROW_BOUNDS, ROWS
 
 Planner = Callable[[OpCall, DeviceTraits], CallPlan]
 
@@ -27,10 +29,17 @@ class CallRange:
     has_time: bool
 
     def calls(self) -> Iterator[OpCall]:
-        """Calls of every combination of sizes: each dim's least, most, and the powers of two between."""
-        names = [name for name, _ in self.dims]
-        for sizes in itertools.product(*(_steps(*bounds) for _, bounds in self.dims)):
-            yield self.call(dict(zip(names, sizes, strict=True)))
+        """Calls of every combination of sizes: each dim's least, most, and the powers of two between.
+
+        Bounds of rows follow from rows, and no kernel cares how many blocks a pool has.
+        """
+        most = {name: bounds[1] for name, bounds in self.dims}
+        free = {name: _steps(*bounds) for name, bounds in self.dims if name not in (ROW_BOUNDS, NUM_BLOCKS)}
+        for values in itertools.product(*free.values()):
+            sizes = {**most, **dict(zip(free, values, strict=True))}
+            if ROW_BOUNDS in sizes:
+                sizes[ROW_BOUNDS] = sizes[ROWS] + 1
+            yield self.call(sizes)
 
     def call(self, dims: Mapping[str, int]) -> OpCall:
         """The call of these sizes."""

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from artifact.errors import EngineError, HybridgeError
-from trt_plugins.catalog import spec_of
-from trt_plugins.kernels.catalog import operators, plan
+from trt_plugins.kernels.catalog import operators, plan, plugin_spec
 from trt_plugins.kernels.device import KernelDevice
 from trt_plugins.plugins.calls import Planner
 from trt_plugins.plugins.errors import PluginErrors
@@ -46,7 +45,7 @@ class PluginRegistration:
             return OpPlugin(layer_from_fields(spec, name, values_from_fields(spec, fields)), planner, device)
 
         self.creators = {
-            name: _make_creator(trt, spec_of(name), make_core, make_plugin, self.errors) for name in operators()
+            name: _make_creator(trt, plugin_spec(name), make_core, make_plugin, self.errors) for name in operators()
         }
 
     def register(self, trt: Any) -> None:

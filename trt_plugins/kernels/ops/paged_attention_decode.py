@@ -152,7 +152,7 @@ def decode_launch(call: PagedCall, device: DeviceTraits) -> DecodeLaunch:
         (variant.shape.warps * _WARP, 1, 1),
         params,
         pointers,
-        variant.shared_bytes(sizes.heads, kept, staged),
+        _without_room(variant, variant.shared_bytes(sizes.heads, kept, staged), device),
         cluster=max(cluster, 1),
         overlap=device.capability >= OVERLAP_SINCE,
     )
@@ -204,6 +204,14 @@ def _cluster(sizes: _Sizes, device: DeviceTraits) -> int:
 def _staged(call: PagedCall, variant: DecodeVariant) -> int:
     fits = variant.cluster != LINE and call.max_blocks <= _STAGED_COLUMNS * variant.shape.warps * _WARP
     return call.max_blocks if fits else 0
+
+
+def _without_room(variant: DecodeVariant, needed: int, device: DeviceTraits) -> int:
+    """Shared memory of a block that leaves none for more blocks of the line than it has: those of a following launch,
+    which begin early, would fill some multiprocessors more than others."""
+    if variant.cluster != LINE or variant.shape.blocks == 1:
+        return needed
+    return max(needed, (device.shared_bytes + _RESERVED_SHARED) // (variant.shape.blocks + 1) // 16 * 16)
 
 
 def _cluster_grid(sizes: _Sizes, cluster: int) -> tuple[int, int, int]:
