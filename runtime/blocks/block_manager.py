@@ -25,7 +25,8 @@ class BlockManager:
 
     max_rows: sequences that can hold memory at a time. max_seq_len: tokens of the longest. prefix_caching: whether
     sequences share the full blocks they begin with; without effect where the model has states or a window. radix: a
-    cache over pools of ``sizes`` that does more, for every model; with it, blocks behind a window stay.
+    cache over pools of ``sizes`` that does more, for every model; with it, blocks behind a window stay. candidates:
+    slots that a sequence has beside its own, for states after tokens that may turn out wrong.
     """
 
     def __init__(
@@ -36,9 +37,11 @@ class BlockManager:
         max_seq_len: int,
         prefix_caching: bool = True,
         radix: RadixAllocator | None = None,
+        candidates: int = 0,
     ) -> None:
         self.needs = needs if radix is None else replace(needs, window=None)
         self.block_size = sizes.block_size
+        self._candidates = candidates if needs.state else 0
         self.pool: BlockPool = BlockPool(sizes.num_blocks) if radix is None else radix.pool
         self.slots: SlotPool = SlotPool(sizes.num_slots) if radix is None else radix.slots
         self.rows = RowTables(max_rows, max(1, self.blocks_for(max_seq_len)))
@@ -56,6 +59,14 @@ class BlockManager:
         if self.needs.window is None:
             return most
         return min(most, self.blocks_for(self.needs.window + chunk) + 2)
+
+    def take_candidates(self) -> list[int]:
+        """Slots for the states after candidate tokens: all that a sequence wants, or none.
+
+        Every row that is free keeps a slot for the sequence that comes.
+        """
+        enough = self.slots.free - self._candidates >= self.rows.free
+        return [self.slots.allocate() for _ in range(self._candidates)] if enough else []
 
     def begin(self) -> Reservation:
         """A new transaction; there may be one at a time."""
@@ -77,6 +88,7 @@ class BlockManager:
         child.row = self.rows.assign(child.blocks)
         if self.needs.state:
             child.slot = self.slots.allocate()
+            child.candidates = self.take_candidates()
         child.writable = parent.writable
         child.exact = parent.exact and not self.needs.state
         if self.needs.kv:
@@ -101,7 +113,8 @@ class BlockManager:
         self.allocator.leave(memory)
         self.allocator.release(memory.held)
         del memory.blocks[memory.passed :]
-        self.slots.release(slot for slot in (memory.slot, memory.spare) if slot != NONE)
+        self.slots.release(memory.slots)
+        memory.candidates = []
         if memory.row != NONE:
             self.rows.release(memory.row)
         memory.slot = memory.spare = memory.row = NONE
@@ -128,7 +141,7 @@ class BlockManager:
         held = [block for memory in memories for block in memory.held]
         held += [] if reservation is None else [source for source, _ in reservation.block_copies]
         held += self.allocator.held_blocks()
-        slots = [slot for memory in memories for slot in (memory.slot, memory.spare) if slot != NONE]
+        slots = [slot for memory in memories for slot in memory.slots]
         slots += [] if reservation is None else reservation.own_slots
         slots += self.allocator.held_slots()
         self.pool.check_integrity(held)

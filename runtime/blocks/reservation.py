@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from runtime.blocks.sequence_memory import NONE, SequenceMemory
 
 if TYPE_CHECKING:
     from runtime.blocks.block_manager import BlockManager
+
+
+_NOBODY: Mapping[SequenceMemory, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Reservation:
         self._grown: dict[SequenceMemory, _Growth] = {}
         # Slots for copies of the states after the step; -1 where there is none, or the model has no states.
         self._taken: dict[SequenceMemory, int] = {}
+        # How many tokens of those that have some may turn out wrong.
+        self._candidates: dict[SequenceMemory, int] = {}
 
     @property
     def block_copies(self) -> tuple[tuple[int, int], ...]:
@@ -63,15 +70,17 @@ class Reservation:
         """Slots that belong to no memory yet."""
         return [slot for memory, slot in self._taken.items() if slot not in (NONE, memory.spare)]
 
-    def extend(self, memory: SequenceMemory, tokens: int, spare: int = 0) -> bool:
-        """Make room for ``tokens`` more tokens (at most once for each memory).
+    def extend(self, memory: SequenceMemory, tokens: int, spare: int = 0, candidates: int = 0) -> bool:
+        """Make room for ``tokens`` more tokens (at most once for each memory), the last ``candidates`` on trial.
 
         False, and nothing is taken, when blocks, slots or rows run out, or fewer than ``spare`` blocks would be left.
         """
         end = memory.length + tokens
         if end > memory.writable and not self._grow(memory, end, spare):
             return False
-        if tokens > 1 or end >= memory.stop:
+        if candidates:
+            self._candidates[memory] = candidates
+        elif tokens > 1 or end >= memory.stop:
             slot = self._manager.allocator.take_slot(memory, end)
             if slot is not None:
                 self._taken[memory] = slot
@@ -81,15 +90,18 @@ class Reservation:
     def drop(self, memory: SequenceMemory) -> None:
         """Undo ``extend`` of this memory."""
         del self._ends[memory]
+        self._candidates.pop(memory, None)
         self._untake(memory)
         growth = self._grown.pop(memory, None)
         if growth is not None:
             self._undo(memory, growth)
 
-    def commit(self) -> None:
-        """The step has run: its tokens are in the cache."""
+    def commit(self, accepted: Mapping[SequenceMemory, int] = _NOBODY) -> None:
+        """The step has run: its tokens are in the cache, of those on trial the first ``accepted``, none by default."""
         for memory, end in self._ends.items():
             memory.length = end
+        for memory, count in self._candidates.items():
+            self._keep(memory, count, accepted.get(memory, 0))
         allocator = self._manager.allocator
         for memory, growth in self._grown.items():
             memory.exact = True
@@ -109,6 +121,21 @@ class Reservation:
         for memory, growth in reversed(self._grown.items()):
             self._undo(memory, growth)
         self._clear()
+
+    def _keep(self, memory: SequenceMemory, candidates: int, accepted: int) -> None:
+        """Keep the first ``accepted`` of the candidates: their KV, and the state after the last of them."""
+        manager = self._manager
+        memory.length -= candidates - accepted
+        if accepted and manager.needs.state:
+            slots = memory.candidates
+            memory.slot, slots[accepted - 1] = slots[accepted - 1], memory.slot
+        kept = manager.blocks_for(memory.length)
+        given_back = memory.blocks[kept:]
+        if given_back:
+            del memory.blocks[kept:]
+            manager.rows.array[memory.row, kept:] = NONE
+            manager.allocator.release(given_back)
+            memory.writable = min(memory.writable, kept * manager.block_size)
 
     def _grow(self, memory: SequenceMemory, end: int, spare: int) -> bool:
         manager, blocks = self._manager, memory.blocks
@@ -144,6 +171,8 @@ class Reservation:
         else:
             start = first if copies else len(blocks) - len(new)
             tables.array[memory.row, start : len(blocks)] = blocks[start:]
+        if took_slot:
+            memory.candidates = manager.take_candidates()
         memory.writable = len(blocks) * manager.block_size if manager.needs.kv else sys.maxsize
         return True
 
@@ -160,8 +189,8 @@ class Reservation:
             given_back.append(now)
         manager.allocator.release(given_back)
         if growth.took_slot:
-            manager.slots.release([memory.slot])
-            memory.slot = NONE
+            manager.slots.release([memory.slot, *memory.candidates])
+            memory.slot, memory.candidates = NONE, []
         if growth.took_spare:
             manager.slots.release([memory.spare])
             memory.spare = NONE
@@ -176,4 +205,4 @@ class Reservation:
             self._manager.slots.release([slot])
 
     def _clear(self) -> None:
-        self._ends, self._grown, self._taken = {}, {}, {}
+        self._ends, self._grown, self._taken, self._candidates = {}, {}, {}, {}

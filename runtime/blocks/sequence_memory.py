@@ -21,6 +21,7 @@ class SequenceMemory:
     blocks    block of each block_size tokens; the first ``passed`` ones fell out of the sliding window and are -1
     writable  tokens up to which the blocks can be written: beyond, the block is missing or shared
     slot, row -1 while it has none
+    candidates  slots for the states after tokens that may turn out wrong; none without speculation
     spare     a second slot, to which the state is copied for the prefix cache; -1: none
     source    slot of the prefix cache whose state it begins with; -1: none
     stop      tokens at which a step ends, because the prefix cache wants the state
@@ -30,6 +31,7 @@ class SequenceMemory:
 
     __slots__ = (
         "blocks",
+        "candidates",
         "content",
         "exact",
         "length",
@@ -50,12 +52,18 @@ class SequenceMemory:
         self.tokens = tokens
         self.namespace = namespace
         self.blocks: list[int] = []
+        self.candidates: list[int] = []
         self.length = self.passed = self.writable = self.published = 0
         self.slot = self.row = self.spare = self.source = NONE
         self.stop = NEVER
         self.exact = False
         self.content: Content | None = None
         self.prefix: KnownPrefix | None = None
+
+    @property
+    def slots(self) -> list[int]:
+        """The slots that it owns."""
+        return [slot for slot in (self.slot, self.spare, *self.candidates) if slot != NONE]
 
     @property
     def held(self) -> list[int]:

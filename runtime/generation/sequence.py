@@ -9,7 +9,7 @@ import numpy as np
 
 from runtime.generation.request import Request
 from runtime.generation.results import LENGTH, STOP, Generation, Piece, Timings
-from runtime.sampling import Sampler, TokenLogprobs
+from runtime.sampling import Guess, Sampler, TokenLogprobs
 from runtime.text import StopStrings, Tokenizer
 
 
@@ -41,9 +41,15 @@ class Sequence:
         self._started = started
         self._first_token_at = 0.0
 
-    def accept(self, logits: np.ndarray, best: int | None = None) -> Piece:
-        """Choose the next token from ``logits`` [vocab]; the piece that it makes. ``best``: see ``Sampler.sample``."""
-        token, logprobs = (best, None) if self._takes_best and best is not None else self._sampler.sample(logits, best)
+    def accept(self, logits: np.ndarray, best: int | None = None, guess: Guess | None = None) -> Piece:
+        """Choose the next token from ``logits`` [vocab]; the piece that it makes.
+
+        ``best``, ``guess``: see ``Sampler.sample``.
+        """
+        if self._takes_best and best is not None:
+            token, logprobs = best, None
+        else:
+            token, logprobs = self._sampler.sample(logits, best, guess)
         if self.last_token < 0:
             self._first_token_at = time.perf_counter()
         self.last_token = token

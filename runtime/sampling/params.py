@@ -30,6 +30,8 @@ class SamplingParams:
     n                   answers to one prompt; the i-th draws with seed + i. For artifacts of layout paged
     beam_width          search for the n most likely answers with this many beams, greedily; 0 turns it off. For
                         artifacts of layout paged
+    speculative_tokens  at most so many candidates a step where the engine speculates (docs/speculation.md); 0 turns it
+                        off, None leaves it to the engine
     length_penalty      a beam's log-probability is divided by its length to this power; below 1 favours short answers
 
     Order of the steps: repetition penalty, temperature, top_k, top_p, min_p, draw (that of transformers).
@@ -51,6 +53,7 @@ class SamplingParams:
     n: int = 1
     beam_width: int = 0
     length_penalty: float = 1.0
+    speculative_tokens: int | None = None
 
     def __post_init__(self) -> None:
         normal = {
@@ -70,6 +73,8 @@ class SamplingParams:
             "beam_width": _integer("beam_width", self.beam_width, 0),
             "length_penalty": _number("length_penalty", self.length_penalty, "of any size", lambda v: True),
         }
+        if self.speculative_tokens is not None:
+            normal["speculative_tokens"] = _integer("speculative_tokens", self.speculative_tokens, 0)
         for name, value in normal.items():
             object.__setattr__(self, name, value)
         if self.beam_width:

@@ -14,6 +14,7 @@ class Draft:
         self.reservation = reservation
         self.budget = budget
         self.rows: dict[ScheduledSequence, int] = {}
+        self.candidates: dict[ScheduledSequence, tuple[int, ...]] = {}
         self.admitted: list[ScheduledSequence] = []
         self.preempted: set[ScheduledSequence] = set()
         self.swap_outs: list[Swap] = []
@@ -24,10 +25,16 @@ class Draft:
         self.rows[sequence] = count
         self.budget -= count
 
+    def add_candidates(self, sequence: ScheduledSequence, candidates: tuple[int, ...]) -> None:
+        """Feed the last token and then ``candidates``, for all of which memory is reserved."""
+        self.add(sequence, 1 + len(candidates))
+        self.candidates[sequence] = candidates
+
     def drop(self, sequence: ScheduledSequence) -> None:
         """Take the sequence out again, if it is in."""
         if sequence in self.rows:
             self.budget += self.rows.pop(sequence)
+            self.candidates.pop(sequence, None)
             self.reservation.drop(sequence.memory)
 
     def finish(
@@ -39,8 +46,11 @@ class Draft:
         for sequence, count in self.rows.items():
             memory = sequence.memory
             start = memory.length
-            samples = start + count == len(sequence.tokens)
-            rows.append(new(PlannedRow, (sequence.id, start, count, memory.row, memory.slot, samples)))
+            candidates = self.candidates.get(sequence, ()) if self.candidates else ()
+            samples = start + count - len(candidates) == len(sequence.tokens)
+            slots = tuple(memory.candidates[: len(candidates)]) if candidates else ()
+            row = (sequence.id, start, count, memory.row, memory.slot, samples, candidates, slots)
+            rows.append(new(PlannedRow, row))
         if not (rows or self.preempted or self.admitted or slot_copies):
             return None
         return StepPlan(

@@ -10,7 +10,8 @@ class PlannedRow(NamedTuple):
     """Feed ``new_tokens`` tokens of a sequence from position ``start`` on.
 
     table_row: its row of the block tables. slot: of its recurrent states, -1 without. samples: these are its last
-    tokens, so that the logits after them choose the next one.
+    tokens, so that the logits after them choose the next one. candidates: the last of new_tokens, which the sequence
+    does not have yet and may never have. candidate_slots: of the recurrent states after each of them.
     """
 
     sequence: int
@@ -19,6 +20,8 @@ class PlannedRow(NamedTuple):
     table_row: int
     slot: int
     samples: bool
+    candidates: tuple[int, ...] = ()
+    candidate_slots: tuple[int, ...] = ()
 
 
 class Swap(NamedTuple):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from runtime.blocks import BlockManager
 from runtime.blocks.sequence_memory import NONE
@@ -12,6 +14,9 @@ from runtime.scheduler.plan import StepPlan, Swap
 from runtime.scheduler.request import ScheduledRequest
 from runtime.scheduler.sequence import ScheduledSequence, State
 from runtime.scheduler.settings import SchedulerSettings
+
+_NO_CANDIDATES: Mapping[int, tuple[int, ...]] = MappingProxyType({})
+NONE_ACCEPTED: Mapping[int, int] = MappingProxyType({})
 
 
 def _order(sequence: ScheduledSequence) -> tuple[int, int]:
@@ -108,11 +113,18 @@ class Scheduler:
         (self._waiting if sequence.state is State.WAITING else self._running).remove(sequence)
         self._free(sequence)
 
-    def plan(self) -> StepPlan | None:
-        """The next step, whose memory is reserved; None when there is nothing to do."""
+    def decoding(self) -> list[ScheduledSequence]:
+        """Those that one token is to be fed of, in whose row there is room for candidate tokens."""
+        return [sequence for sequence in self._running if sequence.pending == 1 and self._most_candidates(sequence) > 0]
+
+    def plan(self, candidates: Mapping[int, tuple[int, ...]] = _NO_CANDIDATES) -> StepPlan | None:
+        """The next step, whose memory is reserved; None when there is nothing to do.
+
+        ``candidates``: by sequence that decodes, tokens to try behind its own, as many as find room.
+        """
         assert self._draft is None, "the step before has neither been committed nor failed"
         draft = Draft(self.manager.begin(), self.settings.max_tokens)
-        self._schedule_running(draft)
+        self._schedule_running(draft, candidates)
         if not draft.preempted:
             self._admit(draft)
         self._step += 1
@@ -122,10 +134,10 @@ class Scheduler:
             self._slot_copies, self._forked = [], []
         return plan
 
-    def commit(self, plan: StepPlan) -> None:
-        """The step has run: its tokens are in the cache."""
+    def commit(self, plan: StepPlan, accepted: Mapping[int, int] = NONE_ACCEPTED) -> None:
+        """The step has run: its tokens are in the cache, of candidates the first ``accepted`` of each sequence."""
         draft = self._close()
-        draft.reservation.commit()
+        draft.reservation.commit({each.memory: accepted.get(each.id, 0) for each in draft.candidates})
         self._settle_swaps(plan)
         for id_ in plan.forked:
             if id_ in self.sequences and self.sequences[id_].state is State.RUNNING:
@@ -160,7 +172,7 @@ class Scheduler:
         assert len(self._running) + len(self._waiting) == len(self.sequences)
         assert self._host_bytes == sum(sequence.host_bytes for sequence in self.sequences.values())
 
-    def _schedule_running(self, draft: Draft) -> None:
+    def _schedule_running(self, draft: Draft, candidates: Mapping[int, tuple[int, ...]]) -> None:
         prompts = []
         extend, add = draft.reservation.extend, draft.add
         for sequence in self._running.copy():
@@ -169,6 +181,8 @@ class Scheduler:
             if pending > 1:
                 prompts.append(sequence)
             elif pending == 1 and sequence.state is State.RUNNING:
+                if candidates and self._try_candidates(draft, sequence, candidates.get(sequence.id, ())):
+                    continue
                 if extend(memory, 1):
                     add(sequence, 1)
                 else:
@@ -177,6 +191,22 @@ class Scheduler:
             if sequence.state is State.RUNNING and draft.budget:
                 others = len(prompts) - place - 1 + len(self._waiting)
                 self._make_room(draft, sequence, self._chunk(draft, sequence, others))
+
+    def _try_candidates(self, draft: Draft, sequence: ScheduledSequence, candidates: tuple[int, ...]) -> bool:
+        """Add the sequence with those of its candidates that find room; False when none does."""
+        # Nobody who runs loses a token for them.
+        room = min(self._most_candidates(sequence), draft.budget - len(self._running))
+        tried = candidates[: max(0, room)]
+        if not tried or not draft.reservation.extend(sequence.memory, 1 + len(tried), candidates=len(tried)):
+            return False
+        draft.add_candidates(sequence, tried)
+        return True
+
+    def _most_candidates(self, sequence: ScheduledSequence) -> int:
+        """Candidates that a sequence has room for, short of its end and of a state that the prefix cache wants."""
+        memory = sequence.memory
+        most = min(sequence.request.most_tokens - len(sequence.tokens), memory.stop - memory.length - 2)
+        return min(most, len(memory.candidates)) if self.manager.needs.state else most
 
     def _make_room(self, draft: Draft, sequence: ScheduledSequence, count: int) -> None:
         """Add the sequence, at the cost of those that come last, or of itself when it is the last."""

@@ -11,6 +11,7 @@ import numpy as np
 from artifact.errors import EngineError
 from runtime.generation import Generation, Piece, Timings
 from runtime.generation.results import LENGTH, STOP
+from runtime.sampling import Guess
 from runtime.sampling.logprobs import token_logprobs
 from runtime.scheduler import ScheduledSequence
 from runtime.serving.group import Group, GroupContext
@@ -54,7 +55,9 @@ class BeamGroup(Group):
     def finished(self) -> bool:
         return not self._beams
 
-    def accept(self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None) -> list[Piece]:
+    def accept(
+        self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, guess: Guess | None = None
+    ) -> list[Piece]:
         if best is None:
             raise EngineError(
                 "expected finite logits, found NaN or no finite value: verify the artifact, or use a wider type"

@@ -10,6 +10,7 @@ import numpy as np
 
 from runtime.generation import Piece
 from runtime.generation import Sequence as RunningSequence
+from runtime.sampling import Guess
 from runtime.scheduler import ScheduledSequence
 from runtime.serving.request import ServingRequest
 from runtime.text import Tokenizer
@@ -38,6 +39,11 @@ class Group(ABC):
     takes_best = False
 
     @property
+    def candidates(self) -> int | None:
+        """How many candidate tokens a sequence may have in a step at most; None: as many as there are."""
+        return 0
+
+    @property
     @abstractmethod
     def sequences(self) -> Iterable[ScheduledSequence]:
         """Those that have not ended."""
@@ -48,11 +54,13 @@ class Group(ABC):
         return not self.sequences
 
     @abstractmethod
-    def accept(self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None) -> list[Piece]:
+    def accept(
+        self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, guess: Guess | None = None
+    ) -> list[Piece]:
         """Go on from the ``logits`` [vocab] after the last token of ``sequence``; the pieces that it makes.
 
         ``best``: the most likely token, None when the logits are not finite; then EngineError. Where the group
-        ``takes_best`` and there is one, ``logits`` may be anything.
+        ``takes_best`` and there is one, ``logits`` may be anything. ``guess``: see ``Sampler.sample``.
         """
 
 
@@ -75,9 +83,15 @@ class SamplingGroup(Group):
     def finished(self) -> bool:
         return not self._answers
 
-    def accept(self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None) -> list[Piece]:
+    @property
+    def candidates(self) -> int | None:
+        return self._asked.request.params.speculative_tokens
+
+    def accept(
+        self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, guess: Guess | None = None
+    ) -> list[Piece]:
         if not self._unforked:
-            return [self._choose(sequence, logits, best)]
+            return [self._choose(sequence, logits, best, guess)]
         chosen = [sequence]
         for choice in range(1, self._unforked + 1):
             child = self._context.fork(sequence)
@@ -86,11 +100,13 @@ class SamplingGroup(Group):
         self._unforked = 0
         return [self._choose(member, logits, best) for member in chosen]
 
-    def _choose(self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None) -> Piece:
+    def _choose(
+        self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, guess: Guess | None = None
+    ) -> Piece:
         answer = self._answers[sequence]
         if answer.last_token < 0:
             answer.cached_tokens = sequence.cached_tokens or 0
-        piece = answer.accept(logits, best)
+        piece = answer.accept(logits, best, guess)
         if answer.finished:
             del self._answers[sequence]
             self._context.finish(sequence)

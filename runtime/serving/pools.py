@@ -57,12 +57,18 @@ class CacheSlots:
 
 
 def pools_in(
-    engine: PagedEngine, needs: CacheNeeds, shape: ServingShape, budget: int, cache: CacheSlots | None = None
+    engine: PagedEngine,
+    needs: CacheNeeds,
+    shape: ServingShape,
+    budget: int,
+    cache: CacheSlots | None = None,
+    candidates: int = 0,
 ) -> PoolReport:
     """Pools of at most ``budget`` bytes, and without a cache never more than all rows can use.
 
-    A slot for every row where these leave half of the budget to the blocks, else as many as sequences of full length
-    fit; then slots for the prefix cache, as far as one sequence of full length leaves room.
+    A slot for every row, and ``candidates`` more for each, where these leave half of the budget to the blocks, else as
+    many as sequences of full length fit; then slots for the prefix cache, as far as one sequence of full length leaves
+    room.
 
     EngineError, naming the bytes that would do, when one sequence does not fit.
     """
@@ -78,7 +84,7 @@ def pools_in(
     slots = 0
     if needs.state:
         wanted = max(budget // each, budget // (2 * slot) if needs.kv else budget // slot)
-        slots = min(shape.max_rows, wanted, (budget - blocks_each * block) // slot)
+        slots = min(shape.max_rows * (1 + candidates), wanted, (budget - blocks_each * block) // slot)
         if cache is not None:
             room = (budget - blocks_each * block) // slot - slots
             own = (budget - slots * slot) // (2 * slot) if cache.states is None else cache.states
@@ -97,6 +103,7 @@ def memory_budget(
     memory_bytes: int | None,
     utilization: float,
     cached: bool = False,
+    candidates: int = 0,
 ) -> int:
     """``memory_bytes`` if given, else what ``utilization`` of the device's memory leaves after the largest step.
 
@@ -109,7 +116,8 @@ def memory_budget(
     if free is None:
         blocks_each = -(-shape.max_seq_len // shape.block_size) + 1
         each = blocks_each * engine.block_bytes(shape.block_size) + engine.slot_bytes
-        return max(each, min(GIB, (1 + cached) * shape.max_rows * each))
+        rows = shape.max_rows * (each + candidates * engine.slot_bytes)
+        return max(each, min(GIB, (1 + cached) * rows))
     run_largest_step(engine, needs, shape)
     after = engine.free_memory()
     # The small pools of that step are still there, and will be given back.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from artifact.errors import EngineError
 from runtime.prefix_cache.settings import BLOCKS, PrefixCacheSettings
 from runtime.scheduler import Fcfs, Policy
+from runtime.speculation import SpeculationSettings
 
 GIB = 1 << 30
 
@@ -19,7 +20,8 @@ class ServingSettings:
     memory_bytes: of the pools; None takes memory_utilization of what the device has free after its largest step, and
     on a CPU what all rows can use, at most 1 GiB. swap_bytes: host memory for sequences that lost their place; beyond,
     they are computed again. policy: the order of requests. prefix_cache: what is kept for requests that begin alike, as
-    settings or their kind: "radix", "blocks" or "off".
+    settings or their kind: "radix", "blocks" or "off". speculation: tokens that are tried
+    before they are certain; None, the default, tries none.
     """
 
     block_size: int = 16
@@ -31,6 +33,7 @@ class ServingSettings:
     swap_bytes: int = GIB // 4
     policy: Policy = field(default_factory=Fcfs)
     prefix_cache: PrefixCacheSettings | str = BLOCKS
+    speculation: SpeculationSettings | None = None
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_rows", "max_tokens", "max_seq_len", "memory_bytes"):

@@ -36,3 +36,9 @@ class SpeculationMetrics:
         self.proposed += proposed
         self.accepted += accepted
         self.chosen[proposed] += 1
+
+    def observe_plain(self, rows: int) -> None:
+        """So many rows ran without candidates."""
+        if rows:
+            self.rows += rows
+            self.chosen[0] += rows

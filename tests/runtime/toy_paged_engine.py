@@ -22,12 +22,17 @@ _MODULUS = 9973
 
 
 def paged_config(
-    layers: Sequence[str], max_seq_len: int = 96, vocab: int = VOCAB, window: int | None = None, eos: tuple = ()
+    layers: Sequence[str],
+    max_seq_len: int = 96,
+    vocab: int = VOCAB,
+    window: int | None = None,
+    eos: tuple = (),
+    speculative_tokens: int = 0,
 ) -> RuntimeConfig:
     """The config of a toy model with paged layout."""
     config = toy_config(layers, max_seq_len=max_seq_len, vocab=vocab, eos=eos)
     kv = tuple(KVLayerConfig(1, 2, window) for _ in config.kv_layers)
-    return replace(config, layout="paged", kv_layers=kv)
+    return replace(config, layout="paged", kv_layers=kv, speculative_tokens=speculative_tokens)
 
 
 def toy_logits(config: RuntimeConfig, tokens: Sequence[int]) -> np.ndarray:
@@ -166,15 +171,15 @@ class ToyPagedEngine(PagedEngine):
                 continue
             assert inputs.positions[first:end].tolist() == list(range(length - (end - first), length))
             self._store(inputs, first, end)
-            slot = int(inputs.state_indices[row])
-            for token in range(first, end):
+            slots = self._slots(inputs, row, end - first)
+            state = self.states[slots[0]].copy() if self.config.recurrent_layers else np.zeros(2)
+            for token, slot in zip(range(first, end), slots[1:], strict=True):
                 if self.config.recurrent_layers:
-                    self._consume(slot, int(inputs.input_ids[token]))
+                    state = self._consumed(state, int(inputs.input_ids[token]))
+                    self.states[[slot] if slot >= 0 else []] = np.nan if fails else state
                 if token in wanted and not fails:
                     position = int(inputs.positions[token])
-                    logits[wanted[token]] = self._row_logits(inputs.block_table[row], position + 1, slot)
-            if fails:
-                self.states[[slot] if slot >= 0 else []] = np.nan
+                    logits[wanted[token]] = self._row_logits(inputs.block_table[row], position + 1, state)
         if fails:
             raise EngineError("the toy engine was told to fail")
         return logits
@@ -187,12 +192,22 @@ class ToyPagedEngine(PagedEngine):
             values = _kv(inputs.input_ids[first:end], inputs.positions[first:end])
             self.kv.reshape(-1)[inputs.slot_mapping[first:end]] = values
 
-    def _consume(self, slot: int, token: int) -> None:
-        state, count = self.states[slot]
-        assert state == int(state), "a poisoned state was read"
-        self.states[slot] = (int(state) * 31 + token * 7 + 1) % _MODULUS, count + 1
+    def _slots(self, inputs: PackedInputs, row: int, count: int) -> list[int]:
+        """The slot that a row reads, and where the state after each of its ``count`` tokens goes; -1: nowhere."""
+        if inputs.num_accepted_tokens is None:
+            slot = int(inputs.state_indices[row])
+            return [slot] + [-1] * (count - 1) + [slot]
+        table = inputs.state_indices[row].tolist()
+        read = table[int(inputs.num_accepted_tokens[row]) - 1]
+        return [read, *table[:count]] if count <= len(table) else [read] + [-1] * (count - 1) + [read]
 
-    def _row_logits(self, table: np.ndarray, length: int, slot: int) -> np.ndarray:
+    @staticmethod
+    def _consumed(state: np.ndarray, token: int) -> np.ndarray:
+        value, count = state
+        assert value == int(value), "a poisoned state was read"
+        return np.array([(int(value) * 31 + token * 7 + 1) % _MODULUS, count + 1])
+
+    def _row_logits(self, table: np.ndarray, length: int, state_and_count: np.ndarray) -> np.ndarray:
         mix = 0
         if self.config.kv_layers:
             first = max(0, length - (self.config.kv_layers[0].sliding_window or length))
@@ -203,7 +218,7 @@ class ToyPagedEngine(PagedEngine):
             assert not np.isnan(values).any(), "a poisoned block was read"
             mix += int(((positions + 1) * values).sum())
         if self.config.recurrent_layers:
-            state, count = self.states[slot]
+            state, count = state_and_count
             assert count == length, "a state has not consumed exactly its tokens"
             mix += 17 * int(state) + 5 * int(count)
         return _logits(mix, self.config.vocab_size)
@@ -218,7 +233,8 @@ class ToyPagedEngine(PagedEngine):
             assert array.dtype == np.int32 and array.flags.c_contiguous, name
         bounds = inputs.query_start_loc
         assert bounds[0] == 0 and bounds[-1] == total and (np.diff(bounds) >= 1).all()
-        assert inputs.block_table.shape[0] == inputs.state_indices.size == rows
+        columns = () if inputs.num_accepted_tokens is None else (1 + self.config.speculative_tokens,)
+        assert inputs.block_table.shape[0] == rows and inputs.state_indices.shape == (rows, *columns)
         assert (np.diff(inputs.logits_indices) > 0).all()
         for used in (inputs.slot_mapping, inputs.state_indices):
             used = used[used >= 0]

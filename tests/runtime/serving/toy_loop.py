@@ -22,10 +22,13 @@ def toy_loop(
     eos: tuple[int, ...] = (),
     pad_to: int = 1,
     max_seq_len: int = MAX_SEQ,
+    speculative_tokens: int = 0,
     **settings,
 ) -> tuple[ServingLoop, ToyPagedEngine]:
     """Rows, tokens and memory as in ``settings``; blocks of 4 tokens."""
-    config: RuntimeConfig = paged_config(layers, max_seq_len, window=window, eos=eos)
+    config: RuntimeConfig = paged_config(
+        layers, max_seq_len, window=window, eos=eos, speculative_tokens=speculative_tokens
+    )
     engine = ToyPagedEngine(config, max_tokens=70, max_rows=16, pad_to=pad_to)
     options = {"block_size": 4, "max_rows": 12, "max_tokens": 64, "memory_bytes": 10_000, **settings}
     return ServingLoop(engine, ServingSettings(**options), eos, None), engine

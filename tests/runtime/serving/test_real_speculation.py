@@ -1,0 +1,73 @@
+"""With real models: candidates of which any number is right, and the tokens are those of plain greedy decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+from runtime.llm import LLM
+from runtime.sampling import SamplingParams
+from runtime.serving.settings import ServingSettings
+from runtime.speculation import Proposal, SpeculationSettings, Wanted
+from tests.support.artifacts import ArtifactCache
+
+MOST, NEW = 3, 20
+
+
+class Knowing:
+    """Knows the answers; the right tokens of a proposal follow ``rng``, 0 to all of them."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], vocab: int, seed: int) -> None:
+        self.texts, self.vocab, self.rng = [list(text) for text in texts], vocab, np.random.default_rng(seed)
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+        found = []
+        for each in wanted:
+            size = len(each.tokens)
+            text = next((text for text in self.texts if text[:size] == each.tokens), [])
+            right = text[size : size + int(self.rng.integers(0, each.most + 1))]
+            wrong = (text[size + len(right)] + 1) % self.vocab if size + len(right) < len(text) else 0
+            found.append(Proposal((*right, *[wrong] * (each.most - len(right)))))
+        return found
+
+    def forget(self, sequence: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("family", ["nemotron_h", "qwen3_next", "mamba2", "llama"])
+def test_tokens_are_those_of_plain_greedy(family: str, artifacts: ArtifactCache) -> None:
+    recurrent = family != "llama"
+    options = {"speculative_tokens": MOST} if recurrent else {}
+    folder = artifacts.get(family, "float32", layout="paged", **options).folder
+    engine = OnnxRuntimePagedEngine(folder, threads=1)
+    rng, sampling = np.random.default_rng(6), SamplingParams(ignore_eos=True)
+    prompts = [rng.integers(0, engine.config.vocab_size, size).tolist() for size in (3, 17, 30)]
+    plain = [answer.token_ids for answer in LLM(folder, engine).generate(prompts, sampling, NEW)]
+    drafter = Knowing([p + list(t) for p, t in zip(prompts, plain, strict=True)], engine.config.vocab_size, 2)
+    settings = ServingSettings(
+        prefix_cache="radix", speculation=SpeculationSettings(MOST, drafter, adaptive=False), max_tokens=16
+    )
+    llm = LLM(folder, engine, serving=settings)
+    for each in (prompts, prompts[1:], [prompts[0] + list(plain[0][:11])]):
+        answers = llm.generate(each, sampling, NEW - 11 * (each[0] not in prompts))
+        for prompt, answer in zip(each, answers, strict=True):
+            known = next(text for text in drafter.texts if text[: len(prompt)] == prompt)
+            assert list(answer.token_ids) == known[len(prompt) : len(prompt) + len(answer.token_ids)]
+        llm.loop.scheduler.check_integrity()
+    metrics = llm.loop.speculation
+    assert 0 < metrics.accepted < metrics.proposed
+    assert metrics.state_bytes == engine.slot_bytes and (metrics.state_bytes > 0) == recurrent
+    # The last prompts were known to the prefix cache, states of answers included.
+    assert answers[0].cached_tokens > 0
+
+
+def test_prompt_lookup_needs_nothing_but_the_setting(artifacts: ArtifactCache) -> None:
+    folder = artifacts.get("nemotron_h", "float32", layout="paged", speculative_tokens=MOST).folder
+    prompt, sampling = [4, 5, 6, 7, 8] * 4, SamplingParams(ignore_eos=True)
+    plain = LLM(folder).generate(prompt, sampling, 30)
+    llm = LLM(folder, serving=ServingSettings(speculation=SpeculationSettings(MOST)))
+    assert llm.generate(prompt, sampling, 30).token_ids == plain.token_ids
+    assert llm.loop.speculation.proposed > 0

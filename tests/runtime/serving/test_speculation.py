@@ -1,0 +1,207 @@
+"""Candidates change how many steps an answer takes, never the answer: an exact toy engine, any accept pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifact.errors import EngineError
+from runtime.prefix_cache.settings import PrefixCacheSettings
+from runtime.speculation import Proposal, SpeculationSettings, Wanted
+from tests.runtime.serving.test_prefix_cache import poison
+from tests.runtime.serving.toy_loop import answers, asked, run_all, toy_loop
+from tests.runtime.toy_engine import HYBRID
+from tests.runtime.toy_engine import PURE_ATTENTION as ATTENTION
+from tests.runtime.toy_engine import PURE_MAMBA as RECURRENT
+from tests.runtime.toy_paged_engine import VOCAB, paged_config, toy_greedy
+
+MOST = 4
+
+
+class PartlyRight:
+    """Proposes what the model says, up to the number of right tokens that comes next in ``pattern``, then others."""
+
+    def __init__(self, config, pattern: Sequence[int]) -> None:
+        self.config, self.pattern, self.calls = config, list(pattern), 0
+        self.forgotten: list[int] = []
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+        proposals = []
+        for each in wanted:
+            right = self.pattern[self.calls % len(self.pattern)]
+            self.calls += 1
+            text = list(each.tokens)
+            for place in range(each.most):
+                best = toy_greedy(self.config, text, 1)[0]
+                text.append(best if place < right else (best + 1) % VOCAB)
+            proposals.append(Proposal(tuple(text[len(each.tokens) :])))
+        return proposals
+
+    def forget(self, sequence: int) -> None:
+        self.forgotten.append(sequence)
+
+
+def speculating(layers, pattern, most: int = MOST, adaptive: bool = False, **options):
+    """A loop with a draft of ``pattern``; blocks of 4 tokens."""
+    drafter = PartlyRight(paged_config(layers, window=options.get("window")), pattern)
+    wanted = SpeculationSettings(most, drafter, adaptive=adaptive)
+    loop, engine = toy_loop(layers, speculative_tokens=most, speculation=wanted, **options)
+    return loop, engine, drafter
+
+
+@pytest.mark.parametrize(("layers", "window"), [(HYBRID, None), (RECURRENT, None), (ATTENTION, None), (ATTENTION, 7)])
+@settings(deadline=None, max_examples=12)
+@given(st.lists(st.integers(0, MOST), min_size=1, max_size=9), st.data())
+def test_any_accept_pattern_gives_the_tokens_of_each_alone(layers, window, pattern, data) -> None:
+    memory = {"memory_bytes": 1500, "swap_bytes": 300, "max_tokens": 40}
+    loop, engine, _ = speculating(layers, pattern, window=window, prefix_cache="off", **memory)
+    sizes = st.tuples(st.integers(1, 30), st.integers(1, 14))
+    wanted = data.draw(st.lists(sizes, min_size=1, max_size=5))
+    rng, expected, outputs = np.random.default_rng(len(pattern)), {}, []
+    for prompt_size, new in wanted:
+        prompt = rng.integers(0, VOCAB, prompt_size).tolist()
+        expected[loop.add(asked(prompt, new)), 0] = tuple(toy_greedy(engine.config, prompt, new))
+    while loop.busy:
+        poison(loop, engine)
+        outputs += loop.step()
+        loop.scheduler.check_integrity()
+    assert answers(outputs) == expected
+    assert loop.scheduler.manager.slots.used == loop.scheduler.manager.pool.used == 0
+    assert loop.speculation.accepted <= loop.speculation.proposed
+
+
+@pytest.mark.parametrize("layers", [HYBRID, ATTENTION])
+@pytest.mark.parametrize("kind", ["radix", "blocks"])
+def test_the_prefix_cache_gets_exact_states_only(layers, kind) -> None:
+    cache = PrefixCacheSettings(kind=kind, decode_interval=8) if kind == "radix" else kind
+    loop, engine, _ = speculating(layers, [4, 1, 0, 3], prefix_cache=cache)
+    rng, history, cached = np.random.default_rng(4), rng_prompt(4, 9), 0
+    for _ in range(6):
+        expected = toy_greedy(engine.config, history, 11)
+        loop.add(asked(history, 11))
+        outputs = run_all(loop)
+        (generation,) = [output.piece.generation for output in outputs if output.piece and output.piece.generation]
+        assert list(generation.token_ids) == expected
+        cached += generation.cached_tokens
+        history = history + expected[: int(rng.integers(1, 12))] + [int(rng.integers(0, VOCAB))]
+        history = history[:80]
+    # A state after rejected candidates would have failed in the toy engine, which counts the tokens of states.
+    assert cached > 0 or (kind == "blocks" and layers == HYBRID)
+
+
+def rng_prompt(seed: int, size: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB, size).tolist()
+
+
+def test_right_candidates_save_steps_and_are_counted() -> None:
+    plain, engine = toy_loop(HYBRID)
+    plain.add(asked([1, 2, 3], 21))
+    expected = answers(run_all(plain))
+    loop, engine, drafter = speculating(HYBRID, [MOST])
+    loop.add(asked([1, 2, 3], 21))
+    assert answers(run_all(loop)) == expected
+    # The prompt gives 1 token, each step with 4 right candidates 5.
+    assert loop.steps == 1 + 4 and plain.steps == 21
+    metrics = loop.speculation
+    assert (metrics.rows, metrics.proposed, metrics.accepted) == (4, 16, 15 + 1)
+    assert metrics.acceptance == 1 and metrics.state_bytes == engine.slot_bytes and metrics.chosen == {4: 4}
+    assert drafter.forgotten == [0]
+
+
+def test_end_tokens_and_limits_end_an_answer_among_candidates() -> None:
+    config = paged_config(HYBRID)
+    text = toy_greedy(config, [5, 6], 30)
+    eos = text[7]
+    loop, _, _ = speculating(HYBRID, [MOST], eos=(eos,))
+    loop.add(asked([5, 6], 30))
+    loop.add(asked([5, 6], 3))
+    found = answers(run_all(loop))
+    end = text.index(eos) + 1
+    assert found == {(0, 0): tuple(text[:end]), (1, 0): tuple(text[: min(3, end)])}
+
+
+def test_requests_choose_how_many_and_beams_take_none() -> None:
+    loop, _, drafter = speculating(HYBRID, [MOST])
+    loop.add(asked([3, 4], 12, speculative_tokens=0))
+    loop.add(asked([3, 4], 4, beam_width=3))
+    run_all(loop)
+    assert drafter.calls == 0 and loop.speculation.proposed == 0
+    loop.add(asked([3, 4], 12, speculative_tokens=2))
+    run_all(loop)
+    assert max(loop.speculation.chosen) == 2
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.8, "seed": 3, "n": 3}, {"repetition_penalty": 1.5, "logprobs": 2}]
+)
+def test_seeded_answers_are_those_without_speculation(params) -> None:
+    plain, _ = toy_loop(HYBRID)
+    loop, _, _ = speculating(HYBRID, [2, 0, 4], adaptive=True)
+    for each in (plain, loop):
+        each.add(asked([9, 8, 7, 6, 5], 25, **params))
+    assert answers(run_all(loop)) == answers(run_all(plain))
+
+
+def test_a_failed_step_ends_its_requests_and_leaves_the_pools_whole() -> None:
+    loop, engine, drafter = speculating(HYBRID, [2])
+    loop.add(asked([1, 2, 3], 20))
+    loop.step()
+    loop.step()
+    engine.fail_at = {engine.steps + 1}
+    (output,) = loop.step()
+    loop.scheduler.check_integrity()
+    assert isinstance(output.error, EngineError) and not loop.busy
+    assert loop.scheduler.manager.slots.used == 0 and drafter.forgotten
+    loop.add(asked([1, 2, 3], 20))
+    assert list(answers(run_all(loop)).values()) == [tuple(toy_greedy(engine.config, [1, 2, 3], 20))]
+
+
+def test_a_request_cancelled_between_steps_gives_everything_back() -> None:
+    loop, _, drafter = speculating(HYBRID, [3])
+    id_ = loop.add(asked([1, 2, 3], 20))
+    for _ in range(3):
+        loop.step()
+    loop.cancel(id_)
+    loop.scheduler.check_integrity()
+    assert loop.scheduler.manager.slots.used == loop.scheduler.manager.pool.used == 0 and drafter.forgotten == [0]
+
+
+@pytest.mark.parametrize("broken", ["raises", "foreign"])
+def test_a_drafter_that_fails_ends_its_requests_only(broken) -> None:
+    loop, engine, drafter = speculating(HYBRID, [1])
+    loop.add(asked([1, 2], 9))
+    loop.add(asked([1, 2], 9, speculative_tokens=0))
+
+    def propose(wanted):
+        if broken == "raises":
+            raise ValueError("no memory")
+        return [Proposal((VOCAB,)) for _ in wanted]
+
+    drafter.propose = propose
+    outputs = run_all(loop)
+    (error,) = [output for output in outputs if output.error]
+    assert error.request_id == 0 and ("no memory" if broken == "raises" else "same tokenizer") in str(error.error)
+    assert answers(outputs) == {(1, 0): tuple(toy_greedy(engine.config, [1, 2], 9))}
+
+
+def test_rows_do_without_candidates_where_slots_are_short() -> None:
+    """Rows that may come keep a slot each, so that speculation costs no row."""
+    loop, engine, _ = speculating(RECURRENT, [MOST], memory_bytes=16 * 7, max_rows=6)
+    prompts = [rng_prompt(seed, 5) for seed in range(6)]
+    for prompt in prompts:
+        loop.add(asked(prompt, 8))
+    outputs = loop.step()
+    assert loop.scheduler.running == 6
+    found = answers(outputs + run_all(loop))
+    assert [list(found[i, 0]) for i in range(6)] == [toy_greedy(engine.config, prompt, 8) for prompt in prompts]
+
+
+def test_states_that_cannot_be_taken_back_are_refused() -> None:
+    with pytest.raises(EngineError, match="--speculative-tokens of at least 4"):
+        toy_loop(HYBRID, speculation=SpeculationSettings(4))
+    # Attention alone needs no states.
+    toy_loop(ATTENTION, speculation=SpeculationSettings(4))
