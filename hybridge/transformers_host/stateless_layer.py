@@ -8,6 +8,13 @@ from transformers import cache_utils
 
 
 def stateless_layer() -> Any:
-    """A layer that stays empty; before transformers 5.21 that is a recurrent one which is never updated."""
-    kind = getattr(cache_utils, "DummyLayer", None) or cache_utils.LinearAttentionLayer
-    return kind()
+    """A layer that stays empty, which transformers before 5.21 has no class for."""
+    named = getattr(cache_utils, "DummyLayer", None)
+    return _EmptyLayer() if named is None else named()
+
+
+class _EmptyLayer(cache_utils.LinearAttentionLayer):  # type: ignore[misc]
+    """A recurrent layer that is never updated, and so has nothing to take back."""
+
+    def crop(self, tokens_to_remove: int) -> None:
+        pass
