@@ -94,6 +94,7 @@ class _PackedNode:
     def replace(self, kernels: Kernels) -> bool:
         """Put the body in the node's place; False, and nothing changed, where there is none."""
         node, spec = self._node, self._spec
+        pools = [(value, value.shape) for tensor, value in zip(spec.inputs, node.inputs, strict=True) if is_pool(tensor)]
         inputs = [self._dense_input(tensor, value) for tensor, value in zip(spec.inputs, node.inputs, strict=True)]
         inputs = self._with_lengths(inputs)
         dense = ir.node(node.op_type, inputs, dict(node.attributes), domain=DOMAIN, num_outputs=len(spec.outputs))
@@ -105,6 +106,8 @@ class _PackedNode:
         found = BODIES[node.op_type](dense, Inserter(self._graph, dense), kernels, self._padded)
         self._graph.remove(dense, safe=True)
         if found is None:
+            for pool, shape in pools:
+                pool.shape = shape  # the function is given the whole pool
             return False
         outputs = [self._packed_output(index, value) for index, value in enumerate(found)]
         replace_node(node, outputs)
