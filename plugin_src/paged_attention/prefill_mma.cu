@@ -59,22 +59,14 @@ __device__ __forceinline__ void load_keys(DATA_T* tile, const DATA_T* source, in
 struct WarpRows {
     float y[ROW_TILES][COLUMNS / 2];
     RunningSoftmax softmax[ROW_TILES];
-    int last_for_all, first_for_all;  // positions that every row of the warp sees: from first_for_all to last_for_all
 
-    __device__ __forceinline__ WarpRows(const PagedAttention& p, const Work& work) {
-        const int row = work.tile.first + threadIdx.x / 32 * WARP_ROWS;
+    __device__ __forceinline__ WarpRows() {
 #pragma unroll
         for (int m = 0; m < ROW_TILES; ++m) {
             softmax[m].clear();
 #pragma unroll
             for (int i = 0; i < COLUMNS / 2; ++i) y[m][i] = 0.0f;
         }
-        last_for_all = work.tile.cached + row / p.group;
-        const int last = work.tile.cached + (row + WARP_ROWS - 1) / p.group;
-        first_for_all = p.sliding_window > 0 ? last - p.sliding_window + 1 : 0;
-    }
-    __device__ __forceinline__ bool partly_visible(int key) const {
-        return key < first_for_all || key + TILE_KEYS - 1 > last_for_all;
     }
 };
 
@@ -176,8 +168,10 @@ __device__ __forceinline__ void store_outputs(const PagedAttention& p, const Wor
 }
 
 __device__ __forceinline__ void weigh_scores(float (&s)[ROW_TILES][TILE_KEYS / 2], WarpRows& rows, const PagedAttention& p,
-                                             const Work& work, int key, float factor) {
-    const bool partly = rows.partly_visible(key);
+                                             const Work& work, const KeyRange& range, int key, float factor) {
+    // Whether the first token of the tile, or with a sliding window the last one, does not see every key.
+    const bool partly = key + TILE_KEYS - 1 > work.tile.cached + work.tile.first / p.group ||
+                        (p.sliding_window > 0 && key < range.end - p.sliding_window);
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m) {
         if constexpr (SOFTCAP) bound_scores<sizeof(DATA_T) == 4>(s[m], p);
@@ -204,7 +198,6 @@ paged_attention_prefill_mma(const __grid_constant__ PagedAttention p) {
     DATA_T* queries = reinterpret_cast<DATA_T*>(memory);
     DATA_T *keys = queries + QUERY_ELEMENTS, *values = keys + KEY_ELEMENTS;
     const DATA_T* key_pool = static_cast<const DATA_T*>(p.kv_pool) + work.head * p.pool_head;
-    const DATA_T* value_pool = key_pool + p.pool_values;
 
     int block = (range.end - 1) / TILE_KEYS;
     const int last_block = range.begin / TILE_KEYS;
@@ -212,13 +205,13 @@ paged_attention_prefill_mma(const __grid_constant__ PagedAttention p) {
     load_queries(queries, p, work);
     load_keys(keys, key_pool, unit);
     commit_copies();
-    WarpRows rows(p, work);
+    WarpRows rows;
     const float factor = score_factor(p);
     for (; block >= last_block; --block) {
         float s[ROW_TILES][TILE_KEYS / 2];
         wait_copies<0>();
         __syncthreads();  // the keys are there, and every warp is done with the values before these
-        load_keys(values, value_pool, unit);
+        load_keys(values, key_pool + p.pool_values, unit);
         commit_copies();
         multiply_keys(s, queries, keys);
         wait_copies<0>();
@@ -228,7 +221,7 @@ paged_attention_prefill_mma(const __grid_constant__ PagedAttention p) {
             load_keys(keys, key_pool, unit);
             commit_copies();
         }
-        weigh_scores(s, rows, p, work, block * TILE_KEYS, factor);
+        weigh_scores(s, rows, p, work, range, block * TILE_KEYS, factor);
         if constexpr (sizeof(DATA_T) == 4) {
             static_assert(sizeof(DATA_T) != 4 || ROW_TILES == 1, "float data has 16 rows a warp");
             multiply_values_apart(rows, s, values);
