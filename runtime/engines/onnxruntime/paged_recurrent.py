@@ -94,8 +94,9 @@ class _PackedNode:
     def replace(self, kernels: Kernels) -> bool:
         """Put the body in the node's place; False, and nothing changed, where there is none."""
         node, spec = self._node, self._spec
-        pools = [(value, value.shape) for tensor, value in zip(spec.inputs, node.inputs, strict=True) if is_pool(tensor)]
-        inputs = [self._dense_input(tensor, value) for tensor, value in zip(spec.inputs, node.inputs, strict=True)]
+        given = list(zip(spec.inputs, node.inputs, strict=True))
+        pools = [(value, value.shape) for tensor, value in given if value is not None and is_pool(tensor)]
+        inputs = [self._dense_input(tensor, value) for tensor, value in given]
         inputs = self._with_lengths(inputs)
         dense = ir.node(node.op_type, inputs, dict(node.attributes), domain=DOMAIN, num_outputs=len(spec.outputs))
         self._graph.insert_before(node, dense)
