@@ -10,7 +10,16 @@ import sys
 from benchmarks.machine import ROOT
 from benchmarks.report import document_text, table_text
 
-BENCHMARKS = ("export", "export_qwen3_5", "cpu_decode", "step_cost", "perplexity", "scheduler", "serving")
+BENCHMARKS = (
+    "export",
+    "export_qwen3_5",
+    "cpu_decode",
+    "step_cost",
+    "perplexity",
+    "transformers_host",
+    "scheduler",
+    "serving",
+)
 
 
 def main() -> int:

@@ -60,6 +60,8 @@ def _values(documents: Documents) -> dict[str, str]:
         "windows": str(perplexity["settings"]["windows"]),
         "window": str(perplexity["settings"]["window"]),
         "perplexity": _perplexity(perplexity["results"]),
+        "host_new_tokens": str(documents["transformers_host"]["settings"]["new"]),
+        "transformers_host": _transformers_host(documents["transformers_host"]["results"]),
         **_serving_values(documents["scheduler"], documents["serving"]),
     }
 
@@ -200,6 +202,14 @@ def _latencies(latencies: Mapping[str, Mapping[str, float]]) -> str:
     rows = [(load, *(f"{values[name]:.3g}" for name in names)) for load, values in latencies.items()]
     heads = ("first token, ms: p50", "p99", "between tokens, ms: p50", "p99")
     return table(("load", *heads), rows)
+
+
+def _transformers_host(results: Mapping[str, Any]) -> str:
+    columns = list(results)
+    names = list(next(iter(results.values()))["token_ms"])
+    rows = [(f"`{name}`", *(spread_cell(results[column]["token_ms"][name]) for column in columns)) for name in names]
+    article = ("all caches built anew", *(f"{results[column]['article_cache_ms']:.3g}" for column in columns))
+    return table(("ms a token", *columns), [*rows, article])
 
 
 def main() -> int:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks import cpu_decode, export, export_qwen3_5, perplexity, scheduler, serving, step_cost
+from benchmarks import (
+    cpu_decode,
+    export,
+    export_qwen3_5,
+    perplexity,
+    scheduler,
+    serving,
+    step_cost,
+    transformers_host,
+)
 from benchmarks.report import Gate, Report, Target
 
 SPREAD = {"median": 12.345, "min": 11.5, "max": 1234.5, "repeats": 3}
@@ -29,6 +38,10 @@ def all_documents(error: float = 0.0) -> dict[str, Any]:
         "perplexity": (
             {**asdict(perplexity.PerplexitySettings()), "text": "held.txt", "windows": 11},
             {"perplexity": {"transformers": 23.5, "ours": 23.5}, "relative_difference": {"ours": 2e-8}},
+        ),
+        "transformers_host": (
+            asdict(transformers_host.HostSettings()),
+            {"tiny": {"token_ms": {"transformers": SPREAD, "export": SPREAD}, "article_cache_ms": 0.25}},
         ),
         "scheduler": (
             asdict(scheduler.SchedulerSettings()),
