@@ -61,12 +61,12 @@ class BlockManager:
         return min(most, self.blocks_for(self.needs.window + chunk) + 2)
 
     def take_candidates(self) -> list[int]:
-        """Slots for the states after candidate tokens: all that a sequence wants, or none.
+        """Slots for the states after candidate tokens, as many as there are.
 
         Every row that is free keeps a slot for the sequence that comes.
         """
-        enough = self.slots.free - self._candidates >= self.rows.free
-        return [self.slots.allocate() for _ in range(self._candidates)] if enough else []
+        count = min(self._candidates, self.slots.free - self.rows.free)
+        return [self.slots.allocate() for _ in range(count)]
 
     def begin(self) -> Reservation:
         """A new transaction; there may be one at a time."""

@@ -83,7 +83,8 @@ def pools_in(
         )
     slots = 0
     if needs.state:
-        wanted = max(budget // each, budget // (2 * slot) if needs.kv else budget // slot)
+        rows = budget // (each + candidates * slot)
+        wanted = max(rows * (1 + candidates), budget // (2 * slot) if needs.kv else budget // slot)
         slots = min(shape.max_rows * (1 + candidates), wanted, (budget - blocks_each * block) // slot)
         if cache is not None:
             room = (budget - blocks_each * block) // slot - slots

@@ -200,6 +200,16 @@ def test_rows_do_without_candidates_where_slots_are_short() -> None:
     assert [list(found[i, 0]) for i in range(6)] == [toy_greedy(engine.config, prompt, 8) for prompt in prompts]
 
 
+def test_pools_of_the_size_that_is_the_default_hold_all_candidates() -> None:
+    for rows, memory in ((1, None), (3, None), (2, 2 * (25 * 32 + 5 * 16))):
+        loop, _, _ = speculating(HYBRID, [MOST], max_rows=rows, memory_bytes=memory)
+        assert loop.pools.sizes.num_slots >= rows * (1 + MOST)
+        for seed in range(rows):
+            loop.add(asked(rng_prompt(seed, 5), 9))
+        run_all(loop)
+        assert max(loop.speculation.chosen) == MOST
+
+
 def test_states_that_cannot_be_taken_back_are_refused() -> None:
     with pytest.raises(EngineError, match="--speculative-tokens of at least 4"):
         toy_loop(HYBRID, speculation=SpeculationSettings(4))

@@ -1,0 +1,121 @@
+"""Prompt lookup on the CPU: decoding of text that repeats and of text that does not, with candidates and without."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.artifacts import DEMO_CHECKPOINT
+from benchmarks.command import run_command
+from benchmarks.measure import Spread, take_turns
+from benchmarks.report import Gate, Report, Target
+from exporter.export import export_checkpoint
+from exporter.options import ExportOptions
+from runtime.llm import LLM
+from runtime.sampling import SamplingParams
+from runtime.serving.settings import ServingSettings
+from runtime.speculation import SpeculationMetrics, SpeculationSettings
+
+NAME, REPEATS = "speculation", 5
+LEAST_RATIO = 1.5
+HELDOUT = Path(__file__).parents[1] / "examples" / "text" / "heldout.txt"
+
+
+@dataclass(frozen=True)
+class SpeculationBenchmarkSettings:
+    """``new_tokens`` after ``prompt`` tokens: the first ``passage`` of a text repeated, or as many of its first."""
+
+    tokens: int = 4
+    candidate_cost: float = 0.5
+    passage: int = 24
+    prompt: int = 120
+    new_tokens: int = 128
+    threads: int = 2
+    repeats: int = REPEATS
+
+
+def run(settings: SpeculationBenchmarkSettings) -> Report:
+    """Export the checkpoint that ships with and without candidates and continue the same prompts."""
+    sampling = SamplingParams(max_new_tokens=settings.new_tokens, ignore_eos=True)
+    with tempfile.TemporaryDirectory(prefix="hybridge-bench-") as name:
+        plain = _opened(Path(name) / "plain", settings, 0)
+        trying = _opened(Path(name) / "trying", settings, settings.tokens)
+        prompts = _prompts(plain, settings)
+        differing = sum(
+            plain.generate(prompt, sampling).token_ids != trying.generate(prompt, sampling).token_ids
+            for prompt in prompts.values()
+        )
+        gate = Gate("answers that differ from those without candidates", float(differing), 0.0)
+        if not gate.passed:
+            return Report(NAME, asdict(settings), (gate,))
+        results: dict[str, Any] = {}
+        metrics = trying.loop.speculation
+        assert metrics is not None, "the settings ask for it"
+        for text, prompt in prompts.items():
+            before = metrics.rows, metrics.proposed, metrics.accepted
+            ways = {"plain": _timed(plain, prompt, sampling), "candidates": _timed(trying, prompt, sampling)}
+            times = take_turns(ways, settings.repeats)
+            results[text] = {
+                "tokens_per_second": {
+                    way: Spread.of(settings.new_tokens / t for t in values).to_json() for way, values in times.items()
+                },
+                "ratio": Spread.of_ratios(times["plain"], times["candidates"]).to_json(),
+                **_counted(metrics, before),
+            }
+        results["state_bytes_per_candidate"] = metrics.state_bytes
+        results["rows_by_candidates"] = dict(sorted(metrics.chosen.items()))
+    title = "decoding with prompt lookup over decoding without, text that repeats"
+    target = Target(title, results["repeats"]["ratio"]["median"], "at least", LEAST_RATIO, "x")
+    return Report(NAME, asdict(settings), (gate,), results, (target,))
+
+
+def _opened(folder: Path, settings: SpeculationBenchmarkSettings, candidates: int) -> LLM:
+    length = settings.prompt + settings.new_tokens
+    options = ExportOptions(
+        layout="paged", max_batch_size=1, max_seq_len=length, scan=False, speculative_tokens=candidates
+    )
+    export_checkpoint(DEMO_CHECKPOINT, folder, options)
+    speculation = SpeculationSettings(candidates, candidate_cost=settings.candidate_cost) if candidates else None
+    return LLM(folder, threads=settings.threads, serving=ServingSettings(speculation=speculation))
+
+
+def _prompts(llm: LLM, settings: SpeculationBenchmarkSettings) -> dict[str, list[int]]:
+    assert llm.tokenizer is not None, "the checkpoint that ships has a tokenizer"
+    ids = list(llm.tokenizer.encode(HELDOUT.read_text(encoding="utf-8")[: 20 * settings.prompt]))
+    passages = -(-settings.prompt // settings.passage)
+    return {
+        "repeats": (ids[: settings.passage] * passages)[: settings.prompt],
+        "does not repeat": ids[: settings.prompt],
+    }
+
+
+def _timed(llm: LLM, prompt: list[int], sampling: SamplingParams) -> Callable[[], float]:
+    """Seconds of the whole call, prompt included."""
+
+    def call() -> float:
+        started = time.perf_counter()
+        llm.generate(prompt, sampling)
+        return time.perf_counter() - started
+
+    return call
+
+
+def _counted(metrics: SpeculationMetrics, before: tuple[int, int, int]) -> dict[str, float]:
+    """Acceptance and tokens of a decoded row since ``before``."""
+    rows, proposed, accepted = metrics.rows - before[0], metrics.proposed - before[1], metrics.accepted - before[2]
+    return {"acceptance": accepted / proposed if proposed else 0.0, "tokens_per_row": 1 + accepted / rows}
+
+
+def main() -> int:
+    """The exit code: 0, or 1 when values were wrong."""
+    description = "speculative decoding with prompt lookup"
+    return run_command(description, lambda repeats: run(SpeculationBenchmarkSettings(repeats=repeats)), REPEATS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
