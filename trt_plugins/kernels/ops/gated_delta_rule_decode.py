@@ -23,6 +23,8 @@ _WARP = 32
 _FEW_BYTES = 48 << 10
 _ONE_WAVE_BYTES = 128 << 10
 _LARGEST_SMALL_KEY = 128
+# Wider keys than these: threads of a 16-bit state spill on Blackwell where 512 of them are to fit.
+_LARGEST_LEAN_KEY = 192
 _ROWS = 8
 # Lanes, rows of a lane and threads at once, by the bytes of an element of the state.
 _FEW = {4: (4, 8, 640), 2: (4, 4, 1024)}
@@ -74,7 +76,8 @@ class _Variant:
         cut = self.slice
         if self.channel_decay and self.many and cut.rows == _ROWS:
             return min(cut.at_once, 384)
-        if cut.state is not DType.FLOAT32 and cut.rows == _ROWS and (self.channel_decay or self.many):
+        wide = self.channel_decay or self.many or cut.key_size > _LARGEST_LEAN_KEY
+        if cut.state is not DType.FLOAT32 and cut.rows == _ROWS and wide:
             return min(cut.at_once, 448)
         return cut.at_once
 
