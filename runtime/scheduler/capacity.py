@@ -34,7 +34,7 @@ class Capacity:
         left = self._manager.pool.num_blocks - blocks, self._manager.slots.num_slots - slots
         if left[0] < needed[0] or left[1] < needed[1]:
             raise RequestError(
-                f"{name!r}: expected a prefix that leaves {needed[0]} blocks and {needed[1]} slots, which a sequence of "
+                f"{name!r}: expected one that leaves {needed[0]} blocks and {needed[1]} slots, which a sequence of "
                 f"{self._settings.max_seq_len} tokens takes, found one that leaves {left[0]} and {left[1]}: give the "
                 "pools more memory, or lower max_seq_len"
             )

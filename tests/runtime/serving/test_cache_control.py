@@ -93,7 +93,7 @@ def test_prefixes_come_from_a_file(opened: Opened, tmp_path: Path) -> None:
 
 def test_a_prefix_that_leaves_no_room_is_refused(opened: Opened) -> None:
     llm = opened(sequences=1, slots=2)
-    with pytest.raises(RequestError, match="expected a prefix that leaves"):
+    with pytest.raises(RequestError, match="expected one that leaves"):
         llm.cache_prefix(SYSTEM)
     with pytest.raises(RequestError, match="expected one of the prefixes"):
         llm.drop_prefix("none")
