@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from onnxscript.onnx_opset import opset24
 
@@ -36,10 +37,18 @@ def plain_translations() -> Mapping[Any, Callable[..., Any]]:
     }
 
 
+def _operand(other: Any, x: Any) -> Any:
+    """``other``; a number as a float32 constant of the file, so that an engine that widens x has all of it."""
+    if not isinstance(other, (int, float)):
+        return other
+    number = op.Constant(value_float=float(other))
+    return number if int(x.dtype) == int(ir.DataType.FLOAT) else op.Cast(number, to=int(x.dtype))
+
+
 def _add(x: Any, other: Any, alpha: float = 1) -> Any:
     if alpha != 1:
         raise ExportError(f"add: expected alpha 1, found {alpha}: multiply first")
-    return op.Add(x, other)
+    return op.Add(x, _operand(other, x))
 
 
 def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
@@ -47,7 +56,7 @@ def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
 
 
 def _div(x: Any, other: Any) -> Any:
-    return op.Div(x, other)
+    return op.Div(x, _operand(other, x))
 
 
 def _embedding(weight: Any, indices: Any, padding_idx: int = -1, *_training: Any) -> Any:
@@ -55,7 +64,7 @@ def _embedding(weight: Any, indices: Any, padding_idx: int = -1, *_training: Any
 
 
 def _mul(x: Any, other: Any) -> Any:
-    return op.Mul(x, other)
+    return op.Mul(x, _operand(other, x))
 
 
 def _relu(x: Any) -> Any:

@@ -84,6 +84,18 @@ def test_plain_operators_compute_what_torch_computes(name: str) -> None:
     np.testing.assert_allclose(found, function(*inputs).numpy(), rtol=2e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", ["add", "div", "mul"])
+def test_a_number_beside_16_bit_values_is_whole_in_the_file(name: str) -> None:
+    """Engines that compute in float32 widen the values; a number that was rounded to 8 bits would stay so."""
+    program = traced(lambda x, y: getattr(torch, name)(x, 0.22) * y, X.bfloat16(), Y.bfloat16())
+    with lean_passes(program, TABLE):
+        model: Any = torch.onnx.export(
+            undecomposed(program), dynamo=True, custom_translation_table=TABLE, opset_version=OPSET, optimize=False
+        )
+    numbers = [node.attribute[0].f for node in model.model_proto.graph.node if node.op_type == "Constant"]
+    assert numbers == [float(np.float32(0.22))]
+
+
 def test_the_steps_are_left_out_for_such_a_program_and_come_back() -> None:
     library, promotion = _registration.onnxscript_apis.get_torchlib_ops, _fx_passes.insert_type_promotion_nodes
     program = traced(lambda x, y: torch.relu(x * y) + 1.0, X, Y)
