@@ -9,12 +9,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from artifact.config import RuntimeConfig, read_config
 from artifact.errors import EngineError
 from artifact.names import LOGITS, QUERY_START_LOC, SEQ_LENS
-from artifact.paged import PAGED
 from runtime.engines.packed_check import check_packed
-from runtime.engines.paged import HostCopy, PackedInputs, PagedEngine, PoolSizes, StepLimits
+from runtime.engines.paged import PackedInputs, PoolSizes
+from runtime.engines.pooled import PooledEngine
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.fusion import Phase
 from runtime.engines.torch.model import TorchModel
@@ -29,7 +28,7 @@ from runtime.engines.torch.step_rows import StepRows
 _LEAST_LONGEST = 64
 
 
-class TorchPagedEngine(PagedEngine):
+class TorchPagedEngine(PooledEngine[TorchPools]):
     """Runs a paged artifact's graph in the types that it declares, with its pools where they are.
 
     On a GPU a step in which every row has one token is one launch of a CUDA graph, and other steps are padded to sizes
@@ -40,32 +39,18 @@ class TorchPagedEngine(PagedEngine):
 
     def __init__(self, folder: str | Path, device: str | None = None, threads: int | None = None) -> None:
         """Load the artifact in ``folder``; arguments and errors are those of ``TorchEngine``."""
-        self._folder = Path(folder).resolve()
-        self.config: RuntimeConfig = read_config(self._folder)
-        if self.config.layout != PAGED:
-            raise EngineError(
-                f"{folder}: expected layout paged, found {self.config.layout}: export with --layout paged"
-            )
+        super().__init__(folder)
         if threads is not None:
             torch.set_num_threads(threads)
         self._device = TorchDevice(device)
+        self._step_tokens = self._device.step_tokens
         self._specs = self.config.bindings.states
         self._model = TorchModel(self._folder, self.config, self._device)
-        self._pools: TorchPools | None = None
         self._decode_steps: dict[tuple[int, int], PagedDecodeStep] = {}
         self._memory = StepMemory(self._device)
         # Made now, so that an artifact that this engine cannot run is refused before the first token.
         self._model.program(Phase.PREFILL)
         self._model.program(Phase.DECODE)
-
-    @property
-    def limits(self) -> StepLimits:
-        rows = self.config.max_batch_size
-        return StepLimits(max(self._device.step_tokens, rows), rows)
-
-    @property
-    def slot_bytes(self) -> int:
-        return sum(spec.unit_bytes for spec in self._specs if not spec.grows)
 
     @property
     def shows_values(self) -> bool:
@@ -81,23 +66,11 @@ class TorchPagedEngine(PagedEngine):
         """The steps that have been prepared on a GPU, by rows and blocks."""
         return self._decode_steps
 
-    def block_bytes(self, block_size: int) -> int:
-        if block_size < 1:
-            raise EngineError(f"expected blocks of at least 1 token, found {block_size}: choose a larger size")
-        return block_size * sum(spec.unit_bytes for spec in self._specs if spec.grows)
-
     def allocate_pools(self, sizes: PoolSizes) -> None:
         self._device.synchronize()
         self._decode_steps.clear()
         self._pools = None
         self._pools = TorchPools(self._specs, sizes, self._device)
-
-    @property
-    def pools(self) -> TorchPools:
-        """The pools; EngineError before ``allocate_pools``."""
-        if self._pools is None:
-            raise EngineError("expected pools, found none: call allocate_pools first")
-        return self._pools
 
     def step(self, inputs: PackedInputs) -> np.ndarray:
         return self.launch(inputs).all_logits()
@@ -123,27 +96,6 @@ class TorchPagedEngine(PagedEngine):
         with self._device.active():
             inner = {name: found[name][: len(inputs.input_ids)].float().cpu().numpy() for name in values}
         return {LOGITS: result.all_logits(), **inner}
-
-    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self.pools.copy_blocks(sources, targets)
-
-    def copy_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self.pools.copy_slots(sources, targets)
-
-    def zero_slots(self, slots: Sequence[int]) -> None:
-        self.pools.zero_slots(slots)
-
-    def swap_out(self, blocks: Sequence[int], slots: Sequence[int]) -> HostCopy:
-        return self.pools.swap_out(blocks, slots)
-
-    def swap_in(self, copy: HostCopy, blocks: Sequence[int], slots: Sequence[int]) -> None:
-        self.pools.swap_in(copy, blocks, slots)
-
-    def arrays_from_copy(self, copy: HostCopy) -> dict[str, np.ndarray]:
-        return self.pools.arrays_from_copy(copy)
-
-    def copy_from_arrays(self, arrays: Mapping[str, np.ndarray], blocks: int, slots: int) -> HostCopy:
-        return self.pools.copy_from_arrays(arrays, blocks, slots)
 
     def read_pool(self, name: str) -> np.ndarray:
         return self.pools.read(name)

@@ -1,0 +1,90 @@
+"""A paged engine over one set of pools: the artifact, what a block and a slot take, and what is done to the pools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from artifact.bindings import Binding
+from artifact.config import RuntimeConfig, read_config
+from artifact.errors import EngineError
+from artifact.paged import PAGED
+from runtime.engines.paged import HostCopy, PagedEngine, StepLimits
+
+
+class Pools(Protocol):
+    """Pools of every layer; the methods are those of ``PagedEngine``."""
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
+    def copy_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
+    def zero_slots(self, slots: Sequence[int]) -> None: ...
+    def swap_out(self, blocks: Sequence[int], slots: Sequence[int]) -> HostCopy: ...
+    def swap_in(self, copy: HostCopy, blocks: Sequence[int], slots: Sequence[int]) -> None: ...
+    def arrays_from_copy(self, copy: HostCopy) -> dict[str, np.ndarray]: ...
+    def copy_from_arrays(self, arrays: Mapping[str, np.ndarray], blocks: int, slots: int) -> HostCopy: ...
+
+
+P = TypeVar("P", bound=Pools)
+
+
+class PooledEngine(PagedEngine, Generic[P]):
+    """The artifact and its pools; how a step runs and how pools are made is left to the engine."""
+
+    # New tokens of a step, beyond which it becomes no faster.
+    _step_tokens: int
+    _specs: tuple[Binding, ...]
+
+    def __init__(self, folder: str | Path) -> None:
+        """ArtifactError when ``folder`` is not a complete artifact, EngineError when its layout is not paged."""
+        self._folder = Path(folder).resolve()
+        self.config: RuntimeConfig = read_config(self._folder)
+        if self.config.layout != PAGED:
+            raise EngineError(
+                f"{folder}: expected layout paged, found {self.config.layout}: export with --layout paged"
+            )
+        self._pools: P | None = None
+
+    @property
+    def limits(self) -> StepLimits:
+        rows = self.config.max_batch_size
+        return StepLimits(max(self._step_tokens, rows), rows)
+
+    @property
+    def slot_bytes(self) -> int:
+        return sum(spec.unit_bytes for spec in self._specs if not spec.grows)
+
+    def block_bytes(self, block_size: int) -> int:
+        if block_size < 1:
+            raise EngineError(f"expected blocks of at least 1 token, found {block_size}: choose a larger size")
+        return block_size * sum(spec.unit_bytes for spec in self._specs if spec.grows)
+
+    @property
+    def pools(self) -> P:
+        """The pools; EngineError before ``allocate_pools``."""
+        if self._pools is None:
+            raise EngineError("expected pools, found none: call allocate_pools first")
+        return self._pools
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.pools.copy_blocks(sources, targets)
+
+    def copy_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.pools.copy_slots(sources, targets)
+
+    def zero_slots(self, slots: Sequence[int]) -> None:
+        self.pools.zero_slots(slots)
+
+    def swap_out(self, blocks: Sequence[int], slots: Sequence[int]) -> HostCopy:
+        return self.pools.swap_out(blocks, slots)
+
+    def swap_in(self, copy: HostCopy, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        self.pools.swap_in(copy, blocks, slots)
+
+    def arrays_from_copy(self, copy: HostCopy) -> dict[str, np.ndarray]:
+        return self.pools.arrays_from_copy(copy)
+
+    def copy_from_arrays(self, arrays: Mapping[str, np.ndarray], blocks: int, slots: int) -> HostCopy:
+        return self.pools.copy_from_arrays(arrays, blocks, slots)
