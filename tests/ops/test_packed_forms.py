@@ -31,9 +31,8 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], tuple[np.ndarray, ...]
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 
-def typed(op: str, dtype: str) -> tuple[Any, dict[str, str]]:
-    """The operator's case, rounded to the types of its inputs, and these."""
-    case = CASES[op][0]()
+def typed_case(case: Any, op: str, dtype: str) -> tuple[Any, dict[str, str]]:
+    """A case of the operator, rounded to the types of its inputs, and these."""
     if op == "mamba2_conv_scan":
         types = types_of(case, dtype)
         return in_types(case, types), types
@@ -41,6 +40,10 @@ def typed(op: str, dtype: str) -> tuple[Any, dict[str, str]]:
         return case, dict.fromkeys(in_dtypes(case, dtype), dtype)
     types = in_dtypes(case, dtype)
     return rounded_case(case, types), types
+
+
+def typed(op: str, dtype: str) -> tuple[Any, dict[str, str]]:
+    return typed_case(CASES[op][0](), op, dtype)
 
 
 def check(call: PackedCall, case: Any, found: list[np.ndarray], dtype: str) -> None:

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from artifact.errors import UnsupportedError
-from tests.ops.cases import conv_case, delta_case, in_dtypes, rounded_case, ssm_case
+from tests.ops.cases import conv_case, delta_case, ssm_case
 from tests.ops.oracle import conv_step_loop, delta_step_loop, relative_error, ssm_step_loop
 from tests.ops.packed_calls import packed_call, packed_model, run_model
 from tests.ops.speculative_calls import LENGTHS, SpeculativeCall, pools_after, speculative_call
-from tests.ops.test_mamba2_conv_scan import case_of, expected, in_types, types_of
-from tests.ops.test_packed_forms import TOLERANCE
+from tests.ops.test_mamba2_conv_scan import case_of, expected
+from tests.ops.test_packed_forms import TOLERANCE, typed_case
 from trt_plugins import torch_ops
 from trt_plugins.catalog import PACKED_OPS, SPECULATIVE_OPS, spec_of
 from trt_plugins.specs.packed import is_pool
@@ -39,15 +39,7 @@ OPERATORS = sorted({name.split()[0] for name in CASES})
 
 
 def typed(name: str, dtype: str) -> tuple[Any, dict[str, str]]:
-    """The case, rounded to the types of its inputs, and these."""
-    case = CASES[name][0]()
-    if name == "mamba2_conv_scan":
-        types = types_of(case, dtype)
-        return in_types(case, types), types
-    if dtype == "float64":
-        return case, dict.fromkeys(in_dtypes(case, dtype), dtype)
-    types = in_dtypes(case, dtype)
-    return rounded_case(case, types), types
+    return typed_case(CASES[name][0](), name.split()[0], dtype)
 
 
 def check(name: str, call: SpeculativeCall, case: Any, found: list[np.ndarray], dtype: str) -> None:
