@@ -1,6 +1,8 @@
-"""Logits of a paged engine for one sequence, in any number of equal rows."""
+"""Logits and states of a paged engine for one sequence, in any number of equal rows."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -26,6 +28,27 @@ def paged_logits(engine: PagedEngine, sequence: np.ndarray, tokens: int, rows: i
         if end >= tokens:
             found.append(logits)
     return found
+
+
+def paged_states(engine: PagedEngine, sequence: np.ndarray) -> dict[str, np.ndarray]:
+    """State and KV after all of ``sequence``, by pool name as in ``read_states``, in pools of its own."""
+    blocks, recurrent = -(-sequence.size // _BLOCK), bool(engine.config.recurrent_layers)
+    engine.allocate_pools(PoolSizes(blocks, _BLOCK, int(recurrent)))
+    if recurrent:
+        engine.zero_slots([0])
+    for begin in range(0, sequence.size, engine.limits.max_tokens):
+        _step(engine, sequence, begin, min(sequence.size, begin + engine.limits.max_tokens), 1, blocks)
+    return read_states(engine, range(blocks), 0 if recurrent else None, sequence.size)
+
+
+def read_states(engine: PagedEngine, blocks: Sequence[int], slot: int | None, length: int) -> dict[str, np.ndarray]:
+    """By pool name: KV [2, length, ...] that lies in ``blocks``, and the state in ``slot``."""
+    arrays = engine.arrays_from_copy(engine.swap_out(list(blocks), [] if slot is None else [slot]))
+    kv = {spec.name for spec in engine.config.bindings.states if spec.grows}
+    return {
+        name: array.reshape(array.shape[0], -1, *array.shape[3:])[:, :length] if name in kv else array[0]
+        for name, array in arrays.items()
+    }
 
 
 def _step(engine: PagedEngine, sequence: np.ndarray, begin: int, end: int, rows: int, blocks: int) -> np.ndarray:

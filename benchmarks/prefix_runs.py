@@ -65,11 +65,15 @@ def compare_on_model(trace: Trace, states: int) -> Compared:
 def compare_on_engine(engine: PagedEngine, trace: Trace, states: int) -> Compared:
     """On the clock of this machine."""
 
-    def one(settings: PrefixCacheSettings) -> Outcome:
-        loop = _loop(engine, trace, settings, states)
-        return replay(loop, trace, time.perf_counter, engine.config.vocab_size)
+    return _compare(trace, states, lambda settings: replay_on_engine(engine, trace, settings, states)[0])
 
-    return _compare(trace, states, one)
+
+def replay_on_engine(
+    engine: PagedEngine, trace: Trace, settings: PrefixCacheSettings, states: int
+) -> tuple[Outcome, ServingLoop]:
+    """On the clock of this machine; the loop as it is afterwards."""
+    loop = _loop(engine, trace, settings, states)
+    return replay(loop, trace, time.perf_counter, engine.config.vocab_size), loop
 
 
 def _loop(engine: PagedEngine, trace: Trace, settings: PrefixCacheSettings, states: int) -> ServingLoop:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from runtime.llm import LLM
 from runtime.sampling import SamplingParams
 from runtime.serving.loop import ServingLoop
 from runtime.serving.settings import ServingSettings
+
+if TYPE_CHECKING:
+    from exporter.options import ExportOptions
 
 NAME = "serving_torch"
 LEAST_RATIO, MOST_HOST_MICROSECONDS = 20.0, 300.0
@@ -76,21 +79,33 @@ def run(settings: TorchServingSettings) -> Report:
 
 def prepared(work: Path, settings: TorchServingSettings) -> tuple[Path, Path]:
     """The dense and the paged artifact in the folder ``work``, made where they are missing."""
-    checkpoint = work / "checkpoint"
-    if not (checkpoint / WEIGHTS).exists():
-        write_random_checkpoint(checkpoint, settings.shape)
-    folders = work / "artifact-dense", work / "artifact-paged"
-    for folder, layout, rows in zip(folders, ("dense", "paged"), (1, settings.batch), strict=True):
-        if not folder.exists():
-            from exporter.export import export_checkpoint
-            from exporter.options import ExportOptions
+    from exporter.options import ExportOptions
 
-            longest = settings.prompt + settings.new_tokens
-            options = ExportOptions(layout=layout, max_batch_size=rows, max_seq_len=longest, scan=False)
-            export_checkpoint(checkpoint, folder, options)
-        if not (folder / "weights" / WEIGHTS).exists():
-            os.link(checkpoint / WEIGHTS, folder / "weights" / WEIGHTS)
-    return folders
+    longest = settings.prompt + settings.new_tokens
+    dense, paged = (
+        linked_artifact(
+            work,
+            f"artifact-{layout}",
+            settings.shape,
+            ExportOptions(layout=layout, max_batch_size=rows, max_seq_len=longest, scan=False),
+        )
+        for layout, rows in (("dense", 1), ("paged", settings.batch))
+    )
+    return dense, paged
+
+
+def linked_artifact(work: Path, name: str, shape: NemotronHShape, options: ExportOptions) -> Path:
+    """The artifact ``name`` of the random checkpoint in the folder ``work``, both made where they are missing."""
+    checkpoint, folder = work / "checkpoint", work / name
+    if not (checkpoint / WEIGHTS).exists():
+        write_random_checkpoint(checkpoint, shape)
+    if not folder.exists():
+        from exporter.export import export_checkpoint
+
+        export_checkpoint(checkpoint, folder, options)
+    if not (folder / "weights" / WEIGHTS).exists():
+        os.link(checkpoint / WEIGHTS, folder / "weights" / WEIGHTS)
+    return folder
 
 
 def _gates(dense: TorchEngine, paged: TorchPagedEngine, settings: TorchServingSettings) -> list[Gate]:
