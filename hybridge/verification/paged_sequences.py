@@ -88,7 +88,9 @@ class PagedSequences:
         for handle, count in accepted.items():
             sequence = self._sequences[handle]
             sequence.length += count - len(work[handle])
-            sequence.accepted = count
+            # A longer row replaces the state that it began with.
+            if len(work[handle]) <= self._columns:
+                sequence.accepted = count
         ends = np.cumsum([len(tokens) for tokens in work.values()])
         return dict(zip(work, np.split(logits, ends)[:-1], strict=True))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from hybridge.verification import VerifyOptions, verify
+from hybridge.verification import VerifyOptions, VerifyReport, verify
 from tests.support.artifacts import ArtifactCache
 
 OPTIONS = VerifyOptions(prompt_lengths=(1, 7), decode_steps=7, tolerance=2e-5)
@@ -15,7 +17,20 @@ def test_accepted_candidates_agree_with_transformers(model_type: str, artifacts:
     exported = artifacts.get(model_type, "float32", layout="paged", speculative_tokens=3)
     report = verify(exported.checkpoint, exported.folder, OPTIONS)
     assert report.passed, (report.verdict(), [c for c in report.comparisons if not c.passed][:3])
-    for engine in ("onnxruntime", "onnxruntime-portable"):
+    assert_compared(report, "onnxruntime", "onnxruntime-portable")
+
+
+@pytest.mark.parametrize("model_type", ["bamba", "qwen3_next"])
+def test_the_torch_engine_agrees_too(model_type: str, artifacts: ArtifactCache) -> None:
+    exported = artifacts.get(model_type, "float32", layout="paged", speculative_tokens=3)
+    report = verify(exported.checkpoint, exported.folder, replace(OPTIONS, engine="torch"))
+    assert report.passed, (report.verdict(), [c for c in report.comparisons if not c.passed][:3])
+    assert_compared(report, "torch")
+
+
+def assert_compared(report: VerifyReport, *engines: str) -> None:
+    """Whether logits and states after candidates were among what was compared."""
+    for engine in engines:
         own = [c for c in report.comparisons if (c.engine, c.scenario) == (engine, "candidates")]
         assert {"logits", "conv_state", "recurrent_state"} <= {c.item for c in own}
         assert sum(c.item == "logits" for c in own) == len(OPTIONS.prompt_lengths) * OPTIONS.decode_steps

@@ -8,8 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from artifact.names import BLOCK_TABLE, QUERY_START_LOC, SEQ_LENS, SLOT_MAPPING, STATE_INDICES
-from artifact.paged import MAX_BLOCKS, NUM_LOGITS, ROW_BOUNDS, ROWS, STEP_INPUTS, TOKENS
+from artifact.names import (
+    BLOCK_TABLE,
+    NUM_ACCEPTED_TOKENS,
+    QUERY_START_LOC,
+    SEQ_LENS,
+    SLOT_MAPPING,
+    STATE_INDICES,
+)
+from artifact.paged import MAX_BLOCKS, NUM_LOGITS, ROW_BOUNDS, ROWS, TOKENS, step_inputs
 from runtime.engines.paged import PackedInputs
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.tensors import torch_from_dtype
@@ -17,8 +24,8 @@ from runtime.engines.torch.tensors import torch_from_dtype
 # Every array begins at a multiple of so many bytes.
 _ALIGNMENT = 16
 # What fills an array beyond the step's own entries, 0 where it is not here.
-_OF_ROWS = frozenset({SEQ_LENS, BLOCK_TABLE, STATE_INDICES})
-_FILL = {BLOCK_TABLE: -1, SLOT_MAPPING: -1, STATE_INDICES: -1}
+_OF_ROWS = frozenset({SEQ_LENS, BLOCK_TABLE, STATE_INDICES, NUM_ACCEPTED_TOKENS})
+_FILL = {BLOCK_TABLE: -1, SLOT_MAPPING: -1, STATE_INDICES: -1, NUM_ACCEPTED_TOKENS: 1}
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,8 @@ class StepSize:
 class PackedBuffers:
     """``tensors`` are the program's inputs by name, on the device once ``upload`` has been enqueued."""
 
-    def __init__(self, device: TorchDevice, size: StepSize) -> None:
+    def __init__(self, device: TorchDevice, size: StepSize, candidates: int = 0) -> None:
+        """``candidates``: of each row behind its own token, in steps with a slot for the state after each."""
         axes = {
             TOKENS: size.tokens,
             ROWS: size.rows,
@@ -43,7 +51,7 @@ class PackedBuffers:
             NUM_LOGITS: size.logits,
         }
         parts, end = [], 0
-        for binding in STEP_INPUTS:
+        for binding in step_inputs(candidates):
             shape = binding.resolve(**axes)
             nbytes = int(np.prod(shape)) * binding.dtype.itemsize
             parts.append((binding, shape, slice(end, end + nbytes)))

@@ -22,12 +22,17 @@ class RepeatedWork:
     def __init__(self, device: TorchDevice, work: Callable[[], None]) -> None:
         self._device, self._work = device, work
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._warm, self.direct = False, not device.is_gpu
+        self._warm, self._recording, self.direct = False, False, not device.is_gpu
 
     @property
     def is_replayed(self) -> bool:
         """Whether the next run launches a graph that is there already."""
         return self._graph is not None
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the work that runs now is being recorded: it must not depend on what host memory holds."""
+        return self._recording
 
     def run(self) -> None:
         """Enqueue the work on the device's stream, which has to be the current one."""
@@ -45,6 +50,7 @@ class RepeatedWork:
         try:
             # Unsafe calls of this thread end the recording with an error instead of escaping from the graph.
             graph.capture_begin(pool=self._device.graph_pool, capture_error_mode="thread_local")
+            self._recording = True
             try:
                 self._work()
             except BaseException:
@@ -52,6 +58,8 @@ class RepeatedWork:
                 with suppress(RuntimeError):
                     graph.capture_end()
                 raise
+            finally:
+                self._recording = False
             graph.capture_end()
         except (EngineError, RuntimeError) as error:
             # The same step has run directly, so that only speed is lost.

@@ -8,37 +8,47 @@ from functools import cached_property
 
 import torch
 
+from artifact.errors import EngineError
+
 
 @dataclass(frozen=True, eq=False)
 class StepRows:
     """Takes the place of query_start_loc among a program's inputs.
 
     bounds: query_start_loc [rows + 1] int32 on the device.
-    counts: new tokens of each row; padding rows have none, or one in a recorded step.
+    counts: new tokens of each row; padding rows have none, or one in a recorded step. None in a recorded step whose
+    rows have any number of tokens up to ``longest``: bounds says how many.
     lengths: tokens of each row after the step, 0 for a padding row. None in a recorded step, which stands for all.
     split: rows before it have at most one new token. longest: no row has more.
     """
 
     bounds: torch.Tensor
-    counts: tuple[int, ...]
+    counts: tuple[int, ...] | None
     lengths: tuple[int, ...] | None
     split: int
     longest: int
 
     @property
     def rows(self) -> int:
-        return len(self.counts)
+        return self.bounds.shape[0] - 1
+
+    @property
+    def known_counts(self) -> tuple[int, ...]:
+        """``counts``; EngineError where they differ from run to run of a recorded step."""
+        if self.counts is None:
+            raise EngineError("expected kernels for every operator of a recorded step, found one that runs row by row")
+        return self.counts
 
     @cached_property
     def singles(self) -> int:
         """How many rows, from the first on, have one token each: token r is that of row r."""
-        return next((row for row, count in enumerate(self.counts) if count != 1), self.rows)
+        return next((row for row, count in enumerate(self.known_counts) if count != 1), self.rows)
 
     def others(self) -> Iterator[tuple[int, int, int]]:
         """Row, first token and end of each later row that has tokens of a sequence."""
         begin = self.singles
         for row in range(self.singles, self.rows):
-            end = begin + self.counts[row]
+            end = begin + self.known_counts[row]
             if end > begin and (self.lengths is None or self.lengths[row]):
                 yield row, begin, end
             begin = end

@@ -64,8 +64,9 @@ class PlannedKernels(KernelRunner):
             if packed or name in PACKED_ONLY:
                 if packed:
                     rows = key[-1].rows
-                    packed = (packed[0][: rows + 1], packed[1][:rows])
-                _packed(operator.packed, name, values, inputs, outputs, packed)
+                    packed = (packed[0][: rows + 1], *(tensor[:rows] for tensor in packed[1:]))
+                form = operator.speculative if len(packed) == 3 else operator.packed
+                _packed(form, name, values, inputs, outputs, packed)
                 return
             for output, result in zip(outputs, operator(*inputs, *values), strict=True):
                 output.copy_(result)
@@ -74,7 +75,7 @@ class PlannedKernels(KernelRunner):
 def _packed(
     operator: Any, name: str, values: list, inputs: Tensors, outputs: Sequence[torch.Tensor], packed: Tensors
 ) -> None:
-    """The rows of one call of the packed form; what belongs to other rows stays."""
+    """The rows of one call over packed rows; what belongs to other rows stays."""
     given = list(inputs)
     if name not in PACKED_ONLY:
         place = spec_of(name).input_index("context_lengths")

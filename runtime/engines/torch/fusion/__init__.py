@@ -12,6 +12,7 @@ from runtime.engines.torch.fusion.elementwise import fuse_elementwise
 from runtime.engines.torch.fusion.grouped_norm import fuse_grouped_norms
 from runtime.engines.torch.fusion.last_token import fuse_last_token
 from runtime.engines.torch.fusion.linear import fuse_linears, fuse_norms_into_linears
+from runtime.engines.torch.fusion.one_slot import use_one_slot
 from runtime.engines.torch.fusion.projections import merge_projections
 from runtime.engines.torch.fusion.rotary import fuse_rotary
 from runtime.engines.torch.graph import tidy_graph
@@ -19,15 +20,21 @@ from trt_plugins.rewrites.joined_mixers import join_mixers
 
 
 class Phase(str, Enum):
-    """PREFILL: steps of any number of tokens a row. DECODE: at most one token a row."""
+    """PREFILL: steps of any number of tokens a row. DECODE: at most one token a row.
+
+    CANDIDATES: any number too, with a slot for the state after each of a row's first tokens.
+    """
 
     PREFILL = "prefill"
     DECODE = "decode"
+    CANDIDATES = "candidates"
 
 
 def fuse_graph(model: ir.Model, config: RuntimeConfig, phase: Phase, merge: bool) -> None:
     """Rewrite ``model`` in place for one phase. ``merge``: products of one x share a matrix, which has to be made."""
     graph = model.graph
+    if config.speculative_tokens and phase is not Phase.CANDIDATES:
+        use_one_slot(graph)
     fuse_attention(graph, config)
     fuse_rotary(graph)
     fuse_last_token(graph)

@@ -16,13 +16,14 @@ from trt_plugins.kernels import catalog
 from trt_plugins.kernels.call import OpCall
 from trt_plugins.spec import AttributeValue, OpSpec
 from trt_plugins.specs.packed import has_rows
+from trt_plugins.specs.speculative import SPECULATIVE_VERSION
 
 
 def _run(context: NodeContext) -> Run:
     spec = spec_of(context.op_type, context.version)
     if spec.version != DENSE_VERSION:
         builder = _PACKED.get(spec.name)
-        if builder is None or spec != PACKED_OPS[spec.name]:
+        if builder is None or spec.version > SPECULATIVE_VERSION:
             raise EngineError(
                 f"the torch engine does not know {spec.qualified_name} of version {spec.version}: "
                 "use --engine onnxruntime"

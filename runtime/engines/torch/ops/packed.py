@@ -16,16 +16,18 @@ from trt_plugins.kernels import catalog
 from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall, PackedRows
 from trt_plugins.spec import OpSpec
 from trt_plugins.specs.packed import QUERY_START_LOC, STATE_INDICES, is_packed, is_pool
+from trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS, is_speculative
 
 Tensors = Sequence[torch.Tensor | None]
 Plan = Callable[[DeviceTraits], CallPlan]
 
 
 def packed_operator(context: NodeContext, spec: OpSpec) -> Run:
-    """What runs a node of ``spec``, the packed form of a dense operator."""
+    """What runs a node of ``spec``, the packed or the speculative form of a dense operator."""
     attributes = spec.complete_attributes(context.attributes.rest())
     in_place = tuple(context.is_in_place(i, spec.output_source(o)) for i, o in enumerate(spec.outputs))
-    return _PackedCall(spec, attributes, context.kernels, in_place)
+    kind = _SpeculativeCall if is_speculative(spec) else _PackedCall
+    return kind(spec, attributes, context.kernels, in_place)
 
 
 class _PackedCall:
@@ -38,6 +40,8 @@ class _PackedCall:
         self._spec, self._dense, self._attributes = spec, OPS[spec.name], attributes
         self._kernels = kernels if spec.name in catalog.operators() else None
         self._bounds, self._slots = (spec.input_index(name) for name in (QUERY_START_LOC.name, STATE_INDICES.name))
+        # Of the inputs, the first that is not about rows.
+        self._behind = 1 + (spec.input_index(NUM_ACCEPTED_TOKENS.name) if is_speculative(spec) else self._slots)
         self._outputs = [
             (spec.output_source(output), is_pool(output), here)
             for output, here in zip(spec.outputs, in_place, strict=True)
@@ -70,12 +74,10 @@ class _PackedCall:
     def _launched(self, tensors: list[torch.Tensor | None], outputs: list[torch.Tensor], rows: StepRows) -> bool:
         """Run the kernels; False, and nothing was done, where they do not run these sizes."""
         assert self._kernels is not None
-        inputs = [*tensors[: self._bounds], None, *tensors[self._slots + 1 :]]
-        bounds, slots = tensors[self._bounds], tensors[self._slots]
-        assert bounds is not None and slots is not None
+        inputs = [*tensors[: self._bounds], None, *tensors[self._behind :]]
+        about = [tensor for tensor in tensors[self._bounds : self._behind] if tensor is not None]
         signature = (*map(signature_of, inputs), *map(signature_of, outputs))
-        parts = [(0, PackedRows(rows.split, 1)), (rows.split, PackedRows(rows.rows - rows.split, rows.longest))]
-        parts = [(first, own) for first, own in parts if own.rows]
+        parts = self._parts(rows, about[1])
         keys = [(self._name, signature, own) for _, own in parts]
         if any(key in self._refused for key in keys):
             return False
@@ -87,8 +89,13 @@ class _PackedCall:
                 self._refused.add(key)
                 return False
         for key, plan, (first, _) in zip(keys, plans, parts, strict=True):
-            self._kernels.launch(key, plan, inputs, outputs, (bounds[first:], slots[first:]))
+            self._kernels.launch(key, plan, inputs, outputs, [tensor[first:] for tensor in about])
         return True
+
+    def _parts(self, rows: StepRows, slots: torch.Tensor) -> list[tuple[int, PackedRows]]:
+        """The first row of each kernel call, and what it knows of its rows."""
+        parts = [(0, PackedRows(rows.split, 1)), (rows.split, PackedRows(rows.rows - rows.split, rows.longest))]
+        return [(first, own) for first, own in parts if own.rows]
 
     def _plan(self, inputs: Tensors, outputs: Sequence[torch.Tensor], rows: PackedRows) -> Plan:
         def plan(traits: DeviceTraits) -> CallPlan:
@@ -132,3 +139,28 @@ class _PackedCall:
                 output.index_copy_(0, places[source], new)
             else:
                 output[tokens] = new[0] if time else new
+
+
+class _SpeculativeCall(_PackedCall):
+    """An operator that keeps the state after each candidate token: one kernel call for all rows, however long."""
+
+    def _parts(self, rows: StepRows, slots: torch.Tensor) -> list[tuple[int, PackedRows]]:
+        return [(0, PackedRows(rows.rows, rows.longest, candidates=slots.shape[1]))]
+
+    def _computed(
+        self, tensors: list[torch.Tensor | None], outputs: list[torch.Tensor], rows: StepRows, slots: torch.Tensor
+    ) -> None:
+        """In torch, on copies of the slots that the rows name; those of no slot go to the last one, as above."""
+        places = slots.flatten().long()
+        inputs = list(tensors)
+        for index, (tensor, value) in enumerate(zip(self._spec.inputs, tensors, strict=True)):
+            if value is not None and is_pool(tensor):
+                inputs[index] = value.index_select(0, places % value.shape[0])
+        own = torch.arange(slots.numel(), dtype=slots.dtype, device=slots.device).view_as(slots)
+        inputs[self._slots] = torch.where(slots < 0, -1, own)
+        found = self._operator.speculative(*inputs, *self._attributes.values())
+        for (_, pool, _), output, new in zip(self._outputs, outputs, found, strict=True):
+            if pool:
+                output.index_copy_(0, places % output.shape[0], new)
+            else:
+                output.copy_(new)
