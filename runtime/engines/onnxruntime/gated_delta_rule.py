@@ -5,7 +5,8 @@ Its state has the layout of the declaration. Padding neither forgets nor writes:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -13,63 +14,101 @@ import onnx_ir as ir
 from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
 from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.padding import without_padding
+from runtime.engines.onnxruntime.ssm_inputs import split_tokens
 
 # Of the sum of squares of a query or key.
 NORM_EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class DeltaRuleInputs:
+    """q, k [b, t, key_heads * key_size], normed and scaled; v [b, t, value_heads * value_size]; decay [b, t,
+    value_heads * decay_size], its logarithm; beta [b, t, value_heads]; state [b, value_heads, key_size, value_size].
+    """
+
+    q: ir.Value
+    k: ir.Value
+    v: ir.Value
+    decay: ir.Value
+    beta: ir.Value
+    state: ir.Value
+    scale: float
     key_heads: int
-    key_size: int
     value_heads: int
     value_size: int
-    decay_size: int
+
+    def tokens(self, insert: Inserter, count: int) -> Iterator[DeltaRuleInputs]:
+        """Each of the ``count`` tokens on its own, all with this state."""
+        given = (self.q, self.k, self.v, self.decay, self.beta)
+        for q, k, v, decay, beta in zip(*(split_tokens(insert, value, count) for value in given), strict=True):
+            yield replace(self, q=q, k=k, v=v, decay=decay, beta=beta)
+
+    def after(self, state: ir.Value) -> DeltaRuleInputs:
+        """The same with another state to begin with."""
+        return replace(self, state=state)
 
 
 def gated_delta_rule_body(node: ir.Node, insert: Inserter, kernels: Kernels, padded: bool) -> list[ir.Value] | None:
     """o [batch, seq, value_heads, value_size] and the new state."""
-    q, k, v, g, beta, state, lengths = node.inputs[:7]
-    sizes = _sizes(q, v, g)
-    if not kernels.recurrent_ops or sizes is None:
+    inputs = delta_rule_inputs(node, insert, padded) if kernels.recurrent_ops else None
+    if inputs is None:
         return None
-    assert q is not None and k is not None and v is not None and g is not None and beta is not None
-    attributes = op_attributes(node)
-    scale = float(attributes["scale"]) or sizes.key_size**-0.5
-    key_width = sizes.key_heads * sizes.key_size
-    if attributes["use_qk_l2norm"]:
-        q, k, scale = _normed(insert, q, sizes.key_size, scale), _normed(insert, k, sizes.key_size, 1.0), 1.0
-    decay = insert.reshape(g, 0, 0, sizes.value_heads * sizes.decay_size)
-    if padded:
-        assert lengths is not None
-        decay, beta = without_padding(insert, decay, lengths), without_padding(insert, beta, lengths)
-    o, new_state = insert.microsoft(
-        "LinearAttention",
-        insert.reshape(q, 0, 0, key_width),
-        insert.reshape(k, 0, 0, key_width),
-        insert.reshape(v, 0, 0, sizes.value_heads * sizes.value_size),
-        state,
-        decay,
-        beta,
-        outputs=2,
-        q_num_heads=sizes.key_heads,
-        kv_num_heads=sizes.value_heads,
-        update_rule="gated_delta",
-        scale=scale,
-    )
-    assert v.shape is not None
-    o.type, o.shape = v.type, ir.Shape([*v.shape.dims[:2], sizes.value_heads * sizes.value_size])
-    return [insert.reshape(o, 0, 0, sizes.value_heads, sizes.value_size), new_state]
+    o, new_state = delta_rule(insert, inputs)
+    v = node.inputs[2]
+    assert v is not None and v.shape is not None
+    o.type, o.shape = v.type, ir.Shape([*v.shape.dims[:2], inputs.value_heads * inputs.value_size])
+    return [insert.reshape(o, 0, 0, inputs.value_heads, inputs.value_size), new_state]
 
 
-def _sizes(q: ir.Value | None, v: ir.Value | None, g: ir.Value | None) -> _Sizes | None:
-    """The sizes of a call with a time axis, None where the graph does not tell them."""
+def delta_rule_inputs(node: ir.Node, insert: Inserter, padded: bool) -> DeltaRuleInputs | None:
+    """What the node reads; None for a call without a time axis, or where the graph does not tell the sizes."""
+    q, k, v, g, beta, state, lengths = node.inputs[:7]
     shapes = [fixed_shape(value) or () for value in (q, v, g)]
     sizes = [size for shape in shapes for size in shape[2:] if size is not None]
     if [len(shape) for shape in shapes] != [4, 4, 4] or len(sizes) != 6:
         return None
     key_heads, key_size, value_heads, value_size, _, decay_size = sizes
-    return _Sizes(key_heads, key_size, value_heads, value_size, decay_size)
+    assert q is not None and k is not None and v is not None and g is not None
+    assert beta is not None and state is not None
+    attributes = op_attributes(node)
+    scale = float(attributes["scale"]) or key_size**-0.5
+    if attributes["use_qk_l2norm"]:
+        q, k, scale = _normed(insert, q, key_size, scale), _normed(insert, k, key_size, 1.0), 1.0
+    decay = insert.reshape(g, 0, 0, value_heads * decay_size)
+    if padded:
+        assert lengths is not None
+        decay, beta = without_padding(insert, decay, lengths), without_padding(insert, beta, lengths)
+    return DeltaRuleInputs(
+        insert.reshape(q, 0, 0, key_heads * key_size),
+        insert.reshape(k, 0, 0, key_heads * key_size),
+        insert.reshape(v, 0, 0, value_heads * value_size),
+        decay,
+        beta,
+        state,
+        scale,
+        key_heads,
+        value_heads,
+        value_size,
+    )
+
+
+def delta_rule(insert: Inserter, i: DeltaRuleInputs) -> tuple[ir.Value, ir.Value]:
+    """o [b, t, value_heads * value_size] and the new state."""
+    o, new_state = insert.microsoft(
+        "LinearAttention",
+        i.q,
+        i.k,
+        i.v,
+        i.state,
+        i.decay,
+        i.beta,
+        outputs=2,
+        q_num_heads=i.key_heads,
+        kv_num_heads=i.value_heads,
+        update_rule="gated_delta",
+        scale=i.scale,
+    )
+    return o, new_state
 
 
 def _normed(insert: Inserter, value: ir.Value, size: int, factor: float) -> ir.Value:

@@ -7,32 +7,26 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from artifact import names
 from runtime.engines.candidates import read_slots
-from runtime.engines.onnxruntime.paged_feeds import PagedRun
 from runtime.engines.paged import PackedInputs
-
-READ_SLOT = "engine.read_slot"
-"""Graph input of a run of candidate tokens: the slot [1] that its row begins with; state_indices [tokens] are those of
-the states after each token."""
 
 
 @dataclass(frozen=True)
 class CandidateStep:
     """inputs: the step with one slot a row, state_indices [rows]. sources, targets: slots to copy before it runs.
 
-    kept: of each row that keeps more states than its last one, or none, the slots after each token, -1: nowhere. Such a
-    row runs alone.
+    kept: of each row that keeps more states than its last one, or none, the slots after each token. Such a row runs
+    alone.
     """
 
     inputs: PackedInputs
     sources: np.ndarray
     targets: np.ndarray
-    kept: Mapping[int, np.ndarray]
+    kept: Mapping[int, tuple[int, ...]]
 
 
-def candidate_step(inputs: PackedInputs) -> CandidateStep:
-    """What a step with candidate tokens is.
+def candidate_step(inputs: PackedInputs, nowhere: int) -> CandidateStep:
+    """What a step with candidate tokens is; states that nobody wants go to slot ``nowhere``.
 
     A row of one token runs in the slot that keeps its state, to which the state that it begins with is copied.
     """
@@ -43,12 +37,11 @@ def candidate_step(inputs: PackedInputs) -> CandidateStep:
     slots = np.where(single, table[:, 0], reads).astype(np.int32)
     moved = slots != reads
     plain = replace(inputs, state_indices=slots, num_accepted_tokens=None)
-    return CandidateStep(plain, reads[moved], slots[moved], {int(row): table[row, : counts[row]] for row in kept_rows})
+    written = np.where(table < 0, nowhere, table)
+    kept = {row: tuple(written[row, : counts[row]].tolist()) for row in kept_rows.tolist()}
+    return CandidateStep(plain, reads[moved], slots[moved], kept)
 
 
-def candidate_feeds(run: PagedRun, inputs: PackedInputs, kept: np.ndarray, num_slots: int) -> dict[str, np.ndarray]:
-    """What a run of candidate tokens reads in place of its row's slot; states that nobody keeps go to ``num_slots``."""
-    return {
-        names.STATE_INDICES: np.where(kept < 0, num_slots, kept).astype(np.int32),
-        READ_SLOT: inputs.state_indices[run.rows].astype(np.int32),
-    }
+def candidate_output(present: str, index: int) -> str:
+    """Graph output of the state after candidate token ``index``, of the states whose last one is ``present``."""
+    return f"{present}.after_{index}"

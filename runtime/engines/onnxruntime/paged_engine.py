@@ -14,7 +14,7 @@ from runtime.engines.onnxruntime.engine import available_cpus
 from runtime.engines.onnxruntime.kernels import installed_kernels
 from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
 from runtime.engines.onnxruntime.paged_attention import KvShape
-from runtime.engines.onnxruntime.paged_candidates import candidate_feeds, candidate_step
+from runtime.engines.onnxruntime.paged_candidates import candidate_step
 from runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
 from runtime.engines.onnxruntime.paged_rewrite import PagedGraph, rewrite_paged
 from runtime.engines.onnxruntime.paged_session import PagedSession
@@ -24,7 +24,11 @@ from runtime.engines.onnxruntime.weights import WeightStore
 from runtime.engines.packed_check import check_packed
 from runtime.engines.paged import PackedInputs, PoolSizes
 
-_NOTHING_KEPT: Mapping[int, np.ndarray] = MappingProxyType({})
+# Weights up to so many bytes are packed anew for each number of candidate tokens: products take half the time then.
+_MOST_PACKED_BYTES = 32 << 20
+# Tokens of a row for which a model without states gets a session of its own; the others count theirs.
+_MOST_TRIED = 8
+_NOTHING_KEPT: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 
 
 class OnnxRuntimePagedEngine(PagedArrayEngine):
@@ -32,7 +36,8 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
 
     A step becomes one run of all rows with one token, and one run for each longer row. All sessions share one set of
     weights and the pools. The sessions for one token of each of several rows with neighbouring slots and for longer
-    rows are created at once, those for a single token and for slots with gaps between at their first use.
+    rows are created at once, those for a single token, for slots with gaps between and for each number of candidate
+    tokens at their first use.
     """
 
     name: ClassVar[str] = "onnxruntime"
@@ -48,7 +53,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         self._kv_shapes = tuple(
             dict.fromkeys(KvShape(layer.num_kv_heads, layer.sliding_window or 0) for layer in self.config.kv_layers)
         )
-        self._sessions: dict[tuple[GraphForm, bool, bool], PagedSession] = {}
+        self._sessions: dict[tuple[GraphForm, bool, int], PagedSession] = {}
         self._layouts = self._open(GraphForm.GENERAL, neighbours=True).layouts
         self._session(GraphForm.TOKEN_PER_ROW, neighbours=True)
 
@@ -61,7 +66,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         check_packed(inputs, self.limits, self.config.speculative_tokens)
         pools, kept = self.pools, _NOTHING_KEPT
         if inputs.num_accepted_tokens is not None:
-            found = candidate_step(inputs)
+            found = candidate_step(inputs, pools.sizes.num_slots)
             inputs, kept = found.inputs, found.kept
             pools.copy_slots(found.sources.tolist(), found.targets.tolist())
         if self._kv_shapes:
@@ -75,18 +80,19 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             part = logits if len(wanted) == len(logits) else np.zeros((len(wanted), logits.shape[1]), np.float32)
             feeds = run_feeds(inputs, run, self._kv_shapes, pools.sizes)
             neighbours = slots.stop - slots.start == len(run.rows) or not self.config.recurrent_layers
-            session = self._session(_form(run), neighbours)
-            if run.rows[0] in kept:
-                feeds |= candidate_feeds(run, inputs, kept[run.rows[0]], pools.sizes.num_slots)
-                session = self._session(GraphForm.GENERAL, neighbours=False, candidates=True)
-            session.run(feeds, place[inputs.logits_indices[wanted]], part, slots)
+            written = kept.get(int(run.rows[0]), ())
+            tried = len(written) or (run.time if self._tries(run, len(wanted)) else 0)
+            session = self._session(_form(run), neighbours, tried)
+            session.run(feeds, place[inputs.logits_indices[wanted]], part, slots, written)
             if part is not logits:
                 logits[wanted] = part
             place[run.tokens] = -1
         return logits
 
     def held_memory(self) -> Mapping[str, int]:
-        return {"weights": self._weights.copied_bytes, "weights mapped from files": self._weights.mapped_bytes}
+        held = {"weights": self._weights.copied_bytes, "weights mapped from files": self._weights.mapped_bytes}
+        packed = sum(self._packs(candidates) for _, _, candidates in self._sessions)
+        return held | ({"weights packed for candidates": packed * self._weights.bytes} if packed else {})
 
     def close(self) -> None:
         self._sessions.clear()
@@ -94,7 +100,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
     def _pool_layouts(self) -> Mapping[str, tuple[int, ...]]:
         return self._layouts
 
-    def _session(self, form: GraphForm, neighbours: bool, candidates: bool = False) -> PagedSession:
+    def _session(self, form: GraphForm, neighbours: bool, candidates: int = 0) -> PagedSession:
         key = (form, neighbours, candidates)
         if key not in self._sessions:
             if self._open(*key).layouts != self._layouts:
@@ -103,13 +109,21 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
                 self._sessions[key].bind(self._pools)
         return self._sessions[key]
 
-    def _open(self, form: GraphForm, neighbours: bool, candidates: bool = False) -> PagedGraph:
-        graph = rewrite_paged(self._read_model(), self.config, form, installed_kernels(), neighbours, candidates)
+    def _open(self, form: GraphForm, neighbours: bool, candidates: int = 0) -> PagedGraph:
+        packs, model = self._packs(candidates), self._read_model()
+        graph = rewrite_paged(model, self.config, form, installed_kernels(), neighbours, candidates, packs)
         # Steps of every size: a plan of memory for each would never be used again.
         general = RewrittenGraph(graph.model, GraphForm.GENERAL, graph.inputs, graph.in_place, {})
-        session = create_session(general, self._weights, self._folder, self._threads)
+        session = create_session(general, self._weights, self._folder, self._threads, packs)
         self._sessions[form, neighbours, candidates] = PagedSession(session, graph, self._replaced_by)
         return graph
+
+    def _tries(self, run: PagedRun, wanted: int) -> bool:
+        """Whether the tokens are candidates of a model that keeps no states: all of their logits are asked for."""
+        return not self.config.recurrent_layers and 1 < run.time == wanted <= _MOST_TRIED
+
+    def _packs(self, candidates: int) -> bool:
+        return candidates > 1 and self._weights.bytes <= _MOST_PACKED_BYTES
 
 
 def _form(run: PagedRun) -> GraphForm:

@@ -12,11 +12,12 @@ import onnx_ir as ir
 
 from artifact import names
 from artifact.errors import EngineError
-from artifact.paged import ROWS, TOKENS
-from runtime.engines.onnxruntime.graph_edit import Inserter, add_input, replace_node
+from artifact.paged import ROWS
+from runtime.engines.onnxruntime.candidate_bodies import CANDIDATE_BODIES
+from runtime.engines.onnxruntime.graph_edit import Inserter, replace_node
 from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.op_bodies import BODIES
-from runtime.engines.onnxruntime.paged_candidates import READ_SLOT
+from runtime.engines.onnxruntime.paged_candidates import candidate_output
 from runtime.engines.onnxruntime.update_ssm_state import POOL
 from trt_plugins.catalog import DOMAIN, spec_of
 from trt_plugins.spec import TensorSpec
@@ -24,18 +25,11 @@ from trt_plugins.specs.packed import PACKED_VERSION, QUERY_START_LOC, STATE_INDI
 from trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS, is_speculative
 
 
-def use_one_slot(model: ir.Model, candidates: bool) -> None:
-    """Let a graph of the speculative form take one slot a row, which its rows read and write.
-
-    ``candidates``: its one row has candidate tokens; then the slots are those of the states after each token, and a new
-    input READ_SLOT is the one that the row begins with.
-    """
+def use_one_slot(model: ir.Model) -> None:
+    """Let a graph of the speculative form take one slot a row, which its rows read and write."""
     graph = model.graph
     slots = next(value for value in graph.inputs if value.name == names.STATE_INDICES)
-    slots.shape = ir.Shape([TOKENS if candidates else ROWS])
-    if candidates:
-        add_input(graph, READ_SLOT, ir.DataType.INT32, [1])
-        return
+    slots.shape = ir.Shape([ROWS])
     for node in list(graph):
         if node.domain == DOMAIN and slots in node.inputs:
             index = list(node.inputs).index(slots)
@@ -44,25 +38,26 @@ def use_one_slot(model: ir.Model, candidates: bool) -> None:
 
 
 def use_dense_bodies(
-    model: ir.Model, kernels: Kernels, one_row: bool, neighbours: bool, candidates: bool = False
+    model: ir.Model, kernels: Kernels, one_row: bool, neighbours: bool, candidates: int = 0
 ) -> frozenset[str]:
     """Replace every node that has a body for the installed ONNX Runtime, those without rows as they are.
 
     ``one_row``: a step is one row of any number of tokens; else every row has one token. ``neighbours``: the rows have
-    neighbouring slots. ``candidates``: the one row has a slot for the state after each of its tokens. Returns the pools
-    of which the graph is to be given the rows' part only. EngineError where an operator with candidates has no body.
+    neighbouring slots. ``candidates``: so many tokens has the one row, after each of which the graph gives the state.
+    Returns the pools of which the graph is to be given the rows' part only. EngineError where an operator with
+    candidates has no body.
     """
     parts: set[str] = set()
     for node in list(model.graph):
         if node.domain != DOMAIN or node.op_type not in BODIES:
             continue
         if has_rows(spec_of(node.op_type, PACKED_VERSION)):
-            if candidates:
-                _CandidateNode(model.graph, node).replace_or_fail(kernels)
-                continue
             packed = _PackedNode(model.graph, node, one_row, neighbours)
             pools = packed.pools
-            if packed.replace(kernels) and neighbours:
+            if candidates:
+                packed.replace_with_candidates(kernels, candidates)
+                parts |= pools
+            elif packed.replace(kernels) and neighbours:
                 parts |= pools
             continue
         outputs = BODIES[node.op_type](node, Inserter(model.graph, node), kernels, False)
@@ -73,9 +68,6 @@ def use_dense_bodies(
 
 class _PackedNode:
     """One packed node on its way to a dense body."""
-
-    # Whether the rows that the body sees are of unequal length.
-    _padded = False
 
     def __init__(self, graph: ir.Graph, node: ir.Node, one_row: bool, neighbours: bool) -> None:
         self._graph, self._node, self._one_row, self._neighbours = graph, node, one_row, neighbours
@@ -93,35 +85,56 @@ class _PackedNode:
 
     def replace(self, kernels: Kernels) -> bool:
         """Put the body in the node's place; False, and nothing changed, where there is none."""
+        dense, shapes = self._dense_node()
+        found = BODIES[self._node.op_type](dense, Inserter(self._graph, dense), kernels, False)
+        self._graph.remove(dense, safe=True)
+        if found is None:
+            for pool, shape in shapes.items():
+                pool.shape = shape  # the function is given the whole pool
+            return False
+        replace_node(self._node, [self._packed_output(index, value) for index, value in enumerate(found)])
+        return True
+
+    def replace_with_candidates(self, kernels: Kernels, count: int) -> None:
+        """Put the body for ``count`` candidate tokens in the node's place; EngineError where there is none.
+
+        The pool's output becomes the state after the last token; those before it become outputs of the graph.
+        """
+        dense, _ = self._dense_node()
+        body = CANDIDATE_BODIES.get(self._node.op_type)
+        found = None if body is None else body(dense, Inserter(self._graph, dense), kernels, count)
+        self._graph.remove(dense, safe=True)
+        if found is None:
+            raise EngineError(
+                f"expected an ONNX Runtime that can keep states of candidate tokens of {self._node.op_type}, found one "
+                "without the operators: install onnxruntime 1.24 or later, or run steps without candidate tokens"
+            )
+        y, states = found
+        pool = self._node.outputs[1]
+        for index, state in enumerate(states[:-1]):
+            state.name, state.type, state.shape = candidate_output(str(pool.name), index), pool.type, pool.shape
+            self._graph.outputs.append(state)
+        replace_node(self._node, [self._packed_output(0, y), states[-1]])
+
+    def _dense_node(self) -> tuple[ir.Node, dict[ir.Value, ir.Shape | None]]:
+        """The dense operator in front of the node, to be removed again, and the shapes of the pools before it."""
         node, spec = self._node, self._spec
         given = list(zip(spec.inputs, node.inputs, strict=True))
-        pools = [(value, value.shape) for tensor, value in given if value is not None and is_pool(tensor)]
-        inputs = [self._dense_input(tensor, value) for tensor, value in given]
-        inputs = self._with_lengths(inputs)
+        shapes = {value: value.shape for tensor, value in given if value is not None and is_pool(tensor)}
+        inputs = [
+            self._dense_input(tensor, value)
+            for tensor, value in given
+            if tensor.name not in (QUERY_START_LOC.name, STATE_INDICES.name, NUM_ACCEPTED_TOKENS.name)
+        ]
+        # The slots stand for the lengths, which no body of regular rows asks for.
+        inputs.append(self._slots)
         dense = ir.node(node.op_type, inputs, dict(node.attributes), domain=DOMAIN, num_outputs=len(spec.outputs))
         self._graph.insert_before(node, dense)
         for output, value in zip(spec.outputs, dense.outputs, strict=True):
             source = inputs[spec.output_source(output)]
             assert source is not None
             value.type, value.shape = source.type, source.shape
-        found = BODIES[node.op_type](dense, Inserter(self._graph, dense), kernels, self._padded)
-        self._graph.remove(dense, safe=True)
-        if found is None:
-            for pool, shape in pools:
-                pool.shape = shape  # the function is given the whole pool
-            return False
-        outputs = [self._packed_output(index, value) for index, value in enumerate(found)]
-        replace_node(node, outputs)
-        return True
-
-    def _with_lengths(self, inputs: list[ir.Value | None]) -> list[ir.Value | None]:
-        """The inputs of the dense operator; the slots stand for the lengths, which no body of regular rows asks for."""
-        about_rows = (QUERY_START_LOC.name, STATE_INDICES.name, NUM_ACCEPTED_TOKENS.name)
-        kept = [value for tensor, value in zip(self._spec.inputs, inputs, strict=True) if tensor.name not in about_rows]
-        return [*kept, self._lengths()]
-
-    def _lengths(self) -> ir.Value:
-        return self._slots
+        return dense, shapes
 
     def _dense_input(self, tensor: TensorSpec, value: ir.Value | None) -> ir.Value | None:
         """Rows of tokens, the states of the rows, or what the rows share."""
@@ -158,57 +171,3 @@ class _PackedNode:
         tokens = insert.op("Reshape", value, insert.ints(-1, *sizes))
         tokens.type, tokens.shape = old.type, old.shape
         return tokens
-
-
-class _CandidateNode(_PackedNode):
-    """A node over the t candidate tokens of one row: dense rows that have its first token, its first two, and so on.
-
-    So the state after row j is that after token j, and the last row has the outputs of all tokens.
-    """
-
-    _padded = True
-
-    def __init__(self, graph: ir.Graph, node: ir.Node) -> None:
-        super().__init__(graph, node, one_row=True, neighbours=False)
-        self._count = self._insert.size(self._slots, 0)
-
-    def replace_or_fail(self, kernels: Kernels) -> None:
-        """EngineError where there is no body."""
-        if not self.replace(kernels):
-            raise EngineError(
-                f"expected an ONNX Runtime that can keep states of candidate tokens of {self._node.op_type}, found one "
-                "without the operators: install onnxruntime 1.24 or later, or run steps without candidate tokens"
-            )
-
-    def _lengths(self) -> ir.Value:
-        """1 to t."""
-        insert = self._insert
-        end = insert.op("Add", insert.op("Squeeze", self._count), insert.scalar(1))
-        return insert.op("Cast", insert.op("Range", insert.scalar(1), end, insert.scalar(1)), to=int(ir.DataType.INT32))
-
-    def _dense_input(self, tensor: TensorSpec, value: ir.Value | None) -> ir.Value | None:
-        row = super()._dense_input(tensor, value)
-        return self._repeated(row) if row is not None and is_packed(tensor) else row
-
-    def _states(self, tensor: TensorSpec, pool: ir.Value) -> ir.Value:
-        sources = [self._spec.output_source(output) for output in self._spec.outputs]
-        output = self._node.outputs[sources.index(self._spec.input_index(tensor.name))]
-        state = self._insert.op("Gather", pool, self._insert.input(READ_SLOT), axis=0)
-        state.type, state.shape = pool.type, ir.Shape([1, *pool.shape.dims[1:]]) if pool.shape is not None else None
-        states = self._repeated(state)
-        states.meta[POOL] = (pool, output)
-        return states
-
-    def _repeated(self, row: ir.Value) -> ir.Value:
-        """[1, ...] as t rows that are the same."""
-        assert row.shape is not None
-        insert, (_, *rest) = self._insert, row.shape.dims
-        repeated = insert.op("Expand", row, insert.shape(self._count, *[1] * len(rest)))
-        repeated.type, repeated.shape = row.type, ir.Shape([TOKENS, *rest])
-        return repeated
-
-    def _packed_output(self, index: int, value: ir.Value) -> ir.Value:
-        tensor = self._spec.outputs[index]
-        if not is_pool(tensor):
-            value = self._insert.op("Gather", value, self._insert.ints(-1), axis=0)
-        return super()._packed_output(index, value)

@@ -57,24 +57,25 @@ def rewrite_paged(
     form: GraphForm,
     kernels: Kernels,
     neighbours: bool,
-    candidates: bool = False,
+    candidates: int = 0,
+    packs: bool = False,
 ) -> PagedGraph:
     """Rewrite ``model`` (it is changed) for steps of one row (GENERAL), of one token a row, or of one token.
 
-    ``neighbours``: the rows have neighbouring slots, in their order. ``candidates``: the tokens of the one row are
-    candidates, each with a slot for the state after it. EngineError when the installed ONNX Runtime cannot run the
-    result.
+    ``neighbours``: the rows have neighbouring slots, in their order. ``candidates``: the one row has so many tokens, 2
+    or more, and the graph gives the state after each. ``packs``: the session packs its weights. EngineError when the
+    installed ONNX Runtime cannot run the result.
     """
     if config.speculative_tokens:
-        use_one_slot(model, candidates)
+        use_one_slot(model)
     widen_types(model)
     use_stored_weights(model)
     one_row = form is GraphForm.GENERAL
     use_paged_attention(model, one_row)
     parts = use_dense_bodies(model, kernels, one_row, neighbours, candidates)
-    fix_axes(model, _FIXED_AXES[form])
+    fix_axes(model, {**_FIXED_AXES[form], **({TOKENS: candidates} if candidates else {})})
     remove_idle_reshapes(model)
-    if form is GraphForm.TOKEN_PER_ROW:
+    if form is GraphForm.TOKEN_PER_ROW or (candidates and not packs):
         put_weights_left(model)
     remove_dead_code(model)
     for value in [value for value in model.graph.inputs if not value.uses()]:

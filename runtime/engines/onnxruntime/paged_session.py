@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnxruntime as ort
 
 from artifact.errors import EngineError
 from artifact.names import LOGITS, LOGITS_INDICES
+from runtime.engines.onnxruntime.paged_candidates import candidate_output
 from runtime.engines.onnxruntime.paged_pools import ArrayPools
 from runtime.engines.onnxruntime.paged_rewrite import PagedGraph
 
@@ -27,16 +28,28 @@ class PagedSession:
         self._kept: list[object] = []
         self._copied = [self._bind_pool(n, a, self._kept) for n, a in pools.arrays.items() if n not in self._part_names]
         self._parts = {name: array for name, array in pools.arrays.items() if name in self._part_names}
+        self._slots: dict[tuple[str, int], ort.OrtValue] = {}
 
     def run(
-        self, feeds: Mapping[str, np.ndarray], logits_indices: np.ndarray, logits: np.ndarray, slots: slice
+        self,
+        feeds: Mapping[str, np.ndarray],
+        logits_indices: np.ndarray,
+        logits: np.ndarray,
+        slots: slice,
+        kept: Sequence[int] = (),
     ) -> None:
         """Run on ``feeds``; ``logits`` [m, vocab] receives those of the tokens ``logits_indices`` [m] of the run.
 
-        slots: those of the rows, for a graph that is given them alone. EngineError when ONNX Runtime fails.
+        slots: those of the rows, for a graph that is given them alone. kept: for one of candidate tokens, the slots of
+        the states after each of them. EngineError when ONNX Runtime fails.
         """
         values: list[object] = []
-        copied = [*self._copied, *(self._bind_pool(n, a[slots], values) for n, a in self._parts.items())]
+        copied = self._copied
+        if kept:
+            for name in self._parts:
+                self._bind_candidates(name, slots.start, kept)
+        else:
+            copied = [*copied, *(self._bind_pool(n, a[slots], values) for n, a in self._parts.items())]
         for name, array in {**feeds, LOGITS_INDICES: logits_indices}.items():
             if name in self._inputs:
                 self._io.bind_ortvalue_input(name, _value(np.ascontiguousarray(array), values))
@@ -56,6 +69,21 @@ class PagedSession:
             self._io.bind_ortvalue_input(name, _value(array, kept))
         self._io.bind_ortvalue_output(self._replaced_by[name], _value(written, kept))
         return array, written
+
+    def _bind_candidates(self, name: str, read: int, kept: Sequence[int]) -> None:
+        """One slot of the pool ``name`` to read, those to write; they may be the same."""
+        self._io.bind_ortvalue_input(name, self._slot(name, read))
+        present = self._replaced_by[name]
+        for index, slot in enumerate(kept[:-1]):
+            self._io.bind_ortvalue_output(candidate_output(present, index), self._slot(name, slot))
+        self._io.bind_ortvalue_output(present, self._slot(name, kept[-1]))
+
+    def _slot(self, name: str, slot: int) -> ort.OrtValue:
+        """The state in one slot, as the session takes it."""
+        found = self._slots.get((name, slot))
+        if found is None:
+            found = self._slots[name, slot] = _value(self._parts[name][slot : slot + 1], self._kept)
+        return found
 
 
 def _value(array: np.ndarray, kept: list[object]) -> ort.OrtValue:

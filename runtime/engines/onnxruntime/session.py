@@ -11,22 +11,22 @@ from artifact.errors import EngineError
 from runtime.engines.onnxruntime.rewrite import GraphForm, RewrittenGraph
 from runtime.engines.onnxruntime.weights import WeightStore
 
-_ENTRIES = {
-    # Prepacking would copy every weight for each session; the unpacked forms are as fast for one token.
-    "session.disable_prepacking": "1",
-}
 
+def create_session(
+    graph: RewrittenGraph, weights: WeightStore, folder: Path, threads: int, packs: bool = False
+) -> ort.InferenceSession:
+    """A CPU session of ``graph`` with ``threads`` threads; EngineError when ONNX Runtime refuses the graph.
 
-def create_session(graph: RewrittenGraph, weights: WeightStore, folder: Path, threads: int) -> ort.InferenceSession:
-    """A CPU session of ``graph`` with ``threads`` threads; EngineError when ONNX Runtime refuses the graph."""
+    packs: let the session copy every weight into the order in which products with a few rows read it. The weights as
+    they lie are as fast for one token, and for so many that packing them in each product is nothing.
+    """
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     # A plan of memory pays for shapes that repeat; for prompts of every length it would hold one block each.
     options.enable_mem_pattern = graph.form not in (GraphForm.GENERAL, GraphForm.PADDED)
-    for key, value in _ENTRIES.items():
-        options.add_session_config_entry(key, value)
+    options.add_session_config_entry("session.disable_prepacking", "0" if packs else "1")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", f"{folder}/")
     weights.attach(graph.model, options)
     proto = ir.to_proto(graph.model)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from runtime.engines.onnxruntime.graph_edit import Inserter
+from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.ssm_inputs import SsmInputs
 
 
-def linear_attention_step(insert: Inserter, i: SsmInputs) -> tuple[ir.Value, ir.Value]:
-    """y [b, 1, heads * head_dim] and the new state: the "gated" rule with query C, key B and value step * x."""
-    scaled = insert.op("Mul", i.x, insert.op("Unsqueeze", i.step, insert.ints(3)))
+def one_token_update(insert: Inserter, i: SsmInputs, kernels: Kernels) -> tuple[ir.Value, ir.Value]:
+    """y [b, 1, heads * head_dim], without the skip connection, and the new state."""
+    return _linear_attention(insert, i) if kernels.recurrent_ops else _standard(insert, i)
+
+
+def _linear_attention(insert: Inserter, i: SsmInputs) -> tuple[ir.Value, ir.Value]:
+    """The "gated" rule with query C, key B and value step * x."""
     y, new_state = insert.microsoft(
         "LinearAttention",
-        insert.reshape(i.C, 0, 0, i.groups * i.state_size),
-        insert.reshape(i.B, 0, 0, i.groups * i.state_size),
-        insert.reshape(scaled, 0, 0, i.heads * i.head_dim),
+        i.C,
+        i.B,
+        i.scaled,
         i.state,
         i.log_decay,
         outputs=2,
@@ -27,9 +32,9 @@ def linear_attention_step(insert: Inserter, i: SsmInputs) -> tuple[ir.Value, ir.
     return y, new_state
 
 
-def standard_step(insert: Inserter, i: SsmInputs) -> tuple[ir.Value, ir.Value]:
+def _standard(insert: Inserter, i: SsmInputs) -> tuple[ir.Value, ir.Value]:
     """The same: state * decay + outer(B, step * x), read by C."""
-    scaled = insert.op("Mul", insert.reshape(i.x, 0, i.heads, 1, i.head_dim), insert.reshape(i.step, 0, i.heads, 1, 1))
+    scaled = insert.reshape(i.scaled, 0, i.heads, 1, i.head_dim)
     written = insert.op("MatMul", _per_head(insert, i, i.B, i.state_size, 1), scaled)
     decay = insert.reshape(insert.op("Exp", i.log_decay), 0, i.heads, 1, 1)
     new_state = insert.op("Add", insert.op("Mul", i.state, decay), written)
@@ -38,7 +43,7 @@ def standard_step(insert: Inserter, i: SsmInputs) -> tuple[ir.Value, ir.Value]:
 
 
 def _per_head(insert: Inserter, i: SsmInputs, value: ir.Value, rows: int, columns: int) -> ir.Value:
-    """[b, 1, groups, state_size] as [b, heads or 1, rows, columns]."""
+    """[b, 1, groups * state_size] as [b, heads or 1, rows, columns]."""
     if i.groups == 1:
         return insert.reshape(value, 0, 1, rows, columns)
     grouped = insert.reshape(value, 0, i.groups, 1, i.state_size)

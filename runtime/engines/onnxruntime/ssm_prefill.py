@@ -42,17 +42,16 @@ class _Scan:
     def __init__(self, insert: Inserter, inputs: SsmInputs) -> None:
         self._insert = insert
         # Sizes taken from one place let ONNX Runtime share the arithmetic between the layers.
-        tokens = insert.input_or(INPUT_IDS, inputs.x)
+        tokens = insert.input_or(INPUT_IDS, inputs.scaled)
         if len(tokens.shape or ()) != 2:  # packed: its rows are not the graph's
-            tokens = inputs.x
+            tokens = inputs.scaled
         self.batch, self.time = insert.size(tokens, 0), insert.size(tokens, 1)
         self.count = self._quotient(self.time, insert.ints(CHUNK))
         self.length = self._quotient(self.time, self.count)
         missing = insert.op("Sub", insert.op("Mul", self.count, self.length), self.time)
         self._padding = insert.op("Concat", insert.ints(0), missing, axis=0)
         self._lead = (self.batch, self.count, self.length, inputs.groups)
-        scaled = insert.op("Mul", inputs.x, insert.op("Unsqueeze", inputs.step, insert.ints(3)))
-        self.values = self._chunked(scaled, inputs.heads_per_group, inputs.head_dim, [0, 3, 4, 1, 2, 5])
+        self.values = self._chunked(inputs.scaled, inputs.heads_per_group, inputs.head_dim, [0, 3, 4, 1, 2, 5])
         self.keys = self._chunked(inputs.B, 1, inputs.state_size, [0, 3, 4, 1, 5, 2])
         self.queries = self._chunked(inputs.C, 1, inputs.state_size, [0, 3, 4, 1, 2, 5])
         self.log_decay = self._chunked(inputs.log_decay, inputs.heads_per_group, 1, [0, 3, 4, 1, 2, 5])

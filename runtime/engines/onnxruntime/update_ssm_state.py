@@ -14,7 +14,7 @@ import onnx_ir as ir
 from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
 from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.padding import without_padding
-from runtime.engines.onnxruntime.ssm_decode import linear_attention_step, standard_step
+from runtime.engines.onnxruntime.ssm_decode import one_token_update
 from runtime.engines.onnxruntime.ssm_inputs import SsmInputs
 from runtime.engines.onnxruntime.ssm_prefill import chunked_scan
 
@@ -27,34 +27,55 @@ POOL = "engine.pool"
 
 def update_ssm_state_body(node: ir.Node, insert: Inserter, kernels: Kernels, padded: bool) -> list[ir.Value] | None:
     """y [batch, seq, heads, head_dim] and the new state."""
-    x, A, B, C, D, dt, dt_bias, state, lengths = node.inputs[:9]
+    inputs = ssm_inputs(node, insert, padded)
+    if inputs is None:
+        return None
+    shape = fixed_shape(node.inputs[0])
+    one_token = shape is not None and shape[1] == 1
+    y, new_state = one_token_update(insert, inputs, kernels) if one_token else chunked_scan(insert, inputs)
+    return [with_skip(node, insert, inputs, y), new_state]
+
+
+def ssm_inputs(node: ir.Node, insert: Inserter, padded: bool) -> SsmInputs | None:
+    """What every form of the update reads; None where the sizes or the state's layout do not allow one."""
+    x, A, B, C, _, dt, dt_bias, state, lengths = node.inputs[:9]
     x_shape, b_shape = fixed_shape(x), fixed_shape(B)
     if x_shape is None or b_shape is None or len(x_shape) != 4 or not _is_engine_state(node):
         return None
     heads, head_dim, groups, state_size = *x_shape[2:], *b_shape[2:]
     if heads is None or head_dim is None or groups is None or state_size is None:
         return None
-    assert x is not None and x.shape is not None and B is not None and C is not None and state is not None
+    assert B is not None and C is not None and state is not None
     step = _time_step(node, insert, dt, dt_bias)
     if padded:
         assert lengths is not None
         # A time step of zero neither forgets nor writes.
         step = without_padding(insert, step, lengths)
-    log_decay = insert.op("Mul", step, A)
+    scaled = insert.op("Mul", x, insert.op("Unsqueeze", step, insert.ints(3)))
     _transpose_state(node)
-    inputs = SsmInputs(x, B, C, step, log_decay, state, heads, head_dim, groups, state_size)
-    if x_shape[1] != 1:
-        y, new_state = chunked_scan(insert, inputs)
-    elif kernels.recurrent_ops:
-        y, new_state = linear_attention_step(insert, inputs)
-    else:
-        y, new_state = standard_step(insert, inputs)
-    width = heads * head_dim
-    per_channel = insert.op("Expand", insert.op("Unsqueeze", D, insert.ints(1)), insert.ints(heads, head_dim))
+    return SsmInputs(
+        insert.reshape(scaled, 0, 0, heads * head_dim),
+        insert.reshape(B, 0, 0, groups * state_size),
+        insert.reshape(C, 0, 0, groups * state_size),
+        insert.op("Mul", step, A),
+        state,
+        heads,
+        head_dim,
+        groups,
+        state_size,
+    )
+
+
+def with_skip(node: ir.Node, insert: Inserter, i: SsmInputs, y: ir.Value) -> ir.Value:
+    """``y`` [batch, seq, heads * head_dim] plus D times x, as [batch, seq, heads, head_dim]."""
+    x, D = node.inputs[0], node.inputs[4]
+    assert x is not None and x.shape is not None
+    width = i.heads * i.head_dim
+    per_channel = insert.op("Expand", insert.op("Unsqueeze", D, insert.ints(1)), insert.ints(i.heads, i.head_dim))
     skip = insert.op("Mul", insert.reshape(x, 0, 0, width), insert.reshape(per_channel, width))
     y = insert.op("Add", y, skip)
     y.type, y.shape = x.type, ir.Shape([*x.shape.dims[:2], width])
-    return [insert.reshape(y, 0, 0, heads, head_dim), new_state]
+    return insert.reshape(y, 0, 0, i.heads, i.head_dim)
 
 
 def _time_step(node: ir.Node, insert: Inserter, dt: ir.Value | None, dt_bias: ir.Value | None) -> ir.Value:

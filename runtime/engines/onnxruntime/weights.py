@@ -99,6 +99,11 @@ class WeightStore:
         """Bytes that were widened or realigned into memory."""
         return sum(array.nbytes for array in self._unique() if not _is_mapped(array))
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of all weights that sessions use so far."""
+        return self.mapped_bytes + self.copied_bytes
+
     def _unique(self) -> list[np.ndarray]:
         return list({id(array): array for array in self._arrays.values()}.values())
 
