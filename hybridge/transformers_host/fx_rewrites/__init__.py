@@ -1,0 +1,1 @@
+"""Rewrites of traced programs: the same values from fewer and cheaper operators."""
