@@ -8,8 +8,11 @@ from artifact.errors import EngineError
 from runtime.engines.paged import PackedInputs, StepLimits
 
 
-def check_packed(inputs: PackedInputs, limits: StepLimits, speculative_tokens: int = 0) -> None:
-    """EngineError when the arrays contradict each other, the limits, or an artifact of ``speculative_tokens``."""
+def check_packed(inputs: PackedInputs, limits: StepLimits, speculative_tokens: int = 0, most_held: int = 0) -> None:
+    """EngineError when the arrays contradict each other, the limits, or an artifact of ``speculative_tokens``.
+
+    ``most_held``: tokens of a row whose states may be held.
+    """
     tokens, rows = len(inputs.input_ids), len(inputs.seq_lens)
     bounds = inputs.query_start_loc
     problem, columns, accepted = "", "", inputs.num_accepted_tokens
@@ -36,5 +39,12 @@ def check_packed(inputs: PackedInputs, limits: StepLimits, speculative_tokens: i
     elif accepted is not None and (not speculative_tokens or accepted.shape != (rows,)):
         wanted = f"of {rows} rows" if speculative_tokens else "of an artifact exported with --speculative-tokens alone"
         problem = f"num_accepted_tokens {wanted}, found {list(accepted.shape)}"
+    elif inputs.held is not None:
+        longest = max(np.diff(bounds)[inputs.held], default=0) if inputs.held.shape == (rows,) else 0
+        if inputs.held.shape != (rows,) or accepted is not None or longest > most_held:
+            problem = (
+                f"held of {rows} rows of at most {most_held} tokens without num_accepted_tokens, found "
+                f"{list(inputs.held.shape)} and rows of up to {longest}"
+            )
     if problem:
         raise EngineError(f"expected {problem}: correct the step")

@@ -37,6 +37,11 @@ class PackedInputs:
     begins with the state in column num_accepted_tokens[r] - 1, and if it has at most K + 1 tokens, the state after its
     token j goes to the slot in column j, -1: nowhere. A longer row replaces the state that it began with.
 
+    held [rows] bool         rows whose recurrent states this step leaves as they are until ``advance``; None: no row
+
+    A held row has at most ``most_held_tokens`` tokens. It needs no artifact of --speculative-tokens, and takes no slots
+    beside its own.
+
     A row whose first new token has position 0 starts from a slot that the caller has zeroed. Padding rows come last,
     have one token each (id 0, position 0, slot_mapping -1) and one logits index each, and touch no pool.
     """
@@ -50,6 +55,7 @@ class PackedInputs:
     state_indices: np.ndarray
     logits_indices: np.ndarray
     num_accepted_tokens: np.ndarray | None = None
+    held: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,25 @@ class PagedEngine(ABC):
     def launch(self, inputs: PackedInputs) -> StepResult:
         """Like ``step``, but where a device works by itself, this need not wait for it: the result does."""
         return ArrayResult(self.step(inputs))
+
+    @property
+    def most_held_tokens(self) -> int:
+        """The most tokens of a row whose states a step may hold; 0 for an engine that holds none."""
+        return 0
+
+    @property
+    def held_token_bytes(self) -> int:
+        """Memory that a token of a held row takes."""
+        return 0
+
+    def advance(self, accepted: np.ndarray) -> None:
+        """Advance the states that the last step held, each row's by its first ``accepted`` [rows] tokens.
+
+        At most once, before the next step; 0, and in rows that were not held, changes nothing. States that are not
+        advanced stay as they were before that step, as do those of all rows where it failed. After an EngineError the
+        slots of the held rows are undefined.
+        """
+        raise EngineError(f"the {self.name} engine holds no states: use onnxruntime, or the snapshot mode")
 
     @property
     def shows_values(self) -> bool:

@@ -34,6 +34,7 @@ class DeltaRuleInputs:
     state: ir.Value
     scale: float
     key_heads: int
+    key_size: int
     value_heads: int
     value_size: int
 
@@ -87,6 +88,7 @@ def delta_rule_inputs(node: ir.Node, insert: Inserter, padded: bool) -> DeltaRul
         state,
         scale,
         key_heads,
+        key_size,
         value_heads,
         value_size,
     )

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from artifact.errors import EngineError
 from runtime.engines.onnxruntime.engine import available_cpus
+from runtime.engines.onnxruntime.held_rows import HeldRows
 from runtime.engines.onnxruntime.kernels import installed_kernels
 from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
 from runtime.engines.onnxruntime.paged_attention import KvShape
@@ -18,6 +19,7 @@ from runtime.engines.onnxruntime.paged_candidates import candidate_step
 from runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
 from runtime.engines.onnxruntime.paged_rewrite import PagedGraph, rewrite_paged
 from runtime.engines.onnxruntime.paged_session import PagedSession
+from runtime.engines.onnxruntime.replay_bodies import MOST_REPLAYED, replays_all
 from runtime.engines.onnxruntime.rewrite import GraphForm, RewrittenGraph
 from runtime.engines.onnxruntime.session import create_session
 from runtime.engines.onnxruntime.weights import WeightStore
@@ -29,6 +31,16 @@ _MOST_PACKED_BYTES = 32 << 20
 # Tokens of a row for which a model without states gets a session of its own; the others count theirs.
 _MOST_TRIED = 8
 _NOTHING_KEPT: Mapping[int, tuple[int, ...]] = MappingProxyType({})
+
+
+class SessionKey(NamedTuple):
+    """What a session is made for. candidates: tokens of its one row, 0 for any number. holds: of whose states none is
+    written."""
+
+    form: GraphForm
+    neighbours: bool
+    candidates: int = 0
+    holds: bool = False
 
 
 class OnnxRuntimePagedEngine(PagedArrayEngine):
@@ -49,49 +61,77 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         """
         super().__init__(folder)
         self._threads = threads or available_cpus()
-        self._weights = WeightStore(self._read_model(), self._folder)
+        model = self._read_model()
+        self._weights = WeightStore(model, self._folder)
         self._kv_shapes = tuple(
             dict.fromkeys(KvShape(layer.num_kv_heads, layer.sliding_window or 0) for layer in self.config.kv_layers)
         )
-        self._sessions: dict[tuple[GraphForm, bool, int], PagedSession] = {}
-        self._layouts = self._open(GraphForm.GENERAL, neighbours=True).layouts
-        self._session(GraphForm.TOKEN_PER_ROW, neighbours=True)
+        # Read from the file as it is: what graphs are rewritten to does not tell.
+        self._most_held = MOST_REPLAYED if replays_all(model) else 0
+        self._sessions: dict[SessionKey, PagedSession] = {}
+        self._held: HeldRows | None = None
+        self._layouts = self._open(SessionKey(GraphForm.GENERAL, neighbours=True)).layouts
+        self._session(SessionKey(GraphForm.TOKEN_PER_ROW, neighbours=True))
 
     def allocate_pools(self, sizes: PoolSizes) -> None:
         super().allocate_pools(sizes)
         for session in self._sessions.values():
             session.bind(self.pools)
+        if self._held is not None:
+            self._held.bind(self.pools)
 
     def step(self, inputs: PackedInputs) -> np.ndarray:
-        check_packed(inputs, self.limits, self.config.speculative_tokens)
+        check_packed(inputs, self.limits, self.config.speculative_tokens, self.most_held_tokens)
         pools, kept = self.pools, _NOTHING_KEPT
         if inputs.num_accepted_tokens is not None:
             found = candidate_step(inputs, pools.sizes.num_slots)
             inputs, kept = found.inputs, found.kept
             pools.copy_slots(found.sources.tolist(), found.targets.tolist())
+        held = () if inputs.held is None else np.flatnonzero(inputs.held).tolist()
+        if self._held is not None:
+            self._held.forget()
         if self._kv_shapes:
             pools.zero_blocks(begun_blocks(inputs, pools.sizes.block_size).tolist())
         logits = np.zeros((len(inputs.logits_indices), self.config.vocab_size), np.float32)
         place = np.full(len(inputs.input_ids), -1, np.int32)
-        for unordered in paged_runs(inputs, kept):
+        for unordered in paged_runs(inputs, (*kept, *held)):
             run, slots = by_slot(unordered, inputs, pools.sizes.num_slots)
             place[run.tokens] = np.arange(len(run.tokens), dtype=np.int32)
             wanted = np.flatnonzero(place[inputs.logits_indices] >= 0)
             part = logits if len(wanted) == len(logits) else np.zeros((len(wanted), logits.shape[1]), np.float32)
             feeds = run_feeds(inputs, run, self._kv_shapes, pools.sizes)
             neighbours = slots.stop - slots.start == len(run.rows) or not self.config.recurrent_layers
-            written = kept.get(int(run.rows[0]), ())
-            tried = len(written) or (run.time if self._tries(run, len(wanted)) else 0)
-            session = self._session(_form(run), neighbours, tried)
-            session.run(feeds, place[inputs.logits_indices[wanted]], part, slots, written)
+            places, row = place[inputs.logits_indices[wanted]], int(run.rows[0])
+            if row in held:
+                session = self._session(SessionKey(GraphForm.GENERAL, True, run.time, holds=True))
+                session.run(feeds, places, part, slots, held=self._held_rows(session).hold(row, slots.start, run.time))
+            else:
+                written = kept.get(row, ())
+                tried = len(written) or (run.time if self._tries(run, len(wanted)) else 0)
+                session = self._session(SessionKey(_form(run), neighbours, tried))
+                session.run(feeds, places, part, slots, written)
             if part is not logits:
                 logits[wanted] = part
             place[run.tokens] = -1
         return logits
 
+    @property
+    def most_held_tokens(self) -> int:
+        return self._most_held
+
+    @property
+    def held_token_bytes(self) -> int:
+        if self._held is None and self._most_held:
+            self._held_rows(self._session(SessionKey(GraphForm.GENERAL, True, 2, holds=True)))
+        return 0 if self._held is None else self._held.bytes_of_token
+
+    def advance(self, accepted: np.ndarray) -> None:
+        if self._held is not None:
+            self._held.advance(accepted)
+
     def held_memory(self) -> Mapping[str, int]:
         held = {"weights": self._weights.copied_bytes, "weights mapped from files": self._weights.mapped_bytes}
-        packed = sum(self._packs(candidates) for _, _, candidates in self._sessions)
+        packed = sum(self._packs(key.candidates) for key in self._sessions)
         return held | ({"weights packed for candidates": packed * self._weights.bytes} if packed else {})
 
     def close(self) -> None:
@@ -100,22 +140,31 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
     def _pool_layouts(self) -> Mapping[str, tuple[int, ...]]:
         return self._layouts
 
-    def _session(self, form: GraphForm, neighbours: bool, candidates: int = 0) -> PagedSession:
-        key = (form, neighbours, candidates)
+    def _held_rows(self, session: PagedSession) -> HeldRows:
+        """The rows of a step that ``session``, or another one that holds states, runs."""
+        if self._held is None:
+            self._held = HeldRows(session.held, self._folder, self._threads)
+            if self._pools is not None:
+                self._held.bind(self._pools)
+        return self._held
+
+    def _session(self, key: SessionKey) -> PagedSession:
         if key not in self._sessions:
-            if self._open(*key).layouts != self._layouts:
+            if self._open(key).layouts != self._layouts:
                 raise EngineError(f"{self._folder}: the graph forms disagree about the layout of pools")
             if self._pools is not None:
                 self._sessions[key].bind(self._pools)
         return self._sessions[key]
 
-    def _open(self, form: GraphForm, neighbours: bool, candidates: int = 0) -> PagedGraph:
-        packs, model = self._packs(candidates), self._read_model()
-        graph = rewrite_paged(model, self.config, form, installed_kernels(), neighbours, candidates, packs)
+    def _open(self, key: SessionKey) -> PagedGraph:
+        packs, model = self._packs(key.candidates), self._read_model()
+        graph = rewrite_paged(
+            model, self.config, key.form, installed_kernels(), key.neighbours, key.candidates, packs, key.holds
+        )
         # Steps of every size: a plan of memory for each would never be used again.
         general = RewrittenGraph(graph.model, GraphForm.GENERAL, graph.inputs, graph.in_place, {})
         session = create_session(general, self._weights, self._folder, self._threads, packs)
-        self._sessions[form, neighbours, candidates] = PagedSession(session, graph, self._replaced_by)
+        self._sessions[key] = PagedSession(session, graph, self._replaced_by)
         return graph
 
     def _tries(self, run: PagedRun, wanted: int) -> bool:

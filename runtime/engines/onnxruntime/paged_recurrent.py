@@ -15,9 +15,11 @@ from artifact.errors import EngineError
 from artifact.paged import ROWS
 from runtime.engines.onnxruntime.candidate_bodies import CANDIDATE_BODIES
 from runtime.engines.onnxruntime.graph_edit import Inserter, replace_node
+from runtime.engines.onnxruntime.held_states import HeldState
 from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.op_bodies import BODIES
 from runtime.engines.onnxruntime.paged_candidates import candidate_output
+from runtime.engines.onnxruntime.replay_bodies import REPLAY_BODIES, recurrent_nodes
 from runtime.engines.onnxruntime.update_ssm_state import POOL
 from trt_plugins.catalog import DOMAIN, spec_of
 from trt_plugins.spec import TensorSpec
@@ -64,6 +66,15 @@ def use_dense_bodies(
         if outputs is not None:
             replace_node(node, outputs)
     return frozenset(parts)
+
+
+def hold_states(model: ir.Model, kernels: Kernels, count: int) -> tuple[HeldState, ...]:
+    """Let a graph of one row of ``count`` tokens leave the states as they are and give what would advance them.
+
+    EngineError where an operator has no body that does.
+    """
+    nodes = [_PackedNode(model.graph, node, one_row=True, neighbours=True) for node in recurrent_nodes(model)]
+    return tuple(node.replace_with_replay(kernels, count) for node in nodes)
 
 
 class _PackedNode:
@@ -115,6 +126,32 @@ class _PackedNode:
             state.name, state.type, state.shape = candidate_output(str(pool.name), index), pool.type, pool.shape
             self._graph.outputs.append(state)
         replace_node(self._node, [self._packed_output(0, y), states[-1]])
+
+    def replace_with_replay(self, kernels: Kernels, count: int) -> HeldState:
+        """Put the body for ``count`` tokens in the node's place that leaves the pool alone; EngineError without one.
+
+        The pool's output is an output of the graph no longer; what the tokens leave behind is.
+        """
+        dense, _ = self._dense_node()
+        body = REPLAY_BODIES.get(self._node.op_type)
+        found = None if body is None else body(dense, Inserter(self._graph, dense), kernels, count)
+        self._graph.remove(dense, safe=True)
+        if found is None:
+            raise EngineError(f"expected an operator whose states can be advanced later, found {self._node.op_type}")
+        (pool,) = (value for tensor, value in zip(self._spec.inputs, self._node.inputs, strict=True) if is_pool(tensor))
+        assert pool is not None and pool.name is not None
+        names_of_kept = []
+        for index, kept in enumerate(found.kept):
+            # A graph output of its own: the value may be another one's name already.
+            output = self._insert.op("Identity", kept.value)
+            output.name, output.type = f"{pool.name}.kept_{index}", pool.type
+            output.shape = ir.Shape([1, count, *kept.shape])
+            self._graph.outputs.append(output)
+            names_of_kept.append((output.name, kept.shape))
+        self._graph.outputs.remove(self._node.outputs[1])
+        replace_node(self._node, [self._packed_output(0, found.y), pool])
+        pool.shape = ir.Shape(found.state_shape)
+        return HeldState(self._node.op_type, pool.name, found.state_shape, tuple(names_of_kept))
 
     def _dense_node(self) -> tuple[ir.Node, dict[ir.Value, ir.Shape | None]]:
         """The dense operator in front of the node, to be removed again, and the shapes of the pools before it."""

@@ -13,12 +13,13 @@ from artifact.paged import ROW_BOUNDS, ROWS, TOKENS
 from runtime.engines.onnxruntime.columns import put_weights_left
 from runtime.engines.onnxruntime.fixed_axes import fix_axes
 from runtime.engines.onnxruntime.graph_edit import remove_dead_code, state_pairs
+from runtime.engines.onnxruntime.held_states import HeldState
 from runtime.engines.onnxruntime.in_place import updates_in_place
 from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.linear import use_stored_weights
 from runtime.engines.onnxruntime.opset import lower_opset
 from runtime.engines.onnxruntime.paged_attention import POOL_ORDER, use_paged_attention
-from runtime.engines.onnxruntime.paged_recurrent import use_dense_bodies, use_one_slot
+from runtime.engines.onnxruntime.paged_recurrent import hold_states, use_dense_bodies, use_one_slot
 from runtime.engines.onnxruntime.reshapes import remove_idle_reshapes
 from runtime.engines.onnxruntime.rewrite import GraphForm
 from runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
@@ -41,7 +42,7 @@ class PagedGraph:
 
     inputs: names of its graph inputs. in_place: pools whose input and output may share an array. parts: pools of which
     the graph is given the slots of its rows only, in their order. layouts: pool to the order in which the graph holds
-    the axes of its declaration, where it is another one.
+    the axes of its declaration, where it is another one. held: what the graph leaves as it is, to be advanced later.
     """
 
     model: ir.Model
@@ -49,6 +50,7 @@ class PagedGraph:
     in_place: frozenset[str]
     parts: frozenset[str]
     layouts: Mapping[str, tuple[int, ...]]
+    held: tuple[HeldState, ...] = ()
 
 
 def rewrite_paged(
@@ -59,12 +61,13 @@ def rewrite_paged(
     neighbours: bool,
     candidates: int = 0,
     packs: bool = False,
+    holds: bool = False,
 ) -> PagedGraph:
     """Rewrite ``model`` (it is changed) for steps of one row (GENERAL), of one token a row, or of one token.
 
     ``neighbours``: the rows have neighbouring slots, in their order. ``candidates``: the one row has so many tokens, 2
-    or more, and the graph gives the state after each. ``packs``: the session packs its weights. EngineError when the
-    installed ONNX Runtime cannot run the result.
+    or more, and the graph gives the state after each. ``packs``: the session packs its weights. ``holds``: in place of
+    these states the graph gives what advances them. EngineError when the installed ONNX Runtime cannot run the result.
     """
     if config.speculative_tokens:
         use_one_slot(model)
@@ -72,7 +75,9 @@ def rewrite_paged(
     use_stored_weights(model)
     one_row = form is GraphForm.GENERAL
     use_paged_attention(model, one_row)
+    held = hold_states(model, kernels, candidates) if holds else ()
     parts = use_dense_bodies(model, kernels, one_row, neighbours, candidates)
+    advanced = frozenset(state.pool for state in held)
     fix_axes(model, {**_FIXED_AXES[form], **({TOKENS: candidates} if candidates else {})})
     remove_idle_reshapes(model)
     if form is GraphForm.TOKEN_PER_ROW or (candidates and not packs):
@@ -82,10 +87,14 @@ def rewrite_paged(
         model.graph.inputs.remove(value)
     lower_opset(model, kernels)
     replaced_by = {b.name: str(b.replaced_by) for b in config.bindings.states}
-    pairs = state_pairs(model, replaced_by)
+    pools = [value for value in model.graph.inputs if value.name in replaced_by]
+    pairs = state_pairs(
+        model, {str(pool.name): replaced_by[str(pool.name)] for pool in pools if pool.name not in advanced}
+    )
     in_place = frozenset(str(past.name) for past, present in pairs if updates_in_place(past, present))
-    layouts = {str(past.name): order for past, _ in pairs if (order := _order(past)) is not None}
-    return PagedGraph(model, frozenset(str(value.name) for value in model.graph.inputs), in_place, parts, layouts)
+    layouts = {str(past.name): order for past in pools if (order := _order(past)) is not None}
+    inputs = frozenset(str(value.name) for value in model.graph.inputs)
+    return PagedGraph(model, inputs, in_place, parts | advanced, layouts, held)
 
 
 def _order(pool: ir.Value) -> tuple[int, ...] | None:

@@ -9,6 +9,8 @@ import onnxruntime as ort
 
 from artifact.errors import EngineError
 from artifact.names import LOGITS, LOGITS_INDICES
+from runtime.engines.onnxruntime.held_rows import HeldRow
+from runtime.engines.onnxruntime.held_states import HeldState
 from runtime.engines.onnxruntime.paged_candidates import candidate_output
 from runtime.engines.onnxruntime.paged_pools import ArrayPools
 from runtime.engines.onnxruntime.paged_rewrite import PagedGraph
@@ -20,6 +22,13 @@ class PagedSession:
     def __init__(self, session: ort.InferenceSession, graph: PagedGraph, replaced_by: Mapping[str, str]) -> None:
         self._session, self._inputs, self._in_place = session, graph.inputs, graph.in_place
         self._part_names, self._replaced_by = graph.parts, replaced_by
+        self._held_states = graph.held
+        self._state_shapes = {state.pool: state.shape for state in graph.held}
+
+    @property
+    def held(self) -> tuple[HeldState, ...]:
+        """What the graph leaves as it is."""
+        return self._held_states
 
     def bind(self, pools: ArrayPools) -> None:
         """Use the arrays of ``pools``; those that the graph cannot update in place get a second one."""
@@ -37,15 +46,19 @@ class PagedSession:
         logits: np.ndarray,
         slots: slice,
         kept: Sequence[int] = (),
+        held: HeldRow | None = None,
     ) -> None:
         """Run on ``feeds``; ``logits`` [m, vocab] receives those of the tokens ``logits_indices`` [m] of the run.
 
         slots: those of the rows, for a graph that is given them alone. kept: for one of candidate tokens, the slots of
-        the states after each of them. EngineError when ONNX Runtime fails.
+        the states after each of them. held: for one that leaves the states as they are, where its tokens' values go.
+        EngineError when ONNX Runtime fails.
         """
         values: list[object] = []
         copied = self._copied
-        if kept:
+        if held is not None:
+            self._bind_held(held, values)
+        elif kept:
             for name in self._parts:
                 self._bind_candidates(name, slots.start, kept)
         else:
@@ -78,11 +91,21 @@ class PagedSession:
             self._io.bind_ortvalue_output(candidate_output(present, index), self._slot(name, slot))
         self._io.bind_ortvalue_output(present, self._slot(name, kept[-1]))
 
+    def _bind_held(self, row: HeldRow, values: list[object]) -> None:
+        """The slot to read, and the arrays that receive what the tokens leave behind."""
+        for name in self._parts:
+            self._io.bind_ortvalue_input(name, self._slot(name, row.slot))
+        for name, array in row.kept.items():
+            self._io.bind_ortvalue_output(name, _value(array, values))
+
     def _slot(self, name: str, slot: int) -> ort.OrtValue:
         """The state in one slot, as the session takes it."""
         found = self._slots.get((name, slot))
         if found is None:
-            found = self._slots[name, slot] = _value(self._parts[name][slot : slot + 1], self._kept)
+            state = self._parts[name][slot : slot + 1]
+            found = self._slots[name, slot] = _value(
+                state.reshape(self._state_shapes.get(name, state.shape)), self._kept
+            )
         return found
 
 
