@@ -22,7 +22,7 @@ from benchmarks.command import run_command
 from benchmarks.measure import Spread
 from benchmarks.paged_runs import paged_states, read_states
 from benchmarks.prefix_replay import Outcome
-from benchmarks.prefix_runs import DEFAULT, SIMPLE, WAYS, WITHOUT, replay_on_engine
+from benchmarks.prefix_runs import DEFAULT, WAYS, WITHOUT, replay_on_engine
 from benchmarks.prefix_traces import ALIGNED, Groups, Trace
 from benchmarks.random_checkpoint import NemotronHShape
 from benchmarks.report import Gate, Report, Target
@@ -57,7 +57,7 @@ class PrefixLatencyBenchmark:
         }
     )
     states: int = 16
-    ways: tuple[str, ...] = (WITHOUT, SIMPLE, DEFAULT)
+    ways: tuple[str, ...] = (WITHOUT, DEFAULT)
     gate_states: int = 4
     threads: int = 2
     device: str = "cuda"

@@ -14,6 +14,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from runtime.prefix_cache.token_key import common_length, key_from_tokens
+
 # More sets than this at once: the trace is too irregular to be solved exactly.
 MOST_SETS = 20_000
 
@@ -29,8 +31,9 @@ class Optimum:
         self._prompts = prompts
         count = len(prompts)
         # common[i][j]: tokens of sequence i that prompt j > i could resume with.
+        made, asked = [key_from_tokens(each) for each in sequences], [key_from_tokens(each) for each in prompts]
         self._common = [
-            [min(_common(sequences[i], prompts[j]), len(prompts[j]) - 1) if j > i else 0 for j in range(count)]
+            [min(common_length(made[i], asked[j], 0), len(prompts[j]) - 1) if j > i else 0 for j in range(count)]
             for i in range(count)
         ]
         self._places = [self._places_of(i) for i in range(count)]
@@ -95,15 +98,3 @@ class Optimum:
         uses = self._uses[place]
         at = bisect_right(uses, request)
         return uses[at] if at < len(uses) else None
-
-
-def _common(a: Tokens, b: Tokens) -> int:
-    """Length of the common beginning, by halving."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if tuple(a[low:middle]) == tuple(b[low:middle]):
-            low = middle
-        else:
-            high = middle - 1
-    return low

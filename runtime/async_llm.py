@@ -20,7 +20,7 @@ from runtime.prefix_cache.metrics import CacheReport
 from runtime.sampling import SamplingParams
 from runtime.serving.cache_control import CacheControl, conversation_tokens
 from runtime.serving.open import open_loop, open_paged_engine
-from runtime.serving.pinned import PinnedPrefix
+from runtime.serving.pinned import PinnedPrefix, read_prefixes
 from runtime.serving.request import Output, ServingRequest
 from runtime.serving.sessions import Session
 from runtime.serving.settings import ServingSettings
@@ -186,15 +186,21 @@ class AsyncLLM:
         text = self.chat_template.render(given, tools, **variables)
         return self._add(self._request(text, sampling, max_new_tokens, False), priority, namespace)
 
-    async def cache_prefix(self, prompt: Prompt, name: str | None = None, namespace: str = "") -> PinnedPrefix:
+    async def cache_prefix(
+        self, prompt: Prompt | Sequence[Mapping[str, Any]], name: str | None = None, namespace: str = ""
+    ) -> PinnedPrefix:
         """Compute ``prompt`` once and keep it until ``drop_prefix``: prompts that begin with it start from there.
 
         As ``LLM.cache_prefix`` for paged artifacts; errors as there.
         """
-        request = self._request(prompt, None, 1, True)
+        request = self._text.prefix_request(prompt, self.max_seq_len)
         await self._add(request, 0, namespace).result()
         ids = request.prompt_ids
         return await self._between_steps(lambda: self._cache.pin(ids, name, _computed_already, namespace))
+
+    async def cache_prefixes(self, path: str | Path, namespace: str = "") -> list[PinnedPrefix]:
+        """``cache_prefix`` for all of a JSON file {"prefixes": {name: text, token ids or messages}}."""
+        return [await self.cache_prefix(prompt, name, namespace) for name, prompt in read_prefixes(Path(path))]
 
     async def drop_prefix(self, name: str) -> None:
         """Let a prefix go; RequestError when there is none of that name."""

@@ -9,8 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, cast, overload
 
-import numpy as np
-
 from artifact.errors import EngineError, RequestError
 from runtime.engines import Engine
 from runtime.engines.factory import AUTO, EngineOptions
@@ -219,9 +217,7 @@ class LLM:
         A paged artifact needs a prefix cache of kind "radix" for it, and keeps the prefix by ``name``. RequestError
         when its pools are too small for it.
         """
-        is_chat = not isinstance(prompt, (str, np.ndarray)) and bool(prompt) and isinstance(prompt[0], Mapping)
-        text: Any = self.chat_template.render(prompt, add_generation_prompt=False) if is_chat else prompt  # type: ignore[arg-type]
-        request = self._request(text, SamplingParams(max_new_tokens=1), "prompt", add_special_tokens=not is_chat)
+        request = self._text.prefix_request(prompt, self.max_seq_len)
         if self._prefixes is not None:
             return self._prefixes.add(request.prompt_ids)
         streams = self._streams

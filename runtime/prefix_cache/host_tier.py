@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from runtime.blocks.sequence_memory import NONE
 from runtime.engines.paged import HostCopy
 from runtime.prefix_cache.node import Node
+from runtime.prefix_cache.packed_state import EXACT, PackedState
 from runtime.prefix_cache.radix_tree import RadixTree, TreeMatch
 from runtime.prefix_cache.token_key import cut
 from runtime.prefix_cache.transfer import DeviceCache
@@ -58,7 +59,7 @@ class _Stored:
 
     def state(self) -> HostCopy:
         assert self._state is not None
-        return self._state
+        return self._state.unpacked() if isinstance(self._state, PackedState) else self._state
 
 
 class HostTier:
@@ -88,7 +89,7 @@ class HostTier:
         first = match.known // cache.block_size
         device_blocks = cache.tree.blocks_of(node)[first:] if match.known < node.end else []
         numbers = [self._blocks.add(self._device.copy_out([block], NONE)) for block in device_blocks]
-        slot = None if node.state is None else self._slots.add(self._device.copy_out([], node.state))
+        slot = None if node.state is None else self._slots.add(self._copied(node.state))
         _, took = tree.insert(key, [NONE] * first + numbers, slot, namespace)
         self._blocks.release(numbers)
         if slot is not None and not took:
@@ -109,6 +110,10 @@ class HostTier:
             return self._device.copy_in(found, namespace, self._stored(match))
         finally:
             self.tree.unlock(match.node)
+
+    def _copied(self, slot: int) -> HostCopy:
+        copy, kind = self._device.copy_out([], slot), self._device.cache.settings.host_states
+        return copy if kind == EXACT else PackedState(self._device.engine, copy, kind)
 
     def _stored(self, match: TreeMatch) -> _Stored:
         blocks = [self._blocks[number] for number in self.tree.blocks_of(match.node, match.length)]

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Kind(IntEnum):
-    """Where a state comes from."""
+    """Where a state comes from; PASSED: another took its place, further on."""
 
     BRANCH = 0
     PROMPT_END = 1
@@ -16,6 +16,7 @@ class Kind(IntEnum):
     DECODE = 5
     END = 6
     EXPECTED = 7
+    PASSED = 8
 
 
 # What is assumed before anything is known: how many were used, of how many.
@@ -26,8 +27,9 @@ _ASSUMED = {
     Kind.GRID: (1.0, 4.0),
     Kind.CHUNK: (0.25, 8.0),
     Kind.DECODE: (0.25, 8.0),
-    Kind.END: (0.5, 4.0),
+    Kind.END: (1.0, 2.0),
     Kind.EXPECTED: (1.0, 2.0),
+    Kind.PASSED: (0.25, 8.0),
 }
 
 

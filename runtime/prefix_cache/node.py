@@ -15,7 +15,8 @@ class Node:
         also be the parent's last, or a copy of it: the deepest node of a path decides about a block.
     state: slot of the state after exactly ``end`` tokens, or None.
     locks: how many readers need the KV of this node, here or below it. state_locks: how many read the state.
-    kind: why the state was taken. uses: how often it, or one that it followed, was resumed from.
+    kind: why the state was taken. resumed: how often it was resumed from. uses: the same, with those of states whose
+        place it took.
     access, state_access: when the KV and the state were last of use, as ticks of the tree's clock.
     """
 
@@ -28,6 +29,7 @@ class Node:
         "kind",
         "locks",
         "parent",
+        "resumed",
         "state",
         "state_access",
         "state_locks",
@@ -43,7 +45,7 @@ class Node:
         self.state: int | None = None
         self.kind = Kind.END
         self.locks = self.state_locks = 0
-        self.access = self.state_access = self.uses = 0
+        self.access = self.state_access = self.uses = self.resumed = 0
 
     @property
     def start(self) -> int:

@@ -20,11 +20,13 @@ from runtime.prefix_cache.kinds import Kind
 from runtime.prefix_cache.known_prefix import KnownPrefix
 from runtime.prefix_cache.metrics import CacheMetrics
 from runtime.prefix_cache.node import Node
+from runtime.prefix_cache.past_prompts import PastPrompts
 from runtime.prefix_cache.path_cap import thin_path
 from runtime.prefix_cache.radix_tree import RadixTree
 from runtime.prefix_cache.settings import EXTRA_BUFFER, PrefixCacheSettings
 from runtime.prefix_cache.stops import wanted_stops
 from runtime.prefix_cache.tuner import AlphaTuner
+from runtime.prefix_cache.uses import StateUses
 from runtime.prefix_cache.worth import ValueWorth, Worth
 
 
@@ -59,6 +61,8 @@ class RadixAllocator(BlockAllocator):
         self.settings, self.needs = settings, needs
         self.slots = EvictingSlotPool(sizes.num_slots)
         self.tree = RadixTree(_TreeBlocks(self.pool), self.slots, sizes.block_size, needs.kv, needs.state, worth)
+        self.uses = StateUses(self.tree)
+        self.past = PastPrompts()
         self.slots.attach(self.evict_state, lambda: self.tree.free_states)
         self.tuner = tuner
         self.tree.before_eviction = self._before_eviction
@@ -97,7 +101,8 @@ class RadixAllocator(BlockAllocator):
         match = self.tree.match(key, memory.namespace)
         prefix.length, prefix.known, prefix.prompt = match.length, match.known, len(memory.tokens)
         expected = self._lengths.expected()
-        prefix.stops = wanted_stops(self.settings, self.needs, match, len(memory.tokens), expected)
+        parted = self.past.parted(memory.namespace, key)
+        prefix.stops = wanted_stops(self.settings, self.needs, match, len(memory.tokens), expected, parted)
         memory.stop = self._next_stop(prefix, match.length)
         if not match.length:
             return
@@ -113,16 +118,18 @@ class RadixAllocator(BlockAllocator):
         prefix = memory.prefix
         assert prefix is not None
         if prefix.node is not None:
-            self.tree.use(prefix.node)
+            self.uses.resumed(prefix.node)
             self._readers.add(memory)
             if memory.source == NONE:
                 self.resumed(memory)
-        if self.tuner is not None:
-            key = prefix.key(memory.tokens, prefix.prompt)
-            if self.tuner.begin(key, memory.namespace, self._lengths.expected()):
-                self._tuned(self.tuner.alpha)
-        if memory.length < prefix.known < prefix.asked:
-            self._lengths.add(prefix.known)
+        asked = prefix.key(memory.tokens, prefix.asked)
+        parted = self.past.parted(memory.namespace, asked)
+        if self.tuner is not None and self.tuner.begin(asked, memory.namespace, self._lengths.expected(), parted):
+            self._tuned(self.tuner.alpha)
+        self.past.add(memory.namespace, asked)
+        self.uses.asked(memory.namespace, asked, memory.length)
+        if memory.length < max(prefix.known, parted) < prefix.asked:
+            self._lengths.add(max(prefix.known, parted))
         self.metrics.looked_up(self.tree, self.ghosts, memory, prefix)
 
     def resumed(self, memory: SequenceMemory) -> None:
@@ -156,9 +163,13 @@ class RadixAllocator(BlockAllocator):
             return NONE
         if memory.spare != NONE:
             return memory.spare
-        if not self.slots.unowned and not self._gives_way(prefix, end, end == memory.stop):
-            self.metrics.states_refused += 1
-            return NONE
+        kind = prefix.kind if end == memory.stop else Kind.CHUNK
+        if not self.slots.unowned:
+            key = prefix.key(memory.tokens, end)
+            if not self._gives_way(prefix, end, self.uses.expected(memory.namespace, key, kind)):
+                self.metrics.states_refused += 1
+                self.uses.refused(memory.namespace, key, kind)
+                return NONE
         return self.slots.allocate()
 
     def reached(self, memory: SequenceMemory, slot: int) -> None:
@@ -223,6 +234,7 @@ class RadixAllocator(BlockAllocator):
         self.metrics.evicted_states += node.state is not None
         if node.state is not None or not self.needs.state:
             self.ghosts.add(node.root.namespace, node.key)
+            self.uses.gone(node)
             self.spill(node)
 
     def _tuned(self, alpha: float) -> None:
@@ -245,12 +257,11 @@ class RadixAllocator(BlockAllocator):
             return NEVER
         return prefix.prompt + ((max(0, length - prefix.prompt)) // interval + 1) * interval
 
-    def _gives_way(self, prefix: KnownPrefix, end: int, stop: bool) -> bool:
-        """Whether a state of the tree is worth less than a new one after ``end`` tokens."""
+    def _gives_way(self, prefix: KnownPrefix, end: int, uses: float) -> bool:
+        """Whether a state of the tree is worth less than a new one after ``end`` tokens that may be used so often."""
         start = 0 if prefix.node is None else prefix.node.end
-        kind = prefix.kind if stop else Kind.CHUNK
         least = self.tree.least_state()
-        return least is not None and least <= self.tree.worth_of_new_state(start, end, kind)
+        return least is not None and least <= self.tree.worth_of_new_state(start, end, uses)
 
     def _insert(self, memory: SequenceMemory, slot: int, kind: Kind) -> tuple[Node, bool]:
         """Put all that ``memory`` holds into the tree, and keep it in use there while the sequence runs."""
@@ -267,7 +278,7 @@ class RadixAllocator(BlockAllocator):
         prefix.node, prefix.state_locked = node, False
         self._readers.add(memory)
         if took:
-            self.tree.inherit(node, kind)
+            self.uses.inserted(node, kind)
         if took and self.settings.path_states is not None:
             self.metrics.capped_states += thin_path(self.tree, node, self.settings.path_states)
         return node, took

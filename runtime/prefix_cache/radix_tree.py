@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from runtime.prefix_cache.block_runs import block_span, blocks_of_path, join_blocks, split_blocks
 from runtime.prefix_cache.events import Change, Event, EventLog
 from runtime.prefix_cache.eviction_queue import EvictionQueue
-from runtime.prefix_cache.kinds import Chances, Kind
 from runtime.prefix_cache.node import Node, Root
 from runtime.prefix_cache.resources import BlockReferences, StateSlots
 from runtime.prefix_cache.token_key import TOKEN_BYTES, common_length, cut, key_length
-from runtime.prefix_cache.worth import LruWorth, ValueWorth, Worth, state_above
+from runtime.prefix_cache.worth import LruWorth, Worth
 
 
 @dataclass(frozen=True)
@@ -118,34 +117,13 @@ class RadixTree:
         node.state_access = self._clock
         for above in node.path():
             above.access = self._clock
-        self._offer(node)
+        self.offer(node)
 
-    def use(self, node: Node) -> None:
-        """Note that a sequence resumes at ``node``."""
-        if not node.uses and self.chances is not None:
-            self.chances.used(node.kind)
-        node.uses += 1
-        self.touch(node)
-
-    def inherit(self, node: Node, kind: Kind) -> None:
-        """A new state takes the place of the one above it, if nothing else follows that one; where sequences part, a
-        state has been of use before it was there."""
-        node.kind = kind
-        if node.children:
-            node.uses = max(node.uses, 1)
-        above = state_above(node)
-        if above is not None and len(above.children) == 1:
-            node.uses, above.uses = max(node.uses, above.uses), 0
-        if not node.uses and self.chances is not None:
-            self.chances.taken(kind)
-            if self.chances.changed():
-                self.reorder()
-        self._offer(node)
-
-    @property
-    def chances(self) -> Chances | None:
-        """How often states of each kind are of use, where that matters."""
-        return self.worth.chances if isinstance(self.worth, ValueWorth) else None
+    def offer(self, node: Node) -> None:
+        """Let the queues know what has changed about ``node``."""
+        if node.attached:
+            self._state_queue.push(node)
+            self._kv_queue.push(node)
 
     def lock(self, node: Node) -> None:
         """Keep the KV up to ``node``, and its state, until ``unlock``."""
@@ -162,14 +140,14 @@ class RadixTree:
         for above in path:
             above.locks -= 1
         for above in reversed(path):
-            self._offer(above)
+            self.offer(above)
             self._tidy(above)
 
     def unlock_state(self, node: Node) -> None:
         """Let the state of a locked node go, its KV not: the reader has its own copy. ``unlock_kv`` completes it."""
         assert node.state_locks > 0
         self._unlock_state(node)
-        self._offer(node)
+        self.offer(node)
 
     def unlock_kv(self, node: Node) -> None:
         """The other half of ``unlock`` after ``unlock_state``."""
@@ -193,9 +171,16 @@ class RadixTree:
         self._state_queue.push(node)
         return self.worth.of_state(node)
 
-    def worth_of_new_state(self, start: int, end: int, kind: Kind) -> float:
-        """What a state after ``end`` tokens would be worth now, above which the nearest one is at ``start``."""
-        return self.worth.of_new_state(self._clock + 1, start, end, kind)
+    def worth_of_new_state(self, start: int, end: int, uses: float) -> float:
+        """What a state after ``end`` tokens, the nearest one above at ``start``, is worth now if used so often."""
+        return self.worth.of_new_state(self._clock + 1, start, end, uses)
+
+    def oldest_leaf(self) -> Node | None:
+        """What ``evict_kv`` would give up next; None when there is nothing."""
+        node = self._kv_queue.pop()
+        if node is not None:
+            self._kv_queue.push(node)
+        return node
 
     def drop_state(self, node: Node) -> None:
         """Give up this very state, which must be there and not locked."""
@@ -312,7 +297,7 @@ class RadixTree:
         parent.children[child.first] = child
         node.parent, node.blocks = None, ()
         self.nodes -= 1
-        self._offer(child)
+        self.offer(child)
 
     def _remove(self, leaf: Node) -> Node:
         """Take an unlocked leaf out of the tree with all that it holds; its parent, which may be left for nobody."""
@@ -327,7 +312,7 @@ class RadixTree:
         self.nodes -= 1
         if isinstance(parent, Root) and not parent.children:
             del self._roots[parent.namespace]
-        self._offer(parent)
+        self.offer(parent)
         return parent
 
     def _drop_state(self, node: Node) -> None:
@@ -341,12 +326,6 @@ class RadixTree:
         node.state_locks -= 1
         if not node.state_locks:
             self._readers.discard(node)
-
-    def _offer(self, node: Node) -> None:
-        """Let the queues know what has changed about ``node``."""
-        if node.attached:
-            self._state_queue.push(node)
-            self._kv_queue.push(node)
 
     def _record(self, change: Change, node: Node) -> None:
         self.events.record(Event(change, node.root.namespace, node.start, node.end))

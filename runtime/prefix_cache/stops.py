@@ -14,13 +14,19 @@ _LEAST_STEP = 64
 
 
 def wanted_stops(
-    settings: PrefixCacheSettings, needs: CacheNeeds, match: TreeMatch, prompt: int, expected: Sequence[int] = ()
+    settings: PrefixCacheSettings,
+    needs: CacheNeeds,
+    match: TreeMatch,
+    prompt: int,
+    expected: Sequence[int] = (),
+    parted: int = 0,
 ) -> list[tuple[int, Kind]]:
     """Numbers of tokens, the nearest last, at which the states of a prompt of ``prompt`` tokens are wanted, and why.
 
-    The place where it leaves what the tree knows, found by the dry run that a match is: a second sequence came there,
-    so a third may. Before its last token, where the same prompt can be resumed. Where little is known: at the lengths
-    ``expected``, at which other prompts parted, or else evenly. And on a grid.
+    The place where it leaves what the tree knows, found by the dry run that a match is, or earlier prompts, which is
+    after ``parted`` tokens: a second sequence came there, so a third may. Before its last token, where the same prompt
+    can be resumed. Where little is known: at the lengths ``expected``, at which other prompts parted, or else evenly.
+    And on a grid.
     """
     if not needs.state:
         return []
@@ -37,5 +43,7 @@ def wanted_stops(
         wanted[asked] = Kind.PROMPT_END
     if settings.branch_points and match.known > match.length:
         wanted[match.known] = Kind.BRANCH
+    if settings.branch_points and parted > match.length:
+        wanted[parted] = Kind.BRANCH
     enough = match.length + settings.least_gain
     return sorted((item for item in wanted.items() if item[0] >= enough), reverse=True)

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from runtime.blocks.needs import CacheNeeds
-from runtime.prefix_cache.kinds import Kind
+from runtime.prefix_cache.kinds import Chances, Kind
 from runtime.prefix_cache.path_cap import thin_path
 from runtime.prefix_cache.radix_tree import RadixTree
 from runtime.prefix_cache.settings import PrefixCacheSettings
 from runtime.prefix_cache.stops import wanted_stops
 from runtime.prefix_cache.token_key import cut, key_length
+from runtime.prefix_cache.uses import StateUses
 from runtime.prefix_cache.worth import CacheCosts, ValueWorth
 
 # In ticks of the tree's clock for a state that saves 1,024 tokens and was used once; 0 is the order of use alone.
@@ -41,20 +42,25 @@ class _Slots:
 class Shadow:
     """What the cache would hold with one alpha."""
 
-    def __init__(self, costs: CacheCosts, alpha: float, slots: int, settings: PrefixCacheSettings) -> None:
+    def __init__(
+        self, costs: CacheCosts, alpha: float, slots: int, settings: PrefixCacheSettings, chances: Chances
+    ) -> None:
         self.alpha = alpha
         self._slots, self._settings = _Slots(slots), settings
         self._needs = CacheNeeds(kv=False, state=True)
-        self._tree = RadixTree(self._slots, self._slots, 1, has_kv=False, worth=ValueWorth(costs, alpha))
+        self._tree = RadixTree(self._slots, self._slots, 1, has_kv=False, worth=ValueWorth(costs, alpha, chances))
+        self._uses = StateUses(self._tree, learns=False)
+        self._tree.before_eviction = lambda node, whole: self._uses.gone(node)
 
-    def begin(self, key: bytes, namespace: str, expected: Sequence[int] = ()) -> int:
-        """A prompt comes; the tokens of it that would be there."""
-        prompt = key_length(key)
-        match = self._tree.match(cut(key, 0, prompt - 1), namespace)
+    def begin(self, asked: bytes, namespace: str, expected: Sequence[int], parted: int) -> int:
+        """A prompt comes, ``asked`` and one token more; the tokens of it that would be there."""
+        match = self._tree.match(asked, namespace)
+        self._uses.asked(namespace, asked, match.length)
         if match.length:
-            self._tree.use(match.node)
-        for stop, kind in reversed(wanted_stops(self._settings, self._needs, match, prompt, expected)):
-            self._insert(cut(key, 0, stop), namespace, match.length, kind)
+            self._uses.resumed(match.node)
+        prompt = key_length(asked) + 1
+        for stop, kind in reversed(wanted_stops(self._settings, self._needs, match, prompt, expected, parted)):
+            self._insert(cut(asked, 0, stop), namespace, match.length, kind)
         return match.length
 
     def end(self, key: bytes, namespace: str) -> None:
@@ -65,36 +71,42 @@ class Shadow:
         tree = self._tree
         if not self._slots.free:
             least = tree.least_state()
-            if least is None or least > tree.worth_of_new_state(start, key_length(key), kind):
+            uses = self._uses.expected(namespace, key, kind)
+            if least is None or least > tree.worth_of_new_state(start, key_length(key), uses):
+                self._uses.refused(namespace, key, kind)
                 return
             tree.evict_state()
         node, took = tree.insert(key, (), 0, namespace)
         if took:
             self._slots.free -= 1
-            tree.inherit(node, kind)
+            self._uses.inserted(node, kind)
             if self._settings.path_states is not None:
                 thin_path(tree, node, self._settings.path_states)
 
 
 @dataclass
 class AlphaTuner:
-    """``alpha`` is the best so far. ``slots``: states that the cache can hold."""
+    """``alpha`` is the best so far. ``slots``: states that the cache can hold. chances: of kinds, learned elsewhere."""
 
     costs: CacheCosts
     slots: int
     settings: PrefixCacheSettings
+    chances: Chances = field(default_factory=Chances)
     alpha: float = ALPHAS[3]
     _shadows: list[Shadow] = field(init=False)
     _hits: deque[list[int]] = field(init=False)
     _count: int = 0
 
     def __post_init__(self) -> None:
-        self._shadows = [Shadow(self.costs, alpha, self.slots, self.settings) for alpha in ALPHAS]
+        self._shadows = [Shadow(self.costs, alpha, self.slots, self.settings, self.chances) for alpha in ALPHAS]
         self._hits = deque(maxlen=self.settings.window)
 
-    def begin(self, key: bytes, namespace: str, expected: Sequence[int] = ()) -> bool:
-        """A prompt comes, ``expected`` to part at these lengths; whether another alpha has turned out to be better."""
-        self._hits.append([shadow.begin(key, namespace, expected) for shadow in self._shadows])
+    def begin(self, asked: bytes, namespace: str, expected: Sequence[int] = (), parted: int = 0) -> bool:
+        """A prompt comes, ``asked`` and one token more; whether another alpha has turned out to be better.
+
+        expected, parted: as for ``wanted_stops``.
+        """
+        self._hits.append([shadow.begin(asked, namespace, expected, parted) for shadow in self._shadows])
         self._count += 1
         if self._count % max(1, self.settings.window // 4):
             return False

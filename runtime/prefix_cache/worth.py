@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from runtime.prefix_cache.kinds import Chances, Kind
+from runtime.prefix_cache.kinds import Chances
 from runtime.prefix_cache.node import Node
+
+# More uses make a state no more worth: what was popular once has to be able to go.
+_MOST_USES = 8.0
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,8 @@ class LruWorth:
     def of_kv(self, node: Node) -> float:
         return float(node.access)
 
-    def of_new_state(self, clock: int, start: int, end: int, kind: Kind) -> float:
-        """Worth of a state that is used at ``clock``, after ``end`` tokens, the nearest one above at ``start``."""
+    def of_new_state(self, clock: int, start: int, end: int, uses: float) -> float:
+        """Worth of a state that is used at ``clock`` and perhaps ``uses`` times, of ``end`` tokens, after ``start``."""
         return float(clock)
 
 
@@ -87,12 +90,12 @@ class ValueWorth:
             self.costs.work(last_state(node), node.end), nbytes, node.uses or self.chances.of(node.kind)
         )
 
-    def of_new_state(self, clock: int, start: int, end: int, kind: Kind) -> float:
-        """Worth of a state that is used at ``clock``, after ``end`` tokens, the nearest one above at ``start``."""
-        return clock + self._bonus(self.costs.work(start, end), self.costs.state_bytes, self.chances.of(kind))
+    def of_new_state(self, clock: int, start: int, end: int, uses: float) -> float:
+        """Worth of a state that is used at ``clock`` and perhaps ``uses`` times, of ``end`` tokens, after ``start``."""
+        return clock + self._bonus(self.costs.work(start, end), self.costs.state_bytes, uses)
 
     def _bonus(self, saved: float, nbytes: int, uses: float) -> float:
-        return self.alpha * uses * saved / max(nbytes, 1) / self.scale
+        return self.alpha * min(uses, _MOST_USES) * saved / max(nbytes, 1) / self.scale
 
 
 Worth = LruWorth | ValueWorth

@@ -8,6 +8,7 @@ from runtime.blocks import CacheNeeds
 from runtime.engines.paged import PagedEngine, PoolSizes
 from runtime.prefix_cache.costs import costs_of_model
 from runtime.prefix_cache.host_tier import HostTier
+from runtime.prefix_cache.kinds import Chances
 from runtime.prefix_cache.metrics import CacheReport
 from runtime.prefix_cache.radix_allocator import RadixAllocator
 from runtime.prefix_cache.settings import EXTRA_BUFFER, LRU, RADIX, PrefixCacheSettings
@@ -34,12 +35,13 @@ def radix_allocator(
     worth: Worth = LruWorth()
     tuner: AlphaTuner | None = None
     if settings.policy != LRU:
+        chances = Chances()
         costs = costs_of_model(
             engine.config, engine.block_bytes(sizes.block_size) // sizes.block_size, engine.slot_bytes
         )
         if settings.alpha is None and needs.state:
-            tuner = AlphaTuner(costs, max(1, sizes.num_slots - rows), settings)
-        worth = ValueWorth(costs, AlphaTuner.alpha if settings.alpha is None else settings.alpha)
+            tuner = AlphaTuner(costs, max(1, sizes.num_slots - rows), settings, chances)
+        worth = ValueWorth(costs, AlphaTuner.alpha if settings.alpha is None else settings.alpha, chances)
     return RadixAllocator(sizes, needs, settings, worth, tuner)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from artifact.bindings import NUM_BLOCKS
 from runtime.blocks.sequence_memory import NONE
 from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
-from runtime.engines.paged import PackedInputs, PoolSizes
+from runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
+from runtime.engines.torch.paged_engine import TorchPagedEngine
 from runtime.prefix_cache.token_key import tokens_from_key
 from runtime.serving.loop import ServingLoop
 
@@ -49,28 +51,28 @@ class Oracle:
             self._known[key] = read(self._engine, [0], 0, count)
         return self._known[key]
 
-    def check(self, found: dict[str, np.ndarray], tokens: Sequence[int]) -> None:
+    def check(self, found: dict[str, np.ndarray], tokens: Sequence[int], tolerance: float = TOLERANCE) -> None:
         """AssertionError where something is not what it is after exactly ``tokens``."""
         for name, right in self.after(tokens).items():
             if name in found:
                 error = np.linalg.norm(found[name] - right) / np.linalg.norm(right)
-                assert error <= TOLERANCE, f"{name} after {len(tokens)} tokens: relative error {error:.1e}"
+                assert error <= tolerance, f"{name} after {len(tokens)} tokens: relative error {error:.1e}"
 
 
-def read(engine: OnnxRuntimePagedEngine, blocks: Sequence[int], slot: int, length: int) -> dict[str, np.ndarray]:
+def read(engine: PagedEngine, blocks: Sequence[int], slot: int, length: int) -> dict[str, np.ndarray]:
     """The first ``length`` tokens of these blocks by pool, and the states of a slot (-1: none)."""
     values = {}
     kv = {spec.name for spec in engine.config.bindings.states if NUM_BLOCKS in spec.shape}
-    for name in engine.pools.arrays:
-        pool = engine.pools.view(name)
+    arrays = engine.arrays_from_copy(engine.swap_out(blocks, [] if slot == NONE else [slot]))
+    for name, array in arrays.items():
         if name in kv:
-            values[name] = np.concatenate([pool[:, block] for block in blocks], axis=1)[:, :length]
+            values[name] = array.reshape(array.shape[0], -1, *array.shape[3:])[:, :length]
         elif slot != NONE:
-            values[name] = pool[slot].copy()
+            values[name] = array[0]
     return values
 
 
-def check_all(loop: ServingLoop, engine: OnnxRuntimePagedEngine, oracle: Oracle) -> None:
+def check_all(loop: ServingLoop, engine: PagedEngine, oracle: Oracle, tolerance: float = TOLERANCE) -> None:
     """Every state and every block of the cache and of sequences between steps is what its tokens make it."""
     cache = loop.prefix_cache
     assert cache is not None
@@ -78,21 +80,23 @@ def check_all(loop: ServingLoop, engine: OnnxRuntimePagedEngine, oracle: Oracle)
         if node.attached:
             tokens = tokens_from_key(node.key).tolist()
             slot = NONE if node.state is None else node.state
-            oracle.check(read(engine, cache.tree.blocks_of(node), slot, node.end), tokens)
+            oracle.check(read(engine, cache.tree.blocks_of(node), slot, node.end), tokens, tolerance)
     for sequence in loop.scheduler.sequences.values():
         memory = sequence.memory
         if memory.exact and memory.length:
-            oracle.check(read(engine, memory.blocks, memory.slot, memory.length), memory.tokens[: memory.length])
+            found = read(engine, memory.blocks, memory.slot, memory.length)
+            oracle.check(found, memory.tokens[: memory.length], tolerance)
 
 
-def poison(loop: ServingLoop, engine: OnnxRuntimePagedEngine) -> None:
+def poison(loop: ServingLoop, engine: OnnxRuntimePagedEngine | TorchPagedEngine) -> None:
     """NaN in every block and slot that nobody holds."""
     manager = loop.scheduler.manager
     blocks = [block for block in range(manager.pool.num_blocks) if not manager.pool.references(block)]
     sources = {source for source, _ in loop.scheduler._slot_copies}
     slots = [s for s in range(manager.slots.num_slots) if not manager.slots.in_use(s) and s not in sources]
     for spec in engine.config.bindings.states:
-        pool = engine.pools.view(spec.name)
+        onnx = isinstance(engine, OnnxRuntimePagedEngine)
+        pool: Any = engine.pools.view(spec.name) if onnx else engine.pools.tensors[spec.name]
         if NUM_BLOCKS in spec.shape:
             pool[:, blocks] = np.nan
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -12,11 +14,15 @@ from runtime.engines.paged import PoolSizes
 from runtime.prefix_cache.branch_lengths import BranchLengths
 from runtime.prefix_cache.ghosts import Ghosts
 from runtime.prefix_cache.kinds import Chances, Kind
+from runtime.prefix_cache.past_prompts import NoMemory, PastPrompts
+from runtime.prefix_cache.radix_tree import RadixTree
+from runtime.prefix_cache.regrets import Regrets
 from runtime.prefix_cache.settings import PrefixCacheSettings
 from runtime.prefix_cache.state_pool import StatePool
 from runtime.prefix_cache.token_key import key_from_tokens
 from runtime.prefix_cache.tuner import ALPHAS, AlphaTuner
-from runtime.prefix_cache.worth import CacheCosts
+from runtime.prefix_cache.uses import StateUses
+from runtime.prefix_cache.worth import CacheCosts, ValueWorth
 from tests.runtime.toy_engine import HYBRID
 from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config
 
@@ -111,6 +117,76 @@ def test_alpha_rises_where_a_few_beginnings_come_back_among_many_that_do_not() -
     for turn in range(200):
         prompt = begins[turn // 4 % 2] if turn % 4 == 0 else rng.integers(0, 99, 100).tolist()
         key = key_from_tokens([*prompt, *rng.integers(0, 99, 30).tolist()])
-        tuner.begin(key, "")
+        tuner.begin(key[:-4], "")
         tuner.end(key, "")
     assert tuner.alpha > 0
+
+
+def test_who_asks_for_what_is_missing_is_counted() -> None:
+    regrets = Regrets(capacity=2)
+    whole = key_from_tokens(range(100))
+    for length in (40, 60):
+        regrets.add("a", key_from_tokens(range(length)), Kind.END)
+    assert regrets.ask("a", whole, 60) is None and regrets.ask("b", whole, 0) is None
+    assert regrets.ask("a", key_from_tokens([*range(59), 7, 8]), 40) is None, "it parts before"
+    assert regrets.ask("a", whole, 0) == Kind.END and regrets.ask("a", whole, 0) is None, "only the first use counts"
+    assert [regrets.uses("a", key_from_tokens(range(n))) for n in (40, 59, 60)] == [0, 0, 2]
+    regrets.add("a", key_from_tokens(range(60)), Kind.END)
+    assert regrets.uses("a", key_from_tokens(range(60))) == 2, "what was counted stays"
+    for first in (1, 2):
+        regrets.add("a", key_from_tokens([first] * 20), Kind.END)
+    assert regrets.uses("a", key_from_tokens(range(60))) == 0, "only the latest beginnings are kept"
+
+
+def test_past_prompts_tell_parting_from_going_on() -> None:
+    past = PastPrompts()
+    said = list(range(50))
+    past.add("", key_from_tokens(said))
+    assert past.parted("", key_from_tokens([*said[:30], 99])) == 30
+    assert past.parted("", key_from_tokens([*said, 99])) == past.parted("b", key_from_tokens(said)) == 0
+    past.add("", key_from_tokens([*said[:30], 99, 98]))
+    assert past.parted("", key_from_tokens([*said[:30], 77])) == 30, "a third one parts at the same place"
+
+
+def test_only_the_latest_prompts_are_remembered() -> None:
+    for past in (PastPrompts(prompts=2), PastPrompts(tokens=150)):
+        for first in range(9):
+            past.add("", key_from_tokens([first, *range(100, 139)]))
+        known = [past.parted("", key_from_tokens([first, *range(100, 120), 7])) for first in range(9)]
+        assert known[-3:] == [21] * 3 and known[:4] == [0] * 4
+
+
+def uses_of(tokens: Sequence[int], *steps: tuple[int, Kind]) -> dict[int, tuple[int, Kind]]:
+    """Resume at the nearest state and insert one after each (length, kind); uses and kind of all states at the end."""
+    tree = RadixTree(NoMemory(), NoMemory(), 1, has_kv=False, worth=ValueWorth(CacheCosts(1, 1)))
+    uses = StateUses(tree)
+    for slot, (length, kind) in enumerate(steps):
+        match = tree.match(key_from_tokens(tokens[:length]))
+        if match.length:
+            uses.resumed(match.node)
+        uses.inserted(tree.insert(key_from_tokens(tokens[:length]), (), slot)[0], kind)
+    return {node.end: (node.uses, node.kind) for node in tree.walk() if node.state is not None}
+
+
+def test_the_next_turn_of_a_chat_takes_the_place_of_the_last() -> None:
+    found = uses_of(range(99), (10, Kind.END), (20, Kind.END), (30, Kind.END))
+    assert found == {10: (0, Kind.PASSED), 20: (0, Kind.PASSED), 30: (2, Kind.END)}
+
+
+def test_where_sequences_part_nobody_takes_the_place() -> None:
+    assert uses_of(range(99), (10, Kind.BRANCH), (20, Kind.END)) == {10: (1, Kind.BRANCH), 20: (0, Kind.END)}
+    found = uses_of(range(99), (10, Kind.SPREAD), (20, Kind.BRANCH))
+    assert found == {10: (0, Kind.PASSED), 20: (1, Kind.BRANCH)}
+
+
+def test_a_state_that_is_asked_for_again_and_again_gets_its_place() -> None:
+    tree = RadixTree(NoMemory(), NoMemory(), 1, has_kv=False, worth=ValueWorth(CacheCosts(1, 1)))
+    uses, key = StateUses(tree), key_from_tokens(range(30))
+    before = uses.expected("", key, Kind.CHUNK)
+    for _ in range(3):
+        uses.refused("", key, Kind.CHUNK)
+        uses.asked("", key_from_tokens(range(40)), 0)
+    assert before < 1 and uses.expected("", key, Kind.CHUNK) == 3
+    node, _ = tree.insert(key, (), 0)
+    uses.inserted(node, Kind.CHUNK)
+    assert node.uses == 3

@@ -12,7 +12,8 @@ import pytest
 
 from artifact.errors import EngineError, RequestError
 from runtime.async_llm import AsyncLLM
-from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+from runtime.engines.factory import EngineOptions
+from runtime.engines.paged_factory import create_paged_engine
 from runtime.generation import Generation
 from runtime.llm import LLM
 from runtime.prefix_cache.settings import PrefixCacheSettings
@@ -37,13 +38,15 @@ def oracle(folder: Path) -> Oracle:
     return Oracle(folder, MAX_SEQ)
 
 
-@pytest.fixture
-def opened(folder: Path) -> Iterator[Opened]:
+@pytest.fixture(params=["onnxruntime", "torch"])
+def opened(folder: Path, request: pytest.FixtureRequest) -> Iterator[Opened]:
     """Opens the artifact with a radix tree and room for ``sequences`` of full length and ``slots`` states."""
     open_now: list[LLM] = []
 
-    def open_llm(sequences: int = 4, slots: int = 12, block_size: int = 16, **cache: object) -> LLM:
-        engine = OnnxRuntimePagedEngine(folder, threads=1)
+    def open_llm(
+        sequences: int = 4, slots: int = 12, block_size: int = 16, kind: str | None = None, **cache: object
+    ) -> LLM:
+        engine = create_paged_engine(folder, kind or request.param, EngineOptions(threads=1))
         blocks = sequences * (-(-MAX_SEQ // block_size) + 1)
         memory = blocks * engine.block_bytes(block_size) + slots * engine.slot_bytes
         chosen = PrefixCacheSettings(cached_states=max(0, slots - ROWS), **cache)  # type: ignore[arg-type]
@@ -112,7 +115,8 @@ def test_a_session_goes_on_after_a_restart(opened: Opened, oracle: Oracle, tmp_p
     history = [*SYSTEM, *answer.token_ids]
     assert saved.token_ids == tuple(history[:-1])
     whole = ask(first, [*history, 9, 10])
-    second = opened(block_size=block_size)
+    # Another engine can go on with it, too.
+    second = opened(block_size=block_size, kind="torch" if first.engine.name == "onnxruntime" else "onnxruntime")
     poison(second.loop, second.engine)
     assert second.load_session(tmp_path / "chat.session").length == len(history) - 1
     check_all(second.loop, second.engine, oracle)
@@ -158,6 +162,26 @@ def test_what_was_evicted_comes_back_from_host_memory(opened: Opened, oracle: Or
     assert last.cached_tokens < 41
 
 
+@pytest.mark.parametrize(("states", "most"), [("int8", 1e-2), ("fp8", 6e-2)])
+def test_states_in_8_bits_come_back_nearly_exact(opened: Opened, oracle: Oracle, states: str, most: float) -> None:
+    llm = opened(host_bytes=1 << 20, host_states=states)
+    first = ask(llm, [*SYSTEM, 5], 3)
+    held = llm.prefix_cache_report().state_bytes
+    llm.loop.prefix_cache.tree.clear()
+    report = llm.prefix_cache_report()
+    exact = report.counts.spilled_states * llm.engine.slot_bytes
+    states_on_host = report.host_bytes - report.counts.spilled_blocks * llm.loop.pools.block_bytes
+    # Of this small model, a third are convolution states.
+    assert held == exact and exact / 2 < states_on_host < 0.6 * exact
+    again = ask(llm, [*SYSTEM, 5], 3)
+    assert again.cached_tokens == 41 and again.token_ids == first.token_ids
+    check_all(llm.loop, llm.engine, oracle, most)
+    with pytest.raises(AssertionError, match="relative error"):
+        check_all(llm.loop, llm.engine, oracle)
+    with pytest.raises(EngineError, match="host_states: expected one of exact, int8, fp8"):
+        PrefixCacheSettings(host_states="int4")
+
+
 def test_the_host_keeps_to_its_budget(opened: Opened) -> None:
     llm = opened(sequences=2, slots=2, host_bytes=40_000)
     rng = np.random.default_rng(2)
@@ -186,7 +210,11 @@ def test_tasks_pin_save_and_restore(folder: Path, tmp_path: Path) -> None:
             answer = await llm.generate([*SYSTEM, 9], max_new_tokens=4)
             assert prefix.length == answer.cached_tokens == 41
             saved = await llm.save_session(tmp_path / "chat.session", answer)
-            assert (await llm.prefix_cache_report()).pinned == ("system",)
+            file = tmp_path / "prefixes.json"
+            file.write_text(json.dumps({"prefixes": {"system": SYSTEM, "other": OTHER}}), encoding="utf-8")
+            assert [prefix.name for prefix in await llm.cache_prefixes(file)] == ["system", "other"]
+            assert (await llm.prefix_cache_report()).pinned == ("system", "other")
+            assert (await llm.generate([*OTHER, 9], max_new_tokens=1)).cached_tokens == 41
             await llm.drop_prefix("system")
             await busy.result()
         async with AsyncLLM(folder, serving=settings) as llm:
