@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,6 +29,48 @@ def paged_logits(engine: PagedEngine, sequence: np.ndarray, tokens: int, rows: i
         if end >= tokens:
             found.append(logits)
     return found
+
+
+def candidate_logits(engine: PagedEngine, sequence: np.ndarray, tokens: int) -> list[np.ndarray]:
+    """As ``paged_logits``, one row, but what follows ``tokens`` comes as 1, 2, ... candidates, of which half stay."""
+    blocks, columns = -(-sequence.size // _BLOCK), 1 + engine.config.speculative_tokens
+    engine.allocate_pools(PoolSizes(blocks, _BLOCK, columns))
+    engine.zero_slots(range(columns))
+    found = [_step(engine, sequence, 0, tokens, 1, blocks)]
+    accepted, count = 1, 0
+    while tokens < sequence.size:
+        count = count % columns + 1
+        new = sequence[tokens : tokens + count]
+        inputs = decode_inputs(engine, 1, new.size, tokens, columns)
+        inputs = replace(inputs, input_ids=new.astype(np.int64), num_accepted_tokens=np.array([accepted], np.int32))
+        result = engine.launch(inputs)
+        accepted = (new.size + 1) // 2
+        found += [result.logits(index).copy() for index in range(accepted)]
+        tokens += accepted
+    return found
+
+
+def decode_inputs(engine: PagedEngine, rows: int, tokens: int, past: int, columns: int) -> PackedInputs:
+    """A step of ``rows`` rows of ``tokens`` tokens each after ``past``, in pools of their own from the first place on.
+
+    columns: slots of each row, 0 for a step without candidates.
+    """
+    blocks = -(-(past + tokens) // _BLOCK)
+    own, positions = np.arange(rows), np.arange(past, past + tokens)
+    slots = np.arange(rows * max(1, columns), dtype=np.int32)
+    if not engine.config.recurrent_layers:
+        slots[:] = -1
+    return PackedInputs(
+        np.arange(1, rows * tokens + 1, dtype=np.int64),
+        np.tile(positions, rows),
+        np.arange(0, rows * tokens + 1, tokens, dtype=np.int32),
+        np.full(rows, past + tokens, np.int32),
+        (own[:, None] * blocks + np.arange(blocks)).astype(np.int32),
+        (own[:, None] * blocks * _BLOCK + positions).reshape(-1).astype(np.int32),
+        slots.reshape(rows, columns) if columns else slots,
+        np.arange(rows * tokens, dtype=np.int32),
+        np.ones(rows, np.int32) if columns else None,
+    )
 
 
 def paged_states(engine: PagedEngine, sequence: np.ndarray) -> dict[str, np.ndarray]:

@@ -26,14 +26,17 @@ if TYPE_CHECKING:
     from runtime.prefix_cache.settings import PrefixCacheSettings
     from runtime.sampling import SamplingParams
     from runtime.serving.settings import ServingSettings
+    from runtime.speculation import DraftModel, SpeculationSettings
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "DraftModel",
     "HybridgeError",
     "PrefixCacheSettings",
     "SamplingParams",
     "ServingSettings",
+    "SpeculationSettings",
     "accelerate",
     "build_engine",
     "errors",
@@ -45,9 +48,11 @@ __all__ = [
 _HOMES = {
     "LLM": "runtime.llm",
     "AsyncLLM": "runtime.async_llm",
+    "DraftModel": "runtime.speculation",
     "PrefixCacheSettings": "runtime.prefix_cache.settings",
     "SamplingParams": "runtime.sampling",
     "ServingSettings": "runtime.serving.settings",
+    "SpeculationSettings": "runtime.speculation",
     "accelerate": "hybridge.transformers_host.accelerate",
     "build_engine": "hybridge.api",
     "export": "hybridge.api",

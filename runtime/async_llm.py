@@ -20,6 +20,7 @@ from runtime.prefix_cache.metrics import CacheReport
 from runtime.sampling import SamplingParams
 from runtime.serving.cache_control import CacheControl, conversation_tokens
 from runtime.serving.open import open_loop, open_paged_engine
+from runtime.serving.open_drafter import with_opened_drafter
 from runtime.serving.pinned import PinnedPrefix, read_prefixes
 from runtime.serving.request import Output, ServingRequest
 from runtime.serving.sessions import Session
@@ -119,6 +120,7 @@ class AsyncLLM:
         self._text = text = ModelText(folder, self.config)
         self.tokenizer, self.chat_template, self.eos_token_ids = text.tokenizer, text.chat_template, text.eos_token_ids
         settings = (serving or ServingSettings()).limited(max_batch_size, max_seq_len)
+        settings, self._drafter = with_opened_drafter(self.engine, settings, text)
         self.loop = open_loop(self.engine, settings, text)
         self.max_seq_len = self.loop.shape.max_seq_len
         self._cache = CacheControl(self.loop, folder)
@@ -142,6 +144,8 @@ class AsyncLLM:
     def close(self) -> None:
         """End all requests (with an EngineError) and release the engine; calling it twice is allowed."""
         self._worker.close()
+        if self._drafter is not None:
+            self._drafter.close()
         self.engine.close()
 
     def add(

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, cast, overload
 
+from artifact.config import RuntimeConfig
 from artifact.errors import EngineError, RequestError
 from runtime.engines import Engine
 from runtime.engines.factory import AUTO, EngineOptions
@@ -20,7 +21,9 @@ from runtime.model_text import ModelText
 from runtime.prefix_cache.metrics import CacheReport
 from runtime.sampling import SamplingParams
 from runtime.serving.cache_control import CacheControl, conversation_tokens
+from runtime.serving.draft_model import ModelDrafter
 from runtime.serving.open import open_engine, open_loop
+from runtime.serving.open_drafter import with_opened_drafter
 from runtime.serving.pinned import PinnedPrefix, read_prefixes
 from runtime.serving.sessions import Session
 from runtime.serving.settings import ServingSettings
@@ -65,12 +68,15 @@ class LLM:
         self._prefixes: PrefixStore | None = None
         self._streams: PieceStreams | None = None
         self._cache: CacheControl | None = None
+        self._drafter: ModelDrafter | None = None
         if isinstance(self.engine, PagedEngine):
             settings = (serving or ServingSettings()).limited(max_batch_size, max_seq_len)
+            settings, self._drafter = with_opened_drafter(self.engine, settings, text)
             self.loop = open_loop(self.engine, settings, text)
             self._streams, self._cache = PieceStreams(self.loop), CacheControl(self.loop, folder)
             self.max_batch_size, self.max_seq_len = self.loop.shape.max_rows, self.loop.shape.max_seq_len
         else:
+            _refuse_speculation(serving, self.config)
             self._prefixes = PrefixStore(self.engine)
             self.max_batch_size = _lowered("max_batch_size", max_batch_size, self.engine.max_batch_size)
             self.max_seq_len = _lowered("max_seq_len", max_seq_len, self.engine.max_seq_len)
@@ -92,6 +98,8 @@ class LLM:
         """Release the engine and the prefixes; calling it twice is allowed."""
         if self._prefixes is not None:
             self._prefixes.clear()
+        if self._drafter is not None:
+            self._drafter.close()
         self.engine.close()
 
     @overload
@@ -329,6 +337,14 @@ def _params_per_prompt(sampling: Sampling, max_new_tokens: int | None, count: in
     if len(given) != count or not all(isinstance(params, SamplingParams) for params in given):
         raise RequestError(f"sampling: expected SamplingParams, or a list of {count} of them, found {sampling!r}")
     return given if max_new_tokens is None else [replace(params, max_new_tokens=max_new_tokens) for params in given]
+
+
+def _refuse_speculation(serving: ServingSettings | None, config: RuntimeConfig) -> None:
+    if serving is not None and serving.speculation is not None:
+        raise EngineError(
+            f"speculation: expected an artifact of layout paged, found {config.layout}: export with --layout paged, "
+            "and where the model has recurrent layers with --speculative-tokens"
+        )
 
 
 def _lowered(name: str, value: int | None, limit: int) -> int:

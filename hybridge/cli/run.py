@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hybridge.cli.drafts import draft_settings, draft_summary
 from hybridge.cli.flag_names import flags_of, naming_flags
 from hybridge.cli.options import Artifact, Engine, EngineFolder, Json, Quiet, Threads, integers
 from hybridge.cli.terminal import Terminal
@@ -43,6 +44,13 @@ def run(
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="Stop at this text (repeatable).", show_default=False)
     ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(metavar="ngram|DIR", help="Who proposes tokens that a step tries at once.", show_default=False),
+    ] = None,
+    draft_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Proposed tokens of a step.", show_default="as many as fit")
+    ] = None,
     engine_folder: EngineFolder = None,
     threads: Threads = None,
     as_json: Json = False,
@@ -65,10 +73,15 @@ def run(
             max_new_tokens=max_new_tokens,
             stop=tuple(stop or ()),
         )
-        with LLM(out, engine=engine, threads=threads, engine_folder=engine_folder) as llm:
+        serving = draft_settings(out, draft, draft_tokens)
+        with LLM(out, engine=engine, threads=threads, engine_folder=engine_folder, serving=serving) as llm:
             generation = _generate(llm, ids or prompt, chat, sampling, terminal)
             document = _document(generation, max_new_tokens, llm)
+            drafts = None if serving is None else llm.loop.speculation
         terminal.remark(_summary(generation, llm.engine.name))
+        if drafts is not None:
+            terminal.remark(draft_summary(drafts))
+            document["speculation"] = drafts.to_json()
         for note in document["notes"]:
             terminal.remark(f"note: {note}")
         terminal.document(document)

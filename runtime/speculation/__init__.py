@@ -5,16 +5,19 @@ from runtime.speculation.drafter import Drafter, Wanted
 from runtime.speculation.metrics import SpeculationMetrics
 from runtime.speculation.ngram_drafter import NgramDrafter
 from runtime.speculation.proposal import Proposal
-from runtime.speculation.settings import SpeculationSettings
+from runtime.speculation.settings import DraftModel, SpeculationSettings
+from runtime.speculation.step_cost import StepCost
 from runtime.speculation.verify import accepted_count
 
 __all__ = [
     "CandidateCount",
+    "DraftModel",
     "Drafter",
     "NgramDrafter",
     "Proposal",
     "SpeculationMetrics",
     "SpeculationSettings",
+    "StepCost",
     "Wanted",
     "accepted_count",
 ]

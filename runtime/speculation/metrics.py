@@ -30,6 +30,18 @@ class SpeculationMetrics:
         """New tokens of a decoded row, its own last one included; None before the first row."""
         return 1 + self.accepted / self.rows if self.rows else None
 
+    def to_json(self) -> dict[str, object]:
+        """Every count and what follows from them, as a JSON object."""
+        return {
+            "rows": self.rows,
+            "proposed": self.proposed,
+            "accepted": self.accepted,
+            "acceptance": self.acceptance,
+            "tokens_per_row": self.tokens_per_row,
+            "rows_by_candidates": {str(count): rows for count, rows in sorted(self.chosen.items())},
+            "state_bytes_per_candidate": self.state_bytes,
+        }
+
     def observe(self, proposed: int, accepted: int) -> None:
         """A row ran with ``proposed`` candidates, of which ``accepted`` were right."""
         self.rows += 1

@@ -3,30 +3,51 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from artifact.errors import EngineError
 from runtime.speculation.candidate_count import CandidateCount
 from runtime.speculation.drafter import Drafter
 from runtime.speculation.ngram_drafter import NgramDrafter
+from runtime.speculation.step_cost import StepCost
 
 NGRAM = "ngram"
+AUTO, REPLAY, SNAPSHOT = "auto", "replay", "snapshot"
+
+
+@dataclass(frozen=True)
+class DraftModel:
+    """A second model that proposes: any artifact of layout paged with the tokenizer of the model that it drafts for.
+
+    engine: its name, "auto" for that of the model. threads: CPU threads, None for the engine's own choice.
+    memory_bytes: of its caches; None: what all rows can use, at most 1 GiB on a CPU, and a tenth of what a device has
+    free.
+    """
+
+    folder: str | Path
+    engine: str = "auto"
+    threads: int | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class SpeculationSettings:
     """tokens: the most candidates of a sequence in one step; a request may ask for fewer (SamplingParams).
 
-    drafter: "ngram" (what followed the same tokens before in the prompt or the output), or a Drafter. shortest and
-    longest: how many last tokens "ngram" looks for. adaptive: choose the number of candidates from the measured
-    acceptance of each sequence, where a step takes 1 + candidate_cost for each. EngineError names a bad value.
+    drafter: "ngram" (what followed the same tokens before in the prompt or the output), a DraftModel, or a Drafter.
+    shortest and longest: how many last tokens "ngram" looks for. adaptive: choose the number of candidates from the
+    measured acceptance of each sequence, where a step takes 1 + candidate_cost for each; None: as measured. mode: what
+    becomes of recurrent states, "snapshot" (one is kept after each candidate), "replay" (they wait, and are advanced by
+    the candidates that were right) or "auto" (replay where the engine can). EngineError names a bad value.
     """
 
     tokens: int = 4
-    drafter: str | Drafter = NGRAM
+    drafter: str | DraftModel | Drafter = NGRAM
     shortest: int = 2
     longest: int = 4
     adaptive: bool = True
-    candidate_cost: float = 0.1
+    candidate_cost: float | None = None
+    mode: str = AUTO
 
     def __post_init__(self) -> None:
         for name in ("tokens", "shortest", "longest"):
@@ -35,20 +56,27 @@ class SpeculationSettings:
                 raise EngineError(f"speculation: {name}: expected an integer of at least 1, found {value!r}")
         if self.longest < self.shortest:
             raise EngineError(f"speculation: longest: expected at least shortest {self.shortest}, found {self.longest}")
-        if not isinstance(self.drafter, Drafter) and self.drafter != NGRAM:
-            raise EngineError(f"speculation: drafter: expected {NGRAM!r} or a Drafter, found {self.drafter!r}")
-        if not 0 <= self.candidate_cost <= 1:
+        if not isinstance(self.drafter, Drafter | DraftModel) and self.drafter != NGRAM:
+            raise EngineError(
+                f"speculation: drafter: expected {NGRAM!r}, a DraftModel or a Drafter, found {self.drafter!r}"
+            )
+        if self.mode not in (AUTO, REPLAY, SNAPSHOT):
+            raise EngineError(f"speculation: mode: expected {AUTO!r}, {REPLAY!r} or {SNAPSHOT!r}, found {self.mode!r}")
+        if self.candidate_cost is not None and not 0 <= self.candidate_cost <= 1:
             raise EngineError(
                 f"speculation: candidate_cost: expected a share of a step from 0 to 1, found {self.candidate_cost!r}"
             )
 
     def make_drafter(self) -> Drafter:
-        """The drafter of one serving loop."""
+        """The drafter of one serving loop; EngineError for a model that nobody has opened."""
         if isinstance(self.drafter, str):
             return NgramDrafter(self.shortest, self.longest)
+        if isinstance(self.drafter, DraftModel):
+            raise EngineError("speculation: expected a drafter, found a DraftModel: use LLM or AsyncLLM, which open it")
         return self.drafter
 
-    def make_count(self, asked: int | None) -> CandidateCount:
+    def make_count(self, asked: int | None, measured: StepCost) -> CandidateCount:
         """The counter of one sequence, whose request asked for at most ``asked`` candidates."""
         most = self.tokens if asked is None else min(asked, self.tokens)
-        return CandidateCount(most, self.candidate_cost, self.adaptive)
+        cost = measured.relative_time if self.candidate_cost is None else self.candidate_cost
+        return CandidateCount(most, cost, self.adaptive)

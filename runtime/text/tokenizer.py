@@ -63,6 +63,12 @@ class Tokenizer:
         """The id of the tokenizer's own EOS token, None when the checkpoint names none."""
         return self._named_id("eos_token")
 
+    @property
+    def content(self) -> Mapping[str, object]:
+        """What decides which tokens a text has and what they mean: vocabulary, added tokens, and how text is split."""
+        found = json.loads(self._backend.to_str())
+        return {name: found.get(name) for name in ("added_tokens", "normalizer", "pre_tokenizer", "model")}
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of ``text``; RequestError when it is not valid Unicode (a lone surrogate)."""
         try:

@@ -31,10 +31,11 @@ def test_blocks_run(
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)):
         exec(compile(block, f"{PAGE.name}, block {number}", "exec"), names)
         printed[number] = capsys.readouterr().out
-    assert len(printed) == 7 and all(text.strip() for text in printed.values())
+    assert len(printed) == 8 and all(text.strip() for text in printed.values())
     assert "verified" in printed[0]
+    assert "'rows'" in printed[6] and "state_bytes_per_candidate" in printed[6]
     assert names["answer"].cached_tokens == names["prefix"].length > 0
-    assert "prompt: expected at most 512 tokens (max_seq_len)" in printed[6] and "nowhere" in printed[6]
+    assert "prompt: expected at most 512 tokens (max_seq_len)" in printed[7] and "nowhere" in printed[7]
 
 
 def test_table_names_every_field_of_a_generation(page: str) -> None:

@@ -1,0 +1,42 @@
+"""Drafts on the command line: their settings, and what became of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from runtime.serving.settings import ServingSettings
+    from runtime.speculation import SpeculationMetrics
+
+NGRAM = "ngram"
+# Candidates of a step where neither the command nor the artifact says how many.
+TOKENS = 4
+
+
+def draft_settings(out: Path, draft: str | None, tokens: int | None) -> ServingSettings | None:
+    """Settings for ``--draft`` and ``--draft-tokens`` of the artifact ``out``; None where neither is given.
+
+    draft: "ngram", or the folder of a draft model's artifact. tokens: None for as many as the artifact keeps states of.
+    """
+    if draft is None and tokens is None:
+        return None
+    from artifact.config import read_config
+    from artifact.path_kind import require_artifact
+    from runtime.serving.settings import ServingSettings
+    from runtime.speculation import DraftModel, SpeculationSettings
+
+    require_artifact(out)
+    kept = read_config(out).speculative_tokens
+    drafter = NGRAM if draft in (None, NGRAM) else DraftModel(str(draft))
+    return ServingSettings(speculation=SpeculationSettings(tokens or kept or TOKENS, drafter))
+
+
+def draft_summary(metrics: SpeculationMetrics) -> str:
+    """One line about the candidates of a whole run."""
+    if metrics.acceptance is None:
+        return "[drafts: none was proposed]"
+    return (
+        f"[drafts: {metrics.acceptance:.0%} of {metrics.proposed} candidates accepted, "
+        f"{metrics.tokens_per_row:.2f} tokens a step]"
+    )

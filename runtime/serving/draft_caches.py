@@ -1,0 +1,76 @@
+"""The pools of a draft model: who has which blocks and slots."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from artifact.errors import EngineError
+from runtime.blocks import CacheNeeds
+from runtime.engines.paged import PagedEngine, PoolSizes
+from runtime.serving.draft_rows import DraftedSequence
+from runtime.serving.settings import GIB
+
+BLOCK_SIZE = 16
+# Share of a device's free memory that the caches of a draft model may take.
+_SHARE = 0.1
+
+
+class DraftCaches:
+    """Sequences by id, those longest without a proposal first. ``states``: slots of each, 0 for a model without."""
+
+    def __init__(self, engine: PagedEngine, rows: int, length: int, states: int, memory_bytes: int | None) -> None:
+        """Pools for ``rows`` sequences of ``length`` tokens, or as many as fit into ``memory_bytes``.
+
+        EngineError when one does not.
+        """
+        needs = CacheNeeds.of_model(engine.config)
+        self._engine, self._states = engine, states if needs.state else 0
+        blocks = -(-length // BLOCK_SIZE) if needs.kv else 0
+        each = blocks * engine.block_bytes(BLOCK_SIZE) + self._states * engine.slot_bytes
+        free = engine.free_memory()
+        budget = memory_bytes or (max(each, GIB) if free is None else int(_SHARE * free))
+        if each > budget:
+            raise EngineError(
+                f"speculation: expected at least {each} bytes for the draft model's caches of one sequence of {length} "
+                f"tokens, found {budget}: give them more (memory_bytes of DraftModel), or lower max_seq_len"
+            )
+        count = min(rows, budget // each) if each else rows
+        engine.allocate_pools(PoolSizes(count * blocks, BLOCK_SIZE, count * self._states))
+        self._blocks, self._slots = list(range(count * blocks)), list(range(count * self._states))
+        self._sequences: dict[int, DraftedSequence] = {}
+        self._paged = needs.kv
+
+    def room(self, id_: int, length: int, kept: Container[int]) -> DraftedSequence | None:
+        """The sequence ``id_`` with blocks for ``length`` tokens; None where there is no room.
+
+        Other sequences lose their caches to it, those of ``kept`` excepted.
+        """
+        found = self._sequences.pop(id_, None)
+        wanted = -(-length // BLOCK_SIZE) if self._paged else 0
+        while len(self._slots) < (0 if found else self._states) or len(self._blocks) < wanted - _held(found):
+            other = next((other for other in self._sequences if other not in kept), None)
+            if other is None:
+                if found is not None:
+                    self._give_back(found)
+                return None
+            self.forget(other)
+        if found is None:
+            found = DraftedSequence([self._slots.pop() for _ in range(self._states)])
+            self._engine.zero_slots(found.slots[:1])
+        found.blocks += [self._blocks.pop() for _ in range(wanted - len(found.blocks))]
+        self._sequences[id_] = found
+        return found
+
+    def forget(self, id_: int) -> None:
+        """Take back what the sequence has; one that has nothing is none to forget."""
+        found = self._sequences.pop(id_, None)
+        if found is not None:
+            self._give_back(found)
+
+    def _give_back(self, sequence: DraftedSequence) -> None:
+        self._blocks += sequence.blocks
+        self._slots += sequence.slots
+
+
+def _held(sequence: DraftedSequence | None) -> int:
+    return 0 if sequence is None else len(sequence.blocks)

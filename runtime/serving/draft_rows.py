@@ -1,0 +1,69 @@
+"""What a draft model remembers of a sequence, and the steps that it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from runtime.engines.paged import PackedInputs
+
+
+@dataclass(eq=False)
+class DraftedSequence:
+    """Memory of one sequence in the pools of a draft model.
+
+    length: tokens that the state in the first of ``slots`` has consumed; they are certain. drafted: those consumed
+    behind them, guesses of the last proposal: after i of them the state is in slots[i]. blocks: of keys and values.
+    """
+
+    slots: list[int]
+    blocks: list[int] = field(default_factory=list)
+    length: int = 0
+    drafted: list[int] = field(default_factory=list)
+
+    def rewind(self, tokens: Sequence[int]) -> None:
+        """Go back, or on, to the last state that has consumed nothing but the sequence's own ``tokens``.
+
+        At least the last of them is left to consume, as what follows it is asked for.
+        """
+        most = min(len(self.drafted), len(tokens) - 1 - self.length)
+        right = next((i for i in range(most) if self.drafted[i] != tokens[self.length + i]), most)
+        if self.slots and right:
+            self.slots[0], self.slots[right] = self.slots[right], self.slots[0]
+        self.length += right
+        self.drafted.clear()
+
+
+@dataclass(frozen=True)
+class DraftRow:
+    """Tokens to consume behind the first ``start`` of a sequence, in ``slot`` (-1 where the model has no states)."""
+
+    sequence: DraftedSequence
+    tokens: Sequence[int]
+    start: int
+    slot: int
+
+
+def draft_inputs(rows: Sequence[DraftRow], block_size: int) -> PackedInputs:
+    """A step of ``rows``, of whose last tokens the logits are wanted. Their sequences have the blocks for it."""
+    counts = np.array([len(row.tokens) for row in rows])
+    starts = np.array([row.start for row in rows])
+    bounds = np.concatenate(([0], np.cumsum(counts)))
+    positions = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], counts)
+    table = np.full((len(rows), max(1, *(len(row.sequence.blocks) for row in rows))), -1, np.int32)
+    for index, row in enumerate(rows):
+        table[index, : len(row.sequence.blocks)] = row.sequence.blocks
+    block = table[np.repeat(np.arange(len(rows)), counts), np.minimum(positions // block_size, table.shape[1] - 1)]
+    places = np.where(block < 0, -1, block * block_size + positions % block_size)
+    return PackedInputs(
+        np.concatenate([np.array(row.tokens, np.int64) for row in rows]),
+        positions,
+        bounds.astype(np.int32),
+        (starts + counts).astype(np.int32),
+        table,
+        places.astype(np.int32),
+        np.array([row.slot for row in rows], np.int32),
+        (bounds[1:] - 1).astype(np.int32),
+    )

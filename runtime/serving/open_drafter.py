@@ -1,0 +1,74 @@
+"""From the settings of speculation to a model that drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from artifact.config import read_config
+from artifact.errors import EngineError
+from artifact.paged import PAGED
+from artifact.path_kind import require_artifact
+from runtime.engines.factory import AUTO, EngineOptions
+from runtime.engines.paged import PagedEngine
+from runtime.engines.paged_factory import create_paged_engine
+from runtime.model_text import ModelText
+from runtime.serving.draft_model import ModelDrafter
+from runtime.serving.loop import serving_shape
+from runtime.serving.settings import ServingSettings
+from runtime.speculation import DraftModel, SpeculationSettings
+from runtime.text import Tokenizer
+
+
+def with_opened_drafter(
+    engine: PagedEngine, settings: ServingSettings, text: ModelText
+) -> tuple[ServingSettings, ModelDrafter | None]:
+    """``settings`` with a drafter in the place of a DraftModel, and that drafter, which is the caller's to close.
+
+    EngineError when the draft is an artifact of another layout or tokenizer, or has too little memory.
+    """
+    speculation = settings.speculation
+    if speculation is None or not isinstance(speculation.drafter, DraftModel):
+        return settings, None
+    drafter = _opened(speculation, speculation.drafter, engine, settings, text)
+    return replace(settings, speculation=replace(speculation, drafter=drafter)), drafter
+
+
+def _opened(
+    speculation: SpeculationSettings, draft: DraftModel, engine: PagedEngine, settings: ServingSettings, text: ModelText
+) -> ModelDrafter:
+    folder, shape = Path(draft.folder), serving_shape(engine, settings)
+    require_artifact(folder)
+    config = read_config(folder).require_logits()
+    if config.layout != PAGED:
+        raise EngineError(
+            f"{folder}: expected a draft of layout paged, found {config.layout}: export it with --layout paged"
+        )
+    check_same_tokenizer(text.tokenizer, ModelText(folder, config).tokenizer, folder)
+    own = create_paged_engine(
+        folder, engine.name if draft.engine == AUTO else draft.engine, EngineOptions(draft.threads)
+    )
+    try:
+        length, vocab = shape.max_seq_len, engine.config.vocab_size
+        return ModelDrafter(own, vocab, shape.max_rows, length, speculation.tokens, draft.memory_bytes)
+    except BaseException:
+        own.close()
+        raise
+
+
+def check_same_tokenizer(model: Tokenizer | None, draft: Tokenizer | None, folder: Path) -> None:
+    """EngineError unless both have the same tokens, by content, or neither has a tokenizer."""
+    if model is None and draft is None:
+        return
+    if model is None or draft is None:
+        which = "the model" if model is None else "the draft"
+        raise EngineError(
+            f"{folder}: expected a draft with the model's tokenizer, found {which} without one: use another"
+        )
+    here, there = model.content, draft.content
+    differing = [name for name in here if here[name] != there[name]]
+    if differing:
+        raise EngineError(
+            f"{folder}: expected a draft with the model's tokenizer, found another {' and '.join(differing)}: use a "
+            "model of the same family"
+        )

@@ -1,0 +1,53 @@
+"""The benchmark of speculation on a GPU, on the CPU and on small sizes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the torch engine needs torch")
+
+from benchmarks.oracle_drafter import OracleDrafter
+from benchmarks.speculation_plot import plot_speculation
+from benchmarks.speculation_torch import SpeculationTorchSettings, run
+from runtime.speculation import Wanted
+from tests.benchmarks.shapes import TINY
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "speculation_torch.json"
+
+
+def test_it_measures_what_the_targets_name(tmp_path: Path) -> None:
+    settings = SpeculationTorchSettings(
+        device="cpu", work=str(tmp_path), tokens=2, acceptances=(0.7, 0.5), rows=(1, 2), prompt_tokens=9,
+        new_tokens=12, passes=3, steps=2, gate_tokens=5, gate_steps=7, repeats=1, shape=TINY,
+    )  # fmt: skip
+    document = run(settings).to_json()
+    assert document["correct"] and len(document["gates"]) == len(document["targets"]) == 2
+    results = document["results"]
+    assert set(results["steps"]) == {"1", "2"} and set(results["steps"]["2"]["us"]) == {"1", "2", "3"}
+    fixed, adaptive = (results["acceptance"]["0.7"][name] for name in ("fixed", "adaptive"))
+    assert fixed["mean_chosen"] > 1.5 and 0 < fixed["acceptance"] < 1 < fixed["tokens_per_row"]
+    assert set(adaptive["rows_by_candidates"]) <= {"0", "1", "2"}
+    assert results["state_bytes_per_candidate"] > 0
+
+
+def test_the_oracle_is_right_as_often_as_it_is_told() -> None:
+    text = list(range(100, 1100))
+    oracle = OracleDrafter(text, 2000, 0.7)
+    right = [
+        token == text[size + place]
+        for size in range(1, 990)
+        for place, token in enumerate(oracle.propose([Wanted(0, text[:size], 4)])[0].token_ids)
+    ]
+    assert 0.67 < sum(right) / len(right) < 0.73
+    assert oracle.propose([Wanted(0, text, 4)])[0].token_ids == ()
+
+
+def test_the_picture_has_every_chance(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the plot extra (matplotlib)")
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))["results"]
+    for name in ("one.svg", "other.svg"):
+        plot_speculation(results, tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()

@@ -1,0 +1,181 @@
+"""A draft model proposes what it would say itself, whatever became of its proposals before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from artifact.errors import EngineError
+from runtime.llm import LLM
+from runtime.sampling import SamplingParams
+from runtime.serving.draft_model import ModelDrafter
+from runtime.serving.settings import ServingSettings
+from runtime.speculation import DraftModel, SpeculationSettings, Wanted
+from tests.runtime.serving.toy_loop import answers as answers_of
+from tests.runtime.serving.toy_loop import asked, run_all, toy_loop
+from tests.runtime.toy_engine import HYBRID
+from tests.runtime.toy_paged_engine import VOCAB, ToyPagedEngine, paged_config, toy_greedy
+from tests.support.artifacts import ArtifactCache
+
+MOST, LENGTH = 4, 90
+KINDS = {"hybrid": HYBRID, "attention": ["attention"] * 2, "recurrent": ["mamba"] * 2}
+
+
+def drafter_of(
+    layers: list[str], rows: int = 4, memory: int | None = None, vocab: int = VOCAB, **limits: int
+) -> tuple[ModelDrafter, ToyPagedEngine]:
+    config = paged_config(layers, max_seq_len=200, vocab=vocab)
+    engine = ToyPagedEngine(config, **{"max_tokens": 24, "max_rows": 3, **limits})
+    return ModelDrafter(engine, VOCAB, rows, LENGTH, MOST, memory), engine
+
+
+def greedy(engine: ToyPagedEngine, tokens: list[int], most: int) -> tuple[int, ...]:
+    return tuple(toy_greedy(engine.config, tokens, most))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("memory", [None, 2000, 9000])
+def test_any_number_of_right_candidates(kind: str, memory: int | None) -> None:
+    """Sequences of their own lengths, some of which sit out, are forgotten, or lose their memory to others."""
+    (drafter, engine), rng = drafter_of(KINDS[kind], memory=memory), np.random.default_rng(5)
+    texts = {id_: rng.integers(0, VOCAB, 1 + 9 * id_).tolist() for id_ in range(5)}
+    given = empty = 0
+    for _ in range(60):
+        chosen = sorted(rng.permutation(list(texts))[: int(rng.integers(1, 5))].tolist())
+        wanted = [Wanted(id_, texts[id_], int(rng.integers(1, MOST + 1))) for id_ in chosen]
+        for each, proposal in zip(wanted, drafter.propose(wanted), strict=True):
+            found = proposal.token_ids
+            given, empty = given + bool(found), empty + (not found)
+            assert not found or found == greedy(engine, texts[each.sequence], each.most)
+            texts[each.sequence] += [*found[: int(rng.integers(0, len(found) + 1))], int(rng.integers(0, VOCAB))]
+        for id_ in [id_ for id_, text in texts.items() if len(text) > LENGTH - 5]:
+            drafter.forget(id_)
+            del texts[id_]
+            texts[max(texts, default=0) + 10] = rng.integers(0, VOCAB, int(rng.integers(1, 50))).tolist()
+    assert given > 50 and (empty == 0 or memory is not None)
+
+
+def test_a_step_runs_all_sequences_and_consumes_what_is_new_alone() -> None:
+    drafter, engine = drafter_of(HYBRID)
+    texts = [[1, 2, 3], [4, 5], [6]]
+
+    def counted() -> tuple[int, int]:
+        steps, tokens = engine.steps, engine.tokens
+        wanted = [Wanted(id_, text, MOST) for id_, text in enumerate(texts)]
+        for text, proposal in zip(texts, drafter.propose(wanted), strict=True):
+            text += [*proposal.token_ids[:2], 60]
+        return engine.steps - steps, engine.tokens - tokens
+
+    # The prompts and three candidates of each; then one new token, as the candidates were consumed when they came.
+    assert [counted(), counted()] == [(MOST, 6 + 9), (MOST, 3 + 9)]
+
+
+def test_tokens_that_one_model_does_not_have() -> None:
+    larger, engine = drafter_of(HYBRID, vocab=VOCAB + 40)
+    for start in range(12):
+        (proposal,) = larger.propose([Wanted(start, [start, 3], MOST)])
+        whole = greedy(engine, [start, 3], MOST)
+        end = next((i for i, token in enumerate(whole) if token >= VOCAB), MOST)
+        assert proposal.token_ids == whole[:end]
+    smaller, engine = drafter_of(HYBRID, vocab=40)
+    one, other = smaller.propose([Wanted(0, [1, 50], MOST), Wanted(1, [1, 5], MOST)])
+    assert one.token_ids == () and other.token_ids == greedy(engine, [1, 5], MOST)
+
+
+def test_there_is_none_beyond_the_drafts_own_length() -> None:
+    engine = ToyPagedEngine(paged_config(HYBRID, max_seq_len=10))
+    drafter = ModelDrafter(engine, VOCAB, 1, LENGTH, MOST)
+    sizes = [len(drafter.propose([Wanted(n, [1] * n, MOST)])[0]) for n in (7, 8, 9, 10, 11, 30)]
+    assert sizes == [4, 3, 2, 1, 0, 0]
+
+
+def test_after_a_failure_it_begins_anew() -> None:
+    drafter, engine = drafter_of(HYBRID)
+    engine.fail_at = {3}
+    with pytest.raises(EngineError, match="told to fail"):
+        drafter.propose([Wanted(0, [1, 2], MOST)])
+    engine.poison(range(engine.sizes.num_blocks), range(engine.sizes.num_slots))
+    assert drafter.propose([Wanted(0, [1, 2], MOST)])[0].token_ids == greedy(engine, [1, 2], MOST)
+
+
+def test_too_little_memory_is_refused() -> None:
+    with pytest.raises(EngineError, match=r"draft model's caches of one sequence of 94 tokens, found 100: give them"):
+        drafter_of(HYBRID, memory=100)
+
+
+def test_the_loop_gets_the_same_tokens_from_a_model_that_often_is_right() -> None:
+    requests = [asked([3 + i, 4, 5 * i], 20, i, n=1 + i % 2) for i in range(7)]
+    plain, _ = toy_loop()
+    for request in requests:
+        plain.add(request)
+    same = ToyPagedEngine(paged_config(HYBRID), max_rows=5)
+    speculation = SpeculationSettings(MOST, ModelDrafter(same, VOCAB, 4, 60, MOST))
+    trying, _ = toy_loop(speculative_tokens=MOST, speculation=speculation)
+    for request in requests:
+        trying.add(request)
+    assert answers_of(run_all(trying)) == answers_of(run_all(plain))
+    metrics = trying.speculation
+    assert metrics is not None and metrics.accepted == metrics.proposed > 20
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
+@pytest.mark.parametrize("draft", ["mamba2", "llama", "qwen3_next"])
+def test_real_models(engine: str, draft: str, artifacts: ArtifactCache) -> None:
+    if engine == "torch":
+        pytest.importorskip("torch", reason="the torch engine needs torch")
+    folder = artifacts.get("nemotron_h", "float32", layout="paged", speculative_tokens=3).folder
+    second = artifacts.get(draft, "float32", layout="paged").folder
+    prompts, sampling = [[5, 6, 7], [9] * 12, [1]], SamplingParams(ignore_eos=True)
+    plain = [answer.token_ids for answer in LLM(folder, engine).generate(prompts, sampling, 12)]
+    speculation = SpeculationSettings(3, DraftModel(second, threads=1), adaptive=False)
+    with LLM(folder, engine, serving=ServingSettings(speculation=speculation)) as llm:
+        assert [answer.token_ids for answer in llm.generate(prompts, sampling, 12)] == plain
+        assert llm.loop.speculation.proposed > 0
+    # A model that drafts for itself is always right.
+    speculation = SpeculationSettings(3, DraftModel(folder), adaptive=False)
+    with LLM(folder, engine, serving=ServingSettings(speculation=speculation)) as llm:
+        assert [answer.token_ids for answer in llm.generate(prompts, sampling, 12)] == plain
+        assert llm.loop.speculation.accepted == llm.loop.speculation.proposed
+
+
+def test_what_cannot_draft_is_refused_in_one_sentence(artifacts: ArtifactCache, tmp_path: Path) -> None:
+    folder = artifacts.get("nemotron_h", "float32", layout="paged", speculative_tokens=3).folder
+
+    def opened(draft: Path) -> None:
+        LLM(folder, serving=ServingSettings(speculation=SpeculationSettings(3, DraftModel(draft))))
+
+    with pytest.raises(EngineError, match="expected a draft of layout paged, found dense: export it with"):
+        opened(artifacts.get("llama", "float32").folder)
+    with pytest.raises(EngineError, match="use LLM or AsyncLLM, which open it"):
+        SpeculationSettings(3, DraftModel(tmp_path)).make_drafter()
+
+
+def test_tokenizers_are_compared_by_content(tmp_path: Path) -> None:
+    from runtime.serving.open_drafter import check_same_tokenizer
+    from runtime.text import Tokenizer
+
+    def tokenizer(name: str, **changes: object) -> Tokenizer:
+        folder = tmp_path / name
+        folder.mkdir()
+        words = {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "?": 2}, "unk_token": "?"}
+        text = {
+            "version": "1.0",
+            "added_tokens": [],
+            "model": words,
+            "pre_tokenizer": {"type": "Whitespace"},
+            **changes,
+        }
+        (folder / "tokenizer.json").write_text(json.dumps(text))
+        return Tokenizer.from_folder(folder)
+
+    one = tokenizer("one")
+    check_same_tokenizer(one, tokenizer("two", truncation=None), tmp_path)
+    check_same_tokenizer(None, None, tmp_path)
+    other = tokenizer("other", model={"type": "WordLevel", "vocab": {"b": 0, "a": 1, "?": 2}, "unk_token": "?"})
+    with pytest.raises(EngineError, match="expected a draft with the model's tokenizer, found another model: use a"):
+        check_same_tokenizer(one, other, tmp_path)
+    with pytest.raises(EngineError, match="found the draft without one"):
+        check_same_tokenizer(one, None, tmp_path)
