@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from artifact.errors import EngineError
 from runtime.blocks.sequence_memory import NONE
 from runtime.engines.paged import HostCopy
 from runtime.prefix_cache.node import Node
@@ -88,8 +89,13 @@ class HostTier:
             return
         first = match.known // cache.block_size
         device_blocks = cache.tree.blocks_of(node)[first:] if match.known < node.end else []
-        numbers = [self._blocks.add(self._device.copy_out([block], NONE)) for block in device_blocks]
-        slot = None if node.state is None else self._slots.add(self._copied(node.state))
+        try:
+            copies = [self._device.copy_out([block], NONE) for block in device_blocks]
+            state = None if node.state is None else self._copied(node.state)
+        except EngineError:
+            return  # host memory is short: it is lost, as without this tier
+        numbers = [self._blocks.add(copy) for copy in copies]
+        slot = None if state is None else self._slots.add(state)
         _, took = tree.insert(key, [NONE] * first + numbers, slot, namespace)
         self._blocks.release(numbers)
         if slot is not None and not took:

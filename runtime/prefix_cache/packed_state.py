@@ -62,7 +62,8 @@ class PackedState(HostCopy):
 
     @property
     def nbytes(self) -> int:
-        return sum(each.nbytes for each in (*self._packed.values(), *self._exact.values()))
+        exact = sum(array.nbytes for array in self._exact.values())
+        return exact + sum(rows.nbytes for rows in self._packed.values())
 
     def unpacked(self) -> HostCopy:
         """As the engine takes it."""

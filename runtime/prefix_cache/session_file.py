@@ -17,11 +17,12 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from artifact.dtypes import DType
-from artifact.errors import OutputError, RequestError
+from artifact.errors import HybridgeError, OutputError, RequestError
 from artifact.json_fields import Fields
 
 MAGIC = b"HYBSESS1"
@@ -91,14 +92,27 @@ def read_session(path: Path) -> SavedSession:
     if hashlib.sha256(data[:-_DIGEST]).digest() != data[-_DIGEST:]:
         raise RequestError(f"{path}: its checksum does not fit, so it was damaged or cut off: save it again")
     end = start + int.from_bytes(data[len(MAGIC) : start], "little")
-    fields = Fields(json.loads(data[start:end]), str(path))
+    try:
+        return _parsed(path, json.loads(data[start:end]), data[end:-_DIGEST])
+    except (KeyError, TypeError, ValueError, HybridgeError) as error:
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError(f"{path}: its header is not that of a saved session ({error}): save it again") from error
+
+
+def _parsed(path: Path, header: Mapping[str, Any], data: bytes) -> SavedSession:
+    """The session of a header and the bytes of its arrays."""
+    fields = Fields(header, str(path), RequestError)
     version = fields.integer("version")
     if version != VERSION:
         raise RequestError(f"{path}: expected version {VERSION} of saved sessions, found {version}: save it again")
-    arrays = {}
+    arrays, end = {}, 0
     for entry in fields.array("arrays"):
         dtype, shape = DType(entry["dtype"]).numpy, tuple(entry["shape"])
         count = int(np.prod(shape, dtype=np.int64))
         arrays[entry["name"]] = np.frombuffer(data, dtype, count, end).reshape(shape)
         end += count * np.dtype(dtype).itemsize
-    return SavedSession(fields.string("weights"), fields.string("namespace"), tuple(fields.array("tokens")), arrays)
+    tokens = tuple(fields.array("tokens"))
+    if end != len(data) or not all(isinstance(token, int) for token in tokens):
+        raise RequestError(f"{path}: expected tokens and {end} bytes of arrays, found {len(data)}: save it again")
+    return SavedSession(fields.string("weights"), fields.string("namespace"), tokens, arrays)

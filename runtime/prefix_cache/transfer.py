@@ -44,10 +44,15 @@ class DeviceCache:
             return False
         match, blocks, slot = room
         first = match.known // cache.block_size
-        for index, block in enumerate(blocks, first):
-            self.engine.swap_in(source.block(index), [block], [])
-        if needs_state:
-            self.engine.swap_in(source.state(), [], [slot])
+        try:
+            for index, block in enumerate(blocks, first):
+                self.engine.swap_in(source.block(index), [block], [])
+            if needs_state:
+                self.engine.swap_in(source.state(), [], [slot])
+        except BaseException:
+            cache.release(blocks)
+            cache.slots.release([slot] if needs_state else [])
+            raise
         _, took = cache.tree.insert(key, [NONE] * first + blocks, slot if needs_state else None, namespace)
         cache.release(blocks)
         if needs_state and not took:

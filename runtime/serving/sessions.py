@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from artifact.errors import RequestError
+from artifact.errors import EngineError, RequestError
 from artifact.manifest import read_manifest
 from runtime.blocks.sequence_memory import NONE
 from runtime.engines.paged import HostCopy, PagedEngine
@@ -72,7 +72,11 @@ def load_session(device: DeviceCache, folder: Path, path: Path) -> Session:
     if saved.weights != weights_name(folder):
         raise RequestError(f"{path}: expected a session of the weights in {folder}, found one of others")
     source = _Loaded(device.engine, device.cache.block_size, saved.arrays)
-    if not device.copy_in(key_from_tokens(saved.tokens), saved.namespace, source):
+    try:
+        fits = device.copy_in(key_from_tokens(saved.tokens), saved.namespace, source)
+    except (EngineError, ValueError) as error:
+        raise RequestError(f"{path}: it does not fit this artifact ({error}): save it again") from error
+    if not fits:
         raise RequestError(
             f"{path}: expected room for {len(saved.tokens)} tokens in the prefix cache, found less: give it more memory"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -143,6 +144,82 @@ def test_a_damaged_or_foreign_session_is_refused(opened: Opened, tmp_path: Path,
         llm.load_session(file)
     with pytest.raises(RequestError, match="that it does not"):
         llm.save_session(file, OTHER)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"version": 2}, "expected version 1"),
+        ({"tokens": ["a"]}, "expected tokens and"),
+        ({"arrays": []}, "expected tokens and"),
+        ({"arrays": [{"name": "conv_state_0", "dtype": "float33", "shape": [1]}]}, "header is not that of"),
+        ({"arrays": [{"name": "conv_state_0", "dtype": "float32", "shape": [1 << 40]}]}, "header is not that of"),
+        ({"arrays": [{}]}, "header is not that of"),
+        ({"weights": 5}, "weights: expected"),
+    ],
+    ids=str,
+)
+def test_a_session_whose_header_was_changed_is_refused(
+    opened: Opened, tmp_path: Path, change: dict[str, object], reason: str
+) -> None:
+    llm = opened()
+    file = tmp_path / "chat.session"
+    llm.save_session(file, ask(llm, SYSTEM))
+    data = file.read_bytes()
+    end = 16 + int.from_bytes(data[8:16], "little")
+    header = json.dumps({**json.loads(data[16:end]), **change}).encode()
+    changed = data[:8] + len(header).to_bytes(8, "little") + header + data[end:-32]
+    file.write_bytes(changed + hashlib.sha256(changed).digest())
+    with pytest.raises(RequestError, match=reason):
+        llm.load_session(file)
+
+
+def test_a_session_that_does_not_fit_takes_nothing(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = opened()
+    file = tmp_path / "chat.session"
+    llm.save_session(file, ask(llm, SYSTEM))
+    llm.loop.prefix_cache.tree.clear()
+
+    def refused(*_: object) -> None:
+        raise EngineError("told to fail")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine, "swap_in", refused)
+        with pytest.raises(RequestError, match="does not fit this artifact"):
+            llm.load_session(file)
+    llm.loop.scheduler.check_integrity()
+    assert not llm.loop.scheduler.manager.pool.used and llm.load_session(file).length == 45
+    small = opened(sequences=1, slots=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(small.loop.prefix_cache, "make_room", lambda *_: False)
+        with pytest.raises(RequestError, match="give it more memory"):
+            small.load_session(file)
+    small.loop.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mamba2"])
+@pytest.mark.parametrize("kind", ["onnxruntime", "torch"])
+def test_sessions_and_host_memory_of_one_kind_of_layer(
+    artifacts: ArtifactCache, tmp_path: Path, family: str, kind: str
+) -> None:
+    folder = artifacts.get(family, "float32", layout="paged", max_batch_size=ROWS, max_seq_len=MAX_SEQ).folder
+    settings = ServingSettings(prefix_cache=PrefixCacheSettings(host_bytes=1 << 20))
+    with LLM(folder, kind, serving=settings, threads=1) as llm:
+        answer = llm.generate(SYSTEM, max_new_tokens=4)
+        history = [*SYSTEM, *answer.token_ids]
+        whole = llm.generate([*history, 5], max_new_tokens=4)
+        llm.loop.prefix_cache.tree.clear()
+        again = llm.generate([*history, 5], max_new_tokens=4)
+        assert again.cached_tokens >= len(history) - 1 and again.token_ids == whole.token_ids
+        saved = llm.save_session(tmp_path / "chat.session", again)
+        whole = llm.generate([*saved.token_ids, 7], max_new_tokens=4)
+    with LLM(folder, kind, serving=settings, threads=1) as llm:
+        assert llm.load_session(tmp_path / "chat.session") == saved
+        again = llm.generate([*saved.token_ids, 7], max_new_tokens=4)
+        assert again.cached_tokens == saved.length and again.token_ids == whole.token_ids
+        llm.loop.scheduler.check_integrity()
 
 
 def test_what_was_evicted_comes_back_from_host_memory(opened: Opened, oracle: Oracle) -> None:
