@@ -1,6 +1,7 @@
 """What the prefix cache hits of requests that begin alike, next to the best possible, and what that does to latency.
 
-In full with a cost model, scaled down on the CPU engine. A plot goes to a folder:
+In full with a cost model, scaled down on the CPU engine; benchmarks.prefix_latency measures latency. Takes about five
+minutes. A plot goes to a folder:
 
     python -m benchmarks.prefix_cache --plot docs/pictures
 """
@@ -25,6 +26,7 @@ from benchmarks.report import Gate, Report, Target
 from exporter.export import export_checkpoint
 from exporter.options import ExportOptions
 from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+from runtime.prefix_cache.past_prompts import NoMemory
 from runtime.prefix_cache.radix_tree import RadixTree
 from runtime.prefix_cache.token_key import key_from_tokens
 
@@ -35,7 +37,8 @@ NAME, REPEATS = "prefix_cache", 5
 class PrefixCacheBenchmark:
     """``full``: traces with the states that the cache may hold, on the cost model; ``scaled`` on the CPU engine.
 
-    lookup_nodes, lookup_tokens: of the tree and of the prompt that is looked up.
+    seeds: of which the traces are made; the cache was made with 0 and 11 in view. lookup_nodes, lookup_tokens: of the
+    tree and of the prompt that is looked up.
     """
 
     full: tuple[tuple[Groups | Chats, int], ...] = (
@@ -45,9 +48,12 @@ class PrefixCacheBenchmark:
         (UNALIGNED, 16),
         (VARIED, 16),
         (TALK, 16),
+        (ALIGNED, 8),
+        (UNALIGNED, 8),
         (ALIGNED, 64),
         (UNALIGNED, 64),
     )
+    seeds: tuple[int, ...] = (0, 1, 2)
     scaled: tuple[tuple[Groups | Chats, int], ...] = (
         (LONG.scaled(20, 4, groups=10), 16),
         (SHORT.scaled(8, 4, groups=4), 16),
@@ -63,7 +69,7 @@ class PrefixCacheBenchmark:
 
 def run(settings: PrefixCacheBenchmark, pictures: Path | None = None) -> Report:
     """Replay all traces; the pictures go to the folder ``pictures``."""
-    full = [compare_on_model(spec.trace(), states) for spec, states in settings.full]
+    full = [compare_on_model(spec, states, seed) for seed in settings.seeds for spec, states in settings.full]
     scaled = _scaled(settings)
     wrong = sum(each.wrong for each in (*full, *scaled))
     gate = Gate("answers that differ from those without a cache", float(wrong), 0.0)
@@ -76,7 +82,8 @@ def run(settings: PrefixCacheBenchmark, pictures: Path | None = None) -> Report:
         "lookup_ms": lookup.to_json(),
     }
     if pictures is not None:
-        plot_hits(results["cost_model"], pictures / "prefix_cache_hits.svg")  # type: ignore[arg-type]
+        first = [each.to_json() for each in full if each.seed == settings.seeds[0]]
+        plot_hits(first, pictures / "prefix_cache_hits.svg")
     return Report(NAME, asdict(settings), (gate,), results, _targets(full, scaled, lookup))
 
 
@@ -92,39 +99,47 @@ def _scaled(settings: PrefixCacheBenchmark) -> list[Compared]:
 
 
 def _targets(full: Sequence[Compared], scaled: Sequence[Compared], lookup: Spread) -> tuple[Target, ...]:
+    """Of each trace, the worst of all seeds."""
     targets = []
     for place, group in (("cost model", full), ("CPU", scaled)):
-        for each in group:
-            name = f"{place}, {each.trace}, {each.states} states"
-            ratio = each.outcomes[DEFAULT].hit_rate / max(each.outcomes[SIMPLE].hit_rate, 1e-9)
-            targets.append(Target(f"{name}: hit tokens of the best possible", each.of_optimum, "at least", 0.95, "x"))
+        for trace, states in dict.fromkeys((each.trace, each.states) for each in group):
+            runs = [each for each in group if (each.trace, each.states) == (trace, states)]
+            name = f"{place}, {trace}, {states} states"
+            least = min(each.of_optimum for each in runs)
+            targets.append(Target(f"{name}: hit tokens of the best possible", least, "at least", 0.95, "x"))
+            ratio = min(_of(each, SIMPLE) for each in runs)
             targets.append(Target(f"{name}: hit tokens of plain LRU", ratio, "at least", 1.0, "x"))
-            if each.trace == ALIGNED.name:
-                late = each.outcomes[DEFAULT].percentile(95) / each.outcomes[WITHOUT].percentile(95)
+            if trace == ALIGNED.name and place == "cost model":
+                late = max(_late(each) for each in runs)
                 targets.append(Target(f"{name}: p95 to the first token, of that without", late, "at most", 0.5, "x"))
     for states in sorted({each.states for each in full if each.trace == UNALIGNED.name}):
-        pair = [next(e for e in full if (e.trace, e.states) == (s.name, states)) for s in (ALIGNED, UNALIGNED)]
-        apart = 100 * abs(pair[0].of_optimum - pair[1].of_optimum)
         name = f"1,500 + 700 next to 1,600 + 600, {states} states"
+        apart = max(_apart(full, states, seed) for seed in {each.seed for each in full})
         targets.append(Target(name, apart, "at most", 2.0, "points of the best possible"))
     targets.append(Target("lookup of 32k tokens among 100k nodes", lookup.median, "at most", 2.0, "ms"))
     return tuple(targets)
 
 
-class _NoMemory:
-    """Blocks and slots without any."""
+def _of(each: Compared, way: str) -> float:
+    return each.outcomes[DEFAULT].hit_rate / max(each.outcomes[way].hit_rate, 1e-9)
 
-    def retain(self, blocks: Sequence[int]) -> None:
-        """Nothing to count."""
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """Nothing to count."""
+def _late(each: Compared) -> float:
+    return each.outcomes[DEFAULT].percentile(95) / each.outcomes[WITHOUT].percentile(95)
+
+
+def _apart(full: Sequence[Compared], states: int, seed: int) -> float:
+    aligned, unaligned = (
+        next(each for each in full if (each.trace, each.states, each.seed) == (spec.name, states, seed)).of_optimum
+        for spec in (ALIGNED, UNALIGNED)
+    )
+    return 100 * abs(aligned - unaligned)
 
 
 def _lookups(settings: PrefixCacheBenchmark) -> list[float]:
     """Milliseconds from the tokens of a prompt to its match; it passes 16 nodes on the way."""
     rng = np.random.default_rng(0)
-    tree = RadixTree(_NoMemory(), _NoMemory(), 16)
+    tree = RadixTree(NoMemory(), NoMemory(), 16)
     prompt = rng.integers(0, 32_000, settings.lookup_tokens)
     blocks = range(settings.lookup_tokens)
     part = settings.lookup_tokens // 16

@@ -53,7 +53,7 @@ class PrefixLatencyBenchmark:
     traces: dict[str, Groups] = field(
         default_factory=lambda: {
             CPU: replace(ALIGNED.scaled(4, 16), at_a_time=4),
-            GPU: replace(ALIGNED, new_tokens=16),
+            GPU: ALIGNED,
         }
     )
     states: int = 16

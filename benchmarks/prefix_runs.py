@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.prefix_optimum import Optimum
 from benchmarks.prefix_replay import VOCAB, CostEngine, Outcome, replay
-from benchmarks.prefix_traces import Trace
+from benchmarks.prefix_traces import Chats, Groups, Trace
 from runtime.engines.paged import PagedEngine
 from runtime.prefix_cache.settings import LRU, OFF, PrefixCacheSettings
 from runtime.serving.loop import ServingLoop
@@ -25,9 +25,13 @@ WAYS: Mapping[str, PrefixCacheSettings] = {
 
 @dataclass(frozen=True)
 class Compared:
-    """What each way gave for one trace, with ``states`` states of cache; ``optimum`` is a share of the tokens."""
+    """What each way gave for one trace, made from ``seed``, with ``states`` states of cache.
+
+    ``optimum`` is a share of the tokens.
+    """
 
     trace: str
+    seed: int
     states: int
     outcomes: Mapping[str, Outcome]
     optimum: float
@@ -49,23 +53,29 @@ class Compared:
             name: {"hit_rate": o.hit_rate, "ttft_p50_s": o.percentile(50), "ttft_p95_s": o.percentile(95)}
             for name, o in self.outcomes.items()
         }
-        return {"trace": self.trace, "states": self.states, "optimum": self.optimum, "ways": ways}
+        return {
+            "trace": self.trace,
+            "seed": self.seed,
+            "states": self.states,
+            "optimum": self.optimum,
+            "ways": ways,
+        }
 
 
-def compare_on_model(trace: Trace, states: int) -> Compared:
+def compare_on_model(spec: Groups | Chats, states: int, seed: int = 0) -> Compared:
     """On the clock of the cost model."""
+    trace = spec.trace(seed)
 
     def one(settings: PrefixCacheSettings) -> Outcome:
         engine = CostEngine(trace.at_a_time, 2048, trace.longest)
         return replay(_loop(engine, trace, settings, states), trace, lambda: engine.clock, VOCAB)
 
-    return _compare(trace, states, one)
+    return _compare(trace, seed, states, one)
 
 
 def compare_on_engine(engine: PagedEngine, trace: Trace, states: int) -> Compared:
-    """On the clock of this machine."""
-
-    return _compare(trace, states, lambda settings: replay_on_engine(engine, trace, settings, states)[0])
+    """On the clock of this machine; the trace is that of seed 0."""
+    return _compare(trace, 0, states, lambda settings: replay_on_engine(engine, trace, settings, states)[0])
 
 
 def replay_on_engine(
@@ -88,11 +98,11 @@ def _loop(engine: PagedEngine, trace: Trace, settings: PrefixCacheSettings, stat
     return ServingLoop(engine, serving, (), None)
 
 
-def _compare(trace: Trace, states: int, one: Callable[[PrefixCacheSettings], Outcome]) -> Compared:
+def _compare(trace: Trace, seed: int, states: int, one: Callable[[PrefixCacheSettings], Outcome]) -> Compared:
     outcomes = {name: one(settings) for name, settings in WAYS.items()}
     whole = outcomes[WITHOUT]
     places = sorted(whole.prompts)
     prompts = [whole.prompts[i] for i in places]
     fed = [(*whole.prompts[i], *whole.answers[i][:-1]) for i in places]
     best = Optimum(prompts, fed).hits(states) / sum(map(len, prompts))
-    return Compared(trace.name, states, outcomes, best)
+    return Compared(trace.name, seed, states, outcomes, best)
