@@ -1,11 +1,14 @@
 """Tokens per second of the torch engine on a GPU: a random Qwen3-Next of twelve layers and eight experts, in bfloat16.
 
 The peer is transformers with what it finds installed: without fla it runs the gated delta rule in torch.
+
+Values are compared at every position, so the model is made such that rounding cannot decide between experts. With the
+weights that transformers begins with, routers are indifferent: a model of an eighth of the width, in bfloat16 and in
+float32 in transformers itself, takes other experts for 57 % of the last layer's tokens, and its logits differ by 0.46.
 """
 
 from __future__ import annotations
 
-import statistics
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -25,6 +28,8 @@ from runtime.engines.torch.engine import TorchEngine
 
 NAME, REPEATS = "torch_engine_experts", 3
 SPEED_UP = 3.0
+# How far a token's likings for two experts are apart in its embedding, whose other entries are standard normal.
+LIKING = 4.0
 # Widths of Qwen3-Next-80B-A3B, with twelve of its layers and eight of its experts, of which a token has two.
 FIELDS: Mapping[str, Any] = MappingProxyType(
     {
@@ -87,14 +92,14 @@ def run(settings: ExpertsSettings) -> Report:
         engine = TorchEngine(artifact, device=settings.device)
         runs = EngineRuns(engine)
         try:
-            gate = _gate(runs, checkpoint, settings)
-            if not gate.passed:
-                return Report(NAME, settings.to_json(), (gate,))
+            gates = _gates(runs, checkpoint, settings)
+            if not all(gate.passed for gate in gates):
+                return Report(NAME, settings.to_json(), gates)
             results = measured(runs, checkpoint, settings.runs)
         finally:
             engine.close()
     results["transformers_has_fla"] = find_spec("fla") is not None
-    return Report(NAME, settings.to_json(), (gate,), results, _targets(results))
+    return Report(NAME, settings.to_json(), gates, results, _targets(results))
 
 
 def write_checkpoint(folder: Path, fields: Mapping[str, Any], device: str) -> None:
@@ -105,7 +110,29 @@ def write_checkpoint(folder: Path, fields: Mapping[str, Any], device: str) -> No
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_next", **fields), dtype=torch.bfloat16)
+        with torch.no_grad():
+            _make_decisive(model)
     model.save_pretrained(folder)
+
+
+def _make_decisive(model: Any) -> None:
+    """Let a token's embedding say which experts it likes, each layer in its own way, and no layer drown it out.
+
+    The logits of experts that follow each other in a token's order are about 1 apart, so that none is negligible.
+    """
+    import torch
+
+    layers, embedding = model.model.layers, model.model.embed_tokens.weight
+    experts = layers[0].mlp.gate.weight.shape[0]
+    ranks = torch.rand(embedding.shape[0], experts).argsort(-1)
+    embedding.normal_()
+    embedding[:, :experts] = LIKING * (ranks - (experts - 1) / 2)
+    for layer in layers:
+        layer.mlp.gate.weight.zero_()
+        layer.mlp.gate.weight[torch.arange(experts), torch.randperm(experts)] = 1 / LIKING
+        for name, parameter in layer.named_parameters():
+            if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")):
+                parameter *= (2 * len(layers)) ** -0.5
 
 
 def _export(checkpoint: Path, artifact: Path, settings: ExpertsSettings) -> None:
@@ -118,8 +145,8 @@ def _export(checkpoint: Path, artifact: Path, settings: ExpertsSettings) -> None
     )
 
 
-def _gate(runs: EngineRuns, checkpoint: Path, settings: ExpertsSettings) -> Gate:
-    """The median over positions: between experts that are nearly alike to a router, bfloat16 may choose the other."""
+def _gates(runs: EngineRuns, checkpoint: Path, settings: ExpertsSettings) -> tuple[Gate, ...]:
+    """The worst position of every batch size."""
     tokens, steps = settings.gate_tokens, settings.gate_steps
     sequence = random_prompt(runs.vocab_size, tokens + steps, seed=1)
     peer = TorchPeer(checkpoint, "float32", settings.device)
@@ -127,10 +154,13 @@ def _gate(runs: EngineRuns, checkpoint: Path, settings: ExpertsSettings) -> Gate
         expected = peer.logits(sequence)[tokens - 1 :]
     finally:
         peer.close()
-    found = runs.logits(sequence, tokens, max(settings.batches))
-    errors = [relative_error(*pair) for pair in zip(found, expected, strict=True)]
-    checks = f"logits after {tokens} tokens and {steps} decode steps against transformers in float32, median error"
-    return Gate(checks, statistics.median(errors), LOGITS_TOLERANCE)
+    gates = []
+    for batch in settings.batches:
+        found = runs.logits(sequence, tokens, batch)
+        worst = max(relative_error(*pair) for pair in zip(found, expected, strict=True))
+        checks = f"logits of {batch} rows of {tokens} tokens and {steps} decode steps against transformers in float32"
+        gates.append(Gate(f"{checks}, relative error", worst, LOGITS_TOLERANCE))
+    return tuple(gates)
 
 
 def _targets(results: Mapping[str, Any]) -> tuple[Target, ...]:

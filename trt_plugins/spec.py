@@ -124,7 +124,7 @@ class OpSpec:
     divides: pairs (divisor, dividend) of dims; the operator is defined only where the first divides the second.
     attribute_dims: dims whose size follows from an attribute.
     kernel_limits: what the CUDA kernels support beyond that. The portable forms never refuse by them.
-    has_kernels: false for an operator without CUDA kernels; it keeps its function in every engine.
+    has_kernels: false for an operator whose CUDA kernels, if any, are not for all sizes; TensorRT keeps its function.
     """
 
     name: str

@@ -22,6 +22,7 @@ GROUPS = (
     "mamba2_conv_scan",
     "causal_conv1d",
     "linear_decode",
+    "routed_experts",
     "gated_delta_rule_decode",
     "gated_delta_rule_prefill",
     "paged_attention_prefill",

@@ -4,12 +4,12 @@
 #include "common/integers.cuh"
 
 // y = v / sqrt(mean(v^2) + epsilon) * weight, with the mean over `group` neighbouring columns of a row, where v is x,
-// x + residual, or x * silu(gate). Strides count elements.
+// x + residual, or x * silu(gate); or the result times silu(gate). Strides count elements.
 struct RmsNorm {
     const void* x;         // [rows][columns]
     const void* residual;  // as x, or null
     const void* gate;      // as x, or null
-    const void* weight;    // [columns], constant
+    const void* weight;    // [columns], constant, of a type of its own
     void* y;               // as x
     void* sum;             // x + residual as x's type; may be the memory of x or of residual
     int64_t x_stride;

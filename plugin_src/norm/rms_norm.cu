@@ -1,6 +1,7 @@
 // Root-mean-square norm of rows or of groups of their columns, of a sum with a residual or of a gated input.
 //
-// Macros: DATA_T; VECTOR (elements of an access); ITEMS (accesses of a thread); THREADS; RESIDUAL; GATED.
+// Macros: DATA_T; WEIGHT_T; VECTOR (elements of an access); ITEMS (accesses of a thread); THREADS; RESIDUAL; GATED
+// (before the norm); GATED_AFTER.
 // Grid: x a group of columns, y a row. A group stays in its block's registers: everything is read and written once.
 #include "common/element.cuh"
 #include "common/launch.cuh"
@@ -18,6 +19,20 @@ __device__ __forceinline__ Access load(const void* row, int64_t offset) {
 __device__ __forceinline__ void store(void* row, int64_t offset, const Access& values) {
     *reinterpret_cast<Access*>(static_cast<DATA_T*>(row) + offset) = values;
 }
+
+// The norm's weights of an access, which may be wider than its elements.
+struct Weights {
+    static constexpr int PIECE = sizeof(WEIGHT_T) * VECTOR > 16 ? 16 / sizeof(WEIGHT_T) : VECTOR;
+    Vector<WEIGHT_T, PIECE> pieces[VECTOR / PIECE];
+
+    __device__ __forceinline__ void load(const void* weight, int column) {
+        const WEIGHT_T* from = static_cast<const WEIGHT_T*>(weight) + column;
+#pragma unroll
+        for (int i = 0; i < VECTOR / PIECE; i++)
+            pieces[i] = *reinterpret_cast<const Vector<WEIGHT_T, PIECE>*>(from + i * PIECE);
+    }
+    __device__ __forceinline__ float operator[](int i) const { return to_float(pieces[i / PIECE].data[i % PIECE]); }
+};
 
 // The sum of `value` over the block, in a fixed order.
 __device__ __forceinline__ float block_sum(float value) {
@@ -56,11 +71,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) rms_norm(const __grid_cons
     const int64_t row = blockIdx.y;
     const int first = blockIdx.x * params.group, end = first + params.group;
     let_later_kernels_start();
-    Access weights[ITEMS];
+    Weights weights[ITEMS];
 #pragma unroll
     for (int item = 0; item < ITEMS; item++) {
         const int column = first + (item * THREADS + threadIdx.x) * VECTOR;
-        if (column < end) weights[item] = load(params.weight, column);
+        if (column < end) weights[item].load(params.weight, column);
     }
     wait_for_earlier_kernels();
 
@@ -79,10 +94,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) rms_norm(const __grid_cons
     for (int item = 0; item < ITEMS; item++) {
         const int column = first + (item * THREADS + threadIdx.x) * VECTOR;
         if (column < end) {
-            Access y;
+            Access y, gate = {};
+            if (GATED_AFTER) gate = load(params.gate, row * params.gate_stride + column);
 #pragma unroll
-            for (int i = 0; i < VECTOR; i++)
-                y.data[i] = from_float<DATA_T>(values[item][i] * scale * to_float(weights[item].data[i]));
+            for (int i = 0; i < VECTOR; i++) {
+                float value = values[item][i] * scale * weights[item][i];
+                if (GATED_AFTER) value *= silu(to_float(gate.data[i]));
+                y.data[i] = from_float<DATA_T>(value);
+            }
             store(params.y, row * params.y_stride + column, y);
         }
     }

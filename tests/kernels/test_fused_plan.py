@@ -85,7 +85,7 @@ def test_a_norm_takes_one_block_a_group():
     ("change", "message"),
     [
         ({"group": 1000}, "groups that divide 8192 columns, found 1000"),
-        ({"residual": True, "gate": True}, "a residual or a gate, found both"),
+        ({"residual": True, "gate": True}, "a residual or one gate, found several"),
         ({"columns": 65536}, "groups of at most 32768 columns"),
         ({"strides": (("z", 1),)}, "found z"),
     ],

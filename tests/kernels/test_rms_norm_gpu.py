@@ -28,8 +28,8 @@ def tensors(problem: RmsNorm) -> dict[str, torch.Tensor | None]:
     return {
         "x": rows("x"),
         "residual": rows("residual") if problem.residual else None,
-        "gate": rows("gate") if problem.gate else None,
-        "weight": torch.randn(problem.columns, device="cuda").to(dtype),
+        "gate": rows("gate") if problem.gate or problem.gate_after else None,
+        "weight": torch.randn(problem.columns, device="cuda").to(getattr(torch, problem.stored_weight.value)),
     }
 
 
@@ -41,7 +41,8 @@ def reference(problem: RmsNorm, inputs: dict[str, torch.Tensor | None]) -> tuple
         values = (values + inputs["residual"].double()).to(inputs["x"].dtype).double()
     groups = values.view(problem.rows, -1, problem.group_columns)
     normed = groups * torch.rsqrt(groups.square().mean(2, keepdim=True) + problem.epsilon)
-    return normed.reshape(values.shape) * inputs["weight"].double(), values
+    y = normed.reshape(values.shape) * inputs["weight"].double()
+    return y * torch.nn.functional.silu(inputs["gate"].double()) if problem.gate_after else y, values
 
 
 def check(problem: RmsNorm, in_place: bool = False) -> None:
@@ -59,7 +60,11 @@ def check(problem: RmsNorm, in_place: bool = False) -> None:
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("form", [{}, {"residual": True}, {"gate": True}], ids=["plain", "residual", "gate"])
+@pytest.mark.parametrize(
+    "form",
+    [{}, {"residual": True}, {"gate": True}, {"gate_after": True}, {"weight_dtype": DType.FLOAT32}],
+    ids=["plain", "residual", "gate", "gate after", "wide weight"],
+)
 def test_types_and_forms(form, dtype):
     check(replace(BASE, dtype=dtype, **form))
     check(replace(BASE, dtype=dtype, columns=129, **form))

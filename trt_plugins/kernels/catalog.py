@@ -23,7 +23,12 @@ _PLANNERS = {
 }
 
 # Kernels of whole-model decode, which have sources() but are no operators.
-_FUSED = ("trt_plugins.kernels.fused.linear_decode", "trt_plugins.kernels.fused.rms_norm")
+_FUSED = (
+    "trt_plugins.kernels.fused.linear_decode",
+    "trt_plugins.kernels.fused.rms_norm",
+    "trt_plugins.kernels.fused.routed_experts",
+    "trt_plugins.kernels.fused.top_k_softmax",
+)
 
 
 def plan(call: OpCall, device: DeviceTraits) -> CallPlan:

@@ -17,6 +17,9 @@ from trt_plugins.catalog import OPS, PACKED_OPS, spec_of
 from trt_plugins.kernels.call import CallPlan, DeviceTraits
 from trt_plugins.kernels.fused.linear_decode import LinearDecode
 from trt_plugins.kernels.fused.rms_norm import RmsNorm
+from trt_plugins.kernels.fused.routed_experts import ExpertsDecode
+from trt_plugins.kernels.fused.top_k_softmax import TopKSoftmax
+from trt_plugins.reference.routed_experts import routed_experts
 
 Tensors = Sequence[torch.Tensor | None]
 Plan = Callable[[DeviceTraits], CallPlan]
@@ -54,6 +57,12 @@ class PlannedKernels(KernelRunner):
         elif isinstance(key, RmsNorm):
             self.calls["rms_norm"] += 1
             _rms_norm(key, inputs, outputs)
+        elif isinstance(key, ExpertsDecode):
+            self.calls["routed_experts"] += 1
+            outputs[0].copy_(routed_experts(*inputs, activation=key.activation, gated=int(key.gated)))  # type: ignore
+        elif isinstance(key, TopKSoftmax):
+            self.calls["top_k_softmax"] += 1
+            _top_k_softmax(key, inputs, outputs)
         else:
             assert isinstance(key, tuple)
             name, attributes = _operator(key)
@@ -109,12 +118,24 @@ def _linear_decode(problem: LinearDecode, inputs: Tensors, outputs: Tensors) -> 
 
 def _rms_norm(problem: RmsNorm, inputs: Tensors, outputs: Tensors) -> None:
     x, residual, gate, weight = inputs
-    assert residual is None and (gate is None) is not problem.gate and x.shape == (problem.rows, problem.columns)
+    assert residual is None and (gate is not None) is (problem.gate or problem.gate_after)
+    assert x.shape == (problem.rows, problem.columns) and weight.dtype.itemsize == problem.stored_weight.itemsize
     assert x.stride(0) == problem.stride("x") and (gate is None or gate.stride(0) == problem.stride("gate"))
-    wide = x.float() if gate is None else x.float() * F.silu(gate.float())
+    factor = 1.0 if gate is None else F.silu(gate.float())
+    wide = x.float() * factor if problem.gate else x.float()
     grouped = wide.unflatten(-1, (-1, problem.group_columns))
     normed = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + problem.epsilon)
-    outputs[0].copy_((normed.flatten(-2) * weight.float()).view(outputs[0].shape))
+    y = normed.flatten(-2) * weight.float()
+    outputs[0].copy_((y * factor if problem.gate_after else y).view(outputs[0].shape))
+
+
+def _top_k_softmax(problem: TopKSoftmax, inputs: Tensors, outputs: Tensors) -> None:
+    logits, (weights, ids) = inputs[0], outputs
+    assert logits is not None and logits.shape[-1] == problem.experts
+    largest, chosen = logits.topk(problem.top_k, -1)
+    shares = largest.softmax(-1) if problem.normalized else logits.softmax(-1).gather(-1, chosen)
+    weights.copy_(shares)  # type: ignore[union-attr]
+    ids.copy_(chosen)  # type: ignore[union-attr]
 
 
 def _operator(key: Any) -> tuple[str, tuple[tuple[str, Any], ...]]:

@@ -100,6 +100,8 @@ def test_every_layer_gets_its_fused_form(case: ExportCase, artifacts: ArtifactCa
     assert kinds["LastToken"] == (0 if config.all_logits else 1)
     assert not set(kinds) & {"MatMul", "Attention", "TensorScatter", "GatherND", "GatherElements"}
     assert not set(kinds) & {"RotaryEmbedding", "Greater", "Relu"}
+    assert kinds["GatedNorm"] == config.layer_types.count("gated_delta_net")
+    assert kinds["TopKSoftmax"] == kinds["routed_experts"]
     assert kinds["Softplus"] == config.layer_types.count("gated_delta_net")
     if "gated_delta_net" not in config.layer_types:
         assert not kinds["Sigmoid"]

@@ -14,6 +14,7 @@ from runtime.engines.torch.graph import read_model
 from tests.runtime.torch.planned_kernels import PlannedKernels
 from tests.runtime.torch.test_fusion import TOLERANCES, assert_same, run
 from tests.support.artifacts import ArtifactCache, Exported
+from tests.support.tiny_models import EXPERTS
 
 # Sizes that the kernels run: multiples of 8, unlike those of the other tests.
 NEMOTRON = {
@@ -106,3 +107,21 @@ def test_the_gated_delta_rule_gets_its_kernel(artifacts: ArtifactCache) -> None:
     exported = artifacts.get("qwen3_next", "bfloat16", QWEN)
     layers = exported.config.layer_types.count("gated_delta_net")
     assert layers and counted(exported, Phase.DECODE, [1, 1], [3, 9]).calls["gated_delta_rule"] == layers
+
+
+def test_experts_get_their_kernels(artifacts: ArtifactCache) -> None:
+    """Of each layer: the choice, the experts, and norms whose weights are float32; gated ones in the delta nets."""
+    sizes = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+    exported = artifacts.get("qwen3_next", "bfloat16", {**QWEN, **EXPERTS["qwen3_next"], **sizes})
+    for rows in ([1], [1, 1, 0, 1]):
+        calls = counted(exported, Phase.DECODE, rows, [3] * len(rows)).calls
+        layers = len(exported.config.layer_types)
+        assert calls["routed_experts"] == calls["top_k_softmax"] == layers
+        nets = exported.config.layer_types.count("gated_delta_net")
+        assert calls["rms_norm"] == 2 * layers + nets + 2 * (layers - nets) + 1
+
+
+def test_many_routes_run_expert_by_expert(artifacts: ArtifactCache) -> None:
+    exported = artifacts.get("qwen3_next", "bfloat16", {**QWEN, **EXPERTS["qwen3_next"]})
+    calls = counted(exported, Phase.PREFILL, [9] * 8, [0] * 8).calls
+    assert not calls["routed_experts"] and calls["top_k_softmax"] == len(exported.config.layer_types)

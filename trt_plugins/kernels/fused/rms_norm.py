@@ -29,7 +29,8 @@ class RmsNorm:
 
     rows, columns: of x and y. group: a divisor of columns (None: all of them). dtype: of all tensors.
     residual: v = x + residual, rounded to dtype, which is also written to ``sum`` (maybe x's or residual's memory).
-    gate: v = x * silu(gate).
+    gate: v = x * silu(gate). gate_after: y is multiplied by silu(gate) instead.
+    weight_dtype: of the weight, None for that of the other tensors.
     strides: elements from a row to the next of x, residual, gate, y and sum by name; absent where the rows touch.
 
     Addresses are multiples of 16 bytes. The weight is constant: it may be read before earlier kernels of the stream
@@ -44,13 +45,17 @@ class RmsNorm:
     residual: bool = False
     gate: bool = False
     strides: tuple[tuple[str, int], ...] = ()
+    gate_after: bool = False
+    weight_dtype: DType | None = None
 
     def __post_init__(self) -> None:
         _need(1 <= self.rows <= _LARGEST_ROWS, f"1 to {_LARGEST_ROWS} rows", f"{self.rows}; split the call")
-        _need(self.dtype in CUDA_TYPES, f"a type among {', '.join(CUDA_TYPES)}", f"{self.dtype.value}; convert")
+        for dtype in (self.dtype, self.stored_weight):
+            _need(dtype in CUDA_TYPES, f"a type among {', '.join(CUDA_TYPES)}", f"{dtype.value}; convert")
         groups = self.group_columns > 0 and self.columns % self.group_columns == 0
         _need(groups, f"groups that divide {self.columns} columns", f"{self.group_columns}; choose a divisor")
-        _need(not (self.residual and self.gate), "a residual or a gate", "both; add the residual apart")
+        extras = self.residual + self.gate + self.gate_after
+        _need(extras <= 1, "a residual or one gate", "several of them; add or multiply the others apart")
         known = {"x", "y", "residual", "gate", "sum"}
         unknown = sorted(name for name, _ in self.strides if name not in known)
         _need(not unknown, f"strides of {', '.join(sorted(known))}", f"{', '.join(unknown)}; remove them")
@@ -58,6 +63,10 @@ class RmsNorm:
     @property
     def group_columns(self) -> int:
         return self.columns if self.group is None else self.group
+
+    @property
+    def stored_weight(self) -> DType:
+        return self.dtype if self.weight_dtype is None else self.weight_dtype
 
     def stride(self, name: str) -> int:
         """Elements from a row of tensor ``name`` to the next."""
@@ -75,7 +84,7 @@ def plan(problem: RmsNorm, device: DeviceTraits) -> CallPlan:
     pointers["y"] = PointerSource(Memory.OUTPUT, 0)
     if problem.residual:
         pointers |= {"residual": PointerSource(Memory.INPUT, 1), "sum": PointerSource(Memory.OUTPUT, 1)}
-    if problem.gate:
+    if problem.gate or problem.gate_after:
         pointers["gate"] = PointerSource(Memory.INPUT, 2)
     grid = (problem.columns // problem.group_columns, problem.rows, 1)
     overlap = device.capability >= _OVERLAP_SINCE
@@ -90,6 +99,8 @@ def sources() -> Iterator[KernelSource]:
             yield _source(RmsNorm(1, columns, dtype, 1e-5))[0]
             yield _source(RmsNorm(1, columns, dtype, 1e-5, residual=True))[0]
             yield _source(RmsNorm(1, columns, dtype, 1e-5, gate=True))[0]
+        yield _source(RmsNorm(1, 128, dtype, 1e-5, gate_after=True))[0]
+        yield _source(RmsNorm(1, 2048, dtype, 1e-5, weight_dtype=DType.FLOAT32))[0]
 
 
 def _source(problem: RmsNorm) -> tuple[KernelSource, int]:
@@ -106,11 +117,13 @@ def _source(problem: RmsNorm) -> tuple[KernelSource, int]:
         )
     defines = {
         "DATA_T": CUDA_TYPES[problem.dtype],
+        "WEIGHT_T": CUDA_TYPES[problem.stored_weight],
         "VECTOR": vector,
         "ITEMS": items,
         "THREADS": threads,
         "RESIDUAL": int(problem.residual),
         "GATED": int(problem.gate),
+        "GATED_AFTER": int(problem.gate_after),
     }
     return KernelSource(FILE, "rms_norm", tuple((name, str(value)) for name, value in defines.items())), threads
 

@@ -15,6 +15,8 @@ from runtime.engines.torch.fusion.linear import fuse_linears, fuse_norms_into_li
 from runtime.engines.torch.fusion.one_slot import use_one_slot
 from runtime.engines.torch.fusion.projections import merge_projections
 from runtime.engines.torch.fusion.rotary import fuse_rotary
+from runtime.engines.torch.fusion.router import fuse_routers
+from runtime.engines.torch.fusion.wide_norm import fuse_wide_norms
 from runtime.engines.torch.graph import tidy_graph
 from trt_plugins.rewrites.joined_mixers import join_mixers
 
@@ -42,6 +44,8 @@ def fuse_graph(model: ir.Model, config: RuntimeConfig, phase: Phase, merge: bool
         # For longer steps the gate is cheaper inside of the norm that follows.
         join_mixers(graph)
     fuse_grouped_norms(graph)
+    fuse_wide_norms(graph)
+    fuse_routers(graph)
     tidy_graph(graph)
     fuse_linears(graph)
     tidy_graph(graph)

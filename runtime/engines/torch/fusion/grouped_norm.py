@@ -46,7 +46,7 @@ def _source(value: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None]:
         for x, silu in (product.inputs, reversed(product.inputs)):
             gate = silu_argument(silu)
             if gate is not None:
-                return skip(x, "Cast"), _narrow(gate)
+                return skip(x, "Cast"), narrow(gate)
     return skip(value, "Cast"), None
 
 
@@ -62,7 +62,7 @@ def silu_argument(value: ir.Value | None) -> ir.Value | None:
     return None
 
 
-def _narrow(value: ir.Value) -> ir.Value | None:
+def narrow(value: ir.Value) -> ir.Value | None:
     """What ``value`` was before it was cast; two nodes of its SiLU read it."""
     cast = producer(value, "Cast")
     return value if cast is None else cast.inputs[0]

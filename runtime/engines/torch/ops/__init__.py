@@ -36,6 +36,7 @@ _FUSED: dict[str, Builder] = {
     **attention.FUSED_ROWS,
     **elementwise.FUSED_ROWS,
     **cached_attention.ROWS,
+    **routing.FUSED_ROWS,
 }
 OPERATORS: dict[str, dict[str, Builder]] = {
     "": _STANDARD,

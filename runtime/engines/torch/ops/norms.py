@@ -17,21 +17,27 @@ _ALIGNMENT = 16
 class Norm:
     """v / rms(v) * weight over groups of the last axis: x, gate and result [..., size], weight [size].
 
-    group: columns of a group, None for all of them. v is x, or x * silu(gate). The mean is taken in float32.
+    group: columns of a group, None for all of them. The mean is taken in float32.
+    v is x, or x * silu(gate); with ``gate_after`` the gate multiplies the result instead. The weight may be float32.
     """
 
-    def __init__(self, epsilon: float, kernels: KernelRunner | None, group: int | None = None) -> None:
-        self._epsilon, self._kernels, self._group = epsilon, kernels, group
+    def __init__(
+        self, epsilon: float, kernels: KernelRunner | None, group: int | None = None, gate_after: bool = False
+    ) -> None:
+        self._epsilon, self._kernels, self._group, self._gate_after = epsilon, kernels, group, gate_after
         self._refused: set[RmsNorm] = set()
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
-        if self._kernels is not None and x.dtype == weight.dtype:
+        if self._kernels is not None and weight.dtype in (x.dtype, torch.float32):
             y = self._launched(x, weight, gate)
             if y is not None:
                 return y
-        v = x.float() if gate is None else x.float() * F.silu(gate.float())
+        v = x.float() if gate is None or self._gate_after else x.float() * F.silu(gate.float())
         grouped = v if self._group is None else v.unflatten(-1, (-1, self._group))
         normed = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + self._epsilon)
+        if weight.dtype != x.dtype or self._gate_after:
+            wide = normed.reshape(x.shape) * weight.float()
+            return (wide if gate is None else wide * F.silu(gate.float())).to(x.dtype)
         return normed.reshape(x.shape).to(x.dtype) * weight
 
     def _launched(self, x: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor | None:
@@ -51,8 +57,10 @@ class Norm:
                 dtype_of(x),
                 self._epsilon,
                 self._group,
-                gate=gate is not None,
+                gate=gate is not None and not self._gate_after,
                 strides=tuple(strides),
+                gate_after=gate is not None and self._gate_after,
+                weight_dtype=None if weight.dtype == x.dtype else dtype_of(weight),
             )
             if problem in self._refused:
                 return None
@@ -77,5 +85,17 @@ def _grouped_norm(context: NodeContext) -> Run:
     return Norm(context.attributes.take("epsilon"), context.kernels, context.attributes.take("group"))
 
 
+def _wide_norm(context: NodeContext) -> Run:
+    return Norm(context.attributes.take("epsilon"), context.kernels)
+
+
+def _gated_norm(context: NodeContext) -> Run:
+    return Norm(context.attributes.take("epsilon"), context.kernels, gate_after=True)
+
+
 ROWS: dict[str, Builder] = {"RMSNormalization": _rms_norm}
-FUSED_ROWS: dict[str, Builder] = {"GroupedNorm": _grouped_norm}
+FUSED_ROWS: dict[str, Builder] = {
+    "GatedNorm": _gated_norm,
+    "GroupedNorm": _grouped_norm,
+    "WideNorm": _wide_norm,
+}

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import torch
 
+from artifact.errors import UnsupportedError
+from runtime.engines.torch.kernels import KernelRunner, alignment_of, dtype_of
 from runtime.engines.torch.node_context import Builder, NodeContext, Run
 from trt_plugins.catalog import OPS
+from trt_plugins.kernels.fused import routed_experts, top_k_softmax
+from trt_plugins.kernels.fused.routed_experts import LARGEST_ROUTES, ExpertsDecode
+from trt_plugins.kernels.fused.top_k_softmax import TopKSoftmax
 from trt_plugins.reference.routed_experts import ACTIVATIONS
 
-# Up to this many routes (tokens x top_k) the weights of each are gathered: the host needs to know no choice then, so
-# that decoding can be recorded. More routes run expert by expert.
+# Up to this many routes (tokens x top_k) that our kernels refuse, the weights of each are gathered: the host needs to
+# know no choice then, so that decoding can be recorded. More routes run expert by expert.
 GATHERED_ROUTES = 64
+_ALIGNMENT = 16
 
 
 def _top_k(context: NodeContext) -> Run:
@@ -34,26 +40,91 @@ def _reduce_sum(context: NodeContext) -> Run:
 
 def _routed_experts(context: NodeContext) -> Run:
     attributes = OPS["routed_experts"].complete_attributes(context.attributes.rest())
-    return RoutedExperts(str(attributes["activation"]), bool(attributes["gated"]))
+    return RoutedExperts(str(attributes["activation"]), bool(attributes["gated"]), context.kernels)
+
+
+def _top_k_softmax(context: NodeContext) -> Run:
+    return Choice(context.attributes.take("top_k"), bool(context.attributes.take("normalized")), context.kernels)
+
+
+class Choice:
+    """The top_k experts of each token: logits [..., experts] float32 -> weights float32 and ids int32 [..., top_k].
+
+    normalized: the weights of a token add up to 1; else they are shares among all experts.
+    """
+
+    def __init__(self, top_k: int, normalized: bool, kernels: KernelRunner | None) -> None:
+        self._top_k, self._normalized, self._kernels = top_k, normalized, kernels
+        self._refused: set[int] = set()
+
+    def __call__(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        experts = logits.shape[-1]
+        if self._kernels is not None and logits.is_contiguous() and experts not in self._refused:
+            try:
+                return self._launched(logits, self._kernels)
+            except UnsupportedError:
+                self._refused.add(experts)
+        largest, ids = logits.topk(self._top_k, -1)
+        weights = largest.softmax(-1) if self._normalized else logits.softmax(-1).gather(-1, ids)
+        return weights, ids.to(torch.int32)
+
+    def _launched(self, logits: torch.Tensor, kernels: KernelRunner) -> tuple[torch.Tensor, torch.Tensor]:
+        experts, shape = logits.shape[-1], (*logits.shape[:-1], self._top_k)
+        problem = TopKSoftmax(logits.numel() // experts, experts, self._top_k, self._normalized)
+        weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
+        ids = torch.empty(shape, dtype=torch.int32, device=logits.device)
+        kernels.launch(problem, lambda traits: top_k_softmax.plan(problem, traits), [logits], [weights, ids])
+        return weights, ids
 
 
 class RoutedExperts:
     """The weighted sum of each token's experts; x [..., hidden], ids and weights [..., top_k] -> [..., hidden].
 
-    Products are in the type of x, activations and the sum in float32.
+    Few routes run our kernels on a GPU. Else products are in the type of x, activations and the sum in float32.
     """
 
-    def __init__(self, activation: str, gated: bool) -> None:
-        self._activation, self._gated = ACTIVATIONS[activation], gated
+    def __init__(self, activation: str, gated: bool, kernels: KernelRunner | None = None) -> None:
+        self._name, self._activation, self._gated = activation, ACTIVATIONS[activation], gated
+        self._kernels = kernels
+        self._refused: set[ExpertsDecode] = set()
 
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor
     ) -> torch.Tensor:
         tokens, chosen = x.reshape(-1, x.shape[-1]), ids.reshape(-1, ids.shape[-1])
+        if self._kernels is not None and chosen.numel() <= LARGEST_ROUTES:
+            y = self._launched(tokens, chosen, weights.reshape(chosen.shape), up, down)
+            if y is not None:
+                return y.view(x.shape)
         few = x.is_cuda and chosen.numel() <= GATHERED_ROUTES
         results = self.gathered(tokens, chosen, up, down) if few else self.by_expert(tokens, chosen, up, down)
         mixed = (results.float() * weights.reshape(*chosen.shape, 1)).sum(1)
         return mixed.to(x.dtype).reshape(x.shape)
+
+    def _launched(self, *inputs: torch.Tensor) -> torch.Tensor | None:
+        """The result [n, hidden] of the kernels for x, ids, weights, up and down, None where they refuse the sizes."""
+        assert self._kernels is not None
+        x, ids, weights, up, down = inputs
+        apart = (x, up, down)
+        contiguous = all(tensor.is_contiguous() for tensor in (ids, weights, up, down)) and x.stride(-1) == 1
+        if not contiguous or any(alignment_of(tensor) < _ALIGNMENT for tensor in apart) or x.dtype != up.dtype:
+            return None
+        problem = None
+        try:
+            tokens, top_k = ids.shape
+            _, hidden, intermediate = down.shape
+            problem = ExpertsDecode(
+                tokens, top_k, hidden, intermediate, dtype_of(x), self._name, self._gated, x_stride=x.stride(0)
+            )
+            if problem in self._refused:
+                return None
+            y, found = torch.empty(x.shape, dtype=x.dtype, device=x.device), problem
+            self._kernels.launch(found, lambda traits: routed_experts.plan(found, traits), inputs, [y])
+        except UnsupportedError:
+            if problem is not None:
+                self._refused.add(problem)
+            return None
+        return y
 
     def gathered(self, x: torch.Tensor, ids: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
         """Result of every route [n, k, hidden], from copies of the chosen experts; nothing waits for the device."""
@@ -81,4 +152,5 @@ class RoutedExperts:
 
 
 ROWS: dict[str, Builder] = {"ReduceSum": _reduce_sum, "Softmax": _softmax, "TopK": _top_k}
+FUSED_ROWS: dict[str, Builder] = {"TopKSoftmax": _top_k_softmax}
 EDGE_ROWS: dict[str, Builder] = {"routed_experts": _routed_experts}

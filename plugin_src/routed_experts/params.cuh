@@ -1,0 +1,30 @@
+// The arguments of the kernels of routed_experts and of the choice before them.
+#pragma once
+
+#include "common/integers.cuh"
+
+// A route is one of the top_k choices of a token; routes lie in the order of the tokens. Strides count elements.
+struct RoutedExperts {
+    const void* x;                // [tokens][hidden]
+    const int* expert_ids;        // [tokens][top_k]
+    const float* expert_weights;  // [tokens][top_k]
+    const void* up_weight;        // [experts][gate and up, or up][intermediate][hidden]
+    const void* down_weight;      // [experts][hidden][intermediate]
+    float* inner;                 // [tokens * top_k][intermediate], between the two kernels
+    void* y;                      // [tokens][hidden]
+    int64_t x_stride;
+    int tokens;
+    int top_k;
+    int hidden;
+    int intermediate;
+};
+
+struct TopKSoftmax {
+    const float* logits;  // [tokens][experts]
+    float* weights;       // [tokens][top_k]
+    int* ids;             // [tokens][top_k]
+    int tokens;
+    int experts;
+    int top_k;
+    int normalized;  // 1: the weights of a token add up to 1; 0: they are shares among all experts
+};
