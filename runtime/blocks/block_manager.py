@@ -26,7 +26,8 @@ class BlockManager:
     max_rows: sequences that can hold memory at a time. max_seq_len: tokens of the longest. prefix_caching: whether
     sequences share the full blocks they begin with; without effect where the model has states or a window. radix: a
     cache over pools of ``sizes`` that does more, for every model; with it, blocks behind a window stay. candidates:
-    slots that a sequence has beside its own, for states after tokens that may turn out wrong.
+    slots that a sequence has beside its own, for states after tokens that may turn out wrong; None: it needs none,
+    as the engine holds its state until it is known which are right.
     """
 
     def __init__(
@@ -37,11 +38,12 @@ class BlockManager:
         max_seq_len: int,
         prefix_caching: bool = True,
         radix: RadixAllocator | None = None,
-        candidates: int = 0,
+        candidates: int | None = 0,
     ) -> None:
         self.needs = needs if radix is None else replace(needs, window=None)
         self.block_size = sizes.block_size
-        self._candidates = candidates if needs.state else 0
+        self._candidates = candidates if needs.state and candidates else 0
+        self.keeps_states = needs.state and candidates is not None
         self.pool: BlockPool = BlockPool(sizes.num_blocks) if radix is None else radix.pool
         self.slots: SlotPool = SlotPool(sizes.num_slots) if radix is None else radix.slots
         self.rows = RowTables(max_rows, max(1, self.blocks_for(max_seq_len)))

@@ -126,7 +126,7 @@ class Reservation:
         """Keep the first ``accepted`` of the candidates: their KV, and the state after the last of them."""
         manager = self._manager
         memory.length -= candidates - accepted
-        if accepted and manager.needs.state:
+        if accepted and manager.keeps_states:
             slots = memory.candidates
             memory.slot, slots[accepted - 1] = slots[accepted - 1], memory.slot
         kept = manager.blocks_for(memory.length)

@@ -206,7 +206,7 @@ class Scheduler:
         """Candidates that a sequence has room for, short of its end and of a state that the prefix cache wants."""
         memory = sequence.memory
         most = min(sequence.request.most_tokens - len(sequence.tokens), memory.stop - memory.length - 2)
-        return min(most, len(memory.candidates)) if self.manager.needs.state else most
+        return min(most, len(memory.candidates)) if self.manager.keeps_states else most
 
     def _make_room(self, draft: Draft, sequence: ScheduledSequence, count: int) -> None:
         """Add the sequence, at the cost of those that come last, or of itself when it is the last."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+
+import numpy as np
 
 from artifact.errors import EngineError
 from runtime.blocks import BlockManager
@@ -65,6 +67,15 @@ class StepExecutor:
         tokens = result.best_tokens()
         self.engine_seconds += time.perf_counter() - started
         return tokens
+
+    def advance(self, plan: StepPlan, accepted: Mapping[int, int]) -> None:
+        """Advance the states that the step held, by each row's own token and its ``accepted`` candidates.
+
+        Whatever the engine raises passes through, as in ``run``.
+        """
+        if self._manager.needs.state and not self._manager.keeps_states and accepted:
+            counts = [1 + accepted[row.sequence] if row.candidates else 0 for row in plan.rows]
+            self._engine.advance(np.array(counts, np.int32))
 
     def _swap_out(self, swap: Swap) -> None:
         sequence = self._scheduler.sequences.get(swap.sequence)

@@ -48,8 +48,8 @@ class ServingLoop:
         self._speculator: Speculator | None = None
         candidates = 0
         if settings.speculation is not None:
-            self._speculator = Speculator(settings.speculation, engine.config, engine.slot_bytes)
-            candidates = settings.speculation.tokens
+            self._speculator = Speculator(settings.speculation, engine)
+            candidates = 0 if self._speculator.holds_states else settings.speculation.tokens
         memory, share = settings.memory_bytes, settings.memory_utilization
         budget = memory_budget(engine, needs, self.shape, memory, share, cached, candidates)
         self.pools: PoolReport = pools_in(
@@ -59,7 +59,9 @@ class ServingLoop:
         engine.allocate_pools(sizes)
         shape = self.shape
         radix = radix_allocator(engine, sizes, needs, cache, shape.max_rows) if cached else None
-        manager = BlockManager(sizes, needs, shape.max_rows, shape.max_seq_len, cache.kind == BLOCKS, radix, candidates)
+        holds = self._speculator is not None and self._speculator.holds_states
+        kept, blocks = None if holds else candidates, cache.kind == BLOCKS
+        manager = BlockManager(sizes, needs, shape.max_rows, shape.max_seq_len, blocks, radix, kept)
         self.scheduler = Scheduler(
             manager,
             SchedulerSettings(
@@ -136,6 +138,7 @@ class ServingLoop:
 
     def step(self) -> list[Output]:
         """Run one step; what the requests got from it, or the error that ended those who took part."""
+        began = time.perf_counter()
         if self.served_cache is not None:
             self.served_cache.restore()
         outputs: list[Output] = []
@@ -151,6 +154,7 @@ class ServingLoop:
             places: Sequence[int] = range(len(sampling))
             if result is not None and any(row.candidates for row in plan.rows):
                 accepted, sampling, places = self._verify(plan, result, best, outputs)
+                self._executor.advance(plan, accepted)
         except Exception as error:
             return self._failed(plan, error)
         except BaseException:
@@ -163,6 +167,8 @@ class ServingLoop:
         self.scheduler.commit(plan, accepted)
         if result is not None:
             self._accept(zip(sampling, places, strict=True), result, best, outputs)
+        if self._speculator is not None:
+            self._speculator.took(plan, time.perf_counter() - began)
         return outputs
 
     def _propose(self, outputs: list[Output]) -> dict[int, tuple[int, ...]]:

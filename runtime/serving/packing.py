@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -57,6 +58,8 @@ def packed_inputs(
         last.astype(np.int32, copy=False),
     )
     if manager.needs.state and any(candidates):
+        if not manager.keeps_states:
+            return replace(inputs, held=np.array([bool(row.candidates) for row in rows]))
         return with_candidate_slots(inputs, rows, 1 + engine.config.speculative_tokens)
     decodes = total == len(rows) == last.size
     return padded(inputs, engine.padded_rows(total) - total) if decodes else inputs

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from artifact.config import RuntimeConfig
 from artifact.errors import EngineError
+from runtime.engines.paged import PagedEngine
 from runtime.scheduler import ScheduledSequence, StepPlan
 from runtime.speculation import (
     CandidateCount,
     Proposal,
     SpeculationMetrics,
     SpeculationSettings,
+    StepCost,
     Wanted,
 )
+from runtime.speculation.settings import REPLAY, SNAPSHOT
 
 
 class Speculator:
     """The drafter of one loop, the counts of its sequences, and ``metrics``."""
 
-    def __init__(self, settings: SpeculationSettings, config: RuntimeConfig, slot_bytes: int) -> None:
-        """EngineError when the artifact of ``config`` cannot take back a recurrent state."""
-        if config.recurrent_layers and config.speculative_tokens < settings.tokens:
-            raise EngineError(
-                f"speculation: expected an artifact exported with --speculative-tokens of at least {settings.tokens}, "
-                f"since its states cannot be taken back otherwise, found {config.speculative_tokens}: export it so, or "
-                "lower tokens"
-            )
-        self.metrics = SpeculationMetrics(slot_bytes)
-        self._settings, self._vocab = settings, config.vocab_size
+    def __init__(self, settings: SpeculationSettings, engine: PagedEngine) -> None:
+        """EngineError when the engine, or its artifact, cannot take back a recurrent state in the mode that is asked
+        for."""
+        self.holds_states = _holds_states(settings, engine)
+        self.metrics = SpeculationMetrics(engine.held_token_bytes if self.holds_states else engine.slot_bytes)
+        self.cost = StepCost()
+        self._settings, self._vocab = settings, engine.config.vocab_size
+        self._plain_next, self._compared = False, set[int]()
+        self._measures = settings.adaptive and settings.candidate_cost is None
         self._drafter = settings.make_drafter()
         self._counts: dict[int, CandidateCount] = {}
         # By sequence, of the step that is under way.
@@ -37,9 +38,12 @@ class Speculator:
     def propose(self, sequences: Iterable[tuple[ScheduledSequence, int | None]]) -> dict[int, tuple[int, ...]]:
         """Candidates for the next step by sequence; each comes with how many its request asked for at most."""
         wanted = []
+        if self._plain_next:
+            self._plain_next = False
+            return {}
         for sequence, asked in sequences:
             if sequence.id not in self._counts:
-                self._counts[sequence.id] = self._settings.make_count(asked)
+                self._counts[sequence.id] = self._settings.make_count(asked, self.cost)
             most = self._counts[sequence.id].choose()
             if most:
                 wanted.append(Wanted(sequence.id, sequence.tokens, most))
@@ -53,6 +57,17 @@ class Speculator:
     def ran(self, plan: StepPlan) -> None:
         """The step has run: count the rows that decoded without candidates."""
         self.metrics.observe_plain(sum(row.samples and row.new_tokens == 1 for row in plan.rows))
+
+    def took(self, plan: StepPlan, seconds: float) -> None:
+        """The step took so long, drafts and acceptance included; only one that does nothing but decode says much."""
+        rows, tried = len(plan.rows), sum(len(row.candidates) for row in plan.rows)
+        if not rows or not all(row.samples and row.new_tokens == 1 + len(row.candidates) for row in plan.rows):
+            return
+        self.cost.observe(rows, tried, seconds)
+        if self._measures and rows not in self._compared and not self.cost.knows(rows):
+            # Once for each number of rows, a step without candidates is worth knowing.
+            self._compared.add(rows)
+            self._plain_next = True
 
     def proposal(self, sequence: int, count: int) -> Proposal:
         """The first ``count`` candidates, which found room in the step."""
@@ -78,3 +93,23 @@ class Speculator:
                     "with the same tokenizer"
                 )
         return proposal
+
+
+def _holds_states(settings: SpeculationSettings, engine: PagedEngine) -> bool:
+    """Whether states wait to be advanced; else one is kept after each candidate."""
+    config, most = engine.config, settings.tokens
+    if not config.recurrent_layers:
+        return False
+    if settings.mode != SNAPSHOT and engine.most_held_tokens > most:
+        return True
+    if settings.mode == REPLAY:
+        raise EngineError(
+            f"speculation: expected an engine that advances states by up to {1 + most} tokens for mode {REPLAY!r}, "
+            f"found {engine.name}, which does by {engine.most_held_tokens}: use another mode, or lower tokens"
+        )
+    if config.speculative_tokens < most:
+        raise EngineError(
+            f"speculation: expected an artifact exported with --speculative-tokens of at least {most}, since its "
+            f"states cannot be taken back otherwise, found {config.speculative_tokens}: export it so, or lower tokens"
+        )
+    return False

@@ -6,6 +6,7 @@ from runtime.speculation.metrics import SpeculationMetrics
 from runtime.speculation.ngram_drafter import NgramDrafter
 from runtime.speculation.proposal import Proposal
 from runtime.speculation.settings import DraftModel, SpeculationSettings
+from runtime.speculation.step_cost import StepCost
 from runtime.speculation.verify import accepted_count
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Proposal",
     "SpeculationMetrics",
     "SpeculationSettings",
+    "StepCost",
     "Wanted",
     "accepted_count",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 # What a sequence without a history is taken to have: two tokens of three accepted.
 _PRIOR_ACCEPTED, _PRIOR_TRIED = 2.0, 3.0
 # Weight of a step in the one after it: about the last 20 steps count.
@@ -21,12 +23,12 @@ def expected_tokens(acceptance: float, count: int) -> float:
 class CandidateCount:
     """Chooses the count, 0 to ``most``, that gives the most tokens for the time of a step.
 
-    The time is 1 + cost * count: ``cost`` is the share of a step that one more candidate takes. The acceptance is that
-    of this sequence alone, older steps counting less: accepted / tried, where the candidates tried are those accepted
-    and the first that was not. Deterministic; among equals the fewer.
+    ``cost`` is the share of a step that one more candidate takes, so that the time is 1 + cost * count; or it says the
+    time for a count. The acceptance is that of this sequence alone, older steps counting less: accepted / tried, where
+    the candidates tried are those accepted and the first that was not. Among equals the fewer.
     """
 
-    def __init__(self, most: int, cost: float, adaptive: bool = True) -> None:
+    def __init__(self, most: int, cost: float | Callable[[int], float], adaptive: bool = True) -> None:
         self._most, self._cost, self._adaptive = most, cost, adaptive
         self._accepted, self._tried = _PRIOR_ACCEPTED, _PRIOR_TRIED
         self._idle = 0
@@ -51,4 +53,5 @@ class CandidateCount:
             self._tried = _DECAY * self._tried + accepted + (accepted < proposed)
 
     def _worth(self, count: int) -> float:
-        return expected_tokens(self.acceptance, count) / (1 + self._cost * count)
+        time = self._cost(count) if callable(self._cost) else 1 + self._cost * count
+        return expected_tokens(self.acceptance, count) / time

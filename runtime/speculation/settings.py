@@ -9,8 +9,10 @@ from artifact.errors import EngineError
 from runtime.speculation.candidate_count import CandidateCount
 from runtime.speculation.drafter import Drafter
 from runtime.speculation.ngram_drafter import NgramDrafter
+from runtime.speculation.step_cost import StepCost
 
 NGRAM = "ngram"
+AUTO, REPLAY, SNAPSHOT = "auto", "replay", "snapshot"
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,9 @@ class SpeculationSettings:
 
     drafter: "ngram" (what followed the same tokens before in the prompt or the output), a DraftModel, or a Drafter.
     shortest and longest: how many last tokens "ngram" looks for. adaptive: choose the number of candidates from the
-    measured acceptance of each sequence, where a step takes 1 + candidate_cost for each. EngineError names a bad value.
+    measured acceptance of each sequence, where a step takes 1 + candidate_cost for each; None: as measured. mode: what
+    becomes of recurrent states, "snapshot" (one is kept after each candidate), "replay" (they wait, and are advanced by
+    the candidates that were right) or "auto" (replay where the engine can). EngineError names a bad value.
     """
 
     tokens: int = 4
@@ -42,7 +46,8 @@ class SpeculationSettings:
     shortest: int = 2
     longest: int = 4
     adaptive: bool = True
-    candidate_cost: float = 0.1
+    candidate_cost: float | None = None
+    mode: str = AUTO
 
     def __post_init__(self) -> None:
         for name in ("tokens", "shortest", "longest"):
@@ -55,7 +60,9 @@ class SpeculationSettings:
             raise EngineError(
                 f"speculation: drafter: expected {NGRAM!r}, a DraftModel or a Drafter, found {self.drafter!r}"
             )
-        if not 0 <= self.candidate_cost <= 1:
+        if self.mode not in (AUTO, REPLAY, SNAPSHOT):
+            raise EngineError(f"speculation: mode: expected {AUTO!r}, {REPLAY!r} or {SNAPSHOT!r}, found {self.mode!r}")
+        if self.candidate_cost is not None and not 0 <= self.candidate_cost <= 1:
             raise EngineError(
                 f"speculation: candidate_cost: expected a share of a step from 0 to 1, found {self.candidate_cost!r}"
             )
@@ -68,7 +75,8 @@ class SpeculationSettings:
             raise EngineError("speculation: expected a drafter, found a DraftModel: use LLM or AsyncLLM, which open it")
         return self.drafter
 
-    def make_count(self, asked: int | None) -> CandidateCount:
+    def make_count(self, asked: int | None, measured: StepCost) -> CandidateCount:
         """The counter of one sequence, whose request asked for at most ``asked`` candidates."""
         most = self.tokens if asked is None else min(asked, self.tokens)
-        return CandidateCount(most, self.candidate_cost, self.adaptive)
+        cost = measured.relative_time if self.candidate_cost is None else self.candidate_cost
+        return CandidateCount(most, cost, self.adaptive)

@@ -94,6 +94,7 @@ class ToyPagedEngine(PagedEngine):
         max_rows: int = 8,
         pad_to: int = 1,
         fail_at: Iterable[int] = (),
+        most_held: int = 0,
     ) -> None:
         self.config = config
         self.steps = self.tokens = 0
@@ -102,6 +103,10 @@ class ToyPagedEngine(PagedEngine):
         self.closed = False
         self._limits = StepLimits(max_tokens, max_rows)
         self._pad_to = pad_to
+        self._most_held = most_held
+        # By row of the last step: its slot, and the states after each of its tokens.
+        self._held: dict[int, tuple[int, list[np.ndarray]]] = {}
+        self.fail_to_advance = False
 
     @property
     def limits(self) -> StepLimits:
@@ -113,6 +118,22 @@ class ToyPagedEngine(PagedEngine):
 
     def block_bytes(self, block_size: int) -> int:
         return 8 * block_size if self.config.kv_layers else 0
+
+    @property
+    def most_held_tokens(self) -> int:
+        return self._most_held
+
+    @property
+    def held_token_bytes(self) -> int:
+        return 1 if self._most_held else 0
+
+    def advance(self, accepted: np.ndarray) -> None:
+        held, self._held = self._held, {}
+        assert [row for row, count in enumerate(accepted) if count] == list(held), "rows that were held advance"
+        for row, (slot, states) in held.items():
+            self.states[slot] = np.nan if self.fail_to_advance else states[accepted[row] - 1]
+        if self.fail_to_advance:
+            raise EngineError("the toy engine was told to fail to advance")
 
     def padded_rows(self, rows: int) -> int:
         return -(-rows // self._pad_to) * self._pad_to
@@ -164,6 +185,7 @@ class ToyPagedEngine(PagedEngine):
         wanted = {int(token): m for m, token in enumerate(inputs.logits_indices)}
         logits = np.full((len(wanted), self.config.vocab_size), np.nan, np.float32)
         fails = self.steps in self.fail_at
+        self._held = {}
         for row in range(inputs.seq_lens.size):
             first, end = int(inputs.query_start_loc[row]), int(inputs.query_start_loc[row + 1])
             length = int(inputs.seq_lens[row])
@@ -173,9 +195,15 @@ class ToyPagedEngine(PagedEngine):
             self._store(inputs, first, end)
             slots = self._slots(inputs, row, end - first)
             state = self.states[slots[0]].copy() if self.config.recurrent_layers else np.zeros(2)
+            held = inputs.held is not None and bool(inputs.held[row])
+            if held:
+                assert 1 < end - first <= self._most_held
+                self._held[row], slots[1:] = (slots[0], []), [-1] * (end - first)
             for token, slot in zip(range(first, end), slots[1:], strict=True):
                 if self.config.recurrent_layers:
                     state = self._consumed(state, int(inputs.input_ids[token]))
+                    if held:
+                        self._held[row][1].append(state)
                     self.states[[slot] if slot >= 0 else []] = np.nan if fails else state
                 if token in wanted and not fails:
                     position = int(inputs.positions[token])

@@ -45,20 +45,22 @@ class PartlyRight:
         self.forgotten.append(sequence)
 
 
-def speculating(layers, pattern, most: int = MOST, adaptive: bool = False, **options):
+def speculating(layers, pattern, most: int = MOST, adaptive: bool = False, mode: str = "snapshot", **options):
     """A loop with a draft of ``pattern``; blocks of 4 tokens."""
     drafter = PartlyRight(paged_config(layers, window=options.get("window")), pattern)
-    wanted = SpeculationSettings(most, drafter, adaptive=adaptive)
-    loop, engine = toy_loop(layers, speculative_tokens=most, speculation=wanted, **options)
+    wanted = SpeculationSettings(most, drafter, adaptive=adaptive, candidate_cost=0.1, mode=mode)
+    keeps = {"most_held": 1 + most} if mode == "replay" else {"speculative_tokens": most}
+    loop, engine = toy_loop(layers, speculation=wanted, **keeps, **options)
     return loop, engine, drafter
 
 
+@pytest.mark.parametrize("mode", ["snapshot", "replay"])
 @pytest.mark.parametrize(("layers", "window"), [(HYBRID, None), (RECURRENT, None), (ATTENTION, None), (ATTENTION, 7)])
 @settings(deadline=None, max_examples=12)
 @given(st.lists(st.integers(0, MOST), min_size=1, max_size=9), st.data())
-def test_any_accept_pattern_gives_the_tokens_of_each_alone(layers, window, pattern, data) -> None:
+def test_any_accept_pattern_gives_the_tokens_of_each_alone(layers, window, mode, pattern, data) -> None:
     memory = {"memory_bytes": 1500, "swap_bytes": 300, "max_tokens": 40}
-    loop, engine, _ = speculating(layers, pattern, window=window, prefix_cache="off", **memory)
+    loop, engine, _ = speculating(layers, pattern, window=window, mode=mode, prefix_cache="off", **memory)
     sizes = st.tuples(st.integers(1, 30), st.integers(1, 14))
     wanted = data.draw(st.lists(sizes, min_size=1, max_size=5))
     rng, expected, outputs = np.random.default_rng(len(pattern)), {}, []
@@ -76,9 +78,10 @@ def test_any_accept_pattern_gives_the_tokens_of_each_alone(layers, window, patte
 
 @pytest.mark.parametrize("layers", [HYBRID, ATTENTION])
 @pytest.mark.parametrize("kind", ["radix", "blocks"])
-def test_the_prefix_cache_gets_exact_states_only(layers, kind) -> None:
+@pytest.mark.parametrize("mode", ["snapshot", "replay"])
+def test_the_prefix_cache_gets_exact_states_only(layers, kind, mode) -> None:
     cache = PrefixCacheSettings(kind=kind, decode_interval=8) if kind == "radix" else kind
-    loop, engine, _ = speculating(layers, [4, 1, 0, 3], prefix_cache=cache)
+    loop, engine, _ = speculating(layers, [4, 1, 0, 3], mode=mode, prefix_cache=cache)
     rng, history, cached = np.random.default_rng(4), rng_prompt(4, 9), 0
     for _ in range(6):
         expected = toy_greedy(engine.config, history, 11)
@@ -146,22 +149,27 @@ def test_seeded_answers_are_those_without_speculation(params) -> None:
     assert answers(run_all(loop)) == answers(run_all(plain))
 
 
-def test_a_failed_step_ends_its_requests_and_leaves_the_pools_whole() -> None:
-    loop, engine, drafter = speculating(HYBRID, [2])
+@pytest.mark.parametrize(("mode", "fails"), [("snapshot", "step"), ("replay", "step"), ("replay", "advance")])
+def test_a_failed_step_ends_its_requests_and_leaves_the_pools_whole(mode, fails) -> None:
+    loop, engine, drafter = speculating(HYBRID, [2], mode=mode)
     loop.add(asked([1, 2, 3], 20))
     loop.step()
     loop.step()
-    engine.fail_at = {engine.steps + 1}
-    (output,) = loop.step()
+    if fails == "step":
+        engine.fail_at = {engine.steps + 1}
+    engine.fail_to_advance = fails == "advance"
+    outputs = loop.step()
+    engine.fail_to_advance = False
     loop.scheduler.check_integrity()
-    assert isinstance(output.error, EngineError) and not loop.busy
+    assert isinstance(outputs[-1].error, EngineError) and not loop.busy
     assert loop.scheduler.manager.slots.used == 0 and drafter.forgotten
     loop.add(asked([1, 2, 3], 20))
     assert list(answers(run_all(loop)).values()) == [tuple(toy_greedy(engine.config, [1, 2, 3], 20))]
 
 
-def test_a_request_cancelled_between_steps_gives_everything_back() -> None:
-    loop, _, drafter = speculating(HYBRID, [3])
+@pytest.mark.parametrize("mode", ["snapshot", "replay"])
+def test_a_request_cancelled_between_steps_gives_everything_back(mode) -> None:
+    loop, _, drafter = speculating(HYBRID, [3], mode=mode)
     id_ = loop.add(asked([1, 2, 3], 20))
     for _ in range(3):
         loop.step()
@@ -215,3 +223,41 @@ def test_states_that_cannot_be_taken_back_are_refused() -> None:
         toy_loop(HYBRID, speculation=SpeculationSettings(4))
     # Attention alone needs no states.
     toy_loop(ATTENTION, speculation=SpeculationSettings(4))
+
+
+def test_states_that_are_held_take_no_slots() -> None:
+    loop, engine, _ = speculating(HYBRID, [MOST], mode="replay", max_rows=3)
+    assert loop.pools.sizes.num_slots == 3 and loop.speculation.state_bytes == engine.held_token_bytes
+    loop.add(asked([1, 2, 3], 21))
+    assert list(answers(run_all(loop)).values()) == [tuple(toy_greedy(engine.config, [1, 2, 3], 21))]
+    assert loop.speculation.chosen == {4: 4}
+
+
+def test_the_mode_is_that_of_the_engine_unless_it_is_said() -> None:
+    for mode, most_held, slots in (("auto", 5, 2), ("auto", 4, 10), ("snapshot", 5, 10)):
+        wanted = SpeculationSettings(4, mode=mode)
+        loop, _ = toy_loop(HYBRID, speculation=wanted, most_held=most_held, speculative_tokens=4, max_rows=2)
+        assert loop.pools.sizes.num_slots == slots
+    with pytest.raises(EngineError, match=r"advances states by up to 5 tokens for mode 'replay'.*by 4"):
+        toy_loop(HYBRID, speculation=SpeculationSettings(4, mode="replay"), most_held=4, speculative_tokens=4)
+
+
+@pytest.mark.parametrize("mode", ["snapshot", "replay"])
+def test_prompts_in_chunks_and_preemption_go_together_with_candidates(mode) -> None:
+    """Memory for two of five requests, and prompts longer than a step: all answers are those of each alone."""
+    options = {"memory_bytes": 1000, "max_tokens": 12, "max_rows": 5, "swap_bytes": 600, "prefix_cache": "radix"}
+    loop, engine, _ = speculating(HYBRID, [2, 0, 4, 1], mode=mode, **options)
+    prompts = [rng_prompt(seed, 6 + 7 * seed) for seed in range(5)]
+    for place, prompt in enumerate(prompts):
+        loop.add(asked(prompt, 15, priority=place))
+    preempted = 0
+    outputs = []
+    while loop.busy:
+        poison(loop, engine)
+        outputs += loop.step()
+        loop.scheduler.check_integrity()
+        preempted += len(loop.last_plan.swap_outs)
+    assert preempted
+    found = answers(outputs)
+    assert [list(found[i, 0]) for i in range(5)] == [toy_greedy(engine.config, prompt, 15) for prompt in prompts]
+    assert 0 < loop.speculation.accepted < loop.speculation.proposed

@@ -23,13 +23,15 @@ def toy_loop(
     pad_to: int = 1,
     max_seq_len: int = MAX_SEQ,
     speculative_tokens: int = 0,
+    most_held: int = 0,
     **settings,
 ) -> tuple[ServingLoop, ToyPagedEngine]:
-    """Rows, tokens and memory as in ``settings``; blocks of 4 tokens."""
+    """Rows, tokens and memory as in ``settings``; blocks of 4 tokens. ``most_held``: tokens of a row whose states the
+    engine can hold."""
     config: RuntimeConfig = paged_config(
         layers, max_seq_len, window=window, eos=eos, speculative_tokens=speculative_tokens
     )
-    engine = ToyPagedEngine(config, max_tokens=70, max_rows=16, pad_to=pad_to)
+    engine = ToyPagedEngine(config, max_tokens=70, max_rows=16, pad_to=pad_to, most_held=most_held)
     options = {"block_size": 4, "max_rows": 12, "max_tokens": 64, "memory_bytes": 10_000, **settings}
     return ServingLoop(engine, ServingSettings(**options), eos, None), engine
 

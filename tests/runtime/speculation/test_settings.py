@@ -3,7 +3,7 @@
 import pytest
 
 from artifact.errors import EngineError
-from runtime.speculation import NgramDrafter, SpeculationMetrics, SpeculationSettings
+from runtime.speculation import NgramDrafter, SpeculationMetrics, SpeculationSettings, StepCost
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,7 @@ from runtime.speculation import NgramDrafter, SpeculationMetrics, SpeculationSet
         ({"shortest": True}, "shortest: expected an integer"),
         ({"shortest": 5}, "longest: expected at least shortest 5, found 4"),
         ({"drafter": "oracle"}, "drafter: expected 'ngram', a DraftModel or a Drafter, found 'oracle'"),
+        ({"mode": "rewind"}, "mode: expected 'auto', 'replay' or 'snapshot', found 'rewind'"),
         ({"candidate_cost": 2.0}, "candidate_cost: expected a share"),
     ],
 )
@@ -23,7 +24,7 @@ def test_bad_values_are_refused(bad: dict, message: str) -> None:
 
 def test_a_request_may_ask_for_fewer() -> None:
     settings = SpeculationSettings(tokens=3, adaptive=False)
-    assert [settings.make_count(asked).choose() for asked in (None, 0, 2, 9)] == [3, 0, 2, 3]
+    assert [settings.make_count(asked, StepCost()).choose() for asked in (None, 0, 2, 9)] == [3, 0, 2, 3]
 
 
 def test_a_drafter_may_be_given() -> None:

@@ -1,0 +1,57 @@
+"""The measured cost is that of the steps, and the count that follows from it is never much worse than none."""
+
+import numpy as np
+import pytest
+
+from runtime.speculation import CandidateCount, StepCost
+
+
+@pytest.mark.parametrize(("fixed", "slope"), [(0.1, 0.02), (0.0, 0.5), (0.6, 0.0)])
+def test_a_straight_line_is_found_among_delays(fixed: float, slope: float) -> None:
+    rng, cost = np.random.default_rng(1), StepCost()
+    for _ in range(300):
+        candidates = int(rng.integers(0, 5))
+        relative = 1 + (fixed + slope * candidates) * (candidates > 0)
+        cost.observe(2, 2 * candidates, 0.003 * relative * (1 + 0.05 * rng.standard_normal()))
+    for candidates in (1, 2, 4):
+        assert cost.relative_time(candidates) == pytest.approx(1 + fixed + slope * candidates, abs=0.06)
+    assert cost.relative_time(0) == 1
+
+
+def test_steps_of_other_numbers_of_rows_are_no_measure() -> None:
+    cost = StepCost()
+    before = cost.relative_time(4)
+    cost.observe(3, 0, 1.0)
+    cost.observe(2, 8, 50.0)
+    assert cost.knows(3) and not cost.knows(2) and cost.relative_time(4) == before
+
+
+def test_times_that_make_no_sense_give_a_cost_that_does() -> None:
+    cost = StepCost()
+    for seconds in (0.0, 1.0, 1.0, 1.0, 1000.0):
+        cost.observe(1, 0, 1.0)
+        cost.observe(1, 2, seconds)
+        assert 1 <= cost.relative_time(1) <= cost.relative_time(4) < 20
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize(("fixed", "slope"), [(0.1, 0.03), (0.4, 0.3), (1.5, 0.5)])
+def test_in_the_long_run_it_is_never_slower_than_plain_decoding(acceptance: float, fixed: float, slope: float) -> None:
+    """And close to the best count that never changes."""
+    rng, cost = np.random.default_rng(3), StepCost()
+
+    def time_of(candidates: int) -> float:
+        return 1 + (fixed + slope * candidates) * (candidates > 0)
+
+    count, tokens, seconds = CandidateCount(4, cost.relative_time), 0, 0.0
+    for step in range(3000):
+        chosen = count.choose() if step else 0
+        accepted = int(np.cumprod(rng.random(chosen) < acceptance).sum())
+        spent = time_of(chosen) * (1 + 0.1 * abs(rng.standard_normal()))
+        cost.observe(1, chosen, spent)
+        count.observe(chosen, accepted)
+        tokens, seconds = tokens + 1 + accepted, seconds + spent
+    plain = 1 / 1.08
+    best = max(sum(acceptance**power for power in range(k + 1)) / time_of(k) for k in range(5)) * plain
+    # Every 16th step without candidates tries one, as texts change; that and the noise of few steps are what is lost.
+    assert tokens / seconds >= max(0.88 * plain, 0.85 * best)
