@@ -223,7 +223,8 @@ class DecoderConfig:
 
     ``embedding_sources`` lists the names that checkpoints use for the embedding; ``final_norm_source`` the last
     norm. Logits are divided by ``logits_scaling``. ``ignored_sources`` are prefixes of tensors that the decoder
-    does not need (multi-token prediction heads). ``norm_offset`` is added to the weights of the layer norms.
+    does not need (multi-token prediction heads). ``own_head_wins``: a head that the checkpoint stores is used even
+    where ``tie_word_embeddings`` says that there is none. ``norm_offset`` is added to the weights of the layer norms.
     ``notes`` are remarks for the user.
     """
 
@@ -242,6 +243,7 @@ class DecoderConfig:
     residual_in_fp32: bool = False
     norm_offset: float = 0.0
     ignored_sources: tuple[str, ...] = ()
+    own_head_wins: bool = False
     notes: tuple[str, ...] = ()
 
     @property

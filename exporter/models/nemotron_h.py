@@ -91,6 +91,7 @@ def parse(config: HfConfig) -> DecoderConfig:
         max_position_embeddings=config.positive("max_position_embeddings", default=None),
         residual_in_fp32=config.flag("residual_in_fp32", default=False),
         ignored_sources=("mtp.",),
+        own_head_wins=True,
     )
 
 

@@ -7,21 +7,23 @@ from dataclasses import replace
 
 from artifact.safetensors_file import TensorSlot
 from exporter.models.decoder_config import BlockConfig, DecoderConfig, GatedDeltaConfig
-from exporter.models.parameters import tensor_root
+from exporter.models.parameters import LM_HEAD, tensor_root
 
 
 def as_stored(config: DecoderConfig, tensors: Mapping[str, TensorSlot]) -> DecoderConfig:
     """``config`` with the sizes at which this checkpoint cuts what the graph joins again.
 
     A gated delta net with separate projections has three convolutions. transformers joins them, and cuts the result
-    into three equal parts when it saves the model, whatever sizes q, k and v have.
+    into three equal parts when it saves the model, whatever sizes q, k and v have. It also stores, and uses, a head of
+    its own for families that it never ties, whatever their config says.
     """
     root = tensor_root(config, tensors)
     layers = []
     for index, layer in enumerate(config.layers):
         blocks = tuple(_block(block, f"{root}layers.{index}.{block.source}", tensors) for block in layer.blocks)
         layers.append(replace(layer, blocks=blocks))
-    return replace(config, layers=tuple(layers))
+    tied = config.tie_word_embeddings and not (config.own_head_wins and LM_HEAD in tensors)
+    return replace(config, layers=tuple(layers), tie_word_embeddings=tied)
 
 
 def _block(block: BlockConfig, source: str, tensors: Mapping[str, TensorSlot]) -> BlockConfig:

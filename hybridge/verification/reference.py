@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,13 +49,18 @@ class Reference:
         transformers.utils.logging.disable_progress_bar()
         try:
             _check_pair(checkpoint, transformers.AutoConfig.from_pretrained(checkpoint, **_LOCAL), config)
-            self._model = transformers.AutoModelForCausalLM.from_pretrained(
-                checkpoint, dtype=torch.float32, **_LOCAL
-            ).eval()
+            self._model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+                checkpoint, dtype=torch.float32, output_loading_info=True, **_LOCAL
+            )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(f"{checkpoint}: transformers cannot load it: {error}") from error
+        self._model.eval()
         self._use_plain_experts()
-        self.notes = (*self._follow_time_step_limit(), *self._group_gated_norms(), *self._tie_head())
+        self.notes = (
+            *self._follow_time_step_limit(),
+            *self._group_gated_norms(),
+            *self._tie_head(loading["missing_keys"]),
+        )
 
     def run(self, tokens: np.ndarray) -> ReferenceRun:
         """Process ``tokens`` [T] int64 in one call from empty states."""
@@ -104,10 +110,11 @@ class Reference:
         if hasattr(self._model, "set_experts_implementation"):
             self._model.set_experts_implementation("eager")
 
-    def _tie_head(self) -> tuple[str, ...]:
-        """Tie the head of a family that transformers never ties, where the checkpoint's config asks for it."""
+    def _tie_head(self, missing: Collection[str]) -> tuple[str, ...]:
+        """Tie the head of a family that transformers never ties, where config asks for it and no head is stored."""
         head, embedding = self._model.get_output_embeddings(), self._model.get_input_embeddings()
-        if not getattr(self._model.config, "tie_word_embeddings", False) or head.weight is embedding.weight:
+        tied = getattr(self._model.config, "tie_word_embeddings", False) and "lm_head.weight" in missing
+        if not tied or head.weight is embedding.weight:
             return ()
         head.weight = embedding.weight
         return ("transformers does not tie the output projection to the embedding here; the reference does",)

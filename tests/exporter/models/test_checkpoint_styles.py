@@ -132,6 +132,13 @@ def test_tied_nemotron_h(tmp_path: Path) -> None:
     assert_one_shot_agrees(tied)
 
 
+def test_a_nemotron_h_that_is_called_tied_keeps_the_head_that_it_stores(tmp_path: Path) -> None:
+    """As transformers does, which saves such models so."""
+    folder = save_tiny_model(tmp_path, "nemotron_h", tie_word_embeddings=True)
+    assert "lm_head.weight" in open_checkpoint(folder).tensors
+    assert_one_shot_agrees(folder)
+
+
 def test_multi_token_prediction_tensors_are_left_out(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "a", "nemotron_h")
     extended = copy_checkpoint(folder, tmp_path / "b")
