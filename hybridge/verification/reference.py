@@ -49,12 +49,12 @@ class Reference:
         transformers.utils.logging.disable_progress_bar()
         try:
             _check_pair(checkpoint, transformers.AutoConfig.from_pretrained(checkpoint, **_LOCAL), config)
-            self._model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
                 checkpoint, dtype=torch.float32, output_loading_info=True, **_LOCAL
             )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(f"{checkpoint}: transformers cannot load it: {error}") from error
-        self._model.eval()
+        self._model, loading = loaded[0].eval(), loaded[1]
         self._use_plain_experts()
         self.notes = (
             *self._follow_time_step_limit(),
