@@ -15,6 +15,12 @@ namespace {
 constexpr int C = CHANNELS;
 constexpr int K = KERNEL;
 constexpr int TAIL_STEP = 4;  // of the tokens that do not fill a step
+// For sm_80 the compiler would spill registers of float's window to fit more blocks than these; 0: as many as it finds best.
+#if __CUDA_ARCH__ < 860
+constexpr int LEAST_BLOCKS = sizeof(DATA_T) == 4 ? 8 : 0;
+#else
+constexpr int LEAST_BLOCKS = 0;
+#endif
 
 // The filter and the last K - 1 inputs of C channels, as float.
 struct Window {
@@ -108,7 +114,7 @@ __device__ __forceinline__ void write_state(const CausalConv1d& params, const Ro
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     causal_conv1d_prefill(const __grid_constant__ CausalConv1d params) {
     const int channel = (blockIdx.x * blockDim.x + threadIdx.x) * C;
     const int begin = blockIdx.y * params.block_tokens;

@@ -154,7 +154,7 @@ __device__ __forceinline__ void consume(Shared& shared, const PagedAttention& p)
             rows.correct(correction);
             round_weights(weights, s);
         }
-        release(&shared.queries_empty);
+        barrier_arrive(&shared.queries_empty);
         wait_for_tile(&shared.values_full[at_values.slot], at_values);
         start_outputs(rows.y, weights, shared.values[at_values.slot]);
         wgmma_wait<0>();

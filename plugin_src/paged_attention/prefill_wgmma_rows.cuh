@@ -24,7 +24,7 @@ struct Shared {
 
     __device__ __forceinline__ void init_barriers() {
         barrier_init(&queries_full, 128 + 1);  // copies of each producing thread, and the work
-        barrier_init(&queries_empty, 4 * GROUPS);
+        barrier_init(&queries_empty, 128 * GROUPS);  // every thread has read the work
         for (int s = 0; s < STAGES; ++s) {
             barrier_init(&keys_full[s], 128);
             barrier_init(&keys_empty[s], 4 * GROUPS);

@@ -166,8 +166,7 @@ __device__ __forceinline__ void produce(Shared& shared, const PrefillParams& p, 
         if (warp < UNITS_OF_BLOCK) {
             store_decay<float>(shared.decay[position.slot][warp], raw, head, p, valid, lane);
             if (PASS != 1) store_block_decay(shared.blocks[position.slot][warp], shared.decay[position.slot][warp], lane);
-            __syncwarp();
-            if (lane == 0) barrier_arrive(&shared.full[position.slot]);
+            barrier_arrive(&shared.full[position.slot]);
             if (chunk + 1 < task.last) {
                 raw.load(dt + (token + CHUNK) * p.dt_token, p.dt_token, task.valid(chunk + 1), lane);
             }
@@ -234,8 +233,7 @@ __device__ __forceinline__ void consume(Shared& shared, const PrefillParams& p, 
             store_output(y, stage.x[unit], in.y + static_cast<int64_t>(chunk) * CHUNK * p.y_token, p.y_token, task.columns,
                          task.valid(chunk));
         }
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(&shared.empty[position.slot]);
+        barrier_arrive(&shared.empty[position.slot]);
         position.advance();
     }
     if constexpr (PASS == 1) {
@@ -264,8 +262,8 @@ update_ssm_state_prefill_wgmma(const __grid_constant__ PrefillParams p) {
     if (task.first >= task.last || (PASS == 1 && task.last == task.chunks)) return;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
-            barrier_init(&shared.full[s], 128 + UNITS_OF_BLOCK);  // copies of each producing thread, decays of each unit
-            barrier_init(&shared.empty[s], 4 * UNITS_OF_BLOCK);
+            barrier_init(&shared.full[s], 128 + 32 * UNITS_OF_BLOCK);  // copies of each thread, decays of each lane
+            barrier_init(&shared.empty[s], 128 * UNITS_OF_BLOCK);
         }
     }
     __syncthreads();
