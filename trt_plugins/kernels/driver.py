@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from typing import Any
 
 from artifact.errors import EngineError
 
+# Of the driver's interface, in which functions are asked for.
+_VERSION = 12000
 _INSTALL = "install the packages of hybridge's extra 'cuda' (cuda-core, cuda-bindings)"
 
 
@@ -25,6 +29,23 @@ def cuda_driver() -> ModuleType:
     if int(result) != 0:
         raise EngineError(f"expected a CUDA GPU, found none ({result.name}): use a machine with an NVIDIA GPU")
     return driver
+
+
+@cache
+def driver_function(name: str, arguments: int) -> Callable[..., int]:
+    """The driver's function ``name``, whose arguments are so many ctypes.c_void_p, and which gives a CUresult.
+
+    For what is called in every step: the bindings convert arguments anew in every call, which takes as long as a
+    launch. EngineError when the driver does not have it.
+    """
+    returned = cuda_driver().cuGetProcAddress(name.encode(), _VERSION, 0)
+    address, _ = checked(returned, f"finding {name}")
+    return ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * arguments)(int(address))
+
+
+def result_name(code: int) -> str:
+    """The name of a CUresult."""
+    return str(cuda_driver().CUresult(code).name)
 
 
 def checked(returned: tuple, doing: str) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from artifact.errors import EngineError
 
 
@@ -42,6 +45,14 @@ def device_address(pointer: object) -> int:
     if hasattr(pointer, "handle"):
         pointer = pointer.handle
     return _integer(pointer, "a device pointer (an integer, or an object that int() takes)")
+
+
+def device_addresses(pointers: Sequence[Any]) -> Sequence[int]:
+    """The device address of each of ``pointers``; integers are taken as they are. EngineError as ``device_address``."""
+    for pointer in pointers:
+        if type(pointer) is not int:
+            return [device_address(pointer) for pointer in pointers]
+    return pointers
 
 
 def _integer(value: object, expected: str) -> int:

@@ -1,13 +1,16 @@
-"""Launches of a bound plan: everything is packed beforehand, a launch writes addresses and calls the driver."""
+"""Launches of a bound plan: everything is packed beforehand, a launch writes new addresses and calls the driver."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from copy import copy
+from functools import partial
 from typing import Any
 
+from artifact.errors import EngineError
 from trt_plugins.kernels.call import CallPlan, KernelLaunch, Memory
-from trt_plugins.kernels.driver import checked, cuda_driver
+from trt_plugins.kernels.driver import cuda_driver, driver_function, result_name
 
 _WORD = 8
 
@@ -20,6 +23,9 @@ class BoundPlan:
         self.plan = plan
         self._counters = (counters,)
         self._launches = [_BoundLaunch(*pair) for pair in zip(plan.launches, functions, strict=True)]
+        enqueue = driver_function("cuLaunchKernelEx", 4)
+        self._calls = [partial(enqueue, *launch.arguments) for launch in self._launches]
+        self._given: tuple | None = None
 
     def launch(
         self,
@@ -36,6 +42,18 @@ class BoundPlan:
         0) and, of a speculative call, num_accepted_tokens.
         EngineError when the driver refuses a launch.
         """
+        # Calls that follow each other mostly have the same addresses, which are then in place already.
+        if (stream, inputs, outputs, workspace, packed) != self._given:
+            self._write(stream, inputs, outputs, workspace, packed)
+        for call in self._calls:
+            code = call()
+            if code:
+                label = self._launches[self._calls.index(call)].label
+                raise EngineError(f"launching {label}: the CUDA driver answers {result_name(code)}")
+
+    def _write(
+        self, stream: int, inputs: Sequence[int], outputs: Sequence[int], workspace: int, packed: Sequence[int]
+    ) -> None:
         addresses = {
             Memory.INPUT: inputs,
             Memory.OUTPUT: outputs,
@@ -44,37 +62,34 @@ class BoundPlan:
             Memory.COUNTERS: self._counters,
         }
         for launch in self._launches:
-            launch.enqueue(stream, addresses)
+            launch.write(stream, addresses)
+        # Copies, as the caller may write to its lists.
+        self._given = (stream, copy(inputs), copy(outputs), workspace, copy(packed))
 
 
 class _BoundLaunch:
-    """One kernel with its launch configuration and its parameter struct."""
+    """One kernel with its launch configuration and its parameter struct; ``arguments`` are those of the driver."""
 
-    def __init__(self, launch: KernelLaunch, function: object) -> None:
-        self._function = function
-        self._label = launch.source.label
+    def __init__(self, launch: KernelLaunch, function: Any) -> None:
+        self.label = launch.source.label
         self._params = type(launch.params).from_buffer_copy(launch.params)
         self._words = (ctypes.c_uint64 * (ctypes.sizeof(self._params) // _WORD)).from_buffer(self._params)
-        self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._params))
-        self._arguments_address = ctypes.addressof(self._arguments)
+        self._pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self._params))
         self._patches = [
             (_word_index(launch.params, field), source.memory, source.index, source.offset)
             for field, source in launch.pointers.items()
         ]
         self._config = _launch_config(launch)
-        self._stream: int | None = None
+        given = (int(self._config.getPtr()), int(function), ctypes.addressof(self._pointers), None)
+        self.arguments = tuple(ctypes.c_void_p(address) for address in given)
 
-    def enqueue(self, stream: int, addresses: dict[Memory, Sequence[int]]) -> None:
+    def write(self, stream: int, addresses: dict[Memory, Sequence[int]]) -> None:
+        """Put the addresses into the parameter struct, and the stream into the configuration."""
         words = self._words
+        self._config.hStream = stream
         for word, memory, index, offset in self._patches:
             address = addresses[memory][index]
             words[word] = address + offset if address else 0
-        driver = cuda_driver()
-        if stream != self._stream:
-            self._config.hStream, self._stream = stream, stream
-        returned = driver.cuLaunchKernelEx(self._config, self._function, self._arguments_address, 0)
-        if returned[0]:
-            checked(returned, f"launching {self._label}")
 
 
 def _word_index(params: ctypes.Structure, path: str) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from artifact.dtypes import DType
 from artifact.errors import EngineError, HybridgeError
-from trt_plugins.kernels.handles import device_address, stream_handle
+from trt_plugins.kernels.handles import device_address, device_addresses, stream_handle
 from trt_plugins.kernels.layout import TensorLayout
 from trt_plugins.plugins.aliasing import build_interface
 from trt_plugins.plugins.data_types import dtype_from_trt, trt_from_dtype
@@ -144,10 +144,10 @@ def make_plugin_class(trt: Any) -> type:
                 if self.core.bound is None:
                     self._prepare(input_desc, output_desc)
                 self.core.bound.launch(  # type: ignore[union-attr]
-                    stream_handle(stream),
-                    [device_address(pointer) for pointer in inputs],
-                    [device_address(pointer) for pointer in outputs],
-                    device_address(workspace),
+                    stream if type(stream) is int else stream_handle(stream),
+                    device_addresses(inputs),
+                    device_addresses(outputs),
+                    workspace if type(workspace) is int else device_address(workspace),
                 )
             except Exception as error:
                 raise recorded(self, "enqueue", error) from error
