@@ -1,4 +1,4 @@
-"""What reaches the driver in a launch: the real configuration and parameters, taken by a function in the driver's place."""
+"""What reaches the driver in a launch: real configurations and parameters, taken by a function in its place."""
 
 from __future__ import annotations
 

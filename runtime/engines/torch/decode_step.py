@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
+from runtime.engines.torch.cache_pages import CachePages
 from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.graph import LENGTHS
+from runtime.engines.torch.graph import LENGTHS, RESULT
 from runtime.engines.torch.lengths import StepLengths
 from runtime.engines.torch.program import Program
 from runtime.engines.torch.recording import RepeatedWork
@@ -31,7 +32,7 @@ class DecodeStep:
     """The decode step of one state memory up to one bucket of positions.
 
     The first run is a step like any other, the second is recorded, which changes no state, and launched at once. From
-    then on a step is one launch: tokens to the device, all kernels, logits to pinned memory.
+    then on a step is one launch: tokens to the device and all kernels, the last of which writes logits to host memory.
     """
 
     def __init__(
@@ -44,10 +45,12 @@ class DecodeStep:
     ) -> None:
         """``finish`` takes over what the program returns: it advances the states and gives the logits."""
         self._device, self._program, self._finish = device, program, finish
-        self.buffers = StepBuffers(device, memory.batch)
-        lengths = StepLengths(1, (1,) * memory.batch, (0,) * memory.batch, bucket)
-        self._feeds = {**self.buffers.tensors, **memory.tensors, LENGTHS: lengths}
-        self._host_logits: torch.Tensor | None = None
+        self.buffers = StepBuffers(device, memory.batch, memory.max_seq)
+        pages = CachePages.of(device, memory.batch, memory.max_seq, bucket, self.buffers.lengths, self.buffers.places)
+        lengths = StepLengths(1, (1,) * memory.batch, (0,) * memory.batch, bucket, pages)
+        self._feeds = {**self.buffers.tensors, **memory.tensors, LENGTHS: lengths, RESULT: None}
+        self._logits = np.empty(0, np.float32)
+        self._shared: torch.Tensor | None = None
         self.repeated = RepeatedWork(device, self._work)
 
     @property
@@ -60,15 +63,21 @@ class DecodeStep:
 
         EngineError when the GPU refuses or fails it.
         """
-        with self._device.active():
+        if self.repeated.is_replayed:
             self.repeated.run()
-            self._device.synchronize()
-        assert self._host_logits is not None
-        return self._host_logits.numpy()
+        else:
+            with self._device.active():
+                self.repeated.run()
+        self._device.synchronize()
+        return self._logits
 
     def _work(self) -> None:
         self.buffers.upload()
         logits = self._finish(self._program.run(self._feeds))
-        if self._host_logits is None:
-            self._host_logits = self._device.pinned(*logits.shape, dtype=torch.float32)
-        self._host_logits.copy_(logits, non_blocking=True)
+        if self._shared is None:
+            host, self._shared = self._device.mapped(*logits.shape, dtype=torch.float32)
+            self._logits = host.numpy()
+            # From now on the head writes there itself, if it can.
+            self._feeds[RESULT] = self._shared
+        if logits.data_ptr() != self._shared.data_ptr():
+            self._shared.copy_(logits)

@@ -22,6 +22,7 @@ class TorchDecoder(Decoder):
         if not rows or rows[0] < 0 or rows[-1] >= states.batch:
             raise EngineError(f"expected rows from 0 to {states.batch - 1}, found {list(rows)}")
         self._rows, self._states, self._vocab_size, self._bound = list(rows), states, vocab_size, bound
+        self._is_every_row = self._rows == list(range(states.batch))
 
     def step(self, tokens: Sequence[int], past_lengths: Sequence[int]) -> Sequence[np.ndarray]:
         longest = max(past_lengths)
@@ -33,8 +34,16 @@ class TorchDecoder(Decoder):
         if min(tokens) < 0 or max(tokens) >= self._vocab_size:
             raise EngineError(f"expected token ids from 0 to {self._vocab_size - 1}, found {list(tokens)}")
         step = self._bound(longest + 1)
-        buffers, rows = step.buffers, self._rows
-        buffers.context[:] = 0
-        buffers.ids[rows], buffers.context[rows], buffers.past[rows] = tokens, 1, past_lengths
+        if self._is_every_row:
+            step.buffers.fill(tokens, [1] * len(tokens), past_lengths)
+        else:
+            step.buffers.fill(*self._spread(tokens, past_lengths))
         logits = step.run()
-        return [logits[row] if logits.ndim == 2 else logits[row, 0] for row in rows]
+        return [logits[row] if logits.ndim == 2 else logits[row, 0] for row in self._rows]
+
+    def _spread(self, tokens: Sequence[int], past_lengths: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+        """Tokens, numbers of new and of cached ones of every row of the set; the others have none."""
+        ids, context, past = ([0] * self._states.batch for _ in range(3))
+        for row, token, length in zip(self._rows, tokens, past_lengths, strict=True):
+            ids[row], context[row], past[row] = token, 1, length
+        return ids, context, past

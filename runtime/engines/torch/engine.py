@@ -19,7 +19,7 @@ from runtime.engines.torch.decode_step import DecodeStep, bucket_of
 from runtime.engines.torch.decoder import TorchDecoder
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.fusion import Phase
-from runtime.engines.torch.graph import LENGTHS
+from runtime.engines.torch.graph import LENGTHS, RESULT
 from runtime.engines.torch.lengths import StepLengths
 from runtime.engines.torch.model import TorchModel
 from runtime.engines.torch.state_memory import StatePool
@@ -102,9 +102,8 @@ class TorchEngine(Engine):
             return self._run(inputs, held, ())[self._result]
         longest = int((inputs.context_lengths + inputs.past_lengths).max())
         bound = self._bound(held, max(1, longest))
-        buffers = bound.buffers
-        buffers.ids[:] = inputs.input_ids[:, 0]
-        buffers.context[:], buffers.past[:] = inputs.context_lengths, inputs.past_lengths
+        context, past = inputs.context_lengths.tolist(), inputs.past_lengths.tolist()
+        bound.buffers.fill(inputs.input_ids[:, 0].tolist(), context, past)
         return bound.run()
 
     def decoder(self, rows: Sequence[int], states: StateSet) -> TorchDecoder:
@@ -159,6 +158,7 @@ class TorchEngine(Engine):
             CONTEXT_LENGTHS: torch.tensor(context, dtype=torch.int32, device=device),
             PAST_LENGTHS: torch.tensor(past, dtype=torch.int32, device=device),
             LENGTHS: StepLengths(inputs.input_ids.shape[1], tuple(context), tuple(past), room),
+            RESULT: None,
         }
 
     def _taken_over(self, found: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -15,6 +15,8 @@ MODEL_FILE = "model.onnx"
 DOMAIN = "hybridge.torch"
 # The input that such nodes get the step's StepLengths by.
 LENGTHS = "engine.lengths"
+# The input of the node that computes the logits: memory to write them to, or None.
+RESULT = "engine.result"
 
 
 def read_model(folder: Path) -> ir.Model:
@@ -71,10 +73,15 @@ def tidy_graph(graph: ir.Graph) -> None:
 
 def lengths_input(graph: ir.Graph) -> ir.Value:
     """The graph input LENGTHS, added where it is not there yet."""
+    return engine_input(graph, LENGTHS)
+
+
+def engine_input(graph: ir.Graph, name: str) -> ir.Value:
+    """The graph input of that name, added where it is not there yet."""
     for value in graph.inputs:
-        if value.name == LENGTHS:
+        if value.name == name:
             return value
-    added = ir.Value(name=LENGTHS)
+    added = ir.Value(name=name)
     graph.inputs.append(added)
     return added
 

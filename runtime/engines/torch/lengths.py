@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runtime.engines.torch.cache_pages import CachePages
+
 
 @dataclass(frozen=True)
 class StepLengths:
@@ -12,12 +14,14 @@ class StepLengths:
     context, past: new and cached tokens of each row; not to be relied on in decoding, which is recorded once for all
         lengths up to ``bucket``.
     bucket: positions of the KV caches that the step may touch.
+    pages: where those lie, of a decode step that is recorded.
     """
 
     tokens: int
     context: tuple[int, ...]
     past: tuple[int, ...]
     bucket: int
+    pages: CachePages | None = None
 
     @property
     def start_together(self) -> bool:

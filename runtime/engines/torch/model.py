@@ -10,6 +10,7 @@ import onnx_ir as ir
 from artifact.config import RuntimeConfig
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.fusion import Phase, fuse_graph
+from runtime.engines.torch.fusion.linear import let_head_write_its_result
 from runtime.engines.torch.graph import expose_values, read_model
 from runtime.engines.torch.program import Program, compile_program
 from runtime.engines.torch.weights import WeightStore
@@ -35,6 +36,8 @@ class TorchModel:
             expose_values(model.graph, values)
             # On a CPU the merged weights would lie in memory beside those of the file.
             fuse_graph(model, self._config, phase, merge=self._device.is_gpu)
+            if phase is Phase.DECODE and self._config.layout == "dense" and not values:
+                let_head_write_its_result(model.graph)
             self._programs[key] = self._compiled(model)
         return self._programs[key]
 

@@ -10,6 +10,7 @@ import torch
 
 from artifact.errors import EngineError
 from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.recorded_graph import RecordedGraph
 
 
 class RepeatedWork:
@@ -21,7 +22,7 @@ class RepeatedWork:
 
     def __init__(self, device: TorchDevice, work: Callable[[], None]) -> None:
         self._device, self._work = device, work
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graph: RecordedGraph | None = None
         self._warm, self._recording, self.direct = False, False, not device.is_gpu
 
     @property
@@ -35,17 +36,17 @@ class RepeatedWork:
         return self._recording
 
     def run(self) -> None:
-        """Enqueue the work on the device's stream, which has to be the current one."""
+        """Enqueue the work on the device's stream, which has to be the current one unless the work ``is_replayed``."""
         if self._warm and self._graph is None and not self.direct:
             self._graph = self._recorded()
         if self._graph is not None:
-            self._graph.replay()
+            self._graph.launch()
         else:
             self._work()
             self._warm = True
 
-    def _recorded(self) -> torch.cuda.CUDAGraph | None:
-        graph = torch.cuda.CUDAGraph()
+    def _recorded(self) -> RecordedGraph | None:
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
         self._device.synchronize()
         try:
             # Unsafe calls of this thread end the recording with an error instead of escaping from the graph.
@@ -61,10 +62,11 @@ class RepeatedWork:
             finally:
                 self._recording = False
             graph.capture_end()
+            assert self._device.stream is not None
+            return RecordedGraph(graph, self._device.stream)
         except (EngineError, RuntimeError) as error:
             # The same step has run directly, so that only speed is lost.
             self.direct = True
             reason = " ".join(str(error).split())
             warnings.warn(f"decoding without a CUDA graph, which is slower: {reason}", RuntimeWarning, stacklevel=2)
             return None
-        return graph

@@ -10,6 +10,8 @@ import torch
 
 from artifact.bindings import BATCH, MAX_SEQ, Binding
 from artifact.errors import EngineError
+from artifact.names import past_key, past_value
+from runtime.engines.torch.cache_pages import paged_caches
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.tensors import torch_from_dtype
 
@@ -30,12 +32,15 @@ class StateMemory:
         """Zeroed states; RuntimeError (on a GPU torch.OutOfMemoryError) when there is too little memory."""
         self.batch, self.max_seq = batch, max_seq
         self.bound: dict[int, DecodeStep] = {}
-        self.tensors = {
-            spec.name: device.zeros(
-                *spec.resolve(**{BATCH: batch, MAX_SEQ: max_seq}), dtype=torch_from_dtype(spec.dtype)
-            )
-            for spec in specs
-        }
+        axes = {BATCH: batch, MAX_SEQ: max_seq}
+        sizes = {spec.name: (spec.resolve(**axes), torch_from_dtype(spec.dtype)) for spec in specs}
+        caches = [(past_key(k), past_value(k)) for k in range(len(specs)) if past_key(k) in sizes]
+        self.tensors: dict[str, torch.Tensor] = {}
+        for pair in caches:
+            self.tensors |= zip(pair, paged_caches(device, *sizes[pair[0]]), strict=True)
+        for name, (shape, dtype) in sizes.items():
+            if name not in self.tensors:
+                self.tensors[name] = device.zeros(*shape, dtype=dtype)
 
     def clear(self) -> None:
         """Zero every state."""

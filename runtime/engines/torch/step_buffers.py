@@ -2,37 +2,52 @@
 
 from __future__ import annotations
 
-import numpy as np
+import struct
+from collections.abc import Sequence
+
 import torch
 
 from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
+from runtime.engines.torch.cache_pages import room_of
 from runtime.engines.torch.device import TorchDevice
 
-# (input, NumPy type, torch type): one after the other in one buffer, so that one copy takes all of them.
+# (name, type): one after the other in one buffer, so that one copy takes all of them.
+_LENGTHS, _PLACES = "lengths", "places"
 _PARTS = (
-    (INPUT_IDS, np.dtype(np.int64), torch.int64),
-    (CONTEXT_LENGTHS, np.dtype(np.int32), torch.int32),
-    (PAST_LENGTHS, np.dtype(np.int32), torch.int32),
+    (INPUT_IDS, torch.int64),
+    (CONTEXT_LENGTHS, torch.int32),
+    (PAST_LENGTHS, torch.int32),
+    (_LENGTHS, torch.int32),
+    (_PLACES, torch.int32),
 )
+_WORD = 4
 
 
 class StepBuffers:
-    """ids [batch] int64, context and past [batch] int32 in host memory; ``tensors`` are the program's inputs."""
+    """``tensors`` are the program's inputs; ``lengths`` and ``places`` [batch] int32 are those of ``CachePages``."""
 
-    def __init__(self, device: TorchDevice, batch: int) -> None:
-        nbytes = batch * sum(dtype.itemsize for _, dtype, _ in _PARTS)
-        self._host = device.pinned(nbytes, dtype=torch.uint8)
-        self._there = device.zeros(nbytes, dtype=torch.uint8) if device.is_gpu else self._host
-        views, self.tensors, start = [], {}, 0
-        for name, dtype, kind in _PARTS:
-            part = slice(start, start + batch * dtype.itemsize)
-            views.append(self._host.numpy()[part].view(dtype))
-            self.tensors[name] = self._there[part].view(kind)
+    def __init__(self, device: TorchDevice, batch: int, max_seq: int) -> None:
+        words = batch * sum(kind.itemsize for _, kind in _PARTS) // _WORD
+        host, self._shared = device.mapped(words, dtype=torch.int32)
+        self._there = device.zeros(words, dtype=torch.int32) if device.is_gpu else host
+        self._here, self._form = host.numpy().data, struct.Struct(f"={batch}q{4 * batch}i")
+        parts, start = {}, 0
+        for name, kind in _PARTS:
+            part = slice(start, start + batch * kind.itemsize // _WORD)
+            parts[name] = self._there[part].view(kind)
             start = part.stop
-        self.ids, self.context, self.past = views
-        self.tensors[INPUT_IDS] = self.tensors[INPUT_IDS][:, None]
+        self._first = [row * room_of(max_seq) for row in range(batch)]
+        self.lengths, self.places = parts.pop(_LENGTHS), parts.pop(_PLACES)
+        self.tensors = {**parts, INPUT_IDS: parts[INPUT_IDS][:, None]}
+
+    def fill(self, ids: Sequence[int], context: Sequence[int], past: Sequence[int]) -> None:
+        """The step's tokens, and how many new (0 or 1) and cached ones every row has."""
+        lengths = [cached + new for cached, new in zip(past, context, strict=True)]
+        places = [first + cached if new else -1 for first, cached, new in zip(self._first, past, context, strict=True)]
+        # One call of C, where arrays would take one for each part: nothing else happens on the way to the GPU.
+        self._form.pack_into(self._here, 0, *ids, *context, *past, *lengths, *places)
 
     def upload(self) -> None:
-        """Enqueue the copy to the device."""
-        if self._there is not self._host:
-            self._there.copy_(self._host, non_blocking=True)
+        """Enqueue the copy to the device, by a kernel: it reads a few bytes sooner than the copy engine starts."""
+        if self._there is not self._shared:
+            torch.add(self._shared, 0, out=self._there)

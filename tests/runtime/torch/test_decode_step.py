@@ -29,6 +29,9 @@ def test_a_bucket_holds_the_tokens_and_fits_the_cache(tokens: int, capacity: int
 class RefusingGraph:
     """A graph that torch cannot record, at its beginning or while steps run."""
 
+    def __init__(self, keep_graph: bool) -> None:
+        assert keep_graph
+
     def capture_begin(self, pool: object, capture_error_mode: str) -> None:
         assert capture_error_mode == "thread_local"
         raise RuntimeError("operation not permitted\nwhen stream is capturing")

@@ -41,6 +41,10 @@ class Stream(TorchDevice):
         with self.active():  # the host's own work
             return torch.zeros(shape, dtype=dtype)
 
+    def mapped(self, *shape: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        host = self.pinned(*shape, dtype=dtype)
+        return host, host[...]
+
 
 class Elsewhere(TorchDispatchMode):
     """Notes the operators that run while the stream is not current; views are no work."""

@@ -3,7 +3,8 @@
 A ``Linear`` node has the inputs ``INPUTS``, None for absent ones, and computes with W = weight [out, in]
     activation(norm(x) · Wᵀ + bias) + residual
 Attributes: activation, one of none, relu2 and silu_gate (silu(x · Wᵀ) * (x · Uᵀ) with U = up_weight); epsilon of the
-norm, where there is a norm_weight; dtype of the result (ONNX's number), where it is not that of x.
+norm, where there is a norm_weight; dtype of the result (ONNX's number), where it is not that of x. The node that
+computes the logits of a decode step has one more input: where to put them.
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from artifact.names import LOGITS
 from runtime.engines.torch.fusion.grouped_norm import silu_argument
 from runtime.engines.torch.graph import (
     DOMAIN,
+    RESULT,
     constant_ints,
+    engine_input,
     fuse,
     is_constant,
     is_inner,
     only_use,
     producer,
     rank,
+    tidy_graph,
 )
 
 LINEAR = "Linear"
@@ -68,6 +73,16 @@ def fuse_norms_into_linears(graph: ir.Graph) -> None:
             continue
         epsilon = norm.attributes.get_float("epsilon", 1e-5)
         changed(node, node.outputs[0], x=norm.inputs[0], norm_weight=norm.inputs[1], epsilon=epsilon)
+
+
+def let_head_write_its_result(graph: ir.Graph) -> None:
+    """Give the Linear node that computes the graph's logits, if one does, memory for them."""
+    logits = next((value for value in graph.outputs if value.name == LOGITS), None)
+    node = producer(logits, LINEAR, DOMAIN)
+    if node is not None:
+        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+        fuse([node.outputs[0]], LINEAR, [*node.inputs, engine_input(graph, RESULT)], attributes)
+        tidy_graph(graph)
 
 
 def changed(node: ir.Node, value: ir.Value, **changes: object) -> ir.Node:

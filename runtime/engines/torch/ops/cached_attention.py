@@ -7,8 +7,12 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 
+from runtime.engines.torch.kernels import KernelRunner
 from runtime.engines.torch.lengths import StepLengths
 from runtime.engines.torch.node_context import Builder, NodeContext, Run
+from runtime.engines.torch.ops.packed_kernel import PackedKernel
+from trt_plugins.catalog import PACKED_OPS
+from trt_plugins.kernels.call import PackedRows
 
 
 class StepCache:
@@ -19,7 +23,7 @@ class StepCache:
     """
 
     def __init__(self, context: torch.Tensor, past: torch.Tensor, lengths: StepLengths, window: int) -> None:
-        self._context, self._past, self.lengths, self._window = context, past, lengths, window
+        self._context, self._past, self.lengths, self.window = context, past, lengths, window
 
     @property
     def is_decode(self) -> bool:
@@ -30,7 +34,7 @@ class StepCache:
     def is_causal(self) -> bool:
         """Whether the step's own keys are all that its tokens see, up to their own."""
         tokens = self.lengths.tokens
-        return not self.is_decode and self.lengths.start_together and (not self._window or tokens <= self._window)
+        return not self.is_decode and self.lengths.start_together and (not self.window or tokens <= self.window)
 
     @property
     def end(self) -> int:
@@ -46,7 +50,7 @@ class StepCache:
         query = self._past[:, None] + torch.arange(self.lengths.tokens, device=device, dtype=torch.int32)
         key = torch.arange(self.end, device=device, dtype=torch.int32)
         visible = key <= query[:, None, :, None]
-        return visible & (key > query[:, None, :, None] - self._window) if self._window else visible
+        return visible & (key > query[:, None, :, None] - self.window) if self.window else visible
 
     @cached_property
     def slots(self) -> torch.Tensor:
@@ -70,6 +74,45 @@ class StepCache:
                 cache[row, :, past : past + count].copy_(new[row, :, :count])
 
 
+class PagedCaches:
+    """Decoding by the kernels of paged attention, to which the caches are pages of their own rows."""
+
+    def __init__(self, scale: float, kernels: KernelRunner | None) -> None:
+        self._scale, self._runner = scale, kernels
+        self._write = PackedKernel(PACKED_OPS["reshape_and_cache"], {}, kernels)
+        self._attend: dict[int, PackedKernel] = {}  # by window
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        past_key: torch.Tensor,
+        past_value: torch.Tensor,
+        step: StepCache,
+    ) -> torch.Tensor | None:
+        """y of one token a row [batch, heads, 1, size], after the caches have taken it; None where no kernel runs."""
+        pages = step.lengths.pages
+        if self._runner is None or pages is None:
+            return None
+        pool, query = pages.pool(past_key, past_value), q[:, :, 0]
+        y = torch.empty(query.shape, dtype=q.dtype, device=q.device)
+        given = [query, pool, pages.table, pages.bounds, pages.lengths, None]
+        rows, attend = PackedRows(query.shape[0], 1, has_state_indices=False), self._of_window(step.window)
+        new = [k[:, :, 0], v[:, :, 0], pool, pages.places]
+        if not attend.accepts(given, [y], rows) or not self._write.launch(new, [pool]):
+            return None
+        attend.launch(given, [y], rows)
+        return y[:, :, None]
+
+    def _of_window(self, window: int) -> PackedKernel:
+        if window not in self._attend:
+            spec = PACKED_OPS["paged_attention"]
+            attributes = spec.complete_attributes({"scale": self._scale, "sliding_window": window})
+            self._attend[window] = PackedKernel(spec, attributes, self._runner)
+        return self._attend[window]
+
+
 def _step_cache(context: NodeContext) -> Run:
     window = context.attributes.take("window")
     return lambda new, past, lengths: StepCache(new, past, lengths, window)
@@ -77,6 +120,7 @@ def _step_cache(context: NodeContext) -> Run:
 
 def _cached_attention(context: NodeContext) -> Run:
     scale = context.attributes.take("scale")
+    kernels = PagedCaches(scale, context.kernels)
 
     def run(
         q: torch.Tensor,
@@ -86,6 +130,9 @@ def _cached_attention(context: NodeContext) -> Run:
         past_value: torch.Tensor,
         step: StepCache,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        y = kernels(q, k, v, past_key, past_value, step)
+        if y is not None:
+            return y, past_key, past_value
         step.write(past_key, k)
         step.write(past_value, v)
         if step.is_causal:

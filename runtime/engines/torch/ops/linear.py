@@ -36,14 +36,16 @@ class Linear:
         bias: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
         norm_weight: torch.Tensor | None = None,
+        result: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """``result``: memory that the kernel may write to instead of new one."""
         rows = x.numel() // x.shape[-1]
         small = self._kernels is not None and rows <= LARGEST_ROWS and weight.dtype in _KERNEL_TYPES
         fused_norm = small and rows <= LARGEST_NORM_ROWS and x.dtype == torch.bfloat16
         if self._norm is not None and norm_weight is not None and not fused_norm:
             x, norm_weight = self._norm(x, norm_weight), None
         if small:
-            y = self._launched(x, weight, up_weight, bias, residual, norm_weight)
+            y = self._launched(x, weight, up_weight, bias, residual, norm_weight, result)
             if y is not None:
                 return y
         if self._norm is not None and norm_weight is not None:
@@ -78,6 +80,7 @@ class Linear:
         bias: torch.Tensor | None,
         residual: torch.Tensor | None,
         norm_weight: torch.Tensor | None,
+        result: torch.Tensor | None,
     ) -> torch.Tensor | None:
         """The result of the kernel, None where it does not run these sizes."""
         assert self._kernels is not None
@@ -90,7 +93,11 @@ class Linear:
             problem = self._problem(x2, weight, bias, beside, norm_weight) if fits and aligned else None
             if problem is None or problem in self._refused:
                 return None
-            y = torch.empty(x2.shape[0], weight.shape[0], dtype=self._dtype or x.dtype, device=x.device)
+            dtype = self._dtype or x.dtype
+            if result is not None and result.dtype == dtype:
+                y = result.view(x2.shape[0], weight.shape[0])
+            else:
+                y = torch.empty(x2.shape[0], weight.shape[0], dtype=dtype, device=x.device)
             inputs = (x2, weight, up_weight, bias, beside, norm_weight)
             found = problem
             self._kernels.launch(found, lambda traits: linear_decode.plan(found, traits), inputs, [y])

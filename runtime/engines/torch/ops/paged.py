@@ -4,54 +4,24 @@ from __future__ import annotations
 
 import torch
 
-from artifact.errors import UnsupportedError
-from runtime.engines.torch.kernels import KernelRunner, layout_of, signature_of
+from runtime.engines.torch.kernels import KernelRunner
 from runtime.engines.torch.node_context import NodeContext, Run
+from runtime.engines.torch.ops.packed_kernel import PackedKernel
 from runtime.engines.torch.step_rows import StepRows
 from trt_plugins import torch_ops
-from trt_plugins.kernels import catalog
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall, PackedRows
+from trt_plugins.kernels.call import PackedRows
 from trt_plugins.reference.precision import work_dtype
 from trt_plugins.spec import OpSpec
 
 
-class _Kernel:
-    """The CUDA kernels of one operator; sizes that they refuse are remembered."""
-
-    def __init__(self, spec: OpSpec, attributes: dict, kernels: KernelRunner | None) -> None:
-        self._spec, self._attributes = spec, attributes
-        self._kernels = kernels if spec.name in catalog.operators() else None
-        self._name = (spec.name, tuple(attributes.items()))
-        self._refused: set = set()
-
-    def launch(self, inputs: list[torch.Tensor | None], output: torch.Tensor, rows: PackedRows | None = None) -> bool:
-        """Run the kernels into ``output``; False where there are none for these sizes."""
-        if self._kernels is None:
-            return False
-        key = (self._name, (*map(signature_of, inputs), signature_of(output)), rows)
-        if key in self._refused:
-            return False
-
-        def plan(traits: DeviceTraits) -> CallPlan:
-            layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in inputs)
-            return catalog.plan(OpCall(self._spec, layouts, (layout_of(output),), self._attributes, rows), traits)
-
-        try:
-            self._kernels.launch(key, plan, inputs, [output])
-        except UnsupportedError:
-            self._refused.add(key)
-            return False
-        return True
-
-
 def reshape_and_cache(context: NodeContext, spec: OpSpec) -> Run:
     """Writes new keys and values into their places."""
-    kernel = _Kernel(spec, spec.complete_attributes(context.attributes.rest()), context.kernels)
+    kernel = PackedKernel(spec, spec.complete_attributes(context.attributes.rest()), context.kernels)
     here = context.is_in_place(0, spec.output_source(spec.outputs[0]))
 
     def run(key: torch.Tensor, value: torch.Tensor, pool: torch.Tensor, slot_mapping: torch.Tensor) -> torch.Tensor:
         out = pool if here else pool.clone()
-        if not kernel.launch([key, value, out, slot_mapping], out):
+        if not kernel.launch([key, value, out, slot_mapping], [out]):
             places = out.flatten(1, 2)
             # What has no place goes to the last block, which belongs to nobody.
             nowhere = places.shape[1] - 1
@@ -73,7 +43,7 @@ class PagedAttention:
     """y [tokens, heads, head_dim]; rows of one token that come first are attended together, the others one by one."""
 
     def __init__(self, spec: OpSpec, attributes: dict, kernels: KernelRunner | None) -> None:
-        self._kernel, self._attributes = _Kernel(spec, attributes, kernels), tuple(attributes.values())
+        self._kernel, self._attributes = PackedKernel(spec, attributes, kernels), tuple(attributes.values())
         self._scale, self._window, self._softcap = self._attributes
         torch_ops.register()
 
@@ -88,7 +58,7 @@ class PagedAttention:
     ) -> torch.Tensor:
         y = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         own = PackedRows(rows.rows, rows.longest, has_state_indices=False)
-        if self._kernel.launch([query, pool, table, rows.bounds, lengths, sinks], y, own):
+        if self._kernel.launch([query, pool, table, rows.bounds, lengths, sinks], [y], own):
             return y
         count = rows.singles
         if count:

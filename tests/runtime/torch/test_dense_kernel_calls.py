@@ -1,0 +1,99 @@
+"""Decoding of dense artifacts with the calls that a GPU's kernels get, planned for an H200 and computed by torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the torch engine needs torch")
+
+from artifact.dtypes import DType
+from runtime.engines.torch.cache_pages import paged_caches
+from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.engine import TorchEngine
+from tests.runtime.onnxruntime.steps import relative_error, step_inputs
+from tests.runtime.torch.planned_kernels import AlignedWeights, PlannedKernels
+from tests.runtime.torch.test_fusion import TOLERANCES
+from tests.runtime.torch.test_kernel_calls import NEMOTRON
+from tests.support.artifacts import ArtifactCache, Exported
+
+# Head dims from 64 on are the kernels' own.
+SIZES = {
+    "nemotron_h": {**NEMOTRON, "head_dim": 64},
+    "qwen3": {
+        "hidden_size": 64,
+        "head_dim": 64,
+        "num_hidden_layers": 2,
+        "use_sliding_window": True,
+        "sliding_window": 5,
+        "max_window_layers": 1,
+    },
+}
+ROWS, PROMPT = 3, 5
+
+
+def with_planned_kernels(exported: Exported) -> tuple[TorchEngine, PlannedKernels]:
+    """The engine on the CPU, which plans its kernels as on a GPU."""
+    engine, kernels = TorchEngine(exported.folder, device="cpu"), PlannedKernels()
+    engine.model._programs.clear()
+    engine.model.weights = AlignedWeights(exported.folder, engine.device.torch)
+    engine.device.kernels = kernels
+    return engine, kernels
+
+
+def decoded(engine: TorchEngine, max_seq: int, steps: int) -> list[Any]:
+    """Logits of rows 0 and 2 in decode steps in which row 1 has no part, and all states."""
+    states = engine.allocate_states(ROWS, max_seq)
+    tokens = np.random.default_rng(4).integers(0, engine.config.vocab_size, (ROWS, PROMPT + steps))
+    engine.step(step_inputs(list(tokens[:, :PROMPT]), [0] * ROWS), states)
+    before = {name: buffer.read_row(1) for name, buffer in states.buffers.items()}
+    decoder, found = engine.decoder([0, 2], states), []
+    for past in range(PROMPT, PROMPT + steps):
+        found += [row.copy() for row in decoder.step(tokens[[0, 2], past].tolist(), [past] * 2)]
+    for name, buffer in states.buffers.items():
+        assert np.array_equal(buffer.read_row(1).view(np.uint8), before[name].view(np.uint8)), name
+    return [*found, *(buffer.read_row(row) for buffer in states.buffers.values() for row in (0, 2))]
+
+
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT32])
+@pytest.mark.parametrize(("family", "max_seq"), [("nemotron_h", 12), ("nemotron_h", 300), ("qwen3", 40)])
+def test_decoding_reads_and_writes_dense_caches_as_pages(
+    family: str, max_seq: int, dtype: DType, artifacts: ArtifactCache
+) -> None:
+    exported = artifacts.get(family, "bfloat16", SIZES[family], dtype=dtype, max_seq_len=512)
+    wanted = decoded(TorchEngine(exported.folder, device="cpu"), max_seq, 6)
+    engine, kernels = with_planned_kernels(exported)
+    found = decoded(engine, max_seq, 6)
+    for one, other in zip(found, wanted, strict=True):
+        assert relative_error(one.astype(np.float32), other.astype(np.float64)) < TOLERANCES[dtype.value]
+    layers = len(exported.config.kv_layers)
+    assert kernels.calls["paged_attention"] == kernels.calls["reshape_and_cache"] == 6 * layers > 0
+
+
+def test_a_head_writes_its_logits_where_they_are_read(artifacts: ArtifactCache) -> None:
+    """The first step makes the memory, later ones are given it."""
+    engine, kernels = with_planned_kernels(
+        artifacts.get("nemotron_h", "bfloat16", SIZES["nemotron_h"], dtype=DType.BFLOAT16)
+    )
+    states, given = engine.allocate_states(1, 16), []
+    launch = kernels.launch
+
+    def noted(key: Any, plan: Any, inputs: Any, outputs: Any, packed: Any = ()) -> None:
+        given.append(outputs[0].data_ptr())
+        launch(key, plan, inputs, outputs, packed)
+
+    kernels.launch = noted  # type: ignore[method-assign]
+    for past in range(3):
+        logits = engine.step(step_inputs([np.array([5 + past])], [past]), states)
+        assert (given[-1] == logits.ctypes.data) is (past > 0)
+
+
+@pytest.mark.parametrize(("max_seq", "room"), [(1, 16), (16, 16), (127, 128), (129, 256)])
+def test_caches_have_room_for_whole_pages(max_seq: int, room: int) -> None:
+    import torch
+
+    key, value = paged_caches(TorchDevice("cpu"), (2, 3, max_seq, 8), torch.float32)
+    assert key.shape == value.shape == (2, 3, max_seq, 8)
+    assert key.stride() == value.stride() == (room * 24, 8, 24, 1)
