@@ -25,6 +25,8 @@ _ONE_WAVE_BYTES = 128 << 10
 _LARGEST_SMALL_KEY = 128
 # Wider keys than these: threads of a 16-bit state spill on Blackwell where 512 of them are to fit.
 _LARGEST_LEAN_KEY = 192
+# And those of float16, whose conversions take a register more, where 1024 are to fit.
+_MOST_HALF_THREADS = 896
 _ROWS = 8
 # Lanes, rows of a lane and threads at once, by the bytes of an element of the state.
 _FEW = {4: (4, 8, 640), 2: (4, 4, 1024)}
@@ -79,6 +81,8 @@ class _Variant:
         wide = self.channel_decay or self.many or cut.key_size > _LARGEST_LEAN_KEY
         if cut.state is not DType.FLOAT32 and cut.rows == _ROWS and wide:
             return min(cut.at_once, 448)
+        if cut.state is DType.FLOAT16:
+            return min(cut.at_once, max(cut.threads, _MOST_HALF_THREADS))
         return cut.at_once
 
     def source(self) -> KernelSource:
