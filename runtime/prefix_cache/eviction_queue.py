@@ -49,6 +49,13 @@ class EvictionQueue:
                 return node
         return None
 
+    def peek(self) -> Node | None:
+        """What ``pop`` would take, which stays."""
+        node = self.pop()
+        if node is not None:
+            self.push(node)
+        return node
+
     def reorder(self, nodes: Iterable[Node]) -> None:
         """Begin again with ``nodes``: the worth of all of them has changed."""
         self._heap, self._latest = [], {}

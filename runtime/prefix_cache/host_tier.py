@@ -13,8 +13,9 @@ from runtime.blocks.sequence_memory import NONE
 from runtime.engines.paged import HostCopy
 from runtime.prefix_cache.node import Node
 from runtime.prefix_cache.packed_state import EXACT, PackedState
-from runtime.prefix_cache.radix_tree import RadixTree, TreeMatch
+from runtime.prefix_cache.radix_tree import RadixTree
 from runtime.prefix_cache.token_key import cut
+from runtime.prefix_cache.token_tree import TreeMatch
 from runtime.prefix_cache.transfer import DeviceCache
 
 

@@ -32,7 +32,7 @@ class PastPrompts:
         self._tree.insert(key, (), None, namespace)
         self._tokens += key_length(key) - before
         while self._tree.nodes > 2 * self._prompts or self._tokens > self._most:
-            leaf = self._tree.oldest_leaf()
+            leaf = self._tree.least_leaf()
             if leaf is None:
                 return
             self._tokens -= leaf.end - leaf.start

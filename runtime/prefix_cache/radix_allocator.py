@@ -23,6 +23,7 @@ from runtime.prefix_cache.node import Node
 from runtime.prefix_cache.past_prompts import PastPrompts
 from runtime.prefix_cache.path_cap import thin_path
 from runtime.prefix_cache.radix_tree import RadixTree
+from runtime.prefix_cache.readers import Readers
 from runtime.prefix_cache.settings import EXTRA_BUFFER, PrefixCacheSettings
 from runtime.prefix_cache.stops import wanted_stops
 from runtime.prefix_cache.tuner import AlphaTuner
@@ -72,8 +73,7 @@ class RadixAllocator(BlockAllocator):
         self.gives_spare = needs.state and settings.mode == EXTRA_BUFFER
         # Called with a node that is about to be given up, for a slower memory.
         self.spill: Callable[[Node], None] = lambda node: None
-        # Whose KV is locked. These locks only tell what is of use: where memory is short, they are given up.
-        self._readers: set[SequenceMemory] = set()
+        self._readers = Readers(self.tree)
 
     @property
     def free(self) -> int:
@@ -90,7 +90,7 @@ class RadixAllocator(BlockAllocator):
         if self.free < count + spare:
             return False
         while self.pool.free < count:
-            if not self.evict_kv() and not self._unlock_readers():
+            if not self.evict_kv() and not self._readers.let_go():
                 return False
         return True
 
@@ -106,8 +106,7 @@ class RadixAllocator(BlockAllocator):
         memory.stop = self._next_stop(prefix, match.length)
         if not match.length:
             return
-        self.tree.lock(match.node)
-        prefix.node, prefix.state_locked = match.node, True
+        self._readers.begin(memory, match.node)
         memory.blocks = self.tree.blocks_of(match.node, match.length)
         self.pool.retain(memory.blocks)
         memory.length = memory.writable = match.length
@@ -119,7 +118,7 @@ class RadixAllocator(BlockAllocator):
         assert prefix is not None
         if prefix.node is not None:
             self.uses.resumed(prefix.node)
-            self._readers.add(memory)
+            self._readers.admit(memory)
             if memory.source == NONE:
                 self.resumed(memory)
         asked = prefix.key(memory.tokens, prefix.asked)
@@ -133,11 +132,8 @@ class RadixAllocator(BlockAllocator):
         self.metrics.looked_up(self.tree, self.ghosts, memory, prefix)
 
     def resumed(self, memory: SequenceMemory) -> None:
-        prefix = memory.prefix
-        assert prefix is not None and prefix.node is not None and prefix.state_locked
         memory.source = NONE
-        self.tree.unlock_state(prefix.node)
-        prefix.state_locked = False
+        self._readers.copied(memory)
 
     def steal(self, memory: SequenceMemory) -> bool:
         prefix = memory.prefix
@@ -206,7 +202,7 @@ class RadixAllocator(BlockAllocator):
             self._drop_chunk(chunk)
 
     def leave(self, memory: SequenceMemory) -> None:
-        self._unlock(memory)
+        self._readers.leave(memory)
         memory.source = NONE
         if memory.prefix is not None:
             memory.prefix.chunk = None
@@ -272,11 +268,7 @@ class RadixAllocator(BlockAllocator):
         self.metrics.inserted_states += took
         if memory.length % self.block_size and self.needs.kv:
             memory.writable = min(memory.writable, memory.length)
-        self.tree.lock(node)
-        self._unlock(memory)
-        self.tree.unlock_state(node)
-        prefix.node, prefix.state_locked = node, False
-        self._readers.add(memory)
+        self._readers.move(memory, node)
         if took:
             self.uses.inserted(node, kind)
         if took and self.settings.path_states is not None:
@@ -294,22 +286,3 @@ class RadixAllocator(BlockAllocator):
         """A state that only served while its prompt was under way."""
         if node.attached and node.state is not None and not node.state_locks and len(node.children) < 2:
             self.tree.drop_state(node)
-
-    def _unlock_readers(self) -> bool:
-        """Let all KV go that nobody begins with in this very step; False when there is none."""
-        readers = [memory for memory in self._readers if memory.source == NONE]
-        for memory in readers:
-            self._unlock(memory)
-        return bool(readers)
-
-    def _unlock(self, memory: SequenceMemory) -> None:
-        prefix = memory.prefix
-        if prefix is None or prefix.node is None:
-            return
-        node, prefix.node = prefix.node, None
-        self._readers.discard(memory)
-        if prefix.state_locked:
-            prefix.state_locked = False
-            self.tree.unlock(node)
-        else:
-            self.tree.unlock_kv(node)

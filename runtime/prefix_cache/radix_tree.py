@@ -15,30 +15,13 @@ has no recurrent layers at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
-from runtime.prefix_cache.block_runs import block_span, blocks_of_path, join_blocks, split_blocks
-from runtime.prefix_cache.events import Change, Event, EventLog
+from runtime.prefix_cache.events import Change, EventLog
 from runtime.prefix_cache.eviction_queue import EvictionQueue
 from runtime.prefix_cache.node import Node, Root
 from runtime.prefix_cache.resources import BlockReferences, StateSlots
-from runtime.prefix_cache.token_key import TOKEN_BYTES, common_length, cut, key_length
+from runtime.prefix_cache.token_tree import TokenTree, TreeMatch
 from runtime.prefix_cache.worth import LruWorth, Worth
-
-
-@dataclass(frozen=True)
-class TreeMatch:
-    """How much of a key the tree knows.
-
-    node, length: where a sequence can resume; ``length`` is ``node.end``, or less for a model without recurrent
-    layers, which can resume inside a node. known: tokens whose KV the tree has. branches: whether the key leaves the
-    tree inside a node, where an insert would split it.
-    """
-
-    node: Node
-    length: int
-    known: int
-    branches: bool
 
 
 class RadixTree:
@@ -58,41 +41,39 @@ class RadixTree:
         worth: Worth | None = None,
         events: EventLog | None = None,
     ) -> None:
-        self.block_size, self.has_kv, self.has_state = block_size, has_kv, has_state
+        self.has_kv, self.has_state = has_kv, has_state
         self.events = events or EventLog()
-        self._blocks, self._slots = blocks, slots
-        self._roots: dict[str, Root] = {}
-        self._clock = 0
-        self.nodes = self.states = 0
         self.worth: Worth = worth or LruWorth()
+        self.states = 0
+        self._tokens = TokenTree(blocks, block_size, has_kv, has_state, self.events)
+        self._slots = slots
+        self._clock = 0
         self._readers: set[Node] = set()  # whose states are locked
         # Called before a node loses its state (False) or all it has (True) to make room.
         self.before_eviction: Callable[[Node, bool], None] = lambda node, whole: None
         self._state_queue = EvictionQueue(lambda node: self.worth.of_state(node), _may_lose_state)
         self._kv_queue = EvictionQueue(lambda node: self.worth.of_kv(node), _may_lose_kv)
 
+    @property
+    def nodes(self) -> int:
+        """Number of nodes, roots aside."""
+        return self._tokens.count
+
+    def walk(self) -> Iterator[Node]:
+        """All nodes, roots included, in no particular order."""
+        return self._tokens.walk()
+
+    def namespaces(self) -> dict[str, Root]:
+        """The root of each namespace."""
+        return self._tokens.roots
+
     def match(self, key: bytes, namespace: str = "") -> TreeMatch:
         """The deepest place of ``key`` where a sequence can resume. Nothing is locked or refreshed."""
-        root = self._roots.get(namespace)
-        if root is None:
-            return TreeMatch(Root(namespace), 0, 0, False)
-        node: Node = root
-        resume, known, branches = node, 0, False
-        while True:
-            child = node.children.get(key[known * TOKEN_BYTES : (known + 1) * TOKEN_BYTES])
-            if child is None:
-                break
-            common = common_length(child.edge, key, known)
-            known += common
-            if known < child.end:
-                branches = known < key_length(key)
-                if not self.has_state:
-                    return TreeMatch(child, known, known, branches)
-                break
-            node = child
-            if node.state is not None or not self.has_state:
-                resume = node
-        return TreeMatch(resume, resume.end, known, branches)
+        return self._tokens.match(key, namespace)
+
+    def blocks_of(self, node: Node, length: int | None = None) -> list[int]:
+        """The KV blocks of the first ``length`` tokens (all by default) on the path to ``node``."""
+        return self._tokens.blocks_of(node, node.end if length is None else length)
 
     def insert(
         self, key: bytes, blocks: Sequence[int], state: int | None = None, namespace: str = ""
@@ -102,12 +83,12 @@ class RadixTree:
         blocks: the KV blocks of all tokens, from the first on; the tree retains those that it did not have. state: a
         slot whose state has consumed exactly these tokens; it is the tree's when taken, else the caller's still.
         """
-        node = self._grow(key, blocks, namespace)
+        node = self._tokens.grow(key, blocks, namespace)
         took = state is not None and self.has_state and node.state is None and node.attached
         if took:
             node.state = state
             self.states += 1
-            self._record(Change.STATE_INSERTED, node)
+            self._tokens.record(Change.STATE_INSERTED, node)
         self.touch(node)
         return node, took
 
@@ -124,6 +105,12 @@ class RadixTree:
         if node.attached:
             self._state_queue.push(node)
             self._kv_queue.push(node)
+
+    def reorder(self) -> None:
+        """Order what may go anew: the policy has changed."""
+        nodes = [node for node in self.walk() if node.attached]
+        self._state_queue.reorder(nodes)
+        self._kv_queue.reorder(nodes)
 
     def lock(self, node: Node) -> None:
         """Keep the KV up to ``node``, and its state, until ``unlock``."""
@@ -154,10 +141,6 @@ class RadixTree:
         node.state_locks += 1
         self.unlock(node)
 
-    def blocks_of(self, node: Node, length: int | None = None) -> list[int]:
-        """The KV blocks of the first ``length`` tokens (all by default) on the path to ``node``."""
-        return blocks_of_path(node, node.end if length is None else length, self.block_size) if self.has_kv else []
-
     @property
     def free_states(self) -> int:
         """States that could be given up at present."""
@@ -165,22 +148,16 @@ class RadixTree:
 
     def least_state(self) -> float | None:
         """The least worth of a state that could be given up; None when there is none."""
-        node = self._state_queue.pop()
-        if node is None:
-            return None
-        self._state_queue.push(node)
-        return self.worth.of_state(node)
+        node = self._state_queue.peek()
+        return None if node is None else self.worth.of_state(node)
+
+    def least_leaf(self) -> Node | None:
+        """The leaf that ``evict_kv`` would give up; None when there is none."""
+        return self._kv_queue.peek()
 
     def worth_of_new_state(self, start: int, end: int, uses: float) -> float:
         """What a state after ``end`` tokens, the nearest one above at ``start``, is worth now if used so often."""
         return self.worth.of_new_state(self._clock + 1, start, end, uses)
-
-    def oldest_leaf(self) -> Node | None:
-        """What ``evict_kv`` would give up next; None when there is nothing."""
-        node = self._kv_queue.pop()
-        if node is not None:
-            self._kv_queue.push(node)
-        return node
 
     def drop_state(self, node: Node) -> None:
         """Give up this very state, which must be there and not locked."""
@@ -190,7 +167,7 @@ class RadixTree:
     def take_state(self, node: Node) -> int:
         """Hand the slot of ``node`` over to the only one who has locked it; the tree has the state no more."""
         assert node.state is not None and node.state_locks == 1
-        self._record(Change.STATE_REMOVED, node)
+        self._tokens.record(Change.STATE_REMOVED, node)
         slot, node.state = node.state, None
         self.states -= 1
         return slot
@@ -219,105 +196,27 @@ class RadixTree:
         while self.evict_kv():
             pass
 
-    def reorder(self) -> None:
-        """Order what may go anew: the policy has changed."""
-        nodes = [node for node in self.walk() if node.attached]
-        self._state_queue.reorder(nodes)
-        self._kv_queue.reorder(nodes)
-
-    def walk(self) -> Iterator[Node]:
-        """All nodes, roots included, in no particular order."""
-        for root in self._roots.values():
-            yield from root.walk()
-
-    def namespaces(self) -> dict[str, Root]:
-        """The root of each namespace."""
-        return dict(self._roots)
-
-    def _grow(self, key: bytes, blocks: Sequence[int], namespace: str) -> Node:
-        """The node that ends at ``key``, made where it was missing."""
-        length = key_length(key)
-        node: Node = self._roots.get(namespace) or Root(namespace)
-        if length and isinstance(node, Root):
-            self._roots[namespace] = node
-        while node.end < length:
-            child = node.children.get(key[node.end * TOKEN_BYTES : (node.end + 1) * TOKEN_BYTES])
-            if child is None:
-                return self._add_leaf(node, cut(key, node.end), blocks)
-            common = common_length(child.edge, key, node.end)
-            node = child if node.end + common == child.end else self._split(child, common)
-        return node
-
-    def _add_leaf(self, parent: Node, edge: bytes, blocks: Sequence[int]) -> Node:
-        start, end = parent.end, parent.end + key_length(edge)
-        first, last = block_span(start, end, self.block_size)
-        held = tuple(int(block) for block in blocks[first:last]) if self.has_kv else ()
-        assert not self.has_kv or len(held) == last - first, "fewer blocks than tokens"
-        self._blocks.retain(held)
-        leaf = Node(parent, edge, held)
-        parent.children[leaf.first] = leaf
-        self.nodes += 1
-        self._record(Change.KV_INSERTED, leaf)
-        return leaf
-
-    def _split(self, node: Node, length: int) -> Node:
-        """Cut the first ``length`` tokens of ``node`` off into a new parent, a tombstone, and return that."""
-        parent = node.parent
-        assert parent is not None
-        upper = Node(parent, cut(node.edge, 0, length))
-        if self.has_kv:
-            upper.blocks, lower, shared = split_blocks(node, upper.end, self.block_size)
-            node.blocks = lower
-            self._blocks.retain(shared)
-        node.edge, node.parent = cut(node.edge, length), upper
-        upper.children[node.first] = node
-        upper.locks, upper.access = node.locks, node.access
-        parent.children[upper.first] = upper
-        self.nodes += 1
-        return upper
-
     def _tidy(self, node: Node) -> None:
         """Remove or merge what serves nobody, from ``node`` upwards: tombstones that end a path or only prolong one."""
         while node.attached and node.state is None and not node.locks:
             if len(node.children) == 1:
-                self._merge(node)
+                self.offer(self._tokens.merge(node))
+                return
             if node.children or not self.has_state:
                 return
             node = self._remove(node)
 
-    def _merge(self, node: Node) -> None:
-        """Let the only child of ``node``, an unlocked tombstone, begin where ``node`` begins."""
-        (child,) = node.children.values()
-        parent = node.parent
-        assert parent is not None
-        if self.has_kv:
-            child.blocks, dropped = join_blocks(node, child, self.block_size)
-            self._blocks.release(dropped)
-        child.edge, child.parent = node.edge + child.edge, parent
-        parent.children[child.first] = child
-        node.parent, node.blocks = None, ()
-        self.nodes -= 1
-        self.offer(child)
-
     def _remove(self, leaf: Node) -> Node:
         """Take an unlocked leaf out of the tree with all that it holds; its parent, which may be left for nobody."""
-        parent = leaf.parent
-        assert parent is not None and not leaf.children and not leaf.locks
         if leaf.state is not None:
             self._drop_state(leaf)
-        self._record(Change.KV_REMOVED, leaf)
-        self._blocks.release(leaf.blocks)
-        del parent.children[leaf.first]
-        leaf.parent, leaf.blocks = None, ()
-        self.nodes -= 1
-        if isinstance(parent, Root) and not parent.children:
-            del self._roots[parent.namespace]
+        parent = self._tokens.remove(leaf)
         self.offer(parent)
         return parent
 
     def _drop_state(self, node: Node) -> None:
         assert node.state is not None and not node.state_locks
-        self._record(Change.STATE_REMOVED, node)
+        self._tokens.record(Change.STATE_REMOVED, node)
         self._slots.release([node.state])
         node.state = None
         self.states -= 1
@@ -326,9 +225,6 @@ class RadixTree:
         node.state_locks -= 1
         if not node.state_locks:
             self._readers.discard(node)
-
-    def _record(self, change: Change, node: Node) -> None:
-        self.events.record(Event(change, node.root.namespace, node.start, node.end))
 
 
 def _may_lose_state(node: Node) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from runtime.blocks.needs import CacheNeeds
 from runtime.prefix_cache.kinds import Kind
-from runtime.prefix_cache.radix_tree import TreeMatch
 from runtime.prefix_cache.settings import PrefixCacheSettings
+from runtime.prefix_cache.token_tree import TreeMatch
 
 # Tokens between states that are spread over a prompt: closer, each saves too little.
 _LEAST_STEP = 64

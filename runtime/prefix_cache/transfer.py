@@ -8,8 +8,8 @@ from typing import Protocol
 from runtime.blocks.sequence_memory import NONE
 from runtime.engines.paged import HostCopy, PagedEngine
 from runtime.prefix_cache.radix_allocator import RadixAllocator
-from runtime.prefix_cache.radix_tree import TreeMatch
 from runtime.prefix_cache.token_key import key_length
+from runtime.prefix_cache.token_tree import TreeMatch
 
 
 class Source(Protocol):
