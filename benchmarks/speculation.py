@@ -31,7 +31,7 @@ class SpeculationBenchmarkSettings:
     """``new_tokens`` after ``prompt`` tokens: the first ``passage`` of a text repeated, or as many of its first."""
 
     tokens: int = 4
-    candidate_cost: float = 0.5
+    mode: str = "auto"
     passage: int = 24
     prompt: int = 120
     new_tokens: int = 128
@@ -80,7 +80,7 @@ def _opened(folder: Path, settings: SpeculationBenchmarkSettings, candidates: in
         layout="paged", max_batch_size=1, max_seq_len=length, scan=False, speculative_tokens=candidates
     )
     export_checkpoint(DEMO_CHECKPOINT, folder, options)
-    speculation = SpeculationSettings(candidates, candidate_cost=settings.candidate_cost) if candidates else None
+    speculation = SpeculationSettings(candidates, mode=settings.mode) if candidates else None
     return LLM(folder, threads=settings.threads, serving=ServingSettings(speculation=speculation))
 
 

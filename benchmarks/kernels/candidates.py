@@ -1,6 +1,7 @@
 """Cases of speculative rows: 5 candidate tokens against 1, at the shapes of Nemotron-H and Qwen3-Next.
 
-After every token the state goes to a slot of its own, so 5 tokens write five times what 1 token writes.
+Kept: after every token the state goes to a slot of its own, so 5 tokens write five times what 1 token writes. Held: the
+state is read and not written. Advance: of 5 tokens that were held 3 are right, and the state takes them up.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from trt_plugins.reference.gated_delta_rule import gated_delta_rule
 from trt_plugins.reference.speculative import speculative_reference
 from trt_plugins.reference.update_ssm_state import update_ssm_state
 
-COLUMNS = 5
+COLUMNS, RIGHT = 5, 3
+KEPT, HELD, ADVANCE = "kept", "held", "advance"
 TOLERANCE = {torch.float32: 3e-3, torch.bfloat16: 1e-2}  # a 16-bit state is rounded after every token
 STATES = {"f32": torch.float32, "bf16": torch.bfloat16}
 REFERENCES: dict[str, Callable] = {
@@ -43,23 +45,42 @@ def cases() -> Iterator[KernelCase]:
             for name, state in STATES.items():
                 if op == "causal_conv1d" and name == "f32":
                     continue
-                for tokens in (1, COLUMNS):
+                for tokens, way in ((1, KEPT), (COLUMNS, KEPT), (COLUMNS, HELD), (COLUMNS, ADVANCE)):
                     case = f"{op} b{rows} {name} state {tokens} token{'s' if tokens > 1 else ''}"
-                    size = _bytes(op, rows, tokens, state)
-                    yield KernelCase(case, size, TOLERANCE[state], partial(_prepared, op, rows, tokens, state))
+                    case += "" if way == KEPT else f" {way}"
+                    size = _bytes(op, rows, tokens, state, way)
+                    yield KernelCase(case, size, TOLERANCE[state], partial(_prepared, op, rows, tokens, state, way))
 
 
-def _bytes(op: str, rows: int, tokens: int, state: torch.dtype) -> int:
+def _bytes(op: str, rows: int, tokens: int, state: torch.dtype, way: str) -> int:
     numbers = {
         "update_ssm_state": (HEADS * HEAD_DIM * STATE_SIZE, 2 * HEADS * HEAD_DIM + 2 * GROUPS * STATE_SIZE),
         "gated_delta_rule": (VALUE_HEADS * SIZE * SIZE, 2 * (KEY_HEADS + VALUE_HEADS) * SIZE),
         "causal_conv1d": (CHANNELS * KERNEL, 2 * CHANNELS),
     }
     of_state, of_token = numbers[op]
-    return rows * ((1 + tokens) * of_state * state.itemsize + 2 * tokens * of_token)
+    written, read = {KEPT: (tokens, tokens), HELD: (0, tokens), ADVANCE: (1, RIGHT)}[way]
+    return rows * ((1 + written) * of_state * state.itemsize + 2 * read * of_token)
 
 
-def _prepared(op: str, rows: int, tokens: int, state: torch.dtype) -> Prepared:
+def _about_rows(rows: int, tokens: int, way: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """query_start_loc, state_indices and num_accepted_tokens."""
+    slots = torch.randperm(rows * COLUMNS).to(torch.int32).view(rows, COLUMNS)
+    starts, accepted = torch.arange(0, rows * tokens + 1, tokens), torch.full((rows,), 2)
+    if way == HELD:
+        # The slot lies in a column that no token writes.
+        slots = torch.cat([torch.full_like(slots, -1), slots[:, :1]], 1)
+        accepted = torch.full((rows,), COLUMNS + 1)
+    elif way == ADVANCE:
+        # A row of the right tokens keeps its last state alone; the others are those of a padding row.
+        table = torch.full((rows, 2, COLUMNS), -1, dtype=torch.int32)
+        table[:, 0, RIGHT - 1] = slots[:, 0]
+        starts = torch.cat([torch.stack([starts[:-1], starts[:-1] + RIGHT], 1).flatten(), starts[-1:]])
+        slots, accepted = table.flatten(0, 1), torch.full((2 * rows,), RIGHT)
+    return tuple(tensor.to("cuda", torch.int32) for tensor in (starts, slots, accepted))  # type: ignore[return-value]
+
+
+def _prepared(op: str, rows: int, tokens: int, state: torch.dtype, way: str) -> Prepared:
     inputs = {"update_ssm_state": _ssm, "gated_delta_rule": _delta, "causal_conv1d": _conv}[op](rows * tokens)
     index = POOLS[op]
     shape = {
@@ -71,12 +92,10 @@ def _prepared(op: str, rows: int, tokens: int, state: torch.dtype) -> Prepared:
     tensors: list[torch.Tensor | None] = [*inputs[:index], pool, *inputs[index:], None]
     first = tensors[2 if op == "gated_delta_rule" else 0]
     assert first is not None
-    y = torch.full(first.shape, float("nan"), dtype=torch.bfloat16, device="cuda")
-    about_rows = (
-        torch.arange(0, rows * tokens + 1, tokens, dtype=torch.int32, device="cuda"),
-        torch.randperm(rows * COLUMNS, device="cuda").to(torch.int32).view(rows, COLUMNS),
-        torch.full((rows,), 2, dtype=torch.int32, device="cuda"),
-    )
+    # Tokens that were wrong have no output, where the reference has zeros.
+    y = torch.full(first.shape, 0.0 if way == ADVANCE else float("nan"), dtype=torch.bfloat16, device="cuda")
+    about_rows = _about_rows(rows, tokens, way)
+    count, columns = about_rows[1].shape
     spec, device = spec_of(op), KernelDevice.current()
     layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in tensors)
     call = OpCall(
@@ -84,7 +103,7 @@ def _prepared(op: str, rows: int, tokens: int, state: torch.dtype) -> Prepared:
         layouts,
         (layout_of(y), layout_of(pool)),
         spec.complete_attributes({}),
-        PackedRows(rows, tokens, candidates=COLUMNS),
+        PackedRows(count, tokens, candidates=columns),
     )
     run = TensorCall(device, plan(call, device.traits), tensors, [y, pool], about_rows)
 

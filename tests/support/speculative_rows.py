@@ -69,9 +69,34 @@ def candidate_rows(
             if int(accepted[row].clamp(1, candidates)) != 2:
                 slots[row, 1] = -1
     slots[list(padding)] = -1
+    return _rows(lengths, slots, accepted.tolist(), padding)
+
+
+def held_rows(lengths: Sequence[int], slots: Sequence[int]) -> CandidateRows:
+    """Rows whose states stay as they are: each slot lies in a column that no token of the row writes."""
+    columns = max(lengths) + 1
+    table = torch.full((len(lengths), columns), -1)
+    table[:, -1] = torch.tensor(slots)
+    return _rows(lengths, table, [columns] * len(lengths), ())
+
+
+def advancing_rows(lengths: Sequence[int], slots: Sequence[int], right: Sequence[int]) -> CandidateRows:
+    """The same tokens, of which the first ``right`` of each row advance its state: the others are a padding row."""
+    columns = max(lengths)
+    table = torch.full((2 * len(lengths), columns), -1)
+    for row, (slot, count) in enumerate(zip(slots, right, strict=True)):
+        table[2 * row, count - 1] = slot
+    parts = [part for n, count in zip(lengths, right, strict=True) for part in (count, n - count)]
+    accepted = [count for count in right for _ in range(2)]
+    return _rows(parts, table, accepted, tuple(range(1, len(parts), 2)))
+
+
+def _rows(
+    lengths: Sequence[int], slots: torch.Tensor, accepted: Sequence[int], padding: tuple[int, ...]
+) -> CandidateRows:
     starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
-    starts, slots, accepted = (tensor.to(torch.int32).to("cuda") for tensor in (starts, slots, accepted))
-    return CandidateRows(starts, slots, accepted, padding)
+    starts, slots, counts = (tensor.to("cuda", torch.int32) for tensor in (starts, slots, torch.tensor(accepted)))
+    return CandidateRows(starts, slots, counts, padding)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             dict.fromkeys(KvShape(layer.num_kv_heads, layer.sliding_window or 0) for layer in self.config.kv_layers)
         )
         # Read from the file as it is: what graphs are rewritten to does not tell.
-        self._most_held = MOST_REPLAYED if replays_all(model) else 0
+        self._most_held = MOST_REPLAYED if self.config.recurrent_layers and replays_all(model) else 0
         self._sessions: dict[SessionKey, PagedSession] = {}
         self._held: HeldRows | None = None
         self._layouts = self._open(SessionKey(GraphForm.GENERAL, neighbours=True)).layouts

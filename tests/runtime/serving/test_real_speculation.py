@@ -13,8 +13,10 @@ from runtime.sampling import SamplingParams
 from runtime.serving.settings import ServingSettings
 from runtime.speculation import Proposal, SpeculationSettings, Wanted
 from tests.support.artifacts import ArtifactCache
+from tests.support.tiny_models import BASE_CONFIGS
 
-MOST, NEW = 3, 20
+MOST, NEW, LONG = 3, 20, 500
+ATTENTION_ALONE = ("llama", "qwen3")
 
 
 class Knowing:
@@ -46,11 +48,10 @@ def test_tokens_are_those_of_plain_greedy(family: str, artifacts: ArtifactCache)
     rng, sampling = np.random.default_rng(6), SamplingParams(ignore_eos=True)
     prompts = [rng.integers(0, engine.config.vocab_size, size).tolist() for size in (3, 17, 30)]
     plain = [answer.token_ids for answer in LLM(folder, engine).generate(prompts, sampling, NEW)]
+    room = {"memory_bytes": 1 << 20, "max_tokens": 16}
     drafter = Knowing([p + list(t) for p, t in zip(prompts, plain, strict=True)], engine.config.vocab_size, 2)
-    settings = ServingSettings(
-        prefix_cache="radix", speculation=SpeculationSettings(MOST, drafter, adaptive=False), max_tokens=16
-    )
-    llm = LLM(folder, engine, serving=settings)
+    speculation = SpeculationSettings(MOST, drafter, adaptive=False)
+    llm = LLM(folder, engine, serving=ServingSettings(prefix_cache="radix", speculation=speculation, **room))
     for each in (prompts, prompts[1:], [prompts[0] + list(plain[0][:11])]):
         answers = llm.generate(each, sampling, NEW - 11 * (each[0] not in prompts))
         for prompt, answer in zip(each, answers, strict=True):
@@ -59,9 +60,31 @@ def test_tokens_are_those_of_plain_greedy(family: str, artifacts: ArtifactCache)
         llm.loop.scheduler.check_integrity()
     metrics = llm.loop.speculation
     assert 0 < metrics.accepted < metrics.proposed
-    assert metrics.state_bytes == engine.slot_bytes and (metrics.state_bytes > 0) == recurrent
+    assert metrics.state_bytes == engine.held_token_bytes and (metrics.state_bytes > 0) == recurrent
     # The last prompts were known to the prefix cache, states of answers included.
     assert answers[0].cached_tokens > 0
+
+
+@pytest.mark.parametrize("family", BASE_CONFIGS)
+def test_500_tokens_of_every_family_are_those_of_plain_greedy(family: str, artifacts: ArtifactCache) -> None:
+    """Three at a time with states that wait and the prefix cache, then one alone with states kept."""
+    candidates = 0 if family in ATTENTION_ALONE else MOST
+    options = {"layout": "paged", "max_seq_len": LONG + 12, "speculative_tokens": candidates}
+    folder = artifacts.get(family, "float32", **options).folder
+    engine = OnnxRuntimePagedEngine(folder, threads=1)
+    rng, sampling = np.random.default_rng(6), SamplingParams(ignore_eos=True, max_new_tokens=LONG)
+    prompts = [rng.integers(0, engine.config.vocab_size, size).tolist() for size in (3, 7, 11)]
+    plain = [list(answer.token_ids) for answer in LLM(folder, engine).generate(prompts, sampling)]
+    texts = [prompt + text for prompt, text in zip(prompts, plain, strict=True)]
+    for mode, cache, count in (("auto", "radix", 3), ("snapshot", "off", 1)):
+        drafter = Knowing(texts, engine.config.vocab_size, 2)
+        speculation = SpeculationSettings(MOST, drafter, adaptive=False, mode=mode)
+        llm = LLM(folder, engine, serving=ServingSettings(prefix_cache=cache, speculation=speculation))
+        answers = llm.generate(prompts[:count], sampling)
+        assert [list(answer.token_ids) for answer in answers] == plain[:count]
+        metrics = llm.loop.speculation
+        assert LONG * count / 4 < metrics.rows < LONG * count and 0.3 < metrics.acceptance < 0.7
+        assert (metrics.state_bytes == engine.slot_bytes) == (mode == "snapshot" or not candidates)
 
 
 def test_prompt_lookup_needs_nothing_but_the_setting(artifacts: ArtifactCache) -> None:
