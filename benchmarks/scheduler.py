@@ -1,4 +1,7 @@
-"""The host's share of a decode step, without a model: planning, tables, greedy choice, stop conditions, pieces."""
+"""The host's share of a decode step, without a model: planning, tables, greedy choice and stop conditions.
+
+What is done while the device works on the next step, the pieces, is told apart.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,12 @@ import numpy as np
 from artifact.bindings import Binding, GraphBindings
 from artifact.config import ATTENTION, MAMBA, KVLayerConfig, RecurrentLayerConfig, RuntimeConfig
 from artifact.dtypes import DType
+from artifact.errors import EngineError
 from benchmarks.command import run_command
 from benchmarks.measure import Spread
 from benchmarks.report import Gate, Report, Target
 from runtime.engines.paged import HostCopy, PackedInputs, PagedEngine, PoolSizes, StepLimits
+from runtime.engines.step_result import StepResult
 from runtime.generation import Request
 from runtime.sampling import SamplingParams
 from runtime.serving.loop import ServingLoop
@@ -41,6 +46,23 @@ class SchedulerSettings:
     repeats: int = REPEATS
 
 
+class CountingResult(StepResult):
+    """Of a step that is never done before somebody waits for it."""
+
+    def __init__(self, best: np.ndarray) -> None:
+        self._best = best
+
+    @property
+    def is_ready(self) -> bool:
+        return False
+
+    def best_tokens(self) -> list[int | None]:
+        return list(self._best.tolist())
+
+    def logits(self, index: int) -> np.ndarray:
+        raise EngineError("the counting engine has no logits: sample greedily")
+
+
 class CountingEngine(PagedEngine):
     """Computes nothing: after the token at position p the best token is p modulo the vocabulary."""
 
@@ -49,8 +71,6 @@ class CountingEngine(PagedEngine):
     def __init__(self, settings: SchedulerSettings) -> None:
         self.config = _config(settings)
         self._limits = StepLimits(settings.batch * settings.context, settings.batch)
-        self._logits = np.zeros((settings.batch, settings.vocab), np.float32)
-        self._best = np.zeros(0, np.int64)
 
     @property
     def limits(self) -> StepLimits:
@@ -66,11 +86,15 @@ class CountingEngine(PagedEngine):
     def allocate_pools(self, sizes: PoolSizes) -> None:
         """There are none."""
 
+    @property
+    def runs_ahead(self) -> bool:
+        return True
+
+    def launch(self, inputs: PackedInputs) -> CountingResult:
+        return CountingResult(inputs.positions[inputs.logits_indices] % self.config.vocab_size)
+
     def step(self, inputs: PackedInputs) -> np.ndarray:
-        self._logits[np.arange(self._best.size), self._best] = 0
-        self._best = inputs.positions[inputs.logits_indices] % self.config.vocab_size
-        self._logits[np.arange(self._best.size), self._best] = 1
-        return self._logits[: self._best.size]
+        raise EngineError("the counting engine has no logits: launch its steps")
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """There are none."""
@@ -91,11 +115,12 @@ class CountingEngine(PagedEngine):
 def run(settings: SchedulerSettings) -> Report:
     """Let the batch decode ``repeats`` times; each repeat gives the median of its steps."""
     loops: list[float] = []
-    parts: dict[str, list[float]] = {"plan": [], "pack": [], "commit": []}
+    parts: dict[str, list[float]] = {"plan": [], "pack": [], "commit": [], "beside the device": []}
     wrong = 0
     for _ in range(settings.repeats):
-        host, outputs = _steps(settings)
+        host, beside, outputs = _steps(settings)
         loops.append(median(host))
+        parts["beside the device"].append(median(beside))
         wrong += _wrong(outputs, settings)
         for name, times in _parts(settings).items():
             parts[name].append(median(times))
@@ -125,20 +150,26 @@ def _loop(settings: SchedulerSettings) -> ServingLoop:
     return loop
 
 
-def _steps(settings: SchedulerSettings) -> tuple[list[float], list[Output]]:
-    """Seconds of each step outside the engine, and what the steps gave; the last step ends all requests at once."""
+def _steps(settings: SchedulerSettings) -> tuple[list[float], list[float], list[Output]]:
+    """Of each step the seconds that a device waits for it and those beside the device, and what the steps gave.
+
+    The last step ends all requests at once.
+    """
     loop = _loop(settings)
-    host, outputs = [], []
+    host, beside, outputs = [], [], []
     while loop.busy:
-        inside, started = loop.engine_seconds, time.perf_counter()
+        started = time.perf_counter()
         outputs += loop.step()
-        host.append(time.perf_counter() - started - (loop.engine_seconds - inside))
-    return host, outputs
+        host.append(loop.last_times.host)
+        # A call launches the next step, which takes as long as the launch of its own did.
+        beside.append(time.perf_counter() - started - host[-1])
+    return host, beside, outputs
 
 
 def _parts(settings: SchedulerSettings) -> dict[str, list[float]]:
     """Seconds of planning, packing and committing, step by step."""
     loop = _loop(settings)
+    loop.settle()
     engine, scheduler = CountingEngine(settings), loop.scheduler
     times: dict[str, list[float]] = {"plan": [], "pack": [], "commit": []}
     for _ in range(settings.steps // 2):

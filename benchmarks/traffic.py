@@ -15,18 +15,15 @@ from runtime.serving.request import ServingRequest
 
 
 @dataclass(frozen=True)
-class StepTimes:
-    """One step: seconds from its beginning to the next one's, those in which the device worked alone, and its size."""
+class ServedStep:
+    """One step: seconds from the end of the one before to its own, those that the device waited for the host, those
+    from the end of the launch to the tokens, and its size."""
 
     wall: float
+    host: float
     device: float
     rows: int
     tokens: int
-
-    @property
-    def host(self) -> float:
-        """Seconds in which the device had nothing to do, or the launch was still under way."""
-        return self.wall - self.device
 
 
 @dataclass
@@ -35,7 +32,7 @@ class Served:
 
     arrivals: list[float] = field(default_factory=list)
     tokens: list[list[float]] = field(default_factory=list)
-    steps: list[StepTimes] = field(default_factory=list)
+    steps: list[ServedStep] = field(default_factory=list)
 
     @property
     def first_token(self) -> np.ndarray:
@@ -71,22 +68,27 @@ def serve(loop: ServingLoop, prompts: Sequence[Sequence[int]], arrivals: Sequenc
     params = SamplingParams(ignore_eos=True)
     requests = [ServingRequest(Request(tuple(prompt), params, new_tokens)) for prompt in prompts]
     served, places, came = Served(list(arrivals), [[] for _ in prompts]), dict[int, int](), 0
-    started = time.perf_counter()
-    while came < len(requests) or loop.busy:
-        now = time.perf_counter()
-        while came < len(requests) and arrivals[came] <= now - started:
+    started = before = time.perf_counter()
+
+    def arrive() -> None:
+        nonlocal came
+        now = time.perf_counter() - started
+        while came < len(requests) and arrivals[came] <= now:
             places[loop.add(requests[came])] = came
             came += 1
+
+    while came < len(requests) or loop.busy:
         if not loop.busy:
             time.sleep(max(0.0, arrivals[came] - (time.perf_counter() - started)))
+            arrive()
+            before = time.perf_counter()
             continue
-        device = loop.engine_seconds - loop.launch_seconds
-        outputs = loop.step()
+        outputs = loop.step(arrive)
         ended = time.perf_counter()
-        device = loop.engine_seconds - loop.launch_seconds - device
-        plan = loop.last_plan
+        plan, times = loop.last_plan, loop.last_times
         assert plan is not None
-        served.steps.append(StepTimes(ended - now, device, len(plan.rows), plan.tokens))
+        served.steps.append(ServedStep(ended - before, times.host, times.device, len(plan.rows), plan.tokens))
+        before = ended
         for output in outputs:
             if output.error is not None:
                 raise output.error

@@ -129,6 +129,11 @@ class PagedEngine(ABC):
         return ArrayResult(self.step(inputs))
 
     @property
+    def runs_ahead(self) -> bool:
+        """Whether ``launch`` returns while a device still works: the host has time for other things then."""
+        return False
+
+    @property
     def most_held_tokens(self) -> int:
         """The most tokens of a row whose states a step may hold; 0 for an engine that holds none."""
         return 0

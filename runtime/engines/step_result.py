@@ -15,6 +15,11 @@ class StepResult(ABC):
     Both methods wait for the step and raise the EngineError that it ended with.
     """
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether nobody has to wait for the step any more."""
+        return True
+
     @abstractmethod
     def best_tokens(self) -> list[int | None]:
         """The most likely token after each of the step's logits_indices; None where its logits are not finite."""

@@ -16,14 +16,21 @@ from runtime.text import StopStrings, Tokenizer
 class Sequence:
     """Takes the logits after its last token, chooses the next one and decides whether it was the last.
 
-    ``index`` is the prompt's place in the call and ``started`` the time (time.perf_counter) of that call.
+    ``index`` is the prompt's place in the call, ``started`` the time (time.perf_counter) of that call, and ``choice``
+    counts the answers to one prompt.
     """
 
     def __init__(
-        self, index: int, request: Request, eos: Iterable[int], tokenizer: Tokenizer | None, started: float
+        self,
+        index: int,
+        request: Request,
+        eos: Iterable[int],
+        tokenizer: Tokenizer | None,
+        started: float,
+        choice: int = 0,
     ) -> None:
         params = request.params
-        self.index = index
+        self.index, self._choice = index, choice
         self.prompt_ids = request.prompt_ids
         self.cached_tokens = 0
         self.last_token = -1
@@ -38,50 +45,75 @@ class Sequence:
         self._detokenizer = (
             None if tokenizer is None else tokenizer.detokenizer(request.prompt_ids, params.skip_special_tokens)
         )
+        self._looks_for_text = bool(params.stop) and self._detokenizer is not None
+        self._stopped_by: int | str | None = None
+        # Of the token that was chosen last.
+        self._text = ""
         self._started = started
         self._first_token_at = 0.0
 
     def accept(self, logits: np.ndarray, best: int | None = None, guess: Guess | None = None) -> Piece:
-        """Choose the next token from ``logits`` [vocab]; the piece that it makes.
+        """``choose``, and the piece that comes of it."""
+        self.choose(logits, best, guess)
+        return self.piece()
 
-        ``best``, ``guess``: see ``Sampler.sample``.
+    def choose(self, logits: np.ndarray, best: int | None = None, guess: Guess | None = None) -> None:
+        """Choose the next token from ``logits`` [vocab], and whether it was the last; then call ``piece``, once.
+
+        ``best``, ``guess``: see ``Sampler.sample``. The text is looked at only where a stop string may be in it.
         """
         if self._takes_best and best is not None:
-            token, logprobs = best, None
+            token = best
         else:
             token, logprobs = self._sampler.sample(logits, best, guess)
+            if logprobs is not None and self._logprobs is not None:
+                self._logprobs.append(logprobs)
         if self.last_token < 0:
             self._first_token_at = time.perf_counter()
         self.last_token = token
-        self._token_ids.append(token)
-        if logprobs is not None and self._logprobs is not None:
-            self._logprobs.append(logprobs)
-        stopped_by: int | str | None = token if token in self._stop_ids else None
-        text = ""
-        if stopped_by is None and self._detokenizer is not None:
-            text = self._stops.push(self._detokenizer.push(token))
-            stopped_by = self._stops.found
-        if stopped_by is not None or len(self._token_ids) >= self._max_new_tokens:
-            return self._finish(token, text, stopped_by, logprobs)
+        token_ids = self._token_ids
+        token_ids.append(token)
+        if token in self._stop_ids:
+            self._stopped_by, self.finished = token, True
+        elif self._looks_for_text:
+            self._text = self._pushed(token)
+            self._stopped_by = self._stops.found
+            self.finished = self._stopped_by is not None
+        if len(token_ids) >= self._max_new_tokens:
+            self.finished = True
+
+    def piece(self) -> Piece:
+        """What the token that was chosen last is for the caller."""
+        token, text = self.last_token, ""
+        logprobs = self._logprobs[-1] if self._logprobs else None
+        if self._looks_for_text:
+            text, self._text = self._text, ""
+        elif self._detokenizer is not None and self._stopped_by is None:
+            text = self._detokenizer.push(token)
+        if self.finished:
+            return self._finish(token, text, logprobs)
         if text:
             self._texts.append(text)
         pair = None if logprobs is None else (logprobs,)
         # Of all steps of all requests: a named tuple's own constructor takes twice as long as this.
-        return tuple.__new__(Piece, (self.index, text, (token,), pair, None, None, 0))
+        return tuple.__new__(Piece, (self.index, text, (token,), pair, None, None, self._choice))
 
-    def _finish(self, token: int, text: str, stopped_by: int | str | None, logprobs: TokenLogprobs | None) -> Piece:
+    def _pushed(self, token: int) -> str:
+        assert self._detokenizer is not None
+        return self._stops.push(self._detokenizer.push(token))
+
+    def _finish(self, token: int, text: str, logprobs: TokenLogprobs | None) -> Piece:
         if self._detokenizer is not None and self._stops.found is None:
             text += self._stops.push(self._detokenizer.flush())
             text += self._stops.flush()
-            stopped_by = stopped_by if self._stops.found is None else self._stops.found
+            self._stopped_by = self._stopped_by if self._stops.found is None else self._stops.found
         self._texts.append(text)
-        self.finished = True
         generation = Generation(
             text="".join(self._texts),
             token_ids=tuple(self._token_ids),
             prompt_token_ids=self.prompt_ids,
-            finish_reason=LENGTH if stopped_by is None else STOP,
-            stopped_by=stopped_by,
+            finish_reason=LENGTH if self._stopped_by is None else STOP,
+            stopped_by=self._stopped_by,
             logprobs=None if self._logprobs is None else tuple(self._logprobs),
             cached_tokens=self.cached_tokens,
             timings=Timings(
@@ -91,4 +123,4 @@ class Sequence:
             ),
         )
         pair = None if logprobs is None else (logprobs,)
-        return Piece(self.index, text, (token,), pair, generation.finish_reason, generation)
+        return Piece(self.index, text, (token,), pair, generation.finish_reason, generation, self._choice)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from runtime.blocks import Reservation
 from runtime.scheduler.plan import PlannedRow, StepPlan, Swap
 from runtime.scheduler.sequence import ScheduledSequence
@@ -25,6 +27,11 @@ class Draft:
         self.rows[sequence] = count
         self.budget -= count
 
+    def add_decoding(self, sequences: Sequence[ScheduledSequence]) -> None:
+        """Feed one token of each, for which memory is reserved."""
+        self.rows.update(dict.fromkeys(sequences, 1))
+        self.budget -= len(sequences)
+
     def add_candidates(self, sequence: ScheduledSequence, candidates: tuple[int, ...]) -> None:
         """Feed the last token and then ``candidates``, for all of which memory is reserved."""
         self.add(sequence, 1 + len(candidates))
@@ -41,16 +48,16 @@ class Draft:
         self, number: int, slot_copies: list[tuple[int, int]], forked: list[ScheduledSequence]
     ) -> StepPlan | None:
         """The plan, or None when there is nothing to do."""
-        rows: list[PlannedRow] = []
         new = tuple.__new__  # half the time of a named tuple's own constructor
-        for sequence, count in self.rows.items():
-            memory = sequence.memory
-            start = memory.length
-            candidates = self.candidates.get(sequence, ()) if self.candidates else ()
-            samples = start + count - len(candidates) == len(sequence.tokens)
-            slots = tuple(memory.candidates[: len(candidates)]) if candidates else ()
-            row = (sequence.id, start, count, memory.row, memory.slot, samples, candidates, slots)
-            rows.append(new(PlannedRow, row))
+        rows = [
+            new(
+                PlannedRow,
+                (each.id, (m := each.memory).length, n, m.row, m.slot, m.length + n == len(each.tokens), (), ()),
+            )
+            for each, n in self.rows.items()
+        ]
+        if self.candidates:
+            rows = [self._with_candidates(*pair) for pair in zip(self.rows, rows, strict=True)]
         if not (rows or self.preempted or self.admitted or slot_copies):
             return None
         return StepPlan(
@@ -64,4 +71,12 @@ class Draft:
             tuple(sequence.id for sequence in forked),
             self.reservation.resumed_slots,
             self.reservation.taken_slots,
+        )
+
+    def _with_candidates(self, sequence: ScheduledSequence, row: PlannedRow) -> PlannedRow:
+        tried = self.candidates.get(sequence)
+        if tried is None:
+            return row
+        return row._replace(
+            samples=True, candidates=tried, candidate_slots=tuple(sequence.memory.candidates[: len(tried)])
         )

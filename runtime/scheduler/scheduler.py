@@ -173,24 +173,31 @@ class Scheduler:
         assert self._host_bytes == sum(sequence.host_bytes for sequence in self.sequences.values())
 
     def _schedule_running(self, draft: Draft, candidates: Mapping[int, tuple[int, ...]]) -> None:
-        prompts = []
-        extend, add = draft.reservation.extend, draft.add
-        for sequence in self._running.copy():
-            memory = sequence.memory
-            pending = len(sequence.tokens) - memory.length
-            if pending > 1:
+        decoding, prompts = [], []
+        for sequence in self._running:
+            pending = len(sequence.tokens) - sequence.memory.length
+            if pending == 1:
+                decoding.append(sequence)
+            elif pending:
                 prompts.append(sequence)
-            elif pending == 1 and sequence.state is State.RUNNING:
-                if candidates and self._try_candidates(draft, sequence, candidates.get(sequence.id, ())):
-                    continue
-                if extend(memory, 1):
-                    add(sequence, 1)
-                else:
-                    self._make_room(draft, sequence, 1)
+        if candidates:
+            decoding = [each for each in decoding if not self._try_candidates(draft, each, candidates.get(each.id, ()))]
+        self._decode(draft, decoding)
         for place, sequence in enumerate(prompts):
             if sequence.state is State.RUNNING and draft.budget:
                 others = len(prompts) - place - 1 + len(self._waiting)
                 self._make_room(draft, sequence, self._chunk(draft, sequence, others))
+
+    def _decode(self, draft: Draft, decoding: list[ScheduledSequence]) -> None:
+        """One token of each, first of those that have the memory for it."""
+        growing = [decoding[place] for place in draft.reservation.extend_by_one([each.memory for each in decoding])]
+        if growing:
+            grows = set(growing)
+            decoding = [sequence for sequence in decoding if sequence not in grows]
+        draft.add_decoding(decoding)
+        for sequence in growing:
+            if sequence.state is State.RUNNING:
+                self._make_room(draft, sequence, 1)
 
     def _try_candidates(self, draft: Draft, sequence: ScheduledSequence, candidates: tuple[int, ...]) -> bool:
         """Add the sequence with those of its candidates that find room; False when none does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from runtime.generation.results import LENGTH, STOP
 from runtime.sampling import Guess
 from runtime.sampling.logprobs import token_logprobs
 from runtime.scheduler import ScheduledSequence
-from runtime.serving.group import Group, GroupContext
+from runtime.serving.group import Group, GroupContext, MakePiece
 from runtime.serving.request import ServingRequest
 
 
@@ -51,13 +52,9 @@ class BeamGroup(Group):
     def sequences(self) -> Iterable[ScheduledSequence]:
         return list(self._beams)
 
-    @property
-    def finished(self) -> bool:
-        return not self._beams
-
     def accept(
         self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, guess: Guess | None = None
-    ) -> list[Piece]:
+    ) -> list[MakePiece]:
         if best is None:
             raise EngineError(
                 "expected finite logits, found NaN or no finite value: verify the artifact, or use a wider type"
@@ -93,6 +90,7 @@ class BeamGroup(Group):
             self._done += [self._hypothesis(beam, token, total, ended=False) for total, beam, token in kept]
             kept = []
         self._beams = self._forked(beams, kept)
+        self.finished = not self._beams
 
     def _forked(
         self, beams: list[ScheduledSequence], kept: list[tuple[float, ScheduledSequence, int]]
@@ -114,15 +112,14 @@ class BeamGroup(Group):
         ids = (*beam.tokens[len(self._asked.request.prompt_ids) :], token)
         return Hypothesis(ids, total / len(ids) ** self._penalty, ended)
 
-    def _pieces(self) -> list[Piece]:
+    def _pieces(self) -> list[MakePiece]:
         """One piece for each of the n best answers."""
         best = sorted(self._done, key=lambda hypothesis: -hypothesis.score)[: self._keep]
-        pieces = []
-        for choice, hypothesis in enumerate(best):
-            made = self._generation(hypothesis)
-            ids, index = hypothesis.token_ids, self._asked.index
-            pieces.append(Piece(index, made.text, ids, None, made.finish_reason, made, choice))
-        return pieces
+        return [partial(self._piece, choice, hypothesis) for choice, hypothesis in enumerate(best)]
+
+    def _piece(self, choice: int, hypothesis: Hypothesis) -> Piece:
+        made = self._generation(hypothesis)
+        return Piece(self._asked.index, made.text, hypothesis.token_ids, None, made.finish_reason, made, choice)
 
     def _generation(self, hypothesis: Hypothesis) -> Generation:
         context, ids = self._context, hypothesis.token_ids

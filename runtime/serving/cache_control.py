@@ -16,7 +16,7 @@ from runtime.serving.sessions import Session, load_session, save_session
 
 
 class CacheControl:
-    """Not for use while a step runs. RequestError from everything when the loop has no radix tree."""
+    """Ends the step that is under way, if there is one. RequestError from everything when there is no radix tree."""
 
     def __init__(self, loop: ServingLoop, folder: Path) -> None:
         self._loop, self._folder = loop, folder
@@ -27,7 +27,12 @@ class CacheControl:
         """Keep ``token_ids`` until ``drop``; ``compute`` puts them into the cache. Errors as in PinnedPrefixes.add."""
         pinned = self._served().pinned
         name = checked_name(name, token_ids, pinned.names())
-        return pinned.add(PinnedPrefix(name, token_ids, namespace), compute)
+
+        def computed() -> None:
+            compute()
+            self._loop.settle()
+
+        return pinned.add(PinnedPrefix(name, token_ids, namespace), computed)
 
     def drop(self, name: str) -> None:
         """Let a pinned prefix go; RequestError when there is none of that name."""
@@ -46,6 +51,7 @@ class CacheControl:
         return self._served().report(self._loop.pools.block_bytes, self._loop.pools.slot_bytes)
 
     def _served(self) -> ServedCache:
+        self._loop.settle()
         if self._loop.served_cache is None:
             raise RequestError(
                 f"expected a prefix cache of kind {RADIX!r}, found none: open the artifact with "
@@ -54,6 +60,7 @@ class CacheControl:
         return self._loop.served_cache
 
     def _between_steps(self) -> ServedCache:
+        self._loop.settle()
         if not self._loop.scheduler.settled:
             raise RequestError("expected no request with several answers under way, found one: wait for its next piece")
         return self._served()

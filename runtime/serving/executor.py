@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
@@ -19,17 +18,12 @@ Pair = tuple[int, int]
 
 
 class StepExecutor:
-    """Does what a plan says, in its order; knows nothing of requests.
-
-    ``engine_seconds`` is the time spent on the engine's steps so far; ``launch_seconds`` is what of it went by before
-    the engine left the rest to its device, if it has one.
-    """
+    """Does what a plan says, in its order; knows nothing of requests."""
 
     def __init__(self, engine: PagedEngine, manager: BlockManager, scheduler: Scheduler) -> None:
-        self.engine_seconds = self.launch_seconds = 0.0
         self._engine, self._manager, self._scheduler = engine, manager, scheduler
 
-    def run(self, plan: StepPlan) -> StepResult | None:
+    def launch(self, plan: StepPlan) -> StepResult | None:
         """What the rows that sample get, in their order (and padding after them); None without rows.
 
         Whatever the engine raises passes through; then nothing is known of the memory that the plan names.
@@ -52,26 +46,15 @@ class StepExecutor:
         if not plan.rows:
             return None
         inputs = packed_inputs(plan, sequences, self._manager, engine)
-        started = time.perf_counter()
         result = engine.launch(inputs)
-        launched = time.perf_counter() - started
-        self.launch_seconds += launched
-        self.engine_seconds += launched
         for sources, targets in independent(plan.taken_slots):
             engine.copy_slots(sources, targets)
         return result
 
-    def best_tokens(self, result: StepResult) -> list[int | None]:
-        """Wait for the step, and the most likely token of each of its rows; errors as in ``run``."""
-        started = time.perf_counter()
-        tokens = result.best_tokens()
-        self.engine_seconds += time.perf_counter() - started
-        return tokens
-
     def advance(self, plan: StepPlan, accepted: Mapping[int, int]) -> None:
         """Advance the states that the step held, by each row's own token and its ``accepted`` candidates.
 
-        Whatever the engine raises passes through, as in ``run``.
+        Whatever the engine raises passes through, as in ``launch``.
         """
         if self._manager.needs.state and not self._manager.keeps_states and accepted:
             counts = [1 + accepted[row.sequence] if row.candidates else 0 for row in plan.rows]

@@ -15,6 +15,9 @@ from runtime.scheduler import ScheduledSequence
 from runtime.serving.request import ServingRequest
 from runtime.text import Tokenizer
 
+# Makes a piece of a token that has been chosen, once, before the next one is.
+MakePiece = Callable[[], Piece]
+
 
 @dataclass(frozen=True)
 class GroupContext:
@@ -31,12 +34,13 @@ class GroupContext:
 
 
 class Group(ABC):
-    """The sequences of one request; ``finished`` when the last of them has ended.
+    """The sequences of one request.
 
-    takes_best: whether the most likely token is all that it asks of logits.
+    finished: whether the last of them has ended. takes_best: whether the most likely token is all that it asks of
+    logits.
     """
 
-    takes_best = False
+    finished = takes_best = False
 
     @property
     def candidates(self) -> int | None:
@@ -48,16 +52,11 @@ class Group(ABC):
     def sequences(self) -> Iterable[ScheduledSequence]:
         """Those that have not ended."""
 
-    @property
-    def finished(self) -> bool:
-        """Whether no sequence is left."""
-        return not self.sequences
-
     @abstractmethod
     def accept(
         self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, guess: Guess | None = None
-    ) -> list[Piece]:
-        """Go on from the ``logits`` [vocab] after the last token of ``sequence``; the pieces that it makes.
+    ) -> list[MakePiece]:
+        """Go on from the ``logits`` [vocab] after the last token of ``sequence``; what makes the pieces of it.
 
         ``best``: the most likely token, None when the logits are not finite; then EngineError. Where the group
         ``takes_best`` and there is one, ``logits`` may be anything. ``guess``: see ``Sampler.sample``.
@@ -71,17 +70,11 @@ class SamplingGroup(Group):
         self._asked, self._context = asked, context
         self.takes_best = asked.request.params.plain_greedy
         self._unforked = asked.request.params.n - 1
-        self._answers = {root: self._answer(0, root)}
-        # Of all but the first.
-        self._choices: dict[ScheduledSequence, int] = {}
+        self._answers = {root: self._answer(0)}
 
     @property
     def sequences(self) -> Iterable[ScheduledSequence]:
         return list(self._answers)
-
-    @property
-    def finished(self) -> bool:
-        return not self._answers
 
     @property
     def candidates(self) -> int | None:
@@ -89,35 +82,35 @@ class SamplingGroup(Group):
 
     def accept(
         self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, guess: Guess | None = None
-    ) -> list[Piece]:
+    ) -> list[MakePiece]:
         if not self._unforked:
             return [self._choose(sequence, logits, best, guess)]
         chosen = [sequence]
         for choice in range(1, self._unforked + 1):
             child = self._context.fork(sequence)
-            self._answers[child], self._choices[child] = self._answer(choice, sequence), choice
+            self._answers[child] = self._answer(choice)
             chosen.append(child)
         self._unforked = 0
         return [self._choose(member, logits, best) for member in chosen]
 
     def _choose(
         self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, guess: Guess | None = None
-    ) -> Piece:
+    ) -> MakePiece:
         answer = self._answers[sequence]
         if answer.last_token < 0:
             answer.cached_tokens = sequence.cached_tokens or 0
-        piece = answer.accept(logits, best, guess)
+        answer.choose(logits, best, guess)
         if answer.finished:
             del self._answers[sequence]
+            self.finished = not self._answers
             self._context.finish(sequence)
         else:
             sequence.tokens.append(answer.last_token)
-        choice = self._choices.get(sequence) if self._choices else None
-        return piece._replace(choice=choice) if choice else piece
+        return answer.piece
 
-    def _answer(self, choice: int, sequence: ScheduledSequence) -> RunningSequence:
+    def _answer(self, choice: int) -> RunningSequence:
         request, context = self._asked.request, self._context
         seed = request.params.seed
         if choice and seed is not None:
             request = replace(request, params=replace(request.params, seed=seed + choice))
-        return RunningSequence(self._asked.index, request, context.eos, context.tokenizer, context.started)
+        return RunningSequence(self._asked.index, request, context.eos, context.tokenizer, context.started, choice)

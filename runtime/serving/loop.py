@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from artifact.errors import EngineError
 from runtime.blocks import BlockManager, CacheNeeds
@@ -17,12 +17,13 @@ from runtime.scheduler.scheduler import NONE_ACCEPTED
 from runtime.serving.beam import BeamGroup
 from runtime.serving.candidate_outcome import NO_LOGITS, CandidateOutcome
 from runtime.serving.executor import StepExecutor
-from runtime.serving.group import Group, GroupContext, SamplingGroup
+from runtime.serving.group import Group, GroupContext, MakePiece, SamplingGroup
 from runtime.serving.pools import PoolReport, ServingShape, memory_budget, pools_in
 from runtime.serving.prefix_cache import ServedCache, cached_slots, radix_allocator
 from runtime.serving.request import Output, ServingRequest
 from runtime.serving.settings import ServingSettings
 from runtime.serving.speculator import Speculator
+from runtime.serving.step_under_way import StepTimes, StepUnderWay
 from runtime.speculation import SpeculationMetrics, accepted_count
 from runtime.text import Tokenizer
 
@@ -30,8 +31,11 @@ from runtime.text import Tokenizer
 class ServingLoop:
     """Owns the pools of ``engine``: nobody else may step it. Not for use from several threads at once.
 
-    Call ``step`` as long as it is ``busy``. ``pools`` says where the memory went; ``steps`` counts those that ran, and
-    ``last_plan`` is the plan of the last of them.
+    Call ``step`` as long as it is ``busy``. ``pools`` says where the memory went; ``steps`` counts those that ran,
+    ``last_plan`` is the plan of the last of them, and ``last_times`` what it took.
+
+    With an engine that runs ahead, a step is under way whenever ``step`` returns, so that the device works while the
+    pieces of the step before are made and read. ``settle`` ends it.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class ServingLoop:
         self.shape = serving_shape(engine, settings)
         self.steps = 0
         self.last_plan: StepPlan | None = None
+        self.last_times = StepTimes(0.0, 0.0)
         self._eos, self._tokenizer = eos, tokenizer
         needs = CacheNeeds.of_model(engine.config)
         cache = settings.cache
@@ -76,19 +81,14 @@ class ServingLoop:
         )
         self.served_cache = None if radix is None else ServedCache(radix, engine, self.scheduler)
         self._executor = StepExecutor(engine, manager, self.scheduler)
+        self._runs_ahead = engine.runs_ahead
+        self._under_way: StepUnderWay | None = None
+        # Tokens that were chosen, whose pieces are not made yet, and what has not been handed out.
+        self._unmade: list[tuple[int, list[MakePiece]]] = []
+        self._outputs: list[Output] = []
         self._groups: dict[int, Group] = {}
         self._request_of: dict[ScheduledSequence, int] = {}
         self._next_request = 0
-
-    @property
-    def engine_seconds(self) -> float:
-        """Time spent on the engine's steps so far."""
-        return self._executor.engine_seconds
-
-    @property
-    def launch_seconds(self) -> float:
-        """What of ``engine_seconds`` went by before the engine left the rest to its device."""
-        return self._executor.launch_seconds
 
     @property
     def prefix_cache(self) -> RadixAllocator | None:
@@ -102,8 +102,8 @@ class ServingLoop:
 
     @property
     def busy(self) -> bool:
-        """Whether any request has not ended."""
-        return bool(self._groups)
+        """Whether any request has not ended, or not been told so."""
+        return bool(self._groups or self._outputs or self._unmade or self._under_way)
 
     def has(self, request_id: int) -> bool:
         """Whether the request has not ended."""
@@ -131,47 +131,87 @@ class ServingLoop:
 
     def cancel(self, request_id: int) -> None:
         """End a request, of which nothing more is heard. One that has ended, or never was, is none to end."""
-        group = self._groups.pop(request_id, None)
-        if group is not None:
-            for sequence in group.sequences:
-                self._finish(sequence)
+        self._end(request_id)
+        if self._outputs or self._unmade:
+            self._outputs = [output for output in self._outputs if output.request_id != request_id]
+            self._unmade = [unmade for unmade in self._unmade if unmade[0] != request_id]
+        if not self._groups:
+            self.settle()
 
-    def step(self) -> list[Output]:
-        """Run one step; what the requests got from it, or the error that ended those who took part."""
-        began = time.perf_counter()
-        if self.served_cache is not None:
-            self.served_cache.restore()
-        outputs: list[Output] = []
-        plan = self.scheduler.plan() if self._speculator is None else self.scheduler.plan(self._propose(outputs))
-        if plan is None:
-            assert not self._groups, "there are requests, but nothing that could be planned"
-            return outputs
-        sampling = [self.scheduler.sequences[row.sequence] for row in plan.rows if row.samples]
+    def step(self, arrivals: Callable[[], object] | None = None) -> list[Output]:
+        """Run one step; what the requests got from it, or the error that ended those who took part.
+
+        ``arrivals`` is called right before steps are planned, when none is under way: it may add and cancel requests.
+        """
+        if self._under_way is None:
+            self._launch(arrivals)
+        self.settle(makes_pieces=False)
+        if self._runs_ahead:
+            self._launch(arrivals)
+        self._make_pieces()
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def settle(self, makes_pieces: bool = True) -> None:
+        """End the step that is under way, if there is one; the next ``step`` gives what came of it."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            return
+        plan, result = under_way.plan, under_way.result
+        sampling, accepted = under_way.sampling, NONE_ACCEPTED
+        places: Sequence[int] = range(len(sampling))
         try:
-            result = self._executor.run(plan)
-            best = [] if result is None else self._executor.best_tokens(result)
-            accepted: Mapping[int, int] = NONE_ACCEPTED
-            places: Sequence[int] = range(len(sampling))
+            best = under_way.best_tokens()
             if result is not None and any(row.candidates for row in plan.rows):
-                accepted, sampling, places = self._verify(plan, result, best, outputs)
+                accepted, sampling, places = self._verify(plan, result, best)
                 self._executor.advance(plan, accepted)
-        except Exception as error:
-            return self._failed(plan, error)
-        except BaseException:
-            self._failed(plan, EngineError("the step was interrupted"))
-            raise
+        except BaseException as error:
+            self._fail(plan, error)
+            return
         self.steps += 1
         self.last_plan = plan
         if self._speculator is not None:
             self._speculator.ran(plan)
         self.scheduler.commit(plan, accepted)
         if result is not None:
-            self._accept(zip(sampling, places, strict=True), result, best, outputs)
+            self._accept(zip(sampling, places, strict=True), result, best)
+        self.last_times = under_way.times()
         if self._speculator is not None:
-            self._speculator.took(plan, time.perf_counter() - began)
-        return outputs
+            self._speculator.took(plan, self.last_times.host + self.last_times.device)
+        if makes_pieces:
+            self._make_pieces()
 
-    def _propose(self, outputs: list[Output]) -> dict[int, tuple[int, ...]]:
+    def _launch(self, arrivals: Callable[[], object] | None) -> None:
+        """Plan a step and set it under way, if there is anything to do."""
+        began = time.perf_counter()
+        if arrivals is not None:
+            arrivals()
+        if self.served_cache is not None:
+            self.served_cache.restore()
+        plan = self.scheduler.plan() if self._speculator is None else self.scheduler.plan(self._propose())
+        if plan is None:
+            assert not self._groups, "there are requests, but nothing that could be planned"
+            return
+        sequences = self.scheduler.sequences
+        try:
+            sampling = [sequences[row.sequence] for row in plan.rows if row.samples]
+            result = self._executor.launch(plan)
+        except BaseException as error:
+            self._fail(plan, error)
+            return
+        self._under_way = StepUnderWay(plan, sampling, result, began)
+
+    def _make_pieces(self) -> None:
+        """Of all tokens that were chosen."""
+        if not self._unmade:
+            return
+        unmade, self._unmade = self._unmade, []
+        new, outputs = tuple.__new__, self._outputs  # as in Sequence.piece
+        for id_, makers in unmade:
+            for make in makers:
+                outputs.append(new(Output, (id_, make(), None)))
+
+    def _propose(self) -> dict[int, tuple[int, ...]]:
         """Candidates by sequence; nothing, and errors of the requests, where the drafter failed."""
         assert self._speculator is not None
         wanted = []
@@ -183,13 +223,11 @@ class ServingLoop:
             return self._speculator.propose(wanted)
         except Exception as error:
             reason = error if isinstance(error, EngineError) else EngineError(f"the drafter failed: {error}")
-            for id_ in dict.fromkeys(self._request_of[sequence] for sequence, _ in wanted):
-                self.cancel(id_)
-                outputs.append(Output(id_, error=reason))
+            self._end_with(dict.fromkeys(self._request_of[sequence] for sequence, _ in wanted), reason)
             return {}
 
     def _verify(
-        self, plan: StepPlan, result: StepResult, best: Sequence[int | None], outputs: list[Output]
+        self, plan: StepPlan, result: StepResult, best: Sequence[int | None]
     ) -> tuple[dict[int, int], list[ScheduledSequence], list[int]]:
         """Give the sequences with candidates their tokens; how many of the candidates are accepted, by sequence.
 
@@ -206,16 +244,14 @@ class ServingLoop:
             sequence = self.scheduler.sequences[row.sequence]
             if row.candidates:
                 step = CandidateOutcome(result, best, first)
-                accepted[row.sequence] = self._verify_row(sequence, row, step, outputs)
+                accepted[row.sequence] = self._verify_row(sequence, row, step)
             else:
                 others.append(sequence)
                 places.append(first)
             first += 1 + len(row.candidates)
         return accepted, others, places
 
-    def _verify_row(
-        self, sequence: ScheduledSequence, row: PlannedRow, step: CandidateOutcome, outputs: list[Output]
-    ) -> int:
+    def _verify_row(self, sequence: ScheduledSequence, row: PlannedRow, step: CandidateOutcome) -> int:
         """Give a sequence with candidates its tokens; how many of the candidates are accepted."""
         assert self._speculator is not None
         id_ = self._request_of[sequence]
@@ -223,14 +259,13 @@ class ServingLoop:
 
         def choose(place: int, guess: Guess | None) -> int | None:
             logits, token = step.after(place, group.takes_best)
-            outputs.extend(Output(id_, piece) for piece in group.accept(sequence, logits, token, guess))
+            self._outputs += [Output(id_, make()) for make in group.accept(sequence, logits, token, guess)]
             return None if sequence.cancelled else sequence.tokens[-1]
 
         try:
             accepted = accepted_count(self._speculator.proposal(sequence.id, len(row.candidates)), choose)
         except EngineError as error:
-            self.cancel(id_)
-            outputs.append(Output(id_, None, error))
+            self._end_with((id_,), error)
             # Each accepted token was appended.
             return len(sequence.tokens) - row.start - 1
         self._speculator.observe(sequence.id, len(row.candidates), accepted)
@@ -239,42 +274,53 @@ class ServingLoop:
         return accepted
 
     def _accept(
-        self,
-        sampling: Iterable[tuple[ScheduledSequence, int]],
-        result: StepResult,
-        best: Sequence[int | None],
-        outputs: list[Output],
+        self, sampling: Iterable[tuple[ScheduledSequence, int]], result: StepResult, best: Sequence[int | None]
     ) -> None:
-        """Give each sequence its logits, by their index; add the pieces, or the error that ends its request."""
-        new = tuple.__new__  # as in Sequence.accept
+        """Let each sequence choose its token, from the logits of its index, or end its request with an error."""
+        request_of, groups, unmade = self._request_of, self._groups, self._unmade
         for sequence, index in sampling:
-            id_ = self._request_of.get(sequence)
+            id_ = request_of.get(sequence)
             if id_ is None:
                 continue  # its request has ended in this very step
-            group, token = self._groups[id_], best[index]
+            group, token = groups[id_], best[index]
             try:
                 logits = NO_LOGITS if group.takes_best and token is not None else result.logits(index)
-                pieces = group.accept(sequence, logits, token)
+                unmade.append((id_, group.accept(sequence, logits, token)))
             except EngineError as error:
-                self.cancel(id_)
-                outputs.append(Output(id_, None, error))
+                self._end_with((id_,), error)
                 continue
-            for piece in pieces:
-                outputs.append(new(Output, (id_, piece, None)))
             if group.finished:
-                del self._groups[id_]
+                del groups[id_]
 
-    def _failed(self, plan: StepPlan, error: Exception) -> list[Output]:
-        """End the requests whose sequences took part; the scheduler has everything back that the step held."""
+    def _fail(self, plan: StepPlan, error: BaseException) -> None:
+        """End the requests whose sequences took part; the scheduler has everything back that the step held.
+
+        Raises what is no Exception.
+        """
         reason = error if isinstance(error, EngineError) else EngineError(f"the engine failed in a step: {error}")
+        if not isinstance(error, Exception):
+            reason = EngineError("the step was interrupted")
         died = self.scheduler.fail(plan)
         # Some may have ended while their candidates were verified.
         requests = dict.fromkeys(self._request_of[sequence] for sequence in died if sequence in self._request_of)
         for sequence in died:
             self._forget(sequence)
+        self._end_with(requests, reason)
+        if not isinstance(error, Exception):
+            raise error
+
+    def _end_with(self, requests: Iterable[int], error: EngineError) -> None:
+        """End requests, which get the pieces that they have so far, and then ``error``."""
+        self._make_pieces()
         for id_ in requests:
-            self.cancel(id_)
-        return [Output(id_, error=reason) for id_ in requests]
+            self._end(id_)
+            self._outputs.append(Output(id_, error=error))
+
+    def _end(self, request_id: int) -> None:
+        group = self._groups.pop(request_id, None)
+        if group is not None:
+            for sequence in group.sequences:
+                self._finish(sequence)
 
     def _fork(self, parent: ScheduledSequence) -> ScheduledSequence:
         child = self.scheduler.fork(parent)

@@ -48,6 +48,8 @@ class ServingWorker:
         future: Future[T] = Future()
 
         def command() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
             try:
                 future.set_result(work())
             except Exception as error:
@@ -73,8 +75,8 @@ class ServingWorker:
 
     def _run(self) -> None:
         try:
-            while self._next_commands():
-                self._give(self._loop.step())
+            while self._wait():
+                self._give(self._loop.step(self._do_commands))
         finally:
             # The engine's own errors end requests, not the loop: what comes here is a fault of the loop, or its end.
             with self._wake:
@@ -84,18 +86,19 @@ class ServingWorker:
             error = EngineError("the serving loop has ended before the request: open another AsyncLLM")
             self._give([Output(id_, error=error) for id_ in self._receivers])
 
-    def _next_commands(self) -> bool:
-        """Do what was sent, and wait for something to do; False when closed."""
+    def _wait(self) -> bool:
+        """Wait for something to do; False when closed."""
         with self._wake:
             while not (self._closed or self._commands or self._loop.busy):
                 self._wake.wait()
-            if self._closed:
-                return False
+            return not self._closed
+
+    def _do_commands(self) -> None:
+        with self._wake:
             commands = list(self._commands)
             self._commands.clear()
         for command in commands:
             command()
-        return True
 
     def _add(self, key: object, asked: ServingRequest, started: float, deliver: Deliver) -> None:
         id_ = self._loop.add(asked, started)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.serving import ServingBenchmarkSettings, run
 from benchmarks.serving_plot import plot_latencies
-from benchmarks.traffic import Served, StepTimes, host_microseconds
+from benchmarks.traffic import Served, ServedStep, host_microseconds
 from tests.benchmarks.shapes import TINY
 
 LATENCIES = {"first_token_p50", "first_token_p99", "between_tokens_p50", "between_tokens_p99"}
@@ -58,7 +58,7 @@ def test_rates_and_latencies_come_from_the_marks() -> None:
 
 
 def test_the_host_is_what_the_device_does_not_take_of_full_decode_steps() -> None:
-    full, prompt = StepTimes(0.003, 0.002, 4, 4), StepTimes(0.009, 0.007, 4, 9)
+    full, prompt = ServedStep(0.003, 0.001, 0.002, 4, 4), ServedStep(0.009, 0.002, 0.007, 4, 9)
     assert host_microseconds(Served(steps=[prompt, full]), 4) == pytest.approx([1000.0])
     with pytest.raises(RuntimeError, match="expected steps in which 8 rows decode"):
         host_microseconds(Served(steps=[prompt, full]), 8)

@@ -62,6 +62,11 @@ class TorchDevice:
         """Work inside goes to this device's stream."""
         return contextlib.nullcontext() if self.stream is None else _Current(self.stream)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether all work on the stream is done."""
+        return self.stream is None or self.stream.query()
+
     def synchronize(self) -> None:
         """Wait for the stream; EngineError when work on it failed."""
         if self.stream is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,30 +12,30 @@ import numpy as np
 import torch
 
 from artifact.errors import EngineError
-from artifact.names import LOGITS, QUERY_START_LOC, SEQ_LENS
+from artifact.names import LOGITS, QUERY_START_LOC
 from runtime.engines.packed_check import check_packed
 from runtime.engines.paged import PackedInputs, PoolSizes
 from runtime.engines.pooled import PooledEngine
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.fusion import Phase
 from runtime.engines.torch.model import TorchModel
-from runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
-from runtime.engines.torch.paged_candidates import PagedCandidateStep, candidate_size
+from runtime.engines.torch.packed_buffers import PackedBuffers
+from runtime.engines.torch.packed_step import PackedStep, StepShape, rows_in
 from runtime.engines.torch.paged_decode import PagedDecodeStep, padded_blocks, padded_rows
 from runtime.engines.torch.paged_pools import TorchPools
 from runtime.engines.torch.paged_result import TorchStepResult, best_of
 from runtime.engines.torch.step_memory import StepMemory
-from runtime.engines.torch.step_rows import StepRows
+from runtime.engines.torch.step_shapes import candidate_shape, own_shape, padded_shape
 
-# Bounds of the tokens of a row are powers of two from here on.
-_LEAST_LONGEST = 64
+# Shapes of mixed steps that are kept, those that came last.
+MOST_MIXED = 128
 
 
 class TorchPagedEngine(PooledEngine[TorchPools]):
     """Runs a paged artifact's graph in the types that it declares, with its pools where they are.
 
-    On a GPU a step in which every row has one token, or at most one and its candidates, is one launch of a CUDA graph.
-    Other steps are padded to sizes that come again, since every new size has its kernel calls planned once.
+    On a GPU steps are padded to shapes that come again. The first step of a shape has its kernel calls planned, and
+    from the second on it is one launch of a CUDA graph.
     """
 
     name: ClassVar[str] = "torch"
@@ -48,7 +50,8 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         self._specs = self.config.bindings.states
         self._model = TorchModel(self._folder, self.config, self._device)
         self._decode_steps: dict[tuple[int, int], PagedDecodeStep] = {}
-        self._candidate_steps: dict[StepSize, PagedCandidateStep] = {}
+        self._candidate_steps: dict[StepShape, PackedStep] = {}
+        self._mixed_steps: OrderedDict[StepShape, PackedStep] = OrderedDict()
         self._memory = StepMemory(self._device)
         # Made now, so that an artifact that this engine cannot run is refused before the first token.
         self._model.program(Phase.PREFILL)
@@ -71,9 +74,18 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         return self._decode_steps
 
     @property
-    def candidate_steps(self) -> Mapping[StepSize, PagedCandidateStep]:
-        """The steps of rows with candidates that have been prepared on a GPU, by size."""
+    def candidate_steps(self) -> Mapping[StepShape, PackedStep]:
+        """The steps of rows with candidates that have been prepared on a GPU, by shape."""
         return self._candidate_steps
+
+    @property
+    def mixed_steps(self) -> Mapping[StepShape, PackedStep]:
+        """The steps with rows of any length that have been prepared on a GPU, by shape, the latest last."""
+        return self._mixed_steps
+
+    @property
+    def runs_ahead(self) -> bool:
+        return self._device.is_gpu
 
     def allocate_pools(self, sizes: PoolSizes) -> None:
         self._device.synchronize()
@@ -87,11 +99,12 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         self._check(inputs)
         # The memory of the step before is used again.
         self._device.synchronize()
-        tokens, rows = len(inputs.input_ids), len(inputs.seq_lens)
-        if self._device.is_gpu and self._has_few_tokens(inputs):
-            return self._candidate_step(inputs).launch(inputs)
-        if tokens > rows or not self._device.is_gpu or inputs.num_accepted_tokens is not None:
+        if not self._device.is_gpu:
             return self._run(inputs, ())[0]
+        rows = len(inputs.seq_lens)
+        if len(inputs.input_ids) > rows or inputs.num_accepted_tokens is not None:
+            few = self._has_few_tokens(inputs)
+            return self._candidate_step(inputs).launch(inputs) if few else self._mixed_step(inputs)
         size = self.pools.sizes.block_size
         key = padded_rows(rows, self.limits.max_rows), padded_blocks(inputs.block_table.shape[1], size)
         step = self._decode_steps.get(key)
@@ -128,6 +141,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         """Give up the pools and what was recorded over them."""
         self._decode_steps.clear()
         self._candidate_steps.clear()
+        self._mixed_steps.clear()
         self._pools = None
 
     def _has_few_tokens(self, inputs: PackedInputs) -> bool:
@@ -136,57 +150,59 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
             return False
         return bool(np.diff(inputs.query_start_loc).max() <= inputs.state_indices.shape[1])
 
-    def _candidate_step(self, inputs: PackedInputs) -> PagedCandidateStep:
+    def _candidate_step(self, inputs: PackedInputs) -> PackedStep:
         candidates = self.config.speculative_tokens
-        size = candidate_size(inputs, candidates, self.limits.max_rows, self.pools.sizes.block_size)
-        step = self._candidate_steps.get(size)
+        shape = candidate_shape(inputs, candidates, self.limits.max_rows, self.pools.sizes.block_size)
+        step = self._candidate_steps.get(shape)
         if step is None:
             program = self._model.program(Phase.CANDIDATES)
-            step = PagedCandidateStep(self._device, program, self.pools, size, candidates)
-            self._candidate_steps[size] = step
+            step = self._candidate_steps[shape] = PackedStep(self._device, program, self.pools, shape)
         return step
+
+    def _mixed_step(self, inputs: PackedInputs) -> TorchStepResult:
+        shape, split = padded_shape(inputs, self._candidates(inputs), self.pools.sizes.block_size)
+        step = self._mixed_steps.pop(shape, None)
+        if step is None:
+            if len(self._mixed_steps) >= MOST_MIXED:
+                self._mixed_steps.popitem(last=False)
+            step = PackedStep(self._device, self._model.program(_phase(inputs)), self.pools, shape)
+        self._mixed_steps[shape] = step
+        with self._memory_for(inputs):
+            return step.launch(inputs, split)
 
     def _run(self, inputs: PackedInputs, values: Sequence[str]) -> tuple[TorchStepResult, Mapping[str, torch.Tensor]]:
         """A step that is not recorded, and what its program gives."""
-        pools = self.pools
-        candidates = 0 if inputs.num_accepted_tokens is None else self.config.speculative_tokens
         program = self._model.program(_phase(inputs), values)
-        with self._device.active(), self._memory.measured(len(inputs.input_ids)):
+        candidates = self._candidates(inputs)
+        if self._device.is_gpu:
+            shape, split = padded_shape(inputs, candidates, self.pools.sizes.block_size)
+        else:
+            shape, split = own_shape(inputs, candidates)
+        with self._device.active(), self._memory_for(inputs):
+            buffers = PackedBuffers(self._device, shape.size, candidates)
+            buffers.fill(inputs, split=split)
+            buffers.upload()
+            found = program.run({**buffers.tensors, **self.pools.tensors, QUERY_START_LOC: rows_in(buffers, shape)})
+            best = best_of(found[LOGITS])
+            host = self._device.pinned(*best.shape, dtype=best.dtype)
+            host.copy_(best, non_blocking=True)
+        result = TorchStepResult(self._device, host, found[LOGITS], slice(0, len(inputs.logits_indices)))
+        return result, found
+
+    def _candidates(self, inputs: PackedInputs) -> int:
+        return 0 if inputs.num_accepted_tokens is None else self.config.speculative_tokens
+
+    @contextmanager
+    def _memory_for(self, inputs: PackedInputs) -> Iterator[None]:
+        """Measure what the step takes; EngineError when there is too little."""
+        with self._memory.measured(len(inputs.input_ids)):
             try:
-                size, split = self._padding(inputs)
-                buffers = PackedBuffers(self._device, size, candidates)
-                buffers.fill(inputs, split=split)
-                buffers.upload()
-                step_rows = _step_rows(buffers, sum(split), 1 + candidates)
-                found = program.run({**buffers.tensors, **pools.tensors, QUERY_START_LOC: step_rows})
-                best = best_of(found[LOGITS])
-                host = self._device.pinned(*best.shape, dtype=best.dtype)
-                host.copy_(best, non_blocking=True)
+                yield
             except torch.OutOfMemoryError as error:
                 raise EngineError(
                     f"expected memory for a step of {len(inputs.input_ids)} tokens, found too little: lower max_tokens "
                     "or memory_utilization"
                 ) from error
-        result = TorchStepResult(self._device, host, found[LOGITS], slice(0, len(inputs.logits_indices)))
-        return result, found
-
-    def _padding(self, inputs: PackedInputs) -> tuple[StepSize, tuple[int, int]]:
-        """The size that the step is padded to, and how many rows come between those of one token and the others.
-
-        On a CPU the step's own size, and none.
-        """
-        rows, blocks = inputs.block_table.shape
-        tokens, logits = len(inputs.input_ids), len(inputs.logits_indices)
-        longer = np.flatnonzero(np.diff(inputs.query_start_loc) != 1)
-        singles = int(longer[0]) if longer.size else rows
-        if inputs.num_accepted_tokens is not None:
-            singles = 0  # one call of a recurrent operator is for all rows
-        if not self._device.is_gpu:
-            return StepSize(tokens, rows, blocks, logits), (singles, 0)
-        columns, split = padded_blocks(blocks, self.pools.sizes.block_size), _multiple(singles, 8)
-        others = 0 if singles == rows else 1 << (rows - singles - 1).bit_length()
-        size = StepSize(padded_tokens(tokens), split + others, columns, _multiple(max(1, logits), 8))
-        return size, (singles, split - singles)
 
     def _check(self, inputs: PackedInputs) -> None:
         check_packed(inputs, self.limits, self.config.speculative_tokens)
@@ -197,27 +213,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
             )
 
 
-def padded_tokens(tokens: int) -> int:
-    """Tokens that a step of ``tokens`` is padded to: by at most an eighth, or 16."""
-    step = max(16, 1 << max(0, tokens.bit_length() - 4))
-    return _multiple(tokens, step)
-
-
-def _multiple(count: int, step: int) -> int:
-    return -(-count // step) * step
-
-
 def _phase(inputs: PackedInputs) -> Phase:
     if inputs.num_accepted_tokens is not None:
         return Phase.CANDIDATES
     return Phase.DECODE if len(inputs.input_ids) == len(inputs.seq_lens) else Phase.PREFILL
-
-
-def _step_rows(buffers: PackedBuffers, split: int, few: int) -> StepRows:
-    """``few``: tokens that a row may have without being a part of a prompt."""
-    counts = np.diff(buffers.arrays[QUERY_START_LOC]).tolist()
-    lengths = buffers.arrays[SEQ_LENS].tolist()
-    longest = max(few, *counts)
-    if longest > few:
-        longest = max(_LEAST_LONGEST, 1 << (longest - 1).bit_length())
-    return StepRows(buffers.tensors[QUERY_START_LOC], tuple(counts), tuple(lengths), split, longest)

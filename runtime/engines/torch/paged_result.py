@@ -30,6 +30,10 @@ class TorchStepResult(StepResult):
     ) -> None:
         self._device, self._best, self._logits, self._wanted = device, best, logits, wanted
 
+    @property
+    def is_ready(self) -> bool:
+        return self._device.is_idle
+
     def best_tokens(self) -> list[int | None]:
         self._device.synchronize()
         found: list[int] = self._best.numpy()[self._wanted].tolist()

@@ -68,5 +68,5 @@ class RepeatedWork:
             # The same step has run directly, so that only speed is lost.
             self.direct = True
             reason = " ".join(str(error).split())
-            warnings.warn(f"decoding without a CUDA graph, which is slower: {reason}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"running without a CUDA graph, which is slower: {reason}", RuntimeWarning, stacklevel=2)
             return None

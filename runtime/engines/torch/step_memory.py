@@ -30,13 +30,14 @@ class StepMemory:
         self._largest = max(self._largest, torch.cuda.max_memory_allocated() - before)
 
     def free(self) -> int | None:
-        """Bytes that nobody has, without those that the largest step takes again; None on a CPU."""
+        """Bytes that nobody has, without those that the largest step takes, once directly and once for all recorded
+        steps; None on a CPU."""
         if not self._device.is_gpu:
             return None
         self._device.synchronize()
         torch.cuda.empty_cache()
-        return max(0, torch.cuda.mem_get_info()[0] - self._largest)
+        return max(0, torch.cuda.mem_get_info()[0] - 2 * self._largest)
 
     def held(self) -> Mapping[str, int]:
         """For reports."""
-        return {"largest step": self._largest} if self._largest else {}
+        return {"largest step": self._largest, "recorded steps": self._largest} if self._largest else {}

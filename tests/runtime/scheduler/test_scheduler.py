@@ -160,7 +160,7 @@ def test_a_failed_step_ends_those_who_took_part_and_no_others():
     plan = toy.scheduler.plan()
     lives = toy.scheduler.add(request(5, seed=2))
     with pytest.raises(EngineError, match="told to fail"):
-        toy.executor.run(plan)
+        toy.executor.launch(plan)
     assert toy.scheduler.fail(plan) == [died]
     toy.scheduler.check_integrity()
     toy.run_all()

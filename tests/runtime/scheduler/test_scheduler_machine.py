@@ -83,7 +83,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if spoilt and self.plan.rows:
             self.server.engine.fail_at = {self.server.engine.steps + 1}
             try:
-                self.server.executor.run(self.plan)
+                self.server.executor.launch(self.plan)
             except Exception as error:
                 assert "told to fail" in str(error)
         died = self.scheduler.fail(self.plan)

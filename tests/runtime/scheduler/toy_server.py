@@ -56,7 +56,7 @@ class ToyServer:
     def run(self, plan: StepPlan) -> dict[ScheduledSequence, np.ndarray]:
         """Execute and commit ``plan``; the logits of those that sample and still live."""
         sampling = [self.scheduler.sequences[row.sequence] for row in plan.rows if row.samples]
-        result = self.executor.run(plan)
+        result = self.executor.launch(plan)
         self.scheduler.commit(plan)
         self.scheduler.check_integrity()
         live = {}

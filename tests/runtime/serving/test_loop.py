@@ -5,20 +5,20 @@ import pytest
 
 from artifact.errors import EngineError, RequestError
 from runtime.sampling import Sampler, SamplingParams
-from tests.runtime.serving.toy_loop import MAX_SEQ, answers, asked, run_all, toy_loop
+from tests.runtime.serving.toy_loop import MAX_SEQ, ahead_loop, answers, asked, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.runtime.toy_paged_engine import VOCAB, toy_greedy, toy_logits
 
 
-@pytest.mark.parametrize("swap_bytes", [0, 1 << 20])
+@pytest.mark.parametrize(("swap_bytes", "ahead"), [(0, False), (1 << 20, False), (1 << 20, True)])
 @pytest.mark.parametrize(
     ("layers", "window"),
     [(HYBRID, None), (HYBRID, 11), (PURE_ATTENTION, None), (PURE_ATTENTION, 11), (PURE_MAMBA, None)],
 )
-def test_two_hundred_requests_get_the_tokens_of_each_alone(layers, window, swap_bytes):
+def test_two_hundred_requests_get_the_tokens_of_each_alone(layers, window, swap_bytes, ahead):
     rng = np.random.default_rng(7)
     loop, engine = toy_loop(
-        layers, window, eos=(3,), pad_to=4, max_seq_len=440, memory_bytes=8_000, swap_bytes=swap_bytes
+        layers, window, eos=(3,), pad_to=4, max_seq_len=440, ahead=ahead, memory_bytes=8_000, swap_bytes=swap_bytes
     )
     wanted, cancelled, outputs = {}, set(), []
     waiting = [
@@ -78,8 +78,9 @@ def test_a_prompt_of_several_answers_is_computed_once():
     assert engine.tokens == 40 + 6
 
 
-def test_a_failed_step_is_reported_to_those_who_took_part_and_the_rest_go_on():
-    loop, engine = toy_loop(max_rows=2)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_failed_step_is_reported_to_those_who_took_part_and_the_rest_go_on(ahead):
+    loop, engine = toy_loop(max_rows=2, ahead=ahead)
     ids = [loop.add(asked([seed] * 5, 6)) for seed in range(4)]
     engine.fail_at = {3}
     outputs = run_all(loop)
@@ -107,7 +108,69 @@ def test_an_interruption_gives_everything_back(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         loop.step()
     loop.scheduler.check_integrity()
-    assert not loop.busy
+    (output,) = loop.step()
+    assert "interrupted" in str(output.error)
+    assert not loop.busy and not loop.scheduler.sequences
+
+
+def test_the_next_step_is_under_way_while_pieces_are_read():
+    loop, engine = ahead_loop()
+    first = loop.add(asked([1, 2], 3))
+    found = loop.step()
+    assert [output.request_id for output in found] == [first] and engine.pending is not None
+    # Between steps, and when a step is about to be planned, requests come and go.
+    second, third = loop.add(asked([3], 2)), 0
+
+    def arrivals():
+        nonlocal third
+        assert engine.pending is None
+        third = loop.add(asked([4], 2))
+        loop.cancel(second)
+
+    found += loop.step(arrivals) + run_all(loop)
+    assert {output.request_id for output in found} == {first, third}
+    assert list(answers(found)[third, 0]) == toy_greedy(engine.config, [4], 2)
+
+
+def test_the_last_to_be_cancelled_leaves_nothing_behind():
+    loop, engine = ahead_loop()
+    ids = [loop.add(asked([seed], 9)) for seed in range(3)]
+    loop.step()
+    for id_ in ids:
+        loop.cancel(id_)
+    assert not loop.busy and not loop.scheduler.sequences and engine.pending is None
+    loop.scheduler.check_integrity()
+
+
+def test_what_a_settled_step_gave_is_kept_unless_its_request_is_cancelled():
+    loop, engine = ahead_loop()
+    mine, other = loop.add(asked([1], 3)), loop.add(asked([2], 3))
+    outputs = loop.step()
+    loop.settle()
+    assert engine.pending is None and loop.scheduler.settled
+    loop.cancel(other)
+    outputs += run_all(loop)
+    assert list(answers(outputs)[mine, 0]) == toy_greedy(engine.config, [1], 3)
+    assert sum(output.request_id == other for output in outputs) == 1
+
+
+def test_an_interruption_keeps_what_was_there_before(monkeypatch):
+    loop, engine = ahead_loop()
+    id_ = loop.add(asked([1], 9))
+    loop.step()
+    launch = engine.launch
+
+    def interrupted(inputs):
+        monkeypatch.setattr(engine, "launch", launch)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "launch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loop.step()
+    piece, error = loop.step()
+    assert piece.request_id == error.request_id == id_
+    assert list(piece.piece.token_ids) == toy_greedy(engine.config, [1], 2)[1:] and "interrupted" in str(error.error)
+    assert not loop.busy and not loop.scheduler.sequences
 
 
 def test_logits_that_are_not_finite_end_one_request_only(monkeypatch):

@@ -10,6 +10,7 @@ from runtime.sampling import SamplingParams
 from runtime.serving.loop import ServingLoop
 from runtime.serving.request import Output, ServingRequest
 from runtime.serving.settings import ServingSettings
+from tests.runtime.toy_ahead_engine import AheadToyEngine
 from tests.runtime.toy_engine import HYBRID
 from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config
 
@@ -23,17 +24,26 @@ def toy_loop(
     pad_to: int = 1,
     max_seq_len: int = MAX_SEQ,
     speculative_tokens: int = 0,
+    ahead: bool = False,
     most_held: int = 0,
     **settings,
 ) -> tuple[ServingLoop, ToyPagedEngine]:
-    """Rows, tokens and memory as in ``settings``; blocks of 4 tokens. ``most_held``: tokens of a row whose states the
-    engine can hold."""
+    """Rows, tokens and memory as in ``settings``; blocks of 4 tokens. ``ahead``: the engine runs ahead. ``most_held``:
+    tokens of a row whose states it can hold."""
     config: RuntimeConfig = paged_config(
         layers, max_seq_len, window=window, eos=eos, speculative_tokens=speculative_tokens
     )
-    engine = ToyPagedEngine(config, max_tokens=70, max_rows=16, pad_to=pad_to, most_held=most_held)
+    kind = AheadToyEngine if ahead else ToyPagedEngine
+    engine = kind(config, max_tokens=70, max_rows=16, pad_to=pad_to, most_held=most_held)
     options = {"block_size": 4, "max_rows": 12, "max_tokens": 64, "memory_bytes": 10_000, **settings}
     return ServingLoop(engine, ServingSettings(**options), eos, None), engine
+
+
+def ahead_loop() -> tuple[ServingLoop, AheadToyEngine]:
+    """A loop over an engine that runs ahead."""
+    loop, engine = toy_loop(ahead=True)
+    assert isinstance(engine, AheadToyEngine)
+    return loop, engine
 
 
 def asked(prompt: Sequence[int], new: int, index: int = 0, priority: int = 0, **params) -> ServingRequest:

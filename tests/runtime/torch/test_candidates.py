@@ -18,9 +18,10 @@ from runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
 from runtime.engines.paged import PackedInputs
 from runtime.engines.torch.fusion import Phase
 from runtime.engines.torch.packed_buffers import StepSize
-from runtime.engines.torch.paged_candidates import PagedCandidateStep, candidate_size
+from runtime.engines.torch.packed_step import PackedStep, StepShape
 from runtime.engines.torch.paged_engine import TorchPagedEngine
 from runtime.engines.torch.step_rows import StepRows
+from runtime.engines.torch.step_shapes import candidate_shape
 from tests.runtime.onnxruntime.test_candidates import BLOCK_SIZE, CASES, COLUMNS, SIZES, step_of
 from tests.runtime.torch.test_kernel_calls import QWEN
 from tests.runtime.torch.test_paged_kernel_calls import PAGED, with_planned_kernels
@@ -91,8 +92,8 @@ def test_a_padded_step_changes_nothing_else(case: str, exported: Exported) -> No
         filled(engine)
         engine.pools.fill(0.25)
         if padded:
-            size, program = StepSize(14, 4, 5, 14), engine._model.program(Phase.CANDIDATES)
-            repeated = PagedCandidateStep(engine.device, program, engine.pools, size, COLUMNS - 1)
+            shape = StepShape(StepSize(14, 4, 5, 14), 0, COLUMNS, COLUMNS - 1)
+            repeated = PackedStep(engine.device, engine._model.program(Phase.CANDIDATES), engine.pools, shape)
             result = repeated.launch(step)
         else:
             result = engine.launch(step)
@@ -127,7 +128,7 @@ def test_candidates_run_their_kernels_in_place(family: str, dtype: DType, artifa
 
 def test_sizes_of_recorded_steps() -> None:
     def size(counts: list[int], most: int = 64) -> tuple[int, int]:
-        found = candidate_size(step_of(counts, COLUMNS, padding=0, seed=0), COLUMNS - 1, most, BLOCK_SIZE)
+        found = candidate_shape(step_of(counts, COLUMNS, padding=0, seed=0), COLUMNS - 1, most, BLOCK_SIZE).size
         assert found.logits == found.tokens
         return found.rows, found.tokens
 

@@ -53,5 +53,5 @@ def test_decoding_goes_on_where_no_graph_can_be_recorded(tmp_path: Path, monkeyp
             bound.repeated.direct = False  # as on a GPU, after the first step
         words = [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
         reason = "operation not permitted when stream is capturing"
-        assert words == ([f"decoding without a CUDA graph, which is slower: {reason}"] if past == 5 else [])
+        assert words == ([f"running without a CUDA graph, which is slower: {reason}"] if past == 5 else [])
     assert list(states.memory.bound) == [256] and not bound.is_replayed

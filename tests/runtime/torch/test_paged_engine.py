@@ -19,8 +19,10 @@ from runtime.engines.torch import paged_engine
 from runtime.engines.torch.engine import TorchEngine
 from runtime.engines.torch.fusion import Phase
 from runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
+from runtime.engines.torch.packed_step import PackedStep, StepShape
 from runtime.engines.torch.paged_decode import PagedDecodeStep, padded_blocks, padded_rows
-from runtime.engines.torch.paged_engine import TorchPagedEngine, padded_tokens
+from runtime.engines.torch.paged_engine import TorchPagedEngine
+from runtime.engines.torch.step_shapes import own_shape, padded_shape, padded_tokens
 from runtime.generation import Request
 from runtime.llm import LLM
 from runtime.sampling import SamplingParams
@@ -106,20 +108,31 @@ def fed(engine: TorchPagedEngine, seed: int = 0) -> tuple[PagedSequences, list[i
     return sequences, handles, tokens
 
 
-def test_padding_of_a_mixed_step_changes_nothing(hybrid: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for padding in (None, (StepSize(24, 8, 9, 16), (1, 3))):
-        engine = TorchPagedEngine(hybrid.folder, device="cpu")
+def test_padding_of_a_mixed_step_changes_nothing(hybrid: Exported) -> None:
+    engine = TorchPagedEngine(hybrid.folder, device="cpu")
+    shape, found = StepShape(StepSize(24, 8, 9, 16), 4, 64), []
+    for padded in (False, True):
         sequences, handles, tokens = fed(engine)
-        if padding is not None:
-            monkeypatch.setattr(engine, "_padding", lambda inputs, padding=padding: padding)
         work = {handles[2]: tokens[2, 11:12], handles[0]: tokens[0, 5:12], handles[1]: tokens[1, 8:9]}
-        logits = sequences.step(work)
+        inputs = sequences._inputs(work, 0)
+        if padded:
+            step = PackedStep(engine.device, engine._model.program(Phase.PREFILL), engine.pools, shape)
+            result = step.launch(inputs, (1, 3))
+        else:
+            result = engine.launch(inputs)
         assert sequences.untouched()
         states = [value for handle in handles for value in sequences.states(handle).values()]
-        found.append([*(logits[handle] for handle in work), *states])
-    for plain, padded in zip(*found, strict=True):
-        np.testing.assert_allclose(padded, plain, rtol=1e-5, atol=1e-6)
+        found.append([result.all_logits(), np.array(result.best_tokens()), *states])
+    for plain, other in zip(*found, strict=True):
+        np.testing.assert_allclose(other, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_shapes_of_mixed_steps(hybrid: Exported) -> None:
+    engine = TorchPagedEngine(hybrid.folder, device="cpu")
+    sequences, handles, tokens = fed(engine)
+    inputs = sequences._inputs({handles[2]: tokens[2, 11:12], handles[0]: tokens[0, 5:12]}, 0)
+    assert own_shape(inputs, 0) == (StepShape(StepSize(8, 2, inputs.block_table.shape[1], 8), 1, 64), (1, 0))
+    assert padded_shape(inputs, 0, 4) == (StepShape(StepSize(16, 9, 64, 8), 8, 64), (1, 7))
 
 
 def test_a_decode_step_of_more_rows_and_blocks_changes_nothing(hybrid: Exported) -> None:

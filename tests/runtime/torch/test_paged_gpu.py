@@ -97,6 +97,32 @@ def test_rows_that_take_no_part_are_left_alone_bit_for_bit(artifacts: ArtifactCa
     assert all(before[name].tobytes() == after[name].tobytes() for name in before)
 
 
+def test_mixed_steps_are_recorded_when_their_shape_comes_again(artifacts: ArtifactCache) -> None:
+    """Replayed ones against direct ones, with other lengths each time, while rows that take no part stay alone."""
+    folder = exported(artifacts).folder
+    found = []
+    for direct in (True, False):
+        engine = TorchPagedEngine(folder, device="cuda")
+        sequences, handles, tokens = decoding(engine, 5)
+        logits: list[np.ndarray] = []
+        fed = [3 + row for row in range(5)]
+        for step in range(6):
+            work = {}
+            for row in range(5 - step % 2):
+                count = (1, 1, 1, 4 + step, 3)[row]
+                work[handles[row]] = tokens[row, fed[row] : fed[row] + count]
+                fed[row] += count
+            logits += sequences.step(work).values()
+            for each in engine.mixed_steps.values():
+                each.repeated.direct = direct
+        assert sum(each.repeated.is_replayed for each in engine.mixed_steps.values()) == (0 if direct else 2)
+        states = [value for handle in handles for value in sequences.states(handle).values()]
+        found.append([*logits, *states])
+        assert sequences.untouched()
+    for one, other in zip(*found, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
 def test_longer_contexts_are_recorded_once_a_bucket(artifacts: ArtifactCache) -> None:
     engine = TorchPagedEngine(exported(artifacts).folder, device="cuda")
     engine.allocate_pools(PoolSizes(80, BLOCK, 4))

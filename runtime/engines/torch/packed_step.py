@@ -1,0 +1,76 @@
+"""Steps of rows of any length on a GPU, recorded in one CUDA graph for each shape that comes again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from artifact.names import LOGITS, QUERY_START_LOC, SEQ_LENS
+from runtime.engines.paged import PackedInputs
+from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
+from runtime.engines.torch.paged_pools import TorchPools
+from runtime.engines.torch.paged_result import TorchStepResult, best_of
+from runtime.engines.torch.program import Program
+from runtime.engines.torch.recording import RepeatedWork
+from runtime.engines.torch.step_rows import StepRows
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What the kernel calls of a step depend on.
+
+    split: rows before it have at most one token. longest: no row has more. candidates: of each row, in steps with a
+    slot for the state after each.
+    """
+
+    size: StepSize
+    split: int
+    longest: int
+    candidates: int = 0
+
+
+def rows_in(buffers: PackedBuffers, shape: StepShape) -> StepRows:
+    """The rows of the step that lies in ``buffers``."""
+    counts = np.diff(buffers.arrays[QUERY_START_LOC]).tolist()
+    lengths = buffers.arrays[SEQ_LENS].tolist()
+    return StepRows(buffers.tensors[QUERY_START_LOC], tuple(counts), tuple(lengths), shape.split, shape.longest)
+
+
+class PackedStep:
+    """Steps of one shape: how many tokens each row has is in device memory, so that one graph serves all of them.
+
+    Further rows have no tokens, further tokens belong to no row, and touch nothing.
+    """
+
+    def __init__(self, device: TorchDevice, program: Program, pools: TorchPools, shape: StepShape) -> None:
+        self._device, self._program, self._shape = device, program, shape
+        self._buffers = PackedBuffers(device, shape.size, shape.candidates)
+        self._feeds = {**self._buffers.tensors, **pools.tensors}
+        self._best = device.pinned(shape.size.logits, dtype=torch.int64)
+        self._logits: torch.Tensor | None = None
+        self.repeated = RepeatedWork(device, self._work)
+
+    def launch(self, inputs: PackedInputs, split: tuple[int, int] = (0, 0)) -> TorchStepResult:
+        """Enqueue the step ``inputs``, which is no larger; the stream before it has to be done.
+
+        split: as in ``PackedBuffers.fill``.
+        """
+        self._buffers.fill(inputs, split=split)
+        with self._device.active():
+            self.repeated.run()
+        assert self._logits is not None
+        return TorchStepResult(self._device, self._best, self._logits, slice(0, len(inputs.logits_indices)))
+
+    def _work(self) -> None:
+        self._buffers.upload()
+        self._logits = self._program.run({**self._feeds, QUERY_START_LOC: self._rows()})[LOGITS]
+        self._best.copy_(best_of(self._logits), non_blocking=True)
+
+    def _rows(self) -> StepRows:
+        if self.repeated.is_recording:
+            bounds = self._buffers.tensors[QUERY_START_LOC]
+            return StepRows(bounds, None, None, self._shape.split, self._shape.longest)
+        return rows_in(self._buffers, self._shape)

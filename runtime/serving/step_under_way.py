@@ -1,0 +1,54 @@
+"""A step between its launch and its end, and what it takes of host and device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.engines.step_result import StepResult
+from runtime.scheduler import ScheduledSequence, StepPlan
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of one step.
+
+    host: in which a device had nothing to do, because the step was planned and launched, or its tokens chosen; of an
+    engine without a device of its own, its work too. device: from the end of the launch to the arrival of the tokens.
+    """
+
+    host: float
+    device: float
+
+
+class StepUnderWay:
+    """``sampling``: the sequences that get a token each, in the order of ``result``, which is None without rows.
+
+    began: time.perf_counter before the step was planned.
+    """
+
+    def __init__(
+        self, plan: StepPlan, sampling: Sequence[ScheduledSequence], result: StepResult | None, began: float
+    ) -> None:
+        self.plan, self.sampling, self.result = plan, sampling, result
+        self._launched = self._arrived = time.perf_counter()
+        self._host, self._device = self._launched - began, 0.0
+
+    def best_tokens(self) -> list[int | None]:
+        """Wait for the step: the most likely token after each of its logits; errors are those of the result."""
+        if self.result is None:
+            return []
+        since = self._launched
+        if self.result.is_ready:
+            # Since when is unknown: all that the host has done meanwhile may have held the device up.
+            since = time.perf_counter()
+            self._host += since - self._launched
+        tokens = self.result.best_tokens()
+        self._arrived = time.perf_counter()
+        self._device = self._arrived - since
+        return tokens
+
+    def times(self) -> StepTimes:
+        """Of the step, whose tokens have been chosen just now."""
+        return StepTimes(self._host + time.perf_counter() - self._arrived, self._device)
