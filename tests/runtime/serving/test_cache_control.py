@@ -222,6 +222,19 @@ def test_sessions_and_host_memory_of_one_kind_of_layer(
         llm.loop.scheduler.check_integrity()
 
 
+@pytest.mark.parametrize("mode", ["no_buffer", "extra_buffer"])
+def test_both_modes_keep_exact_states(opened: Opened, oracle: Oracle, mode: str) -> None:
+    llm, rng = opened(sequences=20, slots=40, mode=mode, decode_interval=3, grid=16), np.random.default_rng(3)
+    prompts = [[*SYSTEM[:length], *rng.integers(3, 97, 5).tolist()] for length in (41, 41, 20, 41, 30)]
+    first = llm.generate(prompts, max_new_tokens=7)
+    check_all(llm.loop, llm.engine, oracle)
+    second = llm.generate(prompts, max_new_tokens=7)
+    check_all(llm.loop, llm.engine, oracle)
+    assert [each.token_ids for each in second] == [each.token_ids for each in first]
+    assert all(each.cached_tokens >= len(prompt) - 5 for prompt, each in zip(prompts, second, strict=True))
+    llm.loop.scheduler.check_integrity()
+
+
 def test_what_was_evicted_comes_back_from_host_memory(opened: Opened, oracle: Oracle) -> None:
     llm = opened(sequences=2, slots=3, host_bytes=1 << 20)
     wanted = {tuple(p): opened().generate([*p, 5], max_new_tokens=3).token_ids for p in (SYSTEM, OTHER, THIRD)}
