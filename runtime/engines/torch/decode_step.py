@@ -49,8 +49,7 @@ class DecodeStep:
         pages = CachePages.of(device, memory.batch, memory.max_seq, bucket, self.buffers.lengths, self.buffers.places)
         lengths = StepLengths(1, (1,) * memory.batch, (0,) * memory.batch, bucket, pages)
         self._feeds = {**self.buffers.tensors, **memory.tensors, LENGTHS: lengths, RESULT: None}
-        self._logits = np.empty(0, np.float32)
-        self._shared: torch.Tensor | None = None
+        self._logits: torch.Tensor | None = None
         self.repeated = RepeatedWork(device, self._work)
 
     @property
@@ -69,15 +68,14 @@ class DecodeStep:
             with self._device.active():
                 self.repeated.run()
         self._device.synchronize()
-        return self._logits
+        assert self._logits is not None
+        return self._logits.numpy()
 
     def _work(self) -> None:
         self.buffers.upload()
         logits = self._finish(self._program.run(self._feeds))
-        if self._shared is None:
-            host, self._shared = self._device.mapped(*logits.shape, dtype=torch.float32)
-            self._logits = host.numpy()
+        if self._logits is None:
             # From now on the head writes there itself, if it can.
-            self._feeds[RESULT] = self._shared
-        if logits.data_ptr() != self._shared.data_ptr():
-            self._shared.copy_(logits)
+            self._logits, self._feeds[RESULT] = self._device.mapped(*logits.shape, dtype=torch.float32)
+        if logits.data_ptr() != self._logits.data_ptr():
+            self._logits.copy_(logits, non_blocking=True)
