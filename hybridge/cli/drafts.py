@@ -14,8 +14,9 @@ NGRAM = "ngram"
 TOKENS = 4
 
 
-def draft_settings(out: Path, draft: str | None, tokens: int | None) -> ServingSettings | None:
-    """Settings for ``--draft`` and ``--draft-tokens`` of the artifact ``out``; None where neither is given.
+def draft_settings(out: Path, draft: str | None, tokens: int | None, mode: str = "auto") -> ServingSettings | None:
+    """Settings for ``--draft``, ``--draft-tokens`` and ``--speculative-mode`` of the artifact ``out``; None where
+    neither of the first two is given.
 
     draft: "ngram", or the folder of a draft model's artifact. tokens: None for as many as the artifact keeps states of.
     """
@@ -29,7 +30,7 @@ def draft_settings(out: Path, draft: str | None, tokens: int | None) -> ServingS
     require_artifact(out)
     kept = read_config(out).speculative_tokens
     drafter = NGRAM if draft in (None, NGRAM) else DraftModel(str(draft))
-    return ServingSettings(speculation=SpeculationSettings(tokens or kept or TOKENS, drafter))
+    return ServingSettings(speculation=SpeculationSettings(tokens or kept or TOKENS, drafter, mode=mode))
 
 
 def draft_summary(metrics: SpeculationMetrics) -> str:

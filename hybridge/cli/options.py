@@ -10,6 +10,7 @@ import typer
 EngineName = Literal["auto", "onnxruntime", "onnxruntime-portable", "tensorrt", "torch"]
 ComputeType = Literal["auto", "float16", "bfloat16", "float32"]
 StateType = Literal["float32", "float16", "bfloat16"]
+StateMode = Literal["auto", "replay", "snapshot"]
 
 Artifact = Annotated[Path, typer.Argument(metavar="OUT", help="Folder written by hybridge export.", show_default=False)]
 Checkpoint = Annotated[

@@ -9,7 +9,7 @@ import typer
 
 from hybridge.cli.drafts import draft_settings, draft_summary
 from hybridge.cli.flag_names import flags_of, naming_flags
-from hybridge.cli.options import Artifact, Engine, EngineFolder, Json, Quiet, Threads, integers
+from hybridge.cli.options import Artifact, Engine, EngineFolder, Json, Quiet, StateMode, Threads, integers
 from hybridge.cli.terminal import Terminal
 from hybridge.cli.text import seconds_text
 
@@ -51,6 +51,9 @@ def run(
     draft_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Proposed tokens of a step.", show_default="as many as fit")
     ] = None,
+    speculative_mode: Annotated[
+        StateMode, typer.Option(help="Let states wait while proposals are tried, or keep one after each of them.")
+    ] = "auto",
     engine_folder: EngineFolder = None,
     threads: Threads = None,
     as_json: Json = False,
@@ -73,7 +76,7 @@ def run(
             max_new_tokens=max_new_tokens,
             stop=tuple(stop or ()),
         )
-        serving = draft_settings(out, draft, draft_tokens)
+        serving = draft_settings(out, draft, draft_tokens, speculative_mode)
         with LLM(out, engine=engine, threads=threads, engine_folder=engine_folder, serving=serving) as llm:
             generation = _generate(llm, ids or prompt, chat, sampling, terminal)
             document = _document(generation, max_new_tokens, llm)

@@ -27,7 +27,8 @@ def paged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_text_is_that_of_plain_decoding(capfd: Capture, paged: Path) -> None:
     plain = hybridge(capfd, "run", paged, *RUN)
     assert plain.code == 0 and "speculation" not in plain.document
-    for options in (("--draft", "ngram"), ("--draft-tokens", "1"), ("--draft", paged)):
+    kept = ("--draft-tokens", "1", "--speculative-mode", "snapshot")
+    for options in (("--draft", "ngram"), ("--draft-tokens", "3"), kept, ("--draft", paged)):
         shown = hybridge(capfd, "run", paged, *RUN, *options)
         assert shown.code == 0, shown.err
         assert shown.document["token_ids"] == plain.document["token_ids"]
@@ -41,7 +42,8 @@ def test_the_text_is_that_of_plain_decoding(capfd: Capture, paged: Path) -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--draft-tokens", "3"), "--speculative-tokens of at least 3"),
+        (("--draft-tokens", "3", "--speculative-mode", "snapshot"), "--speculative-tokens of at least 3"),
+        (("--draft-tokens", "9", "--speculative-mode", "replay"), "which does by 8: use another mode, or lower tokens"),
         (("--draft-tokens", "-1"), "tokens: expected an integer of at least 1, found -1"),
         (("--draft", "nowhere"), "nowhere"),
     ],
