@@ -179,7 +179,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         plan = BatchPlan(options.batch_size, options.seq_len, options.seed)
         training = TrainingPlan(options.steps, options.learning_rate, dropout=options.dropout)
         batches = training_batches(documents, tokenizer, plan)
-        result = train(model, batches, windows, training, progress_of(options))
+        with family.training():
+            result = train(model, batches, windows, training, progress_of(options))
     save_checkpoint(model, tokenizer, family, options.out)
     report = measured_report(family, options, result, windows)
     write_report(options.out, report)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -55,12 +57,11 @@ def epoch_tokens(documents: list[Document], tokenizer: Any, plan: BatchPlan, epo
 def training_batches(documents: list[Document], tokenizer: Any, plan: BatchPlan) -> Iterator[np.ndarray]:
     """Yields int64 [batch_size, seq_len + 1] forever: inputs are [:, :-1], labels [:, 1:].
 
-    The same documents and plan give the same batches.
+    The same documents and plan give the same batches. The next epoch is cut while this one is used.
     """
-    row, epoch = plan.seq_len + 1, 0
+    row = plan.seq_len + 1
     rest = np.empty(0, dtype=np.int64)
-    while True:
-        fresh = epoch_tokens(documents, tokenizer, plan, epoch)
+    for fresh in _epochs(documents, tokenizer, plan):
         stream = np.concatenate([rest, fresh])
         if fresh.size < row:
             raise TrainingInputError(
@@ -71,4 +72,12 @@ def training_batches(documents: list[Document], tokenizer: Any, plan: BatchPlan)
         for index in range(num_batches):
             yield stream[index * per_batch : (index + 1) * per_batch].reshape(plan.batch_size, row)
         rest = stream[num_batches * per_batch :]
-        epoch += 1
+
+
+def _epochs(documents: list[Document], tokenizer: Any, plan: BatchPlan) -> Iterator[np.ndarray]:
+    """The token streams of all epochs in their order, each made by a thread before it is asked for."""
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(epoch_tokens, documents, tokenizer, plan, 0)
+        for epoch in itertools.count(1):
+            current, following = following, pool.submit(epoch_tokens, documents, tokenizer, plan, epoch)
+            yield current.result()

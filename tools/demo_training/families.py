@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from demo_training.delta_rule import parallel_chunks
 from demo_training.errors import TrainingInputError
 
 
@@ -27,12 +29,14 @@ class Family:
     fp32_suffixes: parameters whose name ends so stay float32 in the saved file.
     prepare: changes a freshly built or loaded model so that it computes what its config states.
     initialise: replaces initial values of a freshly built model.
+    training: entered while a model is trained; may put faster forms of the same functions in place.
     """
 
     config_from_tokens: Callable[..., Any]
     fp32_suffixes: tuple[str, ...]
     prepare: Callable[[Any], None]
     initialise: Callable[[Any], None]
+    training: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 def nemotron_h_config(tokens: SpecialTokenIds, **overrides: Any) -> Any:
@@ -131,6 +135,7 @@ FAMILIES: dict[str, Family] = {
         fp32_suffixes=(".A_log", ".dt_bias"),
         prepare=nothing,
         initialise=spread_time_steps,
+        training=parallel_chunks,
     ),
 }
 
