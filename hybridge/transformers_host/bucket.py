@@ -70,15 +70,16 @@ class TracedForward(nn.Module):
 
 
 def trace_bucket(
-    text_model: nn.Module, kind: BucketKind, weights: Mapping[str, torch.Tensor], cache: TracedCache
+    text_model: nn.Module, kind: BucketKind, weights: Mapping[str, torch.Tensor], cache: TracedCache, slots: int
 ) -> ExportedProgram:
-    """The program of ``kind``. ``cache`` has one row of zeros; rows and, but for decode, tokens are free.
+    """The program of ``kind``. ``cache`` has one row of zeros and that many slots; rows and, but for decode, tokens are
+    free.
 
     UnsupportedError when torch.export cannot trace the model.
     """
     rows = 1 if kind is BucketKind.DECODE_ONE else _ROWS
     device = cache.tensors()[0].device
-    inputs = example_inputs(kind, rows, cache_length(cache), device)
+    inputs = example_inputs(kind, rows, slots, device)
     states = TracedCache([{k: t.repeat(rows, *[1] * (t.ndim - 1)) for k, t in layer.items()} for layer in cache.layers])
     free = Dim.STATIC if rows == 1 else Dim.AUTO
     shapes: Any = (
@@ -105,7 +106,7 @@ def example_inputs(kind: BucketKind, rows: int, length: int, device: torch.devic
     """Inputs of a bucket: input_ids and position_ids [rows, q], slots [q] of the cache, mask [rows, 1, q, keys] bool.
 
     ``tokens`` [rows, q] bool is False for padding; decode has none. Keys are those of the call where nothing is cached
-    yet, else all ``length`` slots (one where there are none).
+    yet, else all ``length`` slots, also of a model without attention.
     """
     count = 1 if kind.single else min(_TOKENS, length)
     start = 0 if kind.fresh else 1
@@ -120,11 +121,6 @@ def example_inputs(kind: BucketKind, rows: int, length: int, device: torch.devic
     if not kind.single:
         inputs["tokens"] = torch.ones(rows, count, dtype=torch.bool, device=device)
     return inputs
-
-
-def cache_length(cache: TracedCache) -> int:
-    """Slots of the attention layers; 1 without any."""
-    return next((layer["keys"].shape[2] for layer in cache.layers if "keys" in layer), 1)
 
 
 def takes_cache_params(text_model: nn.Module) -> bool:

@@ -69,7 +69,7 @@ class ExportBackend(TextBackend):
     def _program(self, kind: BucketKind) -> Any:
         program = self._store.load(kind.value)
         if program is None:
-            program = trace_bucket(self.text_model, kind, self._weights, self.empty)
+            program = trace_bucket(self.text_model, kind, self._weights, self.empty, self.max_cache_len)
             self.traced += 1
             self._store.save(kind.value, program)
         return program

@@ -167,9 +167,8 @@ class ExportRows(TextRows):
     def _use(self, states: TracedCache) -> None:
         self._states, self._tensors = states, states.tensors()
         self._shortest = max((layer["conv"].shape[-1] for layer in states.layers if "conv" in layer), default=1)
-        slots = next((layer["keys"].shape[2] for layer in states.layers if "keys" in layer), 1)
         device = self._tensors[0].device
-        self._visible = torch.zeros(self.batch, 1, 1, slots, dtype=torch.bool, device=device)
+        self._visible = torch.zeros(self.batch, 1, 1, self._backend.max_cache_len, dtype=torch.bool, device=device)
 
     def _capture(self) -> list[torch.Tensor]:
         return [

@@ -51,6 +51,15 @@ def test_same_tokens_and_a_second_model_does_not_trace(checkpoint: Path, buckets
             assert fast.base_model.backend.traced == traced
 
 
+def test_recurrent_layers_alone(buckets: Path) -> None:
+    model = load(save_tiny_model(buckets / "recurrent", "mamba2", num_hidden_layers=1))
+    ways = {"greedy": GREEDY_BATCH, "sampled": SAMPLED, "beams": BEAMS}
+    expected = {name: generated(model, **way) for name, way in ways.items()}
+    with accelerate(model, "export", cache_folder=buckets, **LIMITS) as fast:
+        for name, way in ways.items():
+            assert generated(fast, **way) == expected[name], name
+
+
 def test_second_turn_continues_a_plain_cache_and_gives_it_back(checkpoint: Path, buckets: Path) -> None:
     model, steps = load(checkpoint), (PROMPT, PROMPT[:, :3] + 1, PROMPT[:, :2] + 5)
     with torch.inference_mode():
