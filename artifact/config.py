@@ -16,6 +16,8 @@ from artifact.paged import PAGED, check_paged
 
 FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"
+# Of the multi-token prediction head beside the model, in the same form.
+MTP_CONFIG_FILE = "mtp.json"
 ATTENTION, MAMBA, GATED_DELTA_NET, SHORT_CONV = "attention", "mamba", "gated_delta_net", "short_conv"
 RECURRENT_LAYER_TYPES = (MAMBA, GATED_DELTA_NET, SHORT_CONV)
 # Layers that hold no state: a decoder layer that is only an MLP or only a mixture of experts.
@@ -130,9 +132,9 @@ class RuntimeConfig:
         return self
 
 
-def read_config(folder: Path) -> RuntimeConfig:
+def read_config(folder: Path, file: str = CONFIG_FILE) -> RuntimeConfig:
     """Read and check ``folder``/config.json; ArtifactError when it is missing, malformed or of another version."""
-    data = load_json_object(folder / CONFIG_FILE)
+    data = load_json_object(folder / file)
     if "bindings" not in data or "format_version" not in data:
         raise ArtifactError(f"{folder}: expected a folder written by hybridge export, found another config.json")
     with located(folder):

@@ -11,6 +11,8 @@ LOGITS_INDICES = "logits_indices"
 NUM_ACCEPTED_TOKENS = "num_accepted_tokens"
 # What a graph without its head ends in: the final norm's output for every token.
 HIDDEN_STATES = "hidden_states"
+# Of a step of a multi-token prediction head: which of the hidden states that it gets are its own.
+IS_OWN = "is_own"
 EMBEDDINGS_OUTPUT, FINAL_NORM_OUTPUT = "embeddings.output", "final_norm.output"
 
 

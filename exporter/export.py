@@ -9,24 +9,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from artifact.config import CONFIG_FILE, config_text
+from artifact.config import CONFIG_FILE, MTP_CONFIG_FILE, RuntimeConfig, config_text
 from artifact.dtypes import DType
 from artifact.errors import located
 from artifact.folder import atomic_folder
 from artifact.manifest import Manifest, record_file, write_manifest
+from artifact.paged import PAGED
 from artifact.progress import NoProgress, Progress
 from artifact.safetensors_file import TensorSlot, read_safetensors
 from exporter.checkpoint import Checkpoint
 from exporter.checkpoint.background_scan import background_scan
 from exporter.checkpoint.checkpoint import TOKENIZER_FILE
 from exporter.checkpoint.scan import ScanReport
+from exporter.graph.interface import runtime_config
+from exporter.models.mtp import MtpHead
 from exporter.options import ExportOptions
 from exporter.output import check_export_output
 from exporter.plan import ExportPlan, open_plan
 from exporter.versions import tool_versions
 from exporter.weights import place_shards, write_derived
 
-MODEL_FILE = "model.onnx"
+MODEL_FILE, MTP_FILE = "model.onnx", "mtp.onnx"
 
 
 @dataclass(frozen=True)
@@ -116,8 +119,8 @@ def _weights(
     """Place the shards and the derived tensors; the slot of every graph initializer."""
     progress.start("place weights")
     placed = place_shards(source.shards, folder, options.weights)
-    slots = {p.initializer: placed[p.source] for p in plan.parameters if p.source is not None and not p.derived}
-    slots.update({part: placed[part] for p in plan.parameters for part in p.parts})
+    slots = {p.initializer: placed[p.source] for p in plan.all_parameters if p.source is not None and not p.derived}
+    slots.update({part: placed[part] for p in plan.all_parameters for part in p.parts})
     derived = plan.derived_values(source.tensors)
     if derived:
         slots.update(write_derived(folder, derived))
@@ -135,8 +138,20 @@ def _graph(
         from exporter.graph.build import build_model
 
         model = build_model(plan.decoder, plan.config, plan.parameters, slots, folder, options.all_logits, options.head)
-    (folder / MODEL_FILE).write_bytes(model.SerializeToString())
+        (folder / MODEL_FILE).write_bytes(model.SerializeToString())
+        if plan.mtp is not None:
+            _mtp_graph(plan.mtp, plan.config, slots, folder)
     return len(model.graph.node)
+
+
+def _mtp_graph(head: MtpHead, model: RuntimeConfig, slots: Mapping[str, TensorSlot], folder: Path) -> None:
+    """Write mtp.onnx and, as config.json does for the model, what is in it."""
+    from exporter.graph.build import build_mtp_model
+
+    own = ExportOptions(layout=PAGED, max_batch_size=model.max_batch_size, max_seq_len=model.max_seq_len)
+    config = runtime_config(head.decoder, own, model.dtype, model.eos_token_ids)
+    (folder / MTP_FILE).write_bytes(build_mtp_model(head, config, slots, folder).SerializeToString())
+    (folder / MTP_CONFIG_FILE).write_text(config_text(config), encoding="utf-8")
 
 
 def _manifest(source: Checkpoint, options: ExportOptions, notes: tuple[str, ...], folder: Path) -> None:

@@ -17,6 +17,7 @@ from artifact.safetensors_file import TensorSlot
 from exporter.checkpoint import Checkpoint, open_checkpoint
 from exporter.graph.interface import runtime_config
 from exporter.models.decoder_config import DecoderConfig
+from exporter.models.mtp import MtpHead, has_mtp_head, mtp_head
 from exporter.models.parameters import Parameter, bind_parameters, derived_value
 from exporter.models.registry import decoder_config
 from exporter.models.stored_layout import as_stored
@@ -33,6 +34,12 @@ class ExportPlan:
     checkpoint_dtype: DType
     weight_bytes: int
     notes: tuple[str, ...]
+    mtp: MtpHead | None = None
+
+    @property
+    def all_parameters(self) -> tuple[Parameter, ...]:
+        """Those of the decoder, and of the multi-token prediction head where it is exported."""
+        return (*self.parameters, *(() if self.mtp is None else self.mtp.parameters))
 
     def derived_values(self, tensors: Mapping[str, TensorSlot]) -> dict[str, np.ndarray]:
         """initializer name -> value of every tensor that had to be computed."""
@@ -40,7 +47,7 @@ class ExportPlan:
 
     def scan_targets(self, tensors: Mapping[str, TensorSlot]) -> list[tuple[TensorSlot, DType]]:
         """Every tensor that the decoder uses, with the type that it will be computed in."""
-        return [(tensors[source], p.dtype or self.config.dtype) for p in self.parameters for source in p.sources]
+        return [(tensors[source], p.dtype or self.config.dtype) for p in self.all_parameters for source in p.sources]
 
     def state_bytes_per_row(self) -> int:
         """Bytes of the states of one batch row that do not grow with its length, those of candidate tokens included."""
@@ -98,9 +105,27 @@ def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Ex
     limit = decoder.max_position_embeddings
     if limit is not None and config.max_seq_len > limit:
         notes.append(f"max_seq_len {config.max_seq_len} is beyond the {limit} positions that the model was trained for")
-    used = {source for p in parameters for source in p.sources}
+    mtp = _mtp_head(decoder, parameters, source, options, notes)
+    used = {source for p in (*parameters, *(mtp.parameters if mtp else ())) for source in p.sources}
     weight_bytes = sum(slot.nbytes for name, slot in source.tensors.items() if name in used)
-    return source, ExportPlan(decoder, config, parameters, source.dtype, weight_bytes, tuple(notes))
+    return source, ExportPlan(decoder, config, parameters, source.dtype, weight_bytes, tuple(notes), mtp)
+
+
+def _mtp_head(
+    decoder: DecoderConfig,
+    parameters: tuple[Parameter, ...],
+    source: Checkpoint,
+    options: ExportOptions,
+    notes: list[str],
+) -> MtpHead | None:
+    """The checkpoint's head where steps may have candidate tokens; one of an unknown kind is left out, with a note."""
+    if not options.speculative_tokens or not has_mtp_head(source.tensors):
+        return None
+    try:
+        return mtp_head(decoder, parameters, source.tensors)
+    except UnsupportedError as error:
+        notes.append(f"the multi-token prediction head is left out: {error}")
+        return None
 
 
 def _compute_dtype(source: Checkpoint, options: ExportOptions) -> DType:

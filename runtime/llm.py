@@ -22,6 +22,7 @@ from runtime.prefix_cache.metrics import CacheReport
 from runtime.sampling import SamplingParams
 from runtime.serving.cache_control import CacheControl, conversation_tokens
 from runtime.serving.draft_model import ModelDrafter
+from runtime.serving.mtp_drafter import MtpDrafter
 from runtime.serving.open import open_engine, open_loop
 from runtime.serving.open_drafter import with_opened_drafter
 from runtime.serving.pinned import PinnedPrefix, read_prefixes
@@ -68,7 +69,7 @@ class LLM:
         self._prefixes: PrefixStore | None = None
         self._streams: PieceStreams | None = None
         self._cache: CacheControl | None = None
-        self._drafter: ModelDrafter | None = None
+        self._drafter: ModelDrafter | MtpDrafter | None = None
         if isinstance(self.engine, PagedEngine):
             settings = (serving or ServingSettings()).limited(max_batch_size, max_seq_len)
             settings, self._drafter = with_opened_drafter(self.engine, settings, text)

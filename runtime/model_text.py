@@ -30,6 +30,11 @@ class ModelText:
             self.eos_token_ids = self._eos()
 
     @property
+    def folder(self) -> Path:
+        """The artifact's."""
+        return self._folder
+
+    @property
     def recommended_sampling(self) -> SamplingParams:
         """What the checkpoint's generation_config.json asks for."""
         with located(self._folder):

@@ -13,10 +13,12 @@ from artifact.paged import PAGED
 from artifact.safetensors_file import TensorSlot
 from exporter.graph.check import check_model
 from exporter.graph.finish import finish_model, name_axes
-from exporter.graph.interface import graph_bindings
-from exporter.graph.trace import trace_decoder
+from exporter.graph.interface import graph_bindings, mtp_bindings
+from exporter.graph.trace import trace_decoder, trace_module
 from exporter.graph.unroll import distinct_layers, unroll
+from exporter.layers.mtp_decoder import MtpDecoder
 from exporter.models.decoder_config import DecoderConfig
+from exporter.models.mtp import MtpHead
 from exporter.models.parameters import Parameter
 from exporter.options import ExportOptions
 from trt_plugins.catalog import DENSE_VERSION, DOMAIN
@@ -55,6 +57,21 @@ def build_model(
     model = ir.to_proto(finish_model(unrolled, config.bindings, parameters, slots, folder))
     attach_functions(model)
     check_model(model, config.bindings)
+    check_op_nodes(model)
+    return model
+
+
+def build_mtp_model(
+    head: MtpHead, config: RuntimeConfig, slots: Mapping[str, TensorSlot], folder: Path
+) -> onnx.ModelProto:
+    """The model of a multi-token prediction head, whose pools and step are those of ``config``; errors as above."""
+    bindings = mtp_bindings(config)
+    traced = trace_module(lambda: MtpDecoder(head.decoder), bindings, config.dtype)
+    _import_operators(traced, config)
+    name_axes(traced.graph, bindings)
+    model = ir.to_proto(finish_model(traced, bindings, head.parameters, slots, folder))
+    attach_functions(model)
+    check_model(model, bindings)
     check_op_nodes(model)
     return model
 

@@ -6,7 +6,7 @@ from artifact import names
 from artifact.bindings import BATCH, MAX_SEQ, SEQ, Binding, GraphBindings
 from artifact.config import RuntimeConfig
 from artifact.dtypes import DType
-from artifact.paged import NUM_LOGITS, PAGED, kv_pool_binding, state_pool_bindings, step_inputs
+from artifact.paged import NUM_LOGITS, PAGED, TOKENS, kv_pool_binding, state_pool_bindings, step_inputs
 from exporter.models.decoder_config import DecoderConfig
 from exporter.options import ExportOptions
 
@@ -41,6 +41,16 @@ def _paged_bindings(config: DecoderConfig, options: ExportOptions, dtype: DType)
     outputs = [Binding(names.LOGITS, DType.FLOAT32, (NUM_LOGITS, config.vocab_size))]
     outputs += [Binding(s.replaced_by, s.dtype, s.shape) for s in inputs if s.replaced_by is not None]
     return GraphBindings(tuple(inputs), tuple(outputs))
+
+
+def mtp_bindings(config: RuntimeConfig) -> GraphBindings:
+    """Those of a multi-token prediction head: the paged layout's, and hidden states before the pools."""
+    leading = [b for b in config.bindings.inputs if not b.is_state]
+    hidden = (
+        Binding(names.HIDDEN_STATES, config.dtype, (TOKENS, config.hidden_size)),
+        Binding(names.IS_OWN, DType.INT32, (TOKENS,)),
+    )
+    return GraphBindings((*leading, *hidden, *config.bindings.states), config.bindings.outputs)
 
 
 def _states(config: DecoderConfig, options: ExportOptions, dtype: DType) -> list[Binding]:

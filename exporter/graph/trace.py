@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim
 
@@ -46,9 +47,14 @@ TRACE_SIZES = {
 
 def trace_decoder(config: DecoderConfig, bindings: GraphBindings, dtype: DType, options: ExportOptions) -> ir.Model:
     """The ONNX model of ``config`` in compute type ``dtype``; initializers carry module names and no data."""
+    return trace_module(lambda: _module(config, options), bindings, dtype)
+
+
+def trace_module(module_of: Callable[[], nn.Module], bindings: GraphBindings, dtype: DType) -> ir.Model:
+    """The ONNX model of the module that ``module_of`` makes, whose forward takes the inputs of ``bindings``."""
     torch_ops.register()
     with FakeTensorMode(), _default_dtype(TORCH_DTYPES[dtype]), torch.no_grad(), _quiet():
-        module = _module(config, options).eval()
+        module = module_of().eval()
         states = [b for b in bindings.inputs if b.is_state]
         leading = [b for b in bindings.inputs if not b.is_state]
         args = (*[_example(b) for b in leading], [_example(b) for b in states])

@@ -130,10 +130,18 @@ class Decoder(nn.Module):
         self, input_ids: torch.Tensor, step: Step | PackedStep, states: list[torch.Tensor]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Hidden states [..., hidden] of every token after the last layer, and the new states."""
-        attention_count = self.attention_states * len(self.config.attention_bodies)
+        return self.run_from(self.embedded(input_ids), step, states)
+
+    def embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """The embeddings [..., hidden] of ``input_ids``."""
         x = self.embedding(input_ids)
-        if self.config.embedding_multiplier != 1.0:
-            x = x * self.config.embedding_multiplier
+        return x if self.config.embedding_multiplier == 1.0 else x * self.config.embedding_multiplier
+
+    def run_from(
+        self, x: torch.Tensor, step: Step | PackedStep, states: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """As ``run_layers``, from what the first layer gets."""
+        attention_count = self.attention_states * len(self.config.attention_bodies)
         if self.config.residual_in_fp32:
             x = x.float()
         x = ops.mark(x, EMBEDDINGS_OUTPUT)

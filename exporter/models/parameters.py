@@ -72,12 +72,8 @@ def bind_parameters(
     CheckpointError: a tensor is missing, has another shape, or is not used by the decoder.
     """
     root = tensor_root(config, tensors)
-    parameters = tuple(_declared(config, root, tensors))
-    for parameter in parameters:
-        for source in parameter.sources:
-            _check_source(parameter, source, tensors)
-        if len({tensors[part].dtype for part in parameter.parts}) > 1:
-            raise CheckpointError(f"{parameter.parts[0]}: expected one type for all experts of a layer, found several")
+    parameters = tuple(declared(config, root, tensors))
+    check_sources(parameters, tensors)
     used = {source for p in parameters for source in p.sources}
     ignored = tuple(config.ignored_sources) + tuple(root + s for s in config.ignored_sources)
     unused = sorted(n for n in tensors if n not in used and not n.startswith(ignored))
@@ -92,6 +88,15 @@ def bind_parameters(
     return parameters if head else tuple(p for p in parameters if p.name != LM_HEAD)
 
 
+def check_sources(parameters: Iterable[Parameter], tensors: Mapping[str, TensorSlot]) -> None:
+    """CheckpointError when a tensor is missing, or has another shape or type than its parameter."""
+    for parameter in parameters:
+        for source in parameter.sources:
+            _check_source(parameter, source, tensors)
+        if len({tensors[part].dtype for part in parameter.parts}) > 1:
+            raise CheckpointError(f"{parameter.parts[0]}: expected one type for all experts of a layer, found several")
+
+
 def derived_value(parameter: Parameter, config: DecoderConfig, tensors: Mapping[str, TensorSlot]) -> np.ndarray:
     """The value of a derived parameter, float32, computed in float64."""
     if parameter.derived == "neg_exp":
@@ -101,7 +106,8 @@ def derived_value(parameter: Parameter, config: DecoderConfig, tensors: Mapping[
     return np.array(rope.inv_freq, dtype=np.float64).astype(np.float32)
 
 
-def _declared(config: DecoderConfig, root: str, tensors: Mapping[str, TensorSlot]) -> Iterator[Parameter]:
+def declared(config: DecoderConfig, root: str, tensors: Mapping[str, TensorSlot]) -> Iterator[Parameter]:
+    """Every parameter of the decoder whose tensors' names begin with ``root``."""
     hidden, vocab = config.hidden_size, config.vocab_size
     embeddings = [root + s for s in config.embedding_sources]
     embedding = next((s for s in embeddings if s in tensors), embeddings[0])

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from runtime.serving.settings import ServingSettings
     from runtime.speculation import SpeculationMetrics
 
-NGRAM = "ngram"
+# Drafts that are no folder.
+NAMES = ("ngram", "mtp")
 # Candidates of a step where neither the command nor the artifact says how many.
 TOKENS = 4
 
@@ -18,7 +19,8 @@ def draft_settings(out: Path, draft: str | None, tokens: int | None, mode: str =
     """Settings for ``--draft``, ``--draft-tokens`` and ``--speculative-mode`` of the artifact ``out``; None where
     neither of the first two is given.
 
-    draft: "ngram", or the folder of a draft model's artifact. tokens: None for as many as the artifact keeps states of.
+    draft: "ngram", "mtp", or the folder of a draft model's artifact. tokens: None for as many as the artifact keeps
+    states of.
     """
     if draft is None and tokens is None:
         return None
@@ -29,7 +31,8 @@ def draft_settings(out: Path, draft: str | None, tokens: int | None, mode: str =
 
     require_artifact(out)
     kept = read_config(out).speculative_tokens
-    drafter = NGRAM if draft in (None, NGRAM) else DraftModel(str(draft))
+    named = NAMES[0] if draft is None else draft
+    drafter = named if named in NAMES else DraftModel(named)
     return ServingSettings(speculation=SpeculationSettings(tokens or kept or TOKENS, drafter, mode=mode))
 
 

@@ -46,7 +46,7 @@ def run(
     ] = None,
     draft: Annotated[
         str | None,
-        typer.Option(metavar="ngram|DIR", help="Who proposes tokens that a step tries at once.", show_default=False),
+        typer.Option(metavar="ngram|mtp|DIR", help="Who proposes what a step tries at once.", show_default=False),
     ] = None,
     draft_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Proposed tokens of a step.", show_default="as many as fit")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from artifact.bindings import Binding
-from artifact.config import RuntimeConfig, read_config
+from artifact.config import CONFIG_FILE, RuntimeConfig, read_config
 from artifact.errors import EngineError
 from artifact.paged import PAGED
 from runtime.engines.paged import HostCopy, PagedEngine, StepLimits
@@ -33,6 +33,8 @@ P = TypeVar("P", bound=Pools)
 class PooledEngine(PagedEngine, Generic[P]):
     """The artifact and its pools; how a step runs and how pools are made is left to the engine."""
 
+    # What says which pools the graph has.
+    _config_file: ClassVar[str] = CONFIG_FILE
     # New tokens of a step, beyond which it becomes no faster.
     _step_tokens: int
     _specs: tuple[Binding, ...]
@@ -40,7 +42,7 @@ class PooledEngine(PagedEngine, Generic[P]):
     def __init__(self, folder: str | Path) -> None:
         """ArtifactError when ``folder`` is not a complete artifact, EngineError when its layout is not paged."""
         self._folder = Path(folder).resolve()
-        self.config: RuntimeConfig = read_config(self._folder)
+        self.config: RuntimeConfig = read_config(self._folder, self._config_file)
         if self.config.layout != PAGED:
             raise EngineError(
                 f"{folder}: expected layout paged, found {self.config.layout}: export with --layout paged"

@@ -13,6 +13,7 @@ from runtime.engines.paged import PagedEngine
 from runtime.engines.step_result import StepResult
 from runtime.scheduler import Scheduler, StepPlan, Swap
 from runtime.serving.packing import packed_inputs
+from runtime.serving.step_runner import StepRunner
 
 Pair = tuple[int, int]
 
@@ -20,8 +21,10 @@ Pair = tuple[int, int]
 class StepExecutor:
     """Does what a plan says, in its order; knows nothing of requests."""
 
-    def __init__(self, engine: PagedEngine, manager: BlockManager, scheduler: Scheduler) -> None:
-        self._engine, self._manager, self._scheduler = engine, manager, scheduler
+    def __init__(
+        self, engine: PagedEngine, manager: BlockManager, scheduler: Scheduler, runner: StepRunner | None = None
+    ) -> None:
+        self._engine, self._manager, self._scheduler, self._runner = engine, manager, scheduler, runner
 
     def launch(self, plan: StepPlan) -> StepResult | None:
         """What the rows that sample get, in their order (and padding after them); None without rows.
@@ -46,7 +49,8 @@ class StepExecutor:
         if not plan.rows:
             return None
         inputs = packed_inputs(plan, sequences, self._manager, engine)
-        result = engine.launch(inputs)
+        runner = self._runner
+        result = engine.launch(inputs) if runner is None else runner.launch(engine, inputs, plan.rows)
         for sources, targets in independent(plan.taken_slots):
             engine.copy_slots(sources, targets)
         return result

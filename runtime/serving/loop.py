@@ -80,7 +80,8 @@ class ServingLoop:
             ),
         )
         self.served_cache = None if radix is None else ServedCache(radix, engine, self.scheduler)
-        self._executor = StepExecutor(engine, manager, self.scheduler)
+        runner = None if self._speculator is None else self._speculator.runner
+        self._executor = StepExecutor(engine, manager, self.scheduler, runner)
         self._runs_ahead = engine.runs_ahead
         self._under_way: StepUnderWay | None = None
         # Tokens that were chosen, whose pieces are not made yet, and what has not been handed out.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from artifact.config import read_config
+from artifact.config import MTP_CONFIG_FILE, read_config
 from artifact.errors import EngineError
 from artifact.paged import PAGED
 from artifact.path_kind import require_artifact
@@ -15,22 +15,29 @@ from runtime.engines.paged_factory import create_paged_engine
 from runtime.model_text import ModelText
 from runtime.serving.draft_model import ModelDrafter
 from runtime.serving.loop import serving_shape
+from runtime.serving.mtp_drafter import MtpDrafter
 from runtime.serving.settings import ServingSettings
 from runtime.speculation import DraftModel, SpeculationSettings
+from runtime.speculation.settings import MTP
 from runtime.text import Tokenizer
 
 
 def with_opened_drafter(
     engine: PagedEngine, settings: ServingSettings, text: ModelText
-) -> tuple[ServingSettings, ModelDrafter | None]:
-    """``settings`` with a drafter in the place of a DraftModel, and that drafter, which is the caller's to close.
+) -> tuple[ServingSettings, ModelDrafter | MtpDrafter | None]:
+    """``settings`` with a drafter in the place of a DraftModel or "mtp", and that drafter, the caller's to close.
 
-    EngineError when the draft is an artifact of another layout or tokenizer, or has too little memory.
+    EngineError when the draft is an artifact of another layout or tokenizer, there is no head, the engine does not show
+    what a head needs, or memory is short.
     """
     speculation = settings.speculation
-    if speculation is None or not isinstance(speculation.drafter, DraftModel):
+    drafter: ModelDrafter | MtpDrafter
+    if speculation is not None and isinstance(speculation.drafter, DraftModel):
+        drafter = _opened(speculation, speculation.drafter, engine, settings, text)
+    elif speculation is not None and speculation.drafter == MTP:
+        drafter = _opened_head(speculation, engine, settings, text)
+    else:
         return settings, None
-    drafter = _opened(speculation, speculation.drafter, engine, settings, text)
     return replace(settings, speculation=replace(speculation, drafter=drafter)), drafter
 
 
@@ -54,6 +61,25 @@ def _opened(
     except BaseException:
         own.close()
         raise
+
+
+def _opened_head(
+    speculation: SpeculationSettings, engine: PagedEngine, settings: ServingSettings, text: ModelText
+) -> MtpDrafter:
+    from runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
+
+    if not (text.folder / MTP_CONFIG_FILE).exists():
+        raise EngineError(
+            f"{text.folder}: expected an artifact with a multi-token prediction head, found none: export a checkpoint "
+            "that has one with --speculative-tokens, or use another drafter"
+        )
+    if not engine.shows_values:
+        raise EngineError(
+            f"speculation: expected an engine that shows hidden states to drafter {MTP!r}, found {engine.name}: use "
+            "torch or onnxruntime-portable"
+        )
+    shape, head = serving_shape(engine, settings), MtpHeadEngine(text.folder)
+    return MtpDrafter(head, engine, shape.max_rows, shape.max_seq_len, speculation.tokens)
 
 
 def check_same_tokenizer(model: Tokenizer | None, draft: Tokenizer | None, folder: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from artifact.errors import EngineError
 from runtime.engines.paged import PagedEngine
 from runtime.scheduler import ScheduledSequence, StepPlan
+from runtime.serving.step_runner import StepRunner
 from runtime.speculation import (
     CandidateCount,
     Proposal,
@@ -34,6 +35,11 @@ class Speculator:
         self._counts: dict[int, CandidateCount] = {}
         # By sequence, of the step that is under way.
         self._proposals: dict[int, Proposal] = {}
+
+    @property
+    def runner(self) -> StepRunner | None:
+        """The drafter, where it has to see the steps of the model."""
+        return self._drafter if isinstance(self._drafter, StepRunner) else None
 
     def propose(self, sequences: Iterable[tuple[ScheduledSequence, int | None]]) -> dict[int, tuple[int, ...]]:
         """Candidates for the next step by sequence; each comes with how many its request asked for at most."""

@@ -11,7 +11,7 @@ from runtime.speculation.drafter import Drafter
 from runtime.speculation.ngram_drafter import NgramDrafter
 from runtime.speculation.step_cost import StepCost
 
-NGRAM = "ngram"
+NGRAM, MTP = "ngram", "mtp"
 AUTO, REPLAY, SNAPSHOT = "auto", "replay", "snapshot"
 
 
@@ -34,11 +34,12 @@ class DraftModel:
 class SpeculationSettings:
     """tokens: the most candidates of a sequence in one step; a request may ask for fewer (SamplingParams).
 
-    drafter: "ngram" (what followed the same tokens before in the prompt or the output), a DraftModel, or a Drafter.
-    shortest and longest: how many last tokens "ngram" looks for. adaptive: choose the number of candidates from the
-    measured acceptance of each sequence, where a step takes 1 + candidate_cost for each; None: as measured. mode: what
-    becomes of recurrent states, "snapshot" (one is kept after each candidate), "replay" (they wait, and are advanced by
-    the candidates that were right) or "auto" (replay where the engine can). EngineError names a bad value.
+    drafter: "ngram" (what followed the same tokens before in the prompt or the output), "mtp" (the checkpoint's own
+    multi-token prediction head), a DraftModel, or a Drafter. shortest and longest: how many last tokens "ngram" looks
+    for. adaptive: choose the number of candidates from the measured acceptance of each sequence, where a step takes 1 +
+    candidate_cost for each; None: as measured. mode: what becomes of recurrent states, "snapshot" (one is kept after
+    each candidate), "replay" (they wait, and are advanced by the candidates that were right) or "auto" (replay where
+    the engine can). EngineError names a bad value.
     """
 
     tokens: int = 4
@@ -56,9 +57,9 @@ class SpeculationSettings:
                 raise EngineError(f"speculation: {name}: expected an integer of at least 1, found {value!r}")
         if self.longest < self.shortest:
             raise EngineError(f"speculation: longest: expected at least shortest {self.shortest}, found {self.longest}")
-        if not isinstance(self.drafter, Drafter | DraftModel) and self.drafter != NGRAM:
+        if not isinstance(self.drafter, Drafter | DraftModel) and self.drafter not in (NGRAM, MTP):
             raise EngineError(
-                f"speculation: drafter: expected {NGRAM!r}, a DraftModel or a Drafter, found {self.drafter!r}"
+                f"speculation: drafter: expected {NGRAM!r}, {MTP!r}, a DraftModel or a Drafter, found {self.drafter!r}"
             )
         if self.mode not in (AUTO, REPLAY, SNAPSHOT):
             raise EngineError(f"speculation: mode: expected {AUTO!r}, {REPLAY!r} or {SNAPSHOT!r}, found {self.mode!r}")
@@ -69,10 +70,12 @@ class SpeculationSettings:
 
     def make_drafter(self) -> Drafter:
         """The drafter of one serving loop; EngineError for a model that nobody has opened."""
-        if isinstance(self.drafter, str):
+        if self.drafter == NGRAM:
             return NgramDrafter(self.shortest, self.longest)
-        if isinstance(self.drafter, DraftModel):
-            raise EngineError("speculation: expected a drafter, found a DraftModel: use LLM or AsyncLLM, which open it")
+        if isinstance(self.drafter, str | DraftModel):
+            raise EngineError(
+                f"speculation: expected an opened drafter, found {self.drafter!r}: use LLM or AsyncLLM, which open it"
+            )
         return self.drafter
 
     def make_count(self, asked: int | None, measured: StepCost) -> CandidateCount:

@@ -12,9 +12,9 @@ from runtime.engines.onnxruntime.joined_weights import join_weights
 MODEL_FILE = "model.onnx"
 
 
-def read_model(folder: Path) -> ir.Model:
+def read_model(folder: Path, file: str = MODEL_FILE) -> ir.Model:
     """The graph in ``folder``, weights by reference, those in parts joined; ArtifactError when it cannot be read."""
-    path = folder / MODEL_FILE
+    path = folder / file
     try:
         model = ir.load(path)
     except Exception as error:  # protobuf and onnx_ir raise several kinds

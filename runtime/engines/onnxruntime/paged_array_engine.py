@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from runtime.engines.onnxruntime.model_file import read_model
+from runtime.engines.onnxruntime.model_file import MODEL_FILE, read_model
 from runtime.engines.onnxruntime.paged_pools import ArrayPools
 from runtime.engines.onnxruntime.states import engine_specs
 from runtime.engines.paged import PoolSizes
@@ -18,6 +19,7 @@ from runtime.engines.pooled import PooledEngine
 class PagedArrayEngine(PooledEngine[ArrayPools]):
     """The artifact and its pools; how a step runs is left to the engine."""
 
+    _model_file: ClassVar[str] = MODEL_FILE
     # More tokens at once make no step faster, but the scores of attention grow with tokens times context.
     _step_tokens = 512
 
@@ -42,4 +44,4 @@ class PagedArrayEngine(PooledEngine[ArrayPools]):
         return {}
 
     def _read_model(self) -> ir.Model:
-        return read_model(self._folder)
+        return read_model(self._folder, self._model_file)

@@ -12,7 +12,7 @@ from runtime.speculation import NgramDrafter, SpeculationMetrics, SpeculationSet
         ({"tokens": 0}, "tokens: expected an integer of at least 1, found 0"),
         ({"shortest": True}, "shortest: expected an integer"),
         ({"shortest": 5}, "longest: expected at least shortest 5, found 4"),
-        ({"drafter": "oracle"}, "drafter: expected 'ngram', a DraftModel or a Drafter, found 'oracle'"),
+        ({"drafter": "oracle"}, "drafter: expected 'ngram', 'mtp', a DraftModel or a Drafter, found 'oracle'"),
         ({"mode": "rewind"}, "mode: expected 'auto', 'replay' or 'snapshot', found 'rewind'"),
         ({"candidate_cost": 2.0}, "candidate_cost: expected a share"),
     ],

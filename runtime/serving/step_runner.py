@@ -1,0 +1,18 @@
+"""The interface of what runs an engine's steps in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from runtime.engines.paged import PackedInputs, PagedEngine
+from runtime.engines.step_result import StepResult
+from runtime.scheduler import PlannedRow
+
+
+@runtime_checkable
+class StepRunner(Protocol):
+    """Runs the steps of an engine, to see more of them than their result."""
+
+    def launch(self, engine: PagedEngine, inputs: PackedInputs, rows: Sequence[PlannedRow]) -> StepResult:
+        """As ``engine.launch(inputs)``. The first rows of ``inputs`` are ``rows``, any others are padding."""

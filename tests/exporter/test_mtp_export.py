@@ -1,0 +1,162 @@
+"""mtp.onnx against the published architecture in float64, of transformers' own layers where it has them.
+
+transformers drops the tensors of a head when it loads a checkpoint. A head's layer is an attention layer of the family,
+which transformers has; what is around it is written out here.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from artifact.config import MTP_CONFIG_FILE, config_from_json
+from artifact.json_fields import load_json_object
+from artifact.names import HIDDEN_STATES, IS_OWN, LOGITS, kv_pool, layer_output
+from exporter.export import MTP_FILE, export_checkpoint
+from exporter.options import ExportOptions
+from runtime.engines.mtp_head import HeadInputs
+from runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
+from runtime.engines.paged import PoolSizes
+from tests.support.checkpoint_edits import edit_tensors
+from tests.support.mtp_checkpoints import save_with_mtp_head
+from tests.support.tiny_models import save_tiny_model
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3_next": {},
+    "qwen3_next experts": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 28,
+                           "shared_expert_intermediate_size": 20, "decoder_sparse_step": 1},
+    "qwen3_5_text": {},
+    "qwen3_5_moe_text": {},
+}  # fmt: skip
+BLOCK, HIDDEN = 16, 48
+
+
+def exported(tmp_path: Path, case: str, dtype: str = "float32") -> tuple[Path, Path]:
+    checkpoint = save_with_mtp_head(tmp_path / "checkpoint", case.split()[0], dtype, **FAMILIES[case])
+    options = ExportOptions(layout="paged", speculative_tokens=2, max_batch_size=2, max_seq_len=64)
+    export_checkpoint(checkpoint, tmp_path / "artifact", options)
+    return checkpoint, tmp_path / "artifact"
+
+
+def _loaded(checkpoint: Path) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64)
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # the others have no float64
+    return model
+
+
+class Reference:
+    """A head in float64: transformers' attention layer, with norms and the matrix in front of it written out."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        model = _loaded(checkpoint)
+        config = AutoConfig.from_pretrained(checkpoint)
+        index = next(i for i, layer in enumerate(model.model.layers) if hasattr(layer, "self_attn"))
+        self.tensors = {name: value.double() for name, value in load_file(checkpoint / "model.safetensors").items()}
+        self.model, self.eps = model, config.rms_norm_eps
+        prefix = f"model.layers.{index}."
+        old = {name.removeprefix(prefix) for name in self.tensors if name.startswith(prefix)}
+        assert old == {n.removeprefix("mtp.layers.0.") for n in self.tensors if n.startswith("mtp.layers.0.")}
+        # The same layer with the head's weights, loaded as transformers loads those of the model's own.
+        copy = Path(shutil.copytree(checkpoint, checkpoint.with_name("reference")))
+        edit_tensors(copy, lambda t: t.update({f"{prefix}{n}": t[f"mtp.layers.0.{n}"].clone() for n in old}))
+        self.layer = _loaded(copy).model.layers[index]
+
+    def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * (1 + self.tensors[name])
+
+    def run(self, ids: torch.Tensor, hidden: torch.Tensor, own: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits and hidden states of all positions of one sequence; its tokens [n] and hidden states [n, hidden]."""
+        normed = self.norm(hidden, "mtp.norm.weight" if own else "model.norm.weight")
+        embedded = self.tensors["model.embed_tokens.weight"][ids]
+        both = torch.cat(
+            (
+                self.norm(embedded, "mtp.pre_fc_norm_embedding.weight"),
+                self.norm(normed, "mtp.pre_fc_norm_hidden.weight"),
+            ),
+            -1,
+        )
+        x = both @ self.tensors["mtp.fc.weight"].T
+        positions = torch.arange(len(ids))[None]
+        mask = torch.full((1, 1, len(ids), len(ids)), float("-inf"), dtype=torch.float64).triu(1)
+        rotary = self.model.model.rotary_emb(x[None], positions.expand(3, 1, -1) if self.interleaves else positions)
+        y = self.layer(x[None], position_embeddings=rotary, attention_mask=mask, position_ids=positions)
+        y = (y[0] if isinstance(y, tuple) else y)[0]
+        return self.norm(y, "mtp.norm.weight") @ self.model.lm_head.weight.T, y
+
+    @property
+    def interleaves(self) -> bool:
+        """Whether the rotary embedding takes positions of text, height and width."""
+        return type(self.model).__name__.startswith("Qwen3_5")
+
+
+def head_inputs(ids: torch.Tensor, hidden: torch.Tensor, start: int, own: bool) -> HeadInputs:
+    count = len(ids)
+    return HeadInputs(
+        ids.numpy(),
+        np.arange(start, start + count),
+        np.array([0, count], np.int32),
+        np.array([start + count], np.int32),
+        np.array([[2, 0]], np.int32),
+        np.array([(2 if p < BLOCK else 0) * BLOCK + p % BLOCK for p in range(start, start + count)], np.int32),
+        np.array([-1], np.int32),
+        np.arange(count, dtype=np.int32),
+        hidden_states=hidden.float().numpy(),
+        is_own=np.full(count, own, np.int32),
+    )
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+@pytest.mark.parametrize("own", [False, True])
+@torch.no_grad()
+def test_a_head_is_that_of_the_architecture(case: str, own: bool, tmp_path: Path) -> None:
+    checkpoint, artifact = exported(tmp_path, case)
+    engine = MtpHeadEngine(artifact)
+    engine.allocate_pools(PoolSizes(3, BLOCK, 0))
+    engine.fill_pools(0.0)
+    torch.manual_seed(1)
+    ids, hidden = torch.randint(0, 97, (21,)), torch.randn(21, HIDDEN, dtype=torch.float64)
+    logits, after = Reference(checkpoint).run(ids, hidden, own)
+    name = layer_output(0)
+    for begin, end in ((0, 13), (13, 20), (20, 21)):
+        found = engine.step_values(head_inputs(ids[begin:end], hidden[begin:end], begin, own), (name,))
+        np.testing.assert_allclose(found[LOGITS], logits[begin:end].numpy(), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(found[name], after[begin:end].numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_weights_are_those_of_the_model_by_reference(tmp_path: Path) -> None:
+    _, artifact = exported(tmp_path, "qwen3_next", "bfloat16")
+    model, head = (onnx.load(artifact / name, load_external_data=False).graph for name in ("model.onnx", MTP_FILE))
+    places = [
+        {t.name: tuple((e.key, e.value) for e in t.external_data) for t in graph.initializer if t.external_data}
+        for graph in (model, head)
+    ]
+    shared = set(places[0]) & set(places[1])
+    assert {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight", "rotary.inv_freq"} <= shared
+    assert all(places[0][name] == places[1][name] for name in shared)
+    assert not [t.name for t in head.initializer if not t.external_data and not t.name.startswith("trt_edgellm")]
+    config = config_from_json(load_json_object(artifact / MTP_CONFIG_FILE))
+    assert config.layer_types == ("attention",) and config.bindings.states[0].name == kv_pool(0)
+    inputs = {value.name: value.type.tensor_type.elem_type for value in head.input}
+    assert inputs[HIDDEN_STATES] == onnx.TensorProto.BFLOAT16 and inputs[IS_OWN] == onnx.TensorProto.INT32
+
+
+def test_heads_that_are_not_exported(tmp_path: Path) -> None:
+    options = ExportOptions(layout="paged", speculative_tokens=2)
+    other = save_tiny_model(tmp_path / "other", "nemotron_h")
+    edit_tensors(other, lambda t: t.update({"mtp.layers.0.norm.weight": torch.ones(48)}))
+    report = export_checkpoint(other, tmp_path / "a", options)
+    assert any(
+        "prediction head is left out: expected a multi-token prediction head of qwen3" in n for n in report.notes
+    )
+    plain = save_with_mtp_head(tmp_path / "plain", "qwen3_next")
+    export_checkpoint(plain, tmp_path / "b", ExportOptions(layout="paged"))
+    assert not (tmp_path / "a" / MTP_FILE).exists() and not (tmp_path / "b" / MTP_FILE).exists()
