@@ -82,6 +82,33 @@ QWEN_EXPERTS: list[dict[str, Any]] = [
     {"shared_expert_intermediate_size": 9},
     {"layer_types": ["full_attention"] * 4},
 ]
+# Odd everything, as random configs have it: one layer and no attention, most heads of the least kinds, a tied head.
+ODD_NET: dict[str, Any] = {
+    "vocab_size": 7,
+    "hidden_size": 30,
+    "tie_word_embeddings": True,
+    "num_hidden_layers": 1,
+    "layer_types": ["linear_attention"],
+    "linear_num_key_heads": 5,
+    "linear_num_value_heads": 20,
+    "linear_key_head_dim": 17,
+    "linear_value_head_dim": 33,
+    "linear_conv_kernel_dim": 3,
+}
+ODD_ATTENTION: dict[str, Any] = {
+    **ODD_NET,
+    "layer_types": ["full_attention"],
+    "num_attention_heads": 15,
+    "num_key_value_heads": 3,
+    "head_dim": 8,
+    "attention_bias": True,
+}
+ODD_EXPERTS: dict[str, Any] = {
+    "num_experts": 9,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 5,
+    "shared_expert_intermediate_size": 15,
+}
 GRANITE_EXPERTS: list[dict[str, Any]] = [
     {},
     {"num_local_experts": 7, "num_experts_per_tok": 3},
@@ -214,6 +241,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"time_step_limit": [0.02, 0.3]},
         {"time_step_min": 0.1},
         *({"mlp_hidden_act": name} for name in ("silu", "gelu", "relu")),
+        TIED,
         {"hybrid_override_pattern": "M"},
         {"hybrid_override_pattern": "*"},
         {"hybrid_override_pattern": "M-M"},
@@ -240,9 +268,10 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {**EXPERTS["qwen3_next"], "mlp_only_layers": [1, 2]},
         {**EXPERTS["qwen3_next"], "decoder_sparse_step": 2},
         {**EXPERTS["qwen3_next"], "hidden_act": "silu"},
+        *({**row, **ODD_EXPERTS, "norm_topk_prob": False} for row in (ODD_NET, ODD_ATTENTION)),
     ],
-    "qwen3_5_moe_text": [*QWEN_EXPERTS[1:], {"layer_types": None}, TIED],
-    "qwen3_5_text": [*GATED_DELTA, {"layer_types": None}],
+    "qwen3_5_moe_text": [*QWEN_EXPERTS[1:], {"layer_types": None}, TIED, {**ODD_NET, **ODD_EXPERTS}],
+    "qwen3_5_text": [*GATED_DELTA, {"layer_types": None}, ODD_NET, ODD_ATTENTION],
 }
 CASES = [(family, row) for family, rows in ROWS.items() for row in [{}, *rows]]
 

@@ -225,6 +225,9 @@ MALFORMED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3", {"max_window_layers": "all"}, "max_window_layers"),
     ("olmo_hybrid", {"layer_types": ["linear_attention", "mamba"] * 2}, "layer 1"),
     ("olmo_hybrid", {"layer_types": ["linear_attention"] * 3}, "layer_types"),
+    ("qwen3_next", {"layer_types": ["linear_attention", "full_attention", "mamba", "full_attention"]}, "layer 2"),
+    ("qwen3_5_text", {"layer_types": ["kimi_attention", *["full_attention"] * 3]}, "layer 0"),
+    ("qwen3_5_moe_text", {"linear_num_key_heads": 4}, "linear_num_key_heads"),
     ("olmo_hybrid", {"linear_num_key_heads": 4}, "linear_num_key_heads"),
     (
         "olmo_hybrid",
