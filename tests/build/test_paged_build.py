@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from artifact.errors import UnsupportedError
+from artifact.errors import EngineError, UnsupportedError
 from tests.support.artifacts import ArtifactCache, Exported
 from trt_plugins.build.builder import build_engine
 from trt_plugins.build.options import BuildOptions
@@ -53,6 +54,52 @@ def test_pages_are_written_and_attended_by_plugins(kernel_heads: Exported) -> No
     assert {b["aliases"]: b["name"] for b in record.bindings if "aliases" in b} == {"kv_pool_0": "present_kv_pool_0"}
 
 
+def hybrid(artifacts: ArtifactCache, family: str, **options: int) -> Exported:
+    """One recurrent layer and, where the family has it, one of attention, of sizes that the kernels have."""
+    sizes: dict[str, Any] = {
+        "nemotron_h": {"hybrid_override_pattern": "M*", "mamba_head_dim": 16, "ssm_state_size": 24, "head_dim": 64},
+        "qwen3_next": {
+            "num_hidden_layers": 2,
+            "layer_types": ["linear_attention", "full_attention"],
+            "head_dim": 64,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
+        },
+    }[family]
+    return artifacts.get(family, "bfloat16", sizes, layout="paged", **options)
+
+
+@pytest.mark.parametrize(
+    ("family", "speculative_tokens", "mixers", "operators"),
+    [
+        ("nemotron_h", 0, "joined", {"mamba2_conv_scan"}),
+        ("nemotron_h", 0, "separate", {"causal_conv1d", "update_ssm_state"}),
+        # No kernel keeps the states of a joined mixer's candidates.
+        ("nemotron_h", 3, "joined", {"causal_conv1d", "update_ssm_state"}),
+        ("qwen3_next", 0, "joined", {"causal_conv1d", "gated_delta_rule"}),
+        ("qwen3_next", 3, "joined", {"causal_conv1d", "gated_delta_rule"}),
+    ],
+)
+def test_hybrids_are_one_plugin_layer_an_operator(
+    family: str, speculative_tokens: int, mixers: str, operators: set[str], artifacts: ArtifactCache
+) -> None:
+    exported = hybrid(artifacts, family, speculative_tokens=speculative_tokens)
+    record = build_engine(exported.folder, replace(AMPERE, plugins="on", plugin_mixers=mixers, overwrite=True))
+    assert record.plugins.ops == dict.fromkeys([*operators, "reshape_and_cache", "paged_attention"], 1)
+    assert record.plugins.version == ("3" if speculative_tokens else "2") and record.plugins.aliased
+    assert record.layers["PLUGIN_V3"] == len(operators) + 2
+    pools = {b["name"]: b["replaced_by"] for b in record.bindings if "replaced_by" in b}
+    assert {b["aliases"]: b["name"] for b in record.bindings if "aliases" in b} == pools
+    assert set(pools) == {"kv_pool_0", "conv_state_0", "recurrent_state_0"}
+
+
+def test_slots_are_never_copied(artifacts: ArtifactCache) -> None:
+    exported = artifacts.get("mamba2", "bfloat16", {"num_hidden_layers": 1, "state_size": 16}, layout="paged")
+    options = replace(AMPERE, plugins="on", plugin_states="separate", overwrite=True)
+    with pytest.raises(UnsupportedError, match=r"expected --plugin-states aliased, found separate: causal_conv1d"):
+        build_engine(exported.folder, options)
+
+
 def test_profiles_hold_every_row_at_its_longest(paged: Exported) -> None:
     prefill, decode = engine_profiles(paged.config, read_preset("rtx-ampere"), Limits(3, 96))
     assert [p.name for p in (prefill, decode)] == ["prefill", "decode"]
@@ -61,3 +108,9 @@ def test_profiles_hold_every_row_at_its_longest(paged: Exported) -> None:
     assert decode.shapes["input_ids"][2] == decode.shapes["seq_lens"][2] == [3]
     assert decode.shapes["query_start_loc"] == [[2], *([n[0] + 1] for n in decode.shapes["seq_lens"][1:])]
     assert prefill.shapes["input_ids"][2][0] > 96
+
+
+def test_keys_and_values_of_e4m3_are_refused(artifacts: ArtifactCache) -> None:
+    exported = artifacts.get("llama", "bfloat16", {"num_hidden_layers": 1}, layout="paged", kv_dtype="fp8_e4m3")
+    with pytest.raises(EngineError, match=r"found fp8_e4m3, .* export without --kv-dtype"):
+        build_engine(exported.folder, AMPERE)

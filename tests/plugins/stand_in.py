@@ -78,13 +78,13 @@ class DynamicPluginTensorDesc:
 
 
 class Registry:
-    """Creators by name and namespace."""
+    """Creators by name, version and namespace."""
 
     def __init__(self) -> None:
-        self.creators: dict[tuple[str, str], Any] = {}
+        self.creators: dict[tuple[str, str, str], Any] = {}
 
     def register_creator(self, creator: Any, plugin_namespace: str = "") -> bool:
-        key = (creator.name, plugin_namespace)
+        key = (creator.name, creator.plugin_version, plugin_namespace)
         return self.creators.setdefault(key, creator) is creator
 
 

@@ -13,9 +13,10 @@ from artifact.errors import EngineError
 from tests.plugins import stand_in
 from tests.plugins.planner_double import FAILING_STREAM, DeviceDouble, input_dtypes, input_shapes, plan_by_shape
 from tests.plugins.stand_in import dynamic_desc, tensor_desc
-from trt_plugins.kernels.catalog import dense_operators, operators
+from trt_plugins.kernels.catalog import plugin_specs
 from trt_plugins.plugins.fields import ALIASED, CAPABILITIES, make_fields
 from trt_plugins.plugins.registration import PluginRegistration
+from trt_plugins.spec import OpSpec
 
 F16, F32 = DType.FLOAT16, DType.FLOAT32
 
@@ -30,19 +31,22 @@ def registration(trt: Any, device: DeviceDouble) -> PluginRegistration:
     return PluginRegistration(trt, plan_by_shape, lambda: device)
 
 
-def created(trt: Any, registration: PluginRegistration, op: str = "update_ssm_state") -> Any:
+FORMS = [pytest.param(spec, id=f"{spec.name} {spec.version}") for spec in plugin_specs()]
+
+
+def created(trt: Any, registration: PluginRegistration, op: str = "update_ssm_state", version: int = 1) -> Any:
     """A plugin as the parser makes it, named layers.1.ssm, with workspace for a batch of 3."""
-    creator = registration.creators[op]
-    fields = make_fields(trt, creator_spec(op), {CAPABILITIES: "8.6,8.9"})
+    creator = registration.creators[op, version]
+    fields = make_fields(trt, creator_spec(op, version), {CAPABILITIES: "8.6,8.9"})
     plugin = creator.create_plugin("layers.1.ssm", trt.PluginFieldCollection(fields), trt.TensorRTPhase.BUILD)
     plugin.core.layer.workspace.nbytes = 1 << 20
     return plugin
 
 
-def creator_spec(op: str) -> Any:
+def creator_spec(op: str, version: int = 1) -> Any:
     from trt_plugins.catalog import spec_of
 
-    return spec_of(op)
+    return spec_of(op, version)
 
 
 def descs(trt: Any, op: str = "update_ssm_state", **sizes: int) -> tuple[list[Any], list[Any]]:
@@ -57,23 +61,27 @@ def dynamic_descs(trt: Any, **most: int) -> list[Any]:
     return [dynamic_desc(trt, dtype, *shapes) for dtype, *shapes in zip(input_dtypes(), *sides, strict=True)]
 
 
-@pytest.mark.parametrize("op", dense_operators())
-def test_names_come_from_the_declaration(trt: Any, registration: PluginRegistration, op: str) -> None:
-    creator, plugin = registration.creators[op], created(trt, registration, op)
-    assert (creator.name, creator.plugin_version, creator.plugin_namespace) == (op, "1", "trt_edgellm")
-    assert (plugin.plugin_name, plugin.plugin_version, plugin.plugin_namespace) == (op, "1", "trt_edgellm")
+@pytest.mark.parametrize("spec", FORMS)
+def test_names_come_from_the_declaration(trt: Any, registration: PluginRegistration, spec: OpSpec) -> None:
+    creator, plugin = (
+        registration.creators[spec.name, spec.version],
+        created(trt, registration, spec.name, spec.version),
+    )
+    wanted = (spec.name, str(spec.version), "trt_edgellm")
+    assert (creator.name, creator.plugin_version, creator.plugin_namespace) == wanted
+    assert (plugin.plugin_name, plugin.plugin_version, plugin.plugin_namespace) == wanted
     names = [field.name for field in creator.field_names]
-    assert names == [*(attribute.name for attribute in creator_spec(op).attributes), CAPABILITIES, ALIASED]
-    assert plugin.num_outputs == len(creator_spec(op).outputs)
+    assert names == [*(attribute.name for attribute in spec.attributes), CAPABILITIES, ALIASED]
+    assert plugin.num_outputs == len(spec.outputs)
     assert plugin.get_capability_interface(None) is plugin
 
 
-@pytest.mark.parametrize("op", dense_operators())
-def test_plugins_round_trip_through_the_creator(trt: Any, registration: PluginRegistration, op: str) -> None:
-    plugin = created(trt, registration, op)
-    creator = registration.creators[op]
+@pytest.mark.parametrize("spec", FORMS)
+def test_plugins_round_trip_through_the_creator(trt: Any, registration: PluginRegistration, spec: OpSpec) -> None:
+    plugin = created(trt, registration, spec.name, spec.version)
+    creator = registration.creators[spec.name, spec.version]
     again = creator.create_plugin("other", plugin.get_fields_to_serialize(), trt.TensorRTPhase.RUNTIME)
-    assert again.core.layer == plugin.core.layer
+    assert again.core.layer == plugin.core.layer and again.core.layer.spec is spec
     assert again.core.layer.name == "layers.1.ssm"
 
 
@@ -81,11 +89,16 @@ def test_only_states_are_aliased(trt: Any, registration: PluginRegistration) -> 
     plugin = created(trt, registration)
     assert [plugin.get_aliased_input(index) for index in range(2)] == [-1, 7]
     assert [created(trt, registration, "causal_conv1d").get_aliased_input(index) for index in range(2)] == [-1, 3]
+    pools = created(trt, registration, "update_ssm_state", 3)
+    assert [pools.get_aliased_input(index) for index in range(2)] == [
+        -1,
+        creator_spec("update_ssm_state", 3).input_index("state"),
+    ]
 
 
 def test_separate_states_are_not_aliased(trt: Any, registration: PluginRegistration) -> None:
     """TensorRT refuses an alias when its feature is off."""
-    creator = registration.creators["update_ssm_state"]
+    creator = registration.creators["update_ssm_state", 1]
     fields = make_fields(trt, creator_spec("update_ssm_state"), {CAPABILITIES: "8.6", ALIASED: 0})
     plugin = creator.create_plugin("x", trt.PluginFieldCollection(fields), trt.TensorRTPhase.BUILD)
     assert [plugin.get_aliased_input(index) for index in range(2)] == [-1, -1]
@@ -199,7 +212,7 @@ def test_the_first_failure_is_the_one_to_report(trt: Any, registration: PluginRe
 
 
 def test_a_creator_that_fails_is_recorded(trt: Any, registration: PluginRegistration) -> None:
-    creator = registration.creators["update_ssm_state"]
+    creator = registration.creators["update_ssm_state", 1]
     fields = make_fields(trt, creator_spec("update_ssm_state"), {"chunk_size": 0})
     with pytest.raises(EngineError, match=r"layer layers\.2, create_plugin: .*chunk_size of at least 1, found 0"):
         creator.create_plugin("layers.2", trt.PluginFieldCollection(fields), trt.TensorRTPhase.BUILD)
@@ -235,6 +248,7 @@ def test_a_taken_name_is_an_error() -> None:
     library = hiding(stand_in)
     library.get_plugin_registry = lambda: registry
     PluginRegistration(library, plan_by_shape, DeviceDouble).register(library)
-    assert {name for name, _ in registry.creators} == set(operators())
-    with pytest.raises(EngineError, match=r"register the plugin causal_conv1d .*found one there already"):
+    wanted = [(spec.name, str(spec.version), spec.domain) for spec in plugin_specs()]
+    assert sorted(registry.creators) == sorted(wanted) and ("update_ssm_state", "3", "trt_edgellm") in wanted
+    with pytest.raises(EngineError, match=r"register the plugin causal_conv1d 1 .*found one there"):
         PluginRegistration(library, plan_by_shape, DeviceDouble).register(library)

@@ -10,11 +10,13 @@ from artifact.dtypes import DType
 from trt_plugins.catalog import spec_of
 from trt_plugins.kernels.architectures import CHECKED, capability_from_architecture
 from trt_plugins.kernels.call import DeviceTraits
-from trt_plugins.kernels.catalog import dense_operators, plan, plugin_spec
+from trt_plugins.kernels.catalog import dense_operators, plan
 from trt_plugins.plugins.calls import CallRange, largest_workspace
 from trt_plugins.plugins.targets import traits_from_capability
+from trt_plugins.specs.packed import PACKED_VERSION
+from trt_plugins.specs.speculative import SPECULATIVE_VERSION
 
-MOST = {"batch": 6, "time": 700}
+MOST = {"batch": 6, "time": 700, "tokens": 300, "rows": 40, "row_bounds": 41}
 SIZES = {
     "heads": 12,
     "head_dim": 32,
@@ -28,13 +30,15 @@ SIZES = {
     "key_size": 64,
     "value_size": 32,
     "decay_size": 1,
+    "num_slots": 50,
+    "candidates": 4,
 }
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32
 
 
-def call_range(op: str) -> CallRange:
+def call_range(op: str, version: int = 1) -> CallRange:
     """bfloat16 data, float32 for other type variables, 1 to MOST rows and tokens."""
-    spec = spec_of(op)
+    spec = spec_of(op, version)
     used = {dim for tensor in spec.inputs for dim in tensor.dims_for(True) if isinstance(dim, str)}
     known = {name: (size, size) for name, size in SIZES.items()} | {name: (1, most) for name, most in MOST.items()}
     types = tuple((variable.name, BF16 if variable.name == "T" else F32) for variable in spec.type_variables)
@@ -60,6 +64,34 @@ def test_workspace_is_enough(op: str, batch: int, time: int, multiprocessors: in
     assert needed <= asked
 
 
+@pytest.mark.parametrize(
+    ("op", "version"),
+    [
+        *((op, PACKED_VERSION) for op in dense_operators()),
+        # No kernel keeps the states of a joined mixer's candidates.
+        *((op, SPECULATIVE_VERSION) for op in dense_operators() if op != "mamba2_conv_scan"),
+    ],
+)
+@given(
+    tokens=st.integers(1, MOST["tokens"]),
+    rows=st.integers(1, MOST["rows"]),
+    multiprocessors=st.integers(1, 192),
+    architecture=st.sampled_from(CHECKED),
+)
+@settings(max_examples=25, deadline=None)
+def test_workspace_of_packed_rows_is_enough(
+    op: str, version: int, tokens: int, rows: int, multiprocessors: int, architecture: str
+) -> None:
+    capability = capability_from_architecture(architecture)
+    known = traits_from_capability(capability)[0]
+    device = DeviceTraits(capability, multiprocessors, known.shared_bytes, known.l2_bytes)
+    calls, rows = call_range(op, version), min(rows, tokens)
+    asked = largest_workspace(calls, (f"{capability[0]}.{capability[1]}",), plan)
+    call = calls.call({**SIZES, "tokens": tokens, "rows": rows, "row_bounds": rows + 1})
+    assert call.packed is not None and call.packed.rows == rows and call.packed.max_row_tokens == tokens - rows + 1
+    assert plan(call, device).workspace_bytes <= asked
+
+
 @given(
     tokens=st.integers(1, 300),
     rows=st.integers(1, 40),
@@ -74,7 +106,7 @@ def test_workspace_of_pages_is_enough(
     capability = capability_from_architecture(architecture)
     known = traits_from_capability(capability)[0]
     device = DeviceTraits(capability, multiprocessors, known.shared_bytes, known.l2_bytes)
-    spec = plugin_spec("paged_attention")
+    spec = spec_of("paged_attention", PACKED_VERSION)
     sizes = {"heads": 16, "kv_heads": 4, "head_dim": 64, "block_size": 16, "num_blocks": 900}
     most = {"tokens": 300, "rows": 40, "row_bounds": 41, "max_blocks": 600}
     dims = tuple({**{n: (s, s) for n, s in sizes.items()}, **{n: (1, size) for n, size in most.items()}}.items())

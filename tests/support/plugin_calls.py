@@ -16,7 +16,11 @@ from trt_plugins.kernels.device import KernelDevice
 from trt_plugins.plugins.fields import CAPABILITIES, make_fields
 from trt_plugins.plugins.layer import state_inputs
 from trt_plugins.plugins.registration import PluginRegistration
+from trt_plugins.reference.packed import packed_reference
+from trt_plugins.reference.speculative import speculative_reference
 from trt_plugins.spec import OpSpec
+from trt_plugins.specs.packed import NUM_SLOTS, QUERY_START_LOC, ROW_BOUNDS, STATE_INDICES, TOKENS, is_pool
+from trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS, is_speculative
 
 NAN = float("nan")
 
@@ -49,9 +53,12 @@ class PluginCall:
 
     def reference(self) -> tuple[torch.Tensor, ...]:
         """The outputs in float64; to be called before a call in place."""
-        module = importlib.import_module(f"trt_plugins.reference.{self.spec.name}")
+        dense = getattr(importlib.import_module(f"trt_plugins.reference.{self.spec.name}"), self.spec.name)
         wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in self.inputs]
-        return getattr(module, self.spec.name)(*wide, **self.attributes)
+        if QUERY_START_LOC not in self.spec.inputs:
+            return dense(*wide, **self.attributes)
+        form = speculative_reference if is_speculative(self.spec) else packed_reference
+        return form(self.spec, dense)(*wide, *self.attributes.values())
 
 
 def plugin_call(
@@ -80,19 +87,58 @@ def plugin_call(
     return PluginCall(spec, spec.complete_attributes(attributes or {}), inputs, outputs, workspace)
 
 
+def packed_plugin_call(
+    spec: OpSpec,
+    sizes: Mapping[str, int],
+    data: torch.dtype,
+    counts: Sequence[int],
+    slots: torch.Tensor,
+    accepted: Sequence[int],
+    attributes: Mapping[str, Any],
+) -> PluginCall:
+    """Rows of ``counts`` tokens whose states have ``slots`` [rows] or [rows, candidates], updated in place.
+
+    What no row has is NaN in the pools. Types as in ``plugin_call``.
+    """
+    bounds = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
+    about = {
+        QUERY_START_LOC.name: bounds,
+        STATE_INDICES.name: slots.to(torch.int32),
+        NUM_ACCEPTED_TOKENS.name: torch.tensor(accepted, dtype=torch.int32),
+    }
+    known = {**sizes, TOKENS: sum(counts), NUM_SLOTS: int(slots.max()) + 3}
+    inputs = []
+    for tensor in spec.inputs:
+        if tensor.name in about:
+            inputs.append(about[tensor.name].cuda())
+            continue
+        shape = tuple(dim if isinstance(dim, int) else known[dim] for dim in tensor.dims_for(True))
+        values = _values(tensor.name, shape).to(data if tensor.dtype == "T" else torch.float32)
+        if is_pool(tensor):
+            free = torch.ones(shape[0], dtype=torch.bool)
+            free[slots[slots >= 0].long()] = False
+            values[free.cuda()] = NAN
+        inputs.append(values)
+    outputs = [torch.full_like(inputs[spec.output_source(output)], NAN) for output in spec.outputs]
+    for output_index, input_index in state_inputs(spec).items():
+        outputs[output_index] = inputs[input_index]
+    workspace = torch.full((1,), NAN, device="cuda")
+    return PluginCall(spec, spec.complete_attributes(attributes), inputs, outputs, workspace)
+
+
 def created_plugin(trt: Any, registration: PluginRegistration, call: PluginCall, most: Mapping[str, int]) -> Any:
-    """A plugin made, configured and attached as TensorRT does, for calls of one row and token up to ``most``."""
+    """A plugin made, configured and attached as TensorRT does, for calls of one row and token up to ``most`` by dim."""
     major, minor = KernelDevice.current().traits.capability
     values = {**call.attributes, CAPABILITIES: f"{major}.{minor}"}
     fields = make_fields(trt, call.spec, values)
-    creator = registration.creators[call.spec.name]
+    creator = registration.creators[call.spec.name, call.spec.version]
     plugin = creator.create_plugin("layers.0.mixer", trt.PluginFieldCollection(fields), trt.TensorRTPhase.BUILD)
     ranges = []
     for tensor, value in zip(call.spec.inputs, call.inputs, strict=True):
         least, largest = list(value.shape), list(value.shape)
         for axis, dim in enumerate(tensor.dims_for(True)):
-            if dim in ("batch", "time"):
-                least[axis], largest[axis] = 1, most[str(dim)]
+            if dim in most:
+                least[axis], largest[axis] = 1 + (dim == ROW_BOUNDS), most[str(dim)]
         ranges.append(dynamic_desc(trt, dtype_of(value), tuple(least), tuple(largest)))
     plugin.configure_plugin(ranges, [])
     nbytes = plugin.get_workspace_size(ranges, [])

@@ -110,4 +110,5 @@ def _job(
         plugin_nodes=model.plugins.nodes,
         plugins_off=model.plugins.reason,
         alias_states=model.plugins.aliased,
+        plugin_version=model.plugins.version,
     )

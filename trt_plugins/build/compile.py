@@ -48,7 +48,7 @@ def compile_engine(job: BuildJob, model: bytes, log: TextIO, listener: BuildList
     config = _configured(library, builder, parsed.network, job, logger, listener.advance)
     timing_cache = library.load_timing_cache(config, Path(job.old_timing_cache) if job.old_timing_cache else None)
     aliased = bool(job.plugin_nodes) and job.alias_states and library.alias_plugin_states(config)
-    aliases = state_aliases(parsed.network, job.plugin_nodes) if aliased else {}
+    aliases = state_aliases(parsed.network, job.plugin_nodes, job.plugin_version) if aliased else {}
     layers, tensors = layer_counts(parsed.network), tensor_summaries(parsed.network, aliases)
     listener.stage("build the engine", TOTAL)
     plan = PlanFile(Path(job.engine))

@@ -14,7 +14,7 @@ class BuildJob:
     fp32_values: values of the graph that must be float32 in the network.
     engine: the file to write; timing_cache: the file to write, seeded from old_timing_cache.
     plugin_nodes: name to operator of the nodes that have to become plugins; where none does, plugins_off says why.
-    alias_states: plugins update states in place where TensorRT can.
+    alias_states: plugins update states in place where TensorRT can. plugin_version: of their operators' domain.
     """
 
     library: str
@@ -31,6 +31,7 @@ class BuildJob:
     plugin_nodes: dict[str, str] = field(default_factory=dict)
     plugins_off: str = ""
     alias_states: bool = True
+    plugin_version: int = 1
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,21 @@ import onnx
 from artifact.bindings import BATCH, NUM_BLOCKS
 from artifact.engine_record import ProfileRecord
 from artifact.errors import ExportError, UnsupportedError
-from artifact.names import BLOCK_TABLE, INPUT_IDS, kv_pool
+from artifact.names import BLOCK_TABLE, INPUT_IDS, kv_pool, recurrent_state
 from artifact.paged import MAX_BLOCKS, ROW_BOUNDS, ROWS, TOKENS
 from trt_plugins.build.options import ALIASED, JOINED, BuildOptions
 from trt_plugins.build.target import TENSORRT, Target
+from trt_plugins.catalog import DENSE_VERSION, spec_of
 from trt_plugins.checks import CheckedNode, check_op_nodes
-from trt_plugins.kernels.catalog import operators, plan, plugin_spec
+from trt_plugins.kernels.catalog import operators, plan
 from trt_plugins.plugins.calls import CallRange, Planner, largest_workspace
+from trt_plugins.plugins.layer import state_inputs
 from trt_plugins.rewrites.joined_mixers import with_joined_mixers
+from trt_plugins.spec import OpSpec
+from trt_plugins.specs.packed import NUM_SLOTS
+from trt_plugins.value_types import domain_version
 
 TIME = "time"
-# Operators whose kernels write parts of a state and leave the rest of it where it is.
-_IN_PLACE = ("reshape_and_cache",)
 _KERNEL_PACKAGE = "cuda.bindings"
 
 
@@ -30,13 +33,20 @@ _KERNEL_PACKAGE = "cuda.bindings"
 class PluginChoice:
     """``nodes``: name to operator of the nodes that become plugins; empty where none does, for ``reason``.
 
-    capabilities: what they are built for. aliased: they update states in place where TensorRT can.
+    capabilities: what they are built for. aliased: they update states in place where TensorRT can. version: of the
+    operators' domain.
     """
 
     nodes: dict[str, str]
     reason: str = ""
     capabilities: tuple[str, ...] = ()
     aliased: bool = True
+    version: int = DENSE_VERSION
+
+    @property
+    def specs(self) -> dict[str, OpSpec]:
+        """``nodes`` with the declarations of their operators."""
+        return {name: spec_of(op, self.version) for name, op in self.nodes.items()}
 
 
 def choose_plugins(
@@ -63,7 +73,7 @@ def choose_plugins(
         if options.plugin_mixers == JOINED:
             nodes = _join_mixers(model, target, profiles, planner) or nodes
         names, aliased = {node.name: node.op for node in nodes}, options.plugin_states == ALIASED
-        return PluginChoice(names, "", target.compute_capabilities, aliased)
+        return PluginChoice(names, "", target.compute_capabilities, aliased, domain_version(model))
     if options.plugins == "on":
         raise UnsupportedError(f"--plugins on: {gap}; use --plugins auto or off")
     return PluginChoice({}, gap)
@@ -110,7 +120,9 @@ def plugin_gaps(
 
 
 def _states_gap(nodes: tuple[CheckedNode, ...], options: BuildOptions) -> str | None:
-    apart = [node for node in nodes if node.op in _IN_PLACE and options.plugin_states != ALIASED]
+    # Kernels over pools write parts of them and leave the rest where it is.
+    over_pools = (node for node in nodes if node.spec.version != DENSE_VERSION and state_inputs(node.spec))
+    apart = [node for node in over_pools if options.plugin_states != ALIASED]
     if not apart:
         return None
     return (
@@ -122,8 +134,6 @@ def _states_gap(nodes: tuple[CheckedNode, ...], options: BuildOptions) -> str | 
 def _gap(node: CheckedNode, target: Target, profiles: list[ProfileRecord], planner: Planner) -> str | None:
     if node.op not in operators():
         return f"expected an operator with CUDA kernels among {', '.join(operators())}, found {node.op}"
-    if node.spec != plugin_spec(node.op):
-        return f"expected a dense operator, found {node.op} in its packed form; its plugin runs the dense layout only"
     gaps = node.kernel_gaps()
     if gaps:
         return "; ".join(gaps)
@@ -161,6 +171,8 @@ def _profile_dims(profile: ProfileRecord) -> dict[str, tuple[int, int]]:
     found[MAX_BLOCKS] = bounds(BLOCK_TABLE, 1)
     if kv_pool(0) in profile.shapes:
         found[NUM_BLOCKS] = bounds(kv_pool(0), 1)
+    if recurrent_state(0) in profile.shapes:
+        found[NUM_SLOTS] = bounds(recurrent_state(0), 0)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from artifact.errors import EngineError
 from trt_plugins.build.network import layers_of
-from trt_plugins.kernels.catalog import plugin_spec
+from trt_plugins.catalog import DENSE_VERSION, spec_of
 from trt_plugins.plugins.layer import state_inputs
 
 PLUGIN_LAYER = "PLUGIN_V3"
@@ -36,8 +36,8 @@ def check_plugin_layers(network: Any, nodes: Mapping[str, str]) -> None:
             raise EngineError(f"expected no layer beside the plugin, found {layer.name} ({text}): export again")
 
 
-def state_aliases(network: Any, nodes: Mapping[str, str]) -> dict[str, str]:
-    """Network output to network input, for the states that plugin layers replace.
+def state_aliases(network: Any, nodes: Mapping[str, str], version: int = DENSE_VERSION) -> dict[str, str]:
+    """Network output to network input, for the states that plugin layers of that ``version`` of the domain replace.
 
     A state that another layer reads too is left out: TensorRT gives the plugin a copy of it.
     """
@@ -48,7 +48,7 @@ def state_aliases(network: Any, nodes: Mapping[str, str]) -> dict[str, str]:
     for layer in layers:
         if layer.type.name != PLUGIN_LAYER:
             continue
-        for output_index, input_index in state_inputs(plugin_spec(nodes[layer.name])).items():
+        for output_index, input_index in state_inputs(spec_of(nodes[layer.name], version)).items():
             state, replaced = layer.get_input(input_index), layer.get_output(output_index)
             if state.is_network_input and replaced.is_network_output and readers[state.name] == 1:
                 aliases[replaced.name] = state.name

@@ -15,7 +15,6 @@ from trt_plugins.build.plugin_choice import PluginChoice
 from trt_plugins.build.profiles import PAGED_BLOCK_SIZE, Limits
 from trt_plugins.build.target import Target
 from trt_plugins.catalog import DENSE_VERSION, DOMAIN
-from trt_plugins.kernels.catalog import plugin_spec
 
 PLAN_FILE = "model.engine"
 
@@ -71,5 +70,5 @@ def engine_record(
 
 def plugins_record(choice: PluginChoice, aliased: bool) -> PluginsRecord:
     """What engine.json says about plugins; ``aliased``: TensorRT lets them update states in place."""
-    version = max((plugin_spec(op).version for op in choice.nodes.values()), default=DENSE_VERSION)
+    version = max((spec.version for spec in choice.specs.values()), default=DENSE_VERSION)
     return PluginsRecord(DOMAIN, str(version), dict(Counter(choice.nodes.values())), aliased, choice.reason)

@@ -6,11 +6,10 @@ import importlib
 from collections.abc import Iterator
 
 from artifact.errors import UnsupportedError
-from trt_plugins.catalog import DENSE_VERSION, OPS, spec_of
+from trt_plugins.catalog import OPS, all_specs
 from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from trt_plugins.kernels.source import KernelSource
 from trt_plugins.spec import OpSpec
-from trt_plugins.specs.packed import PACKED_VERSION
 
 # Operator to the module with its ``plan(call, device)`` and ``sources()``.
 _PLANNERS = {
@@ -49,9 +48,9 @@ def dense_operators() -> tuple[str, ...]:
     return tuple(name for name in _PLANNERS if name in OPS)
 
 
-def plugin_spec(name: str) -> OpSpec:
-    """The form of operator ``name`` that its plugin runs: the dense one, or the packed one where there is no other."""
-    return spec_of(name, DENSE_VERSION if name in OPS else PACKED_VERSION)
+def plugin_specs() -> tuple[OpSpec, ...]:
+    """Every form of these operators, dense, packed and speculative: each has a plugin."""
+    return tuple(spec for spec in all_specs() if spec.name in _PLANNERS)
 
 
 def sources() -> Iterator[KernelSource]:

@@ -1,4 +1,4 @@
-"""Operator calls as TensorRT makes them: dense and contiguous, of every size that a profile admits."""
+"""Operator calls as TensorRT makes them: contiguous, of every size that a profile admits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from artifact.bindings import NUM_BLOCKS
 from artifact.dtypes import DType
 from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from trt_plugins.kernels.layout import TensorLayout
+from trt_plugins.plugins.kernel_calls import kernel_call
 from trt_plugins.plugins.targets import capability_from_text, traits_from_capability
 from trt_plugins.spec import AttributeValue, OpSpec, TensorSpec
-from trt_plugins.specs.packed import ROW_BOUNDS, ROWS
+from trt_plugins.specs.packed import NUM_SLOTS, ROW_BOUNDS, ROWS, TOKENS
 
 Planner = Callable[[OpCall, DeviceTraits], CallPlan]
 
@@ -31,15 +32,16 @@ class CallRange:
     def calls(self) -> Iterator[OpCall]:
         """Calls of every combination of sizes: each dim's least, most, and the powers of two between.
 
-        Bounds of rows follow from rows, and no kernel cares how many blocks a pool has.
+        Bounds of rows follow from rows, no row is without tokens, and no kernel cares how large a pool is.
         """
         most = {name: bounds[1] for name, bounds in self.dims}
-        free = {name: _steps(*bounds) for name, bounds in self.dims if name not in (ROW_BOUNDS, NUM_BLOCKS)}
+        free = {name: _steps(*bounds) for name, bounds in self.dims if name not in (ROW_BOUNDS, NUM_BLOCKS, NUM_SLOTS)}
         for values in itertools.product(*free.values()):
             sizes = {**most, **dict(zip(free, values, strict=True))}
             if ROW_BOUNDS in sizes:
                 sizes[ROW_BOUNDS] = sizes[ROWS] + 1
-            yield self.call(sizes)
+            if sizes.get(ROWS, 0) <= sizes.get(TOKENS, sizes.get(ROWS, 0)):
+                yield self.call(sizes)
 
     def call(self, dims: Mapping[str, int]) -> OpCall:
         """The call of these sizes."""
@@ -51,7 +53,7 @@ class CallRange:
             return TensorLayout.contiguous(dtype, shape)
 
         inputs, outputs = (tuple(map(layout, tensors)) for tensors in (self.spec.inputs, self.spec.outputs))
-        return OpCall(self.spec, inputs, outputs, dict(self.attributes))
+        return kernel_call(self.spec, dict(self.attributes), inputs, outputs)
 
 
 @lru_cache(maxsize=256)

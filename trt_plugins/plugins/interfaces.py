@@ -143,7 +143,7 @@ def make_plugin_class(trt: Any) -> type:
             try:
                 if self.core.bound is None:
                     self._prepare(input_desc, output_desc)
-                self.core.bound.launch(  # type: ignore[union-attr]
+                self.core.launch(
                     stream if type(stream) is int else stream_handle(stream),
                     device_addresses(inputs),
                     device_addresses(outputs),

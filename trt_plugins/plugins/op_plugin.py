@@ -8,10 +8,11 @@ from typing import Protocol
 from artifact.dtypes import DType
 from artifact.errors import EngineError, UnsupportedError
 from trt_plugins.call_check import TensorType, bind_types, check_call
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
+from trt_plugins.kernels.call import CallPlan, DeviceTraits
 from trt_plugins.kernels.launcher import BoundPlan
 from trt_plugins.kernels.layout import TensorLayout
 from trt_plugins.plugins.calls import CallRange, Planner, largest_workspace
+from trt_plugins.plugins.kernel_calls import kernel_addresses, kernel_call
 from trt_plugins.plugins.layer import PluginLayer
 
 # Shapes whose launches a plugin keeps ready; an engine alternates between few (a prompt's chunks, decode).
@@ -94,7 +95,7 @@ class OpPlugin:
         spec = self.layer.spec
         check_call(spec, [TensorType(layout.dtype, layout.shape) for layout in inputs], self.layer.attributes)
         device = self._device()
-        plan = self._planner(OpCall(spec, tuple(inputs), tuple(outputs), self.layer.attributes), device.traits)
+        plan = self._planner(kernel_call(spec, self.layer.attributes, inputs, outputs), device.traits)
         if plan.workspace_bytes > self.layer.workspace.nbytes:
             raise EngineError(
                 f"expected a workspace of at most {self.layer.workspace.nbytes} bytes, for which the engine was built, "
@@ -103,6 +104,15 @@ class OpPlugin:
         if len(self._ready) >= READY_SHAPES:
             del self._ready[next(iter(self._ready))]
         self.bound = self._ready[self.shapes] = device.bind(plan)
+
+    def launch(self, stream: int, inputs: Sequence[int], outputs: Sequence[int], workspace: int) -> None:
+        """Enqueue what was prepared, with the addresses of all tensors; EngineError when the driver refuses it."""
+        assert self.bound is not None, "launched before it was prepared"
+        tensors, rows = kernel_addresses(self.layer.spec, inputs)
+        if rows:
+            self.bound.launch(stream, tensors, outputs, workspace, rows)
+        else:
+            self.bound.launch(stream, tensors, outputs, workspace)
 
     def shapes_text(self) -> str:
         """The shapes of the last ``prepare``, by input name."""

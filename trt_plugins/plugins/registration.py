@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from artifact.errors import EngineError, HybridgeError
-from trt_plugins.kernels.catalog import operators, plan, plugin_spec
+from trt_plugins.kernels.catalog import plan, plugin_specs
 from trt_plugins.kernels.device import KernelDevice
 from trt_plugins.plugins.calls import Planner
 from trt_plugins.plugins.errors import PluginErrors
@@ -24,7 +24,8 @@ _NEEDED = ("IPluginV3", "IPluginV3OneCore", "IPluginV3OneBuild", "IPluginV3OneRu
 class PluginRegistration:
     """The creators of one TensorRT module, which its registry refers to without owning them.
 
-    ``errors`` holds what the plugins of that module met: wrap every call that may reach one in ``errors.raised()``.
+    ``creators``: by operator and version. ``errors`` holds what the plugins of that module met: wrap every call that
+    may reach one in ``errors.raised()``.
     """
 
     def __init__(self, trt: Any, planner: Planner = plan, device: Callable[[], PluginDevice] = KernelDevice.current):
@@ -45,16 +46,17 @@ class PluginRegistration:
             return OpPlugin(layer_from_fields(spec, name, values_from_fields(spec, fields)), planner, device)
 
         self.creators = {
-            name: _make_creator(trt, plugin_spec(name), make_core, make_plugin, self.errors) for name in operators()
+            (spec.name, spec.version): _make_creator(trt, spec, make_core, make_plugin, self.errors)
+            for spec in plugin_specs()
         }
 
     def register(self, trt: Any) -> None:
         """Hand the creators to the registry of ``trt``; EngineError where another plugin has the name."""
-        for name, creator in self.creators.items():
+        for (name, version), creator in self.creators.items():
             namespace = creator.plugin_namespace
             if not trt.get_plugin_registry().register_creator(creator, namespace):
                 raise EngineError(
-                    f"expected to register the plugin {name} of the namespace {namespace}, found one there already: "
+                    f"expected to register the plugin {name} {version} of the namespace {namespace}, found one there: "
                     "do not load another library that registers it"
                 )
 

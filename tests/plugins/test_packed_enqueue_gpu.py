@@ -1,0 +1,106 @@
+"""Plugins of packed and of speculative operators, with real device pointers, against the float64 reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.plugins.test_enqueue_gpu import ATTRIBUTES, BF16, F32, LAUNCHES, SIZES, TOLERANCE
+from tests.support.plugin_calls import PluginCall, created_plugin, packed_plugin_call
+from trt_plugins.catalog import spec_of
+from trt_plugins.kernels.catalog import dense_operators
+from trt_plugins.plugins.registration import PluginRegistration
+from trt_plugins.specs.packed import PACKED_VERSION, is_pool
+from trt_plugins.specs.speculative import SPECULATIVE_VERSION, is_speculative
+
+pytestmark = pytest.mark.gpu
+
+MOST = {"tokens": 300, "rows": 8, "row_bounds": 9}
+# Tokens of each row; the row before the last is a padding row.
+STEPS = {"decode": (1, 1, 1, 1, 1), "mixed": (1, 65, 1, 1, 7), "prompt": (130, 1, 3)}
+CANDIDATES, CANDIDATE_STEPS = 4, {"candidates": (1, 4, 2, 1, 3), "beside a prompt": (4, 66, 1, 2)}
+FORMS = [
+    *((op, PACKED_VERSION, step) for op in dense_operators() for step in STEPS),
+    *(
+        (op, SPECULATIVE_VERSION, step)
+        for op in dense_operators()
+        if op != "mamba2_conv_scan"
+        for step in CANDIDATE_STEPS
+    ),
+]
+
+
+@pytest.fixture
+def registration(trt: Any) -> PluginRegistration:
+    return PluginRegistration(trt)
+
+
+def call_of(op: str, version: int, step: str, dtype: torch.dtype) -> PluginCall:
+    torch.manual_seed(0)
+    counts = {**STEPS, **CANDIDATE_STEPS}[step]
+    rows, columns = len(counts), CANDIDATES if version == SPECULATIVE_VERSION else 1
+    slots = torch.randperm(rows * columns + 2)[: rows * columns].view(rows, columns)
+    slots[rows - 2] = -1
+    accepted = [1 + row % columns for row in range(rows)]
+    places = slots if columns > 1 else slots[:, 0]
+    return packed_plugin_call(spec_of(op, version), SIZES, dtype, counts, places, accepted, ATTRIBUTES[op])
+
+
+def check(call: PluginCall, before: list[torch.Tensor], expected: tuple[torch.Tensor, ...], tolerance: float) -> None:
+    """Tokens of rows that take part; pools: the slots that the reference has changed, and all others bit for bit."""
+    torch.cuda.synchronize()
+    bounds = call.inputs[call.spec.input_index("query_start_loc")].tolist()
+    slots = call.inputs[call.spec.input_index("state_indices")].reshape(len(bounds) - 1, -1)
+    live = [token for row in range(len(slots)) if slots[row, 0] >= 0 for token in range(bounds[row], bounds[row + 1])]
+    for output, found, wanted in zip(call.spec.outputs, call.outputs, expected, strict=True):
+        if is_pool(output):
+            old = before[call.spec.output_source(output)]
+            same = [
+                bool(torch.equal(a.nan_to_num(7.0), b.double().nan_to_num(7.0)))
+                for a, b in zip(wanted, old, strict=True)
+            ]
+            changed = [slot for slot, kept in enumerate(same) if not kept]
+            kept = [slot for slot, kept in enumerate(same) if kept]
+            assert changed and found[kept].cpu().view(torch.uint8).equal(old[kept].cpu().view(torch.uint8))
+            found, wanted = found[changed], wanted[changed]
+        else:
+            found, wanted = found[live], wanted[live]
+        error = (found.double() - wanted).norm() / wanted.norm()
+        assert error <= tolerance, f"{output.name}: relative error {error:.3g}"
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize(("op", "version", "step"), FORMS)
+def test_results(
+    trt: Any, registration: PluginRegistration, op: str, version: int, step: str, dtype: torch.dtype
+) -> None:
+    call = call_of(op, version, step, dtype)
+    assert is_speculative(call.spec) == (version == SPECULATIVE_VERSION)
+    plugin = created_plugin(trt, registration, call, MOST)
+    expected, before = call.reference(), [tensor.clone() for tensor in call.inputs]
+    torch.cuda.synchronize()
+    descs = call.descs(trt)
+    plugin.on_shape_change(*descs)
+    plugin.enqueue(*descs, *call.addresses(), torch.cuda.current_stream().cuda_stream)
+    tolerance = TOLERANCE[dtype] * (1 if dtype is F32 else LAUNCHES.get(op, 1))
+    check(call, before, expected, tolerance)
+
+
+@pytest.mark.parametrize("op", dense_operators())
+def test_a_captured_step_replays_with_other_rows(trt: Any, registration: PluginRegistration, op: str) -> None:
+    """Where rows begin and which slots they have is read on the device: a graph serves every step of its shapes."""
+    call = call_of(op, PACKED_VERSION, "decode", BF16)
+    plugin = created_plugin(trt, registration, call, MOST)
+    stream, graph, descs = torch.cuda.Stream(), torch.cuda.CUDAGraph(), call.descs(trt)
+    plugin.on_shape_change(*descs)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        plugin.enqueue(*descs, *call.addresses(), torch.cuda.current_stream().cuda_stream)
+    slots = call.inputs[call.spec.input_index("state_indices")]
+    for _ in range(2):
+        slots.copy_(slots.roll(1))
+        expected, before = call.reference(), [tensor.clone() for tensor in call.inputs]
+        graph.replay()
+        check(call, before, expected, TOLERANCE[BF16] * LAUNCHES.get(op, 1))

@@ -1,0 +1,60 @@
+"""A plugin's tensors, in the order of its operator's declaration, as a call of the operator's kernels.
+
+Kernels know one operator, dense or packed: what says where packed rows lie is no tensor of theirs but comes beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from trt_plugins.catalog import OPS
+from trt_plugins.kernels.call import OpCall, PackedRows
+from trt_plugins.kernels.layout import TensorLayout
+from trt_plugins.spec import AttributeValue, OpSpec
+from trt_plugins.specs.packed import QUERY_START_LOC, STATE_INDICES, is_packed
+from trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS
+
+_ABOUT_ROWS = (QUERY_START_LOC.name, STATE_INDICES.name, NUM_ACCEPTED_TOKENS.name)
+
+
+def has_slots(spec: OpSpec) -> bool:
+    """Whether ``spec`` is packed with states in slots: an operator over pages has its own kernels' arguments."""
+    return any(tensor.name == STATE_INDICES.name for tensor in spec.inputs)
+
+
+def kernel_call(
+    spec: OpSpec,
+    attributes: Mapping[str, AttributeValue],
+    inputs: Sequence[TensorLayout | None],
+    outputs: Sequence[TensorLayout],
+) -> OpCall:
+    """The call of these layouts. Every row has at least one token, so that none has more than tokens - rows + 1."""
+    if not has_slots(spec):
+        return OpCall(spec, tuple(inputs), tuple(outputs), attributes)
+    begin, end = _about_rows(spec)
+    slots = _known(inputs[spec.input_index(STATE_INDICES.name)]).shape
+    tokens = next(
+        _known(given).shape[0] for tensor, given in zip(spec.inputs, inputs, strict=True) if is_packed(tensor)
+    )
+    rows = PackedRows(slots[0], max(1, tokens - slots[0] + 1), candidates=slots[1] if len(slots) > 1 else 0)
+    # Dense rows would have context_lengths there.
+    return OpCall(OPS[spec.name], (*inputs[:begin], None, *inputs[end:]), tuple(outputs), attributes, rows)
+
+
+def kernel_addresses(spec: OpSpec, inputs: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The addresses of a call's tensors, and of what says where its rows lie."""
+    if not has_slots(spec):
+        return list(inputs), []
+    begin, end = _about_rows(spec)
+    return [*inputs[:begin], 0, *inputs[end:]], list(inputs[begin:end])
+
+
+def _about_rows(spec: OpSpec) -> tuple[int, int]:
+    """The first input about rows, and the one behind the last: they are neighbours."""
+    places = [index for index, tensor in enumerate(spec.inputs) if tensor.name in _ABOUT_ROWS]
+    return places[0], places[-1] + 1
+
+
+def _known(layout: TensorLayout | None) -> TensorLayout:
+    assert layout is not None, "a plugin has all its inputs"
+    return layout
