@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from artifact.errors import EngineError
@@ -18,6 +19,9 @@ from runtime.speculation import (
 )
 from runtime.speculation.settings import REPLAY, SNAPSHOT
 
+# Steps of so many rows that do without candidates to learn their time: the first may have to prepare something.
+_COMPARED = 2
+
 
 class Speculator:
     """The drafter of one loop, the counts of its sequences, and ``metrics``."""
@@ -29,7 +33,7 @@ class Speculator:
         self.metrics = SpeculationMetrics(engine.held_token_bytes if self.holds_states else engine.slot_bytes)
         self.cost = StepCost()
         self._settings, self._vocab = settings, engine.config.vocab_size
-        self._plain_next, self._compared = False, set[int]()
+        self._plain_next, self._compared = False, Counter[int]()
         self._measures = settings.adaptive and settings.candidate_cost is None
         self._drafter = settings.make_drafter()
         self._counts: dict[int, CandidateCount] = {}
@@ -70,9 +74,9 @@ class Speculator:
         if not rows or not all(row.samples and row.new_tokens == 1 + len(row.candidates) for row in plan.rows):
             return
         self.cost.observe(rows, tried, seconds)
-        if self._measures and rows not in self._compared and not self.cost.knows(rows):
-            # Once for each number of rows, a step without candidates is worth knowing.
-            self._compared.add(rows)
+        if self._measures and self._compared[rows] < _COMPARED and not self.cost.knows(rows):
+            # For each number of rows, what a step takes without candidates is worth knowing.
+            self._compared[rows] += 1
             self._plain_next = True
 
     def proposal(self, sequence: int, count: int) -> Proposal:

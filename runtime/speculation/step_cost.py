@@ -3,55 +3,62 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from statistics import median
 
-# Weight of a step in the next one with candidates: about the last 50 count.
-_DECAY = 0.98
 # What one and four candidates a row are taken to cost before anything is measured. Each counts as half a step, always:
 # where all steps have the same number of candidates, the line's slope is that of the guess.
 _GUESSES, _GUESS_WEIGHT = ((1.0, 0.1), (4.0, 0.4)), 0.5
-# Steps without candidates whose median is their time; a share of longer steps than this is some other delay.
-_PLAIN_STEPS, _MOST_EXTRA = 9, 4.0
+# So many steps of a kind are remembered, and their median counts: a delay that has other reasons moves nothing.
+_STEPS = 9
 
 
 class StepCost:
     """The time of a step with candidates over that of one without, a straight line in the candidates of a row.
 
-    Fitted by least squares to steps that only decode, later ones counting more. Steps without candidates are told apart
-    by their number of rows.
+    Fitted by least squares to steps that only decode. Steps without candidates are told apart by their number of rows,
+    those with candidates by the number of these; of each kind the first one, which may have to prepare something, does
+    not count.
     """
 
     def __init__(self) -> None:
         self._plain: dict[int, deque[float]] = {}
-        self._sums = [0.0] * 5
+        self._extra: dict[float, deque[float]] = {}
+        self._begun: set[tuple[int, int]] = set()
+        self._line = self._fitted()
 
     def knows(self, rows: int) -> bool:
-        """Whether a step of so many rows has run without candidates."""
+        """Whether the time of a step of so many rows without candidates is known."""
         return rows in self._plain
 
     def relative_time(self, candidates: int) -> float:
         """Of a step with so many candidates in each row; 1 is the time of one without."""
-        if not candidates:
-            return 1.0
-        guesses = zip(*(_terms(count, extra) for count, extra in _GUESSES), strict=True)
-        sums = zip(self._sums, guesses, strict=True)
-        weight, first, second, extra, product = (value + _GUESS_WEIGHT * sum(guess) for value, guess in sums)
-        slope = (weight * product - first * extra) / (weight * second - first * first)
-        # More candidates are no faster, and none costs less than nothing.
-        slope = max(0.0, slope)
-        return 1.0 + max(0.0, (extra - slope * first) / weight) + slope * candidates
+        fixed, slope = self._line
+        return 1.0 + fixed + slope * candidates if candidates else 1.0
 
     def observe(self, rows: int, candidates: int, seconds: float) -> None:
         """A step of ``rows`` rows that decode and so many ``candidates`` in all of them took ``seconds``."""
-        if not candidates:
-            self._plain.setdefault(rows, deque(maxlen=_PLAIN_STEPS)).append(seconds)
-        elif rows in self._plain:
-            plain = median(self._plain[rows])
-            if plain > 0:
-                terms = _terms(candidates / rows, min(seconds / plain - 1.0, _MOST_EXTRA))
-                self._sums = [_DECAY * value + term for value, term in zip(self._sums, terms, strict=True)]
+        if (rows, candidates) not in self._begun:
+            self._begun.add((rows, candidates))
+        elif not candidates:
+            self._plain.setdefault(rows, deque(maxlen=_STEPS)).append(seconds)
+        elif rows in self._plain and (plain := median(self._plain[rows])) > 0:
+            kind = round(candidates / rows, 1)
+            self._extra.setdefault(kind, deque(maxlen=_STEPS)).append(seconds / plain - 1.0)
+            self._line = self._fitted()
 
+    def _fitted(self) -> tuple[float, float]:
+        """Where the line begins, and its slope: more candidates are no faster, and none costs less than nothing."""
+        weight = first = second = extra = product = 0.0
+        for share, candidates, value in self._points():
+            weight, first, second = weight + share, first + share * candidates, second + share * candidates**2
+            extra, product = extra + share * value, product + share * candidates * value
+        slope = max(0.0, (weight * product - first * extra) / (weight * second - first * first))
+        return max(0.0, (extra - slope * first) / weight), slope
 
-def _terms(candidates: float, extra: float) -> tuple[float, ...]:
-    """What a step adds to the sums: weight, candidates, their square, extra time, and its product with candidates."""
-    return 1.0, candidates, candidates * candidates, extra, candidates * extra
+    def _points(self) -> Iterator[tuple[float, float, float]]:
+        """Weight, candidates of a row, and how much longer a step with them takes."""
+        for candidates, guess in _GUESSES:
+            yield _GUESS_WEIGHT, candidates, guess
+        for candidates, steps in self._extra.items():
+            yield float(len(steps)), candidates, median(steps)
