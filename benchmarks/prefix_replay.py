@@ -23,17 +23,18 @@ VOCAB = 32_000
 
 @dataclass
 class Outcome:
-    """What a trace gave: answers and seconds to the first token by place in the order, and tokens."""
+    """What a trace gave: answers, seconds to the first token and prompts by place in the order; tokens asked for."""
 
     answers: dict[int, tuple[int, ...]] = field(default_factory=dict)
     first_token: dict[int, float] = field(default_factory=dict)
     cached: dict[int, int] = field(default_factory=dict)
     prompts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    asked_tokens: int = 0
 
     @property
     def hit_rate(self) -> float:
         """Share of the prompts' tokens that were not computed."""
-        return sum(self.cached.values()) / sum(map(len, self.prompts.values()))
+        return sum(self.cached.values()) / self.asked_tokens
 
     def percentile(self, q: float) -> float:
         """Seconds to the first token."""
@@ -59,6 +60,7 @@ def replay(loop: ServingLoop, trace: Trace, clock: Callable[[], float], vocab: i
                 continue
             said = tuple(token % vocab for token in trace.conversations[conversation].turns[turns[conversation]])
             prompt = outcome.prompts[place] = (*history[conversation], *said)
+            outcome.asked_tokens += len(prompt)
             id_ = loop.add(ServingRequest(Request(prompt, sampling, trace.new_tokens)))
             running[id_], started[place] = (place, conversation), clock()
             busy.add(conversation)

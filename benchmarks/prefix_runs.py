@@ -105,4 +105,6 @@ def _compare(trace: Trace, seed: int, states: int, one: Callable[[PrefixCacheSet
     prompts = [whole.prompts[i] for i in places]
     fed = [(*whole.prompts[i], *whole.answers[i][:-1]) for i in places]
     best = Optimum(prompts, fed).hits(states) / sum(map(len, prompts))
+    for outcome in outcomes.values():
+        outcome.prompts.clear()  # gigabytes, for long prompts
     return Compared(trace.name, seed, states, outcomes, best)
