@@ -4,6 +4,9 @@
 #include "common/mbarrier.cuh"
 
 #if __CUDA_ARCH__ >= 900
+// Makes what this thread knows to be written in memory known to bulk copies that it starts after.
+__device__ __forceinline__ void fence_for_bulk_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 // `bytes` and both addresses are multiples of 16.
 __device__ __forceinline__ void copy_bulk(void* shared, const void* global, int bytes, uint64_t* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

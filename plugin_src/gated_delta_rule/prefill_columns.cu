@@ -1,10 +1,10 @@
 // Second kernel of chunked prefill: a warp carries sixteen columns of one head's state through the chunks of a row.
 //
-// Per chunk, with what prefill_prepare.cu left: u = (I + inverse) (beta (v - read * k S)), o = from_start * q S + scores u,
+// Per chunk, with what prefill_prepare.cu (or prefill_channels.cu: tiles of k and q too) left: u = (I + inverse) (beta (v - read * k S)), o = from_start * q S + scores u,
 // S = total * S + k^T (write * u). Columns do not depend on each other, so that warps share nothing but the tiles of k and q
 // and the chunk's triangles, and the state stays in registers.
 //
-// Macros: DATA_T; STATE_T; KEY_SIZE; VALUE_SIZE; WARPS (of a block); LOADERS (warps that only copy
+// Macros: those of prefill_state.cuh; WARPS (of a block); LOADERS (warps that only copy
 // tiles; 0: all of them do); STAGES (1 or 2); ALIGNED. Grid: x covers the value heads
 // of a key head and their SLICES, y the key heads, z the rows. A warp reads what it writes and nothing else of the state.
 #include "common/launch.cuh"
@@ -18,11 +18,32 @@ constexpr int LOADING_THREADS = LOADERS ? 32 * LOADERS : THREADS;
 constexpr int SLICE = WARPS * COLUMNS_OF_WARP;
 constexpr int SLICES = (VALUE_SIZE + SLICE - 1) / SLICE;
 
+// What this kernel has of a chunk in shared memory; `left` is what the first kernel left in the workspace.
+#if CHANNEL_DECAY
+using Left = Channels;
+struct Stage {
+    Left left;
+
+    __device__ __forceinline__ const Key* k_read() const { return left.k_read; }
+    __device__ __forceinline__ const Key* q_read() const { return left.q_read; }
+    __device__ __forceinline__ const Key* k_write() const { return left.k_write; }
+    __device__ __forceinline__ const Prepared& chunk() const { return left.chunk; }
+    __device__ __forceinline__ const float* total() const { return left.total; }
+};
+#else
+using Left = Prepared;
 struct Stage {
     alignas(128) DATA_T k[Tile::elements(CHUNK)];
     alignas(128) DATA_T q[Tile::elements(CHUNK)];
-    alignas(128) Prepared chunk;
+    alignas(128) Left left;
+
+    __device__ __forceinline__ const DATA_T* k_read() const { return k; }
+    __device__ __forceinline__ const DATA_T* q_read() const { return q; }
+    __device__ __forceinline__ const DATA_T* k_write() const { return k; }
+    __device__ __forceinline__ const Prepared& chunk() const { return left; }
+    __device__ __forceinline__ const float* total() const { return &left.total; }
 };
+#endif
 
 // Where the tensors of a block begin: at the first token of its row, its head and slice.
 struct Tensors {
@@ -30,7 +51,7 @@ struct Tensors {
     DATA_T* o;
     const STATE_T* state;
     STATE_T* state_out;
-    const Prepared* chunks;
+    const Left* chunks;
 
     __device__ __forceinline__ Tensors(const GatedDeltaPrefill& p, const RowView& view, int head, int column) {
         const int64_t token = view.first_token, columns = int64_t(head) * KEY_SIZE * VALUE_SIZE + column;
@@ -40,29 +61,31 @@ struct Tensors {
         o = static_cast<DATA_T*>(p.o) + view.row * p.o_row + token * p.o_token + head * p.o_head + column;
         state = static_cast<const STATE_T*>(p.state) + view.slot * p.state_slot + columns;
         state_out = static_cast<STATE_T*>(p.state_out) + view.slot * p.state_out_slot + columns;
-        chunks = static_cast<const Prepared*>(p.chunks) + first_chunk_slot(p, view, blockIdx.z) * p.value_heads + head;
+        chunks = static_cast<const Left*>(p.chunks) + first_chunk_slot(p, view, blockIdx.z) * p.value_heads + head;
     }
 };
 
 __device__ __forceinline__ void load_chunk(Stage& stage, const Tensors& in, const GatedDeltaPrefill& p, int chunk, int length) {
     const int thread = int(threadIdx.x) - (THREADS - LOADING_THREADS);
     if (thread < 0) return;
+#if !CHANNEL_DECAY
     const int64_t token = int64_t(chunk) * CHUNK;
     const int valid = min(CHUNK, length - chunk * CHUNK);
     load_tokens<DATA_T, KEY_SIZE, LOADING_THREADS, ALIGNED>(stage.k, in.k + token * p.k_token, p.k_token, valid, thread);
     load_tokens<DATA_T, KEY_SIZE, LOADING_THREADS, ALIGNED>(stage.q, in.q + token * p.q_token, p.q_token, valid, thread);
+#endif
     const unsigned char* from = reinterpret_cast<const unsigned char*>(in.chunks + int64_t(chunk) * p.value_heads);
-    unsigned char* to = reinterpret_cast<unsigned char*>(&stage.chunk);
-    for (int i = thread * 16; i < int(sizeof(Prepared)); i += LOADING_THREADS * 16) copy_async_16(to + i, from + i, true);
+    unsigned char* to = reinterpret_cast<unsigned char*>(&stage.left);
+    for (int i = thread * 16; i < int(sizeof(Left)); i += LOADING_THREADS * 16) copy_async_16(to + i, from + i, true);
     commit_copies();
 }
 
 // One chunk of one warp.
 __device__ __forceinline__ void step(StateColumns& state, const Stage& stage, const ChunkValues& v, TokenSums& o) {
-    const Prepared& chunk = stage.chunk;
+    const Prepared& chunk = stage.chunk();
     const int t = threadIdx.x % 4;
     TokenSums u;
-    state.read(u, o, stage.k, stage.q);
+    state.read(u, o, stage.k_read(), stage.q_read());
 #pragma unroll
     for (int n = 0; n < TOKEN_TILES; ++n) {
         const float2 read = *reinterpret_cast<const float2*>(chunk.read + n * 8 + 2 * t);
@@ -78,7 +101,7 @@ __device__ __forceinline__ void step(StateColumns& state, const Stage& stage, co
     scale_tokens(o, chunk.from_start);
     add_earlier(o, u, chunk.scores);
     scale_tokens(u, chunk.write);
-    state.write(u, stage.k, chunk.total);
+    state.write(u, stage.k_write(), stage.total());
 }
 
 // Zeros at the padding tokens of a dense row; the state as it was where the row has no token.

@@ -6,6 +6,9 @@
 // Macros: those of prefill_group.cuh; GROUPS (1 or 2 warpgroups of a block, of one head); LOADERS (warps that copy);
 // STAGES. Grid: x covers the value heads of a key head and their SLICES, y the key heads, z the rows. A thread reads what it
 // writes and nothing else of the state. Rows of q, k, v and o start at multiples of 16 bytes.
+//
+// It takes each chunk when that is announced, and may run while the first kernel still does: it starts once all blocks of that
+// are past their wait for earlier kernels, so that its own wait comes last.
 #include "common/bulk_copy.cuh"
 #include "common/launch.cuh"
 #include "gated_delta_rule/prefill_group.cuh"
@@ -51,6 +54,7 @@ struct Tensors {
     const STATE_T* state;
     STATE_T* state_out;
     const Prepared* chunks;
+    unsigned* waiting;
 
     __device__ __forceinline__ Tensors(const GatedDeltaPrefill& p, const RowView& view, int head, int column) {
         const int64_t token = view.first_token, columns = int64_t(head) * KEY_SIZE * VALUE_SIZE + column;
@@ -60,7 +64,9 @@ struct Tensors {
         o = static_cast<DATA_T*>(p.o) + view.row * p.o_row + token * p.o_token + head * p.o_head + column;
         state = static_cast<const STATE_T*>(p.state) + view.slot * p.state_slot + columns;
         state_out = static_cast<STATE_T*>(p.state_out) + view.slot * p.state_out_slot + columns;
-        chunks = static_cast<const Prepared*>(p.chunks) + first_chunk_slot(p, view, blockIdx.z) * p.value_heads + head;
+        const int64_t chunk = first_chunk_slot(p, view, blockIdx.z) * p.value_heads + head;
+        chunks = static_cast<const Prepared*>(p.chunks) + chunk;
+        waiting = p.waiting + chunk;
     }
 };
 
@@ -87,10 +93,6 @@ __device__ __forceinline__ void produce(Shared& shared, const Tensors& in, const
         uint64_t* full = &shared.full[position.slot];
         const int valid = min(CHUNK, length - first);
         barrier_wait(&shared.empty[position.slot], position.parity ^ 1);
-        if (thread == 0) {
-            barrier_arrive_expecting(full, sizeof(Prepared));
-            copy_bulk(&stage.chunk, in.chunks + int64_t(first / CHUNK) * p.value_heads, sizeof(Prepared), full);
-        }
 #pragma unroll
         for (int i = 0; i < KEY_PANELS; ++i) load_panel(stage.k[i], in.k + int64_t(first) * p.k_token + i * PANEL, p.k_token, valid, thread);
 #pragma unroll
@@ -98,6 +100,14 @@ __device__ __forceinline__ void produce(Shared& shared, const Tensors& in, const
 #pragma unroll
         for (int i = 0; i < KEY_PANELS; ++i) load_panel(stage.q[i], in.q + int64_t(first) * p.q_token + i * PANEL, p.q_token, valid, thread);
         barrier_arrive_after_copies(full);
+        if (thread == 0) {
+            const int64_t chunk = int64_t(first / CHUNK) * p.value_heads;
+            wait_as_reader(in.waiting + chunk);
+            fence_for_bulk_copies();
+            barrier_arrive_expecting(full, sizeof(Prepared));
+            copy_bulk(&stage.chunk, in.chunks + chunk, sizeof(Prepared), full);
+        }
+        __syncwarp();
         position.advance();
     }
 }
@@ -230,14 +240,13 @@ gated_delta_rule_prefill_groups(const __grid_constant__ GatedDeltaPrefill params
         }
         barriers_publish();
     }
-    wait_for_earlier_kernels();
     let_later_kernels_start();
     const RowView view = row_view(params.rows, blockIdx.z);
-    if (view.slot < 0) return;
+    if (view.slot < 0) return wait_for_earlier_kernels();
     const int head = blockIdx.y * params.values_per_key + blockIdx.x / SLICES;
     const Tensors in(params, view, head, blockIdx.x % SLICES * SLICE);
     finish_row(in, params, view);
-    if (view.length == 0) return;
+    if (view.length == 0) return wait_for_earlier_kernels();
     __syncthreads();
     // The same value in all lanes, which the compiler is to know: it waits after each product of a branch that might diverge.
     if (__shfl_sync(~0u, int(threadIdx.x) / 32, 0) >= CONSUMERS / 32) {
@@ -247,5 +256,6 @@ gated_delta_rule_prefill_groups(const __grid_constant__ GatedDeltaPrefill params
         if constexpr (GROUPS == 2) grow_registers<CONSUMER_REGISTERS>();
         consume(shared, in, params, view.length);
     }
+    wait_for_earlier_kernels();
 #endif
 }

@@ -84,12 +84,12 @@ __device__ __forceinline__ void invert_block(float* block) {
     __syncwarp();
 }
 
-// By four warps, of which warp w has written rows 16w to 16w + 15 of L up to the diagonal, whose blocks are transposed. Ends
-// with a barrier.
+// By a block's first four warps, of which warp w knows that rows 16w to 16w + 15 of L are written up to the diagonal, whose
+// blocks are transposed. Other warps only meet them at the barriers, of which the last one ends it.
 __device__ __forceinline__ void invert_triangle(float* L) {
     const int warp = threadIdx.x / 32;
     __syncwarp();
-    invert_block(L + Square::at(warp * BLOCK, warp * BLOCK));
+    if (warp < CHUNK / BLOCK) invert_block(L + Square::at(warp * BLOCK, warp * BLOCK));
     __syncthreads();
     if (warp < 2) {
         const int first = warp * 2 * BLOCK, second = first + BLOCK;
@@ -102,10 +102,34 @@ __device__ __forceinline__ void invert_triangle(float* L) {
     __syncthreads();
     constexpr int HALF = CHUNK / 2;
     const int row = warp / 2 * BLOCK, column = warp % 2 * BLOCK;  // of the half that this warp computes
-    float left[4][4] = {}, sum[2][4] = {};
-    multiply_square(left, L + Square::at(HALF + row, HALF), L + Square::at(HALF, 0), 0, row + BLOCK);
-    multiply_sums(sum, left, L + Square::at(0, column), column / 8);
+    float sum[2][4] = {};
+    if (warp < CHUNK / BLOCK) {
+        float left[4][4] = {};
+        multiply_square(left, L + Square::at(HALF + row, HALF), L + Square::at(HALF, 0), 0, row + BLOCK);
+        multiply_sums(sum, left, L + Square::at(0, column), column / 8);
+    }
     __syncthreads();
-    store_negative(L + Square::at(HALF + row, column), sum);
+    if (warp < CHUNK / BLOCK) store_negative(L + Square::at(HALF + row, column), sum);
     __syncthreads();
+}
+
+// The inverse without its diagonal, by THREADS threads.
+template <typename T, int THREADS>
+__device__ __forceinline__ void store_inverse(T* inverse, const float* square) {
+    using Lower = Triangle<T>;
+    constexpr int UNITS = CHUNK / Lower::UNIT;
+    for (int i = threadIdx.x; i < CHUNK * UNITS; i += THREADS) {
+        const int row = i / UNITS, column = i % UNITS * Lower::UNIT;
+        if (column / BLOCK > row / BLOCK) continue;
+        Vector<T, Lower::UNIT> values;
+        const float4* from = reinterpret_cast<const float4*>(square + Square::at(row, column));
+#pragma unroll
+        for (int e = 0; e < Lower::UNIT; e += 4) {
+            const float4 four = from[e / 4];
+            const float floats[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) values.data[e + i] = from_float<T>(column + e + i == row ? 0.0f : floats[i]);
+        }
+        *reinterpret_cast<Vector<T, Lower::UNIT>*>(inverse + Lower::at(row, column)) = values;
+    }
 }

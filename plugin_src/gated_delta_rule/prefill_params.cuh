@@ -14,12 +14,13 @@ struct GatedDeltaPrefill {
     const void* q;
     const void* k;
     const void* v;
-    const float* g;      // one decay a head
+    const float* g;      // row r, token t, value head h: r * g_row + t * g_token + h * (number of decays)
     const void* beta;
     const void* state;
     void* o;
     void* state_out;
     void* chunks;        // PreparedChunk [chunk slot][value head]
+    unsigned* waiting;   // [chunk slot][value head]: blocks that may read the chunk and have not; null: they need not ask
     int64_t q_row;
     int64_t q_token;
     int64_t q_head;
@@ -42,6 +43,9 @@ struct GatedDeltaPrefill {
     float scale;
     int value_heads;
     int row_chunks;      // dense: chunk slots of a row
+    int key_heads;
+    int readers;         // blocks that read a chunk
+    int together;        // whether the second kernel runs beside the first, all of whose blocks run at once
 };
 
 // Products of the tokens of a chunk with each other. 16-bit data have half in place of bfloat16 here: both factors stay
@@ -88,6 +92,29 @@ struct PreparedChunk {
     float total;              // decay of the state over the chunk
     float unused[3];
 };
+
+// The same with one decay a key channel. Keys and queries are of length 1, and have the decays in them: those from the start of
+// the chunk on, and of `write` those to its end. The state is kept at INNER_SHARE of its size too.
+template <typename T, int TILE_ELEMENTS, int KEYS>
+struct PreparedChannels {
+    alignas(128) T k_read[TILE_ELEMENTS];
+    T q_read[TILE_ELEMENTS];
+    T k_write[TILE_ELEMENTS];
+    PreparedChunk<T> chunk;  // without its total
+    float total[KEYS];       // decay of the state over the chunk
+};
+
+// What the first kernel wrote before, the second reads after. Every reader takes its share back, which leaves zeros behind.
+__device__ __forceinline__ void allow_readers(unsigned* waiting, int readers) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(waiting), "r"(readers) : "memory");
+}
+__device__ __forceinline__ void wait_as_reader(unsigned* waiting) {
+    unsigned left;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(left) : "l"(waiting) : "memory");
+    } while (left == 0);
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(waiting), "r"(-1) : "memory");
+}
 
 // Where the chunks of a row begin among the chunk slots. Packed rows: a row of n tokens from token b on needs at most
 // (b + n) / CHUNK + 1 - b / CHUNK slots, so that those of neighbouring rows do not meet.

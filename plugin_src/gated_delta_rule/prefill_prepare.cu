@@ -5,32 +5,25 @@
 // so that the second kernel has u = inverse (beta (v - exp(G) k' S)) and o = exp(G) q' S + scores u ("Gated Delta Networks",
 // arXiv 2412.06464, section 3.3). A block computes K K^T and Q K^T once for all value heads of its key head.
 //
-// Macros: DATA_T; KEY_SIZE; NORMED; ALIGNED. Grid: x covers the chunks of a row, y the key heads, z the rows; four warps, of
-// which warp w has tokens 16w to 16w + 15.
+// Macros: DATA_T; KEY_SIZE; NORMED; ALIGNED. Grid: any number of blocks, each of which takes every gridDim-th chunk of a key
+// head; four warps, of which warp w has tokens 16w to 16w + 15. A chunk is announced as soon as it is written (`waiting`).
 #include "common/launch.cuh"
 #include "gated_delta_rule/prefill_inverse.cuh"
-#include "gated_delta_rule/prefill_tiles.cuh"
+#include "gated_delta_rule/prefill_items.cuh"
 
 namespace {
 
-constexpr int WARPS = CHUNK / BLOCK;
-constexpr int THREADS = 32 * WARPS;
+#if __CUDA_ARCH__ >= 1000  // whose compiler takes a few registers more
+constexpr int BLOCKS_AT_ONCE = sizeof(DATA_T) == 2 ? 3 : 1;
+#else
+constexpr int BLOCKS_AT_ONCE = sizeof(DATA_T) == 2 ? 4 : 1;
+#endif
 constexpr float NORM_EPSILON = 1e-6f;
-constexpr float LOG2_E = 1.44269504088896340736f;
-// Decays below are zero in float; sums of larger logarithms would cost the small ones their last bits.
-constexpr float LEAST_LOG_DECAY = -256.0f;
 
 using Product = Mma<DATA_T>;
 using Inner = InnerType<DATA_T>::type;
 using Prepared = PreparedChunk<Inner>;
 using Tile = TileLayout<DATA_T, KEY_SIZE>;
-
-// Of one value head. log_decay[j] is the base-2 logarithm of the decay over tokens 0..j, rest[j] what its float left out.
-struct HeadTokens {
-    float log_decay[CHUNK];
-    float rest[CHUNK];
-    float beta[CHUNK];
-};
 
 struct Shared {
     alignas(128) DATA_T k[Tile::elements(CHUNK)];
@@ -38,39 +31,14 @@ struct Shared {
     alignas(16) float square[Square::ELEMENTS];
     HeadTokens heads[WARPS];
     float k_factor[CHUNK], q_factor[CHUNK];
+    Items items;
+    Item item[2];  // the one at work and the one after it
 };
 
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-}
-
-// By a whole warp, two tokens a lane.
-__device__ __forceinline__ void load_head(HeadTokens& to, const float* g, int64_t g_token, const DATA_T* beta, int64_t beta_token,
-                                          int valid) {
-    const int lane = threadIdx.x % 32;
-    double logs[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const int j = 2 * lane + i;
-        const float decay = j < valid ? g[j * g_token] : 0.0f;
-        logs[i] = double(decay < LEAST_LOG_DECAY ? LEAST_LOG_DECAY : decay) * LOG2_E;
-        to.beta[j] = j < valid ? to_float(beta[j * beta_token]) : 0.0f;
-    }
-    double sum = logs[0] + logs[1];
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-        const double before = __shfl_up_sync(~0u, sum, distance);
-        sum += lane >= distance ? before : 0.0;
-    }
-    const double sums[2] = {sum - logs[1], sum};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const float rounded = float(sums[i]);
-        to.log_decay[2 * lane + i] = rounded;
-        to.rest[2 * lane + i] = float(sums[i] - rounded);
-    }
 }
 
 // Products of this warp's 16 tokens with all tokens up to them. WARP is a constant where later tokens are to cost nothing.
@@ -185,22 +153,7 @@ __device__ __forceinline__ void store_pairs(const Pairs& pairs, Shared& shared, 
 
 // The inverse without its diagonal, and the factors of tokens.
 __device__ __forceinline__ void store_chunk(Prepared& chunk, const Shared& shared, const HeadTokens& head) {
-    using Lower = Triangle<Inner>;
-    constexpr int UNITS = CHUNK / Lower::UNIT;
-    for (int i = threadIdx.x; i < CHUNK * UNITS; i += THREADS) {
-        const int row = i / UNITS, column = i % UNITS * Lower::UNIT;
-        if (column / BLOCK > row / BLOCK) continue;
-        Vector<Inner, Lower::UNIT> values;
-        const float4* from = reinterpret_cast<const float4*>(shared.square + Square::at(row, column));
-#pragma unroll
-        for (int e = 0; e < Lower::UNIT; e += 4) {
-            const float4 four = from[e / 4];
-            const float floats[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-            for (int i = 0; i < 4; ++i) values.data[e + i] = from_float<Inner>(column + e + i == row ? 0.0f : floats[i]);
-        }
-        *reinterpret_cast<Vector<Inner, Lower::UNIT>*>(chunk.inverse + Lower::at(row, column)) = values;
-    }
+    store_inverse<Inner, THREADS>(chunk.inverse, shared.square);
     const float total = head.log_decay[CHUNK - 1], total_rest = head.rest[CHUNK - 1];
     if (threadIdx.x < CHUNK) {
         const int j = threadIdx.x;
@@ -214,48 +167,70 @@ __device__ __forceinline__ void store_chunk(Prepared& chunk, const Shared& share
     }
 }
 
+// All value heads of an item, whose tiles are in shared memory; those of the item after it come in their place.
+__device__ __forceinline__ void prepare(Shared& shared, const GatedDeltaPrefill& p, HeadInputs& inputs, const Item& item,
+                                        const Item& later) {
+    const int warp = threadIdx.x / 32;
+    const int64_t place = int64_t(item.slot) * p.value_heads + item.key_head * p.values_per_key;
+    Prepared* chunks = static_cast<Prepared*>(p.chunks) + place;
+    Pairs pairs;
+    multiply_pairs(pairs, shared, p.scale);
+    for (int i = 0; i < p.values_per_key; ++i) {
+        // Four heads at a time, one a warp.
+        const bool first_of_four = i % WARPS == 0;
+        if (first_of_four && i + warp < p.values_per_key) inputs.add_up(shared.heads[warp]);
+        __syncthreads();
+        if (i == 0 && later.valid > 0) later.load_tiles(shared.k, shared.q, p);
+        if (first_of_four) {
+            const bool same = i + WARPS < p.values_per_key;
+            (same ? item : later).load_head(inputs, p, same ? i + WARPS + warp : warp);
+        }
+        const HeadTokens& tokens = shared.heads[i % WARPS];
+        store_pairs(pairs, shared, tokens, chunks[i]);
+        invert_triangle(shared.square);
+        store_chunk(chunks[i], shared, tokens);
+        __syncthreads();  // before the next head overwrites what this one read
+        if (p.waiting && threadIdx.x == 0) allow_readers(p.waiting + place + i, p.readers);
+    }
+}
+
+// By one warp.
+__device__ __forceinline__ void find_next(Shared& shared, const GatedDeltaPrefill& p, int to) {
+    Items items = shared.items;
+    const Item found = items.next(p);
+    __syncwarp();
+    if (threadIdx.x == 0) {
+        shared.items = items;
+        shared.item[to] = found;
+    }
+    __syncwarp();
+}
+
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(THREADS, sizeof(DATA_T) == 2 ? 4 : 1)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
 gated_delta_rule_prepare(const __grid_constant__ GatedDeltaPrefill params) {
     extern __shared__ __align__(128) unsigned char memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     wait_for_earlier_kernels();
-    const RowView view = row_view(params.rows, blockIdx.z);
-    const int chunk = blockIdx.x, key_head = blockIdx.y, warp = threadIdx.x / 32;
-    const int valid = min(CHUNK, view.length - chunk * CHUNK);
-    if (view.slot < 0 || valid <= 0) return;
-
-    const int64_t token = view.first_token + int64_t(chunk) * CHUNK;
-    const DATA_T* k = static_cast<const DATA_T*>(params.k) + view.row * params.k_row + token * params.k_token + key_head * params.k_head;
-    const DATA_T* q = static_cast<const DATA_T*>(params.q) + view.row * params.q_row + token * params.q_token + key_head * params.q_head;
-    load_tokens<DATA_T, KEY_SIZE, THREADS, ALIGNED>(shared.k, k, params.k_token, valid, threadIdx.x);
-    load_tokens<DATA_T, KEY_SIZE, THREADS, ALIGNED>(shared.q, q, params.q_token, valid, threadIdx.x);
-    commit_copies();
-    const float* g = params.g + view.row * params.g_row + token * params.g_token;
-    const DATA_T* beta = static_cast<const DATA_T*>(params.beta) + view.row * params.beta_row + token * params.beta_token;
-    const int first_head = key_head * params.values_per_key;
-    Prepared* chunks = static_cast<Prepared*>(params.chunks) +
-                       (first_chunk_slot(params, view, blockIdx.z) + chunk) * params.value_heads;
-    Pairs pairs;
-    for (int i = 0; i < params.values_per_key; ++i) {
-        // Four heads at a time, one a warp.
-        if (i % WARPS == 0 && i + warp < params.values_per_key) {
-            const int head = first_head + i + warp;
-            load_head(shared.heads[warp], g + head, params.g_token, beta + head, params.beta_token, valid);
-        }
-        if (i == 0) {
-            wait_copies<0>();
-            __syncthreads();
-            multiply_pairs(pairs, shared, params.scale);
-        }
+    if (params.together) let_later_kernels_start();
+    if (threadIdx.x < 32) {
+        Items items;
+        items.begin(params);
+        shared.items = items;
+        __syncwarp();
+        find_next(shared, params, 0);
+    }
+    __syncthreads();
+    HeadInputs inputs = {};
+    shared.item[0].load_tiles(shared.k, shared.q, params);
+    shared.item[0].load_head(inputs, params, threadIdx.x / 32);
+    for (int at = 0; shared.item[at].valid > 0; at ^= 1) {
+        if (threadIdx.x < 32) find_next(shared, params, at ^ 1);
+        wait_copies<0>();
         __syncthreads();
-        const HeadTokens& tokens = shared.heads[i % WARPS];
-        store_pairs(pairs, shared, tokens, chunks[first_head + i]);
-        invert_triangle(shared.square);
-        store_chunk(chunks[first_head + i], shared, tokens);
-        __syncthreads();  // before the next head overwrites what this one read
+        prepare(shared, params, inputs, shared.item[at], shared.item[at ^ 1]);
     }
     // Not before: blocks of the next kernel would lie on few multiprocessors, those that have room while this one runs.
-    let_later_kernels_start();
+    if (!params.together) let_later_kernels_start();
 }

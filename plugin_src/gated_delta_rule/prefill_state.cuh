@@ -4,7 +4,7 @@
 // next one without leaving their registers. Row r of a warp's 16 is column column_of(r): a thread then has four neighbours
 // of v and o of one token, once pairs of tokens are turned into pairs of columns.
 //
-// Macros: DATA_T, STATE_T, KEY_SIZE, VALUE_SIZE, ALIGNED.
+// Macros: DATA_T, STATE_T, KEY_SIZE, VALUE_SIZE, ALIGNED, CHANNEL_DECAY (one decay a key channel, else one a head).
 #pragma once
 
 #include "common/mma.cuh"
@@ -16,12 +16,25 @@ constexpr int COLUMNS_OF_WARP = 16;
 constexpr int TOKEN_TILES = CHUNK / 8;
 constexpr int KEY_TILES = KEY_SIZE / 8;
 
-using Product = Mma<DATA_T>;
+template <bool, typename YES, typename NO>
+struct Choice {
+    using type = YES;
+};
+template <typename YES, typename NO>
+struct Choice<false, YES, NO> {
+    using type = NO;
+};
+
 using Inner = InnerType<DATA_T>::type;
 using InnerProduct = Mma<Inner>;
+using Key = Choice<CHANNEL_DECAY, Inner, DATA_T>::type;  // of k and q, which have decays of key channels in them
+using Product = Mma<Key>;
+using Tile = TileLayout<Key, KEY_SIZE>;
 using Prepared = PreparedChunk<Inner>;
-using Tile = TileLayout<DATA_T, KEY_SIZE>;
+using Channels = PreparedChannels<Inner, Tile::elements(CHUNK), KEY_SIZE>;
 using Lower = Triangle<Inner>;
+// The state and differences are kept at this share of their size where both meet in one product.
+constexpr float STATE_SHARE = CHANNEL_DECAY ? INNER_SHARE : 1.0f;
 
 // Tokens by columns: tile n has tokens 8n + 2t and 8n + 2t + 1 of columns column_of(g) and column_of(g + 8).
 using TokenSums = float[TOKEN_TILES][4];
@@ -143,16 +156,44 @@ __device__ __forceinline__ void add_earlier(TokenSums& to, const TokenSums& from
     }
 }
 
+// Powers of two that bring the largest elements of a thread's two columns to between 1024 and 2048; and back.
+struct ColumnSizes {
+    static constexpr unsigned EXPONENT = 0xffu << 23, TARGET = (127u + 10) << 23, LEAST = 20u << 23, MOST = 220u << 23;
+    float fit[2], back[2];
+
+    __device__ __forceinline__ ColumnSizes(float first, float second) {
+        const float largest[2] = {first, second};
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const unsigned exponent = min(max(__float_as_uint(largest[i]) & EXPONENT, LEAST), MOST);
+            back[i] = __uint_as_float(exponent - TARGET + (127u << 23));
+            fit[i] = __uint_as_float(TARGET - exponent + (127u << 23));
+        }
+    }
+    __device__ __forceinline__ Product::A fitted(const float (*tiles)[4]) const {
+        float sized[2][4];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sized[i / 4][i % 4] = tiles[i / 4][i % 4] * fit[i % 4 / 2];
+        return Product::a_from_accumulators(sized);
+    }
+    __device__ __forceinline__ void restore(TokenSums& sums) const {
+#pragma unroll
+        for (int n = 0; n < TOKEN_TILES; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[n][i] *= back[i / 2];
+    }
+};
+
 // A warp's columns of the state; tile n has keys 8n + 2t and 8n + 2t + 1.
 struct StateColumns {
     float value[KEY_TILES][4];
 
     // state: of the head, at the warp's first column.
     __device__ __forceinline__ void load(const STATE_T* state) {
-        each([&](float& element, int at) { element = to_float(state[at]); });
+        each([&](float& element, int at) { element = STATE_SHARE * to_float(state[at]); });
     }
     __device__ __forceinline__ void store(STATE_T* state) {
-        each([&](float& element, int at) { state[at] = from_float<STATE_T>(element); });
+        each([&](float& element, int at) { state[at] = from_float<STATE_T>(element * (1.0f / STATE_SHARE)); });
     }
     template <typename ACCESS>
     __device__ __forceinline__ void each(ACCESS access) {
@@ -162,16 +203,19 @@ struct StateColumns {
 #pragma unroll
             for (int i = 0; i < 4; ++i) access(value[n][i], (n * 8 + 2 * t + i % 2) * VALUE_SIZE + column_of(g + i / 2 * 8));
     }
-    // k @ state and q @ state of every token.
-    __device__ __forceinline__ void read(TokenSums& k_state, TokenSums& q_state, const DATA_T* k, const DATA_T* q) const {
+    // k @ state and q @ state of every token. As half, columns of the state are first brought to the same size, so that none
+    // is too large, whatever the data.
+    __device__ __forceinline__ void read(TokenSums& k_state, TokenSums& q_state, const Key* k, const Key* q) const {
+        constexpr bool SIZED = CHANNEL_DECAY && sizeof(Key) == 2;
         const int lane = threadIdx.x % 32;
+        const ColumnSizes sizes(SIZED ? largest(0) : 0.0f, SIZED ? largest(2) : 0.0f);
 #pragma unroll
         for (int n = 0; n < TOKEN_TILES; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) k_state[n][i] = q_state[n][i] = 0.0f;
 #pragma unroll
         for (int j = 0; j < KEY_SIZE; j += Product::K) {
-            const Product::A state = Product::a_from_accumulators(value + j / 8);
+            const Product::A state = SIZED ? sizes.fitted(value + j / 8) : Product::a_from_accumulators(value + j / 8);
 #pragma unroll
             for (int n = 0; n < TOKEN_TILES; n += 2) {
                 Product::B keys[2], queries[2];
@@ -183,14 +227,28 @@ struct StateColumns {
                 Product::multiply(q_state[n + 1], state, queries[1]);
             }
         }
+        if (SIZED) {
+            sizes.restore(k_state);
+            sizes.restore(q_state);
+        }
     }
-    // state = total * state + k^T @ written.
-    __device__ __forceinline__ void write(const TokenSums& written, const DATA_T* k, float total) {
-        const int lane = threadIdx.x % 32;
+    // The largest magnitude of the column of elements `first` and `first` + 1 of each tile.
+    __device__ __forceinline__ float largest(int first) const {
+        float found = 0.0f;
 #pragma unroll
-        for (int n = 0; n < KEY_TILES; ++n)
+        for (int n = 0; n < KEY_TILES; ++n) found = fmaxf(found, fmaxf(fabsf(value[n][first]), fabsf(value[n][first + 1])));
+        found = fmaxf(found, __shfl_xor_sync(~0u, found, 1));
+        return fmaxf(found, __shfl_xor_sync(~0u, found, 2));
+    }
+    // state = total * state + k^T @ written. total: of the head, or one a key channel.
+    __device__ __forceinline__ void write(const TokenSums& written, const Key* k, const float* total) {
+        const int lane = threadIdx.x % 32, t = lane % 4;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) value[n][i] *= total;
+        for (int n = 0; n < KEY_TILES; ++n) {
+            const float2 factor = CHANNEL_DECAY ? *reinterpret_cast<const float2*>(total + n * 8 + 2 * t) : make_float2(*total, *total);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) value[n][i] *= i % 2 ? factor.y : factor.x;
+        }
 #pragma unroll
         for (int j = 0; j < CHUNK; j += Product::K) {
             const Product::A tokens = Product::a_from_accumulators(written + j / 8);

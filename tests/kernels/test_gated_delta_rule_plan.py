@@ -11,7 +11,7 @@ from artifact.errors import UnsupportedError
 from tests.support.kernel_calls import H200, ORIN, op_call
 from trt_plugins.kernels.call import DeviceTraits, KernelLaunch, Memory, OpCall, PackedRows
 from trt_plugins.kernels.compiler import compile_kernel
-from trt_plugins.kernels.ops.gated_delta_rule import LONGEST_WALK, plan, sources
+from trt_plugins.kernels.ops.gated_delta_rule import LONGEST_CHANNEL_WALK, LONGEST_WALK, plan, sources
 
 BF16, F32 = torch.bfloat16, torch.float32
 ADA = replace(H200, capability=(8, 9), multiprocessors=128, shared_bytes=101376)
@@ -171,16 +171,49 @@ def test_many_tokens_run_in_chunks(device):
     prepare, columns = plan(call_of(rows=2, time=1000), device).launches
     second = "gated_delta_rule_prefill_groups" if device is H200 else "gated_delta_rule_prefill"
     assert (prepare.source.entry, columns.source.entry) == ("gated_delta_rule_prepare", second)
-    assert prepare.grid == (16, 16, 2) and columns.grid[1:] == (16, 2)
+    # Beside the second kernel one block a multiprocessor, else one for each chunk of a key head.
+    assert prepare.grid == ((132 if device is H200 else 16 * 16 * 2), 1, 1) and columns.grid[1:] == (16, 2)
     assert prepare.pointers["chunks"].memory is columns.pointers["chunks"].memory is Memory.WORKSPACE
     assert prepare.overlap is columns.overlap is (device is H200)
 
 
-def test_few_tokens_and_decays_of_key_channels_are_walked():
-    for call in (call_of(time=LONGEST_WALK), call_of(time=500, decay="key_channel")):
+def test_chunks_are_announced_to_warpgroups_that_run_beside_them():
+    for rows, value_size, together in ((2, 128, 1), (3, 128, 0), (3, 192, 0)):
+        found = plan(call_of(rows=rows, value_size=value_size, time=1000), H200)
+        prepare, groups = found.launches
+        assert prepare.params.together == groups.params.together == together
+        assert prepare.grid == ((132 if together else 16 * 16 * rows), 1, 1)
+        assert prepare.params.readers == groups.grid[0] // 2
+        assert prepare.pointers["waiting"].memory is groups.pointers["waiting"].memory is Memory.COUNTERS
+        assert found.counter_bytes == 4 * rows * 16 * 32
+    found = plan(call_of(rows=2, time=1000), ADA)
+    assert found.counter_bytes == 0 and not any("waiting" in launch.pointers for launch in found.launches)
+
+
+def test_longer_rows_beside_candidates_keep_the_counters():
+    found = plan(call_of(rows=600, packed=PackedRows(4, 500, candidates=3)), H200)
+    assert len(found.launches) == 3 and found.counter_bytes == 4 * (600 // 64 + 4) * 32
+
+
+def test_few_tokens_are_walked():
+    for call in (call_of(time=LONGEST_WALK), call_of(time=LONGEST_CHANNEL_WALK, decay="key_channel")):
         (launch,) = plan(call, H200).launches
         assert launch.source.entry == "gated_delta_rule_decode" and variant(launch)["MANY"] == "1"
     assert len(plan(call_of(time=LONGEST_WALK + 1), H200).launches) == 2
+
+
+@pytest.mark.parametrize("device", [H200, ORIN, ADA], ids=["H200", "Orin", "Ada"])
+def test_decays_of_key_channels_run_in_chunks_where_these_fit(device):
+    call = call_of(rows=2, time=LONGEST_CHANNEL_WALK + 1, decay="key_channel")
+    prepare, columns = plan(call, device).launches
+    assert (prepare.source.entry, prepare.grid) == ("gated_delta_rule_prepare_channels", (1, 32, 2))
+    assert variant(columns)["CHANNEL_DECAY"] == "1"
+    assert max(prepare.shared_bytes, columns.shared_bytes) <= device.shared_bytes
+    chunk = 3 * 64 * 128 * 2 + 2 * 10 * 256 * 2 + 4 * (4 * 64 + 4) + 4 * 128
+    assert plan(call, device).workspace_bytes == 2 * 32 * (-(-chunk // 128) * 128)
+    large = call_of(time=500, key_size=256, dtype=F32, decay="key_channel")
+    (launch,) = plan(large, device).launches
+    assert launch.source.entry == "gated_delta_rule_decode"
 
 
 def test_heads_are_cut_until_blocks_fill_the_device():
@@ -237,7 +270,7 @@ def test_rows_that_are_not_aligned_load_element_by_element():
 def test_variants_compile_without_local_memory():
     pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC (extra cuda)")
     chosen = {source.file: source for source in sources() if source.hot}
-    assert len(chosen) == 5
+    assert len(chosen) == 6
     for source in chosen.values():
         architecture = "sm_90a" if "groups" in source.file else "sm_87"
         assert compile_kernel(source, architecture).report.problem is None

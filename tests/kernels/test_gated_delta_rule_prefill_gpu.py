@@ -11,7 +11,7 @@ import torch
 from tests.support.kernel_calls import op_call, run_plan
 from trt_plugins.kernels.call import DeviceTraits, PackedRows
 from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.ops.gated_delta_rule import LONGEST_WALK, plan
+from trt_plugins.kernels.ops.gated_delta_rule import LONGEST_CHANNEL_WALK, LONGEST_WALK, plan
 from trt_plugins.reference.gated_delta_rule import gated_delta_rule
 
 pytestmark = pytest.mark.gpu
@@ -129,8 +129,9 @@ def check(case: Case, in_place: bool = False) -> None:
 
 
 BASE = Case()
-# 16 bits with much and with little shared memory, and float.
-BASES = [BASE, replace(BASE, small=True), replace(BASE, dtype=F32)]
+CHANNELS = replace(BASE, decay="key_channel")
+# 16 bits with much and with little shared memory, and float; 16 bits and float with one decay a key channel.
+BASES = [BASE, replace(BASE, small=True), replace(BASE, dtype=F32), CHANNELS, replace(CHANNELS, dtype=F32)]
 kernels = pytest.mark.parametrize("base", BASES, ids=str)
 
 
@@ -172,10 +173,29 @@ def test_one_factor(change, base):
     check(replace(base, **change), in_place=True)
 
 
-@pytest.mark.parametrize("time", [2, 8, 70])
-@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("time", [2, 8, LONGEST_CHANNEL_WALK, LONGEST_CHANNEL_WALK + 1, 70])
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
 def test_decays_of_key_channels(dtype, time):
-    check(replace(BASE, dtype=dtype, decay="key_channel", time=time, rows=3, lengths=(time, 0, time // 2)))
+    check(replace(CHANNELS, dtype=dtype, time=time, rows=3, lengths=(time, 0, time // 2)))
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize(("key_size", "value_size"), [(16, 48), (48, 16), (64, 192), (96, 64), (192, 128), (256, 256)])
+def test_sizes_with_decays_of_key_channels(key_size, value_size, dtype, narrow):
+    sizes = {"key_size": key_size, "value_size": value_size, "state": dtype if narrow else F32}
+    check(replace(CHANNELS, dtype=dtype, rows=1, time=150, **sizes))
+
+
+@pytest.mark.parametrize("magnitude", [1e-2, 1e5])
+def test_channel_states_may_have_any_size(magnitude):
+    inputs = inputs_of(CHANNELS)
+    inputs[2].mul_(magnitude)
+    inputs[5].mul_(magnitude)
+    o, state = run(CHANNELS, inputs)
+    expected_o, expected_state = reference(CHANNELS, inputs)
+    assert relative(o, expected_o) <= TOLERANCE[BF16]
+    assert relative(state, expected_state) <= TOLERANCE[BF16]
 
 
 @kernels

@@ -38,7 +38,8 @@ def plan_candidates(
         return CallPlan((first,), name=first.source.label)
     rest = longer(rows)
     launches = (first, *(_speculative(launch, packed.candidates, _LONGER_ROWS) for launch in rest.launches))
-    return CallPlan(launches, rest.workspace_bytes, " + ".join(launch.source.entry for launch in launches))
+    name = " + ".join(launch.source.entry for launch in launches)
+    return CallPlan(launches, rest.workspace_bytes, name, rest.counter_bytes)
 
 
 def _speculative(launch: KernelLaunch, candidates: int, part: int) -> KernelLaunch:

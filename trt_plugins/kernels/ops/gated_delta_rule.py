@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from trt_plugins.kernels.ops.candidate_rows import is_speculative, plan_candidates
 from trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
+from trt_plugins.kernels.ops.gated_delta_rule_channels import channels_sources, plan_channels
 from trt_plugins.kernels.ops.gated_delta_rule_decode import decode_launch, decode_sources
 from trt_plugins.kernels.ops.gated_delta_rule_prefill import plan_prefill, prefill_sources
 from trt_plugins.kernels.source import KernelSource
 
-# Tokens of a row up to which they are walked one after the other. Rows with one decay a key channel always are.
+# Tokens of a row up to which they are walked one after the other, with one decay a head and with one a key channel.
 LONGEST_WALK = 8
+LONGEST_CHANNEL_WALK = 32
 
 
 def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
@@ -27,8 +29,10 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
             lambda rows: plan(rows, device),
         )
     delta = DeltaCall.of(call)
-    if delta.time > LONGEST_WALK and not delta.channel_decay:
-        return plan_prefill(delta, device)
+    if delta.time > (LONGEST_CHANNEL_WALK if delta.channel_decay else LONGEST_WALK):
+        chunked = plan_channels(delta, device) if delta.channel_decay else plan_prefill(delta, device)
+        if chunked is not None:
+            return chunked
     launch = decode_launch(delta, device)
     return CallPlan((launch,), name=launch.source.label)
 
@@ -37,3 +41,4 @@ def sources() -> Iterator[KernelSource]:
     """A representative set of the variants that ``plan`` chooses from."""
     yield from decode_sources()
     yield from prefill_sources()
+    yield from channels_sources()

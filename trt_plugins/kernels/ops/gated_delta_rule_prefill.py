@@ -15,7 +15,7 @@ from artifact.errors import UnsupportedError
 from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
 from trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
 from trt_plugins.kernels.ops.gated_delta_rule_call import OVERLAP_SINCE, DeltaCall
-from trt_plugins.kernels.ops.gated_delta_rule_prefill_groups import groups_launch, groups_sources, takes
+from trt_plugins.kernels.ops.gated_delta_rule_prefill_groups import Groups, groups_sources, takes
 from trt_plugins.kernels.ops.update_ssm_state import row_pointers
 from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from trt_plugins.kernels.structs import struct_type
@@ -25,6 +25,8 @@ COLUMNS_FILE, COLUMNS_ENTRY = "gated_delta_rule/prefill_columns.cu", "gated_delt
 CHUNK = 64
 _WARP = 32
 _PREPARE_THREADS = 128
+_COUNTER_BYTES = 4
+_ITEM_WORDS = 2 + 2 * 8  # Items and two of Item in prefill_prepare.cu
 _COLUMNS_OF_WARP = 16
 _MOST_WARPS, _LEAST_WARPS = 8, 2
 _LOADERS = 2
@@ -35,7 +37,7 @@ _TRIANGLE = 10 * 16 * 16  # elements of a lower triangle of 64 x 64 in blocks of
 
 
 @dataclass(frozen=True)
-class _Variant:
+class Chunked:
     """The macros of both kernels. warps: of a block of the second; stages: of its shared memory."""
 
     dtype: DType
@@ -46,6 +48,20 @@ class _Variant:
     aligned: bool
     warps: int
     stages: int
+    channel_decay: bool = False
+
+    @classmethod
+    def of(cls, call: DeltaCall, device: DeviceTraits) -> Chunked:
+        """The variant for the second kernel's work and shared memory."""
+        aligned = call.token_access_bytes("q", "k", "v", "o") == ACCESS_BYTES
+        sizes = (call.dtype, call.state.dtype, call.key_size, call.value_size)
+        variant = cls(*sizes, call.normed, aligned, _MOST_WARPS, 2, call.channel_decay)
+        while variant.warps > _LEAST_WARPS and (
+            variant.warps * _COLUMNS_OF_WARP >= 2 * call.value_size
+            or call.rows * call.value_heads * variant.slices < _FULL * device.multiprocessors
+        ):
+            variant = replace(variant, warps=variant.warps // 2)
+        return variant if variant.columns_bytes <= device.shared_bytes else replace(variant, stages=1)
 
     @property
     def slices(self) -> int:
@@ -59,12 +75,13 @@ class _Variant:
 
     @property
     def chunk_bytes(self) -> int:
-        """Size of PreparedChunk in prefill_params.cuh."""
+        """Size of PreparedChunk in prefill_params.cuh, or of PreparedChannels with a decay a key channel."""
         inner = 4 if self.dtype is DType.FLOAT32 else 2
-        return 2 * _TRIANGLE * inner + 4 * (4 * CHUNK + 4)
+        chunk = 2 * _TRIANGLE * inner + 4 * (4 * CHUNK + 4)
+        return _round_up(3 * self.tile_bytes + chunk + 4 * self.key_size, 128) if self.channel_decay else chunk
 
     @property
-    def _tile_bytes(self) -> int:
+    def tile_bytes(self) -> int:
         """Size of a [CHUNK][key_size] tile: TileLayout in common/mma.cuh."""
         units = self.key_size * self.dtype.itemsize // ACCESS_BYTES
         pitch = units if units % 8 == 0 or units % 2 else units + 1
@@ -73,13 +90,15 @@ class _Variant:
     @property
     def prepare_bytes(self) -> int:
         """Size of Shared in prefill_prepare.cu."""
-        floats = CHUNK * (CHUNK + 4) + 4 * 3 * CHUNK + 2 * CHUNK
-        return _round_up(2 * _round_up(self._tile_bytes, 128) + 4 * floats, 128)
+        floats = CHUNK * (CHUNK + 4) + 4 * 3 * CHUNK + 2 * CHUNK + _ITEM_WORDS
+        return _round_up(2 * _round_up(self.tile_bytes, 128) + 4 * floats, 128)
 
     @property
     def columns_bytes(self) -> int:
         """Size of the stages of prefill_columns.cu."""
-        return self.stages * (2 * _round_up(self._tile_bytes, 128) + _round_up(self.chunk_bytes, 128))
+        if self.channel_decay:
+            return self.stages * self.chunk_bytes
+        return self.stages * (2 * _round_up(self.tile_bytes, 128) + _round_up(self.chunk_bytes, 128))
 
     @property
     def is_hot(self) -> bool:
@@ -105,6 +124,7 @@ class _Variant:
             "LOADERS": str(self.loaders),
             "STAGES": str(self.stages),
             "ALIGNED": str(int(self.aligned)),
+            "CHANNEL_DECAY": str(int(self.channel_decay)),
         }
         return KernelSource(COLUMNS_FILE, COLUMNS_ENTRY, tuple(defines.items()), hot=self.is_hot)
 
@@ -113,45 +133,55 @@ def plan_prefill(call: DeltaCall, device: DeviceTraits) -> CallPlan:
     """The two launches of ``call``; UnsupportedError where a chunk needs more shared memory than the device has."""
     variant = _variant(call, device)
     chunks = -(-call.time // CHUNK)
-    params = _params(call, chunks)
-    overlap = device.capability >= OVERLAP_SINCE
+    blocks = chunks * call.key_heads * call.rows
+    prepared = chunk_slots(call, chunks) * call.value_heads
     work = {"chunks": PointerSource(Memory.WORKSPACE)} | row_pointers(call.call, "rows.")
+    if takes(call, device):
+        groups = Groups.of(call, device, variant.chunk_bytes)
+        params = prefill_params(call, chunks)
+        params.readers, params.together = groups.slices, groups.fits_beside(call, device)
+        work["waiting"] = PointerSource(Memory.COUNTERS)
+        blocks = min(blocks, device.multiprocessors) if params.together else blocks
+        states = groups.launch(params, call, _states_pointers(call, work))
+        counters = prepared * _COUNTER_BYTES
+    else:
+        params = prefill_params(call, chunks)
+        states = columns_launch(call, device, variant, params, work)
+        counters = 0
     prepare = KernelLaunch(
         variant.prepare_source(),
-        (chunks, call.key_heads, call.rows),
+        (blocks, 1, 1),
         (_PREPARE_THREADS, 1, 1),
         params,
         call.inputs("q", "k", "g", "beta") | work,
         variant.prepare_bytes,
-        overlap=overlap,
+        overlap=device.capability >= OVERLAP_SINCE,
     )
-    states = _states_launch(call, device, variant, params, work)
-    slots = _chunk_slots(call, chunks)
-    workspace = slots * call.value_heads * variant.chunk_bytes
-    return CallPlan((prepare, states), workspace, states.source.label)
+    return CallPlan((prepare, states), prepared * variant.chunk_bytes, states.source.label, counters)
 
 
-def _states_launch(
-    call: DeltaCall, device: DeviceTraits, variant: _Variant, params: Any, work: dict[str, PointerSource]
+def columns_launch(
+    call: DeltaCall, device: DeviceTraits, variant: Chunked, params: Any, work: dict[str, PointerSource]
 ) -> KernelLaunch:
-    """The second kernel: of whole warpgroups where the GPU and the sizes allow."""
-    pointers = call.inputs("q", "k", "v", "state") | call.outputs() | work
-    if takes(call, device):
-        return groups_launch(call, device, params, variant.chunk_bytes, pointers)
+    """The second kernel where it is not one of whole warpgroups."""
     return KernelLaunch(
         variant.columns_source(),
         (params.values_per_key * variant.slices, call.key_heads, call.rows),
         ((variant.warps + variant.loaders) * _WARP, 1, 1),
         params,
-        pointers,
+        _states_pointers(call, work),
         variant.columns_bytes,
         overlap=device.capability >= OVERLAP_SINCE,
     )
 
 
+def _states_pointers(call: DeltaCall, work: dict[str, PointerSource]) -> dict[str, PointerSource]:
+    return call.inputs("q", "k", "v", "state") | call.outputs() | work
+
+
 def prefill_sources() -> Iterator[KernelSource]:
     """Every type and cut at the usual sizes, other sizes in bfloat16, and both loads."""
-    base = _Variant(DType.BFLOAT16, DType.FLOAT32, 128, 128, True, True, _LEAST_WARPS, 2)
+    base = Chunked(DType.BFLOAT16, DType.FLOAT32, 128, 128, True, True, _LEAST_WARPS, 2)
     for dtype in CUDA_TYPES:
         stages = 1 if dtype is DType.FLOAT32 else 2
         yield replace(base, dtype=dtype).prepare_source()
@@ -166,18 +196,8 @@ def prefill_sources() -> Iterator[KernelSource]:
     yield from groups_sources()
 
 
-def _variant(call: DeltaCall, device: DeviceTraits) -> _Variant:
-    aligned = call.token_access_bytes("q", "k", "v", "o") == ACCESS_BYTES
-    variant = _Variant(
-        call.dtype, call.state.dtype, call.key_size, call.value_size, call.normed, aligned, _MOST_WARPS, 2
-    )
-    while variant.warps > _LEAST_WARPS and (
-        variant.warps * _COLUMNS_OF_WARP >= 2 * call.value_size
-        or call.rows * call.value_heads * variant.slices < _FULL * device.multiprocessors
-    ):
-        variant = replace(variant, warps=variant.warps // 2)
-    if variant.columns_bytes > device.shared_bytes:
-        variant = replace(variant, stages=1)
+def _variant(call: DeltaCall, device: DeviceTraits) -> Chunked:
+    variant = Chunked.of(call, device)
     needed = max(variant.columns_bytes, variant.prepare_bytes)
     if needed > device.shared_bytes:
         raise UnsupportedError(
@@ -188,15 +208,16 @@ def _variant(call: DeltaCall, device: DeviceTraits) -> _Variant:
     return variant
 
 
-def _params(call: DeltaCall, chunks: int) -> Any:
+def prefill_params(call: DeltaCall, chunks: int) -> Any:
+    """The parameters of both kernels. chunks: slots of a row."""
     params = struct_type(PREPARE_FILE, "GatedDeltaPrefill")()
     call.fill(params)
     params.rows.rows, params.rows.time = call.rows, call.time
-    params.value_heads, params.row_chunks = call.value_heads, chunks
+    params.key_heads, params.value_heads, params.row_chunks = call.key_heads, call.value_heads, chunks
     return params
 
 
-def _chunk_slots(call: DeltaCall, chunks: int) -> int:
+def chunk_slots(call: DeltaCall, chunks: int) -> int:
     """first_chunk_slot() of prefill_params.cuh, past the last row."""
     if call.call.packed is None:
         return call.rows * chunks

@@ -23,14 +23,25 @@ _WARP = 32
 
 
 @dataclass(frozen=True)
-class _Variant:
-    """The macros of prefill_groups.cu. groups: warpgroups of a block, with 64 columns each."""
+class Groups:
+    """The macros of prefill_groups.cu. groups: warpgroups of a block, with 64 columns each.
+
+    chunk_bytes: size of PreparedChunk in prefill_params.cuh.
+    """
 
     dtype: DType
     state: DType
     key_size: int
     value_size: int
     groups: int
+    chunk_bytes: int = 0
+
+    @classmethod
+    def of(cls, call: DeltaCall, device: DeviceTraits, chunk_bytes: int) -> Groups:
+        """The variant for a call that ``takes`` accepts."""
+        groups = cls(call.dtype, call.state.dtype, call.key_size, call.value_size, 1, chunk_bytes)
+        many = groups.slices % 2 == 0 and call.rows * call.value_heads * groups.slices > device.multiprocessors
+        return replace(groups, groups=2) if many else groups
 
     @property
     def slices(self) -> int:
@@ -41,11 +52,25 @@ class _Variant:
     def threads(self) -> int:
         return 4 * _WARP * self.groups + _WARP * _LOADERS[self.groups]
 
-    def shared_bytes(self, chunk_bytes: int) -> int:
+    @property
+    def shared_bytes(self) -> int:
         """Size of Shared in prefill_groups.cu."""
         panels = 2 * self.key_size // _GROUP_COLUMNS + self.groups
-        stage = panels * _PANEL_BYTES + -(-chunk_bytes // _ALIGNMENT) * _ALIGNMENT
+        stage = panels * _PANEL_BYTES + -(-self.chunk_bytes // _ALIGNMENT) * _ALIGNMENT
         return _STAGES * stage + _ALIGNMENT
+
+    def fits_beside(self, call: DeltaCall, device: DeviceTraits) -> bool:
+        """Whether all blocks run at once, each beside one of the first kernel, which prepares chunks just ahead.
+
+        Where there are more, several blocks of the first kernel on a multiprocessor are worth more than one.
+        """
+        return self.groups == 1 and call.rows * call.value_heads * self.slices <= device.multiprocessors
+
+    def launch(self, params: Any, call: DeltaCall, pointers: dict[str, PointerSource]) -> KernelLaunch:
+        grid = (params.values_per_key * self.slices, call.key_heads, call.rows)
+        return KernelLaunch(
+            self.source(), grid, (self.threads, 1, 1), params, pointers, self.shared_bytes, overlap=True
+        )
 
     def source(self) -> KernelSource:
         defines = {
@@ -71,21 +96,9 @@ def takes(call: DeltaCall, device: DeviceTraits) -> bool:
     )
 
 
-def groups_launch(
-    call: DeltaCall, device: DeviceTraits, params: Any, chunk_bytes: int, pointers: dict[str, PointerSource]
-) -> KernelLaunch:
-    """The launch of a call that ``takes`` accepts. chunk_bytes: size of PreparedChunk."""
-    variant = _Variant(call.dtype, call.state.dtype, call.key_size, call.value_size, 1)
-    if variant.slices % 2 == 0 and call.rows * call.value_heads * variant.slices > device.multiprocessors:
-        variant = replace(variant, groups=2)
-    grid = (params.values_per_key * variant.slices, call.key_heads, call.rows)
-    shared = variant.shared_bytes(chunk_bytes)
-    return KernelLaunch(variant.source(), grid, (variant.threads, 1, 1), params, pointers, shared, overlap=True)
-
-
 def groups_sources() -> Iterator[KernelSource]:
     """Both cuts at the usual size for every type, and other sizes in bfloat16."""
-    base = _Variant(DType.BFLOAT16, DType.FLOAT32, 128, 128, 1)
+    base = Groups(DType.BFLOAT16, DType.FLOAT32, 128, 128, 1)
     for dtype in (DType.BFLOAT16, DType.FLOAT16):
         for state in (DType.FLOAT32, dtype):
             yield from (replace(base, dtype=dtype, state=state, groups=groups).source() for groups in _LOADERS)

@@ -1,0 +1,111 @@
+// What a block of prefill_prepare.cu takes one after the other, and how it loads that ahead.
+//
+// Macros: DATA_T; KEY_SIZE; ALIGNED.
+#pragma once
+
+#include "gated_delta_rule/prefill_tiles.cuh"
+
+namespace {
+
+constexpr int WARPS = CHUNK / BLOCK;
+constexpr int THREADS = 32 * WARPS;
+constexpr float LOG2_E = 1.44269504088896340736f;
+// Decays below are zero in float; sums of larger logarithms would cost the small ones their last bits.
+constexpr float LEAST_LOG_DECAY = -256.0f;
+
+// Of one value head. log_decay[j] is the base-2 logarithm of the decay over tokens 0..j, rest[j] what its float left out.
+struct HeadTokens {
+    float log_decay[CHUNK];
+    float rest[CHUNK];
+    float beta[CHUNK];
+};
+
+// Two tokens of one value head as they lie in memory, a lane of a whole warp.
+struct HeadInputs {
+    float g[2];
+    DATA_T beta[2];
+
+    __device__ __forceinline__ void load(const float* from, int64_t g_token, const DATA_T* strength, int64_t beta_token, int valid) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int j = threadIdx.x % 32 * 2 + i;
+            g[i] = j < valid ? from[j * g_token] : 0.0f;
+            beta[i] = j < valid ? strength[j * beta_token] : from_float<DATA_T>(0.0f);
+        }
+    }
+    __device__ __forceinline__ void add_up(HeadTokens& to) const {
+        const int lane = threadIdx.x % 32;
+        double logs[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            logs[i] = double(g[i] < LEAST_LOG_DECAY ? LEAST_LOG_DECAY : g[i]) * LOG2_E;
+            to.beta[2 * lane + i] = to_float(beta[i]);
+        }
+        double sum = logs[0] + logs[1];
+#pragma unroll
+        for (int distance = 1; distance < 32; distance *= 2) {
+            const double before = __shfl_up_sync(~0u, sum, distance);
+            sum += lane >= distance ? before : 0.0;
+        }
+        const double sums[2] = {sum - logs[1], sum};
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const float rounded = float(sums[i]);
+            to.log_decay[2 * lane + i] = rounded;
+            to.rest[2 * lane + i] = float(sums[i] - rounded);
+        }
+    }
+};
+
+// A chunk of one key head. valid: its tokens; 0 where there is nothing left to do.
+struct Item {
+    int64_t row = 0, token = 0;  // factor of the row stride; of the token stride for the chunk's first
+    int slot = 0, key_head = 0, valid = 0;
+
+    // The tiles of k and q.
+    __device__ __forceinline__ void load_tiles(DATA_T* to_k, DATA_T* to_q, const GatedDeltaPrefill& p) const {
+        const DATA_T* k = static_cast<const DATA_T*>(p.k) + row * p.k_row + token * p.k_token + key_head * p.k_head;
+        const DATA_T* q = static_cast<const DATA_T*>(p.q) + row * p.q_row + token * p.q_token + key_head * p.q_head;
+        load_tokens<DATA_T, KEY_SIZE, THREADS, ALIGNED>(to_k, k, p.k_token, valid, threadIdx.x);
+        load_tokens<DATA_T, KEY_SIZE, THREADS, ALIGNED>(to_q, q, p.q_token, valid, threadIdx.x);
+        commit_copies();
+    }
+    // Value head `index` of the key head; nothing where it has none.
+    __device__ __forceinline__ void load_head(HeadInputs& to, const GatedDeltaPrefill& p, int index) const {
+        if (index >= p.values_per_key) return;
+        const int head = key_head * p.values_per_key + index;
+        to.load(p.g + row * p.g_row + token * p.g_token + head, p.g_token,
+                static_cast<const DATA_T*>(p.beta) + row * p.beta_row + token * p.beta_token + head, p.beta_token, valid);
+    }
+};
+
+// The items of a block, of all first chunks of rows, then all second ones. For whole warps.
+struct Items {
+    int count, place;
+
+    __device__ __forceinline__ void begin(const GatedDeltaPrefill& p) {
+        int longest = 0;
+        for (int row = threadIdx.x % 32; row < p.rows.rows; row += 32) longest = max(longest, row_view(p.rows, row).length);
+#pragma unroll
+        for (int distance = 16; distance > 0; distance /= 2) longest = max(longest, __shfl_xor_sync(~0u, longest, distance));
+        count = (longest + CHUNK - 1) / CHUNK * p.rows.rows * p.key_heads;
+        place = blockIdx.x;
+    }
+    __device__ __forceinline__ Item next(const GatedDeltaPrefill& p) {
+        Item item;
+        for (; item.valid <= 0 && place < count; place += gridDim.x) {
+            const int chunk = place / (p.rows.rows * p.key_heads), index = place % (p.rows.rows * p.key_heads);
+            const int row = index / p.key_heads;
+            const RowView view = row_view(p.rows, row);
+            if (view.slot < 0) continue;
+            item.row = view.row;
+            item.token = view.first_token + int64_t(chunk) * CHUNK;
+            item.slot = int(first_chunk_slot(p, view, row)) + chunk;
+            item.key_head = index % p.key_heads;
+            item.valid = min(CHUNK, view.length - chunk * CHUNK);
+        }
+        return item;
+    }
+};
+
+}  // namespace

@@ -1,0 +1,79 @@
+"""Many tokens a row of ``gated_delta_rule`` with one decay a key channel, as chunks of 64 tokens on tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from artifact.dtypes import DType
+from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
+from trt_plugins.kernels.ops.gated_delta_rule_call import OVERLAP_SINCE, DeltaCall
+from trt_plugins.kernels.ops.gated_delta_rule_prefill import (
+    CHUNK,
+    Chunked,
+    chunk_slots,
+    columns_launch,
+    prefill_params,
+)
+from trt_plugins.kernels.ops.update_ssm_state import row_pointers
+from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+
+FILE, ENTRY = "gated_delta_rule/prefill_channels.cu", "gated_delta_rule_prepare_channels"
+_THREADS = 256
+_LARGEST_HOT_KEY = 128  # wider ones have two channels a thread
+
+
+def plan_channels(call: DeltaCall, device: DeviceTraits) -> CallPlan | None:
+    """The two launches of ``call``; None where a chunk needs more shared memory than the device has."""
+    variant = Chunked.of(call, device)
+    if max(_shared_bytes(variant), variant.columns_bytes) > device.shared_bytes:
+        return None
+    chunks = -(-call.time // CHUNK)
+    params = prefill_params(call, chunks)
+    work = {"chunks": PointerSource(Memory.WORKSPACE)} | row_pointers(call.call, "rows.")
+    prepare = KernelLaunch(
+        _source(variant),
+        (chunks, call.value_heads, call.rows),
+        (_THREADS, 1, 1),
+        params,
+        call.inputs("q", "k", "g", "beta") | work,
+        _shared_bytes(variant),
+        overlap=device.capability >= OVERLAP_SINCE,
+    )
+    states = columns_launch(call, device, variant, params, work)
+    workspace = chunk_slots(call, chunks) * call.value_heads * variant.chunk_bytes
+    return CallPlan((prepare, states), workspace, states.source.label)
+
+
+def channels_sources() -> Iterator[KernelSource]:
+    """Every type and cut at the usual size, and other sizes in bfloat16."""
+    base = Chunked(DType.BFLOAT16, DType.FLOAT32, 128, 128, True, True, 2, 2, channel_decay=True)
+    for dtype in CUDA_TYPES:
+        yield _source(replace(base, dtype=dtype))
+        stages = 1 if dtype is DType.FLOAT32 else 2
+        for state in {DType.FLOAT32, dtype}:
+            for warps in (2, 8):
+                yield replace(base, dtype=dtype, state=state, warps=warps, stages=stages).columns_source()
+    for key_size, value_size in ((64, 64), (96, 192), (192, 192), (16, 16)):
+        for aligned in (True, False):
+            sized = replace(base, key_size=key_size, value_size=value_size, aligned=aligned, normed=aligned)
+            yield _source(sized)
+            yield sized.columns_source()
+
+
+def _source(variant: Chunked) -> KernelSource:
+    defines = {
+        "DATA_T": CUDA_TYPES[variant.dtype],
+        "KEY_SIZE": str(variant.key_size),
+        "NORMED": str(int(variant.normed)),
+        "ALIGNED": str(int(variant.aligned)),
+    }
+    hot = variant.is_hot and variant.key_size <= _LARGEST_HOT_KEY
+    return KernelSource(FILE, ENTRY, tuple(defines.items()), hot=hot)
+
+
+def _shared_bytes(variant: Chunked) -> int:
+    """Size of Shared in prefill_channels.cu."""
+    aligned_tile = -(-variant.tile_bytes // 128) * 128
+    floats = CHUNK * (CHUNK + 4) + 2 * variant.key_size + 6 * CHUNK
+    return -(-(4 * aligned_tile + 4 * floats) // 128) * 128
