@@ -11,6 +11,7 @@ from artifact.bindings import Binding, GraphBindings
 from artifact.dtypes import DType
 from artifact.errors import ArtifactError, located
 from artifact.json_fields import Fields, load_json_object
+from artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3, kv_dtype_from_name, kv_dtype_name
 from artifact.names import LOGITS
 from artifact.paged import PAGED, check_paged
 
@@ -49,7 +50,10 @@ class RecurrentLayerConfig:
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """The runtime contract of one artifact. Local layer indices count layers of one kind from 0."""
+    """The runtime contract of one artifact. Local layer indices count layers of one kind from 0.
+
+    kv_cache_dtype: of the tensors of keys and values; E4M3_BYTES where these are e4m3 with scales.
+    """
 
     model_type: str
     layout: str
@@ -82,6 +86,11 @@ class RuntimeConfig:
     def recurrent_layer_indices(self) -> tuple[int, ...]:
         """Absolute indices of the recurrent layers; the position is the local index."""
         return tuple(i for i, kind in enumerate(self.layer_types) if kind in RECURRENT_LAYER_TYPES)
+
+    @property
+    def has_kv_scales(self) -> bool:
+        """Whether keys and values are e4m3, with a scale for every token and head."""
+        return self.kv_cache_dtype is E4M3_BYTES
 
     @property
     def all_logits(self) -> bool:
@@ -123,6 +132,10 @@ class RuntimeConfig:
                 self.speculative_tokens == 0 or self.layout == PAGED,
                 f"speculative_tokens {self.speculative_tokens} in layout {self.layout}, which keeps one state a row",
             ),
+            (
+                self.layout == PAGED or not self.has_kv_scales,
+                f"kv_cache_dtype {FP8_E4M3} in layout {self.layout}, whose caches have no scales",
+            ),
         ):
             if not ok:
                 raise ArtifactError(f"{CONFIG_FILE}: {message}: export the checkpoint again")
@@ -161,7 +174,7 @@ def config_to_json(config: RuntimeConfig) -> dict[str, Any]:
             {"num_kv_heads": kv.num_kv_heads, "head_dim": kv.head_dim, "sliding_window": kv.sliding_window}
             for kv in config.kv_layers
         ],
-        "kv_cache_dtype": config.kv_cache_dtype.value,
+        "kv_cache_dtype": kv_dtype_name(config.kv_cache_dtype),
         **{key: _one_or_list([getattr(r, name) for r in recurrent]) for key, name in _RECURRENT_FIELDS.items()},
         "recurrent_state_dtype": config.recurrent_state_dtype.value,
         "conv_state_dtype": config.conv_state_dtype.value,
@@ -201,7 +214,7 @@ def config_from_json(data: dict[str, Any]) -> RuntimeConfig:
         max_seq_len=f.integer("max_seq_len", minimum=1),
         layer_types=layer_types,
         kv_layers=f.map("kv_layer_configs", _kv_from_json),
-        kv_cache_dtype=_dtype(f, "kv_cache_dtype"),
+        kv_cache_dtype=kv_dtype_from_name(f.choice("kv_cache_dtype", _KV_DTYPES)),
         recurrent_layers=_recurrent_from_json(f, sum(kind in RECURRENT_LAYER_TYPES for kind in layer_types)),
         recurrent_state_dtype=_dtype(f, "recurrent_state_dtype"),
         conv_state_dtype=_dtype(f, "conv_state_dtype"),
@@ -264,6 +277,9 @@ def _ints(f: Fields, key: str) -> list[int]:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+_KV_DTYPES = [*(d.value for d in DType if d is not E4M3_BYTES), FP8_E4M3]
 
 
 def _dtype(f: Fields, key: str) -> DType:

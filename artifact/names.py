@@ -36,6 +36,11 @@ def kv_pool(k: int) -> str:
     return f"kv_pool_{k}"
 
 
+def kv_scales(k: int) -> str:
+    """Pool of what the 8-bit keys and values of attention layer ``k`` (local index) are multiplied by."""
+    return f"kv_scales_{k}"
+
+
 def conv_state(r: int) -> str:
     """Convolution state input of recurrent layer ``r`` (local index), in the paged layout its pool."""
     return f"conv_state_{r}"

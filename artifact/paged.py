@@ -8,6 +8,7 @@ from artifact import names
 from artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, Binding
 from artifact.dtypes import DType
 from artifact.errors import ArtifactError
+from artifact.kv_dtypes import E4M3_BYTES
 
 if TYPE_CHECKING:
     from artifact.config import KVLayerConfig, RecurrentLayerConfig, RuntimeConfig
@@ -43,10 +44,18 @@ def step_inputs(speculative_tokens: int) -> tuple[Binding, ...]:
     return tuple(inputs)
 
 
-def kv_pool_binding(k: int, layer: KVLayerConfig, dtype: DType) -> Binding:
-    """The KV pool of attention layer ``k`` (local index): keys then values, by block, by offset in it, by head."""
+def kv_pool_bindings(k: int, layer: KVLayerConfig, dtype: DType) -> tuple[Binding, ...]:
+    """The KV pool of attention layer ``k`` (local index): keys then values, by block, by offset in it, by head.
+
+    Behind one of bytes of e4m3 comes the pool of its scales, by block, by head, by offset.
+    """
+    pool, scales = names.kv_pool(k), names.kv_scales(k)
     shape = (2, NUM_BLOCKS, BLOCK_SIZE, layer.num_kv_heads, layer.head_dim)
-    return Binding(names.kv_pool(k), dtype, shape, names.present(names.kv_pool(k)))
+    bindings = (Binding(pool, dtype, shape, names.present(pool)),)
+    if dtype is not E4M3_BYTES:
+        return bindings
+    shape = (2, NUM_BLOCKS, layer.num_kv_heads, BLOCK_SIZE)
+    return (*bindings, Binding(scales, DType.FLOAT32, shape, names.present(scales)))
 
 
 def state_pool_bindings(
@@ -65,7 +74,7 @@ def paged_inputs(config: RuntimeConfig) -> tuple[Binding, ...]:
     """The inputs that a paged graph with the layers of ``config`` has, in graph order."""
     inputs = [*step_inputs(config.speculative_tokens)]
     for k, attention in enumerate(config.kv_layers):
-        inputs.append(kv_pool_binding(k, attention, config.kv_cache_dtype))
+        inputs += kv_pool_bindings(k, attention, config.kv_cache_dtype)
     for r, recurrent in enumerate(config.recurrent_layers):
         inputs += state_pool_bindings(r, recurrent, config.conv_state_dtype, config.recurrent_state_dtype)
     return tuple(inputs)

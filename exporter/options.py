@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from artifact.config import LAYOUTS
 from artifact.dtypes import DType
 from artifact.errors import UnsupportedError
+from artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3
 from artifact.paged import PAGED
 
 MOST_SPECULATIVE_TOKENS = 15
 COMPUTE_DTYPES = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
+KV_DTYPES = ("auto", FP8_E4M3)
 
 
 @dataclass(frozen=True)
 class ExportOptions:
     """Arguments of ``hybridge export``.
 
-    ``dtype`` None takes the checkpoint's type; ``max_seq_len`` None takes the checkpoint's own limit.
+    ``dtype`` None takes the checkpoint's type; ``kv_dtype`` "auto" holds keys and values in it, "fp8_e4m3" in 8 bits
+    with a scale for every token and head, in the paged layout; ``max_seq_len`` None takes the checkpoint's own limit.
     ``weights`` is "link" (hard link, falling back to a copy across file systems) or "copy".
     ``head`` False leaves out the head: the graph ends in the hidden states of every token, for callers with their own.
     ``speculative_tokens``: how many candidate tokens a row may have behind its own in one step of the paged layout.
@@ -26,6 +29,7 @@ class ExportOptions:
 
     dtype: DType | None = None
     state_dtype: DType = DType.FLOAT32
+    kv_dtype: str = "auto"
     layout: str = "dense"
     speculative_tokens: int = 0
     max_batch_size: int = 8
@@ -52,6 +56,7 @@ class ExportOptions:
                 f"--layout paged: expected no {name}, found it: the input logits_indices names the tokens whose logits "
                 "a step returns; leave it out"
             )
+        self._check_kv_dtype()
         self._check_speculative_tokens()
         if self.weights not in ("link", "copy"):
             raise UnsupportedError(f"--weights: expected link or copy, found {self.weights}")
@@ -59,6 +64,19 @@ class ExportOptions:
             if value is not None and value < 1:
                 raise UnsupportedError(f"{name}: expected at least 1, found {value}")
         return self
+
+    def kv_cache_dtype(self, dtype: DType) -> DType:
+        """Type of the tensors that hold keys and values of a model that computes in ``dtype``."""
+        return E4M3_BYTES if self.kv_dtype == FP8_E4M3 else dtype
+
+    def _check_kv_dtype(self) -> None:
+        if self.kv_dtype not in KV_DTYPES:
+            raise UnsupportedError(f"--kv-dtype: expected one of {', '.join(KV_DTYPES)}, found {self.kv_dtype}")
+        if self.kv_dtype == FP8_E4M3 and self.layout != PAGED:
+            raise UnsupportedError(
+                f"--kv-dtype {FP8_E4M3}: expected --layout paged, whose pools have a scale for every token and head, "
+                f"found {self.layout}: choose that layout, or leave it out"
+            )
 
     def _check_speculative_tokens(self) -> None:
         count = self.speculative_tokens

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from artifact.errors import UnsupportedError
 from trt_plugins.spec import OpSpec
 from trt_plugins.specs.causal_conv1d import CAUSAL_CONV1D
+from trt_plugins.specs.fp8_kv import fp8_form
 from trt_plugins.specs.gated_delta_rule import GATED_DELTA_RULE
 from trt_plugins.specs.mamba2_conv_scan import MAMBA2_CONV_SCAN
 from trt_plugins.specs.packed import PACKED_VERSION, packed_form
@@ -30,8 +31,9 @@ OPS: Mapping[str, OpSpec] = MappingProxyType(
 )
 """Version 1."""
 
+_OVER_POOLS = (RESHAPE_AND_CACHE, PAGED_ATTENTION)
 PACKED_OPS: Mapping[str, OpSpec] = MappingProxyType(
-    {spec.name: spec for spec in (*map(packed_form, OPS.values()), RESHAPE_AND_CACHE, PAGED_ATTENTION)}
+    {spec.name: spec for spec in (*map(packed_form, OPS.values()), *_OVER_POOLS, *map(fp8_form, _OVER_POOLS))}
 )
 """Version 2."""
 

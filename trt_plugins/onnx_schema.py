@@ -19,6 +19,7 @@ _TYPE_NAMES = {
     DType.BFLOAT16: "tensor(bfloat16)",
     DType.FLOAT32: "tensor(float)",
     DType.INT32: "tensor(int32)",
+    DType.UINT8: "tensor(uint8)",
 }
 
 

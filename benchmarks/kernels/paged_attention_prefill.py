@@ -1,4 +1,5 @@
-"""Cases of ``paged_attention`` with many new tokens a row: bfloat16, pages of 16 tokens in random order.
+"""Cases of ``paged_attention`` with many new tokens a row: bfloat16, pages of 16 tokens in random order, and some over
+pools of e4m3.
 
 Peers are torch's own attention in the same process: causal, of the same tokens; its keys and values lie in one piece.
 """
@@ -16,6 +17,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.kernels.case import KernelCase, Prepared
+from benchmarks.kernels.paged_attention_decode import random_pools
 from benchmarks.kernels.rotation import input_sets
 from benchmarks.kernels.tensor_call import TensorCall, layout_of
 from benchmarks.kernels.timing import graph_time
@@ -24,7 +26,7 @@ from trt_plugins.kernels.call import CallPlan, OpCall
 from trt_plugins.kernels.device import KernelDevice
 from trt_plugins.kernels.ops.paged_attention_call import PagedCall
 from trt_plugins.kernels.ops.paged_attention_prefill import plan_prefill
-from trt_plugins.reference.paged_attention import paged_attention
+from trt_plugins.reference.paged_attention import paged_attention, paged_attention_fp8
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
 TOLERANCE = 3e-3
@@ -54,6 +56,7 @@ SHAPES = {
     "b1 L16384": Shape(1, 16384),
     "b1 L512 on 8192": Shape(1, 512, 8192),
 }
+FP8_SHAPES = ("b1 L4096", "b8 L512", "b1 L512 on 8192")
 
 
 def cases() -> Iterator[KernelCase]:
@@ -67,13 +70,18 @@ def cases() -> Iterator[KernelCase]:
             at_least=AT_LEAST,
             timed_peers=partial(peer_times, shape),
         )
+    for name in FP8_SHAPES:
+        shape = SHAPES[name]
+        nbytes = shape.bytes - 2 * shape.rows * (shape.new + shape.past) * KV_HEADS * (HEAD_DIM - 4)
+        yield KernelCase(f"e4m3 {name}", nbytes, TOLERANCE, partial(prepared, shape, fp8=True))
 
 
-def prepared(shape: Shape) -> Prepared:
+def prepared(shape: Shape, fp8: bool = False) -> Prepared:
     """A call on fresh random tensors, its output full of NaN."""
-    inputs = _inputs(shape)
+    inputs = _inputs(shape, fp8)
     y = torch.full(inputs[0].shape, float("nan"), dtype=torch.bfloat16, device="cuda")
-    spec, device = PACKED_OPS["paged_attention"], KernelDevice.current()
+    spec = PACKED_OPS["paged_attention_fp8" if fp8 else "paged_attention"]
+    device = KernelDevice.current()
     layouts = (*(layout_of(tensor) for tensor in inputs), None)
     call = OpCall(spec, layouts, (layout_of(y),), spec.complete_attributes({}))
     plan = CallPlan(plan_prefill(PagedCall.of(call), device.traits))
@@ -102,15 +110,15 @@ def _attend(tensors: list[torch.Tensor], mask: torch.Tensor | None) -> torch.Ten
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
 
-def _inputs(shape: Shape) -> list[torch.Tensor]:
-    """query, kv_pool, block_table, query_start_loc, seq_lens; the pool is twice as large as needed."""
+def _inputs(shape: Shape, fp8: bool) -> list[torch.Tensor]:
+    """query, kv_pool (and kv_scales), block_table, query_start_loc, seq_lens; the pool is twice as large as needed."""
     total, pages = shape.new + shape.past, -(-(shape.new + shape.past) // PAGE)
     query = torch.randn(shape.rows * shape.new, HEADS, HEAD_DIM, device="cuda").to(torch.bfloat16)
-    pool = torch.randn(2, 2 * shape.rows * pages, PAGE, KV_HEADS, HEAD_DIM, device="cuda").to(torch.bfloat16)
-    order = torch.randperm(pool.shape[1], device="cuda")[: shape.rows * pages]
+    pools = random_pools(2 * shape.rows * pages, fp8)
+    order = torch.randperm(pools[0].shape[1], device="cuda")[: shape.rows * pages]
     bounds = torch.arange(shape.rows + 1, device="cuda") * shape.new
     lengths = torch.full((shape.rows,), total, dtype=torch.int32, device="cuda")
-    return [query, pool, order.reshape(shape.rows, pages).int(), bounds.int(), lengths]
+    return [query, *pools, order.reshape(shape.rows, pages).int(), bounds.int(), lengths]
 
 
 def _contiguous(shape: Shape) -> list[torch.Tensor]:
@@ -120,15 +128,16 @@ def _contiguous(shape: Shape) -> list[torch.Tensor]:
 
 def _error(shape: Shape, inputs: list[torch.Tensor], y: torch.Tensor) -> float:
     """Relative norm against float64 over the first and the last tokens of the last row."""
-    query, pool, table, _, _ = inputs
+    query, *pools, table, _, _ = inputs
+    form, own = (paged_attention_fp8, pools) if len(pools) == 2 else (paged_attention, [pools[0].double()])
     begin, count = (shape.rows - 1) * shape.new, min(_CHECKED_TOKENS, shape.new)
     bounds = torch.tensor([0, count], dtype=torch.int32, device="cuda")
     wrong, whole = 0.0, 0.0
     for first in (0, shape.new - count):
         tokens = slice(begin + first, begin + first + count)
         lengths = torch.full((1,), shape.past + first + count, dtype=torch.int32, device="cuda")
-        arguments: list[Any] = [query[tokens].double(), pool.double(), table[-1:], bounds, lengths, None, 0.0, 0, 0.0]
-        expected = paged_attention(*arguments)
+        arguments: list[Any] = [query[tokens].double(), *own, table[-1:], bounds, lengths, None, 0.0, 0, 0.0]
+        expected = form(*arguments)
         wrong += float((y[tokens].double() - expected).norm() ** 2)
         whole += float(expected.norm() ** 2)
     return (wrong / whole) ** 0.5

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from artifact.config import RuntimeConfig
+from artifact.kv_dtypes import FP8_E4M3
 from artifact.paged import PAGED
 from artifact.safetensors_file import TensorSlot
 from exporter.graph.check import check_model
@@ -44,6 +45,7 @@ def build_model(
     distinct = distinct_layers(decoder)
     options = ExportOptions(
         state_dtype=config.recurrent_state_dtype,
+        kv_dtype=FP8_E4M3 if config.has_kv_scales else "auto",
         layout=config.layout,
         speculative_tokens=config.speculative_tokens,
         all_logits=all_logits,
@@ -66,7 +68,7 @@ def build_mtp_model(
 ) -> onnx.ModelProto:
     """The model of a multi-token prediction head, whose pools and step are those of ``config``; errors as above."""
     bindings = mtp_bindings(config)
-    traced = trace_module(lambda: MtpDecoder(head.decoder), bindings, config.dtype)
+    traced = trace_module(lambda: MtpDecoder(head.decoder, config.has_kv_scales), bindings, config.dtype)
     _import_operators(traced, config)
     name_axes(traced.graph, bindings)
     model = ir.to_proto(finish_model(traced, bindings, head.parameters, slots, folder))

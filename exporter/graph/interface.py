@@ -6,7 +6,7 @@ from artifact import names
 from artifact.bindings import BATCH, MAX_SEQ, SEQ, Binding, GraphBindings
 from artifact.config import RuntimeConfig
 from artifact.dtypes import DType
-from artifact.paged import NUM_LOGITS, PAGED, TOKENS, kv_pool_binding, state_pool_bindings, step_inputs
+from artifact.paged import NUM_LOGITS, PAGED, TOKENS, kv_pool_bindings, state_pool_bindings, step_inputs
 from exporter.models.decoder_config import DecoderConfig
 from exporter.options import ExportOptions
 
@@ -35,7 +35,7 @@ def graph_bindings(config: DecoderConfig, options: ExportOptions, dtype: DType) 
 def _paged_bindings(config: DecoderConfig, options: ExportOptions, dtype: DType) -> GraphBindings:
     inputs = [*step_inputs(options.speculative_tokens)]
     for k, attention in enumerate(config.attention_bodies):
-        inputs.append(kv_pool_binding(k, attention.kv, dtype))
+        inputs += kv_pool_bindings(k, attention.kv, options.kv_cache_dtype(dtype))
     for r, body in enumerate(config.recurrent_bodies):
         inputs += state_pool_bindings(r, body.recurrent, dtype, options.state_dtype)
     outputs = [Binding(names.LOGITS, DType.FLOAT32, (NUM_LOGITS, config.vocab_size))]
@@ -82,7 +82,7 @@ def runtime_config(
         max_seq_len=limit,
         layer_types=config.layer_types,
         kv_layers=tuple(body.kv for body in config.attention_bodies),
-        kv_cache_dtype=dtype,
+        kv_cache_dtype=options.kv_cache_dtype(dtype),
         recurrent_layers=tuple(body.recurrent for body in config.recurrent_bodies),
         recurrent_state_dtype=options.state_dtype,
         conv_state_dtype=dtype,

@@ -17,6 +17,7 @@ from torch.export import Dim
 from artifact.bindings import BATCH, BLOCK_SIZE, MAX_SEQ, NUM_BLOCKS, NUM_SLOTS, SEQ, Binding, GraphBindings
 from artifact.dtypes import DType
 from artifact.errors import ExportError
+from artifact.kv_dtypes import FP8_E4M3
 from artifact.paged import MAX_BLOCKS, NUM_LOGITS, PAGED, ROW_BOUNDS, ROWS, TOKENS
 from exporter.graph.aten_translations import aten_translations
 from exporter.graph.lean_export import lean_passes, undecomposed
@@ -37,6 +38,7 @@ TORCH_DTYPES = {
     DType.BFLOAT16: torch.bfloat16,
     DType.INT64: torch.int64,
     DType.INT32: torch.int32,
+    DType.UINT8: torch.uint8,
 }
 # Sizes used while tracing. Those of one layout differ from each other and from one, so that no axis is specialised.
 TRACE_SIZES = {
@@ -81,7 +83,8 @@ def trace_module(module_of: Callable[[], nn.Module], bindings: GraphBindings, dt
 
 def _module(config: DecoderConfig, options: ExportOptions) -> Decoder:
     if options.layout == PAGED:
-        return SpeculativeDecoder(config) if options.speculative_tokens else PagedDecoder(config)
+        kind = SpeculativeDecoder if options.speculative_tokens else PagedDecoder
+        return kind(config, options.kv_dtype == FP8_E4M3)
     return Decoder(config, options.all_logits, options.head)
 
 

@@ -15,8 +15,8 @@ from exporter.models.decoder_config import DecoderConfig
 class MtpDecoder(PagedDecoder):
     """The traced module of a head: a paged decoder whose first layer gets embeddings and hidden states in one."""
 
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: DecoderConfig, kv_scales: bool = False) -> None:
+        super().__init__(config, kv_scales)
         hidden = config.hidden_size
         self.projection = nn.Linear(2 * hidden, hidden, bias=False)
         self.embedding_norm, self.hidden_norm, self.target_norm = (

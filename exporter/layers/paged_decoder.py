@@ -7,16 +7,19 @@ import torch
 from exporter.graph import step_ops
 from exporter.layers.decoder import Decoder
 from exporter.layers.packed_step import PackedStep
+from exporter.models.decoder_config import DecoderConfig
 
 
 class PagedDecoder(Decoder):
     """The traced module of the paged layout: the same layers and parameters over another step.
 
-    Forward takes ``states`` in the order of the graph's inputs: per attention layer one pool of keys and values, then
-    per recurrent layer the pools of conv and recurrent state.
+    Forward takes ``states`` in the order of the graph's inputs: per attention layer one pool of keys and values, with
+    ``kv_scales`` one of their scales behind it, then per recurrent layer the pools of conv and recurrent state.
     """
 
-    attention_states = 1
+    def __init__(self, config: DecoderConfig, kv_scales: bool = False) -> None:
+        super().__init__(config)
+        self.attention_states = 2 if kv_scales else 1
 
     def forward(  # type: ignore[override]  # the graph's inputs, which are the layout's
         self,

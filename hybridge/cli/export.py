@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hybridge.cli.options import Checkpoint, ComputeType, Json, Quiet, StateType
+from hybridge.cli.options import Checkpoint, ComputeType, Json, KvType, Quiet, StateType
 from hybridge.cli.terminal import Terminal
 from hybridge.cli.text import bytes_text, count_text
 
@@ -20,6 +20,7 @@ def export(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.", show_default=False)],
     dtype: Annotated[ComputeType, typer.Option(help="Compute type; auto is the checkpoint's.")] = "auto",
     state_dtype: Annotated[StateType, typer.Option(help="Type of the recurrent states.")] = "float32",
+    kv_dtype: Annotated[KvType, typer.Option(help="Type of keys and values (fp8_e4m3: paged only).")] = "auto",
     layout: Annotated[Literal["dense", "paged"], typer.Option(help="How the KV caches lie in memory.")] = "dense",
     speculative_tokens: Annotated[
         int, typer.Option(metavar="K", help="Keep the states after K more tokens of a row (paged).")
@@ -53,6 +54,7 @@ def export(
         options = ExportOptions(
             dtype=None if dtype == "auto" else DType(dtype),
             state_dtype=DType(state_dtype),
+            kv_dtype=kv_dtype,
             layout=layout,
             speculative_tokens=speculative_tokens,
             max_batch_size=max_batch,

@@ -9,6 +9,7 @@ import typer
 
 EngineName = Literal["auto", "onnxruntime", "onnxruntime-portable", "tensorrt", "torch"]
 ComputeType = Literal["auto", "float16", "bfloat16", "float32"]
+KvType = Literal["auto", "fp8_e4m3"]
 StateType = Literal["float32", "float16", "bfloat16"]
 StateMode = Literal["auto", "replay", "snapshot"]
 

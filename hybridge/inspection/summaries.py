@@ -63,7 +63,7 @@ def state_summaries(config: RuntimeConfig) -> tuple[StateSummary, ...]:
     """The states in graph order, each with the absolute index of its layer."""
     layers: dict[str, int] = {}
     for k, layer in enumerate(config.attention_layer_indices):
-        layers |= {names.past_key(k): layer, names.past_value(k): layer, names.kv_pool(k): layer}
+        layers |= dict.fromkeys((names.past_key(k), names.past_value(k), names.kv_pool(k), names.kv_scales(k)), layer)
     for r, layer in enumerate(config.recurrent_layer_indices):
         layers |= {names.conv_state(r): layer, names.recurrent_state(r): layer}
     return tuple(_state(binding, layers.get(binding.name, -1)) for binding in config.bindings.states)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from artifact import names
+from artifact.kv_dtypes import E4M3_BYTES, floats_from_e4m3
 from runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
 
 
@@ -108,6 +109,9 @@ class PagedSequences:
         found: dict[str, np.ndarray] = {}
         for k in range(len(config.kv_layers)):
             pool = self._engine.read_pool(names.kv_pool(k))
+            if config.has_kv_scales:
+                scales = self._engine.read_pool(names.kv_scales(k)).swapaxes(2, 3)
+                pool = floats_from_e4m3(pool) * scales[..., None]
             for index, name in enumerate((names.past_key(k), names.past_value(k))):
                 found[name] = pool[index, pages, positions % self._size].swapaxes(0, 1).copy()
         for r in range(len(config.recurrent_layers)):
@@ -120,6 +124,8 @@ class PagedSequences:
         for name, spec in ((b.name, b) for b in self._engine.config.bindings.states):
             view = self._engine.read_pool(name)
             free = view[:, self._free_pages] if spec.grows else view[self._free_slots]
+            if spec.dtype is E4M3_BYTES:
+                free = floats_from_e4m3(free)
             if not np.isnan(free).all():
                 return False
         return True

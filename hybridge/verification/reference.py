@@ -74,7 +74,8 @@ class Reference:
         hooks = [layer.register_forward_hook(record) for layer in self._base().layers]
         try:
             with torch.no_grad():
-                output = self._model(torch.from_numpy(tokens)[None], use_cache=True, **self._arguments(len(tokens)))
+                given = {**self._arguments(len(tokens)), **self._rounding_cache()}
+                output = self._model(torch.from_numpy(tokens)[None], use_cache=True, **given)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -89,6 +90,17 @@ class Reference:
             return {}
         masks = {"full_attention": None, "linear_attention": None}
         return {"position_ids": self._torch.arange(length)[None], "attention_mask": masks}
+
+    def _rounding_cache(self) -> dict[str, Any]:
+        """For an artifact with keys and values of e4m3, a cache that rounds them as its declaration says."""
+        if not self._config.has_kv_scales:
+            return {}
+        import transformers
+
+        cache: Any = transformers.DynamicCache(config=self._model.config)
+        for index in self._config.attention_layer_indices:
+            cache.layers[index].update = partial(_update_rounded, cache.layers[index].update)
+        return {"past_key_values": cache}
 
     def _base(self) -> Any:
         return self._model.base_model if hasattr(self._model.base_model, "layers") else self._model.get_decoder()
@@ -143,6 +155,13 @@ class Reference:
             f"transformers clamps dt at time_step_min in {changed} layers; the reference was set to the checkpoint's "
             f"time_step_limit [{limit[0]:g}, {limit[1]:g}], as the Mamba2 paper and CUDA kernels have it",
         )
+
+
+def _update_rounded(update: Any, keys: Any, values: Any, *rest: Any, **more: Any) -> Any:
+    """``update`` of a cache's layer with keys and values [batch, kv_heads, tokens, head_dim] rounded to e4m3."""
+    from trt_plugins.reference.e4m3 import e4m3_from, exact_from_e4m3
+
+    return update(*(exact_from_e4m3(*e4m3_from(x)).to(x.dtype) for x in (keys, values)), *rest, **more)
 
 
 def group_gated_norms(model: Any) -> int:

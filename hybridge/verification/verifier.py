@@ -45,7 +45,7 @@ def verify(
     if config.layout == PAGED:
         check_paged_engine(options.engine)
     options.check(config.max_seq_len)
-    tolerance = options.tolerance or default_tolerance(options.engine, config.dtype)
+    tolerance = options.tolerance or default_tolerance(options.engine, config.dtype, config.has_kv_scales)
     notes: list[str] = []
     engines = _engine_names(options.engine, config.layout, notes)
     check_files(artifact, read_manifest(artifact))

@@ -59,3 +59,24 @@ __device__ __forceinline__ unsigned bytes_from_floats(const float* from, float f
     const unsigned high = __nv_cvt_float2_to_fp8x2(second, __NV_SATFINITE, __NV_E4M3);
     return low | high << 16;
 }
+
+// The e4m3 of every other byte as pairs of 16-bit numbers: bytes 0 and 2 in `even`, 1 and 3 in `odd`. Their bits are moved
+// to where the wider number has its exponent and mantissa, which leaves them 2^LOWER too small and is exact for every number
+// but NaN; no conversion of the hardware is as cheap for both types.
+template <typename T>
+struct PairCode;
+template <>
+struct PairCode<__half> {
+    static constexpr int SHIFT = 1, LOWER = 8;
+};
+template <>
+struct PairCode<__nv_bfloat16> {
+    static constexpr int SHIFT = 4, LOWER = 120;
+};
+
+template <typename T>
+__device__ __forceinline__ void pairs_from_e4m3(unsigned& even, unsigned& odd, unsigned bytes) {
+    constexpr int SHIFT = PairCode<T>::SHIFT;
+    odd = (bytes & 0x80008000u) | ((bytes & 0x7f007f00u) >> SHIFT);
+    even = ((bytes & 0x00800080u) << 8) | ((bytes & 0x007f007fu) << (8 - SHIFT));
+}

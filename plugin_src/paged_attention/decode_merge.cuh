@@ -50,8 +50,8 @@ struct MergeBuffer {
                 if (g == 0) range[place] = make_float2(state.largest[tile][i], whole);
 #pragma unroll
                 for (int j = 0; j < DIM_TILES; ++j) {
-                    output[place * MERGE_PITCH + 16 * j + g] = state.output[tile][j][i];
-                    output[place * MERGE_PITCH + 16 * j + g + 8] = state.output[tile][j][i + 2];
+                    output[place * MERGE_PITCH + dim_of_row(j, g, 0)] = state.output[tile][j][i] * Units::OUTPUT;
+                    output[place * MERGE_PITCH + dim_of_row(j, g, 1)] = state.output[tile][j][i + 2] * Units::OUTPUT;
                 }
             }
         }

@@ -5,17 +5,8 @@
 // of up to 8 heads fills one tile of columns and the accumulators of O take half the registers of the usual order.
 #pragma once
 
-#include "common/mma.cuh"
-#include "paged_attention/decode_work.cuh"
+#include "paged_attention/decode_cache.cuh"
 
-using Products = Mma<DATA_T>;
-constexpr int QUERIES = 8 * QUERY_TILES;
-constexpr int COLUMNS = (HEAD_DIM + 15) / 16 * 16;
-constexpr int DIM_STEPS = COLUMNS / Products::K;   // of the scores' products
-constexpr int DIM_TILES = COLUMNS / 16;            // of O^T
-constexpr int TOKEN_STEPS = STEP / Products::K;    // of the products with V
-using Tile = TileLayout<DATA_T, COLUMNS>;
-constexpr int TILE = Tile::elements(STEP);
 constexpr float LOG2_E = 1.44269504f;
 
 __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
@@ -32,10 +23,17 @@ struct QueryFragment {
     typename Mma<T>::B pairs;
 
     __device__ __forceinline__ void load(const T* query, int k, int t, bool valid) {
+        if constexpr (IS_FP8) {  // in the order of load_keys()
+            const uint2 four = valid ? *reinterpret_cast<const uint2*>(query + k + 4 * t) : make_uint2(0u, 0u);
+            const float2 low = Mma<T>::unpack(four.x), high = Mma<T>::unpack(four.y);
+            pairs.r[0] = Mma<T>::pack(low.x * Units::QUERY, high.x * Units::QUERY);
+            pairs.r[1] = Mma<T>::pack(low.y * Units::QUERY, high.y * Units::QUERY);
+        } else {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int column = k + 2 * t + 8 * i;
-            pairs.r[i] = valid && column < HEAD_DIM ? *reinterpret_cast<const unsigned*>(query + column) : 0u;
+            for (int i = 0; i < 2; ++i) {
+                const int column = k + 2 * t + 8 * i;
+                pairs.r[i] = valid && column < HEAD_DIM ? *reinterpret_cast<const unsigned*>(query + column) : 0u;
+            }
         }
     }
     __device__ __forceinline__ typename Mma<T>::B fragment() const { return pairs; }
@@ -95,25 +93,6 @@ __device__ __forceinline__ float sum_of_positions(float value) {
     return value;
 }
 
-// Copies keys and values of positions low..high-1 of a step whose first slot is at `keys` and at keys + pool_values;
-// the others become zero, so that a weight of zero never meets what is no number.
-__device__ __forceinline__ void copy_step(DATA_T* tiles, const DATA_T* keys, const PagedAttention& call, int low, int high) {
-    constexpr int UNITS = HEAD_DIM / Tile::UNIT, ACCESSES = (STEP * UNITS + 31) / 32;
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const DATA_T* from = half ? keys + call.pool_values : keys;
-        DATA_T* to = half ? tiles + TILE : tiles;
-#pragma unroll
-        for (int i = 0; i < ACCESSES; ++i) {
-            const int index = i * 32 + lane, position = index / UNITS, unit = index % UNITS;
-            if (STEP * UNITS % 32 == 0 || index < STEP * UNITS)
-                copy_async_16(to + Tile::unit(position, unit), from + position * call.pool_slot + unit * Tile::UNIT,
-                              position >= low && position < high);
-        }
-    }
-}
-
 // Running softmax of a warp: scores are powers of two. A lane holds queries 2t and 2t + 1 of each tile; `sum` covers its
 // own positions, `output` is O^T as accumulators, both relative to 2^largest.
 struct WarpState {
@@ -137,18 +116,22 @@ struct WarpState {
 using QueryFragments = QueryFragment<DATA_T>[QUERY_TILES][DIM_STEPS];
 
 // Scores of the step in units of log2, -infinity outside of positions low..high-1.
-__device__ __forceinline__ void step_scores(float (&scores)[QUERY_TILES][4], const DATA_T* keys, const QueryFragments& q,
-                                            const PagedAttention& call, int low, int high) {
+__device__ __forceinline__ void step_scores(float (&scores)[QUERY_TILES][4], const StepTiles& tiles,
+                                            const QueryFragments& q, const PagedAttention& call, int low, int high) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int tile = 0; tile < QUERY_TILES; ++tile)
 #pragma unroll
         for (int i = 0; i < 4; ++i) scores[tile][i] = 0.0f;
 #pragma unroll
-    for (int step = 0; step < DIM_STEPS; ++step) {
-        const Products::A a = Products::load_a<Tile>(keys, 0, step * Products::K, lane);
+    for (int step = 0; step < DIM_STEPS; step += AT_ONCE) {
+        Products::A a[AT_ONCE];
+        load_keys(a, tiles.keys(), step, lane);
 #pragma unroll
-        for (int tile = 0; tile < QUERY_TILES; ++tile) Products::multiply(scores[tile], a, q[tile][step].fragment());
+        for (int i = 0; i < AT_ONCE && step + i < DIM_STEPS; ++i)
+#pragma unroll
+            for (int tile = 0; tile < QUERY_TILES; ++tile)
+                Products::multiply(scores[tile], a[i], q[tile][step + i].fragment());
     }
     const bool capped = call.softcap != 0.0f;
     const float factor = capped ? call.scale / call.softcap * (2.0f * LOG2_E) : call.scale * LOG2_E;
@@ -156,9 +139,10 @@ __device__ __forceinline__ void step_scores(float (&scores)[QUERY_TILES][4], con
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int position = lane / 4 + i / 2 * 8;
+        const float own = IS_FP8 ? factor * (tiles.scales()[position] * Units::SCORE) : factor;
 #pragma unroll
         for (int tile = 0; tile < QUERY_TILES; ++tile) {
-            float score = scores[tile][i] * factor;
+            float score = scores[tile][i] * own;
             // tanh(x) = 1 - 2 / (exp(2x) + 1), whose error is absolute: 1e-7 of the bound.
             if (capped) score = bound * (1.0f - __fdividef(2.0f, power_of_two(score) + 1.0f));
             scores[tile][i] = position >= low && position < high ? score : minus_infinity();
@@ -166,8 +150,19 @@ __device__ __forceinline__ void step_scores(float (&scores)[QUERY_TILES][4], con
     }
 }
 
+// Weights become those of values as their bytes say. What is not seen has a weight of 0, and any scale.
+__device__ __forceinline__ void scale_weights(float (&weights)[QUERY_TILES][4], const float* scales) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float scale = scales[threadIdx.x % 32 / 4 + i / 2 * 8] * Units::WEIGHT;
+#pragma unroll
+        for (int tile = 0; tile < QUERY_TILES; ++tile)
+            weights[tile][i] = weights[tile][i] == 0.0f ? 0.0f : weights[tile][i] * scale;
+    }
+}
+
 // Takes a step whose keys and values lie in `tiles` into the state. At least one of its positions is seen.
-__device__ __forceinline__ void take_step(WarpState& state, const DATA_T* tiles, const QueryFragments& q,
+__device__ __forceinline__ void take_step(WarpState& state, const StepTiles& tiles, const QueryFragments& q,
                                           const PagedAttention& call, int low, int high) {
     const int lane = threadIdx.x % 32;
     float scores[QUERY_TILES][4];
@@ -196,19 +191,24 @@ __device__ __forceinline__ void take_step(WarpState& state, const DATA_T* tiles,
 #pragma unroll
                 for (int j = 0; j < 4; ++j) state.output[tile][i][j] *= shrink[tile][j % 2];
     }
+    if constexpr (IS_FP8) scale_weights(scores, tiles.scales() + STEP);
     Products::B weights[QUERY_TILES][TOKEN_STEPS];
 #pragma unroll
     for (int tile = 0; tile < QUERY_TILES; ++tile) weight_fragments(weights[tile], scores[tile], DATA_T());
 #pragma unroll
-    for (int i = 0; i < DIM_TILES; ++i) {
+    for (int i = 0; i < DIM_TILES; i += AT_ONCE) {
         // Tensor cores cut what they add to: float sums over many steps are made apart and rounded.
         float apart[QUERY_TILES][4] = {};
 #pragma unroll
         for (int step = 0; step < TOKEN_STEPS; ++step) {
-            const Products::A a = Products::load_a_transposed<Tile>(tiles + TILE, 16 * i, step * Products::K, lane);
+            Products::A a[AT_ONCE];
+            load_values(a, tiles.values(), i, step * Products::K, lane);
 #pragma unroll
-            for (int tile = 0; tile < QUERY_TILES; ++tile)
-                Products::multiply(sizeof(DATA_T) == 4 ? apart[tile] : state.output[tile][i], a, weights[tile][step]);
+            for (int j = 0; j < AT_ONCE && i + j < DIM_TILES; ++j)
+#pragma unroll
+                for (int tile = 0; tile < QUERY_TILES; ++tile)
+                    Products::multiply(sizeof(DATA_T) == 4 ? apart[tile] : state.output[tile][i + j], a[j],
+                                       weights[tile][step]);
         }
         if (sizeof(DATA_T) == 4) {
 #pragma unroll

@@ -46,8 +46,8 @@ struct Unit {
 
 // Where the next 32 steps of a warp lie, one in each lane, and the copies that they become.
 struct StepSource {
-    long long place;  // of the keys, in elements of the pool
-    int seen;         // low + 32 * high
+    Place place;
+    int seen;  // low + 32 * high
 
     __device__ __forceinline__ void find(const PagedDecode& p, const Work& work, int step) {
         if (step >= work.end) return;
@@ -57,13 +57,16 @@ struct StepSource {
         const int page = p.block_steps == 1 ? number : number / p.block_steps;
         const int* table = CLUSTER ? work.table : call.block_table + unit.item.row * call.table_row;
         const int block = table[page];
-        place = block * call.pool_block + (position - page * call.block_size) * call.pool_slot + unit.kv_head * call.pool_head;
+        const int slot = position - page * call.block_size;
+        place.keys = block * call.pool_block + slot * call.pool_slot + unit.kv_head * call.pool_head;
+        if (IS_FP8) place.scales = block * call.scales_block + unit.kv_head * call.scales_head + slot;
         seen = unit.low(call, position) + 32 * unit.high(position);
     }
-    __device__ __forceinline__ void copy(const PagedAttention& call, DATA_T* tiles, int lane) const {
-        const long long from = __shfl_sync(0xffffffffu, place, lane);
+    __device__ __forceinline__ void copy(const PagedAttention& call, const StepTiles& tiles, int lane) const {
+        const Place from = {__shfl_sync(0xffffffffu, place.keys, lane),
+                            IS_FP8 ? __shfl_sync(0xffffffffu, place.scales, lane) : 0};
         const int range = __shfl_sync(0xffffffffu, seen, lane);
-        copy_step(tiles, static_cast<const DATA_T*>(call.kv_pool) + from, call, range % 32, range / 32);
+        copy_step(tiles, from, call, range % 32, range / 32);
     }
 };
 
@@ -200,14 +203,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     paged_attention_decode(const __grid_constant__ PagedDecode p) {
     extern __shared__ __align__(128) unsigned char memory[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    DATA_T* ring = reinterpret_cast<DATA_T*>(memory) + warp * STAGES * 2 * TILE;
-    float* merge_memory = reinterpret_cast<float*>(memory + WARPS * STAGES * 2 * TILE * sizeof(DATA_T));
+    unsigned char* ring = memory + warp * STAGES * STEP_BYTES;
+    float* merge_memory = reinterpret_cast<float*>(memory + WARPS * STAGES * STEP_BYTES);
     MergeBuffer buffer(merge_memory, p.merged_heads);
     if (COLUMNS != HEAD_DIM) {  // the copies leave these columns out
         constexpr int UNITS = COLUMNS / Tile::UNIT;
+        CACHE_T* tiles = reinterpret_cast<CACHE_T*>(ring);  // without scales, as head_dim is then a multiple of 16
         for (int row = lane; row < STAGES * 2 * STEP; row += 32)
             for (int unit = HEAD_DIM / Tile::UNIT; unit < UNITS; ++unit)
-                *reinterpret_cast<uint4*>(ring + row / STEP * TILE + Tile::unit(row % STEP, unit)) = make_uint4(0, 0, 0, 0);
+                *reinterpret_cast<uint4*>(tiles + row / STEP * TILE + Tile::unit(row % STEP, unit)) = make_uint4(0, 0, 0, 0);
     }
     prefetch_tables<THREADS>(p);
     let_later_kernels_start();
@@ -223,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     auto copy_next = [&]() {
         const int step = work.begin + warp + WARPS * ahead;
         if (ahead % 32 == 0) source.find(p, work, step + WARPS * lane);
-        if (step < work.end) source.copy(p.call, ring + filled * 2 * TILE, ahead % 32);
+        if (step < work.end) source.copy(p.call, {ring + filled * STEP_BYTES}, ahead % 32);
         commit_copies();
         ++ahead;
         filled = filled + 1 == STAGES ? 0 : filled + 1;
@@ -247,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             wait_copies<STAGES - 1>();
             __syncwarp();
             const int position = unit.position(step);
-            take_step(state, ring + used * 2 * TILE, q, p.call, unit.low(p.call, position), unit.high(position));
+            take_step(state, {ring + used * STEP_BYTES}, q, p.call, unit.low(p.call, position), unit.high(position));
             used = used + 1 == STAGES ? 0 : used + 1;
         }
         buffer.store(state, warp);

@@ -11,6 +11,8 @@ struct PagedAttention {
     const void* query;          // token t, head h: t * query_token + h * query_head
     const void* kv_pool;        // keys (0) or values (1) i, block b, slot s, KV head h:
                                 // i * pool_values + b * pool_block + s * pool_slot + h * pool_head
+    const float* kv_scales;     // of pools of e4m3, of keys (0) or values (1) i, block b, KV head h, slot s:
+                                // i * scales_values + b * scales_block + h * scales_head + s
     const int* block_table;     // -1 where no token of the row sees the block
     const int* query_start_loc;
     const int* seq_lens;
@@ -22,6 +24,9 @@ struct PagedAttention {
     int64_t pool_block;
     int64_t pool_slot;
     int64_t pool_head;
+    int64_t scales_values;
+    int64_t scales_block;
+    int64_t scales_head;
     int64_t table_row;
     int64_t y_token;
     int64_t y_head;

@@ -5,10 +5,11 @@
 // Keys and values lie in shared memory one block at a time: a block's values arrive while its scores are computed, and
 // the next block's keys during the rest.
 //
-// Macros: DATA_T, HEAD_DIM (a multiple of 8), TILE_ROWS (64 or 128), TILE_KEYS (keys of a block, a
+// Macros: DATA_T, CACHE_T (DATA_T, or E4m3 with scales), HEAD_DIM (a multiple of 8), TILE_ROWS (64 or 128), TILE_KEYS (keys of a block, a
 // multiple of 16), SOFTCAP (0, 1). Every head of every token and slot starts at a multiple of 16 bytes.
 #include "common/launch.cuh"
 #include "common/mma.cuh"
+#include "paged_attention/prefill_cache.cuh"
 #include "paged_attention/prefill_softmax.cuh"
 #include "paged_attention/prefill_tiles.cuh"
 
@@ -44,17 +45,34 @@ __device__ __forceinline__ void load_queries(DATA_T* tile, const PagedAttention&
     load_rows<WARP_ROWS>(tile, first, query, [&](int row) { return __shfl_sync(~0u, mine, row); });
 }
 
-// Where the key begins that this lane has looked up for its warp, in a block of keys.
-__device__ __forceinline__ int unit_of_lane(const PagedAttention& p, const Work& work, const KeyRange& range, int block) {
+// Where the key lies that this lane has looked up for its warp, in a block of keys.
+__device__ __forceinline__ KeyPlace place_of_lane(const PagedAttention& p, const Work& work, const KeyRange& range,
+                                                  int block) {
     const int key = threadIdx.x / 32 * WARP_KEYS + threadIdx.x % WARP_KEYS;
-    return key_unit<Layout::UNIT>(p, work.tile, range, block * TILE_KEYS + key);
+    return KeyPlace(p, work, range, block * TILE_KEYS + key);
 }
 
-__device__ __forceinline__ void load_keys(DATA_T* tile, const DATA_T* source, int unit) {
-    load_rows<WARP_KEYS>(tile, threadIdx.x / 32 * WARP_KEYS, source, [&](int row) {
-        return static_cast<long long>(__shfl_sync(~0u, unit, row)) * Layout::UNIT;
-    });
-}
+// A block of keys, or of values, on its way: begun before what does not need it, and ended before what does.
+template <typename C, typename T>
+struct Arrival {
+    __device__ __forceinline__ void begin(T* tile, const T* source, int unit) {
+        load_rows<WARP_KEYS>(tile, threadIdx.x / 32 * WARP_KEYS, source, [&](int row) {
+            return static_cast<long long>(__shfl_sync(~0u, unit, row)) * Layout::UNIT;
+        });
+        commit_copies();
+    }
+    __device__ __forceinline__ void end(T*, float) {}
+};
+template <typename T>
+struct Arrival<E4m3, T> {
+    HeldRows<WARP_KEYS, COLUMNS> held;
+
+    __device__ __forceinline__ void begin(T*, const E4m3* source, int unit) { held.load(source, unit); }
+    __device__ __forceinline__ void end(T* tile, float scale) {
+        const int first = threadIdx.x / 32 * WARP_KEYS;
+        held.template store<T>(scale, [&](int row, int unit) { return tile + Layout::unit(first + row, unit); });
+    }
+};
 
 struct WarpRows {
     float y[ROW_TILES][COLUMNS / 2];
@@ -197,29 +215,30 @@ paged_attention_prefill_mma(const __grid_constant__ PagedAttention p) {
     const KeyRange range(p, work.tile);
     DATA_T* queries = reinterpret_cast<DATA_T*>(memory);
     DATA_T *keys = queries + QUERY_ELEMENTS, *values = keys + KEY_ELEMENTS;
-    const DATA_T* key_pool = static_cast<const DATA_T*>(p.kv_pool) + work.head * p.pool_head;
+    const CACHE_T* key_pool = static_cast<const CACHE_T*>(p.kv_pool) + work.head * p.pool_head;
 
     int block = (range.end - 1) / TILE_KEYS;
     const int last_block = range.begin / TILE_KEYS;
-    int unit = unit_of_lane(p, work, range, block);
+    KeyPlace place = place_of_lane(p, work, range, block);
+    Arrival<CACHE_T, DATA_T> arrival;
     load_queries(queries, p, work);
-    load_keys(keys, key_pool, unit);
     commit_copies();
+    arrival.begin(keys, key_pool, place.unit);
     WarpRows rows;
     const float factor = score_factor(p);
     for (; block >= last_block; --block) {
         float s[ROW_TILES][TILE_KEYS / 2];
+        arrival.end(keys, place.key_scale);
         wait_copies<0>();
         __syncthreads();  // the keys are there, and every warp is done with the values before these
-        load_keys(values, key_pool + p.pool_values, unit);
-        commit_copies();
+        arrival.begin(values, key_pool + p.pool_values, place.unit);
         multiply_keys(s, queries, keys);
+        arrival.end(values, place.value_scale);
         wait_copies<0>();
         __syncthreads();  // the values are there, and every warp is done with the keys
         if (block > last_block) {
-            unit = unit_of_lane(p, work, range, block - 1);
-            load_keys(keys, key_pool, unit);
-            commit_copies();
+            place = place_of_lane(p, work, range, block - 1);
+            arrival.begin(keys, key_pool, place.unit);
         }
         weigh_scores(s, rows, p, work, range, block * TILE_KEYS, factor);
         if constexpr (sizeof(DATA_T) == 4) {

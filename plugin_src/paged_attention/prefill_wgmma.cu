@@ -5,14 +5,15 @@
 // (FlashAttention-3, arXiv 2407.08608: a warpgroup's softmax runs while the tensor cores multiply for it or the other).
 //   scores = scale * Q K^T;  y = softmax(scores) V
 //
-// Macros: DATA_T, HEAD_DIM (a multiple of 8, at most 256), TILE_ROWS (128), TILE_KEYS (64 or 128), STAGES (of keys and
+// Macros: DATA_T, CACHE_T (DATA_T, or E4m3 with scales), HEAD_DIM (a multiple of 8, at most 256), TILE_ROWS (128), TILE_KEYS (64 or 128), STAGES (of keys and
 // of values), SOFTCAP (0, 1). Every head of every token starts at a multiple of 16 bytes.
 #include "common/launch.cuh"
 #include "paged_attention/prefill_wgmma_rows.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 216;
+constexpr int HELD_UNITS = 4;  // of e4m3, while they are read
+constexpr int PRODUCER_REGISTERS = IS_FP8 ? 88 : 72, CONSUMER_REGISTERS = IS_FP8 ? 208 : 216;
 
 // The work of a block: tiles of all KV heads, by falling weight, dealt out back and forth.
 struct Deal {
@@ -53,8 +54,9 @@ __device__ __forceinline__ void load_queries(unsigned char* tile, const PagedAtt
                                      [&](int row) { return __shfl_sync(~0u, mine, row); });
 }
 
-// A block of keys, or of values. begin: where the one begins that this lane has looked up, in units of 16 bytes.
-__device__ __forceinline__ void load_keys(unsigned char* tile, const DATA_T* source, int begin) {
+// A block of keys, or of values, and its arrival. begin: where the one begins that this lane has looked up, in units of 16
+// bytes.
+__device__ __forceinline__ void load_keys(unsigned char* tile, const DATA_T* source, int begin, float, uint64_t* full) {
     constexpr int ROWS = TILE_KEYS / 4;
     const int first = threadIdx.x / 32 * ROWS;
     const auto offset = [&](int row) { return static_cast<long long>(__shfl_sync(~0u, begin, row)) * 8; };
@@ -63,6 +65,21 @@ __device__ __forceinline__ void load_keys(unsigned char* tile, const DATA_T* sou
     } else {
         load_rows<TILE_KEYS, ROWS, true>(tile, first, source, offset);
     }
+    barrier_arrive_after_copies(full);
+}
+// scale: of what this lane has looked up.
+__device__ __forceinline__ void load_keys(unsigned char* tile, const E4m3* source, int begin, float scale, uint64_t* full) {
+    constexpr int ROWS = TILE_KEYS / 4;
+    const int first = threadIdx.x / 32 * ROWS;
+    using Held = HeldRows<ROWS, COLUMNS, HELD_UNITS>;
+#pragma unroll 1
+    for (int part = 0; part < Held::PARTS; ++part) {
+        Held held;
+        held.load(source, begin, part);
+        held.store(scale, [&](int row, int unit) { return tile + panel_unit<TILE_KEYS>(first + row, unit); }, part);
+    }
+    fence_for_wgmma();
+    barrier_arrive(full);
 }
 
 // The first warpgroup.
@@ -79,32 +96,32 @@ __device__ __forceinline__ void produce(Shared& shared, const PagedAttention& p)
             barrier_arrive(&shared.queries_full);
         }
         if (work.tile.row < 0) break;
-        const DATA_T* keys = static_cast<const DATA_T*>(p.kv_pool) + work.head * p.pool_head;
-        const DATA_T* values = keys + p.pool_values;
+        const CACHE_T* keys = static_cast<const CACHE_T*>(p.kv_pool) + work.head * p.pool_head;
+        const CACHE_T* values = keys + p.pool_values;
         const KeyRange range(p, work.tile);
         const auto look_up = [&](int block) {
             const int key = threadIdx.x / 32 * (TILE_KEYS / 4) + threadIdx.x % (TILE_KEYS / 4);
-            return key_unit<8>(p, work.tile, range, block * TILE_KEYS + key);
+            return KeyPlace(p, work, range, block * TILE_KEYS + key);
         };
-        const auto add_keys = [&](int begin) {
+        const auto add_keys = [&](const KeyPlace& place) {
             barrier_wait(&shared.keys_empty[at_keys.slot], at_keys.parity ^ 1);
-            load_keys(shared.keys[at_keys.slot], keys, begin);
-            barrier_arrive_after_copies(&shared.keys_full[at_keys.slot]);
+            load_keys(shared.keys[at_keys.slot], keys, place.unit, place.key_scale, &shared.keys_full[at_keys.slot]);
             at_keys.advance();
         };
-        int block = (range.end - 1) / TILE_KEYS, begin = look_up(block);
-        add_keys(begin);
+        int block = (range.end - 1) / TILE_KEYS;
+        KeyPlace place = look_up(block);
+        add_keys(place);
         for (; block >= range.begin / TILE_KEYS; --block) {
-            int next = -1;
+            KeyPlace next;
             if (block > range.begin / TILE_KEYS) {
                 next = look_up(block - 1);
                 add_keys(next);
             }
             barrier_wait(&shared.values_empty[at_values.slot], at_values.parity ^ 1);
-            load_keys(shared.values[at_values.slot], values, begin);
-            barrier_arrive_after_copies(&shared.values_full[at_values.slot]);
+            load_keys(shared.values[at_values.slot], values, place.unit, place.value_scale,
+                      &shared.values_full[at_values.slot]);
             at_values.advance();
-            begin = next;
+            place = next;
         }
     }
     commit_copies();

@@ -5,6 +5,7 @@
 #include "common/mbarrier.cuh"
 #include "common/mma.cuh"
 #include "common/wgmma.cuh"
+#include "paged_attention/prefill_cache.cuh"
 #include "paged_attention/prefill_softmax.cuh"
 #include "paged_attention/prefill_tiles.cuh"
 

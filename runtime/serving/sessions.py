@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from artifact.bindings import BLOCK_SIZE
 from artifact.errors import EngineError, RequestError
 from artifact.manifest import read_manifest
 from runtime.blocks.sequence_memory import NONE
@@ -52,8 +53,10 @@ def save_session(device: DeviceCache, folder: Path, path: Path, tokens: Sequence
     copy = device.copy_out(blocks, NONE if state is None else state)
     arrays = {}
     for name, array in device.engine.arrays_from_copy(copy).items():
-        if name in _kv_names(device.engine):
-            rows = array.reshape(array.shape[0], -1, *array.shape[3:])
+        axes = _token_axes(device.engine)
+        if name in axes:
+            by_token = np.moveaxis(array, axes[name], 2)
+            rows = by_token.reshape(array.shape[0], -1, *by_token.shape[3:])
             arrays[name] = rows[:, : match.length]
         else:
             arrays[name] = array[0]
@@ -101,9 +104,9 @@ class _Loaded:
 
     def __init__(self, engine: PagedEngine, block_size: int, arrays: Mapping[str, np.ndarray]) -> None:
         self._engine, self._size = engine, block_size
-        names = _kv_names(engine)
-        self._kv = {name: array for name, array in arrays.items() if name in names}
-        self._states = {name: array for name, array in arrays.items() if name not in names}
+        self._axes = _token_axes(engine)
+        self._kv = {name: array for name, array in arrays.items() if name in self._axes}
+        self._states = {name: array for name, array in arrays.items() if name not in self._axes}
 
     def block(self, index: int) -> HostCopy:
         parts = {}
@@ -111,17 +114,18 @@ class _Loaded:
             part = array[:, index * self._size : (index + 1) * self._size]
             whole = np.zeros((part.shape[0], 1, self._size, *part.shape[2:]), part.dtype)
             whole[:, 0, : part.shape[1]] = part
-            parts[name] = whole
+            parts[name] = np.moveaxis(whole, 2, self._axes[name])
         none = {name: array[None][:0] for name, array in self._states.items()}
         return self._engine.copy_from_arrays({**parts, **none}, 1, 0)
 
     def state(self) -> HostCopy:
-        none = {
-            name: np.zeros((array.shape[0], 0, self._size, *array.shape[2:]), array.dtype)
-            for name, array in self._kv.items()
-        }
+        none = {}
+        for name, array in self._kv.items():
+            empty = np.zeros((array.shape[0], 0, self._size, *array.shape[2:]), array.dtype)
+            none[name] = np.moveaxis(empty, 2, self._axes[name])
         return self._engine.copy_from_arrays({**none, **{n: a[None] for n, a in self._states.items()}}, 0, 1)
 
 
-def _kv_names(engine: PagedEngine) -> set[str]:
-    return {spec.name for spec in engine.config.bindings.states if spec.grows}
+def _token_axes(engine: PagedEngine) -> dict[str, int]:
+    """Pools that grow with tokens, and which axis of theirs counts the tokens of a block."""
+    return {spec.name: spec.shape.index(BLOCK_SIZE) for spec in engine.config.bindings.states if spec.grows}

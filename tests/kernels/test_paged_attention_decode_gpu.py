@@ -17,7 +17,9 @@ from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall, PackedRows
 from trt_plugins.kernels.device import KernelDevice
 from trt_plugins.kernels.ops.paged_attention_call import PagedCall
 from trt_plugins.kernels.ops.paged_attention_decode import decode_launch
-from trt_plugins.reference.paged_attention import paged_attention
+from trt_plugins.reference.e4m3 import e4m3_from
+from trt_plugins.reference.paged_attention import paged_attention, paged_attention_fp8
+from trt_plugins.spec import OpSpec
 
 pytestmark = pytest.mark.gpu
 
@@ -47,6 +49,7 @@ class Case:
     sliding_window: int = 0
     softcap: float = 0.0
     sinks: bool = False
+    fp8: bool = False
     gap: int = 0
     spare: int = 3
     processors: int = 0
@@ -64,6 +67,10 @@ class Case:
     def traits(self) -> DeviceTraits:
         traits = KernelDevice.current().traits
         return replace(traits, multiprocessors=self.processors or traits.multiprocessors)
+
+    @property
+    def op(self) -> OpSpec:
+        return PACKED_OPS["paged_attention_fp8" if self.fp8 else "paged_attention"]
 
     @property
     def attributes(self) -> dict[str, float]:
@@ -92,13 +99,21 @@ def inputs_of(case: Case) -> list[torch.Tensor | None]:
     starts = torch.tensor([0, *torch.tensor(case.tokens).cumsum(0)], dtype=torch.int32)
     lengths = torch.tensor(case.lengths, dtype=torch.int32)
     sinks = normal(heads).cuda() if case.sinks else None
-    return [query, pool.to(case.dtype).cuda(), table.cuda(), starts.cuda(), lengths.cuda(), sinks]
+    return [query, *pools_of(case, pool), table.cuda(), starts.cuda(), lengths.cuda(), sinks]
+
+
+def pools_of(case: Case, pool: torch.Tensor) -> list[torch.Tensor]:
+    """kv_pool in the case's type; or bytes of e4m3 and kv_scales, both of no number where it is none."""
+    if not case.fp8:
+        return [pool.to(case.dtype).cuda()]
+    numbers, scales = e4m3_from(pool)
+    return [numbers.view(torch.uint8).cuda(), scales.transpose(2, 3).contiguous().cuda()]
 
 
 def run(case: Case, inputs: list[torch.Tensor | None]) -> torch.Tensor:
     assert inputs[0] is not None
     y = torch.full(inputs[0].shape, NAN, dtype=case.dtype, device="cuda")
-    spec = PACKED_OPS["paged_attention"]
+    spec = case.op
     layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in inputs)
     packed = PackedRows(len(case.lengths), 1, False) if case.one_token_rows else None
     call = OpCall(spec, layouts, (layout_of(y),), spec.complete_attributes(case.attributes), packed)
@@ -110,6 +125,8 @@ def run(case: Case, inputs: list[torch.Tensor | None]) -> torch.Tensor:
 def reference(case: Case, inputs: list[torch.Tensor | None]) -> torch.Tensor:
     query, pool, *rest = inputs
     assert query is not None and pool is not None
+    if case.fp8:
+        return paged_attention_fp8(query.double(), pool, *rest, *case.attributes.values())  # type: ignore[arg-type]
     return paged_attention(query.double(), pool.double(), *rest, *case.attributes.values())  # type: ignore[arg-type]
 
 
@@ -237,3 +254,56 @@ def test_a_launch_leaves_its_counters_for_the_next():
         bound.launch(torch.cuda.current_stream().cuda_stream, addresses, [y.data_ptr()], place)
     expected = reference(case, inputs)
     assert (y.double() - expected).norm() / expected.norm() <= TOLERANCE[case.dtype]
+
+
+FP8 = replace(BASE, fp8=True)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 192, 256])
+def test_head_dims_of_e4m3(head_dim, dtype):
+    check(replace(FP8, head_dim=head_dim, dtype=dtype))
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+@pytest.mark.parametrize("group", [1, 3, 8, 9, 16, 24])
+def test_groups_over_e4m3(group, head_dim):
+    check(replace(FP8, group=group, head_dim=head_dim))
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 48, 64, 128])
+def test_block_sizes_of_e4m3(block_size):
+    check(replace(FP8, block_size=block_size, lengths=(200, 1, 16, 17, 127, 128, 129, 513)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"softcap": 5.0},
+        {"sinks": True, "softcap": 20.0, "sliding_window": 40, "dtype": F16},
+        {"sliding_window": 17},
+        {"gap": 64},
+        {"lengths": (20, 1, 0, 128), "spare": 0},
+        {"lengths": (9999,)},
+        {"lengths": (1,)},
+        {"lengths": (150, 3, 0, 200) * 300},
+        {"processors": 5, "lengths": tuple(range(1, 900, 37))},
+        {"lengths": (200, 40, 1, 65, 1030), "new": (1, 7, 1, 30, 1)},
+    ],
+    ids=str,
+)
+def test_one_factor_over_e4m3(change):
+    check(replace(FP8, **change))
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize("size", [2.0**-10, 256.0])
+def test_small_and_large_values_of_e4m3(size, dtype):
+    """Scales keep products inside of 16-bit types."""
+    inputs = inputs_of(replace(FP8, dtype=dtype))
+    query, scales = inputs[0], inputs[2]
+    assert query is not None and scales is not None
+    scales[1] *= size
+    case = replace(FP8, dtype=dtype)
+    y, expected, mine = run(case, inputs), reference(case, inputs), written(case)
+    assert (y[mine].double() - expected[mine]).norm() / expected[mine].norm() <= TOLERANCE[dtype]

@@ -16,7 +16,9 @@ from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from trt_plugins.kernels.device import KernelDevice
 from trt_plugins.kernels.ops.paged_attention_call import PagedCall
 from trt_plugins.kernels.ops.paged_attention_prefill import plan_prefill
-from trt_plugins.reference.paged_attention import paged_attention
+from trt_plugins.reference.e4m3 import e4m3_from
+from trt_plugins.reference.paged_attention import paged_attention, paged_attention_fp8
+from trt_plugins.spec import OpSpec
 
 pytestmark = pytest.mark.gpu
 
@@ -47,6 +49,7 @@ class Case:
     sliding_window: int = 0
     softcap: float = 0.0
     sinks: bool = False
+    fp8: bool = False
     gap: int = 0
     portable: bool = False
 
@@ -58,6 +61,10 @@ class Case:
     def traits(self) -> DeviceTraits:
         traits = KernelDevice.current().traits
         return replace(traits, capability=(8, 9), shared_bytes=101376) if self.portable else traits
+
+    @property
+    def op(self) -> OpSpec:
+        return PACKED_OPS["paged_attention_fp8" if self.fp8 else "paged_attention"]
 
     @property
     def attributes(self) -> dict[str, float]:
@@ -95,7 +102,15 @@ def inputs_of(case: Case, seed: int = 0) -> list[torch.Tensor | None]:
     lengths = torch.tensor(totals, dtype=torch.int32)
     wide = on_gpu(torch.nn.functional.pad(query, (case.gap, 0)))[:, case.gap :].unflatten(1, (heads, case.head_dim))
     sinks = on_gpu(normal(heads) + 2.0) if case.sinks else None
-    return [wide, on_gpu(pool.to(case.dtype)), on_gpu(table), on_gpu(bounds), on_gpu(lengths), sinks]
+    return [wide, *pools_of(case, pool), on_gpu(table), on_gpu(bounds), on_gpu(lengths), sinks]
+
+
+def pools_of(case: Case, pool: torch.Tensor) -> list[torch.Tensor]:
+    """kv_pool in the case's type; or bytes of e4m3 and kv_scales, both of no number where it is none."""
+    if not case.fp8:
+        return [on_gpu(pool.to(case.dtype))]
+    numbers, scales = e4m3_from(pool)
+    return [on_gpu(numbers.view(torch.uint8)), on_gpu(scales.transpose(2, 3).contiguous())]
 
 
 def on_gpu(tensor: torch.Tensor) -> torch.Tensor:
@@ -106,7 +121,7 @@ def run(case: Case, inputs: list[torch.Tensor | None]) -> torch.Tensor:
     query = inputs[0]
     assert query is not None
     y = torch.full(query.shape, NAN, dtype=case.dtype, device="cuda")
-    op = PACKED_OPS["paged_attention"]
+    op = case.op
     layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in inputs)
     call = OpCall(op, layouts, (layout_of(y),), op.complete_attributes(case.attributes))
     run_plan(CallPlan(plan_prefill(PagedCall.of(call), case.traits)), inputs, [y])
@@ -114,11 +129,13 @@ def run(case: Case, inputs: list[torch.Tensor | None]) -> torch.Tensor:
 
 
 def reference(case: Case, inputs: list[torch.Tensor | None]) -> torch.Tensor:
-    query, pool, table, bounds, lengths, sinks = inputs
-    assert query is not None and pool is not None and table is not None and bounds is not None and lengths is not None
+    query, pool, *rest, sinks = inputs
+    assert query is not None and pool is not None
     wide = None if sinks is None else sinks.double()
-    tensors = query.double(), pool.double(), table, bounds, lengths, wide
-    return paged_attention(*tensors, case.scale, case.sliding_window, case.softcap)
+    attributes = (case.scale, case.sliding_window, case.softcap)
+    if case.fp8:
+        return paged_attention_fp8(query.double(), pool, *rest, wide, *attributes)  # type: ignore[arg-type]
+    return paged_attention(query.double(), pool.double(), *rest, wide, *attributes)  # type: ignore[arg-type]
 
 
 def check(case: Case) -> None:
@@ -233,3 +250,33 @@ def test_a_row_does_not_depend_on_its_neighbours(base):
     alone = replace(case, new=(70,), past=(400,))
     bounds = torch.tensor([0, 70], dtype=torch.int32, device="cuda")
     assert torch.equal(together[150:], run(alone, [query[150:], pool, table[1:], bounds, lengths[1:], sinks]))
+
+
+FP8 = [replace(BASE, fp8=True), replace(BASE, fp8=True, portable=True)]
+over_e4m3 = pytest.mark.parametrize("base", FP8, ids=str)
+
+
+@over_e4m3
+@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 192, 256])
+def test_head_dims_of_e4m3(head_dim, dtype, base):
+    check(replace(base, head_dim=head_dim, dtype=dtype))
+
+
+@over_e4m3
+@pytest.mark.parametrize("block_size", [16, 48, 128])
+def test_block_sizes_of_e4m3(block_size, base):
+    check(replace(base, block_size=block_size))
+
+
+@over_e4m3
+@pytest.mark.parametrize(
+    "change",
+    [{"sliding_window": 33}, {"softcap": 20.0}, {"sinks": True}, {"gap": 8}, {"group": 7},
+     {"new": (4096,), "past": (0,), "kv_heads": 1}, {"new": (67, 2), "past": (1999, 300)},
+     {"new": (1, 300, 1, 0, 40, 1, 5, 129), "past": (900, 0, 0, 12, PADDING, PADDING, 60, 7)},
+     {"sliding_window": 70, "softcap": 5.0, "sinks": True, "group": 3, "block_size": 48, "dtype": F16}],
+    ids=str,
+)  # fmt: skip
+def test_one_factor_over_e4m3(change, base):
+    check(replace(base, **change))

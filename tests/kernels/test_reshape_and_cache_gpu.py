@@ -1,4 +1,4 @@
-"""``reshape_and_cache`` on the GPU: a copy, compared bit for bit."""
+"""``reshape_and_cache`` and its form that rounds to e4m3 on the GPU, compared bit for bit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.support.kernel_calls import layout_of, run_plan
 from trt_plugins.catalog import PACKED_OPS
 from trt_plugins.kernels.call import OpCall
 from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.ops.reshape_and_cache import plan
-from trt_plugins.reference.reshape_and_cache import reshape_and_cache
+from trt_plugins.kernels.ops.reshape_and_cache import plan, plan_fp8
+from trt_plugins.reference.reshape_and_cache import reshape_and_cache, reshape_and_cache_fp8
 
 pytestmark = pytest.mark.gpu
 
@@ -60,3 +60,54 @@ def test_heads_and_block_sizes(heads, size):
 @pytest.mark.parametrize("gap", [1, 2, 8, 1000])
 def test_slices_of_one_projection(gap):
     check(gap=gap)
+
+
+def check_fp8(
+    tokens: int = 37, heads: int = 3, head_dim: int = 128, size: int = 16, dtype: torch.dtype = BF16, gap: int = 0
+) -> None:
+    """As ``check``, with numbers of many binades, a head of zeros and one that is no number."""
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn(tokens, 2 * heads * head_dim + gap, generator=generator)
+    wide *= torch.exp2(torch.randint(-16, 4, wide.shape, generator=generator))
+    wide[0, :head_dim], wide[-1, -1] = 0.0, float("nan")
+    wide = wide.to(dtype).cuda()
+    key = wide[:, : heads * head_dim].unflatten(-1, (heads, head_dim))
+    value = wide[:, -heads * head_dim :].unflatten(-1, (heads, head_dim))
+    blocks = -(-tokens // size) + 2
+    slots = torch.randperm(blocks * size, generator=generator)[:tokens].to(torch.int32)
+    slots[torch.rand(tokens, generator=generator) < 0.3] = -1
+    slots = slots.cuda()
+    pool = torch.randint(0, 256, (2, blocks, size, heads, head_dim), generator=generator).to(torch.uint8).cuda()
+    scales = torch.randn(2, blocks, heads, size, generator=generator).cuda()
+    expected, expected_scales = reshape_and_cache_fp8(key, value, pool, scales, slots)
+    inputs, outputs = [key, value, pool, scales, slots], [pool, scales]
+    spec = PACKED_OPS["reshape_and_cache_fp8"]
+    call = OpCall(spec, tuple(map(layout_of, inputs)), tuple(map(layout_of, outputs)), {})
+    run_plan(plan_fp8(call, KernelDevice.current().traits), inputs, outputs)
+    no_number = expected_scales.isnan()
+    assert torch.equal(scales.isnan(), no_number)
+    assert torch.equal(scales[~no_number], expected_scales[~no_number])
+    there = ~no_number.transpose(2, 3)
+    assert torch.equal(pool[there], expected[there])
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+@pytest.mark.parametrize("head_dim", [4, 64, 80, 100, 128, 192, 256])
+def test_rounding_to_e4m3(head_dim, dtype):
+    check_fp8(head_dim=head_dim, dtype=dtype)
+
+
+@pytest.mark.parametrize("tokens", [1, 65, 500, 70000])
+def test_tokens_of_e4m3(tokens):
+    check_fp8(tokens=tokens, heads=1, head_dim=64)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 33])
+@pytest.mark.parametrize("size", [1, 5, 16, 128])
+def test_heads_and_block_sizes_of_e4m3(heads, size):
+    check_fp8(heads=heads, size=size)
+
+
+@pytest.mark.parametrize("gap", [4, 1000])
+def test_e4m3_of_slices_of_one_projection(gap):
+    check_fp8(gap=gap)

@@ -135,7 +135,7 @@ def run_model(model: onnx.ModelProto, arrays: Mapping[str, np.ndarray | None]) -
     for value in session.get_inputs():
         array = arrays[value.name.removesuffix("_wide")]
         assert array is not None
-        feeds[value.name] = array if array.dtype == np.int32 else array.astype(np.float32)
+        feeds[value.name] = array.astype(np.float32) if array.dtype.kind == "f" else array
     return session.run(None, feeds)
 
 

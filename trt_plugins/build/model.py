@@ -15,6 +15,7 @@ from artifact.bindings import BLOCK_SIZE, MAX_SEQ, Binding
 from artifact.config import RuntimeConfig
 from artifact.dtypes import DType
 from artifact.errors import ArtifactError, EngineError
+from artifact.kv_dtypes import FP8_E4M3
 from trt_plugins.build.attention import STANDARD_DOMAINS, support_attention
 from trt_plugins.build.plugin_choice import PluginChoice
 from trt_plugins.build.profiles import PAGED_BLOCK_SIZE
@@ -56,8 +57,14 @@ def parser_model(
 
     choose: which nodes become plugins; it may rewrite the model in place.
     ArtifactError: the graph or its weights are missing, damaged or contradict config.json.
-    EngineError: an operator has no body that native layers could run. What ``choose`` raises.
+    EngineError: an operator has no body that native layers could run, or keys and values are e4m3. What ``choose``
+    raises.
     """
+    if config.has_kv_scales:
+        raise EngineError(
+            f"{artifact}: expected keys and values in a type that TensorRT computes with, found {FP8_E4M3}, whose "
+            "bytes its parser and its plugins have no type for: export without --kv-dtype, or run --engine torch"
+        )
     path = artifact / MODEL_FILE
     model, digest = _load(path)
     check_weights(artifact, model)

@@ -50,7 +50,11 @@ class Body:
 
     def constant(self, value: Any, dtype: type = np.int64) -> str:
         """A constant tensor; equal constants share one node."""
-        array: np.ndarray = np.array(value, dtype=dtype)
+        return self.array(np.array(value, dtype=dtype))
+
+    def array(self, value: np.ndarray) -> str:
+        """A constant tensor of the array's own type."""
+        array = np.asarray(value)
         key = ("Constant", array.dtype.str, array.shape, array.tobytes())
         if key not in self._known:
             self._known[key] = self._add("Constant", (), 1, {"value": numpy_helper.from_array(array)})[0]

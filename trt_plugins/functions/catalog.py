@@ -10,7 +10,7 @@ from trt_plugins.functions.causal_conv1d import causal_conv1d_function
 from trt_plugins.functions.gated_delta_rule import gated_delta_rule_function
 from trt_plugins.functions.mamba2_conv_scan import mamba2_conv_scan_function
 from trt_plugins.functions.paged_attention import paged_attention_function
-from trt_plugins.functions.reshape_and_cache import reshape_and_cache_function
+from trt_plugins.functions.reshape_and_cache import reshape_and_cache_fp8_function, reshape_and_cache_function
 from trt_plugins.functions.routed_experts import routed_experts_function
 from trt_plugins.functions.signature import Signature
 from trt_plugins.functions.update_ssm_state import update_ssm_state_function
@@ -24,10 +24,12 @@ _BODIES: dict[str, Callable[[Signature], onnx.FunctionProto]] = {
     "routed_experts": routed_experts_function,
     "reshape_and_cache": reshape_and_cache_function,
     "paged_attention": paged_attention_function,
+    "reshape_and_cache_fp8": reshape_and_cache_fp8_function,
+    "paged_attention_fp8": paged_attention_function,
 }
 
 # Bodies that read attributes from their node: layers that differ in these share one body.
-_BY_REFERENCE = frozenset({"paged_attention"})
+_BY_REFERENCE = frozenset({"paged_attention", "paged_attention_fp8"})
 
 
 def specialised_attributes(spec: OpSpec, attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:

@@ -1,4 +1,5 @@
-"""``paged_attention`` in standard operators: the blocks of each row gathered, up to those of the longest row.
+"""``paged_attention`` and ``paged_attention_fp8`` in standard operators: the blocks of each row gathered, up to those
+of the longest row.
 
 Letters of shapes: b rows, t tokens of the longest row, s positions of the longest row's blocks, g KV heads, r query
 heads of a KV head, d head_dim.
@@ -10,9 +11,12 @@ import numpy as np
 import onnx
 
 from artifact.dtypes import DType
+from artifact.kv_dtypes import E4M3_BYTES
+from trt_plugins.e4m3 import floats
 from trt_plugins.functions.body import Body
 from trt_plugins.functions.packed_rows import integers, row_lengths
 from trt_plugins.functions.signature import Signature
+from trt_plugins.specs.fp8_kv import has_kv_scales
 
 _HIDDEN = float(np.finfo(np.float32).min)
 
@@ -54,9 +58,19 @@ def _gathered(body: Body) -> tuple[str, str]:
     found = []
     for index in (table, body.op("Add", table, count)):
         rows = body.reshape(body.op("Gather", blocks, index, axis=0), shape)
-        is_float32 = body.signature.type_of("kv_pool") is DType.FLOAT32
+        if has_kv_scales(body.signature.spec):
+            rows = body.op("Mul", floats(body, rows), _gathered_scales(body, index))
+        is_float32 = body.signature.type_of("kv_pool") in (DType.FLOAT32, E4M3_BYTES)
         found.append(rows if is_float32 else body.op("Cast", rows, to=DType.FLOAT32.onnx))
     return found[0], found[1]
+
+
+def _gathered_scales(body: Body, index: str) -> str:
+    """The scales of blocks ``index`` [b, m] of keys and values, float32 [b, s, g, 1]."""
+    minus, one = body.constant([-1]), body.constant([1])
+    blocks = body.reshape("kv_scales", minus, body.size("kv_scales", 2, 4))  # [2 * num_blocks, g, block_size]
+    by_token = body.op("Transpose", body.op("Gather", blocks, index, axis=0), perm=[0, 1, 3, 2])
+    return body.reshape(by_token, body.size("block_table", 0), minus, body.size("kv_pool", 3), one)
 
 
 def _first_positions(body: Body) -> str:

@@ -1,9 +1,10 @@
-"""``reshape_and_cache`` in standard operators."""
+"""``reshape_and_cache`` and ``reshape_and_cache_fp8`` in standard operators."""
 
 from __future__ import annotations
 
 import onnx
 
+from trt_plugins.e4m3 import quantized
 from trt_plugins.functions.body import Body
 from trt_plugins.functions.packed_rows import integers, placed
 from trt_plugins.functions.signature import Signature
@@ -14,13 +15,34 @@ _POOL_RANK = 5
 def reshape_and_cache_function(signature: Signature) -> onnx.FunctionProto:
     """One scatter of all keys, then all values."""
     body = Body(signature)
+    entries = body.concat("key", "value")  # [2 * tokens, kv_heads, head_dim]
+    body.output(placed(body, "kv_pool", [*_places(body)], entries, _POOL_RANK - 2), "kv_pool_out")
+    return body.function()
+
+
+def reshape_and_cache_fp8_function(signature: Signature) -> onnx.FunctionProto:
+    """One scatter of the bytes, and one of the scales, which lie by head."""
+    body = Body(signature)
+    numbers, scales = quantized(body, body.concat(body.read("key"), body.read("value")))
+    half, block, offset = _places(body)
+    body.output(placed(body, "kv_pool", [half, block, offset], numbers, _POOL_RANK - 2), "kv_pool_out")
+    heads, minus = body.size("kv_pool", 3), body.constant([-1])
+    shape = body.op("Shape", scales)  # [2 * tokens, kv_heads]
+    half, block, offset = (
+        body.reshape(body.op("Expand", body.unsqueeze(place, 1), shape), minus) for place in (half, block, offset)
+    )
+    head = body.reshape(body.op("Expand", body.range(heads), shape), minus)
+    entries = body.reshape(scales, minus)
+    body.output(placed(body, "kv_scales", [half, block, head, offset], entries, 1), "kv_scales_out")
+    return body.function()
+
+
+def _places(body: Body) -> tuple[str, str, str]:
+    """Keys or values, block and offset of every new key, then of every new value; a negative offset is no place."""
     slots, size = integers(body, "slot_mapping"), body.size("kv_pool", 2)
     negative = body.op("Less", slots, body.constant(0))
     block = body.op("Div", slots, size)
     offset = body.op("Where", negative, body.constant([-1]), body.op("Mod", slots, size))
     tokens = body.size("slot_mapping", 0)
     half = [body.op("Expand", body.constant([index]), tokens) for index in (0, 1)]
-    places = [body.concat(*half), body.concat(block, block), body.concat(offset, offset)]
-    entries = body.concat("key", "value")  # [2 * tokens, kv_heads, head_dim]
-    body.output(placed(body, "kv_pool", places, entries, _POOL_RANK - 2), "kv_pool_out")
-    return body.function()
+    return body.concat(*half), body.concat(block, block), body.concat(offset, offset)

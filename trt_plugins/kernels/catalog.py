@@ -19,6 +19,8 @@ _PLANNERS = {
     "gated_delta_rule": "trt_plugins.kernels.ops.gated_delta_rule",
     "reshape_and_cache": "trt_plugins.kernels.ops.reshape_and_cache",
     "paged_attention": "trt_plugins.kernels.ops.paged_attention",
+    "reshape_and_cache_fp8": "trt_plugins.kernels.ops.reshape_and_cache_fp8",
+    "paged_attention_fp8": "trt_plugins.kernels.ops.paged_attention",
 }
 
 # Kernels of whole-model decode, which have sources() but are no operators.
@@ -55,5 +57,5 @@ def plugin_specs() -> tuple[OpSpec, ...]:
 
 def sources() -> Iterator[KernelSource]:
     """A representative set of the variants that the planners choose from: every file, every type, every fast size."""
-    for module in (*_PLANNERS.values(), *_FUSED):
+    for module in dict.fromkeys((*_PLANNERS.values(), *_FUSED)):
         yield from importlib.import_module(module).sources()

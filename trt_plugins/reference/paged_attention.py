@@ -1,11 +1,14 @@
-"""Eager ``paged_attention``: one row after the other, its keys and values gathered from the pool."""
+"""Eager ``paged_attention`` and ``paged_attention_fp8``: one row after the other, its keys and values gathered."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from trt_plugins.catalog import PACKED_OPS
+from trt_plugins.reference.e4m3 import exact_from_e4m3
 from trt_plugins.reference.packed import row_bounds
 from trt_plugins.reference.precision import work_dtype
 
@@ -35,6 +38,46 @@ def paged_attention(
     Raises:
         UnsupportedError: query_start_loc and seq_lens disagree about the rows.
     """
+
+    def gathered(row: int, begin: int, end: int) -> Tensor:
+        return _gathered(kv_pool, block_table[row], begin, end)
+
+    return _by_rows(query, gathered, query_start_loc, seq_lens, sinks, scale, sliding_window, softcap)
+
+
+def paged_attention_fp8(
+    query: Tensor,
+    kv_pool: Tensor,
+    kv_scales: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    sinks: Tensor | None,
+    scale: float,
+    sliding_window: int,
+    softcap: float,
+) -> Tensor:
+    """The same over a pool of e4m3: kv_pool uint8, kv_scales [2, num_blocks, kv_heads, block_size]."""
+    by_token = kv_scales.transpose(2, 3)
+
+    def gathered(row: int, begin: int, end: int) -> Tensor:
+        numbers, scales = (_gathered(pool, block_table[row], begin, end) for pool in (kv_pool, by_token))
+        return exact_from_e4m3(numbers.view(torch.float8_e4m3fn), scales)
+
+    return _by_rows(query, gathered, query_start_loc, seq_lens, sinks, scale, sliding_window, softcap)
+
+
+def _by_rows(
+    query: Tensor,
+    gathered: Callable[[int, int, int], Tensor],
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    sinks: Tensor | None,
+    scale: float,
+    sliding_window: int,
+    softcap: float,
+) -> Tensor:
+    """``gathered``: keys and values [2, n, kv_heads, head_dim] of a row, a first position and one behind the last."""
     work, y = work_dtype(query), torch.zeros_like(query)
     bounds = row_bounds(PACKED_OPS["paged_attention"], query_start_loc, len(seq_lens))
     for row, ((begin, end), length) in enumerate(zip(bounds, seq_lens.tolist(), strict=True)):
@@ -42,7 +85,7 @@ def paged_attention(
             continue
         first = length - (end - begin)  # position of the first new token
         seen = max(0, first - sliding_window + 1) if sliding_window else 0
-        keys, values = _gathered(kv_pool, block_table[row], seen, length).to(work)
+        keys, values = gathered(row, seen, length).to(work)
         q = query[begin:end].to(work) * (scale or query.shape[-1] ** -0.5)
         y[begin:end] = _attended(q, keys, values, sinks, first - seen, sliding_window, softcap).to(y.dtype)
     return y

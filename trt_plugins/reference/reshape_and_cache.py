@@ -1,9 +1,11 @@
-"""Eager ``reshape_and_cache``."""
+"""Eager ``reshape_and_cache`` and ``reshape_and_cache_fp8``."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from trt_plugins.reference.e4m3 import e4m3_from
 
 
 def reshape_and_cache(key: Tensor, value: Tensor, kv_pool: Tensor, slot_mapping: Tensor) -> Tensor:
@@ -23,3 +25,21 @@ def reshape_and_cache(key: Tensor, value: Tensor, kv_pool: Tensor, slot_mapping:
     slots = pool.flatten(1, 2)  # a view: [2, num_blocks * block_size, kv_heads, head_dim]
     slots[0, places], slots[1, places] = key[placed], value[placed]
     return pool
+
+
+def reshape_and_cache_fp8(
+    key: Tensor, value: Tensor, kv_pool: Tensor, kv_scales: Tensor, slot_mapping: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same for a pool of e4m3.
+
+    Args:
+        kv_pool: as above, uint8, the bytes of e4m3. kv_scales: [2, num_blocks, kv_heads, block_size].
+
+    Returns:
+        kv_pool_out and kv_scales_out, like these.
+    """
+    numbers, scales = e4m3_from(torch.stack([key, value]))
+    pool = reshape_and_cache(*numbers.view(torch.uint8), kv_pool, slot_mapping)
+    by_token = kv_scales.transpose(2, 3).contiguous().unsqueeze(-1)
+    placed = reshape_and_cache(*scales.to(kv_scales.dtype).unsqueeze(-1), by_token, slot_mapping)
+    return pool, placed.squeeze(-1).transpose(2, 3).contiguous()

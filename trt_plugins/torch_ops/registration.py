@@ -13,8 +13,8 @@ from trt_plugins.reference.causal_conv1d import causal_conv1d
 from trt_plugins.reference.gated_delta_rule import gated_delta_rule
 from trt_plugins.reference.mamba2_conv_scan import mamba2_conv_scan
 from trt_plugins.reference.packed import packed_reference
-from trt_plugins.reference.paged_attention import paged_attention
-from trt_plugins.reference.reshape_and_cache import reshape_and_cache
+from trt_plugins.reference.paged_attention import paged_attention, paged_attention_fp8
+from trt_plugins.reference.reshape_and_cache import reshape_and_cache, reshape_and_cache_fp8
 from trt_plugins.reference.routed_experts import routed_experts
 from trt_plugins.reference.speculative import speculative_reference
 from trt_plugins.reference.update_ssm_state import update_ssm_state
@@ -31,6 +31,8 @@ _EAGER: dict[str, Callable] = {
     "routed_experts": routed_experts,
     "reshape_and_cache": reshape_and_cache,
     "paged_attention": paged_attention,
+    "reshape_and_cache_fp8": reshape_and_cache_fp8,
+    "paged_attention_fp8": paged_attention_fp8,
 }
 
 

@@ -40,6 +40,10 @@ class Inserter:
             shared[key] = add_initializer(self.graph, f"engine.constant_{len(shared)}", value)
         return shared[key]
 
+    def array(self, value: np.ndarray) -> ir.Value:
+        """The same, as trt_plugins.e4m3 calls it."""
+        return self.constant(value)
+
     def ints(self, *values: int) -> ir.Value:
         """A one-dimensional int64 constant."""
         return self.constant(np.array(values, np.int64))

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
+from artifact.kv_dtypes import filled_with
 from runtime.engines.onnxruntime.model_file import MODEL_FILE, read_model
 from runtime.engines.onnxruntime.paged_pools import ArrayPools
 from runtime.engines.onnxruntime.states import engine_specs
@@ -36,8 +37,8 @@ class PagedArrayEngine(PooledEngine[ArrayPools]):
         return self.pools.view(name)
 
     def fill_pools(self, value: float) -> None:
-        for name in self.pools.arrays:
-            self.pools.view(name)[...] = value
+        for spec in self._specs:
+            self.pools.view(spec.name)[...] = filled_with(value, spec.dtype)
 
     def _pool_layouts(self) -> Mapping[str, tuple[int, ...]]:
         """Pools that the sessions hold in another order of axes than declared."""

@@ -15,12 +15,16 @@ import numpy as np
 import onnx_ir as ir
 
 from runtime.engines.onnxruntime.graph_edit import Inserter, add_input, fixed_shape, op_attributes, replace_node
+from trt_plugins import e4m3
 from trt_plugins.catalog import DOMAIN
 
 KV_POOL_ORDER = (0, 1, 3, 2, 4)
 """Axes of a declared KV pool in the order in which this engine holds them."""
 POOL_ORDER = "engine.pool_order"
 """Key in the ``meta`` of a pool's graph input: the order in which the session holds its axes."""
+
+
+_ATTENTION = ("paged_attention", "paged_attention_fp8")
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,12 @@ class KvShape:
 
 
 def use_paged_attention(model: ir.Model, one_row: bool) -> None:
-    """Rewrite every paged_attention with the reshape_and_cache before it.
+    """Rewrite every paged_attention with the reshape_and_cache before it, and their forms over pools of e4m3.
 
     ``one_row``: a step is one row of any number of tokens; else every row has one token.
     """
     for node in list(model.graph):
-        if (node.domain, node.op_type) == (DOMAIN, "paged_attention"):
+        if node.domain == DOMAIN and node.op_type in _ATTENTION:
             _replace(model.graph, node, one_row)
 
 
@@ -65,16 +69,15 @@ def _replace(graph: ir.Graph, node: ir.Node, one_row: bool) -> None:
     attributes = op_attributes(node)
     shape = KvShape(kv_heads, int(attributes["sliding_window"]))
     insert = Inserter(graph, node)
-    pool = _updated_pool(graph, cache, shape, head_dim)
-    blocks = insert.op("Reshape", pool, insert.shape(-1, insert.size(pool, 3), head_dim))
+    pool, scales = _updated_pools(graph, cache, shape, head_dim)
     keys, values = (
-        _gathered(graph, insert, blocks, shape.blocks(kind), head_dim, one_row) for kind in ("key", "value")
+        _gathered(graph, insert, pool, scales, shape.blocks(kind), head_dim, one_row) for kind in ("key", "value")
     )
     scale = float(attributes["scale"]) or head_dim**-0.5
     q = _by_kv_head(insert, query, kv_heads, heads, head_dim, one_row)
     scores = insert.microsoft("FusedMatMul", q, keys, transB=1, alpha=scale)
     scores = _visible(graph, insert, scores, shape, float(attributes["softcap"]))
-    weights = _weights(insert, scores, node.inputs[5], (kv_heads, heads // kv_heads), one_row)
+    weights = _weights(insert, scores, node.inputs[-1], (kv_heads, heads // kv_heads), one_row)
     y = insert.op("MatMul", weights, values)
     if one_row:
         y = insert.op("Transpose", insert.reshape(y, heads, -1, head_dim), perm=[1, 0, 2])
@@ -83,30 +86,48 @@ def _replace(graph: ir.Graph, node: ir.Node, one_row: bool) -> None:
     replace_node(node, [y])
 
 
-def _updated_pool(graph: ir.Graph, cache: ir.Node, shape: KvShape, head_dim: int) -> ir.Value:
-    """The pool with the new tokens, in the engine's order of axes; takes the place of the node ``cache``."""
+def _updated_pools(graph: ir.Graph, cache: ir.Node, shape: KvShape, head_dim: int) -> tuple[ir.Value, ir.Value | None]:
+    """The pool with the new tokens, in the engine's order of axes, and its scales; they replace the node ``cache``."""
     insert = Inserter(graph, cache)
     key, value, pool = cache.inputs[0], cache.inputs[1], cache.inputs[2]
     assert pool is not None
     places = add_input(graph, shape.places, ir.DataType.INT64, ["places", 4])
-    updates = insert.reshape(insert.op("Concat", key, value, axis=0), -1, head_dim)
-    updated = insert.op("ScatterND", pool, places, updates)
-    output = cache.outputs[0]
-    replace_node(cache, [updated])
-    for held in (pool, updated):
-        declared = (output if held is updated else pool).shape
-        assert declared is not None
-        held.shape = ir.Shape([declared.dims[axis] for axis in KV_POOL_ORDER])
+    updates, scales = insert.op("Concat", key, value, axis=0), None
+    declared = pool.shape, cache.outputs[0].shape
+    if len(cache.outputs) == 2:
+        updates, factors = e4m3.quantized(insert, updates)
+        scales = insert.op("ScatterND", cache.inputs[3], places, insert.reshape(factors, -1))
+        scales.shape = cache.outputs[1].shape
+    updated = insert.op("ScatterND", pool, places, insert.reshape(updates, -1, head_dim))
+    replace_node(cache, [updated] if scales is None else [updated, scales])
+    for held, axes in zip((pool, updated), declared, strict=True):
+        assert axes is not None
+        held.shape = ir.Shape([axes.dims[axis] for axis in KV_POOL_ORDER])
     pool.meta[POOL_ORDER] = KV_POOL_ORDER
-    return updated
+    return updated, scales
 
 
 def _gathered(
-    graph: ir.Graph, insert: Inserter, blocks: ir.Value, index: str, head_dim: int, one_row: bool
+    graph: ir.Graph,
+    insert: Inserter,
+    pool: ir.Value,
+    scales: ir.Value | None,
+    index: str,
+    head_dim: int,
+    one_row: bool,
 ) -> ir.Value:
     """[rows, kv_heads, s, head_dim], for one row [kv_heads, 1, s, head_dim]."""
     rows = add_input(graph, index, ir.DataType.INT64, ["rows", "kv_heads", "blocks"])
-    found = insert.op("Gather", blocks, rows, axis=0)  # [rows, kv_heads, m, block_size, head_dim]
+    size = insert.size(pool, 3)
+
+    def blocks_of(held: ir.Value, width: int) -> ir.Value:
+        """[rows, kv_heads, m, block_size, width]"""
+        blocks = insert.op("Reshape", held, insert.shape(-1, size, width))
+        return insert.op("Gather", blocks, rows, axis=0)
+
+    found = blocks_of(pool, head_dim)
+    if scales is not None:
+        found = insert.op("Mul", e4m3.floats(insert, found), blocks_of(scales, 1))
     if not one_row:
         return insert.reshape(found, 0, 0, -1, head_dim)
     return insert.op("Reshape", found, insert.shape(insert.size(found, 1), 1, -1, head_dim))

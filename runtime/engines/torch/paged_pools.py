@@ -10,6 +10,7 @@ import torch
 
 from artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, Binding
 from artifact.errors import EngineError
+from artifact.kv_dtypes import filled_with
 from runtime.engines.paged import HostCopy, PoolSizes
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.tensors import array_from_tensor, tensor_from_array, torch_from_dtype
@@ -67,8 +68,8 @@ class TorchPools:
     def fill(self, value: float) -> None:
         """Overwrite all pools with ``value``."""
         with self._device.active():
-            for tensor in self._tensors.values():
-                tensor.fill_(value)
+            for name, tensor in self._tensors.items():
+                tensor.fill_(filled_with(value, self._specs[name].dtype))
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._copy(self._kv(), 1, sources, targets)

@@ -10,6 +10,7 @@ from artifact.errors import UnsupportedError
 from trt_plugins.kernels.call import Memory, OpCall, PointerSource
 from trt_plugins.kernels.layout import TensorLayout
 from trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES, access_bytes
+from trt_plugins.specs.fp8_kv import KV_SCALES, has_kv_scales
 
 OVERLAP_SINCE = (9, 0)
 
@@ -53,10 +54,31 @@ class PagedCall:
                     f"{self.call.spec.name}: expected heads of {name} that start at multiples of {ACCESS_BYTES} "
                     f"bytes, found strides {list(named[name].strides)}: align them"
                 )
+        if self.is_fp8:
+            self._check_fp8()
+
+    def _check_fp8(self) -> None:
+        if self.dtype.itemsize != 2:
+            raise UnsupportedError(
+                f"{self.call.spec.name}: expected queries of 16 bits over keys and values of e4m3, found "
+                f"{self.dtype.value}: export with another --dtype"
+            )
+        scales = self.call.input(KV_SCALES.name)
+        scales.need_dense_tail(KV_SCALES.name, 1)
+        if access_bytes(scales, axes=3) < ACCESS_BYTES:
+            raise UnsupportedError(
+                f"{self.call.spec.name}: expected scales of heads that start at multiples of {ACCESS_BYTES} bytes, "
+                f"found strides {list(scales.strides)}: align them"
+            )
 
     @property
     def dtype(self) -> DType:
         return self.call.input("query").dtype
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the pool is of e4m3 with scales."""
+        return has_kv_scales(self.call.spec)
 
     @property
     def y(self) -> TensorLayout:
@@ -100,6 +122,9 @@ class PagedCall:
         query, pool = self.call.input("query"), self.call.input("kv_pool")
         params.query_token, params.query_head = query.strides[:2]
         params.pool_values, params.pool_block, params.pool_slot, params.pool_head = pool.strides[:4]
+        if self.is_fp8:
+            scales = self.call.input(KV_SCALES.name)
+            params.scales_values, params.scales_block, params.scales_head = scales.strides[:3]
         params.table_row = self.call.input("block_table").strides[0]
         params.y_token, params.y_head = self.y.strides[:2]
         params.rows, params.heads, params.kv_heads, params.group = self.rows, self.heads, self.kv_heads, self.group
@@ -111,10 +136,9 @@ class PagedCall:
     def pointers(self, prefix: str = "") -> dict[str, PointerSource]:
         """Pointers of the struct, whose fields are called ``prefix`` and their name."""
         spec = self.call.spec
-        names = ("query", "kv_pool", "block_table", "query_start_loc", "seq_lens", "sinks")
         found = {
-            f"{prefix}{name}": PointerSource(Memory.INPUT, spec.input_index(name))
-            for name in names
-            if self.call.inputs[spec.input_index(name)] is not None
+            f"{prefix}{tensor.name}": PointerSource(Memory.INPUT, index)
+            for index, tensor in enumerate(spec.inputs)
+            if self.call.inputs[index] is not None
         }
         return found | {f"{prefix}y": PointerSource(Memory.OUTPUT, 0)}

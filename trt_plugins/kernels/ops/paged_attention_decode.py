@@ -60,13 +60,14 @@ _CLUSTERED = _FEW[1:]  # what the third stage would hold is less than what it co
 
 @dataclass(frozen=True)
 class DecodeVariant:
-    """The macros of decode_steps.cu. cluster: LINE, ALONE or the blocks of a cluster."""
+    """The macros of decode_steps.cu. cluster: LINE, ALONE or the blocks of a cluster. fp8: pools of e4m3."""
 
     dtype: DType
     head_dim: int
     query_tiles: int
     cluster: int
     shape: DecodeShape
+    fp8: bool = False
 
     @property
     def queries(self) -> int:
@@ -78,9 +79,10 @@ class DecodeVariant:
         staged: columns of the block table that it copies.
         """
         columns = -(-self.head_dim // 16) * 16
-        units = columns * self.dtype.itemsize // ACCESS_BYTES
+        units = columns * (1 if self.fp8 else self.dtype.itemsize) // ACCESS_BYTES
         pitch = units if units % 8 == 0 or units % 2 else units + 1  # TileLayout in common/mma.cuh
-        ring = self.shape.warps * self.shape.stages * 2 * STEP * pitch * ACCESS_BYTES
+        row = pitch * ACCESS_BYTES + (_FLOAT if self.fp8 else 0)  # with its scale
+        ring = self.shape.warps * self.shape.stages * 2 * STEP * row
         merge = self.shape.warps * heads * (columns + 4 + 2)
         if self.cluster > ALONE:  # a share of the runs of 4 dims, with largest and sum, from every block
             merge += -(-heads * self.head_dim // 4 // self.cluster) * self.cluster * 6
@@ -94,6 +96,7 @@ class DecodeVariant:
     def source(self) -> KernelSource:
         defines = {
             "DATA_T": CUDA_TYPES[self.dtype],
+            "CACHE_T": "E4m3" if self.fp8 else CUDA_TYPES[self.dtype],
             "HEAD_DIM": self.head_dim,
             "QUERY_TILES": self.query_tiles,
             "CLUSTER": self.cluster,
@@ -134,7 +137,7 @@ def decode_launch(call: PagedCall, device: DeviceTraits) -> DecodeLaunch:
     cluster = _cluster(sizes, device)
     kept = items if cluster == LINE else 1
     shapes = _shapes(sizes, cluster, device)
-    variant = DecodeVariant(call.dtype, call.head_dim, query_tiles, cluster, shapes[0])
+    variant = DecodeVariant(call.dtype, call.head_dim, query_tiles, cluster, shapes[0], call.is_fp8)
     variant = _fitting(variant, shapes, sizes.heads, kept, device.shared_bytes)
     params = struct_type(FILE, "PagedDecode")()
     call.fill(params.call)
@@ -177,6 +180,20 @@ def decode_sources() -> Iterator[KernelSource]:
         yield _fitting(replace(base, dtype=dtype, head_dim=head_dim), _MANY, 4, 1, hopper).source()
     for head_dim in (72, 128):
         yield replace(base, head_dim=head_dim, query_tiles=2).source()
+    yield from _fp8_sources()
+
+
+def _fp8_sources() -> Iterator[KernelSource]:
+    """Pools of e4m3: every form in bfloat16, other sizes and groups, and half."""
+    hopper = _SHARED_BYTES[0]
+    base = DecodeVariant(DType.BFLOAT16, 128, 1, LINE, _MANY[0], fp8=True)
+    for head_dim, (cluster, shapes) in itertools.product(
+        (64, 128, 256), ((LINE, _MANY), (LINE, _FEW), (ALONE, _MANY), (8, _CLUSTERED))
+    ):
+        yield _fitting(replace(base, head_dim=head_dim, cluster=cluster), shapes, 4, 1, hopper).source()
+    for head_dim in (80, 128):
+        yield _fitting(replace(base, head_dim=head_dim, query_tiles=2), _MANY, 4, 1, hopper).source()
+    yield _fitting(replace(base, dtype=DType.FLOAT16), _MANY, 4, 1, hopper).source()
 
 
 def _query_tiles(call: PagedCall) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from artifact.dtypes import DType
@@ -31,7 +31,7 @@ _LONGEST_GRID = _MOST_UNITS = 2**31 - 1
 
 @dataclass(frozen=True)
 class PrefillVariant:
-    """Macros of a kernel. rows, keys: of a tile; a row is one query head at one token."""
+    """Macros of a kernel. rows, keys: of a tile; a row is one query head at one token. fp8: pools of e4m3."""
 
     dtype: DType
     head_dim: int
@@ -39,6 +39,7 @@ class PrefillVariant:
     keys: int
     softcap: bool = False
     hopper: bool = False
+    fp8: bool = False
 
     @property
     def shared_bytes(self) -> int:
@@ -53,6 +54,7 @@ class PrefillVariant:
     def source(self) -> KernelSource:
         defines = {
             "DATA_T": CUDA_TYPES[self.dtype],
+            "CACHE_T": "E4m3" if self.fp8 else CUDA_TYPES[self.dtype],
             "HEAD_DIM": str(self.head_dim),
             "TILE_ROWS": str(self.rows),
             "TILE_KEYS": str(self.keys),
@@ -99,12 +101,20 @@ def prefill_sources() -> Iterator[KernelSource]:
     for head_dim in (64, 128, 256):
         yield _mma_variant(DType.BFLOAT16, head_dim, softcap=True).source()
         yield _wgmma_variant(DType.BFLOAT16, head_dim, softcap=True).source()
+    for dtype, head_dim in ((DType.BFLOAT16, 64), (DType.BFLOAT16, 80), (DType.BFLOAT16, 128), (DType.FLOAT16, 128),
+                            (DType.BFLOAT16, 192), (DType.BFLOAT16, 256)):  # fmt: skip
+        yield replace(_mma_variant(dtype, head_dim), fp8=True).source()
+        yield replace(_wgmma_variant(dtype, head_dim), fp8=True).source()
+    for head_dim in (128, 256):
+        yield replace(_mma_variant(DType.BFLOAT16, head_dim, softcap=True), fp8=True).source()
+        yield replace(_wgmma_variant(DType.BFLOAT16, head_dim, softcap=True), fp8=True).source()
 
 
 def _variant(paged: PagedCall, device: DeviceTraits) -> PrefillVariant:
     hopper = device.capability == HOPPER and paged.dtype is not DType.FLOAT32
     softcap = float(paged.call.attributes["softcap"]) != 0.0
-    return (_wgmma_variant if hopper else _mma_variant)(paged.dtype, paged.head_dim, softcap)
+    variant = (_wgmma_variant if hopper else _mma_variant)(paged.dtype, paged.head_dim, softcap)
+    return replace(variant, fp8=paged.is_fp8)
 
 
 def _mma_variant(dtype: DType, head_dim: int, softcap: bool = False) -> PrefillVariant:

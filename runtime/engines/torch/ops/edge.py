@@ -90,6 +90,8 @@ class _KernelCall:
 _PACKED: dict[str, Callable[[NodeContext, OpSpec], Run]] = {
     "reshape_and_cache": paged.reshape_and_cache,
     "paged_attention": paged.paged_attention,
+    "reshape_and_cache_fp8": paged.reshape_and_cache,
+    "paged_attention_fp8": paged.paged_attention,
     **{name: packed.packed_operator for name in OPS if has_rows(PACKED_OPS[name])},
 }
 ROWS: dict[str, Builder] = {name: _run for name in PACKED_OPS}

@@ -10,27 +10,39 @@ from runtime.engines.torch.ops.packed_kernel import PackedKernel
 from runtime.engines.torch.step_rows import StepRows
 from trt_plugins import torch_ops
 from trt_plugins.kernels.call import PackedRows
+from trt_plugins.reference.e4m3 import e4m3_from
 from trt_plugins.reference.precision import work_dtype
 from trt_plugins.spec import OpSpec
+from trt_plugins.specs.fp8_kv import has_kv_scales
 
 
 def reshape_and_cache(context: NodeContext, spec: OpSpec) -> Run:
     """Writes new keys and values into their places."""
     kernel = PackedKernel(spec, spec.complete_attributes(context.attributes.rest()), context.kernels)
-    here = context.is_in_place(0, spec.output_source(spec.outputs[0]))
+    here = [context.is_in_place(i, spec.output_source(output)) for i, output in enumerate(spec.outputs)]
 
-    def run(key: torch.Tensor, value: torch.Tensor, pool: torch.Tensor, slot_mapping: torch.Tensor) -> torch.Tensor:
-        out = pool if here else pool.clone()
-        if not kernel.launch([key, value, out, slot_mapping], [out]):
-            places = out.flatten(1, 2)
-            # What has no place goes to the last block, which belongs to nobody.
-            nowhere = places.shape[1] - 1
-            index = torch.where(slot_mapping < 0, nowhere, slot_mapping.long())
-            places[0].index_copy_(0, index, key)
-            places[1].index_copy_(0, index, value)
-        return out
+    def run(key: torch.Tensor, value: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        *given, slot_mapping = rest
+        pools = [pool if own else pool.clone() for pool, own in zip(given, here, strict=True)]
+        if not kernel.launch([key, value, *pools, slot_mapping], pools):
+            _write(torch.stack((key, value)), pools, slot_mapping)
+        return pools[0] if len(pools) == 1 else tuple(pools)
 
     return run
+
+
+def _write(entries: torch.Tensor, pools: list[torch.Tensor], slot_mapping: torch.Tensor) -> None:
+    """Keys and values [2, tokens, kv_heads, head_dim] into a pool, or into one of e4m3 and its scales."""
+    size = pools[0].shape[2]
+    # What has no place goes to the last block, which belongs to nobody.
+    nowhere = pools[0].shape[1] * size - 1
+    places = torch.where(slot_mapping < 0, nowhere, slot_mapping.long())
+    block, offset = places // size, places % size
+    if len(pools) == 2:
+        numbers, scales = e4m3_from(entries)
+        entries = numbers.view(torch.uint8)
+        pools[1][:, block, :, offset] = scales.transpose(0, 1)
+    pools[0][:, block, offset] = entries
 
 
 def paged_attention(context: NodeContext, spec: OpSpec) -> Run:
@@ -45,46 +57,56 @@ class PagedAttention:
     def __init__(self, spec: OpSpec, attributes: dict, kernels: KernelRunner | None) -> None:
         self._kernel, self._attributes = PackedKernel(spec, attributes, kernels), tuple(attributes.values())
         self._scale, self._window, self._softcap = self._attributes
+        self._pools = 2 if has_kv_scales(spec) else 1
         torch_ops.register()
+        self._reference = getattr(torch.ops.trt_edgellm, spec.name).packed
 
-    def __call__(
+    def __call__(self, query: torch.Tensor, *inputs: torch.Tensor | StepRows | None) -> torch.Tensor:
+        """inputs: the pool, with scales where it is of e4m3, block table, rows, lengths, and the sinks if there are."""
+        pools, (table, rows, lengths, *last) = list(inputs[: self._pools]), inputs[self._pools :]
+        sinks = last[0] if last else None
+        return self._attended(query, pools, table, rows, lengths, sinks)  # type: ignore[arg-type]
+
+    def _attended(
         self,
         query: torch.Tensor,
-        pool: torch.Tensor,
+        pools: list[torch.Tensor],
         table: torch.Tensor,
         rows: StepRows,
         lengths: torch.Tensor,
-        sinks: torch.Tensor | None = None,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         y = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         own = PackedRows(rows.rows, rows.longest, has_state_indices=False)
-        if self._kernel.launch([query, pool, table, rows.bounds, lengths, sinks], [y], own):
+        if self._kernel.launch([query, *pools, table, rows.bounds, lengths, sinks], [y], own):
             return y
         count = rows.singles
         if count:
-            seen = table.shape[1] if rows.lengths is None else -(-max(1, *rows.lengths[:count]) // pool.shape[2])
-            y[:count] = self.decoded(query[:count], pool, table[:count, :seen], lengths[:count], sinks)
-        reference = torch.ops.trt_edgellm.paged_attention.packed
+            seen = table.shape[1] if rows.lengths is None else -(-max(1, *rows.lengths[:count]) // pools[0].shape[2])
+            y[:count] = self.decoded(query[:count], pools, table[:count, :seen], lengths[:count], sinks)
         for row, begin, end in rows.others():
             bounds = torch.tensor([0, end - begin], dtype=torch.int32, device=query.device)
             own_row = slice(row, row + 1)
-            y[begin:end] = reference(
-                query[begin:end], pool, table[own_row], bounds, lengths[own_row], sinks, *self._attributes
+            y[begin:end] = self._reference(
+                query[begin:end], *pools, table[own_row], bounds, lengths[own_row], sinks, *self._attributes
             )
         return y
 
     def decoded(
         self,
         query: torch.Tensor,
-        pool: torch.Tensor,
+        pools: list[torch.Tensor],
         table: torch.Tensor,
         lengths: torch.Tensor,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """One token a row: query [rows, heads, head_dim] over table [rows, blocks]; nothing waits for the device."""
         work, (n, heads, size) = work_dtype(query), query.shape
-        kv_heads = pool.shape[3]
-        found = pool[:, table.long()].flatten(2, 3)  # [2, rows, positions, kv_heads, head_dim]
+        kv_heads = pools[0].shape[3]
+        found = pools[0][:, table.long()].flatten(2, 3)  # [2, rows, positions, kv_heads, head_dim]
+        if len(pools) == 2:
+            scales = pools[1][:, table.long()].transpose(3, 4).flatten(2, 3)
+            found = found.view(torch.float8_e4m3fn).to(work) * scales.to(work).unsqueeze(-1)
         position = torch.arange(found.shape[2], device=query.device)
         visible = position < lengths[:, None]
         if self._window:

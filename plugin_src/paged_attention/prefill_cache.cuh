@@ -1,0 +1,81 @@
+// Keys and values of e4m3 on their way to shared memory: read to registers, multiplied by their scales, and stored in the
+// type of the queries, so that products are the same as without scales. For CACHE_T, the type of the pool.
+#pragma once
+
+#include "common/bytes.cuh"
+#include "common/mma.cuh"
+#include "paged_attention/prefill_tiles.cuh"
+
+constexpr bool IS_FP8 = sizeof(CACHE_T) == 1;
+static_assert(!IS_FP8 || (sizeof(DATA_T) == 2 && HEAD_DIM % 16 == 0), "e4m3 is multiplied as 16-bit numbers");
+
+// Where the key begins that a lane has looked up, in units of 16 bytes as key_unit() says, and with e4m3 the scales of key
+// and value; zeros and a scale of 0 where it is not read.
+struct KeyPlace {
+    int unit = -1;
+    float key_scale = 0.0f, value_scale = 0.0f;
+
+    __device__ __forceinline__ KeyPlace() {}
+    __device__ __forceinline__ KeyPlace(const PagedAttention& p, const Work& work, const KeyRange& range, int position)
+        : unit(key_unit<16 / sizeof(CACHE_T)>(p, work.tile, range, position)) {
+        if (!IS_FP8 || unit < 0) return;
+        const int index = position / p.block_size, slot = position - index * p.block_size;
+        const float* scale = p.kv_scales + p.block_table[work.tile.row * p.table_row + index] * p.scales_block +
+                             work.head * p.scales_head + slot;
+        key_scale = scale[0];
+        value_scale = scale[p.scales_values];
+    }
+};
+
+// Sixteen numbers times `scale`, as two units of 16 bytes.
+template <typename T>
+__device__ __forceinline__ void units_from_e4m3(uint4 (&units)[2], uint4 numbers, float scale) {
+    const unsigned words[4] = {numbers.x, numbers.y, numbers.z, numbers.w};
+    const float factor = scale * ByteCode<E4m3>::UNIT;
+    unsigned pairs[8];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        float four[4];
+        floats_from_bytes(four, words[i], E4m3());
+        pairs[2 * i] = Mma<T>::pack(four[0] * factor, four[1] * factor);
+        pairs[2 * i + 1] = Mma<T>::pack(four[2] * factor, four[3] * factor);
+    }
+    units[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    units[1] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
+}
+
+// The numbers of ROWS keys of a warp, or of their values, between global and shared memory; rows of COLUMNS numbers. COUNT:
+// units of 16 numbers that a lane holds at a time, of those that it moves.
+template <int ROWS, int COLUMNS, int COUNT = (ROWS * COLUMNS / 16 + 31) / 32>
+struct HeldRows {
+    static constexpr int UNITS = COLUMNS / 16, PARTS = (ROWS * UNITS + 32 * COUNT - 1) / (32 * COUNT);
+    uint4 numbers[COUNT];
+
+    __device__ __forceinline__ void load(const E4m3* source, int unit_of_lane, int part = 0) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const int index = index_of(part, i), row = min(index / UNITS, ROWS - 1), column = index % UNITS * 16;
+            const long long from = __shfl_sync(~0u, unit_of_lane, row) * 16ll;
+            const bool inside = from >= 0 && column < HEAD_DIM && index < ROWS * UNITS;
+            numbers[i] = inside ? *reinterpret_cast<const uint4*>(source + from + column) : make_uint4(0u, 0u, 0u, 0u);
+        }
+    }
+    // place(row, unit): where eight numbers of type T go, row of the warp.
+    template <typename T = DATA_T, typename Place>
+    __device__ __forceinline__ void store(float scale_of_lane, const Place& place, int part = 0) const {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const int index = index_of(part, i), row = min(index / UNITS, ROWS - 1), unit = index % UNITS * 2;
+            uint4 units[2];
+            units_from_e4m3<T>(units, numbers[i], __shfl_sync(~0u, scale_of_lane, row));
+            if (index >= ROWS * UNITS) continue;
+            *reinterpret_cast<uint4*>(place(row, unit)) = units[0];
+            *reinterpret_cast<uint4*>(place(row, unit + 1)) = units[1];
+        }
+    }
+
+private:
+    __device__ static __forceinline__ int index_of(int part, int i) {
+        return (part * COUNT + i) * 32 + static_cast<int>(threadIdx.x % 32);
+    }
+};

@@ -1,0 +1,41 @@
+"""Serving an artifact whose keys and values are e4m3: cached prompts, and sessions of pools whose token axes differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.engines.factory import EngineOptions
+from runtime.engines.paged_factory import create_paged_engine
+from runtime.llm import LLM
+from runtime.prefix_cache.settings import PrefixCacheSettings
+from runtime.serving.settings import ServingSettings
+from tests.support.artifacts import ArtifactCache
+
+PROMPT = np.random.default_rng(3).integers(3, 97, 41).tolist()
+
+
+def opened(folder: Path, engine: str, block_size: int) -> LLM:
+    paged = create_paged_engine(folder, engine, EngineOptions(threads=1))
+    memory = 24 * paged.block_bytes(block_size) * 16 // block_size + 8 * paged.slot_bytes
+    cache = PrefixCacheSettings(cached_states=5)
+    return LLM(folder, engine=paged, serving=ServingSettings(block_size, memory_bytes=memory, prefix_cache=cache))
+
+
+@pytest.mark.parametrize("engines", [("onnxruntime", "torch"), ("torch", "onnxruntime")], ids=str)
+def test_a_session_goes_on_in_blocks_of_another_size(
+    engines: tuple[str, str], artifacts: ArtifactCache, tmp_path: Path
+) -> None:
+    options = {"layout": "paged", "kv_dtype": "fp8_e4m3", "max_batch_size": 3, "max_seq_len": 96}
+    folder = artifacts.get("nemotron_h", "float32", **options).folder
+    with opened(folder, engines[0], 16) as first:
+        answer = first.generate(PROMPT, max_new_tokens=5)
+        history = [*PROMPT, *answer.token_ids]
+        first.save_session(tmp_path / "chat.session", answer)
+        whole = first.generate([*history, 9, 10], max_new_tokens=5)
+    with opened(folder, engines[1], 5) as second:
+        assert second.load_session(tmp_path / "chat.session").length == len(history) - 1
+        again = second.generate([*history, 9, 10], max_new_tokens=5)
+    assert again.cached_tokens == len(history) - 1 and again.token_ids == whole.token_ids

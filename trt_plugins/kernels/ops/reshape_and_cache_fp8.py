@@ -1,0 +1,8 @@
+"""The kernel of ``reshape_and_cache_fp8``, as the catalog wants it."""
+
+from __future__ import annotations
+
+from trt_plugins.kernels.ops.reshape_and_cache import plan_fp8 as plan
+from trt_plugins.kernels.ops.reshape_and_cache import sources_fp8 as sources
+
+__all__ = ["plan", "sources"]
