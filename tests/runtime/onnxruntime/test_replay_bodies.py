@@ -90,6 +90,7 @@ def test_tokens_and_states_are_those_of_the_recurrence(name: str, count: int, ke
 def test_at_the_sizes_of_large_models_a_token_keeps_under_3_percent_of_the_states(family: str) -> None:
     """128 heads x 64 x 128 in 8 groups; 16 key and 32 value heads of 128. The convolution's part is counted on both
     sides."""
+    case: Any
     if family == "Mamba2":
         op, case, channels = "update_ssm_state", ssm_case((2,), 2, 128, 8, 64, 128), 128 * 64 + 2 * 8 * 128
     else:
