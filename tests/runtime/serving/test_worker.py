@@ -1,0 +1,17 @@
+"""What is sent to a serving loop's thread."""
+
+import threading
+
+from runtime.serving.worker import ServingWorker
+from tests.runtime.serving.toy_loop import toy_loop
+
+
+def test_work_that_nobody_waits_for_any_more_is_left_out():
+    worker, gate, done = ServingWorker(toy_loop()[0], lambda: None), threading.Event(), []
+    first = worker.call(gate.wait)
+    second = worker.call(lambda: done.append(2))
+    assert second.cancel()
+    gate.set()
+    assert first.result(30)
+    assert worker.call(lambda: 3).result(30) == 3 and not done
+    worker.close()
