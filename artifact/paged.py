@@ -54,8 +54,8 @@ def kv_pool_bindings(k: int, layer: KVLayerConfig, dtype: DType) -> tuple[Bindin
     bindings = (Binding(pool, dtype, shape, names.present(pool)),)
     if dtype is not E4M3_BYTES:
         return bindings
-    shape = (2, NUM_BLOCKS, layer.num_kv_heads, BLOCK_SIZE)
-    return (*bindings, Binding(scales, DType.FLOAT32, shape, names.present(scales)))
+    by_head = (2, NUM_BLOCKS, layer.num_kv_heads, BLOCK_SIZE)
+    return (*bindings, Binding(scales, DType.FLOAT32, by_head, names.present(scales)))
 
 
 def state_pool_bindings(

@@ -134,8 +134,8 @@ def reference(case: Case, inputs: list[torch.Tensor | None]) -> torch.Tensor:
     wide = None if sinks is None else sinks.double()
     attributes = (case.scale, case.sliding_window, case.softcap)
     if case.fp8:
-        return paged_attention_fp8(query.double(), pool, *rest, wide, *attributes)  # type: ignore[arg-type]
-    return paged_attention(query.double(), pool.double(), *rest, wide, *attributes)  # type: ignore[arg-type]
+        return paged_attention_fp8(query.double(), pool, *rest, wide, *attributes)  # type: ignore[arg-type, call-arg]
+    return paged_attention(query.double(), pool.double(), *rest, wide, *attributes)  # type: ignore[arg-type, call-arg]
 
 
 def check(case: Case) -> None:

@@ -80,10 +80,12 @@ def test_what_the_export_declares(artifacts: ArtifactCache) -> None:
 
 def test_a_token_takes_a_byte_a_number_and_a_scale_a_head(artifacts: ArtifactCache) -> None:
     made = exported(artifacts)
-    expected = int(sum(2 * layer.num_kv_heads * (layer.head_dim + 4) for layer in made.config.kv_layers))
+    sizes: list[int] = [2 * layer.num_kv_heads * (layer.head_dim + 4) for layer in made.config.kv_layers]
+    expected = sum(sizes)
     plan = plan_export(made.checkpoint, made.options).to_json()
     assert plan["kv_cache_bytes_per_token"] == expected
-    assert sum(state.bytes_per_token for state in inspect_path(made.folder).states) == expected
+    found: list[int] = [state.bytes_per_token for state in inspect_path(made.folder).states]
+    assert sum(found) == expected
     engine = create_paged_engine(made.folder, "onnxruntime")
     assert engine.block_bytes(16) == 16 * expected
     engine.close()

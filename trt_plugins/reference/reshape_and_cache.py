@@ -39,7 +39,9 @@ def reshape_and_cache_fp8(
         kv_pool_out and kv_scales_out, like these.
     """
     numbers, scales = e4m3_from(torch.stack([key, value]))
-    pool = reshape_and_cache(*numbers.view(torch.uint8), kv_pool, slot_mapping)
+    keys, values = numbers.view(torch.uint8).unbind()
+    pool = reshape_and_cache(keys, values, kv_pool, slot_mapping)
     by_token = kv_scales.transpose(2, 3).contiguous().unsqueeze(-1)
-    placed = reshape_and_cache(*scales.to(kv_scales.dtype).unsqueeze(-1), by_token, slot_mapping)
+    keys, values = scales.to(kv_scales.dtype).unsqueeze(-1).unbind()
+    placed = reshape_and_cache(keys, values, by_token, slot_mapping)
     return pool, placed.squeeze(-1).transpose(2, 3).contiguous()
