@@ -13,10 +13,10 @@
 
 namespace {
 
-#if __CUDA_ARCH__ >= 1000  // whose compiler takes a few registers more
-constexpr int BLOCKS_AT_ONCE = sizeof(DATA_T) == 2 ? 3 : 1;
-#else
+#if __CUDA_ARCH__ == 900
 constexpr int BLOCKS_AT_ONCE = sizeof(DATA_T) == 2 ? 4 : 1;
+#else  // whose compilers take a few registers more, or whose shared memory has room for fewer
+constexpr int BLOCKS_AT_ONCE = sizeof(DATA_T) == 2 ? 3 : 1;
 #endif
 constexpr float NORM_EPSILON = 1e-6f;
 
