@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from artifact.dtypes import DType
@@ -103,36 +103,35 @@ def prefill_sources() -> Iterator[KernelSource]:
         yield _wgmma_variant(DType.BFLOAT16, head_dim, softcap=True).source()
     for dtype, head_dim in ((DType.BFLOAT16, 64), (DType.BFLOAT16, 80), (DType.BFLOAT16, 128), (DType.FLOAT16, 128),
                             (DType.BFLOAT16, 192), (DType.BFLOAT16, 256)):  # fmt: skip
-        yield replace(_mma_variant(dtype, head_dim), fp8=True).source()
-        yield replace(_wgmma_variant(dtype, head_dim), fp8=True).source()
+        yield _mma_variant(dtype, head_dim, fp8=True).source()
+        yield _wgmma_variant(dtype, head_dim, fp8=True).source()
     for head_dim in (128, 256):
-        yield replace(_mma_variant(DType.BFLOAT16, head_dim, softcap=True), fp8=True).source()
-        yield replace(_wgmma_variant(DType.BFLOAT16, head_dim, softcap=True), fp8=True).source()
+        yield _mma_variant(DType.BFLOAT16, head_dim, softcap=True, fp8=True).source()
+        yield _wgmma_variant(DType.BFLOAT16, head_dim, softcap=True, fp8=True).source()
 
 
 def _variant(paged: PagedCall, device: DeviceTraits) -> PrefillVariant:
     hopper = device.capability == HOPPER and paged.dtype is not DType.FLOAT32
     softcap = float(paged.call.attributes["softcap"]) != 0.0
-    variant = (_wgmma_variant if hopper else _mma_variant)(paged.dtype, paged.head_dim, softcap)
-    return replace(variant, fp8=paged.is_fp8)
+    return (_wgmma_variant if hopper else _mma_variant)(paged.dtype, paged.head_dim, softcap, paged.is_fp8)
 
 
-def _mma_variant(dtype: DType, head_dim: int, softcap: bool = False) -> PrefillVariant:
+def _mma_variant(dtype: DType, head_dim: int, softcap: bool = False, fp8: bool = False) -> PrefillVariant:
     """Tiles whose accumulators fit the registers, and which fit 99 KiB of shared memory."""
     if dtype is DType.FLOAT32:
         rows, keys = 64, 32 if head_dim <= 128 else 16
     elif head_dim <= 64:
         rows, keys = 128, 64
     elif head_dim <= 128:
-        rows, keys = (64, 64) if softcap else (128, 32)
+        rows, keys = (64, 64) if softcap or fp8 else (128, 32)
     else:
         rows, keys = 64, 32
-    return PrefillVariant(dtype, head_dim, rows, keys, softcap)
+    return PrefillVariant(dtype, head_dim, rows, keys, softcap, fp8=fp8)
 
 
-def _wgmma_variant(dtype: DType, head_dim: int, softcap: bool = False) -> PrefillVariant:
+def _wgmma_variant(dtype: DType, head_dim: int, softcap: bool = False, fp8: bool = False) -> PrefillVariant:
     """Tiles of two warpgroups; keys as their accumulators leave registers for."""
-    return PrefillVariant(dtype, head_dim, 128, 128 if head_dim <= 128 else 64, softcap, hopper=True)
+    return PrefillVariant(dtype, head_dim, 128, 128 if head_dim <= 128 else 64, softcap, hopper=True, fp8=fp8)
 
 
 def _check_limits(paged: PagedCall, blocks: int) -> None:
