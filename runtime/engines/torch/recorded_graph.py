@@ -10,6 +10,8 @@ import torch
 from artifact.errors import EngineError
 from trt_plugins.kernels.driver import checked, cuda_driver, driver_function, result_name
 
+_INVALID_CONTEXT = 201
+
 
 class RecordedGraph:
     """What ``recorded`` (made with keep_graph, recording over) holds, to be launched on one stream.
@@ -30,5 +32,9 @@ class RecordedGraph:
     def launch(self) -> None:
         """Enqueue it; EngineError when the driver refuses."""
         code = self._launch(*self._arguments)
+        if code == _INVALID_CONTEXT:
+            # A thread that has not used the GPU yet.
+            torch.cuda.set_device(self._stream.device)
+            code = self._launch(*self._arguments)
         if code:
             raise EngineError(f"launching a CUDA graph: the CUDA driver answers {result_name(code)}")

@@ -15,14 +15,14 @@ from artifact.errors import EngineError
 from runtime.engines.torch import recorded_graph
 from runtime.engines.torch.recorded_graph import RecordedGraph
 
-GRAPH, EXECUTABLE, STREAM = 0x10, 0x20, 0x30
+GRAPH, EXECUTABLE, STREAM, DEVICE = 0x10, 0x20, 0x30, "cuda:0"
 
 
 class Driver:
     """Answers like the driver; every function succeeds while ``code`` is 0."""
 
     def __init__(self) -> None:
-        self.code, self.called = 0, list[tuple]()
+        self.code, self.context_is_set, self.called = 0, True, list[tuple]()
 
     def CUgraph(self, handle: int) -> int:
         return handle
@@ -39,7 +39,7 @@ class Driver:
 
         def launch(executable: ctypes.c_void_p, stream: ctypes.c_void_p) -> int:
             self.called.append(("launch", executable.value, stream.value))
-            return self.code
+            return self.code if self.context_is_set else 201
 
         return launch
 
@@ -55,7 +55,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 def recorded() -> RecordedGraph:
     graph: Any = SimpleNamespace(raw_cuda_graph=lambda: GRAPH)
-    stream: Any = SimpleNamespace(cuda_stream=STREAM)
+    stream: Any = SimpleNamespace(cuda_stream=STREAM, device=DEVICE)
     return RecordedGraph(graph, stream)
 
 
@@ -66,6 +66,18 @@ def test_it_is_made_executable_once_and_given_back(driver: Driver) -> None:
     del graph
     launch = ("launch", EXECUTABLE, STREAM)
     assert driver.called == [("instantiate", GRAPH, 0), launch, launch, ("destroy", EXECUTABLE)]
+
+
+def test_a_thread_that_has_not_used_the_gpu_can_launch(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def set_device(device: str) -> None:
+        assert device == DEVICE
+        driver.context_is_set = True
+
+    monkeypatch.setattr(recorded_graph.torch.cuda, "set_device", set_device)
+    graph = recorded()
+    driver.context_is_set = False
+    graph.launch()
+    assert [call[0] for call in driver.called] == ["instantiate", "launch", "launch"]
 
 
 def test_a_refused_launch_says_so(driver: Driver) -> None:
