@@ -92,10 +92,20 @@ def _machine(documents: Documents) -> str:
         ("memory", f"{machine['memory_gb']} GB"),
         ("system", machine["system"]),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
-        ("commit", f"`{document['commit']}`"),
+        ("commit", _commits(documents)),
         ("processor time taken by other work", ", ".join(_other_work(*item) for item in documents.items())),
     ]
     return table(("machine", ""), rows)
+
+
+def _commits(documents: Documents) -> str:
+    """The commit of all documents, or those of each."""
+    names: dict[str, list[str]] = {}
+    for name, document in documents.items():
+        names.setdefault(document["commit"], []).append(f"`{name}`")
+    if len(names) == 1:
+        return f"`{next(iter(names))}`"
+    return "; ".join(f"`{commit}`: {', '.join(of)}" for commit, of in names.items())
 
 
 def _other_work(name: str, document: Mapping[str, Any]) -> str:

@@ -42,6 +42,14 @@ def test_a_missing_or_wrong_benchmark_is_refused() -> None:
         page(documents)
 
 
+def test_commits_are_named_apart_where_they_differ() -> None:
+    documents = {name: {**document, "commit": "abc"} for name, document in all_documents().items()}
+    assert "| commit | `abc` |" in page(documents)
+    documents["serving"]["commit"] = "def"
+    others = ", ".join(f"`{name}`" for name in documents if name != "serving")
+    assert f"| commit | `abc`: {others}; `def`: `serving` |" in page(documents)
+
+
 def kernels_document(correct: bool = True) -> dict[str, Any]:
     """What ``python -m benchmarks.kernels --json`` prints, with made-up numbers."""
     row = {"case": "update b1", "error": 1e-3, "tolerance": 3e-3, "correct": correct, "us": SPREAD, "floor_us": 1.25}
