@@ -79,10 +79,12 @@ class LogitsStage:
         return self._device.address
 
     def reserve(self, batch: int, tokens: int) -> None:
-        """Room for a step of that shape. Growing moves the addresses, and no work that uses them may be pending."""
+        """Room for a step of that shape. Growing waits for pending work, which uses the old addresses."""
         nbytes = self._plan.nbytes(self._plan.logits, batch, tokens)
         if self._device is not None and self._device.nbytes >= nbytes:
             return
+        if self._device is not None:
+            self._memory.synchronize()
         self.free()
         self._device = self._memory.allocate(nbytes, "logits")
         self._host = self._memory.allocate_pinned(nbytes, "logits")

@@ -12,7 +12,7 @@ import pytest
 
 from artifact.config import RuntimeConfig, read_config
 from artifact.engine_record import EngineRecord
-from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, LOGITS, PAST_LENGTHS
+from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
 from runtime.engines.base import StepInputs
 from runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
 from runtime.engines.tensorrt import TensorRTEngine
@@ -82,7 +82,7 @@ def stand_in_of(
     """A stand-in of ``artifact``'s engine in the place of ``tensorrt_rtx.Runtime``."""
     import tensorrt_rtx as trt
 
-    stand_in = StandIn(trt, artifact.record, memory, _compute_of(artifact.folder), **options)
+    stand_in = StandIn(trt, artifact.record, memory, compute_of(artifact.folder), **options)
     monkeypatch.setattr(trt, "Runtime", stand_in.runtime)
     return stand_in
 
@@ -95,7 +95,7 @@ def open_engine(artifact: BuiltArtifact, monkeypatch: pytest.MonkeyPatch, **opti
     return Opened(TensorRTEngine(artifact.config, artifact.built, memory, library), memory, stand_in)
 
 
-def _compute_of(folder: Path) -> Any:
+def compute_of(folder: Path) -> Any:
     """One step of the artifact's own graph, in float32 on the CPU."""
     engine = OnnxRuntimeEngine(folder)
 
@@ -106,8 +106,7 @@ def _compute_of(folder: Path) -> Any:
             for row in range(batch):
                 buffer.write_row(row, values[name][row].astype(np.float32))
         inputs = StepInputs(values[INPUT_IDS], values[CONTEXT_LENGTHS], values[PAST_LENGTHS])
-        logits = engine.step(inputs, states)
-        outputs = {LOGITS: logits}
+        outputs = {engine.config.result.name: engine.step(inputs, states)}
         for spec in engine.state_specs:
             outputs[str(spec.replaced_by)] = np.stack([states.buffers[spec.name].read_row(r) for r in range(batch)])
         return outputs
