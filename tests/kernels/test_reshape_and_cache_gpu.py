@@ -17,18 +17,28 @@ pytestmark = pytest.mark.gpu
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
 
+def halves(wide: torch.Tensor, heads: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values [tokens, heads, head_dim] as the two ends of the projection ``wide``."""
+    key = wide[:, : heads * head_dim].unflatten(-1, (heads, head_dim))
+    return key, wide[:, -heads * head_dim :].unflatten(-1, (heads, head_dim))
+
+
+def some_slots(tokens: int, places: int, generator: torch.Generator) -> torch.Tensor:
+    """A place of its own for each token, none for a third of them."""
+    slots = torch.randperm(places, generator=generator)[:tokens].to(torch.int32)
+    slots[torch.rand(tokens, generator=generator) < 0.3] = -1
+    return slots.cuda()
+
+
 def check(
     tokens: int = 37, heads: int = 3, head_dim: int = 128, size: int = 16, dtype: torch.dtype = BF16, gap: int = 0
 ) -> None:
     """Keys and values as slices of one projection where ``gap``; a third of the tokens has no place."""
     generator = torch.Generator().manual_seed(0)
     wide = torch.randn(tokens, 2 * heads * head_dim + gap, generator=generator).to(dtype).cuda()
-    key = wide[:, : heads * head_dim].unflatten(-1, (heads, head_dim))
-    value = wide[:, -heads * head_dim :].unflatten(-1, (heads, head_dim))
+    key, value = halves(wide, heads, head_dim)
     blocks = -(-tokens // size) + 2
-    slots = torch.randperm(blocks * size, generator=generator)[:tokens].to(torch.int32)
-    slots[torch.rand(tokens, generator=generator) < 0.3] = -1
-    slots = slots.cuda()
+    slots = some_slots(tokens, blocks * size, generator)
     pool = torch.randn(2, blocks, size, heads, head_dim, generator=generator).to(dtype).cuda()
     pool[:, -1, 0] = float("nan")
     expected = reshape_and_cache(key, value, pool, slots)
@@ -71,12 +81,9 @@ def check_fp8(
     wide *= torch.exp2(torch.randint(-16, 4, wide.shape, generator=generator))
     wide[0, :head_dim], wide[-1, -1] = 0.0, float("nan")
     wide = wide.to(dtype).cuda()
-    key = wide[:, : heads * head_dim].unflatten(-1, (heads, head_dim))
-    value = wide[:, -heads * head_dim :].unflatten(-1, (heads, head_dim))
+    key, value = halves(wide, heads, head_dim)
     blocks = -(-tokens // size) + 2
-    slots = torch.randperm(blocks * size, generator=generator)[:tokens].to(torch.int32)
-    slots[torch.rand(tokens, generator=generator) < 0.3] = -1
-    slots = slots.cuda()
+    slots = some_slots(tokens, blocks * size, generator)
     pool = torch.randint(0, 256, (2, blocks, size, heads, head_dim), generator=generator).to(torch.uint8).cuda()
     scales = torch.randn(2, blocks, heads, size, generator=generator).cuda()
     expected, expected_scales = reshape_and_cache_fp8(key, value, pool, scales, slots)
