@@ -14,8 +14,8 @@ from runtime.engines.paged import PagedEngine
 from runtime.engines.paged_factory import create_paged_engine
 from runtime.model_text import ModelText
 from runtime.serving.draft_model import ModelDrafter
-from runtime.serving.loop import serving_shape
 from runtime.serving.mtp_drafter import MtpDrafter
+from runtime.serving.pools import serving_shape
 from runtime.serving.settings import ServingSettings
 from runtime.speculation import DraftModel, SpeculationSettings
 from runtime.speculation.settings import MTP

@@ -10,7 +10,7 @@ import numpy as np
 from artifact.errors import EngineError
 from runtime.blocks import CacheNeeds
 from runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
-from runtime.serving.settings import GIB
+from runtime.serving.settings import GIB, ServingSettings
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,24 @@ class ServingShape:
     max_tokens: int
     max_seq_len: int
     block_size: int
+
+
+def serving_shape(engine: PagedEngine, settings: ServingSettings) -> ServingShape:
+    """The settings with the engine's limits in place of None; EngineError for one beyond its limit."""
+    limits, longest = engine.limits, engine.config.max_seq_len
+    for name, value, limit in (
+        ("max_rows", settings.max_rows, limits.max_rows),
+        ("max_tokens", settings.max_tokens, limits.max_tokens),
+        ("max_seq_len", settings.max_seq_len, longest),
+    ):
+        if value is not None and value > limit:
+            raise EngineError(f"{name}: expected at most the engine's {limit}, found {value}")
+    return ServingShape(
+        settings.max_rows or limits.max_rows,
+        settings.max_tokens or limits.max_tokens,
+        settings.max_seq_len or longest,
+        settings.block_size,
+    )
 
 
 @dataclass(frozen=True)

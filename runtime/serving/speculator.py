@@ -41,6 +41,11 @@ class Speculator:
         self._proposals: dict[int, Proposal] = {}
 
     @property
+    def candidate_slots(self) -> int | None:
+        """Slots that a row needs beside its own; None: none at all, as the engine holds its states."""
+        return None if self.holds_states else self._settings.tokens
+
+    @property
     def runner(self) -> StepRunner | None:
         """The drafter, where it has to see the steps of the model."""
         return self._drafter if isinstance(self._drafter, StepRunner) else None

@@ -1,0 +1,95 @@
+"""Candidate tokens of a loop's sequences: asked for before a step, accepted or not after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from artifact.errors import EngineError
+from runtime.engines.step_result import StepResult
+from runtime.sampling import Guess
+from runtime.scheduler import PlannedRow, ScheduledSequence, Scheduler, StepPlan
+from runtime.scheduler.scheduler import NONE_ACCEPTED
+from runtime.serving.candidate_outcome import CandidateOutcome
+from runtime.serving.group import Group
+from runtime.serving.live_requests import LiveRequests
+from runtime.serving.speculator import Speculator
+from runtime.speculation import accepted_count
+
+
+class Verdict(NamedTuple):
+    """accepted: how many candidates were right, by sequence that had some. others: the sequences that had none and
+    choose their token yet, each with the index of its logits."""
+
+    others: Iterable[tuple[ScheduledSequence, int]]
+    accepted: Mapping[int, int] = NONE_ACCEPTED
+
+
+class CandidateCheck:
+    """Asks ``speculator`` for the candidates of ``requests``, and lets these accept them."""
+
+    def __init__(self, speculator: Speculator, scheduler: Scheduler, requests: LiveRequests) -> None:
+        self._speculator, self._scheduler, self._requests = speculator, scheduler, requests
+
+    def propose(self) -> Mapping[int, tuple[int, ...]]:
+        """Candidates by sequence; nothing, and errors of the requests, where the drafter failed."""
+        wanted = []
+        for sequence in self._scheduler.decoding():
+            known = self._requests.of(sequence)
+            if known is not None and known[1].candidates != 0:
+                wanted.append((sequence, known[1].candidates))
+        try:
+            return self._speculator.propose(wanted)
+        except Exception as error:
+            reason = error if isinstance(error, EngineError) else EngineError(f"the drafter failed: {error}")
+            self._requests.end_with(self._requests.ids_of(sequence for sequence, _ in wanted), reason)
+            return MappingProxyType({})
+
+    def verdict(
+        self, plan: StepPlan, sampling: Sequence[ScheduledSequence], result: StepResult, best: Sequence[int | None]
+    ) -> Verdict:
+        """Give the sequences with candidates their tokens; ``sampling`` are all that get one, in the plan's order."""
+        accepted: dict[int, int] = {}
+        others: list[tuple[ScheduledSequence, int]] = []
+        first = 0
+        for sequence, row in zip(sampling, (row for row in plan.rows if row.samples), strict=True):
+            if row.candidates:
+                accepted[row.sequence] = self._verify(sequence, row, CandidateOutcome(result, best, first))
+            else:
+                others.append((sequence, first))
+            first += 1 + len(row.candidates)
+        return Verdict(others, accepted)
+
+    def _verify(self, sequence: ScheduledSequence, row: PlannedRow, step: CandidateOutcome) -> int:
+        """Give a sequence with candidates its tokens; how many of the candidates are accepted."""
+        known = self._requests.of(sequence)
+        if known is None:
+            return 0  # cancelled while the step was under way, or ended with another sequence of the same request
+        id_, group = known
+        try:
+            proposal = self._speculator.proposal(sequence.id, len(row.candidates))
+            accepted = accepted_count(
+                proposal, lambda place, guess: self._choose(sequence, id_, group, step, place, guess)
+            )
+        except EngineError as error:
+            self._requests.end_with((id_,), error)
+            # Each accepted token was appended.
+            return len(sequence.tokens) - row.start - 1
+        self._speculator.observe(sequence.id, len(row.candidates), accepted)
+        self._requests.drop_finished(id_)
+        return accepted
+
+    def _choose(
+        self,
+        sequence: ScheduledSequence,
+        id_: int,
+        group: Group,
+        step: CandidateOutcome,
+        place: int,
+        guess: Guess | None,
+    ) -> int | None:
+        """The token after ``place`` candidates; None when the sequence has ended with it."""
+        logits, token = step.after(place, group.takes_best)
+        self._requests.tell(id_, group.accept(sequence, logits, token, guess))
+        return None if sequence.cancelled else sequence.tokens[-1]

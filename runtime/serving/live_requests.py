@@ -1,0 +1,148 @@
+"""The requests of a loop that have not ended: which sequences are whose, and what each is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from artifact.errors import EngineError
+from runtime.engines.step_result import StepResult
+from runtime.scheduler import ScheduledSequence, Scheduler
+from runtime.serving.beam import BeamGroup
+from runtime.serving.candidate_outcome import NO_LOGITS
+from runtime.serving.group import Group, GroupContext, MakePiece, SamplingGroup
+from runtime.serving.request import Output, ServingRequest
+from runtime.text import Tokenizer
+
+
+class LiveRequests:
+    """A request lives from ``add`` until its last sequence has ended; ``take`` hands out what it got meanwhile.
+
+    Tokens are chosen at once, the pieces that tell of them are made later, by ``make_pieces``.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, eos: tuple[int, ...], tokenizer: Tokenizer | None, forget: Callable[[int], None]
+    ) -> None:
+        """``forget`` is called with the id of each sequence that has ended."""
+        self._scheduler, self._eos, self._tokenizer, self._forget_sequence = scheduler, eos, tokenizer, forget
+        self._groups: dict[int, Group] = {}
+        self._request_of: dict[ScheduledSequence, int] = {}
+        # Tokens that were chosen, whose pieces are not made yet, and what has not been handed out.
+        self._unmade: list[tuple[int, list[MakePiece]]] = []
+        self._outputs: list[Output] = []
+        self._next_request = 0
+
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._groups
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def untold(self) -> bool:
+        """Whether ``take`` has something to give, or will have once the pieces are made."""
+        return bool(self._outputs or self._unmade)
+
+    def add(self, asked: ServingRequest, started: float) -> int:
+        """Let a request take part, which came at ``started`` (time.perf_counter); its id. Errors: Scheduler.add."""
+        id_ = self._next_request
+        root = self._scheduler.add(asked.scheduled())
+        self._next_request += 1
+        self._request_of[root] = id_
+        context = GroupContext(self._fork, self._finish, self._eos, self._tokenizer, started)
+        kind = BeamGroup if asked.request.params.beam_width else SamplingGroup
+        self._groups[id_] = kind(asked, root, context)
+        return id_
+
+    def of(self, sequence: ScheduledSequence) -> tuple[int, Group] | None:
+        """The request of a sequence; None where it has ended, maybe in the step that the sequence takes part in."""
+        id_ = self._request_of.get(sequence)
+        return None if id_ is None else (id_, self._groups[id_])
+
+    def ids_of(self, sequences: Iterable[ScheduledSequence]) -> list[int]:
+        """The requests of ``sequences`` that have not ended, each once."""
+        known = self._request_of
+        return list(dict.fromkeys(known[sequence] for sequence in sequences if sequence in known))
+
+    def accept(
+        self, sampling: Iterable[tuple[ScheduledSequence, int]], result: StepResult, best: Sequence[int | None]
+    ) -> None:
+        """Let each sequence choose its token, from the logits of its index, or end its request with an error."""
+        request_of, groups, unmade = self._request_of, self._groups, self._unmade
+        for sequence, index in sampling:
+            id_ = request_of.get(sequence)
+            if id_ is None:
+                continue  # its request has ended in this very step
+            group, token = groups[id_], best[index]
+            try:
+                logits = NO_LOGITS if group.takes_best and token is not None else result.logits(index)
+                unmade.append((id_, group.accept(sequence, logits, token)))
+            except EngineError as error:
+                self.end_with((id_,), error)
+                continue
+            if group.finished:
+                del groups[id_]
+
+    def tell(self, request_id: int, pieces: Iterable[MakePiece]) -> None:
+        """Make pieces of a request now, because its next token is chosen in the same step."""
+        self._outputs += [Output(request_id, make()) for make in pieces]
+
+    def make_pieces(self) -> None:
+        """Of all tokens that were chosen."""
+        if not self._unmade:
+            return
+        unmade, self._unmade = self._unmade, []
+        new, outputs = tuple.__new__, self._outputs  # as in Sequence.piece
+        for id_, makers in unmade:
+            for make in makers:
+                outputs.append(new(Output, (id_, make(), None)))
+
+    def take(self) -> list[Output]:
+        """What the requests got since the last time, in order."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def cancel(self, request_id: int) -> None:
+        """End a request, of which nothing more is heard. One that has ended, or never was, is none to end."""
+        self._end(request_id)
+        if self.untold:
+            self._outputs = [output for output in self._outputs if output.request_id != request_id]
+            self._unmade = [unmade for unmade in self._unmade if unmade[0] != request_id]
+
+    def end_with(self, requests: Iterable[int], error: EngineError) -> None:
+        """End requests, which get the pieces that they have so far, and then ``error``."""
+        self.make_pieces()
+        for id_ in requests:
+            self._end(id_)
+            self._outputs.append(Output(id_, error=error))
+
+    def died(self, sequences: Sequence[ScheduledSequence], error: EngineError) -> None:
+        """End the requests of ``sequences``, from which the scheduler has taken everything, with ``error``."""
+        requests = self.ids_of(sequences)
+        for sequence in sequences:
+            self._forget(sequence)
+        self.end_with(requests, error)
+
+    def drop_finished(self, request_id: int) -> None:
+        """Let go of a request if its last sequence has ended."""
+        if self._groups[request_id].finished:
+            del self._groups[request_id]
+
+    def _end(self, request_id: int) -> None:
+        group = self._groups.pop(request_id, None)
+        if group is not None:
+            for sequence in group.sequences:
+                self._finish(sequence)
+
+    def _fork(self, parent: ScheduledSequence) -> ScheduledSequence:
+        child = self._scheduler.fork(parent)
+        self._request_of[child] = self._request_of[parent]
+        return child
+
+    def _finish(self, sequence: ScheduledSequence) -> None:
+        self._forget(sequence)
+        self._scheduler.finish(sequence)
+
+    def _forget(self, sequence: ScheduledSequence) -> None:
+        self._request_of.pop(sequence, None)
+        self._forget_sequence(sequence.id)

@@ -1,0 +1,55 @@
+"""The pools of a loop, and who gives them out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.blocks import BlockManager, CacheNeeds
+from runtime.engines.paged import PagedEngine
+from runtime.prefix_cache.settings import BLOCKS, RADIX
+from runtime.scheduler import Scheduler, SchedulerSettings
+from runtime.serving.pools import PoolReport, ServingShape, memory_budget, pools_in
+from runtime.serving.prefix_cache import ServedCache, cached_slots, radix_allocator
+from runtime.serving.settings import ServingSettings
+
+
+@dataclass(frozen=True)
+class LoopMemory:
+    """cache: None without a radix tree."""
+
+    pools: PoolReport
+    manager: BlockManager
+    scheduler: Scheduler
+    cache: ServedCache | None
+
+
+def loop_memory(
+    engine: PagedEngine, settings: ServingSettings, shape: ServingShape, candidate_slots: int | None
+) -> LoopMemory:
+    """Pools in ``engine``, in place of those that it had. EngineError when they cannot hold one sequence.
+
+    ``candidate_slots`` that a row has beside its own; None: it needs none, as the engine holds its states.
+    """
+    needs, cache, slots = CacheNeeds.of_model(engine.config), settings.cache, candidate_slots or 0
+    cached = cache.kind == RADIX
+    budget = memory_budget(engine, needs, shape, settings.memory_bytes, settings.memory_utilization, cached, slots)
+    pools = pools_in(engine, needs, shape, budget, cached_slots(cache, shape), slots)
+    sizes = pools.sizes
+    engine.allocate_pools(sizes)
+    radix = radix_allocator(engine, sizes, needs, cache, shape.max_rows) if cached else None
+    manager = BlockManager(
+        sizes, needs, shape.max_rows, shape.max_seq_len, cache.kind == BLOCKS, radix, candidate_slots
+    )
+    scheduler = Scheduler(
+        manager,
+        SchedulerSettings(
+            shape.max_tokens,
+            shape.max_rows,
+            shape.max_seq_len,
+            settings.policy,
+            settings.swap_bytes,
+            pools.block_bytes,
+            pools.slot_bytes,
+        ),
+    )
+    return LoopMemory(pools, manager, scheduler, None if radix is None else ServedCache(radix, engine, scheduler))
