@@ -22,6 +22,7 @@ from benchmarks.agreement import random_prompt, relative_error
 from benchmarks.command import run_command
 from benchmarks.engine_runs import EngineRuns
 from benchmarks.measure import Spread, take_turns
+from benchmarks.progress import note
 from benchmarks.random_checkpoint import NemotronHShape, write_random_checkpoint
 from benchmarks.report import Gate, Report, Target
 from benchmarks.torch_peer import TorchPeer
@@ -158,6 +159,7 @@ def _decode(runs: EngineRuns, peer: TorchPeer | None, batch: int, settings: Torc
     if peer is not None:
         contestants["transformers_greedy"] = lambda: batch / peer.decode_seconds(prompt, count)
     rates = take_turns(contestants, settings.repeats)
+    note(f"decoding of {batch} rows measured")
     return {name: Spread.of(values).to_json() for name, values in rates.items()}
 
 
@@ -167,6 +169,7 @@ def _prompt(runs: EngineRuns, peer: TorchPeer | None, length: int, settings: Tor
     if peer is not None:
         contestants["transformers"] = lambda: 1e3 * peer.prefill_seconds(prompt)
     times = take_turns(contestants, settings.repeats, warmup=2)
+    note(f"prompts of {length} tokens measured")
     return {name: Spread.of(values).to_json() for name, values in times.items()}
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks.agreement import random_prompt, relative_error
 from benchmarks.command import run_command
 from benchmarks.engine_runs import EngineRuns
+from benchmarks.progress import note
 from benchmarks.report import Gate, Report, Target
 from benchmarks.torch_engine import LOGITS_TOLERANCE, Goals, TorchEngineSettings, measured
 from benchmarks.torch_peer import TorchPeer
@@ -88,9 +89,12 @@ def run(settings: ExpertsSettings) -> Report:
     with tempfile.TemporaryDirectory(prefix="hybridge-bench-") as name:
         checkpoint, artifact = Path(name) / "checkpoint", Path(name) / "artifact"
         write_checkpoint(checkpoint, settings.fields, settings.device)
+        note("checkpoint written")
         _export(checkpoint, artifact, settings)
+        note("exported")
         engine = TorchEngine(artifact, device=settings.device)
         runs = EngineRuns(engine)
+        note("engine made")
         try:
             gates = _gates(runs, checkpoint, settings)
             if not all(gate.passed for gate in gates):
@@ -154,12 +158,14 @@ def _gates(runs: EngineRuns, checkpoint: Path, settings: ExpertsSettings) -> tup
         expected = peer.logits(sequence)[tokens - 1 :]
     finally:
         peer.close()
+    note("logits of transformers in float32 found")
     gates = []
     for batch in settings.batches:
         found = runs.logits(sequence, tokens, batch)
         worst = max(relative_error(*pair) for pair in zip(found, expected, strict=True))
         checks = f"logits of {batch} rows of {tokens} tokens and {steps} decode steps against transformers in float32"
         gates.append(Gate(f"{checks}, relative error", worst, LOGITS_TOLERANCE))
+        note(f"{gates[-1].checks}: {worst:.2g}")
     return tuple(gates)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from benchmarks.measure import seconds
 
 
 class TorchPeer:
-    """A checkpoint in transformers, with the fast kernels that it finds installed.
+    """A checkpoint in transformers. What is timed runs the fast kernels that it finds installed, values do not.
 
     dt is clamped at the limits that the artifact has. ``close`` frees the memory.
     """
@@ -34,8 +36,8 @@ class TorchPeer:
                 module.time_step_limit = (0.0, math.inf)
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
-        """Logits [tokens, vocab] float32 after each of ``tokens`` [tokens] int64."""
-        with self._torch.inference_mode():
+        """Logits [tokens, vocab] float32 after each of ``tokens`` [tokens] int64, by transformers' own functions."""
+        with self._torch.inference_mode(), _written_in_torch(self._model):
             found = self._model(self._ids(tokens[None]), use_cache=False).logits[0]
         return np.asarray(found.float().cpu().numpy())
 
@@ -74,3 +76,18 @@ class TorchPeer:
 
     def _ids(self, tokens: np.ndarray) -> Any:
         return self._torch.tensor(tokens, dtype=self._torch.int64, device=self._device)
+
+
+@contextmanager
+def _written_in_torch(model: Any) -> Iterator[None]:
+    """No kernels of other packages: fla solves in TF32 what is float32, and compiles each kernel many times first.
+
+    transformers puts them in the place of functions of the model's module, which keep the original as ``__wrapped__``.
+    """
+    module = vars(sys.modules[type(model).__module__])
+    replaced = {name: value for name, value in module.items() if hasattr(value, "__wrapped__")}
+    module.update({name: value.__wrapped__ for name, value in replaced.items()})
+    try:
+        yield
+    finally:
+        module.update(replaced)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from functools import wraps
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
 import pytest
 
 pytest.importorskip("transformers", reason="the peer is transformers")
 
 from benchmarks import torch_engine_experts
 from benchmarks.torch_engine_experts import FIELDS, ExpertsSettings
+from benchmarks.torch_peer import TorchPeer
 
 SMALL = {
     "vocab_size": 128,
@@ -46,3 +52,22 @@ def test_it_measures_both_and_their_ratio() -> None:
     (target,) = document["targets"]
     expected = rates["1"]["ours_greedy"]["median"] / rates["1"]["transformers_greedy"]["median"]
     assert target["value"] == pytest.approx(expected) and document["settings"]["fields"]["num_experts"] == 8
+
+
+def test_values_are_of_transformers_own_functions_and_times_of_the_package_in_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.qwen3_next import modeling_qwen3_next as module
+
+    torch_engine_experts.write_checkpoint(tmp_path, {**FIELDS, **SMALL}, "cpu")
+    peer, tokens = TorchPeer(tmp_path, "float32", "cpu"), np.arange(9)
+    expected = peer.logits(tokens)
+
+    @wraps(module.torch_chunk_gated_delta_rule.__wrapped__)
+    def package(*_arguments: object, **_options: object) -> NoReturn:
+        raise RuntimeError("the package ran")
+
+    monkeypatch.setattr(module, "torch_chunk_gated_delta_rule", package)
+    np.testing.assert_array_equal(peer.logits(tokens), expected)
+    with pytest.raises(RuntimeError, match="the package ran"):
+        peer.prefill_seconds(tokens[None])
