@@ -1,4 +1,4 @@
-"""The experts of the torch engine, in both of its forms, against a loop over tokens and experts in float64."""
+"""The experts of the torch engine, in each of its forms, against a loop over tokens and experts in float64."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from tests.ops.oracle import relative_error
 
 @pytest.mark.parametrize(("activation", "gated"), [("silu", 1), ("relu2", 0), ("gelu", 1)])
 @pytest.mark.parametrize("time", [1, 33])
-@pytest.mark.parametrize("form", ["gathered", "by_expert"])
-def test_both_forms(form: str, time: int, activation: str, gated: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = expert_case(time=time, gated=gated)
+@pytest.mark.parametrize("form", ["gathered", "grouped", "by_expert"])
+def test_each_form(form: str, time: int, activation: str, gated: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"hidden": 12, "intermediate": 8} if form == "grouped" else {}  # that form is for rows of whole 16 bytes
+    case = expert_case(time=time, gated=gated, **sizes)
     x, ids, weights, up, down = (torch.from_numpy(array) for array in case.arrays().values())
     experts = RoutedExperts(activation, bool(gated))
+    if form == "grouped" and not hasattr(torch.nn.functional, "grouped_mm"):
+        pytest.skip("needs torch 2.10: grouped_mm")
     monkeypatch.setattr(experts, "by_expert", getattr(experts, form))
     y = experts(x.float(), ids, weights.float(), up.float(), down.float())
     assert relative_error(y.numpy(), expert_loop(case, activation, gated)) < 1e-6
@@ -29,4 +32,27 @@ def test_on_a_gpu(time: int) -> None:
     arrays = (torch.from_numpy(array).cuda() for array in case.arrays().values())
     x, ids, weights, up, down = arrays
     y = RoutedExperts("silu", True)(x.bfloat16(), ids, weights.float(), up.bfloat16(), down.bfloat16())
+    assert relative_error(y.double().cpu().numpy(), expert_loop(case, "silu", 1)) < 3e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not hasattr(torch.nn.functional, "grouped_mm")
+    or not torch.cuda.is_available()
+    or torch.cuda.get_device_capability() not in ((9, 0), (10, 0)),
+    reason="needs torch 2.10 and a GPU of compute capability 9.0 or 10.0: grouped_mm without the host",
+)
+@pytest.mark.parametrize("favourite", [False, True])
+def test_prompts_ask_the_host_for_nothing(favourite: bool) -> None:
+    """66 tokens and 40 experts, so that some have no token."""
+    case = expert_case(time=33, experts=40, top_k=3, hidden=72, intermediate=40, favourite=favourite)
+    x, ids, weights, up, down = (torch.from_numpy(array).cuda() for array in case.arrays().values())
+    inputs = x.bfloat16(), ids, weights.float(), up.bfloat16(), down.bfloat16()
+    experts = RoutedExperts("silu", True)
+    experts(*inputs)  # the first call may load what the others use
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        y = experts(*inputs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     assert relative_error(y.double().cpu().numpy(), expert_loop(case, "silu", 1)) < 3e-2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from artifact.errors import UnsupportedError
@@ -14,9 +16,12 @@ from trt_plugins.kernels.fused.top_k_softmax import TopKSoftmax
 from trt_plugins.reference.routed_experts import ACTIVATIONS
 
 # Up to this many routes (tokens x top_k) that our kernels refuse, the weights of each are gathered: the host needs to
-# know no choice then, so that decoding can be recorded. More routes run expert by expert.
+# know no choice then, so that decoding can be recorded. More routes are sorted by expert where torch has a product for
+# groups of rows, else run expert by expert.
 GATHERED_ROUTES = 64
 _ALIGNMENT = 16
+# GPUs on which torch's grouped product asks the host for nothing.
+_GROUPED = ((9, 0), (10, 0))
 
 
 def _top_k(context: NodeContext) -> Run:
@@ -96,8 +101,7 @@ class RoutedExperts:
             y = self._launched(tokens, chosen, weights.reshape(chosen.shape), up, down)
             if y is not None:
                 return y.view(x.shape)
-        few = x.is_cuda and chosen.numel() <= GATHERED_ROUTES
-        results = self.gathered(tokens, chosen, up, down) if few else self.by_expert(tokens, chosen, up, down)
+        results = self._form(tokens, chosen, up, down)(tokens, chosen, up, down)
         mixed = (results.float() * weights.reshape(*chosen.shape, 1)).sum(1)
         return mixed.to(x.dtype).reshape(x.shape)
 
@@ -126,6 +130,17 @@ class RoutedExperts:
             return None
         return y
 
+    def _form(self, x: torch.Tensor, ids: torch.Tensor, *weights: torch.Tensor) -> Callable[..., torch.Tensor]:
+        """The fastest of the three forms below."""
+        if not x.is_cuda:
+            return self.by_expert
+        if ids.numel() <= GATHERED_ROUTES:
+            return self.gathered
+        sizes = {size for weight in weights for size in weight.shape[1:]}
+        aligned = all(size * x.element_size() % _ALIGNMENT == 0 for size in sizes)
+        grouped = hasattr(torch.nn.functional, "grouped_mm") and x.dtype == torch.bfloat16 and aligned
+        return self.grouped if grouped and torch.cuda.get_device_capability(x.device) in _GROUPED else self.by_expert
+
     def gathered(self, x: torch.Tensor, ids: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
         """Result of every route [n, k, hidden], from copies of the chosen experts; nothing waits for the device."""
         routes = ids.reshape(-1)
@@ -133,6 +148,16 @@ class RoutedExperts:
         inner = self._inner(torch.bmm(up.index_select(0, routes), rows).squeeze(-1))
         y = torch.bmm(down.index_select(0, routes), inner[:, :, None])
         return y.reshape(*ids.shape, x.shape[-1])
+
+    def grouped(self, x: torch.Tensor, ids: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        """Result of every route [n, k, hidden], routes in the order of their experts; nothing waits for the device."""
+        product = torch.nn.functional.grouped_mm
+        experts, order = ids.reshape(-1).sort(stable=True)
+        all_experts = torch.arange(up.shape[0], dtype=experts.dtype, device=experts.device)
+        ends = torch.searchsorted(experts, all_experts, right=True, out_int32=True)
+        inner = self._inner(product(x[order // ids.shape[1]], up.transpose(1, 2), offs=ends))
+        y = product(inner, down.transpose(1, 2), offs=ends)
+        return torch.empty_like(y).index_copy_(0, order, y).reshape(*ids.shape, x.shape[-1])
 
     def by_expert(self, x: torch.Tensor, ids: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
         """Result of every route [n, k, hidden], from the experts where they lie."""
