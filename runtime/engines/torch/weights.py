@@ -22,11 +22,12 @@ class WeightStore:
     weights alone, by value name. A GPU gets one copy of every weight that a step reads there.
     """
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
+    def __init__(self, folder: Path, device: torch.device, beside: WeightStore | None = None) -> None:
+        """``beside``: the store of another graph in ``folder``; the weights of both are there once."""
         self._folder, self.device = folder, device
-        self._mapped: dict[tuple, torch.Tensor] = {}
+        self._mapped: dict[tuple, torch.Tensor] = {} if beside is None else beside._mapped
         # Bytes on the device by the address of the same bytes in host memory, which stay where they are.
-        self._uploaded: dict[int, torch.Tensor] = {}
+        self._uploaded: dict[int, torch.Tensor] = {} if beside is None else beside._uploaded
         self.folded: dict[str, torch.Tensor] = {}
 
     def tensor(self, value: ir.Value) -> torch.Tensor:
@@ -48,14 +49,15 @@ class WeightStore:
         address = storage.data_ptr()
         if address not in self._uploaded:
             raw = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
-            self._uploaded[address] = raw.to(self.device)
-        there = self._uploaded[address][: storage.nbytes() // tensor.itemsize * tensor.itemsize].view(tensor.dtype)
+            self._uploaded[address] = storage, raw.to(self.device)
+        _, there = self._uploaded[address]
+        there = there[: storage.nbytes() // tensor.itemsize * tensor.itemsize].view(tensor.dtype)
         return there.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def held_memory(self) -> dict[str, int]:
         """Bytes of the weights where steps read them, for reports."""
         if self.device.type != "cpu":
-            return {"weights": sum(tensor.nbytes for tensor in self._uploaded.values())}
+            return {"weights": sum(tensor.nbytes for _, tensor in self._uploaded.values())}
         mapped = sum(tensor.nbytes for tensor in self._mapped.values())
         return {"weights": self.computed_bytes, "weights mapped from files": mapped}
 
