@@ -105,3 +105,12 @@ def test_a_refused_launch_names_the_kernel(driver: Driver) -> None:
     with pytest.raises(EngineError, match=r"launching kernel_0.*: the CUDA driver answers CUDA_ERROR_719"):
         plan.launch(0, [1, 2], [3])
     assert len(driver.launches) == 1
+
+
+def test_a_call_with_too_few_addresses_leaves_nothing_behind_for_the_next(driver: Driver) -> None:
+    plan = bound(2)
+    plan.launch(5, [1, 2], [3], 16)
+    with pytest.raises(IndexError):
+        plan.launch(6, [1, 8], [], 16)
+    plan.launch(5, [1, 2], [3], 16)
+    assert driver.launches[2:] == driver.launches[:2]

@@ -61,6 +61,7 @@ class BoundPlan:
             Memory.PACKED: packed,
             Memory.COUNTERS: self._counters,
         }
+        self._given = None  # where an address is missing, no call's are in place
         for launch in self._launches:
             launch.write(stream, addresses)
         # Copies, as the caller may write to its lists.
