@@ -41,7 +41,8 @@ class CudaMemory(DeviceMemory):
         core = cuda_core()
         self._driver = cuda_driver()
         self._device = _attempt(lambda: core.Device(ordinal), f"opening GPU {ordinal}")
-        self._thread: int | None = None
+        # Not by number: a thread may have that of one that has ended.
+        self._of_thread = threading.local()
         self.enter()
         self._stream = _attempt(self._device.create_stream, "creating a stream")
         self._handle = int(self._stream.handle)
@@ -53,9 +54,9 @@ class CudaMemory(DeviceMemory):
         return self._handle
 
     def enter(self) -> None:
-        if self._thread != threading.get_ident():
+        if not hasattr(self._of_thread, "entered"):
             _attempt(self._device.set_current, "entering the GPU's context")
-            self._thread = threading.get_ident()
+            self._of_thread.entered = True
 
     def allocate(self, nbytes: int, purpose: str) -> Allocation:
         what = f"{nbytes / 2**20:.0f} MiB of GPU memory for {purpose}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -229,16 +230,25 @@ def test_what_the_gpu_answers_reaches_the_user(calls: Calls) -> None:
         memory.synchronize()
 
 
-def test_another_thread_enters_the_context(calls: Calls) -> None:
-    from threading import Thread
-
-    memory = CudaMemory()
-    memory.enter()
+def entered_by_a_thread(memory: CudaMemory) -> None:
     thread = Thread(target=memory.enter)
     thread.start()
     thread.join()
+
+
+def test_another_thread_enters_the_context(calls: Calls) -> None:
+    memory = CudaMemory()
     memory.enter()
-    assert calls.names() == ["set_current"] * 3
+    entered_by_a_thread(memory)
+    memory.enter()
+    assert calls.names() == ["set_current"] * 2
+
+
+def test_a_thread_that_has_the_number_of_one_that_ended_enters_too(calls: Calls) -> None:
+    memory = CudaMemory()
+    for _ in range(4):
+        entered_by_a_thread(memory)
+    assert calls.names() == ["set_current"] * 5
 
 
 def test_a_machine_without_a_driver_says_so() -> None:
