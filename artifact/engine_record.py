@@ -41,8 +41,26 @@ class PluginsRecord:
 
 
 @dataclass(frozen=True)
+class AdvanceRecord:
+    """The second file of an engine that holds its states: it advances them by the tokens that were right.
+
+    Its bindings: those about rows, what the first engine kept of the tokens ("held_..."), and the pools.
+    """
+
+    engine: str
+    nbytes: int
+    sha256: str
+    profiles: list[ProfileRecord]
+    bindings: list[dict[str, Any]]
+    layers: dict[str, int]
+
+
+@dataclass(frozen=True)
 class EngineRecord:
-    """One engine file: what built it, what it targets, its profiles, bindings and layers (type -> count)."""
+    """One engine file: what built it, what it targets, its profiles, bindings and layers (type -> count).
+
+    advance: with ``--candidate-states replay``; None where steps keep states.
+    """
 
     engine: str
     nbytes: int
@@ -59,6 +77,7 @@ class EngineRecord:
     layers: dict[str, int]
     model_sha256: str
     build_seconds: float
+    advance: AdvanceRecord | None = None
     engine_version: int = ENGINE_VERSION
 
 
@@ -85,11 +104,29 @@ def read_engine_record(path: Path) -> EngineRecord:
         plugins=_plugins(f.fields("plugins")),
         max_batch_size=f.integer("max_batch_size", minimum=1),
         max_seq_len=f.integer("max_seq_len", minimum=1),
-        profiles=list(f.map("profiles", lambda p: ProfileRecord(p.string("name"), p.object("shapes")))),
+        profiles=_profiles(f),
         bindings=f.array("bindings"),
         layers=f.object("layers"),
         model_sha256=f.string("model_sha256"),
         build_seconds=f.number("build_seconds"),
+        advance=None if f.object("advance", None) is None else _advance(f.fields("advance")),
+    )
+    f.refuse_unknown()
+    return record
+
+
+def _profiles(f: Fields) -> list[ProfileRecord]:
+    return list(f.map("profiles", lambda p: ProfileRecord(p.string("name"), p.object("shapes"))))
+
+
+def _advance(f: Fields) -> AdvanceRecord:
+    record = AdvanceRecord(
+        engine=f.string("engine"),
+        nbytes=f.integer("nbytes", minimum=0),
+        sha256=f.string("sha256"),
+        profiles=_profiles(f),
+        bindings=f.array("bindings"),
+        layers=f.object("layers"),
     )
     f.refuse_unknown()
     return record

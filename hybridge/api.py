@@ -113,6 +113,7 @@ def build_engine(
     plugins: str = "auto",
     plugin_states: str = "aliased",
     plugin_mixers: str = "joined",
+    candidate_states: str = "snapshot",
     library: str = "auto",
     workspace_mib: int | None = None,
     optimization_level: int | None = None,
@@ -124,8 +125,9 @@ def build_engine(
     target: a preset in configs/ or the path of a TOML file. compute_capabilities: GPUs such as "8.6", instead of
     the preset's. max_batch_size, max_seq_len: rows and tokens the engine is built for. plugins: "on" (CUDA plugins),
     "off" (native layers) or "auto" (on where they support target and sizes); plugin_states: "aliased" (updated in
-    place) or "separate"; plugin_mixers: "joined" (one plugin a Mamba2 mixer) or "separate" (two). library: "auto",
-    "tensorrt" or "tensorrt_rtx" (which needs no GPU). HybridgeError when the engine cannot be built.
+    place) or "separate"; plugin_mixers: "joined" (one plugin a Mamba2 mixer) or "separate" (two). candidate_states:
+    "snapshot" (a state after each candidate token) or "replay" (states are held, a second engine advances them).
+    library: "auto", "tensorrt" or "tensorrt_rtx" (which needs no GPU). HybridgeError when the engine cannot be built.
     """
     from artifact.progress import NoProgress
     from trt_plugins.build import BuildOptions
@@ -139,6 +141,7 @@ def build_engine(
         plugins=plugins,
         plugin_states=plugin_states,
         plugin_mixers=plugin_mixers,
+        candidate_states=candidate_states,
         library=library,
         workspace_mib=workspace_mib,
         optimization_level=optimization_level,

@@ -13,7 +13,7 @@ from hybridge.cli.terminal import Terminal
 from hybridge.cli.text import bytes_text, seconds_text
 
 if TYPE_CHECKING:
-    from artifact.engine_record import EngineRecord
+    from artifact.engine_record import AdvanceRecord, EngineRecord
 
 
 def build_engine(
@@ -34,6 +34,12 @@ def build_engine(
         Literal["joined", "separate"],
         typer.Option(help="One plugin for a Mamba2 mixer's convolution, state update and gate, or two and the gate."),
     ] = "joined",
+    candidate_states: Annotated[
+        Literal["snapshot", "replay"],
+        typer.Option(
+            help="Steps with candidate tokens keep a state after each, or hold them: a second engine advances them."
+        ),
+    ] = "snapshot",
     max_batch: Annotated[int | None, typer.Option(help="Most rows.", show_default="the preset's")] = None,
     max_seq_len: Annotated[int | None, typer.Option(help="Most tokens of a row.", show_default="the preset's")] = None,
     library: Annotated[
@@ -65,6 +71,7 @@ def build_engine(
             plugins=plugins,
             plugin_states=plugin_states,
             plugin_mixers=plugin_mixers,
+            candidate_states=candidate_states,
             library=library,
             workspace_mib=workspace_mib,
             optimization_level=optimization_level,
@@ -109,7 +116,12 @@ def _table(record: EngineRecord) -> Any:
         ("profiles", ", ".join(profile.name for profile in record.profiles)),
         ("plugins", ", ".join(f"{n} {op}" for op, n in record.plugins.ops.items()) or f"none: {record.plugins.reason}"),
         ("layers", str(sum(record.layers.values()))),
+        *([("advance", _advance_text(record.advance))] if record.advance else ()),
         ("time", seconds_text(record.build_seconds)),
     ):
         table.add_row(name, value)
     return table
+
+
+def _advance_text(advance: AdvanceRecord) -> str:
+    return f"{advance.engine}, {bytes_text(advance.nbytes)}, {sum(advance.layers.values())} layers"

@@ -38,17 +38,24 @@ class EngineInspection:
 def inspect_engine(folder: Path) -> EngineInspection:
     """Inspect the engine in ``folder``; ArtifactError when it or its record is missing or damaged."""
     record = read_engine_record(folder / ENGINE_FILE)
-    engine = folder / record.engine
-    if Path(record.engine).name != record.engine:
-        raise ArtifactError(f"{ENGINE_FILE}: engine: expected a file beside it, found {record.engine!r}: refused")
-    if not engine.is_file():
-        raise ArtifactError(f"{folder}: expected the engine {record.engine}, found none: build it again")
-    if engine.stat().st_size != record.nbytes:
-        found = engine.stat().st_size
-        raise ArtifactError(f"{engine}: expected {record.nbytes} bytes, found {found}: build it again")
+    engine = _file(folder, record.engine, record.nbytes)
+    if record.advance is not None:
+        _file(folder, record.advance.engine, record.advance.nbytes)
     view = inspector_view(engine, record.library)
     inspector, reason = (None, view) if isinstance(view, str) else (view, None)
     return EngineInspection(str(folder), record, _matches_model(folder, record), inspector, reason)
+
+
+def _file(folder: Path, name: str, nbytes: int) -> Path:
+    """The file ``name`` of ``folder``; ArtifactError unless it is there with ``nbytes`` bytes."""
+    file = folder / name
+    if Path(name).name != name:
+        raise ArtifactError(f"{ENGINE_FILE}: engine: expected a file beside it, found {name!r}: refused")
+    if not file.is_file():
+        raise ArtifactError(f"{folder}: expected the engine {name}, found none: build it again")
+    if file.stat().st_size != nbytes:
+        raise ArtifactError(f"{file}: expected {nbytes} bytes, found {file.stat().st_size}: build it again")
+    return file
 
 
 def _matches_model(folder: Path, record: EngineRecord) -> bool | None:

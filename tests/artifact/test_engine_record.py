@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from artifact.engine_record import (
+    AdvanceRecord,
     EngineRecord,
     PluginsRecord,
     ProfileRecord,
@@ -42,7 +43,19 @@ def test_round_trip(tmp_path: Path) -> None:
     assert read_engine_record(tmp_path / "engine.json") == RECORD
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(EngineRecord)])
+ADVANCE = AdvanceRecord("advance.engine", 7, "2" * 64, RECORD.profiles, RECORD.bindings, {"PLUGIN_V3": 2})
+
+
+def test_an_engine_may_have_a_second_file(tmp_path: Path) -> None:
+    path, record = tmp_path / "engine.json", replace(RECORD, advance=ADVANCE)
+    write_engine_record(path, record)
+    assert read_engine_record(path) == record
+    without = {name: value for name, value in asdict(RECORD).items() if name != "advance"}
+    path.write_text(json.dumps(without))
+    assert read_engine_record(path) == RECORD
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(EngineRecord) if f.name != "advance"])
 def test_every_field_is_needed_and_typed(tmp_path: Path, name: str) -> None:
     path = tmp_path / "engine.json"
     data = asdict(RECORD)
@@ -63,6 +76,8 @@ def test_every_field_is_needed_and_typed(tmp_path: Path, name: str) -> None:
         ({"extra": 1}, "unknown field.*extra"),
         ({"plugins": {**asdict(RECORD.plugins), "aliased": 1}}, "plugins.*aliased"),
         ({"plugins": {**asdict(RECORD.plugins), "extra": 1}}, "unknown field.*extra"),
+        ({"advance": {"engine": "advance.engine"}}, "advance: nbytes"),
+        ({"advance": {**asdict(ADVANCE), "extra": 1}}, "unknown field.*extra"),
     ],
 )
 def test_malformed_records(tmp_path: Path, change: dict[str, Any], words: str) -> None:

@@ -88,6 +88,31 @@ def test_results(
     check(call, before, expected, tolerance)
 
 
+@pytest.mark.parametrize("op", [op for op in dense_operators() if op != "mamba2_conv_scan"])
+def test_held_states_advance_by_the_right_tokens(trt: Any, registration: PluginRegistration, op: str) -> None:
+    """The plugins of an engine that advances: a row of its tokens whose slot is in the column of the last right one."""
+    counts, right, columns = (4, 1, 2, 3), (2, 1, 2, 3), CANDIDATES + 1
+    slots = torch.full((len(counts), columns), -1, dtype=torch.int64)
+    slots[range(len(counts)), [count - 1 for count in right]] = torch.tensor([5, 0, -1, 2])
+    torch.manual_seed(0)
+    call = packed_plugin_call(spec_of(op, SPECULATIVE_VERSION), SIZES, BF16, counts, slots, right, ATTRIBUTES[op])
+    plugin = created_plugin(trt, registration, call, MOST)
+    pool = next(index for index, tensor in enumerate(call.spec.inputs) if is_pool(tensor))
+    after = next(index for index, tensor in enumerate(call.spec.outputs) if is_pool(tensor))
+    expected, before, descs = call.reference()[after], call.inputs[pool].clone(), call.descs(trt)
+    plugin.on_shape_change(*descs)
+    torch.cuda.synchronize()
+    plugin.enqueue(*descs, *call.addresses(), torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    found = call.outputs[after]
+    for slot in range(len(found)):
+        if slot not in (5, 0, 2):
+            assert torch.equal(found[slot].cpu().view(torch.uint8), before[slot].cpu().view(torch.uint8)), slot
+            continue
+        error = (found[slot].double() - expected[slot]).norm() / expected[slot].norm()
+        assert error <= TOLERANCE[BF16], f"slot {slot}: relative error {error:.3g}"
+
+
 @pytest.mark.parametrize("op", dense_operators())
 def test_a_captured_step_replays_with_other_rows(trt: Any, registration: PluginRegistration, op: str) -> None:
     """Where rows begin and which slots they have is read on the device: a graph serves every step of its shapes."""

@@ -6,6 +6,7 @@ An engine lives inside the artifact, in a folder named after its target, and is 
     OUT/engines/<target>/engine.json    what it holds (artifact.engine_record)
     OUT/engines/<target>/build.log      TensorRT's messages
     OUT/engines/<target>.failed.log     what build.log would be, where the last build of the target failed
+    OUT/engines/<target>/advance.engine, advance.log   with --candidate-states replay: the engine that advances states
     OUT/engines/<target>/timing.cache   kernel times, with full TensorRT only; reused by the next build
 
 <target> is the preset's name; "sm86" or "<preset>-sm86" when --compute-capability replaces the preset's.
@@ -21,18 +22,26 @@ import time
 from functools import partial
 from pathlib import Path
 
-from artifact.config import read_config
-from artifact.engine_record import ENGINE_FILE, EngineRecord, ProfileRecord, write_engine_record
+from artifact.config import RuntimeConfig, read_config
+from artifact.engine_record import ENGINE_FILE, AdvanceRecord, EngineRecord, ProfileRecord, write_engine_record
 from artifact.folder import ENGINE, atomic_folder, check_output
 from artifact.path_kind import require_artifact
 from artifact.progress import NoProgress, Progress
 from trt_plugins.build.child import run_job
 from trt_plugins.build.failed_log import failed_log_path, kept_log
+from trt_plugins.build.held_engine import (
+    ADVANCE_LOG_FILE,
+    advance_bindings,
+    advance_job,
+    advance_profile,
+    advance_record,
+    holding_config,
+)
 from trt_plugins.build.job import BuildJob
 from trt_plugins.build.model import MODEL_FILE, ParserModel, parser_model
-from trt_plugins.build.options import BuildOptions
+from trt_plugins.build.options import REPLAY, BuildOptions
 from trt_plugins.build.plugin_choice import choose_plugins
-from trt_plugins.build.profiles import engine_limits, engine_profiles
+from trt_plugins.build.profiles import Limits, engine_limits, engine_profiles
 from trt_plugins.build.record import PLAN_FILE, engine_bindings, engine_record
 from trt_plugins.build.target import Target, check_dtype, choose_target, this_machine
 
@@ -58,19 +67,24 @@ def build_engine(
     target = choose_target(options, this_machine())
     check_dtype(target, config.dtype)
     limits = engine_limits(config, target.preset, options)
-    profiles = engine_profiles(config, target.preset, limits)
+    hold = options.candidate_states == REPLAY
+    stepped = holding_config(config) if hold else config
+    profiles = engine_profiles(stepped, target.preset, limits)
     out = engine_folder(artifact, target.name)
     check_output(out, options.overwrite, ENGINE)
     choose = partial(choose_plugins, options=options, target=target, profiles=profiles)
-    model = parser_model(artifact, config, limits.max_seq_len, choose)
+    model = parser_model(artifact, config, limits.max_seq_len, choose, hold)
     try:
         with atomic_folder(out, options.overwrite, ENGINE) as folder:
             job = _job(artifact.resolve(), folder.resolve(), out.resolve(), target, options, profiles, model)
             with kept_log(folder / LOG_FILE, failed_log_path(out)):
                 result = run_job(job, model.serialized, folder / LOG_FILE, progress)
-                bindings = engine_bindings(config, limits, result.summaries())
+                declared = (*stepped.bindings.inputs, *stepped.bindings.outputs, *model.held)
+                bindings = engine_bindings(declared, limits, result.summaries())
+            with kept_log(folder / ADVANCE_LOG_FILE, failed_log_path(out)):
+                advance = _advance(job, model, stepped, limits, profiles, folder, progress)
             seconds = time.perf_counter() - started
-            record = engine_record(target, limits, profiles, bindings, result, model, seconds)
+            record = engine_record(target, limits, profiles, bindings, result, model, seconds, advance)
             write_engine_record(folder / ENGINE_FILE, record)
     finally:
         progress.finish()
@@ -83,6 +97,25 @@ def build_engine(
 def engine_folder(artifact: Path, name: str) -> Path:
     """The folder of the engine that is built for the target ``name``."""
     return artifact / ENGINES_FOLDER / name
+
+
+def _advance(
+    step: BuildJob,
+    model: ParserModel,
+    config: RuntimeConfig,
+    limits: Limits,
+    profiles: list[ProfileRecord],
+    folder: Path,
+    progress: Progress,
+) -> AdvanceRecord | None:
+    """Build the engine that advances held states beside that of ``step``; None where steps hold none."""
+    if model.advance is None:
+        return None
+    bindings = advance_bindings(config, model.held)
+    profile = advance_profile(bindings, profiles)
+    job = advance_job(step, model.advance, profile, folder.resolve())
+    result = run_job(job, model.advance.serialized, folder / ADVANCE_LOG_FILE, progress)
+    return advance_record(bindings, profile, limits, result)
 
 
 def _job(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import onnx
@@ -14,13 +14,16 @@ from google.protobuf.message import DecodeError
 from artifact.bindings import BLOCK_SIZE, MAX_SEQ, Binding
 from artifact.config import RuntimeConfig
 from artifact.dtypes import DType
-from artifact.errors import ArtifactError, EngineError
+from artifact.errors import ArtifactError, EngineError, UnsupportedError
 from artifact.kv_dtypes import FP8_E4M3
 from trt_plugins.build.attention import STANDARD_DOMAINS, support_attention
+from trt_plugins.build.options import REPLAY, SNAPSHOT
 from trt_plugins.build.plugin_choice import PluginChoice
 from trt_plugins.build.profiles import PAGED_BLOCK_SIZE
+from trt_plugins.call_check import TensorType
 from trt_plugins.catalog import DOMAIN, spec_of
 from trt_plugins.plugins.fields import ALIASED, CAPABILITIES
+from trt_plugins.rewrites.held_states import held_states
 from trt_plugins.spec import AttributeValue
 from trt_plugins.value_types import domain_version, node_attributes, operator_nodes, value_types
 
@@ -34,12 +37,16 @@ class ParserModel:
     """What the parser is given. ``fp32_values``: names of values that must be float32 in the engine.
 
     sha256: of the file model.onnx. plugins: the nodes that have no body any more, because plugins run them.
+    held: outputs behind those of config.json, what a step that holds its states keeps of its tokens; ``advance`` is the
+    graph that advances the states by them.
     """
 
     serialized: bytes
     fp32_values: tuple[str, ...]
     sha256: str
     plugins: PluginChoice
+    held: tuple[Binding, ...] = ()
+    advance: ParserModel | None = None
 
 
 def no_plugins(model: onnx.ModelProto) -> PluginChoice:
@@ -52,13 +59,15 @@ def parser_model(
     config: RuntimeConfig,
     max_seq_len: int,
     choose: Callable[[onnx.ModelProto], PluginChoice] = no_plugins,
+    hold: bool = False,
 ) -> ParserModel:
     """Load ``artifact``/model.onnx with caches of ``max_seq_len`` positions, checked against ``config``.
 
-    choose: which nodes become plugins; it may rewrite the model in place.
+    choose: which nodes become plugins; it may rewrite the model in place. hold: steps hold the states of their
+    candidate tokens, whose operators have to become plugins.
     ArtifactError: the graph or its weights are missing, damaged or contradict config.json.
-    EngineError: an operator has no body that native layers could run, or keys and values are e4m3. What ``choose``
-    raises.
+    EngineError: an operator has no body that native layers could run, or keys and values are e4m3.
+    UnsupportedError: no operator has states to hold, or no plugin. What ``choose`` raises.
     """
     if config.has_kv_scales:
         raise EngineError(
@@ -71,7 +80,26 @@ def parser_model(
     check_interface(model, config)
     check_bodies(model)
     fix_axes(model, {MAX_SEQ: max_seq_len, BLOCK_SIZE: PAGED_BLOCK_SIZE})
-    fp32_values, choice = float32_values(model), choose(model)
+    graphs = held_states(model) if hold else None
+    model = model if graphs is None else graphs.check
+    found = _ready(model, choose(model), digest)
+    if graphs is None:
+        return found
+    if not found.plugins.nodes:
+        raise UnsupportedError(
+            f"--candidate-states {REPLAY}: expected the plugins, which update states in place, found native layers "
+            f"({found.plugins.reason}): use --candidate-states {SNAPSHOT}"
+        )
+    types = value_types(model)
+    held = tuple(Binding(name, types[name].dtype, _dims(types[name])) for name in graphs.held)
+    nodes = {node.name: node.op_type for node in operator_nodes(graphs.advance)}
+    advance = _ready(graphs.advance, replace(found.plugins, nodes=nodes), digest)
+    return replace(found, held=held, advance=advance)
+
+
+def _ready(model: onnx.ModelProto, choice: PluginChoice, digest: str) -> ParserModel:
+    """``model`` for the parser; changed in place."""
+    fp32_values = float32_values(model)
     use_plugins(model, choice)
     support_attention(model)
     return ParserModel(model.SerializeToString(), fp32_values, digest, choice)
@@ -200,6 +228,10 @@ def _load(path: Path) -> tuple[onnx.ModelProto, str]:
 
 def _shape(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
     return tuple(d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim)
+
+
+def _dims(tensor: TensorType) -> tuple[int | str, ...]:
+    return tuple(dim if isinstance(dim, int) else str(dim) for dim in tensor.shape)
 
 
 def _name(binding: Binding | None, kind: str) -> str:

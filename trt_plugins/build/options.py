@@ -13,6 +13,7 @@ ALIASED = "aliased"
 PLUGIN_STATES = (ALIASED, "separate")
 JOINED = "joined"
 PLUGIN_MIXERS = (JOINED, "separate")
+SNAPSHOT, REPLAY = CANDIDATE_STATES = ("snapshot", "replay")
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class BuildOptions:
         buffers.
     plugin_mixers: "joined" makes one plugin of a Mamba2 mixer's convolution, state update and gate, "separate" makes
         two of the operators and leaves the gate to TensorRT.
+    candidate_states: what becomes of recurrent states where the artifact has candidate tokens: "snapshot" keeps one
+        after each, "replay" holds them, and a second engine advances them by the tokens that were right.
     library: "tensorrt", "tensorrt_rtx", or "auto": full TensorRT where it is installed and targets exactly
         this machine's GPU, else TensorRT-RTX.
     workspace_mib: limit of TensorRT's scratch memory in MiB.
@@ -43,6 +46,7 @@ class BuildOptions:
     plugins: str = "auto"
     plugin_states: str = ALIASED
     plugin_mixers: str = JOINED
+    candidate_states: str = SNAPSHOT
     library: str = "auto"
     workspace_mib: int | None = None
     optimization_level: int | None = None
@@ -56,6 +60,8 @@ class BuildOptions:
             raise UnsupportedError(f"--plugin-states: expected aliased or separate, found {self.plugin_states}")
         if self.plugin_mixers not in PLUGIN_MIXERS:
             raise UnsupportedError(f"--plugin-mixers: expected joined or separate, found {self.plugin_mixers}")
+        if self.candidate_states not in CANDIDATE_STATES:
+            raise UnsupportedError(f"--candidate-states: expected snapshot or replay, found {self.candidate_states}")
         if self.library not in ("auto", *LIBRARIES):
             raise UnsupportedError(f"--library: expected auto, {' or '.join(LIBRARIES)}, found {self.library}")
         for name, value in (

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
-from artifact.bindings import BLOCK_SIZE, MAX_SEQ
-from artifact.config import RuntimeConfig
-from artifact.engine_record import EngineRecord, PluginsRecord, ProfileRecord
+from artifact.bindings import BLOCK_SIZE, MAX_SEQ, Binding
+from artifact.engine_record import AdvanceRecord, EngineRecord, PluginsRecord, ProfileRecord
 from artifact.errors import EngineError
 from trt_plugins.build.job import BuildResult, TensorSummary
 from trt_plugins.build.model import ParserModel
@@ -19,9 +19,8 @@ from trt_plugins.catalog import DENSE_VERSION, DOMAIN
 PLAN_FILE = "model.engine"
 
 
-def engine_bindings(config: RuntimeConfig, limits: Limits, tensors: list[TensorSummary]) -> list[dict[str, Any]]:
-    """The engine's bindings in graph order; EngineError when the network's differ from the artifact's."""
-    declared = [*config.bindings.inputs, *config.bindings.outputs]
+def engine_bindings(declared: Sequence[Binding], limits: Limits, tensors: list[TensorSummary]) -> list[dict[str, Any]]:
+    """The engine's bindings, which are ``declared`` in this order; EngineError when the network's are others."""
     expected, found = [(b.name, b.dtype.value) for b in declared], [(t.name, t.dtype) for t in tensors]
     if expected != found:
         wrong = next((f"{f[0]} ({f[1]})" for e, f in zip(expected, found, strict=False) if e != f), "another number")
@@ -47,6 +46,7 @@ def engine_record(
     result: BuildResult,
     model: ParserModel,
     seconds: float,
+    advance: AdvanceRecord | None = None,
 ) -> EngineRecord:
     """What engine.json holds about the engine that ``result`` describes; ``seconds`` is the wall time of the build."""
     return EngineRecord(
@@ -65,6 +65,7 @@ def engine_record(
         layers=result.layers,
         model_sha256=model.sha256,
         build_seconds=round(seconds, 3),
+        advance=advance,
     )
 
 
