@@ -81,7 +81,7 @@ class LogitsStage:
     def reserve(self, batch: int, tokens: int) -> None:
         """Room for a step of that shape. Growing waits for pending work, which uses the old addresses."""
         nbytes = self._plan.nbytes(self._plan.logits, batch, tokens)
-        if self._device is not None and self._device.nbytes >= nbytes:
+        if self._host is not None and self._host.nbytes >= nbytes:  # allocated last: then both are there
             return
         if self._device is not None:
             self._memory.synchronize()

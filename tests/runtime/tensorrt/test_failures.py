@@ -13,12 +13,13 @@ import pytest
 
 from artifact.errors import EngineError
 from runtime.engines.tensorrt import TensorRTEngine
+from runtime.engines.tensorrt.errors import OutOfDeviceMemory
 from runtime.engines.tensorrt.library import RuntimeLibrary
 from runtime.engines.tensorrt.selection import BuiltEngine
 from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
 from tests.runtime.onnxruntime.steps import TOLERANCE, relative_error, step_inputs
 from tests.runtime.tensorrt.built import BuiltArtifact, BuiltArtifacts, open_engine, stand_in_of
-from tests.runtime.tensorrt.fake_memory import FakeMemory
+from tests.runtime.tensorrt.fake_memory import FakeAllocation, FakeMemory
 from trt_plugins.plugins.errors import PluginErrors
 
 SMALL = Plan(max_seq_len=48, max_batch_size=3)
@@ -191,3 +192,24 @@ def test_a_refused_address_names_its_tensor(artifact: BuiltArtifact, monkeypatch
 def test_a_missing_library_is_named() -> None:
     with pytest.raises(EngineError, match="the Python module tensorrt_of_tomorrow cannot be imported"):
         RuntimeLibrary("tensorrt_of_tomorrow", plugins=False)
+
+
+def test_too_little_pinned_memory_for_the_logits_of_a_prompt_is_said_each_time(
+    built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They grow: what was allocated before the failure must not pass for all of it."""
+    artifact, tokens = built_artifacts.get(replace(SMALL, all_logits=True)), np.arange(5)
+    opened = open_engine(artifact, monkeypatch)
+    states = opened.engine.allocate_states(1, 8)
+
+    def refuse(nbytes: int, purpose: str) -> FakeAllocation:
+        raise OutOfDeviceMemory(f"expected pinned memory for {purpose}, found less")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opened.memory, "allocate_pinned", refuse)
+        for _ in range(2):
+            with pytest.raises(EngineError, match="expected pinned memory for logits, found less"):
+                opened.engine.step(step_inputs([tokens], [0]), states)
+    logits = opened.engine.step(step_inputs([tokens], [0]), states)
+    assert relative_error(logits[0], artifact.made.logits(tokens)) < TOLERANCE
+    opened.close()
