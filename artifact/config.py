@@ -17,8 +17,8 @@ from artifact.paged import PAGED, check_paged
 
 FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"
-# Of the multi-token prediction head beside the model, in the same form.
-MTP_CONFIG_FILE = "mtp.json"
+# Of the multi-token prediction head beside the model: its graph, and what is in it as config.json says it.
+MTP_MODEL_FILE, MTP_CONFIG_FILE = "mtp.onnx", "mtp.json"
 ATTENTION, MAMBA, GATED_DELTA_NET, SHORT_CONV = "attention", "mamba", "gated_delta_net", "short_conv"
 RECURRENT_LAYER_TYPES = (MAMBA, GATED_DELTA_NET, SHORT_CONV)
 # Layers that hold no state: a decoder layer that is only an MLP or only a mixture of experts.

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from artifact.config import CONFIG_FILE, MTP_CONFIG_FILE, RuntimeConfig, config_text
+from artifact.config import CONFIG_FILE, MTP_CONFIG_FILE, MTP_MODEL_FILE, RuntimeConfig, config_text
 from artifact.dtypes import DType
 from artifact.errors import located
 from artifact.folder import atomic_folder
@@ -29,7 +29,7 @@ from exporter.plan import ExportPlan, open_plan
 from exporter.versions import tool_versions
 from exporter.weights import place_shards, write_derived
 
-MODEL_FILE, MTP_FILE = "model.onnx", "mtp.onnx"
+MODEL_FILE = "model.onnx"
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _mtp_graph(head: MtpHead, model: RuntimeConfig, slots: Mapping[str, TensorSl
 
     own = ExportOptions(layout=PAGED, max_batch_size=model.max_batch_size, max_seq_len=model.max_seq_len)
     config = runtime_config(head.decoder, own, model.dtype, model.eos_token_ids)
-    (folder / MTP_FILE).write_bytes(build_mtp_model(head, config, slots, folder).SerializeToString())
+    (folder / MTP_MODEL_FILE).write_bytes(build_mtp_model(head, config, slots, folder).SerializeToString())
     (folder / MTP_CONFIG_FILE).write_text(config_text(config), encoding="utf-8")
 
 

@@ -44,7 +44,7 @@ class MtpDecoder(PagedDecoder):
         """
         step = PackedStep(positions, query_start_loc, seq_lens, block_table, slot_mapping, state_indices, self.dtype)
         wide = hidden_states.to(self.dtype)
-        normed = torch.where(is_own[:, None] != 0, self.final_norm(wide), self.target_norm(wide))
+        normed = torch.where(is_own.unsqueeze(-1) == 0, self.target_norm(wide), self.final_norm(wide))
         both = torch.cat((self.embedding_norm(self.embedded(input_ids)), self.hidden_norm(normed)), -1)
         x, new_states = self.run_from(self.projection(both), step, states)
         return self.logits(step_ops.selected_tokens(x, logits_indices)), new_states

@@ -16,6 +16,7 @@ import numpy as np
 
 from artifact.config import RuntimeConfig
 from artifact.errors import EngineError
+from runtime.engines.hidden_rows import HiddenRows
 from runtime.engines.step_result import ArrayResult, StepResult
 
 
@@ -151,6 +152,19 @@ class PagedEngine(ABC):
         slots of the held rows are undefined.
         """
         raise EngineError(f"the {self.name} engine holds no states: use onnxruntime, or the snapshot mode")
+
+    @property
+    def shows_hidden_states(self) -> bool:
+        """Whether ``show_hidden_states`` can."""
+        return False
+
+    def show_hidden_states(self, kept: int) -> HiddenRows:
+        """From the next step on, leave what the last layer makes of every token in the rows that this returns.
+
+        They have ``kept`` places for the caller, and take the place of those made before. EngineError when the engine
+        cannot, or memory is short.
+        """
+        raise EngineError(f"the {self.name} engine cannot show hidden states: use torch or onnxruntime")
 
     @property
     def shows_values(self) -> bool:

@@ -40,8 +40,12 @@ class DraftCaches:
         self._sequences: dict[int, DraftedSequence] = {}
         self._paged = needs.kv
 
+    def find(self, id_: int) -> DraftedSequence | None:
+        """What is remembered of the sequence ``id_``."""
+        return self._sequences.get(id_)
+
     def room(self, id_: int, length: int, kept: Container[int]) -> DraftedSequence | None:
-        """The sequence ``id_`` with blocks for ``length`` tokens; None where there is no room.
+        """The sequence ``id_`` with blocks for ``length`` tokens from its origin on; None where there is no room.
 
         Other sequences lose their caches to it, those of ``kept`` excepted.
         """

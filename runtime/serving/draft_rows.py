@@ -15,13 +15,15 @@ class DraftedSequence:
     """Memory of one sequence in the pools of a draft model.
 
     length: tokens that the state in the first of ``slots`` has consumed; they are certain. drafted: those consumed
-    behind them, guesses of the last proposal: after i of them the state is in slots[i]. blocks: of keys and values.
+    behind them, guesses of the last proposal: after i of them the state is in slots[i]. blocks: of keys and values, of
+    the positions from ``origin`` on, which is the first that was consumed.
     """
 
     slots: list[int]
     blocks: list[int] = field(default_factory=list)
     length: int = 0
     drafted: list[int] = field(default_factory=list)
+    origin: int = 0
 
     def rewind(self, tokens: Sequence[int]) -> None:
         """Go back, or on, to the last state that has consumed nothing but the sequence's own ``tokens``.
@@ -49,17 +51,18 @@ class DraftRow:
 def draft_inputs(rows: Sequence[DraftRow], block_size: int) -> PackedInputs:
     """A step of ``rows``, of whose last tokens the logits are wanted. Their sequences have the blocks for it."""
     counts = np.array([len(row.tokens) for row in rows])
-    starts = np.array([row.start for row in rows])
+    origins = np.array([row.sequence.origin for row in rows])
+    starts = np.array([row.start for row in rows]) - origins
     bounds = np.concatenate(([0], np.cumsum(counts)))
-    positions = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], counts)
+    indices = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], counts)
     table = np.full((len(rows), max(1, *(len(row.sequence.blocks) for row in rows))), -1, np.int32)
     for index, row in enumerate(rows):
         table[index, : len(row.sequence.blocks)] = row.sequence.blocks
-    block = table[np.repeat(np.arange(len(rows)), counts), np.minimum(positions // block_size, table.shape[1] - 1)]
-    places = np.where(block < 0, -1, block * block_size + positions % block_size)
+    block = table[np.repeat(np.arange(len(rows)), counts), np.minimum(indices // block_size, table.shape[1] - 1)]
+    places = np.where(block < 0, -1, block * block_size + indices % block_size)
     return PackedInputs(
         np.concatenate([np.array(row.tokens, np.int64) for row in rows]),
-        positions,
+        indices + np.repeat(origins, counts),
         bounds.astype(np.int32),
         (starts + counts).astype(np.int32),
         table,

@@ -6,52 +6,64 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from artifact.names import LOGITS, layer_output
+from runtime.engines.hidden_rows import NOWHERE
 from runtime.engines.mtp_head import HeadInputs, MtpHead
 from runtime.engines.paged import PackedInputs, PagedEngine
-from runtime.engines.step_result import ArrayResult, StepResult
+from runtime.engines.step_result import StepResult
 from runtime.scheduler import PlannedRow
 from runtime.serving.draft_caches import BLOCK_SIZE, DraftCaches
 from runtime.serving.draft_rows import DraftedSequence, DraftRow, draft_inputs
-from runtime.serving.hidden_states import HiddenStates
+from runtime.serving.hidden_places import HiddenPlaces, HiddenStates
 from runtime.speculation import Proposal, Wanted
+
+# A sequence with more hidden states that the head has not seen has it see them, proposal or not.
+_MOST_WAITING = 16
 
 
 class MtpDrafter:
-    """A ``Drafter`` that runs the steps of the model too, to see the hidden states of every token.
+    """A ``Drafter`` that sees the steps of the model too, to know where the hidden states of every token lie.
 
     The head goes through a sequence one token behind the model; beyond that it goes on from its own hidden states, and
-    forgets these when the model's are there. A sequence has no proposals whose first tokens the model did not compute
-    in a step, as they were cached, or those of another one that was forked. ``close`` closes the head's engine.
+    forgets these when the model's are there. It begins with the first position that the model computes: what came from
+    a cache, or was computed for another sequence, is unknown to it, which makes guesses worse and nothing wrong.
+    ``close`` closes the head's engine.
     """
 
     def __init__(self, head: MtpHead, model: PagedEngine, rows: int, length: int, tokens: int) -> None:
         """For ``rows`` sequences of up to ``length`` tokens with at most ``tokens`` candidates.
 
-        EngineError when memory does not hold one.
+        EngineError when memory does not hold one, or the engine of the model shows no hidden states.
         """
-        self._head, self._tokens = head, tokens
-        self._value = layer_output(model.config.num_hidden_layers - 1)
+        self._head, self._rows, self._tokens = head, rows, tokens
         self._length = min(length + tokens, head.config.max_seq_len)
+        # Each row's own hidden state, then what waits, with the last position seen and the candidates of a step.
+        self._hidden = model.show_hidden_states(rows + rows * (2 + max(_MOST_WAITING, tokens)))
+        self._places = HiddenPlaces(self._hidden, rows + 1)
+        head.read_from(self._hidden)
         self._caches = DraftCaches(head, rows, self._length, 0, None)
-        self._hidden: dict[int, HiddenStates] = {}
 
     def launch(self, engine: PagedEngine, inputs: PackedInputs, rows: Sequence[PlannedRow]) -> StepResult:
         """Run a step of the model, whose first rows are ``rows``."""
-        found = engine.step_values(inputs, (self._value,))
-        for row, begin, end in zip(rows, inputs.query_start_loc, inputs.query_start_loc[1:], strict=False):
-            self._hidden.setdefault(row.sequence, HiddenStates()).put(row.start, found[self._value][begin:end])
-        return ArrayResult(found[LOGITS])
+        self._make_way(rows)
+        result = engine.launch(inputs)
+        bounds, ids = inputs.query_start_loc.tolist(), inputs.input_ids
+        for row, begin, end in zip(rows, bounds, bounds[1:], strict=False):
+            place = self._hidden.first + begin
+            self._places.put(row.sequence, row.start, ids[begin:end].tolist(), place, len(row.candidates))
+        return result
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
         sequences = {each.sequence for each in wanted}
-        drafts = {}
-        for each in wanted:
-            known, hidden = self._ready(each, sequences), self._hidden.get(each.sequence)
-            if known is not None and hidden is not None:
-                drafts[each.sequence] = _HeadDraft(known, each, min(each.most, self._length - len(each.tokens) + 1))
+        drafts: dict[int, _HeadDraft] = {}
+        for each in wanted[: self._rows]:
+            positions = len(each.tokens) - 1
+            most = min(each.most, self._length - positions)
+            known = self._ready(each.sequence, positions, most, sequences)
+            if known is not None:
+                drafts[each.sequence] = _HeadDraft(known, each, most, 1 + len(drafts))
         try:
-            self._run(list(drafts.values()))
+            self._consume(list(drafts.values()))
+            self._go_on(list(drafts.values()))
         except BaseException:
             for sequence in sequences:
                 self.forget(sequence)
@@ -59,58 +71,111 @@ class MtpDrafter:
         return [Proposal(tuple(drafts[e.sequence].found) if e.sequence in drafts else ()) for e in wanted]
 
     def forget(self, sequence: int) -> None:
-        self._hidden.pop(sequence, None)
+        self._places.forget(sequence)
         self._caches.forget(sequence)
+
+    def fork(self, parent: int, child: int) -> None:
+        """The sequence ``child`` goes on from where ``parent`` is."""
+        self._places.fork(parent, child)
 
     def close(self) -> None:
         """Release the head's engine."""
         self._head.close()
 
-    def _ready(self, each: Wanted, sequences: set[int]) -> DraftedSequence | None:
-        """The head's memory of a sequence whose hidden states are all there; None for one without."""
-        positions = len(each.tokens) - 1
-        room = min(each.most, self._length - positions)
-        if positions < 1 or room < 1 or each.sequence not in self._hidden:
-            return None
-        known = self._caches.room(each.sequence, positions + room - 1, sequences)
-        if known is None:
-            return None
-        # A sequence that found no room in a step is asked for again: its last position is consumed once more.
-        known.length = min(known.length, positions - 1)
-        return known if self._hidden[each.sequence].has(known.length, positions) else None
+    def _ready(self, sequence: int, positions: int, most: int, kept: set[int]) -> DraftedSequence | None:
+        """The head's memory of a sequence, with room for ``most`` tokens after so many positions.
 
-    def _run(self, drafts: list[_HeadDraft]) -> None:
-        """What is certain first, in steps as large as the head takes, then one candidate more for each."""
+        None where the hidden states of the last of them, or the room, are missing. Not all that lie before may have
+        been consumed.
+        """
+        states = self._places.of(sequence)
+        if states is None or most < 1 or not states.begin < positions <= states.end:
+            return None
+        known = self._caches.find(sequence)
+        # A sequence that found no room in a step is asked for again: its last position is consumed once more.
+        if known is not None and min(known.length, positions - 1) < states.begin:
+            self._caches.forget(sequence)
+            known = None
+        origin = states.begin if known is None else known.origin
+        found = self._caches.room(sequence, positions + most - 1 - origin, kept)
+        if found is not None and known is None:
+            found.origin = found.length = origin
+        if found is not None:
+            found.length = min(found.length, positions - 1)
+        return found
+
+    def _make_way(self, rows: Sequence[PlannedRow]) -> None:
+        """Before a step that overwrites the hidden states of the last one: consume much of them, keep the rest."""
+        starts = {row.sequence: row.start for row in rows}
+        late: list[_HeadDraft] = []
+        for sequence in self._places:
+            known, states = self._caches.find(sequence), self._places.of(sequence)
+            assert states is not None
+            # Its last position may be consumed again unless the sequence goes on in this step.
+            self._places.cut(sequence, starts.get(sequence, states.end))
+            if known is not None:
+                self._places.drop(sequence, known.length - (sequence not in starts))
+            if len(states.places) > _MOST_WAITING:
+                late += self._late(sequence, states)
+        try:
+            self._consume(late)
+        except BaseException:
+            for draft in late:
+                self.forget(draft.sequence)
+            raise
+        self._places.keep()
+
+    def _late(self, sequence: int, states: HiddenStates) -> list[_HeadDraft]:
+        """A draft of no candidates that consumes all of a sequence that is certain; none where there is no room."""
+        positions = min(states.certain - 1, self._length)
+        known = self._ready(sequence, positions, 1, {sequence})
+        if known is None or known.length >= positions:
+            return []
+        tokens = [0] * states.begin + states.tokens
+        return [_HeadDraft(known, Wanted(sequence, tokens[: positions + 1], 0), 0, NOWHERE)]
+
+    def _consume(self, drafts: Sequence[_HeadDraft]) -> None:
+        """What is certain, in steps as large as the head takes; the last of them gives the first candidate."""
         limits, waiting = self._head.limits, list(drafts)
         while waiting:
             room, fed = limits.max_tokens, []
             for draft in waiting[: limits.max_rows]:
                 count = min(draft.left, room)
                 if count:
-                    hidden = self._hidden[draft.sequence].get(draft.known.length, draft.known.length + count)
-                    fed.append((draft, draft.certain(count), hidden))
+                    states = self._places.of(draft.sequence)
+                    assert states is not None
+                    begin = draft.known.length
+                    fed.append((draft, draft.certain(count), states.get(begin, begin + count)))
                     room -= count
             self._step(fed, own=False)
             for draft, row, _ in fed:
                 draft.known.length += len(row.tokens)
-                self._hidden[draft.sequence].drop(draft.known.length - 1)
+                self._places.drop(draft.sequence, draft.known.length - 1)
                 if draft.left:
                     draft.found.clear()
                 else:
                     waiting.remove(draft)
+
+    def _go_on(self, drafts: Sequence[_HeadDraft]) -> None:
+        """One candidate more for each, as often as one is wanted."""
+        most = self._head.limits.max_rows
         for count in range(1, self._tokens):
             live = [draft for draft in drafts if len(draft.found) == count < draft.most]
-            for begin in range(0, len(live), limits.max_rows):
-                some = live[begin : begin + limits.max_rows]
-                self._step([(draft, draft.next(), draft.hidden) for draft in some], own=True)
+            for begin in range(0, len(live), most):
+                self._step([(draft, draft.next(), [draft.own]) for draft in live[begin : begin + most]], own=True)
 
-    def _step(self, fed: Sequence[tuple[_HeadDraft, DraftRow, np.ndarray]], own: bool) -> None:
+    def _step(self, fed: Sequence[tuple[_HeadDraft, DraftRow, Sequence[int]]], own: bool) -> None:
         packed = draft_inputs([row for _, row, _ in fed], BLOCK_SIZE)
-        hidden = np.concatenate([part for _, _, part in fed])
-        flags = np.full(len(hidden), own, np.int32)
-        best, after = self._head.run(HeadInputs(**vars(packed), hidden_states=hidden, is_own=flags))
-        for (draft, _, _), token, last in zip(fed, best, packed.logits_indices.tolist(), strict=True):
-            draft.hidden = after[last : last + 1]
+        places = np.array([place for _, _, places in fed for place in places], np.int64)
+        best = self._head.run(
+            HeadInputs(
+                **vars(packed),
+                hidden_places=places,
+                is_own=np.full(len(places), own, np.int32),
+                own_places=np.array([draft.own for draft, _, _ in fed], np.int64),
+            )
+        )
+        for (draft, _, _), token in zip(fed, best, strict=True):
             if token is None:
                 draft.most = len(draft.found)
             else:
@@ -118,13 +183,12 @@ class MtpDrafter:
 
 
 class _HeadDraft:
-    """A proposal under way. hidden [1, hidden]: of the last position that the head consumed."""
+    """A proposal under way. own: place of what the head made of the last position that it consumed."""
 
-    def __init__(self, known: DraftedSequence, wanted: Wanted, most: int) -> None:
-        self.known, self.sequence, self.most = known, wanted.sequence, most
+    def __init__(self, known: DraftedSequence, wanted: Wanted, most: int, own: int) -> None:
+        self.known, self.sequence, self.most, self.own = known, wanted.sequence, most, own
         self._tokens = wanted.tokens
         self.found: list[int] = []
-        self.hidden = np.empty(0, np.float32)
 
     @property
     def left(self) -> int:

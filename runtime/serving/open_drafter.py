@@ -10,6 +10,7 @@ from artifact.errors import EngineError
 from artifact.paged import PAGED
 from artifact.path_kind import require_artifact
 from runtime.engines.factory import AUTO, EngineOptions
+from runtime.engines.mtp_factory import open_mtp_head
 from runtime.engines.paged import PagedEngine
 from runtime.engines.paged_factory import create_paged_engine
 from runtime.model_text import ModelText
@@ -66,20 +67,17 @@ def _opened(
 def _opened_head(
     speculation: SpeculationSettings, engine: PagedEngine, settings: ServingSettings, text: ModelText
 ) -> MtpDrafter:
-    from runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
-
     if not (text.folder / MTP_CONFIG_FILE).exists():
         raise EngineError(
             f"{text.folder}: expected an artifact with a multi-token prediction head, found none: export a checkpoint "
             "that has one with --speculative-tokens, or use another drafter"
         )
-    if not engine.shows_values:
-        raise EngineError(
-            f"speculation: expected an engine that shows hidden states to drafter {MTP!r}, found {engine.name}: use "
-            "torch or onnxruntime-portable"
-        )
-    shape, head = serving_shape(engine, settings), MtpHeadEngine(text.folder)
-    return MtpDrafter(head, engine, shape.max_rows, shape.max_seq_len, speculation.tokens)
+    shape, head = serving_shape(engine, settings), open_mtp_head(text.folder, engine)
+    try:
+        return MtpDrafter(head, engine, shape.max_rows, shape.max_seq_len, speculation.tokens)
+    except BaseException:
+        head.close()
+        raise
 
 
 def check_same_tokenizer(model: Tokenizer | None, draft: Tokenizer | None, folder: Path) -> None:

@@ -7,6 +7,7 @@ which transformers has; what is around it is written out here.
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,19 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from artifact.config import MTP_CONFIG_FILE, config_from_json
+from artifact.config import MTP_CONFIG_FILE, MTP_MODEL_FILE, config_from_json
 from artifact.json_fields import load_json_object
 from artifact.names import HIDDEN_STATES, IS_OWN, LOGITS, kv_pool, layer_output
-from exporter.export import MTP_FILE, export_checkpoint
+from exporter.export import export_checkpoint
 from exporter.options import ExportOptions
+from runtime.engines.hidden_rows import ArrayRows
 from runtime.engines.mtp_head import HeadInputs
 from runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
-from runtime.engines.paged import PoolSizes
+from runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
+from runtime.engines.paged import PackedInputs, PoolSizes
+from runtime.engines.torch.hidden_states import TorchRows
+from runtime.engines.torch.mtp_head import TorchMtpHead
+from runtime.engines.torch.paged_engine import TorchPagedEngine
 from tests.support.checkpoint_edits import edit_tensors
 from tests.support.mtp_checkpoints import save_with_mtp_head
 from tests.support.tiny_models import save_tiny_model
@@ -98,20 +104,39 @@ class Reference:
         return type(self.model).__name__.startswith("Qwen3_5")
 
 
-def head_inputs(ids: torch.Tensor, hidden: torch.Tensor, start: int, own: bool) -> HeadInputs:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GivenStates(PackedInputs):
+    """A step of a head with the hidden states themselves."""
+
+    hidden_states: np.ndarray
+    is_own: np.ndarray
+
+
+class PortableHead(PortablePagedEngine):
+    """The file as it is, every value of it to be seen."""
+
+    _config_file, _model_file = MTP_CONFIG_FILE, MTP_MODEL_FILE
+
+
+def arrays_of(ids: torch.Tensor, start: int, own: bool) -> dict[str, np.ndarray]:
+    """A step of one row, whose second block comes before its first."""
     count = len(ids)
-    return HeadInputs(
-        ids.numpy(),
-        np.arange(start, start + count),
-        np.array([0, count], np.int32),
-        np.array([start + count], np.int32),
-        np.array([[2, 0]], np.int32),
-        np.array([(2 if p < BLOCK else 0) * BLOCK + p % BLOCK for p in range(start, start + count)], np.int32),
-        np.array([-1], np.int32),
-        np.arange(count, dtype=np.int32),
-        hidden_states=hidden.float().numpy(),
-        is_own=np.full(count, own, np.int32),
-    )
+    return {
+        "input_ids": ids.numpy(),
+        "positions": np.arange(start, start + count),
+        "query_start_loc": np.array([0, count], np.int32),
+        "seq_lens": np.array([start + count], np.int32),
+        "block_table": np.array([[2, 0]], np.int32),
+        "slot_mapping": np.array(
+            [(2 if p < BLOCK else 0) * BLOCK + p % BLOCK for p in range(start, start + count)], np.int32
+        ),
+        "state_indices": np.array([-1], np.int32),
+        "logits_indices": np.arange(count, dtype=np.int32),
+        "is_own": np.full(count, own, np.int32),
+    }
+
+
+PARTS = ((0, 13), (13, 20), (20, 21))
 
 
 @pytest.mark.parametrize("case", FAMILIES)
@@ -119,22 +144,39 @@ def head_inputs(ids: torch.Tensor, hidden: torch.Tensor, start: int, own: bool) 
 @torch.no_grad()
 def test_a_head_is_that_of_the_architecture(case: str, own: bool, tmp_path: Path) -> None:
     checkpoint, artifact = exported(tmp_path, case)
-    engine = MtpHeadEngine(artifact)
-    engine.allocate_pools(PoolSizes(3, BLOCK, 0))
-    engine.fill_pools(0.0)
     torch.manual_seed(1)
     ids, hidden = torch.randint(0, 97, (21,)), torch.randn(21, HIDDEN, dtype=torch.float64)
     logits, after = Reference(checkpoint).run(ids, hidden, own)
-    name = layer_output(0)
-    for begin, end in ((0, 13), (13, 20), (20, 21)):
-        found = engine.step_values(head_inputs(ids[begin:end], hidden[begin:end], begin, own), (name,))
+    portable = PortableHead(artifact)
+    portable.allocate_pools(PoolSizes(3, BLOCK, 0))
+    portable.fill_pools(0.0)
+    name = layer_output(portable.config.num_hidden_layers - 1)
+    for begin, end in PARTS:
+        given = GivenStates(**arrays_of(ids[begin:end], begin, own), hidden_states=hidden[begin:end].float().numpy())
+        found = portable.step_values(given, (name,))
         np.testing.assert_allclose(found[LOGITS], logits[begin:end].numpy(), rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(found[name], after[begin:end].numpy(), rtol=1e-4, atol=1e-4)
+    model = TorchPagedEngine(artifact, "cpu")
+    rows = ArrayRows(2, 21, HIDDEN), TorchRows(model.device, 2, 21, HIDDEN, model.config.dtype)
+    rows[0].array[rows[0].first :] = hidden.float().numpy()
+    rows[1].tensor[rows[1].first :][:21] = hidden.float()
+    for head, places in zip((MtpHeadEngine(artifact), TorchMtpHead(artifact, model)), rows, strict=True):
+        head.allocate_pools(PoolSizes(3, BLOCK, 0))
+        head.fill_pools(np.nan)
+        head.read_from(places)
+        for begin, end in PARTS:
+            step = {**arrays_of(ids[begin:end], begin, own), "logits_indices": np.array([end - begin - 1], np.int32)}
+            states = np.arange(places.first + begin, places.first + end)
+            best = head.run(HeadInputs(**step, hidden_places=states, own_places=np.array([2])))
+            assert best == [int(logits[end - 1].argmax())]
+            np.testing.assert_allclose(places.read([2])[0], after[end - 1].numpy(), rtol=1e-4, atol=1e-4)
 
 
 def test_weights_are_those_of_the_model_by_reference(tmp_path: Path) -> None:
     _, artifact = exported(tmp_path, "qwen3_next", "bfloat16")
-    model, head = (onnx.load(artifact / name, load_external_data=False).graph for name in ("model.onnx", MTP_FILE))
+    model, head = (
+        onnx.load(artifact / name, load_external_data=False).graph for name in ("model.onnx", MTP_MODEL_FILE)
+    )
     places = [
         {t.name: tuple((e.key, e.value) for e in t.external_data) for t in graph.initializer if t.external_data}
         for graph in (model, head)
@@ -159,4 +201,4 @@ def test_heads_that_are_not_exported(tmp_path: Path) -> None:
     )
     plain = save_with_mtp_head(tmp_path / "plain", "qwen3_next")
     export_checkpoint(plain, tmp_path / "b", ExportOptions(layout="paged"))
-    assert not (tmp_path / "a" / MTP_FILE).exists() and not (tmp_path / "b" / MTP_FILE).exists()
+    assert not (tmp_path / "a" / MTP_MODEL_FILE).exists() and not (tmp_path / "b" / MTP_MODEL_FILE).exists()

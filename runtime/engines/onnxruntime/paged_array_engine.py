@@ -10,6 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from artifact.kv_dtypes import filled_with
+from artifact.names import layer_output
+from runtime.engines.hidden_rows import ArrayRows
 from runtime.engines.onnxruntime.model_file import MODEL_FILE, read_model
 from runtime.engines.onnxruntime.paged_pools import ArrayPools
 from runtime.engines.onnxruntime.states import engine_specs
@@ -28,10 +30,26 @@ class PagedArrayEngine(PooledEngine[ArrayPools]):
         super().__init__(folder)
         self._specs = engine_specs(self.config.bindings.states)
         self._replaced_by = {spec.name: str(spec.replaced_by) for spec in self._specs}
+        # Where what the last layer makes of each token of a step goes, [tokens, hidden], and the values that it is.
+        self._hidden: np.ndarray | None = None
+        self._shown: tuple[str, ...] = ()
 
     def allocate_pools(self, sizes: PoolSizes) -> None:
         self._pools = None
         self._pools = ArrayPools(self._specs, self._pool_layouts(), sizes)
+
+    @property
+    def shows_hidden_states(self) -> bool:
+        return True
+
+    def show_hidden_states(self, kept: int) -> ArrayRows:
+        rows = ArrayRows(kept, self.limits.max_tokens, self.config.hidden_size)
+        self._show(rows.of_step)
+        return rows
+
+    def _show(self, hidden: np.ndarray) -> None:
+        """Leave what the last layer makes of each token of a step in ``hidden``."""
+        self._hidden, self._shown = hidden, (layer_output(self.config.num_hidden_layers - 1),)
 
     def read_pool(self, name: str) -> np.ndarray:
         return self.pools.view(name)

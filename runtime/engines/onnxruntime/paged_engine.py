@@ -100,19 +100,23 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             place[run.tokens] = np.arange(len(run.tokens), dtype=np.int32)
             wanted = np.flatnonzero(place[inputs.logits_indices] >= 0)
             part = logits if len(wanted) == len(logits) else np.zeros((len(wanted), logits.shape[1]), np.float32)
-            feeds = run_feeds(inputs, run, self._kv_shapes, pools.sizes)
+            feeds = {**run_feeds(inputs, run, self._kv_shapes, pools.sizes), **self._more_feeds(inputs, run)}
+            shown = {name: np.empty((len(run.tokens), self.config.hidden_size), np.float32) for name in self._shown}
             neighbours = slots.stop - slots.start == len(run.rows) or not self.config.recurrent_layers
             places, row = place[inputs.logits_indices[wanted]], int(run.rows[0])
             if row in held:
                 session = self._session(SessionKey(GraphForm.GENERAL, True, run.time, holds=True))
-                session.run(feeds, places, part, slots, held=self._held_rows(session).hold(row, slots.start, run.time))
+                held_row = self._held_rows(session).hold(row, slots.start, run.time)
+                session.run(feeds, places, part, slots, held=held_row, shown=shown)
             else:
                 written = kept.get(row, ())
                 tried = len(written) or (run.time if self._tries(run, len(wanted)) else 0)
                 session = self._session(SessionKey(_form(run), neighbours, tried))
-                session.run(feeds, places, part, slots, written)
+                session.run(feeds, places, part, slots, written, shown=shown)
             if part is not logits:
                 logits[wanted] = part
+            if self._hidden is not None:
+                self._hidden[run.tokens] = shown[self._shown[0]]
             place[run.tokens] = -1
         return logits
 
@@ -138,6 +142,14 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
     def close(self) -> None:
         self._sessions.clear()
 
+    def _show(self, hidden: np.ndarray) -> None:
+        super()._show(hidden)
+        self._sessions.clear()
+
+    def _more_feeds(self, inputs: PackedInputs, run: PagedRun) -> Mapping[str, np.ndarray]:
+        """What the graph of ``run`` reads beside what every paged graph does."""
+        return {}
+
     def _pool_layouts(self) -> Mapping[str, tuple[int, ...]]:
         return self._layouts
 
@@ -160,7 +172,15 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
     def _open(self, key: SessionKey) -> PagedGraph:
         packs, model = self._packs(key), self._read_model()
         graph = rewrite_paged(
-            model, self.config, key.form, installed_kernels(), key.neighbours, key.candidates, packs, key.holds
+            model,
+            self.config,
+            key.form,
+            installed_kernels(),
+            key.neighbours,
+            key.candidates,
+            packs,
+            key.holds,
+            self._shown,
         )
         # Steps of every size: a plan of memory for each would never be used again.
         general = RewrittenGraph(graph.model, GraphForm.GENERAL, graph.inputs, graph.in_place, {})

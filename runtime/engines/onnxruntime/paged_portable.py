@@ -44,7 +44,10 @@ class PortablePagedEngine(PagedArrayEngine):
         return True
 
     def step(self, inputs: PackedInputs) -> np.ndarray:
-        return self.step_values(inputs, ())[LOGITS]
+        found = self.step_values(inputs, self._shown)
+        if self._hidden is not None:
+            self._hidden[: len(inputs.input_ids)] = found[self._shown[0]]
+        return found[LOGITS]
 
     def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:
         check_packed(inputs, self.limits, self.config.speculative_tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -15,6 +15,7 @@ from runtime.engines.onnxruntime.fixed_axes import fix_axes
 from runtime.engines.onnxruntime.graph_edit import remove_dead_code, state_pairs
 from runtime.engines.onnxruntime.held_states import HeldState
 from runtime.engines.onnxruntime.in_place import updates_in_place
+from runtime.engines.onnxruntime.inner_values import expose_values
 from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.linear import use_stored_weights
 from runtime.engines.onnxruntime.opset import lower_opset
@@ -62,16 +63,19 @@ def rewrite_paged(
     candidates: int = 0,
     packs: bool = False,
     holds: bool = False,
+    shown: Sequence[str] = (),
 ) -> PagedGraph:
     """Rewrite ``model`` (it is changed) for steps of one row (GENERAL), of one token a row, or of one token.
 
     ``neighbours``: the rows have neighbouring slots, in their order. ``candidates``: the one row has so many tokens, 2
     or more, and the graph gives the state after each. ``packs``: the session packs its weights. ``holds``: in place of
-    these states the graph gives what advances them. EngineError when the installed ONNX Runtime cannot run the result.
+    these states the graph gives what advances them. ``shown``: inner values that it gives too. EngineError when the
+    installed ONNX Runtime cannot run the result.
     """
     if config.speculative_tokens:
         use_one_slot(model)
     widen_types(model)
+    expose_values(model, shown)
     use_stored_weights(model)
     one_row = form is GraphForm.GENERAL
     use_paged_attention(model, one_row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import onnxruntime as ort
@@ -14,6 +15,8 @@ from runtime.engines.onnxruntime.held_states import HeldState
 from runtime.engines.onnxruntime.paged_candidates import candidate_output
 from runtime.engines.onnxruntime.paged_pools import ArrayPools
 from runtime.engines.onnxruntime.paged_rewrite import PagedGraph
+
+_NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 class PagedSession:
@@ -47,11 +50,13 @@ class PagedSession:
         slots: slice,
         kept: Sequence[int] = (),
         held: HeldRow | None = None,
+        shown: Mapping[str, np.ndarray] = _NOTHING,
     ) -> None:
         """Run on ``feeds``; ``logits`` [m, vocab] receives those of the tokens ``logits_indices`` [m] of the run.
 
         slots: those of the rows, for a graph that is given them alone. kept: for one of candidate tokens, the slots of
         the states after each of them. held: for one that leaves the states as they are, where its tokens' values go.
+        shown: arrays for inner values that the graph has been made to give.
         EngineError when ONNX Runtime fails.
         """
         values: list[object] = []
@@ -66,7 +71,8 @@ class PagedSession:
         for name, array in {**feeds, LOGITS_INDICES: logits_indices}.items():
             if name in self._inputs:
                 self._io.bind_ortvalue_input(name, _value(np.ascontiguousarray(array), values))
-        self._io.bind_ortvalue_output(LOGITS, ort.OrtValue.ortvalue_from_numpy(logits))
+        for name, array in {**shown, LOGITS: logits}.items():
+            self._io.bind_ortvalue_output(name, _value(array, values))
         try:
             self._session.run_with_iobinding(self._io)
         except Exception as error:  # ONNX Runtime has no common base class of its own

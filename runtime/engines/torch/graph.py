@@ -19,9 +19,9 @@ LENGTHS = "engine.lengths"
 RESULT = "engine.result"
 
 
-def read_model(folder: Path) -> ir.Model:
-    """The model of an artifact, weights by reference; ArtifactError when the file is damaged."""
-    path = folder / MODEL_FILE
+def read_model(folder: Path, file: str = MODEL_FILE) -> ir.Model:
+    """A graph of an artifact, weights by reference; ArtifactError when the file is damaged."""
+    path = folder / file
     try:
         return ir.load(path)
     except Exception as error:  # protobuf and onnx_ir raise several kinds

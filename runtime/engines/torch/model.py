@@ -11,7 +11,7 @@ from artifact.config import RuntimeConfig
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.fusion import Phase, fuse_graph
 from runtime.engines.torch.fusion.linear import let_head_write_its_result
-from runtime.engines.torch.graph import expose_values, read_model
+from runtime.engines.torch.graph import MODEL_FILE, expose_values, read_model
 from runtime.engines.torch.program import Program, compile_program
 from runtime.engines.torch.weights import WeightStore
 
@@ -19,10 +19,20 @@ from runtime.engines.torch.weights import WeightStore
 class TorchModel:
     """The programs of the artifact in ``folder``, made at their first use; they share all weights."""
 
-    def __init__(self, folder: Path, config: RuntimeConfig, device: TorchDevice) -> None:
-        """ArtifactError for a damaged file."""
-        self._folder, self._config, self._device = folder, config, device
-        self.weights = WeightStore(folder, device.torch)
+    def __init__(
+        self,
+        folder: Path,
+        config: RuntimeConfig,
+        device: TorchDevice,
+        file: str = MODEL_FILE,
+        beside: WeightStore | None = None,
+    ) -> None:
+        """``file``: the graph. ``beside``: weights of another graph of the folder, which are then there once.
+
+        ArtifactError for a damaged file.
+        """
+        self._folder, self._config, self._device, self._file = folder, config, device, file
+        self.weights = WeightStore(folder, device.torch, beside)
         self._programs: dict[tuple[Phase, tuple[str, ...]], Program] = {}
 
     def program(self, phase: Phase, values: Sequence[str] = ()) -> Program:
@@ -32,7 +42,7 @@ class TorchModel:
         """
         key = (phase, tuple(values))
         if key not in self._programs:
-            model = read_model(self._folder)
+            model = read_model(self._folder, self._file)
             expose_values(model.graph, values)
             # On a CPU the merged weights would lie in memory beside those of the file.
             fuse_graph(model, self._config, phase, merge=self._device.is_gpu)

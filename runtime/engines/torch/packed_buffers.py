@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from artifact.bindings import Binding
 from artifact.names import (
     BLOCK_TABLE,
     NUM_ACCEPTED_TOKENS,
@@ -41,8 +42,11 @@ class StepSize:
 class PackedBuffers:
     """``tensors`` are the program's inputs by name, on the device once ``upload`` has been enqueued."""
 
-    def __init__(self, device: TorchDevice, size: StepSize, candidates: int = 0) -> None:
-        """``candidates``: of each row behind its own token, in steps with a slot for the state after each."""
+    def __init__(self, device: TorchDevice, size: StepSize, candidates: int = 0, extra: Sequence[Binding] = ()) -> None:
+        """``candidates``: of each row behind its own token, in steps with a slot for the state after each.
+
+        extra: inputs beside those of every step.
+        """
         axes = {
             TOKENS: size.tokens,
             ROWS: size.rows,
@@ -51,7 +55,7 @@ class PackedBuffers:
             NUM_LOGITS: size.logits,
         }
         parts, end = [], 0
-        for binding in step_inputs(candidates):
+        for binding in (*step_inputs(candidates), *extra):
             shape = binding.resolve(**axes)
             nbytes = int(np.prod(shape)) * binding.dtype.itemsize
             parts.append((binding, shape, slice(end, end + nbytes)))

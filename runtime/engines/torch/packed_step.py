@@ -13,7 +13,7 @@ from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
 from runtime.engines.torch.paged_pools import TorchPools
 from runtime.engines.torch.paged_result import TorchStepResult, best_of
-from runtime.engines.torch.program import Program
+from runtime.engines.torch.program import StepProgram
 from runtime.engines.torch.recording import RepeatedWork
 from runtime.engines.torch.step_rows import StepRows
 
@@ -45,9 +45,9 @@ class PackedStep:
     Further rows have no tokens, further tokens belong to no row, and touch nothing.
     """
 
-    def __init__(self, device: TorchDevice, program: Program, pools: TorchPools, shape: StepShape) -> None:
+    def __init__(self, device: TorchDevice, program: StepProgram, pools: TorchPools, shape: StepShape) -> None:
         self._device, self._program, self._shape = device, program, shape
-        self._buffers = PackedBuffers(device, shape.size, shape.candidates)
+        self._buffers = PackedBuffers(device, shape.size, shape.candidates, program.extra)
         self._feeds = {**self._buffers.tensors, **pools.tensors}
         self._best = device.pinned(shape.size.logits, dtype=torch.int64)
         self._logits: torch.Tensor | None = None

@@ -11,7 +11,7 @@ from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
 from runtime.engines.torch.paged_pools import TorchPools
 from runtime.engines.torch.paged_result import TorchStepResult, best_of
-from runtime.engines.torch.program import Program
+from runtime.engines.torch.program import StepProgram
 from runtime.engines.torch.recording import RepeatedWork
 from runtime.engines.torch.step_rows import StepRows
 
@@ -38,9 +38,9 @@ def padded_blocks(blocks: int, block_size: int) -> int:
 class PagedDecodeStep:
     """The step of ``rows`` rows that see ``blocks`` blocks; rows that take no part touch nothing."""
 
-    def __init__(self, device: TorchDevice, program: Program, pools: TorchPools, rows: int, blocks: int) -> None:
+    def __init__(self, device: TorchDevice, program: StepProgram, pools: TorchPools, rows: int, blocks: int) -> None:
         self._device, self._program = device, program
-        self._buffers = PackedBuffers(device, StepSize(rows, rows, blocks, rows))
+        self._buffers = PackedBuffers(device, StepSize(rows, rows, blocks, rows), extra=program.extra)
         arrays = self._buffers.arrays
         arrays[QUERY_START_LOC][...], arrays[LOGITS_INDICES][...] = np.arange(rows + 1), np.arange(rows)
         all_rows = StepRows(self._buffers.tensors[QUERY_START_LOC], (1,) * rows, None, rows, 1)

@@ -12,20 +12,24 @@ import numpy as np
 import torch
 
 from artifact.errors import EngineError
-from artifact.names import LOGITS, QUERY_START_LOC
+from artifact.names import LOGITS, QUERY_START_LOC, layer_output
 from runtime.engines.packed_check import check_packed
 from runtime.engines.paged import PackedInputs, PoolSizes
 from runtime.engines.pooled import PooledEngine
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.fusion import Phase
+from runtime.engines.torch.graph import MODEL_FILE
+from runtime.engines.torch.hidden_states import ShowingProgram, TorchRows
 from runtime.engines.torch.model import TorchModel
 from runtime.engines.torch.packed_buffers import PackedBuffers
 from runtime.engines.torch.packed_step import PackedStep, StepShape, rows_in
 from runtime.engines.torch.paged_decode import PagedDecodeStep, padded_blocks, padded_rows
 from runtime.engines.torch.paged_pools import TorchPools
 from runtime.engines.torch.paged_result import TorchStepResult, best_of
+from runtime.engines.torch.program import StepProgram
 from runtime.engines.torch.step_memory import StepMemory
 from runtime.engines.torch.step_shapes import candidate_shape, own_shape, padded_shape
+from runtime.engines.torch.weights import WeightStore
 
 # Shapes of mixed steps that are kept, those that came last.
 MOST_MIXED = 128
@@ -39,34 +43,56 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
     """
 
     name: ClassVar[str] = "torch"
+    _model_file: ClassVar[str] = MODEL_FILE
 
     def __init__(self, folder: str | Path, device: str | None = None, threads: int | None = None) -> None:
         """Load the artifact in ``folder``; arguments and errors are those of ``TorchEngine``."""
-        super().__init__(folder)
         if threads is not None:
             torch.set_num_threads(threads)
-        self._device = TorchDevice(device)
-        self._step_tokens = self._device.step_tokens
+        self._open(folder, TorchDevice(device))
+
+    def _open(self, folder: str | Path, device: TorchDevice, beside: WeightStore | None = None) -> None:
+        """Load the graph on ``device``; its weights are there once with those of ``beside``."""
+        super().__init__(folder)
+        self._device = device
+        self._step_tokens = device.step_tokens
         self._specs = self.config.bindings.states
-        self._model = TorchModel(self._folder, self.config, self._device)
+        self._model = TorchModel(self._folder, self.config, device, self._model_file, beside)
+        self._rows: TorchRows | None = None
         self._decode_steps: dict[tuple[int, int], PagedDecodeStep] = {}
         self._candidate_steps: dict[StepShape, PackedStep] = {}
         self._mixed_steps: OrderedDict[StepShape, PackedStep] = OrderedDict()
         self._memory = StepMemory(self._device)
         # Made now, so that an artifact that this engine cannot run is refused before the first token.
-        self._model.program(Phase.PREFILL)
-        self._model.program(Phase.DECODE)
+        self._program(Phase.PREFILL)
+        self._program(Phase.DECODE)
         if self.config.speculative_tokens:
-            self._model.program(Phase.CANDIDATES)
+            self._program(Phase.CANDIDATES)
 
     @property
     def shows_values(self) -> bool:
         return True
 
     @property
+    def shows_hidden_states(self) -> bool:
+        return True
+
+    def show_hidden_states(self, kept: int) -> TorchRows:
+        self._device.synchronize()
+        self._forget_recorded()
+        most = max(self.limits.max_tokens, self.limits.max_rows * (1 + self.config.speculative_tokens))
+        self._rows = TorchRows(self._device, kept, most, self.config.hidden_size, self.config.dtype)
+        return self._rows
+
+    @property
     def device(self) -> TorchDevice:
         """Where it computes."""
         return self._device
+
+    @property
+    def weights(self) -> WeightStore:
+        """What its graph reads."""
+        return self._model.weights
 
     @property
     def decode_steps(self) -> Mapping[tuple[int, int], PagedDecodeStep]:
@@ -109,7 +135,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         key = padded_rows(rows, self.limits.max_rows), padded_blocks(inputs.block_table.shape[1], size)
         step = self._decode_steps.get(key)
         if step is None:
-            program = self._model.program(Phase.DECODE)
+            program = self._program(Phase.DECODE)
             step = self._decode_steps[key] = PagedDecodeStep(self._device, program, self.pools, *key)
         return step.launch(inputs)
 
@@ -139,10 +165,20 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
 
     def _forget_steps(self) -> None:
         """Give up the pools and what was recorded over them."""
+        self._forget_recorded()
+        self._pools = None
+
+    def _forget_recorded(self) -> None:
         self._decode_steps.clear()
         self._candidate_steps.clear()
         self._mixed_steps.clear()
-        self._pools = None
+
+    def _program(self, phase: Phase, values: Sequence[str] = ()) -> StepProgram:
+        """What computes a step, and leaves hidden states where they are wanted."""
+        if self._rows is None:
+            return self._model.program(phase, values)
+        value = layer_output(self.config.num_hidden_layers - 1)
+        return ShowingProgram(self._model.program(phase, (*dict.fromkeys((value, *values)),)), value, self._rows)
 
     def _has_few_tokens(self, inputs: PackedInputs) -> bool:
         """Whether no row of the step has more tokens than a sequence may have with its candidates."""
@@ -155,7 +191,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         shape = candidate_shape(inputs, candidates, self.limits.max_rows, self.pools.sizes.block_size)
         step = self._candidate_steps.get(shape)
         if step is None:
-            program = self._model.program(Phase.CANDIDATES)
+            program = self._program(Phase.CANDIDATES)
             step = self._candidate_steps[shape] = PackedStep(self._device, program, self.pools, shape)
         return step
 
@@ -165,21 +201,21 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         if step is None:
             if len(self._mixed_steps) >= MOST_MIXED:
                 self._mixed_steps.popitem(last=False)
-            step = PackedStep(self._device, self._model.program(_phase(inputs)), self.pools, shape)
+            step = PackedStep(self._device, self._program(_phase(inputs)), self.pools, shape)
         self._mixed_steps[shape] = step
         with self._memory_for(inputs):
             return step.launch(inputs, split)
 
     def _run(self, inputs: PackedInputs, values: Sequence[str]) -> tuple[TorchStepResult, Mapping[str, torch.Tensor]]:
         """A step that is not recorded, and what its program gives."""
-        program = self._model.program(_phase(inputs), values)
+        program = self._program(_phase(inputs), values)
         candidates = self._candidates(inputs)
         if self._device.is_gpu:
             shape, split = padded_shape(inputs, candidates, self.pools.sizes.block_size)
         else:
             shape, split = own_shape(inputs, candidates)
         with self._device.active(), self._memory_for(inputs):
-            buffers = PackedBuffers(self._device, shape.size, candidates)
+            buffers = PackedBuffers(self._device, shape.size, candidates, program.extra)
             buffers.fill(inputs, split=split)
             buffers.upload()
             found = program.run({**buffers.tensors, **self.pools.tensors, QUERY_START_LOC: rows_in(buffers, shape)})

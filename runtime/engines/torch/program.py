@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import onnx_ir as ir
 import torch
 
+from artifact.bindings import Binding
 from artifact.errors import EngineError
 from runtime.engines.torch.kernels import KernelRunner
 from runtime.engines.torch.node_context import NodeContext, Run
@@ -27,8 +28,19 @@ class Step:
     done: tuple[int, ...]
 
 
+class StepProgram(Protocol):
+    """What computes a step. extra: inputs that lie with the step's own beside those that every graph has."""
+
+    extra: tuple[Binding, ...]
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """As ``Program.run``."""
+
+
 class Program:
     """Runs steps over slots, each of which holds one value. Tensors go as soon as nothing reads them any more."""
+
+    extra: tuple[Binding, ...] = ()
 
     def __init__(
         self, steps: Sequence[Step], constants: Mapping[int, Any], inputs: Mapping[str, int], outputs: Mapping[str, int]

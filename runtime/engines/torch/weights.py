@@ -27,7 +27,9 @@ class WeightStore:
         self._folder, self.device = folder, device
         self._mapped: dict[tuple, torch.Tensor] = {} if beside is None else beside._mapped
         # Bytes on the device by the address of the same bytes in host memory, which stay where they are.
-        self._uploaded: dict[int, torch.Tensor] = {} if beside is None else beside._uploaded
+        self._uploaded: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = (
+            {} if beside is None else beside._uploaded
+        )
         self.folded: dict[str, torch.Tensor] = {}
 
     def tensor(self, value: ir.Value) -> torch.Tensor:

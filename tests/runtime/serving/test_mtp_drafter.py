@@ -10,16 +10,19 @@ import pytest
 from artifact.errors import EngineError
 from exporter.export import export_checkpoint
 from exporter.options import ExportOptions
+from runtime.engines.hidden_rows import ArrayRows
+from runtime.engines.mtp_factory import open_mtp_head
 from runtime.engines.mtp_head import HeadInputs
 from runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
 from runtime.engines.paged import PoolSizes
 from runtime.llm import LLM
 from runtime.sampling import SamplingParams
 from runtime.serving.draft_rows import DraftedSequence, DraftRow, draft_inputs
-from runtime.serving.hidden_states import HiddenStates
+from runtime.serving.hidden_places import HiddenPlaces
 from runtime.serving.mtp_drafter import MtpDrafter
 from runtime.serving.settings import ServingSettings
 from runtime.speculation import Proposal, SpeculationSettings
+from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config
 from tests.support.artifacts import ArtifactCache
 from tests.support.mtp_checkpoints import save_with_mtp_head
 
@@ -37,46 +40,81 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Watched(MtpDrafter):
-    """Remembers what was asked and proposed, and the hidden states of the model by sequence."""
+    """Remembers what was asked and proposed, and the hidden states of the model by sequence and position."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
         self.asked: list[tuple[int, list[int], int, tuple[int, ...]]] = []
         self.seen: dict[int, dict[int, np.ndarray]] = {}
+        self.origins: dict[int, int] = {}
+
+    def launch(self, engine, inputs, rows):  # type: ignore[no-untyped-def]
+        self._watch({sequence: self._places.of(sequence).certain for sequence in self._places})
+        return super().launch(engine, inputs, rows)
 
     def propose(self, wanted):  # type: ignore[no-untyped-def]
-        for each in wanted:
-            states = self._hidden.get(each.sequence)
-            if states is not None:
-                for position in range(states.begin, min(states.end, len(each.tokens) - 1)):
-                    row = states.get(position, position + 1)[0].copy()
-                    self.seen.setdefault(each.sequence, {})[position] = row
+        self._watch({each.sequence: len(each.tokens) - 1 for each in wanted})
         found: list[Proposal] = super().propose(wanted)
         for each, proposal in zip(wanted, found, strict=True):
             self.asked.append((each.sequence, list(each.tokens), each.most, proposal.token_ids))
+            known = self._caches.find(each.sequence)
+            if known is not None:
+                self.origins[each.sequence] = known.origin
         return found
+
+    def _watch(self, ends):  # type: ignore[no-untyped-def]
+        for sequence, end in ends.items():
+            states = self._places.of(sequence)
+            if states is not None:
+                for position in range(states.begin, min(states.end, end)):
+                    row = self._hidden.read(states.get(position, position + 1))[0]
+                    self.seen.setdefault(sequence, {})[position] = row
 
 
 def from_scratch(head: MtpHeadEngine, tokens: list[int], hidden: np.ndarray, most: int) -> tuple[int, ...]:
-    """The head's proposal for one sequence in pools of its own."""
+    """The head's proposal for a sequence of which it sees the last positions, in pools of its own."""
     head.allocate_pools(PoolSizes(8, 16, 0))
-    head.fill_pools(0.0)
-    known, found, own = DraftedSequence([], list(range(8))), list[int](), 0
-    row = DraftRow(known, tokens[1:], 0, -1)
+    head.fill_pools(np.nan)
+    rows = ArrayRows(1, len(hidden), hidden.shape[1])
+    rows.of_step[...] = hidden
+    head.read_from(rows)
+    origin = len(tokens) - 1 - len(hidden)
+    known, found = DraftedSequence([], list(range(8)), origin=origin), list[int]()
+    row, places, own = DraftRow(known, tokens[origin + 1 :], origin, -1), rows.first + np.arange(len(hidden)), 0
     for _ in range(most):
-        inputs = draft_inputs([row], 16)
-        flags = np.full(len(hidden), own, np.int32)
-        best, after = head.run(HeadInputs(**vars(inputs), hidden_states=hidden, is_own=flags))
+        inputs, flags = draft_inputs([row], 16), np.full(len(places), own, np.int32)
+        best = head.run(HeadInputs(**vars(inputs), hidden_places=places, is_own=flags, own_places=np.array([1])))
         found.append(int(best[0] if best[0] is not None else -1))
-        row, hidden, own = DraftRow(known, found[-1:], len(tokens) - 2 + len(found), -1), after[-1:], 1
+        row = DraftRow(known, found[-1:], len(tokens) - 2 + len(found), -1)
+        places, own = np.array([1]), 1
     return tuple(found)
 
 
-def test_proposals_are_what_the_head_says(artifact: Path) -> None:
-    head = MtpHeadEngine(artifact)
-    with LLM(artifact, "onnxruntime-portable") as llm:
+def check_proposals(drafter: Watched, head: MtpHeadEngine, most_checked: int = 12) -> None:
+    checked = 0
+    for sequence, tokens, most, found in drafter.asked:
+        if found and checked < most_checked:
+            positions = range(drafter.origins[sequence], len(tokens) - 1)
+            hidden = np.stack([drafter.seen[sequence][position] for position in positions])
+            assert found == from_scratch(head, tokens, hidden, min(most, len(found)))
+            checked += 1
+    assert checked == most_checked
+
+
+ENGINES = ("onnxruntime", "onnxruntime-portable", "torch")
+
+
+def opened(artifact: Path, engine: str) -> LLM:
+    if engine == "torch":
+        pytest.importorskip("torch", reason="the torch engine needs torch")
+    return LLM(artifact, engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_proposals_are_what_the_head_says(engine: str, artifact: Path) -> None:
+    with opened(artifact, engine) as llm:
         plain = [a.token_ids for a in llm.generate(list(PROMPTS), SamplingParams(ignore_eos=True), NEW)]
-        drafter = Watched(head, llm.engine, 3, 60, MOST)
+        drafter = Watched(open_mtp_head(artifact, llm.engine), llm.engine, 3, 60, MOST)
         serving = ServingSettings(
             prefix_cache="off", max_tokens=16, speculation=SpeculationSettings(MOST, drafter, adaptive=False)
         )
@@ -85,16 +123,37 @@ def test_proposals_are_what_the_head_says(artifact: Path) -> None:
         assert [answer.token_ids for answer in answers] == plain
         metrics = speculating.loop.speculation
         assert metrics is not None and metrics.proposed > 20
-    checked, again = 0, MtpHeadEngine(artifact)
-    for sequence, tokens, most, found in drafter.asked:
-        if found and checked < 12:
-            hidden = np.stack([drafter.seen[sequence][position] for position in range(len(tokens) - 1)])
-            assert found == from_scratch(again, tokens, hidden, min(most, len(found)))
-            checked += 1
-    assert checked == 12 and not drafter._hidden
+    assert set(drafter.origins.values()) == {0}
+    check_proposals(drafter, MtpHeadEngine(artifact))
+    assert not list(drafter._places) and len(drafter._places._free) == drafter._hidden.kept - 3
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime-portable", "torch"])
+def test_a_sequence_that_others_began(artifact: Path) -> None:
+    """The head begins with the first position that the model computes for it; positions are those of the sequence."""
+    prompt = [3 + i % 11 for i in range(24)]
+    with LLM(artifact, "onnxruntime") as llm:
+        drafter = Watched(open_mtp_head(artifact, llm.engine), llm.engine, 3, 60, MOST)
+        params = SamplingParams(ignore_eos=True)
+        first = llm.generate([prompt], params, NEW)[0].token_ids
+        history = [*prompt, *first, 8, 9]
+        second = llm.generate([history], params, NEW)[0].token_ids
+        drawn = SamplingParams(ignore_eos=True, temperature=0.9, seed=5, n=2)
+        several = llm.generate([PROMPTS[0]], drawn, NEW)[0]
+        speculation = SpeculationSettings(MOST, drafter, adaptive=False)
+        serving = ServingSettings(prefix_cache="radix", max_tokens=16, speculation=speculation)
+        speculating = LLM(artifact, llm.engine, serving=serving)
+        assert speculating.generate([prompt], params, NEW)[0].token_ids == first
+        resumed = speculating.generate([history], params, NEW)[0]
+        assert resumed.token_ids == second and resumed.cached_tokens > 0
+        again = speculating.generate([PROMPTS[0]], drawn, NEW)[0]
+        assert [a.token_ids for a in again.alternatives] == [a.token_ids for a in several.alternatives]
+    begun = [sequence for sequence, origin in drafter.origins.items() if origin > 0]
+    assert begun and any(found for sequence, _, _, found in drafter.asked if sequence in begun)
+    drafter.asked = [each for each in drafter.asked if each[0] in begun]
+    check_proposals(drafter, MtpHeadEngine(artifact), 4)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_the_setting_is_all_that_it_needs(engine: str, artifact: Path) -> None:
     if engine == "torch":
         pytest.importorskip("torch", reason="the torch engine needs torch")
@@ -116,26 +175,52 @@ def test_the_setting_is_all_that_it_needs(engine: str, artifact: Path) -> None:
 
 def test_what_cannot_be_is_refused(artifact: Path, artifacts: ArtifactCache) -> None:
     serving = ServingSettings(speculation=SpeculationSettings(MOST, "mtp"))
-    with pytest.raises(EngineError, match="expected an engine that shows hidden states to drafter 'mtp', found onnx"):
-        LLM(artifact, "onnxruntime", serving=serving)
+    toy = ToyPagedEngine(paged_config(["attention"]))
+    with pytest.raises(EngineError, match="expected an engine that shows hidden states to drafter 'mtp', found toy"):
+        open_mtp_head(artifact, toy)
     without = artifacts.get("nemotron_h", "float32", layout="paged", speculative_tokens=MOST).folder
     with pytest.raises(EngineError, match="expected an artifact with a multi-token prediction head, found none"):
         LLM(without, "onnxruntime-portable", serving=serving)
 
 
-def test_hidden_states_of_a_sequence() -> None:
-    rows = np.arange(40, dtype=np.float32).reshape(20, 2)
-    states = HiddenStates()
-    states.put(1, rows[1:3])
-    assert not states.has(1, 2)
-    states.put(0, rows[:5])
-    states.put(5, rows[5:9])
-    states.put(7, -rows[7:12])  # the candidates from position 7 on were wrong
-    assert states.has(0, 12) and not states.has(0, 13)
-    np.testing.assert_array_equal(states.get(6, 8), [rows[6], -rows[7]])
-    states.drop(9)
-    assert not states.has(8, 10) and states.has(9, 12)
-    states.put(0, rows[:4])  # computed again, after it had lost its place
-    states.put(4, rows[4:11])
-    assert states.has(9, 11) and not states.has(9, 12)
-    np.testing.assert_array_equal(states.get(9, 11), rows[9:11])
+def test_places_of_hidden_states() -> None:
+    rows = ArrayRows(12, 16, 1)  # 1 and 2 belong to somebody else, steps begin at 13
+    places = HiddenPlaces(rows, 3)
+
+    def content(sequence: int) -> list[float]:
+        states = places.of(sequence)
+        assert states is not None and len(states.tokens) == len(states.places)
+        return rows.read(states.places)[:, 0].tolist()
+
+    def step(*parts: tuple[int, int, int, int]) -> None:
+        """Sequence, first position, number of tokens and of guesses; a hidden state is 100 * sequence + position."""
+        places.keep()
+        rows.array[rows.first :] = np.nan
+        place = rows.first
+        for sequence, start, count, guesses in parts:
+            rows.array[place : place + count, 0] = 100 * sequence + np.arange(start, start + count)
+            places.put(sequence, start, list(range(start, start + count)), place, guesses)
+            place += count
+
+    step((1, 0, 4, 0), (2, 7, 2, 0))
+    assert content(1) == [100, 101, 102, 103] and content(2) == [207, 208]
+    assert places.of(2).begin == 7 and places.of(1).certain == 4
+    places.drop(1, 3)
+    step((1, 4, 3, 2))
+    assert content(1) == [103, 104, 105, 106] and content(2) == [207, 208] and places.of(1).certain == 5
+    step((1, 5, 2, 1))  # the candidate of position 5 was wrong
+    assert content(1) == [103, 104, 105, 106] and places.of(1).tokens == [3, 4, 5, 6]
+    places.fork(1, 3)
+    places.forget(1)
+    step((3, 7, 1, 0))
+    assert content(3) == [105, 106, 307] and places.of(3).begin == 5
+    step((2, 0, 5, 0))  # computed again, after it had lost its place
+    assert content(2) == [200, 201, 202, 203, 204] and places.of(2).begin == 0
+    step((3, 9, 1, 0))  # behind a gap
+    assert content(3) == [309] and content(2) == [200, 201, 202, 203, 204]
+    step((4, 0, 5, 0))
+    places.keep()  # six of ten places are taken
+    assert list(places) == [2, 3, 4] and content(4) == [] and content(3) == [309]
+    for sequence in places:
+        places.forget(sequence)
+    assert sorted(places._free) == list(range(3, 13))

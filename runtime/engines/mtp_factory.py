@@ -1,0 +1,27 @@
+"""The head of an artifact on the kind of engine that its model runs on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from artifact.errors import EngineError
+from runtime.engines.mtp_head import MtpHead
+from runtime.engines.paged import PagedEngine
+
+
+def open_mtp_head(folder: Path, model: PagedEngine, threads: int | None = None) -> MtpHead:
+    """The head of the artifact in ``folder``, beside ``model``; EngineError where that shows no hidden states."""
+    if not model.shows_hidden_states:
+        raise EngineError(
+            f"speculation: expected an engine that shows hidden states to drafter 'mtp', found {model.name}: use "
+            "torch or onnxruntime"
+        )
+    if model.name == "torch":
+        from runtime.engines.torch.mtp_head import TorchMtpHead
+        from runtime.engines.torch.paged_engine import TorchPagedEngine
+
+        assert isinstance(model, TorchPagedEngine)
+        return TorchMtpHead(folder, model)
+    from runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
+
+    return MtpHeadEngine(folder, threads)

@@ -1,0 +1,88 @@
+"""Hidden states on the device, written by the steps of a model and read by those of its multi-token prediction head.
+
+Both are part of the work of a step, so that a recorded one does it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from artifact.bindings import Binding
+from artifact.dtypes import DType
+from artifact.errors import EngineError
+from artifact.names import HIDDEN_STATES, IS_OWN, LOGITS_INDICES
+from artifact.paged import NUM_LOGITS, TOKENS
+from runtime.engines.hidden_rows import HiddenRows
+from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.program import Program
+from runtime.engines.torch.step_shapes import padded_tokens
+from runtime.engines.torch.tensors import torch_from_dtype
+
+# Fields of HeadInputs.
+HIDDEN_PLACES, OWN_PLACES = "hidden_places", "own_places"
+
+
+class TorchRows(HiddenRows):
+    """Rows in the device's memory: ``tensor`` [places, hidden] of the model's type."""
+
+    def __init__(self, device: TorchDevice, kept: int, tokens: int, hidden: int, dtype: DType) -> None:
+        """With room for steps of ``tokens`` tokens, and for what they are padded to. EngineError: memory is short."""
+        super().__init__(kept)
+        self._device = device
+        shape = 1 + kept + padded_tokens(tokens), hidden
+        try:
+            self.tensor = device.zeros(*shape, dtype=torch_from_dtype(dtype))
+        except RuntimeError as error:
+            raise EngineError(
+                f"expected memory for hidden states {list(shape)}, found too little: lower max_tokens"
+            ) from error
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        with self._device.active():
+            places = torch.tensor((list(sources), list(targets))).to(self._device.torch, non_blocking=True)
+            self.tensor.index_copy_(0, places[1], self.tensor.index_select(0, places[0]))
+
+    def read(self, places: Sequence[int]) -> np.ndarray:
+        with self._device.active():
+            found = self.tensor[list(places)].float().cpu().numpy()
+        return np.asarray(found)
+
+
+class ShowingProgram:
+    """The program of a model whose output ``value`` [tokens, hidden] it leaves in ``rows``."""
+
+    extra: tuple[Binding, ...] = ()
+
+    def __init__(self, program: Program, value: str, rows: TorchRows) -> None:
+        self._program, self._value, self._rows = program, value, rows
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        found = self._program.run(feeds)
+        hidden = found[self._value]
+        self._rows.tensor[self._rows.first :][: len(hidden)].copy_(hidden)
+        return found
+
+
+class HeadProgram:
+    """The program of a head, whose output ``value`` it leaves in ``rows`` too, where its hidden states come from."""
+
+    extra: tuple[Binding, ...] = (
+        Binding(HIDDEN_PLACES, DType.INT64, (TOKENS,)),
+        Binding(IS_OWN, DType.INT32, (TOKENS,)),
+        Binding(OWN_PLACES, DType.INT64, (NUM_LOGITS,)),
+    )
+
+    def __init__(self, program: Program, value: str, rows: TorchRows) -> None:
+        self._program, self._value, self._rows = program, value, rows
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        rows = self._rows.tensor
+        found = self._program.run({**feeds, HIDDEN_STATES: rows.index_select(0, feeds[HIDDEN_PLACES])})
+        last = found[self._value].index_select(0, feeds[LOGITS_INDICES])
+        # Padding goes nowhere, several times: no index_copy_, which would want each place once.
+        rows[feeds[OWN_PLACES]] = last.to(rows.dtype)
+        return found
