@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 
 from artifact.bindings import BATCH, MAX_SEQ, Binding
 from artifact.dtypes import DType
-from artifact.errors import RequestError
+from artifact.errors import EngineError, RequestError
 from runtime.engines.base import StateBuffer, StateSet
 from runtime.engines.onnxruntime.rewrite import StateLayout
 
@@ -99,10 +99,11 @@ class ArrayStateSet(StateSet):
     def __init__(
         self, specs: tuple[Binding, ...], layouts: Mapping[str, StateLayout], batch: int, max_seq: int, limit: int
     ) -> None:
+        """Zeroed states; RequestError when ``max_seq`` exceeds ``limit``, EngineError without enough memory."""
         self.batch, self._limit, self._layouts = batch, limit, layouts
         self._has_caches = any(MAX_SEQ in spec.shape for spec in specs)
         self._max_seq = self._capacity(max_seq)
-        self._buffers = {spec.name: self._allocate(spec) for spec in specs}
+        self._buffers = self._allocated(specs, self._max_seq)
         self.bound: dict[tuple, Any] = {}
         self.turns = self._read_turns()
         self.version = 0
@@ -118,13 +119,13 @@ class ArrayStateSet(StateSet):
     def reserve(self, max_seq: int) -> None:
         if max_seq <= self._max_seq:
             return
-        old_max_seq, self._max_seq = self._max_seq, self._capacity(max(max_seq, 2 * self._max_seq), max_seq)
-        for name, old in self._buffers.items():
-            if MAX_SEQ not in old.spec.shape:
-                continue
-            new = self._allocate(old.spec)
-            new.past[:, :, :old_max_seq] = old.past
-            self._buffers[name] = new
+        grown = self._capacity(max(max_seq, 2 * self._max_seq), max_seq)
+        caches = [buffer.spec for buffer in self._buffers.values() if MAX_SEQ in buffer.spec.shape]
+        larger = self._allocated(caches, grown)
+        for name, new in larger.items():
+            new.past[:, :, : self._max_seq] = self._buffers[name].past
+        self._buffers |= larger
+        self._max_seq = grown
         self.bound.clear()
         self.turns = self._read_turns()
         self.version += 1
@@ -151,9 +152,15 @@ class ArrayStateSet(StateSet):
         # A model without attention has no cache to size: its states hold any number of tokens.
         return min(self._limit, max(SMALLEST_CACHE, wanted)) if self._has_caches else self._limit
 
-    def _allocate(self, spec: Binding) -> ArrayState:
-        shape = spec.resolve(**{BATCH: self.batch, MAX_SEQ: self._max_seq})
-        return ArrayState(spec, shape, self._layouts[spec.name])
+    def _allocated(self, specs: Iterable[Binding], max_seq: int) -> dict[str, ArrayState]:
+        axes = {BATCH: self.batch, MAX_SEQ: max_seq}
+        try:
+            return {spec.name: ArrayState(spec, spec.resolve(**axes), self._layouts[spec.name]) for spec in specs}
+        except MemoryError as error:
+            raise EngineError(
+                f"expected memory for the states of {self.batch} rows of {max_seq} tokens, found too little: use a "
+                "smaller batch, or shorter prompts"
+            ) from error
 
     def _read_turns(self) -> int:
         return sum(buffer.turn << bit for bit, buffer in enumerate(self._buffers.values()))

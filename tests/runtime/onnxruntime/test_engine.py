@@ -142,6 +142,20 @@ def test_growing_the_caches_keeps_their_content_and_decoders_follow(tmp_path: Pa
     assert relative_error(logits[0], made.logits(tokens)[-1]) < TOLERANCE
 
 
+def test_caches_that_cannot_grow_stay_as_they_were(tmp_path: Path) -> None:
+    made, engine = engine_of(Plan(max_seq_len=10**15), tmp_path)
+    tokens, states = np.random.default_rng(5).integers(0, VOCAB, 9), engine.allocate_states(1, 8)
+    engine.step(step_inputs([tokens[:6]], [0]), states)
+    room = states.max_seq
+    with pytest.raises(EngineError, match=f"memory for the states of 1 rows of {10**15} tokens, found too little: use"):
+        states.reserve(10**15)
+    assert states.max_seq == room
+    logits = engine.step(step_inputs([tokens[6:]], [6]), states)
+    assert relative_error(logits[0], made.logits(tokens)[-1]) < TOLERANCE
+    with pytest.raises(EngineError, match=f"memory for the states of 2 rows of {10**15} tokens, found too little: use"):
+        engine.allocate_states(2, 10**15)
+
+
 def test_a_restored_row_continues_like_the_original(tmp_path: Path) -> None:
     made, engine = engine_of(Plan(), tmp_path)
     tokens = np.random.default_rng(6).integers(0, VOCAB, 7)
