@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PROMPT_TOKENS, DEFAULT_NEW_TOKENS = 512, 128
 FLAGS = {
-    **flags_of("prompt_tokens", "new_tokens", "repetitions", "threads", "engine"),
+    **flags_of("prompt_tokens", "new_tokens", "repetitions", "threads", "engine", "engine_folder"),
     "context_tokens": "--context",
     "rows": "--batch",
     "the longest run": "--prompt-tokens, or --context and --new-tokens together",

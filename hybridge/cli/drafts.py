@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from artifact.errors import RequestError
+
 if TYPE_CHECKING:
     from runtime.serving.settings import ServingSettings
     from runtime.speculation import SpeculationMetrics
@@ -20,9 +22,13 @@ def draft_settings(out: Path, draft: str | None, tokens: int | None, mode: str =
     neither of the first two is given.
 
     draft: "ngram", "mtp", or the folder of a draft model's artifact. tokens: None for as many as the artifact keeps
-    states of.
+    states of. RequestError: a mode without the others.
     """
     if draft is None and tokens is None:
+        if mode != "auto":
+            raise RequestError(
+                f"--speculative-mode {mode}: expected --draft or --draft-tokens beside it, found neither"
+            )
         return None
     from artifact.config import read_config
     from artifact.path_kind import require_artifact

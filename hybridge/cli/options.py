@@ -11,7 +11,6 @@ EngineName = Literal["auto", "onnxruntime", "onnxruntime-portable", "tensorrt", 
 ComputeType = Literal["auto", "float16", "bfloat16", "float32"]
 KvType = Literal["auto", "fp8_e4m3"]
 StateType = Literal["float32", "float16", "bfloat16"]
-StateMode = Literal["auto", "replay", "snapshot"]
 
 Artifact = Annotated[Path, typer.Argument(metavar="OUT", help="Folder written by hybridge export.", show_default=False)]
 Checkpoint = Annotated[
@@ -26,7 +25,9 @@ EngineFolder = Annotated[
         "--engine-folder", metavar="NAME|DIR", help="The TensorRT engine to run.", show_default="the one for this GPU"
     ),
 ]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.", show_default="all cores")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, max=1024, help="CPU threads.", show_default="all cores")
+]
 
 
 def integers(text: str, option: str) -> tuple[int, ...]:

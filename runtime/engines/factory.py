@@ -13,6 +13,8 @@ from artifact.path_kind import require_artifact
 from runtime.engines.base import Engine
 
 AUTO, ONNXRUNTIME, TENSORRT, TORCH = "auto", "onnxruntime", "tensorrt", "torch"
+# More than any machine's processors: starting far more threads takes minutes and gigabytes.
+MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,16 @@ class EngineOptions:
     engine_folder: str | Path | None = None
 
     def __post_init__(self) -> None:
-        if self.threads is not None and (not isinstance(self.threads, int) or self.threads < 1):
-            raise EngineError(f"threads: expected an integer of at least 1, found {self.threads!r}")
+        if self.threads is not None and (not isinstance(self.threads, int) or not 1 <= self.threads <= MOST_THREADS):
+            raise EngineError(f"threads: expected an integer from 1 to {MOST_THREADS}, found {self.threads!r}")
+
+    def check_engine_folder(self, engine: str) -> None:
+        """EngineError where a folder of TensorRT is given for another ``engine``, which would not look at it."""
+        if self.engine_folder is not None and engine != TENSORRT:
+            raise EngineError(
+                f"engine_folder: expected none for the engine {engine}, found {str(self.engine_folder)!r}: leave it "
+                f"out, or choose the engine {TENSORRT}"
+            )
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,7 @@ def create_engine(artifact: str | Path, name: str = AUTO, options: EngineOptions
         )
     options = options or EngineOptions()
     chosen, reason = choose_engine(folder, options) if name == AUTO else (name, None)
+    options.check_engine_folder(chosen)
     engine = ENGINES[chosen].create(folder, options)
     if reason is not None:
         engine.notes = (*engine.notes, f"{chosen} runs the artifact, as no TensorRT engine can ({reason})")

@@ -23,7 +23,9 @@ def create_paged_engine(artifact: str | Path, name: str = AUTO, options: EngineO
     folder = Path(artifact)
     require_artifact(folder)
     read_config(folder)  # so that errors name the folder as it was given
-    return PAGED_ENGINES[ONNXRUNTIME if name == AUTO else name](folder, options or EngineOptions())
+    options, chosen = options or EngineOptions(), ONNXRUNTIME if name == AUTO else name
+    options.check_engine_folder(chosen)
+    return PAGED_ENGINES[chosen](folder, options)
 
 
 def check_paged_engine(name: str) -> None:

@@ -44,7 +44,9 @@ def test_the_text_is_that_of_plain_decoding(capfd: Capture, paged: Path) -> None
     [
         (("--draft-tokens", "3", "--speculative-mode", "snapshot"), "--speculative-tokens of at least 3"),
         (("--draft-tokens", "9", "--speculative-mode", "replay"), "which does by 8: use another mode, or lower tokens"),
-        (("--draft-tokens", "-1"), "tokens: expected an integer of at least 1, found -1"),
+        (("--draft-tokens", "0"), "--draft-tokens: expected at least 1, found '0'"),
+        (("--draft-tokens", "-1"), "--draft-tokens: expected at least 1, found '-1'"),
+        (("--speculative-mode", "replay"), "--speculative-mode replay: expected --draft or --draft-tokens beside it"),
         (("--draft", "nowhere"), "nowhere"),
     ],
 )
@@ -55,7 +57,7 @@ def test_what_cannot_be_is_refused(capfd: Capture, paged: Path, options: tuple[s
 
 def test_a_dense_artifact_takes_no_drafts(capfd: Capture, artifact: Path) -> None:
     outcome = hybridge(capfd, "run", artifact, *RUN[:2], "--draft", "ngram")
-    assert outcome.code == 2 and "speculation: expected an artifact of layout paged, found dense" in outcome.error
+    assert outcome.code == 2 and "--draft: expected an artifact of layout paged, found dense" in outcome.error
 
 
 def test_without_candidates_there_is_nothing_to_say() -> None:

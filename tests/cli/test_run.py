@@ -114,3 +114,11 @@ def test_no_artifact(capfd: Capture, checkpoint: Path, tmp_path: Path, command: 
     ):
         outcome = hybridge(capfd, name, path, *options)
         assert outcome.code == 2 and not outcome.out and words in outcome.error
+
+
+@pytest.mark.parametrize("command", [("run", *PROMPT), ("bench",)])
+def test_the_folder_of_another_engine_is_refused(capfd: Capture, artifact: Path, command: tuple[str, ...]) -> None:
+    name, *options = command
+    outcome = hybridge(capfd, name, artifact, *options, "--engine", "onnxruntime", "--engine-folder", "mine")
+    assert outcome.code == 2 and not outcome.out
+    assert outcome.error.startswith("--engine-folder: expected none for the engine onnxruntime, found 'mine'")

@@ -16,7 +16,8 @@ FLAGS = {
     "verify": "--engine --prompt-lengths --decode-steps --tolerance --json --quiet",
     "build-engine": "--target --compute-capability --plugins --max-batch --max-seq-len --overwrite --json --quiet",
     "run": "--prompt --chat --prompt-ids --engine --max-new-tokens --temperature --top-k --top-p --min-p "
-    "--repetition-penalty --seed --stop --json --quiet",
+    "--repetition-penalty --seed --stop --draft --draft-tokens --speculative-mode --engine-folder --threads "
+    "--json --quiet",
     "inspect": "--json",
     "bench": "--engine --json --plot --quiet",
 }
@@ -61,6 +62,7 @@ def test_no_command_is_a_usage_error(capfd: Capture) -> None:
         ),
         (("export", "a", "b", "--max-batch", "many"), "--max-batch: expected an integer, found 'many': see"),
         (("run", "a", "--prompt", "x", "--threads", "0"), "--threads: expected at least 1, found '0': see"),
+        (("run", "a", "--prompt", "x", "--threads", "1025"), "--threads: expected at most 1024, found '1025': see"),
         (("run", "a", "--prompt", "x", "--top-p", "most"), "--top-p: expected a number, found 'most': see"),
         (("run", "a", "--prompt"), "--prompt"),
         (("verify", "a", "b", "--prompt-lengths", "1,x"), "--prompt-lengths: expected integers such as 1,7,33, found"),

@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from artifact.errors import ArtifactError, EngineError
 from runtime.engines import create_engine
 from runtime.engines.factory import ENGINES, EngineKind, EngineOptions, check_engine
+from runtime.engines.paged_factory import create_paged_engine
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import Plan
 from tests.runtime.toy_engine import ToyEngine, toy_config
@@ -118,10 +120,18 @@ def test_a_missing_library_names_the_extra_to_install(
         create_engine(tmp_path, name)
 
 
-@pytest.mark.parametrize("threads", [0, -1, 1.5])
+@pytest.mark.parametrize("threads", [0, -1, 1.5, 1025])
 def test_bad_thread_counts_are_refused(threads: int) -> None:
-    with pytest.raises(EngineError, match="threads: expected an integer of at least 1"):
+    with pytest.raises(EngineError, match=f"threads: expected an integer from 1 to 1024, found {threads}"):
         EngineOptions(threads=threads)
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-portable", "torch"])
+@pytest.mark.parametrize("create", [create_engine, create_paged_engine])
+def test_only_tensorrt_takes_the_folder_of_an_engine(create: Callable[..., object], name: str, tmp_path: Path) -> None:
+    folder = HandMade(Plan()).write(tmp_path / "artifact")
+    with pytest.raises(EngineError, match=f"engine_folder: expected none for the engine {name}, found 'mine'"):
+        create(folder, name, EngineOptions(engine_folder="mine"))
 
 
 def test_the_runtime_imports_no_heavy_library() -> None:

@@ -1,0 +1,49 @@
+"""What ``hybridge run`` says about a finished generation: one line, and a JSON document."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from hybridge.cli.text import seconds_text
+
+if TYPE_CHECKING:
+    from runtime.generation import Generation
+    from runtime.llm import LLM
+
+
+def generation_summary(generation: Generation, engine: str) -> str:
+    """One line: tokens, speed, and what ended it."""
+    timings = generation.timings
+    rate = timings.decode_tokens_per_second
+    speed = "" if rate is None else f", {rate:.1f} tokens/s"
+    return (
+        f"[{engine}: {len(generation.prompt_token_ids)} prompt tokens, {timings.new_tokens} new, first after "
+        f"{seconds_text(timings.first_token)}{speed}, ended by {generation.finish_reason}]"
+    )
+
+
+def generation_document(generation: Generation, max_new_tokens: int, llm: LLM) -> dict[str, Any]:
+    """The generation, the engine, and what ended it where that was a limit."""
+    data = asdict(generation)
+    data["timings"]["decode_tokens_per_second"] = generation.timings.decode_tokens_per_second
+    limit = _limit(generation, max_new_tokens)
+    notes = list(llm.engine.notes)
+    if limit == "max_seq_len":
+        notes.append(_room(generation, max_new_tokens, llm.max_seq_len))
+    return {"engine": llm.engine.name, **data, "limited_by": limit, "notes": notes}
+
+
+def _limit(generation: Generation, max_new_tokens: int) -> str | None:
+    """The limit that ended the generation, None when it ended by itself."""
+    if generation.finish_reason != "length":
+        return None
+    return "max_new_tokens" if len(generation.token_ids) >= max_new_tokens else "max_seq_len"
+
+
+def _room(generation: Generation, max_new_tokens: int, max_seq_len: int) -> str:
+    return (
+        f"stopped at max_seq_len {max_seq_len}: {len(generation.prompt_token_ids)} prompt tokens leave room for "
+        f"{len(generation.token_ids)} new ones, not for --max-new-tokens {max_new_tokens}: for more, export with a "
+        "larger --max-seq-len"
+    )
