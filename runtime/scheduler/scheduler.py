@@ -19,7 +19,7 @@ _NO_CANDIDATES: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 NONE_ACCEPTED: Mapping[int, int] = MappingProxyType({})
 
 
-def _order(sequence: ScheduledSequence) -> tuple[int, int]:
+def _order(sequence: ScheduledSequence) -> tuple[int, int, int]:
     return sequence.order
 
 
@@ -79,14 +79,14 @@ class Scheduler:
         self.check(request)
         rank = self.settings.policy.rank(request.priority, self._arrivals, self._step)
         self._arrivals += 1
-        sequence = self._make(request, list(request.prompt_ids), rank)
+        sequence = self._make(request, list(request.prompt_ids), (rank, self._next_id))
         insort(self._waiting, sequence, key=_order)
         return sequence
 
     def fork(self, parent: ScheduledSequence) -> ScheduledSequence:
         """A second sequence with the tokens and, where memory allows, the memory of ``parent``; not during a step."""
         assert self._draft is None and parent.state is not State.FINISHED
-        child = self._make(parent.request, parent.tokens.copy(), parent.order[0])
+        child = self._make(parent.request, parent.tokens.copy(), parent.order[:2])
         child.cached_tokens = parent.cached_tokens
         memory = None
         if parent.state is State.RUNNING:
@@ -127,6 +127,8 @@ class Scheduler:
         self._schedule_running(draft, candidates)
         if not draft.preempted:
             self._admit(draft)
+        if self._waiting and not (draft.rows or draft.admitted or draft.preempted):
+            self._unblock(draft)
         self._step += 1
         plan = draft.finish(self._step, self._slot_copies, self._forked)
         if plan is not None:
@@ -237,6 +239,12 @@ class Scheduler:
                 return
             self._preempt(draft, last)
 
+    def _unblock(self, draft: Draft) -> None:
+        """Nobody advances, as beams hold what others need that they wait for: the last make room for the first."""
+        while self._running and not draft.admitted and self._waiting[0] not in draft.preempted:
+            self._preempt(draft, self._running[-1])
+            self._admit(draft)
+
     def _try_admit(self, draft: Draft, sequence: ScheduledSequence) -> bool:
         manager, memory = self.manager, sequence.memory
         begins = not memory.length
@@ -244,7 +252,7 @@ class Scheduler:
             manager.allocator.adopt(memory)
         count = self._chunk(draft, sequence, len(self._waiting) - 1)
         spare = 0
-        if self._running:
+        if draft.rows:
             whole = manager.most_blocks(len(sequence.tokens), self.settings.max_tokens)
             spare = self._spare + max(0, whole - manager.blocks_for(memory.length + count))
         while not draft.reservation.extend(memory, count, spare):
@@ -311,8 +319,9 @@ class Scheduler:
         budget, memory = draft.budget, sequence.memory
         return min(sequence.pending, memory.stop - memory.length, budget if not others else max(1, budget // 2))
 
-    def _make(self, request: ScheduledRequest, tokens: list[int], rank: int) -> ScheduledSequence:
-        sequence = ScheduledSequence(self._next_id, request, tokens, (rank, self._next_id))
+    def _make(self, request: ScheduledRequest, tokens: list[int], place: tuple[int, int]) -> ScheduledSequence:
+        """``place``: that of the request, so that its forks come right after it: beams wait for each other."""
+        sequence = ScheduledSequence(self._next_id, request, tokens, (*place, self._next_id))
         self._next_id += 1
         self.sequences[sequence.id] = sequence
         return sequence

@@ -40,7 +40,7 @@ class ScheduledSequence:
         "tokens",
     )
 
-    def __init__(self, id_: int, request: ScheduledRequest, tokens: list[int], order: tuple[int, int]) -> None:
+    def __init__(self, id_: int, request: ScheduledRequest, tokens: list[int], order: tuple[int, int, int]) -> None:
         self.id, self.request, self.tokens, self.order = id_, request, tokens, order
         self.memory = SequenceMemory(tokens, request.namespace)
         self.state = State.WAITING

@@ -51,8 +51,14 @@ class StepExecutor:
         inputs = packed_inputs(plan, sequences, self._manager, engine)
         runner = self._runner
         result = engine.launch(inputs) if runner is None else runner.launch(engine, inputs, plan.rows)
-        for sources, targets in independent(plan.taken_slots):
-            engine.copy_slots(sources, targets)
+        try:
+            for sources, targets in independent(plan.taken_slots):
+                engine.copy_slots(sources, targets)
+        except BaseException:
+            # Nobody will ask for the step any more, and the next one must not begin before its end.
+            with suppress(Exception):
+                result.best_tokens()
+            raise
         return result
 
     def advance(self, plan: StepPlan, accepted: Mapping[int, int]) -> None:

@@ -78,7 +78,8 @@ class SamplingGroup(Group):
 
     @property
     def candidates(self) -> int | None:
-        return self._asked.request.params.speculative_tokens
+        # Forks come after the prompt, between two steps: its last token has no candidates behind it.
+        return 0 if self._unforked else self._asked.request.params.speculative_tokens
 
     def accept(
         self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, guess: Guess | None = None

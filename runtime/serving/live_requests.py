@@ -68,7 +68,7 @@ class LiveRequests:
         self, sampling: Iterable[tuple[ScheduledSequence, int]], result: StepResult, best: Sequence[int | None]
     ) -> None:
         """Let each sequence choose its token, from the logits of its index, or end its request with an error."""
-        request_of, groups, unmade = self._request_of, self._groups, self._unmade
+        request_of, groups = self._request_of, self._groups
         for sequence, index in sampling:
             id_ = request_of.get(sequence)
             if id_ is None:
@@ -76,9 +76,10 @@ class LiveRequests:
             group, token = groups[id_], best[index]
             try:
                 logits = NO_LOGITS if group.takes_best and token is not None else result.logits(index)
-                unmade.append((id_, group.accept(sequence, logits, token)))
-            except EngineError as error:
-                self.end_with((id_,), error)
+                # Not a list from outside the loop: an error makes the pieces so far, and begins another list.
+                self._unmade.append((id_, group.accept(sequence, logits, token)))
+            except Exception as error:
+                self.end_with((id_,), _engine_error(error, "the next token could not be chosen"))
                 continue
             if group.finished:
                 del groups[id_]
@@ -93,9 +94,17 @@ class LiveRequests:
             return
         unmade, self._unmade = self._unmade, []
         new, outputs = tuple.__new__, self._outputs  # as in Sequence.piece
+        failed: set[int] = set()
         for id_, makers in unmade:
-            for make in makers:
-                outputs.append(new(Output, (id_, make(), None)))
+            if id_ in failed:
+                continue
+            try:
+                for make in makers:
+                    outputs.append(new(Output, (id_, make(), None)))
+            except Exception as error:
+                failed.add(id_)
+                self._end(id_)
+                outputs.append(Output(id_, error=_engine_error(error, "the text of a token could not be made")))
 
     def take(self) -> list[Output]:
         """What the requests got since the last time, in order."""
@@ -146,3 +155,7 @@ class LiveRequests:
     def _forget(self, sequence: ScheduledSequence) -> None:
         self._request_of.pop(sequence, None)
         self._forget_sequence(sequence.id)
+
+
+def _engine_error(error: Exception, what: str) -> EngineError:
+    return error if isinstance(error, EngineError) else EngineError(f"{what}: {error}")

@@ -101,7 +101,13 @@ class ServingWorker:
             command()
 
     def _add(self, key: object, asked: ServingRequest, started: float, deliver: Deliver) -> None:
-        id_ = self._loop.add(asked, started)
+        try:
+            id_ = self._loop.add(asked, started)
+        except RequestError as error:
+            # Checked before, but a prefix that was pinned meanwhile took its room.
+            deliver(Output(-1, error=EngineError(str(error))))
+            self._flush()
+            return
         self._receivers[id_] = (key, deliver)
         self._ids[key] = id_
 

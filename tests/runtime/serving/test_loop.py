@@ -5,9 +5,10 @@ import pytest
 
 from artifact.errors import EngineError, RequestError
 from runtime.sampling import Sampler, SamplingParams
+from tests.runtime.serving.beams_alone import beams_alone
 from tests.runtime.serving.toy_loop import MAX_SEQ, ahead_loop, answers, asked, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
-from tests.runtime.toy_paged_engine import VOCAB, toy_greedy, toy_logits
+from tests.runtime.toy_paged_engine import toy_greedy, toy_logits
 
 
 @pytest.mark.parametrize(("swap_bytes", "ahead"), [(0, False), (1 << 20, False), (1 << 20, True)])
@@ -195,35 +196,6 @@ def test_what_never_fits_is_refused_at_once():
     with pytest.raises(RequestError, match="at most 96 tokens"):
         loop.add(asked([1] * MAX_SEQ, 2))
     assert not loop.busy
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    logits = logits.astype(np.float64)
-    return logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
-
-
-def beams_alone(config, prompt: list[int], new: int, width: int, penalty: float) -> list[list[int]]:
-    """Beam search over logits from scratch; ties go to the better beam, then the lower token."""
-    beams: list[tuple[float, list[int]]] = [(0.0, [])]
-    done: list[tuple[float, list[int]]] = []
-    while True:
-        candidates = []
-        for place, (total, tokens) in enumerate(beams):
-            scores = log_softmax(toy_logits(config, prompt + tokens))
-            candidates += [(-(total + scores[token]), place, token) for token in range(VOCAB)]
-        candidates.sort(key=lambda c: (round(c[0], 9), c[1], c[2]))
-        kept: list[tuple[float, list[int]]] = []
-        for rank, (cost, place, token) in enumerate(candidates[: 2 * width]):
-            longer = [*beams[place][1], token]
-            if token in config.eos_token_ids:
-                if rank < width:
-                    done.append((cost / len(longer) ** penalty, longer))
-            elif len(kept) < width:
-                kept.append((-cost, longer))
-        beams = kept
-        if len(beams[0][1]) == new or len(done) >= width:
-            done += [(-total / len(tokens) ** penalty, tokens) for total, tokens in beams]
-            return [tokens for _, tokens in sorted(done, key=lambda d: d[0])]
 
 
 @pytest.mark.parametrize("memory_bytes", [10_000, 1_700])

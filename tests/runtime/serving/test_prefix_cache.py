@@ -19,7 +19,8 @@ def poison(loop: ServingLoop, engine: ToyPagedEngine) -> None:
     """NaN in every block and slot that nobody holds, the cache included."""
     manager = loop.scheduler.manager
     sources = {source for source, _ in loop.scheduler._slot_copies}
-    blocks = [block for block in range(manager.pool.num_blocks) if not manager.pool.references(block)]
+    cached = set(manager.allocator.cached())
+    blocks = [b for b in range(manager.pool.num_blocks) if not manager.pool.references(b) and b not in cached]
     slots = [s for s in range(manager.slots.num_slots) if not manager.slots.in_use(s) and s not in sources]
     engine.poison(blocks, slots)
 

@@ -39,9 +39,9 @@ def toy_loop(
     return ServingLoop(engine, ServingSettings(**options), eos, None), engine
 
 
-def ahead_loop() -> tuple[ServingLoop, AheadToyEngine]:
+def ahead_loop(**settings) -> tuple[ServingLoop, AheadToyEngine]:
     """A loop over an engine that runs ahead."""
-    loop, engine = toy_loop(ahead=True)
+    loop, engine = toy_loop(ahead=True, **settings)
     assert isinstance(engine, AheadToyEngine)
     return loop, engine
 

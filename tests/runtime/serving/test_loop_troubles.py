@@ -1,0 +1,152 @@
+"""Requests that wait for each other, end in each other's steps, or fail by themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from artifact.errors import EngineError, RequestError
+from runtime.generation import Sequence
+from runtime.scheduler import Fcfs, Priority
+from runtime.serving.request import Output
+from runtime.serving.worker import ServingWorker
+from tests.runtime.serving.beams_alone import beams_alone
+from tests.runtime.serving.test_speculation import MOST, speculating
+from tests.runtime.serving.toy_loop import ahead_loop, answers, asked, run_all, toy_loop
+from tests.runtime.toy_engine import HYBRID
+from tests.runtime.toy_engine import PURE_ATTENTION as ATTENTION
+from tests.runtime.toy_engine import PURE_MAMBA as RECURRENT
+from tests.runtime.toy_paged_engine import toy_greedy
+
+
+@pytest.mark.parametrize("policy", [Fcfs(), Priority()], ids=["fcfs", "priority"])
+@pytest.mark.parametrize("layers", [HYBRID, ATTENTION, RECURRENT], ids=["hybrid", "attention", "recurrent"])
+@pytest.mark.parametrize("swap_bytes", [0, 10_000])
+def test_searches_that_need_each_others_rows_take_turns(layers, swap_bytes, policy) -> None:
+    """Three searches get a row each at first, and then every one of them waits for two more."""
+    loop, engine = toy_loop(layers, max_rows=3, policy=policy, swap_bytes=swap_bytes)
+    prompts = [[seed, 4, 2] for seed in range(3)]
+    for prompt in prompts:
+        loop.add(asked(prompt, 6, beam_width=3, n=3))
+    found = answers(run_all(loop))
+    for id_, prompt in enumerate(prompts):
+        assert [list(found[id_, choice]) for choice in range(3)] == beams_alone(engine.config, prompt, 6, 3, 1.0)
+
+
+def test_an_error_of_one_request_loses_no_piece_of_those_after_it(monkeypatch) -> None:
+    loop, engine = toy_loop()
+    ids = [loop.add(asked([seed], 3)) for seed in range(4)]
+    step = engine.step
+
+    def spoil(inputs):
+        logits = step(inputs)
+        logits[1] = np.nan
+        monkeypatch.setattr(engine, "step", step)
+        return logits
+
+    monkeypatch.setattr(engine, "step", spoil)
+    outputs = run_all(loop)
+    assert [output.request_id for output in outputs if output.error] == [1]
+    # ``answers`` compares the tokens of the pieces with those of the answer.
+    expected = {(id_, 0): tuple(toy_greedy(engine.config, [id_], 3)) for id_ in ids if id_ != 1}
+    assert answers(outputs) == expected
+
+
+@pytest.mark.parametrize("part", ["choose", "piece"])
+def test_whatever_goes_wrong_with_a_token_ends_its_request_only(monkeypatch, part) -> None:
+    loop, engine = toy_loop()
+    bad, good = loop.add(asked([1], 4, n=2)), loop.add(asked([2], 4))
+    original, calls = getattr(Sequence, part), 0
+
+    def breaking(self, *args):
+        nonlocal calls
+        calls += self.prompt_ids == (1,)
+        if self.prompt_ids == (1,) and calls == 3:
+            raise ValueError("no such text")
+        return original(self, *args)
+
+    monkeypatch.setattr(Sequence, part, breaking)
+    outputs = run_all(loop)
+    (error,) = [output for output in outputs if output.error]
+    assert error.request_id == bad and "no such text" in str(error.error)
+    assert [output for output in outputs if output.request_id == bad][-1] is error
+    assert answers(outputs) == {(good, 0): tuple(toy_greedy(engine.config, [2], 4))}
+    assert loop.scheduler.manager.pool.used == loop.scheduler.manager.slots.used == 0
+
+
+@pytest.mark.parametrize("mode", ["snapshot", "replay"])
+def test_cancelling_while_candidates_are_under_way_harms_nobody_else(mode) -> None:
+    loop, engine, _ = speculating(HYBRID, [MOST, 1], mode=mode, ahead=True)
+    gone, stays = loop.add(asked([1, 2], 30)), loop.add(asked([3], 30))
+    outputs = loop.step() + loop.step()
+    assert engine.pending is not None
+    loop.cancel(gone)
+    outputs += run_all(loop)
+    assert not [output for output in outputs if output.error]
+    assert answers(outputs) == {(stays, 0): tuple(toy_greedy(engine.config, [3], 30))}
+
+
+@pytest.mark.parametrize("mode", ["snapshot", "replay"])
+def test_an_answer_that_fails_among_candidates_takes_its_siblings_along_and_nobody_else(monkeypatch, mode) -> None:
+    loop, engine, _ = speculating(HYBRID, [MOST], mode=mode)
+    bad, good = loop.add(asked([1, 2], 30, n=2)), loop.add(asked([3], 30))
+    outputs = loop.step()
+    step = engine.step
+
+    def spoil(inputs):
+        logits = step(inputs)
+        logits[2] = np.nan
+        monkeypatch.setattr(engine, "step", step)
+        return logits
+
+    monkeypatch.setattr(engine, "step", spoil)
+    outputs += run_all(loop)
+    assert [output.request_id for output in outputs if output.error] == [bad]
+    assert answers(outputs) == {(good, 0): tuple(toy_greedy(engine.config, [3], 30))}
+
+
+def test_a_prompt_whose_last_token_comes_alone_has_no_candidates_before_its_forks() -> None:
+    loop, engine, drafter = speculating(HYBRID, [MOST], max_tokens=12, max_rows=4)
+    prompt = [5] * 13
+    loop.add(asked(prompt, 9, n=3))
+    loop.step()
+    assert [sequence.pending for sequence in loop.scheduler.sequences.values()] == [1] and not drafter.calls
+    expected = tuple(toy_greedy(engine.config, prompt, 9))
+    assert answers(run_all(loop)) == {(0, choice): expected for choice in range(3)}
+
+
+def test_a_step_that_fails_after_its_launch_has_ended_before_the_next_one_begins(monkeypatch) -> None:
+    loop, engine = ahead_loop(prefix_cache="radix")
+    loop.add(asked([1, 2, 3, 4, 5], 9))
+
+    def broken(sources, targets):
+        assert engine.pending is not None
+        raise EngineError("no copy")
+
+    monkeypatch.setattr(engine, "copy_slots", broken)
+    (output,) = loop.step()
+    assert "no copy" in str(output.error) and engine.pending is None and engine.steps == 1
+
+
+def test_a_request_for_which_there_is_no_room_any_more_ends_alone(monkeypatch) -> None:
+    """Between its check and the step, something else was promised the memory."""
+    loop, engine = toy_loop()
+    worker = ServingWorker(loop, lambda: None)
+    refused: list[Output] = []
+    outputs: list[Output] = []
+
+    def refuse(request):
+        raise RequestError("no room")
+
+    def add_in_the_thread() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(loop.scheduler.capacity, "check", refuse)
+            worker._add("a", asked([1], 3), 0.0, refused.append)
+
+    worker.call(add_in_the_thread).result(30)
+    worker.add("b", asked([2], 3), 0.0, outputs.append)
+    while not any(output.piece is not None and output.piece.generation for output in outputs):
+        worker.call(lambda: None).result(30)
+    worker.close()
+    assert isinstance(refused[0].error, EngineError) and "no room" in str(refused[0].error)
+    assert list(answers(outputs).values()) == [tuple(toy_greedy(engine.config, [2], 3))]
