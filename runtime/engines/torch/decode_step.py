@@ -15,6 +15,7 @@ from runtime.engines.torch.program import Program
 from runtime.engines.torch.recording import RepeatedWork
 from runtime.engines.torch.state_memory import StateMemory
 from runtime.engines.torch.step_buffers import StepBuffers
+from runtime.engines.torch.step_memory import memory_for
 
 # Attention reads the positions of a bucket, the smallest of these (doubled as often as needed) that holds the rows.
 _FIRST_BUCKET = 256
@@ -44,7 +45,7 @@ class DecodeStep:
         finish: Callable[[Mapping[str, torch.Tensor]], torch.Tensor],
     ) -> None:
         """``finish`` takes over what the program returns: it advances the states and gives the logits."""
-        self._device, self._program, self._finish = device, program, finish
+        self._device, self._program, self._finish, self._rows = device, program, finish, memory.batch
         self.buffers = StepBuffers(device, memory.batch, memory.max_seq)
         pages = CachePages.of(device, memory.batch, memory.max_seq, bucket, self.buffers.lengths, self.buffers.places)
         lengths = StepLengths(1, (1,) * memory.batch, (0,) * memory.batch, bucket, pages)
@@ -65,7 +66,7 @@ class DecodeStep:
         if self.repeated.is_replayed:
             self.repeated.run()
         else:
-            with self._device.active():
+            with self._device.active(), memory_for(self._rows, 1):
                 self.repeated.run()
         self._device.synchronize()
         assert self._logits is not None

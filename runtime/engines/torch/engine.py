@@ -24,6 +24,7 @@ from runtime.engines.torch.lengths import StepLengths
 from runtime.engines.torch.model import TorchModel
 from runtime.engines.torch.state_memory import StatePool
 from runtime.engines.torch.states import TorchStateSet
+from runtime.engines.torch.step_memory import memory_for
 
 
 class TorchEngine(Engine):
@@ -137,19 +138,13 @@ class TorchEngine(Engine):
         tokens = inputs.input_ids.shape[1]
         program = self._model.program(Phase.DECODE if tokens == 1 else Phase.PREFILL, values)
         context, past = inputs.context_lengths.tolist(), inputs.past_lengths.tolist()
-        with self._device.active():
-            try:
-                found = program.run({**self._feeds(inputs, context, past, states.max_seq), **states.memory.tensors})
-                logits = self._taken_over(found, states.memory.tensors)
-                return {
-                    self._result: logits.cpu().numpy(),
-                    **{name: found[name].float().cpu().numpy() for name in values},
-                }
-            except torch.OutOfMemoryError as error:
-                raise EngineError(
-                    f"expected memory for a step of {states.batch} rows of {tokens} tokens, found too little: use a "
-                    "smaller batch, or feed prompts in shorter chunks"
-                ) from error
+        with self._device.active(), memory_for(states.batch, tokens):
+            found = program.run({**self._feeds(inputs, context, past, states.max_seq), **states.memory.tensors})
+            logits = self._taken_over(found, states.memory.tensors)
+            return {
+                self._result: logits.cpu().numpy(),
+                **{name: found[name].float().cpu().numpy() for name in values},
+            }
 
     def _feeds(self, inputs: StepInputs, context: list[int], past: list[int], room: int) -> dict[str, Any]:
         device = self._device.torch

@@ -7,7 +7,20 @@ from contextlib import contextmanager
 
 import torch
 
+from artifact.errors import EngineError
 from runtime.engines.torch.device import TorchDevice
+
+
+@contextmanager
+def memory_for(rows: int, tokens: int) -> Iterator[None]:
+    """Around a step of ``rows`` rows of ``tokens`` tokens; EngineError when there is too little memory for it."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise EngineError(
+            f"expected memory for a step of {rows} rows of {tokens} tokens, found too little: use a smaller batch, or "
+            "feed prompts in shorter chunks"
+        ) from error
 
 
 class StepMemory:

@@ -9,10 +9,13 @@ import pytest
 
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
+import torch
+
 from artifact.dtypes import DType
 from artifact.errors import ArtifactError, EngineError, RequestError
 from runtime.engines.base import Decoder
 from runtime.engines.torch.engine import TorchEngine
+from runtime.engines.torch.program import Program
 from runtime.llm import LLM
 from runtime.sampling import SamplingParams
 from tests.runtime.onnxruntime.hand_made import HandMade
@@ -177,6 +180,27 @@ def test_too_little_memory_for_states_is_an_error_that_says_so(tmp_path: Path) -
     with pytest.raises(EngineError, match=f"memory for the states of 1 rows of {10**15} tokens, found too little"):
         engine.allocate_states(1, 10**15)
     assert engine.allocate_states(1, 8).max_seq == 8
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_too_little_memory_for_a_step_is_an_error_that_says_so(
+    tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, engine = engine_of(Plan(), tmp_path)
+    ids, states = np.arange(tokens), engine.allocate_states(2, 8)
+
+    def run(self: Program, feeds: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Program, "run", run)
+        with pytest.raises(EngineError, match=f"memory for a step of 2 rows of {tokens} tokens, found too little: use"):
+            engine.step(step_inputs([ids, ids], [0, 0]), states)
+        if tokens == 1:
+            with pytest.raises(EngineError, match="memory for a step of 2 rows of 1 tokens, found too little: use"):
+                engine.decoder([0, 1], states).step([0, 0], [0, 0])
+    logits = engine.step(step_inputs([ids, ids], [0, 0]), states)
+    assert relative_error(logits[1], made.logits(ids)[-1]) < 1e-5
 
 
 def test_states_of_another_engine_and_a_closed_engine_are_refused(tmp_path: Path) -> None:
