@@ -17,6 +17,7 @@ struct RmsNorm {
     int64_t gate_stride;
     int64_t y_stride;
     int64_t sum_stride;
+    int rows;
     int columns;
     int group;
     float epsilon;

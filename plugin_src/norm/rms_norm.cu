@@ -2,7 +2,8 @@
 //
 // Macros: DATA_T; WEIGHT_T; VECTOR (elements of an access); ITEMS (accesses of a thread); THREADS; RESIDUAL; GATED
 // (before the norm); GATED_AFTER.
-// Grid: x a group of columns, y a row. A group stays in its block's registers: everything is read and written once.
+// Grid: x a group of columns, y and z a row (y + z * the size of y, which may be past the last one). A group stays in its
+// block's registers: everything is read and written once.
 #include "common/element.cuh"
 #include "common/launch.cuh"
 #include "common/math.cuh"
@@ -68,9 +69,10 @@ __device__ __forceinline__ void prepare(const RmsNorm& params, int64_t row, int 
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(THREADS) rms_norm(const __grid_constant__ RmsNorm params) {
-    const int64_t row = blockIdx.y;
+    const int64_t row = blockIdx.y + int64_t(gridDim.y) * blockIdx.z;
     const int first = blockIdx.x * params.group, end = first + params.group;
     let_later_kernels_start();
+    if (row >= params.rows) return;
     Weights weights[ITEMS];
 #pragma unroll
     for (int item = 0; item < ITEMS; item++) {

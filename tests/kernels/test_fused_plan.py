@@ -81,9 +81,18 @@ def test_a_norm_takes_one_block_a_group():
     assert dict(norm_launch(group=1024, strides=(("x", 8194),)).source.defines)["VECTOR"] == "2"
 
 
+@pytest.mark.parametrize("rows", [65535, 65536, 131072, 2**31 - 1])
+def test_a_norm_takes_any_number_of_rows(rows):
+    """As many as 4,096 tokens of 32 heads have."""
+    launch = norm_launch(rows=rows, columns=128)
+    _, y, z = launch.grid
+    assert max(y, z) <= 65535 and rows <= y * z < rows + z and launch.params.rows == rows
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"rows": 2**31}, "1 to 2147483647 rows, found 2147483648; split"),
         ({"group": 1000}, "groups that divide 8192 columns, found 1000"),
         ({"residual": True, "gate": True}, "a residual or one gate, found several"),
         ({"columns": 65536}, "groups of at most 32768 columns"),

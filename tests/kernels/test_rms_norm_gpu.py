@@ -81,6 +81,12 @@ def test_groups(group, rows):
     check(replace(BASE, rows=rows, columns=8 * group, group=group, gate=True))
 
 
+@pytest.mark.parametrize("form", [{}, {"gate_after": True}, {"residual": True}])
+def test_more_rows_than_one_axis_of_a_grid_has(form):
+    check(replace(BASE, rows=65537, columns=128, **form))
+    check(replace(BASE, rows=131073, columns=128, group=64, **form))
+
+
 def test_rows_may_be_slices():
     check(replace(BASE, gate=True, strides=(("x", 1032), ("gate", 3000), ("y", 1025))))
 

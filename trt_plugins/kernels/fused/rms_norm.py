@@ -19,7 +19,8 @@ OUTPUTS = ("y", "sum")
 _ACCESS_BYTES = 16
 _THREADS = (128, 256, 512, 1024)
 _MOST_ITEMS = 4
-_LARGEST_ROWS = 65535
+_LARGEST_GRID_YZ = 65535
+_LARGEST_ROWS = 2**31 - 1
 _OVERLAP_SINCE = (9, 0)
 
 
@@ -79,14 +80,16 @@ def plan(problem: RmsNorm, device: DeviceTraits) -> CallPlan:
     params = struct_type(FILE, "RmsNorm")()
     for name in ("x", "residual", "gate", "y", "sum"):
         setattr(params, f"{name}_stride", problem.stride(name))
-    params.columns, params.group, params.epsilon = problem.columns, problem.group_columns, problem.epsilon
+    params.rows, params.columns, params.group = problem.rows, problem.columns, problem.group_columns
+    params.epsilon = problem.epsilon
     pointers = {"x": PointerSource(Memory.INPUT, 0), "weight": PointerSource(Memory.INPUT, 3)}
     pointers["y"] = PointerSource(Memory.OUTPUT, 0)
     if problem.residual:
         pointers |= {"residual": PointerSource(Memory.INPUT, 1), "sum": PointerSource(Memory.OUTPUT, 1)}
     if problem.gate or problem.gate_after:
         pointers["gate"] = PointerSource(Memory.INPUT, 2)
-    grid = (problem.columns // problem.group_columns, problem.rows, 1)
+    layers = -(-problem.rows // _LARGEST_GRID_YZ)
+    grid = (problem.columns // problem.group_columns, -(-problem.rows // layers), layers)
     overlap = device.capability >= _OVERLAP_SINCE
     launch = KernelLaunch(source, grid, (threads, 1, 1), params, pointers, overlap=overlap)
     return CallPlan((launch,), name=source.label)
