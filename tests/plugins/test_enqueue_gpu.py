@@ -11,7 +11,7 @@ import torch
 
 from artifact.errors import EngineError
 from tests.support.plugin_calls import PluginCall, created_plugin, plugin_call
-from trt_plugins.kernels.catalog import dense_operators
+from trt_plugins.kernels.catalog import dense_operators, variants
 from trt_plugins.plugins.registration import PluginRegistration
 
 pytestmark = pytest.mark.gpu
@@ -69,6 +69,29 @@ def test_results(trt: Any, registration: PluginRegistration, op: str, form: Any,
     plugin.on_shape_change(*descs)
     plugin.enqueue(*descs, *call.addresses(), torch.cuda.current_stream().cuda_stream)
     check(call, expected, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("form", [PREFILL, DECODE, (5, (5, 0, 2))], ids=["prefill", "decode", "short"])
+@pytest.mark.parametrize("op", [op for op in dense_operators() if variants(op)])
+def test_every_tactic_is_right_and_repeats_its_bits(
+    trt: Any, registration: PluginRegistration, op: str, form: Any
+) -> None:
+    call = call_of(op, form)
+    plugin = created_plugin(trt, registration, call, MOST)
+    expected, descs = call.reference(), call.descs(trt)
+    for tactic in range(2 + len(variants(op))):
+        plugin.set_tactic(tactic)
+        plugin.on_shape_change(*descs)
+        found = []
+        for _ in range(2):
+            for output in call.outputs:
+                output.fill_(float("nan"))
+            torch.cuda.synchronize()
+            plugin.enqueue(*descs, *call.addresses(), torch.cuda.current_stream().cuda_stream)
+            check(call, expected, TOLERANCE[BF16])
+            found.append([output.clone() for output in call.outputs])
+        for first, second in zip(*found, strict=True):
+            assert torch.equal(first.view(torch.uint8), second.view(torch.uint8)), tactic
 
 
 def cuda_core_stream() -> Any:

@@ -189,7 +189,7 @@ FAILURES: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         lambda trt, plugin: plugin.supports_format_combination(20, dynamic_descs(trt), 9),
         "supports_format_combination: IndexError",
     ),
-    "set_tactic": (lambda trt, plugin: plugin.set_tactic(3), "set_tactic: expected no tactic, found 3"),
+    "set_tactic": (lambda trt, plugin: plugin.set_tactic(3), "set_tactic: expected a tactic from 0 to 2, found 3"),
 }
 
 
@@ -219,10 +219,25 @@ def test_a_creator_that_fails_is_recorded(trt: Any, registration: PluginRegistra
     assert registration.errors.take() is not None
 
 
-def test_tactics_are_none(trt: Any, registration: PluginRegistration) -> None:
+def test_one_algorithm_is_no_choice(trt: Any, registration: PluginRegistration) -> None:
+    """The planner double knows one, whatever variant is asked for."""
     plugin = created(trt, registration)
     assert plugin.get_valid_tactics() == []
+    plugin.configure_plugin(dynamic_descs(trt), [])
+    assert plugin.get_valid_tactics() == []
     plugin.set_tactic(0)
+
+
+def test_times_are_kept_under_what_they_hold_for(trt: Any, registration: PluginRegistration) -> None:
+    """Operator, form, attributes, types, TensorRT's version and the kernels."""
+    plugin = created(trt, registration)
+    plugin.configure_plugin(dynamic_descs(trt), [])
+    name = plugin.timing_cache_id
+    for part in ("trt_edgellm::update_ssm_state 1", "dt_softplus=1", "T=float16", "S=float32", trt.__version__):
+        assert part in name, name
+    assert plugin.clone().timing_cache_id == name and len(name) < 512
+    others = [created(trt, registration, "update_ssm_state", version) for version in (2, 3)]
+    assert len({plugin.timing_cache_id for plugin in (plugin, *others)}) == 3
 
 
 def hiding(trt: Any, *names: str) -> Any:

@@ -60,6 +60,7 @@ class OpCall:
     inputs, outputs: layouts in the order of the spec, None where an optional input is absent.
     attributes: complete.
     packed: None for dense rows, [batch, (time), ...] with context_lengths.
+    variant: one of the operator's (``catalog.variants``), taken where it can run the call; "": the planner's choice.
     """
 
     spec: OpSpec
@@ -67,6 +68,7 @@ class OpCall:
     outputs: tuple[TensorLayout, ...]
     attributes: Mapping[str, AttributeValue]
     packed: PackedRows | None = None
+    variant: str = ""
 
     def input(self, name: str) -> TensorLayout:
         """The layout of a present input."""

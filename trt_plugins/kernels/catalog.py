@@ -40,6 +40,12 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
     return importlib.import_module(_PLANNERS[name]).plan(call, device)
 
 
+def variants(name: str) -> tuple[str, ...]:
+    """Algorithms of operator ``name`` that a call may ask for instead of the planner's choice."""
+    found: tuple[str, ...] = getattr(importlib.import_module(_PLANNERS[name]), "VARIANTS", ())
+    return found
+
+
 def operators() -> tuple[str, ...]:
     """Operators with CUDA kernels."""
     return tuple(_PLANNERS)

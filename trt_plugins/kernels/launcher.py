@@ -81,8 +81,7 @@ class _BoundLaunch:
             for field, source in launch.pointers.items()
         ]
         self._config = _launch_config(launch)
-        given = (int(self._config.getPtr()), int(function), ctypes.addressof(self._pointers), None)
-        self.arguments = tuple(ctypes.c_void_p(address) for address in given)
+        self.arguments = (int(self._config.getPtr()), int(function), ctypes.addressof(self._pointers), None)
 
     def write(self, stream: int, addresses: dict[Memory, Sequence[int]]) -> None:
         """Put the addresses into the parameter struct, and the stream into the configuration."""

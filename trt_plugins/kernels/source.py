@@ -51,6 +51,15 @@ def source_folder() -> Path:
     return data_folder(SOURCE_FOLDER)
 
 
+@cache
+def sources_digest() -> str:
+    """A short hash of all CUDA sources: what was measured with other kernels has another."""
+    digest, folder = hashlib.sha256(), source_folder()
+    for path in sorted(folder.rglob("*.cu*")):
+        digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
 def reached_files(file: str) -> tuple[str, ...]:
     """``file`` and the project's headers that it includes, directly or not, sorted; relative to plugin_src.
 

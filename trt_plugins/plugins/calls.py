@@ -11,6 +11,7 @@ from artifact.bindings import NUM_BLOCKS
 from artifact.dtypes import DType
 from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from trt_plugins.kernels.layout import TensorLayout
+from trt_plugins.kernels.source import KernelSource
 from trt_plugins.plugins.kernel_calls import kernel_call
 from trt_plugins.plugins.targets import capability_from_text, traits_from_capability
 from trt_plugins.spec import AttributeValue, OpSpec, TensorSpec
@@ -21,13 +22,17 @@ Planner = Callable[[OpCall, DeviceTraits], CallPlan]
 
 @dataclass(frozen=True)
 class CallRange:
-    """The calls of one node: ``dims`` gives the least and most of each symbolic dim, ``types`` the type variables."""
+    """The calls of one node: ``dims`` gives the least and most of each symbolic dim, ``types`` the type variables.
+
+    variant: of the operator's kernels, "": the planner's choice.
+    """
 
     spec: OpSpec
     attributes: tuple[tuple[str, AttributeValue], ...]
     types: tuple[tuple[str, DType], ...]
     dims: tuple[tuple[str, tuple[int, int]], ...]
     has_time: bool
+    variant: str = ""
 
     def calls(self) -> Iterator[OpCall]:
         """Calls of every combination of sizes: each dim's least, most, and the powers of two between.
@@ -53,7 +58,7 @@ class CallRange:
             return TensorLayout.contiguous(dtype, shape)
 
         inputs, outputs = (tuple(map(layout, tensors)) for tensors in (self.spec.inputs, self.spec.outputs))
-        return kernel_call(self.spec, dict(self.attributes), inputs, outputs)
+        return kernel_call(self.spec, dict(self.attributes), inputs, outputs, self.variant)
 
 
 @lru_cache(maxsize=256)
@@ -63,9 +68,21 @@ def largest_workspace(calls: CallRange, capabilities: tuple[str, ...], planner: 
     The largest call need not have the largest workspace: a planner may split small ones to fill the GPU.
     UnsupportedError where the kernels cannot run one of them.
     """
+    return max((plan.workspace_bytes for plan in _plans(calls, capabilities, planner)), default=0)
+
+
+@lru_cache(maxsize=256)
+def kernels_of(
+    calls: CallRange, capabilities: tuple[str, ...], planner: Planner
+) -> tuple[tuple[KernelSource, ...], ...]:
+    """The kernels of each of ``calls`` on each GPU of ``capabilities``; UnsupportedError as ``largest_workspace``."""
+    plans = _plans(calls, capabilities, planner)
+    return tuple(tuple(launch.source for launch in plan.launches) for plan in plans)
+
+
+def _plans(calls: CallRange, capabilities: tuple[str, ...], planner: Planner) -> Iterator[CallPlan]:
     devices = [traits for text in capabilities for traits in traits_from_capability(capability_from_text(text))]
-    plans = (planner(call, device) for call in calls.calls() for device in devices)
-    return max((plan.workspace_bytes for plan in plans), default=0)
+    return (planner(call, device) for call in calls.calls() for device in devices)
 
 
 def _steps(least: int, most: int) -> list[int]:

@@ -6,9 +6,10 @@ Kernels know one operator, dense or packed: what says where packed rows lie is n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from trt_plugins.catalog import OPS
-from trt_plugins.kernels.call import OpCall, PackedRows
+from trt_plugins.kernels.call import CallPlan, Memory, OpCall, PackedRows, PointerSource
 from trt_plugins.kernels.layout import TensorLayout
 from trt_plugins.spec import AttributeValue, OpSpec
 from trt_plugins.specs.packed import QUERY_START_LOC, STATE_INDICES, is_packed
@@ -27,10 +28,11 @@ def kernel_call(
     attributes: Mapping[str, AttributeValue],
     inputs: Sequence[TensorLayout | None],
     outputs: Sequence[TensorLayout],
+    variant: str = "",
 ) -> OpCall:
     """The call of these layouts. Every row has at least one token, so that none has more than tokens - rows + 1."""
     if not has_slots(spec):
-        return OpCall(spec, tuple(inputs), tuple(outputs), attributes)
+        return OpCall(spec, tuple(inputs), tuple(outputs), attributes, variant=variant)
     begin, end = _about_rows(spec)
     slots = _known(inputs[spec.input_index(STATE_INDICES.name)]).shape
     tokens = next(
@@ -38,15 +40,27 @@ def kernel_call(
     )
     rows = PackedRows(slots[0], max(1, tokens - slots[0] + 1), candidates=slots[1] if len(slots) > 1 else 0)
     # Dense rows would have context_lengths there.
-    return OpCall(OPS[spec.name], (*inputs[:begin], None, *inputs[end:]), tuple(outputs), attributes, rows)
+    return OpCall(OPS[spec.name], (*inputs[:begin], None, *inputs[end:]), tuple(outputs), attributes, rows, variant)
 
 
-def kernel_addresses(spec: OpSpec, inputs: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The addresses of a call's tensors, and of what says where its rows lie."""
+def plugin_plan(spec: OpSpec, plan: CallPlan) -> CallPlan:
+    """``plan``, of a ``kernel_call``, with the pointers of a plugin's inputs as they come."""
     if not has_slots(spec):
-        return list(inputs), []
+        return plan
     begin, end = _about_rows(spec)
-    return [*inputs[:begin], 0, *inputs[end:]], list(inputs[begin:end])
+
+    def moved(source: PointerSource) -> PointerSource:
+        if source.memory is Memory.PACKED:
+            return replace(source, memory=Memory.INPUT, index=begin + source.index)
+        if source.memory is Memory.INPUT and source.index > begin:
+            return replace(source, index=source.index + end - begin - 1)
+        return source
+
+    launches = [
+        replace(launch, pointers={field: moved(source) for field, source in launch.pointers.items()})
+        for launch in plan.launches
+    ]
+    return replace(plan, launches=tuple(launches))
 
 
 def _about_rows(spec: OpSpec) -> tuple[int, int]:

@@ -12,8 +12,9 @@ from trt_plugins.kernels.call import CallPlan, DeviceTraits
 from trt_plugins.kernels.launcher import BoundPlan
 from trt_plugins.kernels.layout import TensorLayout
 from trt_plugins.plugins.calls import CallRange, Planner, largest_workspace
-from trt_plugins.plugins.kernel_calls import kernel_addresses, kernel_call
+from trt_plugins.plugins.kernel_calls import kernel_call, plugin_plan
 from trt_plugins.plugins.layer import PluginLayer
+from trt_plugins.plugins.tactics import tactics, variant_of
 
 # Shapes whose launches a plugin keeps ready; an engine alternates between few (a prompt's chunks, decode).
 READY_SHAPES = 16
@@ -29,18 +30,31 @@ class PluginDevice(Protocol):
 
 
 class OpPlugin:
-    """The plugin of one layer in one execution context. Its launches belong to it: clones make their own."""
+    """The plugin of one layer in one execution context. Its launches belong to it: clones make their own.
 
-    def __init__(self, layer: PluginLayer, planner: Planner, device: Callable[[], PluginDevice]) -> None:
+    variants: of the kernels that ``planner`` knows for the operator.
+    """
+
+    def __init__(
+        self,
+        layer: PluginLayer,
+        planner: Planner,
+        device: Callable[[], PluginDevice],
+        variants: tuple[str, ...] = (),
+    ) -> None:
         self.layer = layer
-        self._planner, self._device = planner, device
+        self._planner, self._device, self._variants = planner, device, variants
+        self._variant = ""
+        self._calls: CallRange | None = None
         self._ready: dict[tuple[tuple[int, ...], ...], BoundPlan] = {}
         self.bound: BoundPlan | None = None
         self.shapes: tuple[tuple[int, ...], ...] = ()
 
     def clone(self) -> OpPlugin:
-        """A plugin of the same layer for another context."""
-        return OpPlugin(self.layer, self._planner, self._device)
+        """A plugin of the same layer for another context, with the same calls and tactic."""
+        other = OpPlugin(self.layer, self._planner, self._device, self._variants)
+        other._calls, other._variant = self._calls, self._variant
+        return other
 
     def output_dtypes(self, inputs: Sequence[DType | None]) -> list[DType]:
         """Types of the outputs; UnsupportedError where the inputs' are not those of the operator."""
@@ -77,25 +91,47 @@ class OpPlugin:
         types, kept = tuple(checked[0].types.items()), tuple(attributes.items())
         return CallRange(spec, kept, types, tuple(bounds.items()), checked[0].has_time)
 
+    def configure(self, calls: CallRange) -> None:
+        """The calls that are asked about from now on."""
+        self._calls = calls
+
+    def tactics(self) -> tuple[int, ...]:
+        """What TensorRT may choose between for the calls of ``configure``; none where there is no choice."""
+        if self._calls is None:
+            return ()
+        found = tuple(tactics(self._calls, self.layer.capabilities, self._planner, self._variants))
+        return found if len(found) > 1 else ()
+
+    def choose(self, tactic: int) -> None:
+        """Run ``tactic`` from now on; 0 is the planner's choice. EngineError for a number that was never offered."""
+        variant = variant_of(tactic, self._variants)
+        if variant != self._variant:
+            self._variant, self.bound = variant, None
+            self._ready.clear()
+
     def workspace_bytes(self, calls: CallRange) -> int:
-        """Bytes that every call of ``calls`` can do with, on any GPU that the engine is built for."""
-        nbytes = largest_workspace(calls, self.layer.capabilities, self._planner)
+        """Bytes that every call of ``calls`` can do with by any tactic, on any GPU that the engine is built for."""
+        offered = tactics(calls, self.layer.capabilities, self._planner, self._variants)
+        nbytes = max(largest_workspace(asked, self.layer.capabilities, self._planner) for asked in offered.values())
         self.layer.workspace.nbytes = max(self.layer.workspace.nbytes, nbytes)
         return nbytes
 
-    def prepare(self, inputs: Sequence[TensorLayout], outputs: Sequence[TensorLayout]) -> None:
-        """Choose, load and pack the launches of these shapes; ``launch`` then uses them.
+    def prepare(self, inputs: Sequence[TensorLayout], outputs: Sequence[TensorLayout]) -> BoundPlan:
+        """Choose, load and pack the launches of these shapes, which are ``bound`` until the next call.
+
+        They take the addresses of the plugin's own inputs, in their order, and of its outputs.
 
         UnsupportedError: no kernel runs them. EngineError: the plan needs more workspace than the engine has.
         """
         self.shapes = tuple(layout.shape for layout in inputs)
         self.bound = self._ready.get(self.shapes)
         if self.bound is not None:
-            return
+            return self.bound
         spec = self.layer.spec
         check_call(spec, [TensorType(layout.dtype, layout.shape) for layout in inputs], self.layer.attributes)
         device = self._device()
-        plan = self._planner(kernel_call(spec, self.layer.attributes, inputs, outputs), device.traits)
+        call = kernel_call(spec, self.layer.attributes, inputs, outputs, self._variant)
+        plan = plugin_plan(spec, self._planner(call, device.traits))
         if plan.workspace_bytes > self.layer.workspace.nbytes:
             raise EngineError(
                 f"expected a workspace of at most {self.layer.workspace.nbytes} bytes, for which the engine was built, "
@@ -104,15 +140,7 @@ class OpPlugin:
         if len(self._ready) >= READY_SHAPES:
             del self._ready[next(iter(self._ready))]
         self.bound = self._ready[self.shapes] = device.bind(plan)
-
-    def launch(self, stream: int, inputs: Sequence[int], outputs: Sequence[int], workspace: int) -> None:
-        """Enqueue what was prepared, with the addresses of all tensors; EngineError when the driver refuses it."""
-        assert self.bound is not None, "launched before it was prepared"
-        tensors, rows = kernel_addresses(self.layer.spec, inputs)
-        if rows:
-            self.bound.launch(stream, tensors, outputs, workspace, rows)
-        else:
-            self.bound.launch(stream, tensors, outputs, workspace)
+        return self.bound
 
     def shapes_text(self) -> str:
         """The shapes of the last ``prepare``, by input name."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from artifact.errors import EngineError, HybridgeError
-from trt_plugins.kernels.catalog import plan, plugin_specs
+from trt_plugins.kernels.catalog import plan, plugin_specs, variants
 from trt_plugins.kernels.device import KernelDevice
 from trt_plugins.plugins.calls import Planner
 from trt_plugins.plugins.errors import PluginErrors
@@ -43,7 +43,8 @@ class PluginRegistration:
             return plugin_class(core, self.errors)
 
         def make_core(spec: OpSpec, name: str, fields: Any) -> OpPlugin:
-            return OpPlugin(layer_from_fields(spec, name, values_from_fields(spec, fields)), planner, device)
+            layer = layer_from_fields(spec, name, values_from_fields(spec, fields))
+            return OpPlugin(layer, planner, device, variants(spec.name))
 
         self.creators = {
             (spec.name, spec.version): _make_creator(trt, spec, make_core, make_plugin, self.errors)

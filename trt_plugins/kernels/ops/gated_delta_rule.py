@@ -15,6 +15,10 @@ from trt_plugins.kernels.source import KernelSource
 # Tokens of a row up to which they are walked one after the other, with one decay a head and with one a key channel.
 LONGEST_WALK = 8
 LONGEST_CHANNEL_WALK = 32
+WALK, CHUNKS = "walk", "chunks"
+VARIANTS = (WALK, CHUNKS)
+"""Rows of up to four times as many tokens walked; chunks for any rows of several tokens."""
+_LONGER_WALK = 4
 
 
 def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
@@ -29,12 +33,18 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
             lambda rows: plan(rows, device),
         )
     delta = DeltaCall.of(call)
-    if delta.time > (LONGEST_CHANNEL_WALK if delta.channel_decay else LONGEST_WALK):
+    if delta.time > _longest_walk(delta):
         chunked = plan_channels(delta, device) if delta.channel_decay else plan_prefill(delta, device)
         if chunked is not None:
             return chunked
     launch = decode_launch(delta, device)
     return CallPlan((launch,), name=launch.source.label)
+
+
+def _longest_walk(call: DeltaCall) -> int:
+    """Tokens of a row up to which the call is walked."""
+    measured = LONGEST_CHANNEL_WALK if call.channel_decay else LONGEST_WALK
+    return {WALK: _LONGER_WALK * measured, CHUNKS: 1}.get(call.call.variant, measured)
 
 
 def sources() -> Iterator[KernelSource]:

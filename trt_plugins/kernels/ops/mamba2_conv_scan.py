@@ -37,6 +37,9 @@ _PASSES = 2
 _MOST_HEADS = 2  # of a block
 _MOST_TILES = 8  # parts of heads of a block
 _MOST_BLOCKS = 2  # per multiprocessor
+PARTS = "parts"
+VARIANTS = (PARTS,)
+"""One token a row as two launches where one would do."""
 
 
 def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
@@ -48,7 +51,8 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
     if is_speculative(call):
         raise UnsupportedError(f"{call.spec.name}: expected packed rows, found candidate tokens: run its parts")
     sizes = _Sizes.of(call)
-    step = _ClusterStep.of(call, sizes, device) if token_count(call) == 1 else None
+    joined = token_count(call) == 1 and call.variant != PARTS
+    step = _ClusterStep.of(call, sizes, device) if joined else None
     if step is None:
         return plan_parts(call, sizes.groups, device)
     launch = step.launch()

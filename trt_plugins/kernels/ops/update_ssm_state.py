@@ -19,10 +19,12 @@ from trt_plugins.kernels.ops.decode_tile import (
     row_and_token_stride,
     token_count,
 )
-from trt_plugins.kernels.ops.update_ssm_state_prefill import plan_prefill, prefill_sources
+from trt_plugins.kernels.ops.update_ssm_state_prefill import MMA, plan_prefill, prefill_sources
 from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from trt_plugins.kernels.structs import struct_type
 
+VARIANTS = (MMA,)
+"""Prompts by the products that every GPU has, also where there are those of whole warpgroups."""
 FILE = "update_ssm_state/decode_lanes.cu"
 CANDIDATES_FILE = "update_ssm_state/decode_candidates.cu"
 SCALE = 9

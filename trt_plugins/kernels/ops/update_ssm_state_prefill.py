@@ -14,6 +14,8 @@ from trt_plugins.kernels.ops.update_ssm_state_prefill_mma import mma_sources, pl
 from trt_plugins.kernels.ops.update_ssm_state_prefill_wgmma import plan_wgmma, takes, wgmma_sources
 from trt_plugins.kernels.source import KernelSource
 
+MMA = "mma"
+
 
 def plan_prefill(call: OpCall, device: DeviceTraits) -> CallPlan:
     """The launches that run ``call`` with any number of tokens a row.
@@ -22,7 +24,7 @@ def plan_prefill(call: OpCall, device: DeviceTraits) -> CallPlan:
     than 65,535 rows.
     """
     scan = Scan.of(call)
-    return plan_wgmma(scan, device) if takes(scan, device) else plan_mma(scan, device)
+    return plan_wgmma(scan, device) if call.variant != MMA and takes(scan, device) else plan_mma(scan, device)
 
 
 def prefill_sources() -> Iterator[KernelSource]:
