@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from benchmarks.random_checkpoint import NemotronHShape
 from benchmarks.report import Gate, Report, Target
 from benchmarks.serving_torch import linked_artifact
 from benchmarks.torch_engine import LOGITS_TOLERANCE, SHAPE
-from runtime.engines.paged import PoolSizes
+from runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT
+from runtime.engines.paged import PackedInputs, PoolSizes
 from runtime.engines.torch.paged_engine import TorchPagedEngine
 from runtime.llm import LLM
 from runtime.sampling import SamplingParams
@@ -32,7 +34,7 @@ from runtime.serving.settings import ServingSettings
 from runtime.speculation import SpeculationSettings
 
 NAME, REPEATS = "speculation_torch", 5
-LEAST_RATIO, MOST_STEP_RATIO = 2.0, 1.25
+LEAST_RATIO, MOST_STEP_RATIO, MOST_COMMIT_SHARE, MOST_STATE_SHARE = 2.0, 1.25, 0.05, 0.03
 _BLOCK = 16
 
 
@@ -40,9 +42,10 @@ _BLOCK = 16
 class SpeculationTorchSettings:
     """``new_tokens`` after a prompt of ``prompt_tokens``, with ``tokens`` candidates.
 
-    acceptances: chances of a candidate to be right; the first, that of the target, also with ``tokens`` in every step.
-    rows: of the steps that are timed alone. passes: of the search for a text that the model itself gives. device:
-    "cuda" or "cpu". work: a folder that keeps checkpoint and artifact, None for one that goes at the end.
+    acceptances: chances of a candidate to be right; the first, that of the target, also with ``tokens`` in every step
+    and in every mode. rows: of the steps that are timed alone. passes: of the search for a text that the model itself
+    gives. device: "cuda" or "cpu". work: a folder that keeps checkpoint and artifact, None for one that goes at the
+    end.
     """
 
     device: str = "cuda"
@@ -66,11 +69,12 @@ def run(settings: SpeculationTorchSettings) -> Report:
         folder = prepared(Path(settings.work or name), settings)
         engine = TorchPagedEngine(folder, device=settings.device)
         try:
-            gates = [_logits_gate(engine, settings)]
+            gates = [_logits_gate(engine, settings), _advance_gate(engine, settings)]
             results: dict[str, Any] = {}
-            if gates[0].passed:
+            if all(gate.passed for gate in gates):
                 runs = _Runs(folder, engine, settings)
-                results = {"steps": _steps(engine, settings), **runs.measured()}
+                steps = {"steps": _steps(engine, settings), "replay_steps": _replay_steps(engine, settings)}
+                results = {**steps, **runs.measured()}
                 gates.append(runs.text_gate())
         finally:
             engine.close()
@@ -101,6 +105,56 @@ def _logits_gate(engine: TorchPagedEngine, settings: SpeculationTorchSettings) -
     return Gate(checks, worst, LOGITS_TOLERANCE)
 
 
+def _advance_gate(engine: TorchPagedEngine, settings: SpeculationTorchSettings) -> Gate:
+    """The states of three rows that were held and advanced against those of the same tokens without candidates."""
+    rows, most = max(settings.rows), 1 + settings.tokens
+    engine.prepare_held(rows, most, REPLAY)
+    inputs, right = _held_inputs(engine, rows, settings), 1 + np.arange(rows) % most
+    worst = 0.0
+    for _ in range(4):  # directly, recorded, and twice as it was recorded
+        engine.zero_slots(range(rows))
+        engine.launch(inputs).best_tokens()
+        engine.advance(right.astype(np.int32))
+        found = _states(engine, rows)
+        engine.zero_slots(range(rows))
+        for row in range(rows):
+            engine.launch(_part(inputs, row, int(right[row]))).best_tokens()
+        worst = max(worst, *(relative_error(*pair) for pair in zip(found, _states(engine, rows), strict=True)))
+    checks = f"states of {rows} rows that were held and advanced against those of steps of the right tokens alone"
+    return Gate(checks, worst, LOGITS_TOLERANCE)
+
+
+def _held_inputs(engine: TorchPagedEngine, rows: int, settings: SpeculationTorchSettings) -> PackedInputs:
+    """A step of all candidates in pools of its own, whose states wait."""
+    tokens = 1 + settings.tokens
+    blocks = -(-(settings.prompt_tokens + tokens) // _BLOCK)
+    engine.allocate_pools(PoolSizes(rows * blocks, _BLOCK, rows))
+    engine.fill_pools(0.0)
+    inputs = decode_inputs(engine, rows, tokens, settings.prompt_tokens, 0)
+    return replace(inputs, held=np.ones(rows, bool))
+
+
+def _part(inputs: PackedInputs, row: int, tokens: int) -> PackedInputs:
+    """The first ``tokens`` of one row as a step without candidates."""
+    begin = int(inputs.query_start_loc[row])
+    own, part = slice(row, row + 1), slice(begin, begin + tokens)
+    return PackedInputs(
+        inputs.input_ids[part],
+        inputs.positions[part],
+        np.array([0, tokens], np.int32),
+        np.array([inputs.positions[begin] + tokens], np.int32),
+        inputs.block_table[own],
+        inputs.slot_mapping[part],
+        inputs.state_indices[own],
+        np.array([tokens - 1], np.int32),
+    )
+
+
+def _states(engine: TorchPagedEngine, rows: int) -> list[np.ndarray]:
+    arrays = engine.arrays_from_copy(engine.swap_out([], list(range(rows))))
+    return [arrays[spec.name].astype(np.float32) for spec in engine.config.bindings.states if not spec.grows]
+
+
 class _Runs:
     """Whole answers to one prompt."""
 
@@ -116,9 +170,13 @@ class _Runs:
         for index, chance in enumerate(self._settings.acceptances):
             ways = {"adaptive": self._compared(chance, adaptive=True)}
             if index == 0:
-                ways["fixed"] = self._compared(chance, adaptive=False)
+                ways["fixed snapshot"] = self._compared(chance, adaptive=False, mode=SNAPSHOT)
+                ways["fixed mixed"] = self._compared(chance, adaptive=False, mode={"causal_conv1d": SNAPSHOT})
+                ways["fixed"] = self._compared(chance, adaptive=False, mode=REPLAY)
             results["acceptance"][str(chance)] = ways
-        results["state_bytes_per_candidate"] = self._engine.slot_bytes
+        results["state_bytes_per_candidate"] = self._engine.held_token_bytes
+        results["state_bytes_of_a_snapshot"] = self._engine.slot_bytes
+        results["modes"] = dict(self._engine.held_modes)
         return results
 
     def text_gate(self) -> Gate:
@@ -131,12 +189,12 @@ class _Runs:
         checks = "how much less likely than its own a token with candidates is to plain decoding, of the largest logit"
         return Gate(checks, max(gaps), LOGITS_TOLERANCE)
 
-    def _compared(self, chance: float, adaptive: bool) -> dict[str, Any]:
+    def _compared(self, chance: float, adaptive: bool, mode: str | Mapping[str, str] = AUTO) -> dict[str, Any]:
         plain = self._llm(None)
         text = self._prompt + list(plain.generate(self._prompt, self._sampling).token_ids)
         oracle = OracleDrafter(text, self._engine.config.vocab_size, chance)
         plain_rates = self._rates(plain)
-        trying = self._llm(SpeculationSettings(self._settings.tokens, oracle, adaptive=adaptive))
+        trying = self._llm(SpeculationSettings(self._settings.tokens, oracle, adaptive=adaptive, mode=mode))
         passes = self._settle(trying, oracle)
         self._text = oracle.text[len(self._prompt) :]
         metrics = trying.loop.speculation
@@ -154,6 +212,7 @@ class _Runs:
             "mean_chosen": proposed / rows,
             "rows_by_candidates": chosen,
             "passes": passes,
+            "state_bytes_per_candidate": metrics.state_bytes,
         }
 
     def _llm(self, speculation: SpeculationSettings | None) -> LLM:
@@ -200,6 +259,56 @@ def _steps(engine: TorchPagedEngine, settings: SpeculationTorchSettings) -> dict
     return found
 
 
+def _replay_steps(engine: TorchPagedEngine, settings: SpeculationTorchSettings) -> dict[str, Any]:
+    """Microseconds of a check of all candidates, and with the states advanced by three of five of its tokens behind it.
+
+    share: of both together that the advance takes. wall: from its call until the device is idle.
+    """
+    found, most = {}, 1 + settings.tokens
+    for rows in settings.rows:
+        engine.prepare_held(rows, most, REPLAY)
+        inputs = _held_inputs(engine, rows, settings)
+        right = np.full(rows, max(1, 3 * most // 5), np.int32)
+
+        def check(inputs: PackedInputs = inputs) -> None:
+            engine.launch(inputs).best_tokens()
+            engine.device.synchronize()
+
+        def advance(right: np.ndarray = right) -> None:
+            engine.advance(right)
+            engine.device.synchronize()
+
+        def both(check: Callable[[], None] = check, advance: Callable[[], None] = advance) -> None:
+            check()
+            advance()
+
+        def wall(check: Callable[[], None] = check, advance: Callable[[], None] = advance) -> float:
+            check()
+            return seconds(advance)
+
+        ways = {
+            "check": _median(partial(seconds, check), settings),
+            "check and advance": _median(partial(seconds, both), settings),
+            "advance, wall": _median(wall, settings),
+        }
+        times = take_turns(ways, settings.repeats)
+        shares = [1 - one / two for one, two in zip(times["check"], times["check and advance"], strict=True)]
+        found[str(rows)] = {
+            "us": {name: Spread.of(values).to_json() for name, values in times.items()},
+            "share": Spread.of(shares).to_json(),
+        }
+    return found
+
+
+def _median(once: Callable[[], float], settings: SpeculationTorchSettings) -> Callable[[], float]:
+    def call() -> float:
+        for _ in range(3):
+            once()
+        return 1e6 * float(np.median([once() for _ in range(settings.steps)]))
+
+    return call
+
+
 def _timed(engine: TorchPagedEngine, rows: int, tokens: int, settings: SpeculationTorchSettings) -> Callable[[], float]:
     columns = 0 if tokens == 1 else 1 + settings.tokens
     inputs = decode_inputs(engine, rows, tokens, settings.prompt_tokens, columns)
@@ -226,6 +335,20 @@ def _targets(results: dict[str, Any], settings: SpeculationTorchSettings) -> tup
             "x",
         ),
         Target(f"a step of {1 + k} positions over a step of one token, batch 1", step, "at most", MOST_STEP_RATIO, "x"),
+        Target(
+            "advancing states, share of a step of candidates, batch 1",
+            results["replay_steps"]["1"]["share"]["median"],
+            "at most",
+            MOST_COMMIT_SHARE,
+            "",
+        ),
+        Target(
+            "what a candidate leaves behind, share of a state",
+            results["state_bytes_per_candidate"] / results["state_bytes_of_a_snapshot"],
+            "at most",
+            MOST_STATE_SHARE,
+            "",
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""Steps with candidate tokens: which slots their rows read and write, and steps without any in their form."""
+"""Steps with candidate tokens: which slots their rows read and write, and other steps in their form."""
 
 from __future__ import annotations
 
@@ -24,3 +24,18 @@ def with_candidates(inputs: PackedInputs, columns: int) -> PackedInputs:
     table = np.full((rows, columns), -1, np.int32)
     table[np.arange(rows), counts - 1] = inputs.state_indices
     return replace(inputs, state_indices=table, num_accepted_tokens=counts)
+
+
+def with_held_slots(inputs: PackedInputs, columns: int) -> PackedInputs:
+    """A step that holds states as one with ``columns`` slots a row, more than a held row has tokens.
+
+    A held row begins with the state in its last column, which no token of the row writes; the others are as in
+    ``with_candidates``.
+    """
+    assert inputs.held is not None
+    found, held = with_candidates(inputs, columns), inputs.held
+    assert found.num_accepted_tokens is not None
+    found.state_indices[held] = -1
+    found.state_indices[held, -1] = inputs.state_indices[held]
+    found.num_accepted_tokens[held] = columns
+    return found

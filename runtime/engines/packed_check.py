@@ -48,3 +48,10 @@ def check_packed(inputs: PackedInputs, limits: StepLimits, speculative_tokens: i
             )
     if problem:
         raise EngineError(f"expected {problem}: correct the step")
+
+
+def check_accepted(accepted: np.ndarray, counts: np.ndarray) -> None:
+    """EngineError when a row's states are to advance by other than 0 to ``counts`` [rows] tokens, 0 if not held."""
+    for row, (found, most) in enumerate(zip(accepted.tolist(), counts.tolist(), strict=True)):
+        if not 0 <= found <= most:
+            raise EngineError(f"row {row}: expected 0 to {most} tokens to advance by, found {found}")

@@ -16,6 +16,7 @@ import numpy as np
 
 from artifact.config import RuntimeConfig
 from artifact.errors import EngineError
+from runtime.engines.held_modes import AUTO
 from runtime.engines.hidden_rows import HiddenRows
 from runtime.engines.step_result import ArrayResult, StepResult
 
@@ -143,6 +144,22 @@ class PagedEngine(ABC):
     def held_token_bytes(self) -> int:
         """Memory that a token of a held row takes."""
         return 0
+
+    @property
+    def held_modes(self) -> Mapping[str, str]:
+        """What becomes of the states of held rows, by recurrent operator; as in ``prepare_held``."""
+        return {}
+
+    def prepare_held(  # noqa: B027 (an engine that makes room as it goes needs no override)
+        self, rows: int, tokens: int, mode: str | Mapping[str, str] = AUTO
+    ) -> None:
+        """Make ready for steps of at most ``rows`` held rows of ``tokens`` tokens; pools have to be made after it.
+
+        mode: "replay" (inputs of an operator's tokens are kept, by which ``advance`` runs it again), "snapshot" (its
+        state after each token is kept, of which ``advance`` copies one), or by recurrent operator one of these; "auto",
+        and operators without one: that which costs less. EngineError for an operator that the graph does not have, or
+        when memory is short.
+        """
 
     def advance(self, accepted: np.ndarray) -> None:
         """Advance the states that the last step held, each row's by its first ``accepted`` [rows] tokens.

@@ -41,7 +41,8 @@ class ServingLoop:
         self.steps = 0
         self.last_plan: StepPlan | None = None
         self.last_times = StepTimes(0.0, 0.0)
-        speculator = None if settings.speculation is None else Speculator(settings.speculation, engine)
+        rows, wanted = self.shape.max_rows, settings.speculation
+        speculator = None if wanted is None else Speculator(wanted, engine, rows)
         memory = loop_memory(engine, settings, self.shape, speculator.candidate_slots if speculator else 0)
         self.pools, self.scheduler, self.served_cache = memory.pools, memory.scheduler, memory.cache
         forget = speculator.forget if speculator else _nobody_remembers

@@ -17,7 +17,7 @@ from runtime.speculation import (
     StepCost,
     Wanted,
 )
-from runtime.speculation.settings import REPLAY, SNAPSHOT
+from runtime.speculation.settings import AUTO, SNAPSHOT
 
 # Steps of so many rows that do without candidates to learn their time: the first may have to prepare something.
 _COMPARED = 2
@@ -26,10 +26,12 @@ _COMPARED = 2
 class Speculator:
     """The drafter of one loop, the counts of its sequences, and ``metrics``."""
 
-    def __init__(self, settings: SpeculationSettings, engine: PagedEngine) -> None:
-        """EngineError when the engine, or its artifact, cannot take back a recurrent state in the mode that is asked
-        for."""
+    def __init__(self, settings: SpeculationSettings, engine: PagedEngine, rows: int) -> None:
+        """``rows``: of a step at most. EngineError when the engine, or its artifact, cannot take back a recurrent state
+        in the mode that is asked for."""
         self.holds_states = _holds_states(settings, engine)
+        if self.holds_states:
+            engine.prepare_held(rows, 1 + settings.tokens, settings.mode)
         self.metrics = SpeculationMetrics(engine.held_token_bytes if self.holds_states else engine.slot_bytes)
         self.cost = StepCost()
         self._settings, self._vocab = settings, engine.config.vocab_size
@@ -117,10 +119,11 @@ def _holds_states(settings: SpeculationSettings, engine: PagedEngine) -> bool:
         return False
     if settings.mode != SNAPSHOT and engine.most_held_tokens > most:
         return True
-    if settings.mode == REPLAY:
+    if settings.mode not in (AUTO, SNAPSHOT):
         raise EngineError(
-            f"speculation: expected an engine that advances states by up to {1 + most} tokens for mode {REPLAY!r}, "
-            f"found {engine.name}, which does by {engine.most_held_tokens}: use another mode, or lower tokens"
+            f"speculation: expected an engine that advances states by up to {1 + most} tokens for mode "
+            f"{settings.mode!r}, found {engine.name}, which does by {engine.most_held_tokens}: use another mode, or "
+            "lower tokens"
         )
     if config.speculative_tokens < most:
         raise EngineError(

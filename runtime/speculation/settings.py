@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from artifact.errors import EngineError
+from runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT
 from runtime.speculation.candidate_count import CandidateCount
 from runtime.speculation.drafter import Drafter
 from runtime.speculation.ngram_drafter import NgramDrafter
 from runtime.speculation.step_cost import StepCost
 
 NGRAM, MTP = "ngram", "mtp"
-AUTO, REPLAY, SNAPSHOT = "auto", "replay", "snapshot"
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,10 @@ class SpeculationSettings:
     multi-token prediction head), a DraftModel, or a Drafter. shortest and longest: how many last tokens "ngram" looks
     for. adaptive: choose the number of candidates from the measured acceptance of each sequence, where a step takes 1 +
     candidate_cost for each; None: as measured. mode: what becomes of recurrent states, "snapshot" (one is kept after
-    each candidate), "replay" (they wait, and are advanced by the candidates that were right) or "auto" (replay where
-    the engine can). EngineError names a bad value.
+    each candidate, in slots of the sequence), "replay" (they wait, and are advanced by the candidates that were right)
+    or "auto" (they wait where the engine can, each operator's as it costs less); or a mapping of operators to "replay"
+    or "snapshot" (all wait; a state is kept after each candidate, of which the right one is copied), of the others as
+    it costs less. EngineError names a bad value.
     """
 
     tokens: int = 4
@@ -48,7 +51,7 @@ class SpeculationSettings:
     longest: int = 4
     adaptive: bool = True
     candidate_cost: float | None = None
-    mode: str = AUTO
+    mode: str | Mapping[str, str] = AUTO
 
     def __post_init__(self) -> None:
         for name in ("tokens", "shortest", "longest"):
@@ -61,8 +64,12 @@ class SpeculationSettings:
             raise EngineError(
                 f"speculation: drafter: expected {NGRAM!r}, {MTP!r}, a DraftModel or a Drafter, found {self.drafter!r}"
             )
-        if self.mode not in (AUTO, REPLAY, SNAPSHOT):
-            raise EngineError(f"speculation: mode: expected {AUTO!r}, {REPLAY!r} or {SNAPSHOT!r}, found {self.mode!r}")
+        named = isinstance(self.mode, Mapping)
+        for mode in self.mode.values() if isinstance(self.mode, Mapping) else (self.mode,):
+            if mode not in (REPLAY, SNAPSHOT) and (named or mode != AUTO):
+                known = f"{REPLAY!r} or {SNAPSHOT!r}"
+                wanted = f"{known} for each operator" if named else f"{AUTO!r}, {known}"
+                raise EngineError(f"speculation: mode: expected {wanted}, found {mode!r}")
         if self.candidate_cost is not None and not 0 <= self.candidate_cost <= 1:
             raise EngineError(
                 f"speculation: candidate_cost: expected a share of a step from 0 to 1, found {self.candidate_cost!r}"

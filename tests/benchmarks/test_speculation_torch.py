@@ -24,13 +24,18 @@ def test_it_measures_what_the_targets_name(tmp_path: Path) -> None:
         new_tokens=12, passes=3, steps=2, gate_tokens=5, gate_steps=7, repeats=1, shape=TINY,
     )  # fmt: skip
     document = run(settings).to_json()
-    assert document["correct"] and len(document["gates"]) == len(document["targets"]) == 2
+    assert document["correct"] and [len(document[part]) for part in ("gates", "targets")] == [3, 4]
     results = document["results"]
     assert set(results["steps"]) == {"1", "2"} and set(results["steps"]["2"]["us"]) == {"1", "2", "3"}
     fixed, adaptive = (results["acceptance"]["0.7"][name] for name in ("fixed", "adaptive"))
     assert fixed["mean_chosen"] > 1.5 and 0 < fixed["acceptance"] < 1 < fixed["tokens_per_row"]
     assert set(adaptive["rows_by_candidates"]) <= {"0", "1", "2"}
-    assert results["state_bytes_per_candidate"] > 0
+    assert 0 < results["state_bytes_per_candidate"] < results["state_bytes_of_a_snapshot"]
+    assert set(results["modes"].values()) == {"replay"}
+    kept = {way: results["acceptance"]["0.7"][way]["state_bytes_per_candidate"] for way in results["acceptance"]["0.7"]}
+    assert kept["fixed"] < kept["fixed mixed"] < kept["fixed snapshot"] == results["state_bytes_of_a_snapshot"]
+    replay = results["replay_steps"]["2"]
+    assert set(replay["us"]) == {"check", "check and advance", "advance, wall"} and replay["share"]["median"] < 1
 
 
 def test_the_oracle_is_right_as_often_as_it_is_told() -> None:

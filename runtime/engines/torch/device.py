@@ -32,15 +32,24 @@ class TorchDevice:
         self.torch = torch.device("cuda", torch.cuda.current_device()) if self.is_gpu else torch.device("cpu")
         self.kernels: KernelRunner | None = None
         self.stream: torch.cuda.Stream | None = None
+        self._kept: list[tuple[torch.cuda.CUDAGraph, torch.Tensor]] = []
         if self.is_gpu:
             self.kernels, self.stream = KernelRunner(), torch.cuda.Stream()
 
     @cached_property
     def graph_pool(self) -> Any:
-        """The memory of intermediate values, which all graphs share, as one of them runs at a time; None on a CPU.
+        """The memory of intermediate values, which the graphs of all steps share, as one of them runs at a time; None
+        on a CPU."""
+        return self._made_pool()
 
-        torch gives it back with the last graph, and lets no other one have it then: a graph of next to nothing is kept.
-        """
+    @cached_property
+    def advance_pool(self) -> Any:
+        """That of the graphs that advance states: they run while the logits of a step may still be wanted."""
+        return self._made_pool()
+
+    def _made_pool(self) -> Any:
+        """A new pool. torch gives it back with its last graph, and lets no other one have it then: a graph of next to
+        nothing is kept."""
         if self.stream is None:
             return None
         handle, graph = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
@@ -50,7 +59,7 @@ class TorchDevice:
             graph.capture_begin(pool=handle, capture_error_mode="thread_local")
             number.zero_()
             graph.capture_end()
-        self._kept = graph, number
+        self._kept.append((graph, number))
         return handle
 
     @property

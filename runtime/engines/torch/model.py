@@ -10,6 +10,7 @@ import onnx_ir as ir
 from artifact.config import RuntimeConfig
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.fusion import Phase, fuse_graph
+from runtime.engines.torch.fusion.held_slots import operators_of_pools
 from runtime.engines.torch.fusion.linear import let_head_write_its_result
 from runtime.engines.torch.graph import MODEL_FILE, expose_values, read_model
 from runtime.engines.torch.program import Program, compile_program
@@ -33,23 +34,27 @@ class TorchModel:
         """
         self._folder, self._config, self._device, self._file = folder, config, device, file
         self.weights = WeightStore(folder, device.torch, beside)
-        self._programs: dict[tuple[Phase, tuple[str, ...]], Program] = {}
+        self._programs: dict[tuple[Phase, tuple[str, ...], frozenset[str]], Program] = {}
 
-    def program(self, phase: Phase, values: Sequence[str] = ()) -> Program:
-        """What runs a step; the inner ``values`` of the graph are outputs too.
+    def program(self, phase: Phase, values: Sequence[str] = (), kept: frozenset[str] = frozenset()) -> Program:
+        """What runs a step; the inner ``values`` of the graph are outputs too. ``kept``: as in ``fuse_graph``.
 
         EngineError naming an operator that this engine does not know, or a value that the graph does not have.
         """
-        key = (phase, tuple(values))
+        key = (phase, tuple(values), kept)
         if key not in self._programs:
             model = read_model(self._folder, self._file)
             expose_values(model.graph, values)
             # On a CPU the merged weights would lie in memory beside those of the file.
-            fuse_graph(model, self._config, phase, merge=self._device.is_gpu)
+            fuse_graph(model, self._config, phase, merge=self._device.is_gpu, kept=kept)
             if phase is Phase.DECODE and self._config.layout == "dense" and not values:
                 let_head_write_its_result(model.graph)
             self._programs[key] = self._compiled(model)
         return self._programs[key]
+
+    def pool_operators(self) -> dict[str, str]:
+        """The recurrent operator that each pool of states belongs to."""
+        return operators_of_pools(read_model(self._folder).graph)
 
     def close(self) -> None:
         """Forget programs and weights; calling it twice is allowed."""

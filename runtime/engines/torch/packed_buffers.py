@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from artifact.bindings import Binding
+from artifact.dtypes import DType
 from artifact.names import (
     BLOCK_TABLE,
     NUM_ACCEPTED_TOKENS,
@@ -20,23 +21,30 @@ from artifact.names import (
 from artifact.paged import MAX_BLOCKS, NUM_LOGITS, ROW_BOUNDS, ROWS, TOKENS, step_inputs
 from runtime.engines.paged import PackedInputs
 from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.graph import HELD_TOKENS, KEPT_STATE_INDICES
 from runtime.engines.torch.tensors import torch_from_dtype
 
 # Every array begins at a multiple of so many bytes.
 _ALIGNMENT = 16
 # What fills an array beyond the step's own entries, 0 where it is not here.
-_OF_ROWS = frozenset({SEQ_LENS, BLOCK_TABLE, STATE_INDICES, NUM_ACCEPTED_TOKENS})
-_FILL = {BLOCK_TABLE: -1, SLOT_MAPPING: -1, STATE_INDICES: -1, NUM_ACCEPTED_TOKENS: 1}
+_OF_ROWS = frozenset({SEQ_LENS, BLOCK_TABLE, STATE_INDICES, NUM_ACCEPTED_TOKENS, KEPT_STATE_INDICES})
+_FILL = {BLOCK_TABLE: -1, SLOT_MAPPING: -1, STATE_INDICES: -1, NUM_ACCEPTED_TOKENS: 1, KEPT_STATE_INDICES: -1}
+_HELD = "held"
 
 
 @dataclass(frozen=True)
 class StepSize:
-    """Tokens, rows, columns of the block table and wanted logits of a step, padding included."""
+    """Tokens, rows, columns of the block table and wanted logits of a step, padding included.
+
+    held: tokens whose inputs are kept, of a step that holds states: all, or those that the step ``chooses``.
+    """
 
     tokens: int
     rows: int
     blocks: int
     logits: int
+    held: int = 0
+    chooses: bool = False
 
 
 class PackedBuffers:
@@ -53,9 +61,10 @@ class PackedBuffers:
             ROW_BOUNDS: size.rows + 1,
             MAX_BLOCKS: size.blocks,
             NUM_LOGITS: size.logits,
+            _HELD: size.held,
         }
         parts, end = [], 0
-        for binding in (*step_inputs(candidates), *extra):
+        for binding in (*step_inputs(candidates), *_held_arrays(size, candidates), *extra):
             shape = binding.resolve(**axes)
             nbytes = int(np.prod(shape)) * binding.dtype.itemsize
             parts.append((binding, shape, slice(end, end + nbytes)))
@@ -92,6 +101,14 @@ class PackedBuffers:
         """Enqueue the copy to the device."""
         if self._there is not self._host:
             self._there.copy_(self._host, non_blocking=True)
+
+
+def _held_arrays(size: StepSize, candidates: int) -> list[Binding]:
+    """Fields of HeldInputs."""
+    if not size.held:
+        return []
+    slots = Binding(KEPT_STATE_INDICES, DType.INT32, (ROWS, 1 + candidates))
+    return [slots, Binding(HELD_TOKENS, DType.INT32, (_HELD,))] if size.chooses else [slots]
 
 
 def _fill_rows(array: np.ndarray, given: np.ndarray, at: int, gap: int, between: tuple[int, int]) -> None:

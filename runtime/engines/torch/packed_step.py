@@ -10,6 +10,8 @@ import torch
 from artifact.names import LOGITS, QUERY_START_LOC, SEQ_LENS
 from runtime.engines.paged import PackedInputs
 from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.held_states import HeldStates
+from runtime.engines.torch.kept_calls import KeptCalls
 from runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
 from runtime.engines.torch.paged_pools import TorchPools
 from runtime.engines.torch.paged_result import TorchStepResult, best_of
@@ -32,11 +34,11 @@ class StepShape:
     candidates: int = 0
 
 
-def rows_in(buffers: PackedBuffers, shape: StepShape) -> StepRows:
-    """The rows of the step that lies in ``buffers``."""
+def rows_in(buffers: PackedBuffers, shape: StepShape, kept: KeptCalls | None = None) -> StepRows:
+    """The rows of the step that lies in ``buffers``. ``kept``: as in StepRows."""
     counts = np.diff(buffers.arrays[QUERY_START_LOC]).tolist()
     lengths = buffers.arrays[SEQ_LENS].tolist()
-    return StepRows(buffers.tensors[QUERY_START_LOC], tuple(counts), tuple(lengths), shape.split, shape.longest)
+    return StepRows(buffers.tensors[QUERY_START_LOC], tuple(counts), tuple(lengths), shape.split, shape.longest, kept)
 
 
 class PackedStep:
@@ -45,7 +47,17 @@ class PackedStep:
     Further rows have no tokens, further tokens belong to no row, and touch nothing.
     """
 
-    def __init__(self, device: TorchDevice, program: StepProgram, pools: TorchPools, shape: StepShape) -> None:
+    def __init__(
+        self,
+        device: TorchDevice,
+        program: StepProgram,
+        pools: TorchPools,
+        shape: StepShape,
+        held: HeldStates | None = None,
+    ) -> None:
+        """``held``: what gets the calls that may be run again, of steps that hold states."""
+        self._held = held
+        self._calls: KeptCalls | None = None
         self._device, self._program, self._shape = device, program, shape
         self._buffers = PackedBuffers(device, shape.size, shape.candidates, program.extra)
         self._feeds = {**self._buffers.tensors, **pools.tensors}
@@ -61,16 +73,22 @@ class PackedStep:
         self._buffers.fill(inputs, split=split)
         with self._device.active():
             self.repeated.run()
+        if self._held is not None and self._calls is not None:
+            self._held.ran(self._calls)
         assert self._logits is not None
         return TorchStepResult(self._device, self._best, self._logits, slice(0, len(inputs.logits_indices)))
 
     def _work(self) -> None:
         self._buffers.upload()
-        self._logits = self._program.run({**self._feeds, QUERY_START_LOC: self._rows()})[LOGITS]
+        kept = None if self._held is None else self._held.calls(self._shape.size, self._buffers.tensors)
+        self._logits = self._program.run({**self._feeds, QUERY_START_LOC: self._rows(kept)})[LOGITS]
+        if kept is not None:
+            kept.finish()
+            self._calls = kept
         self._best.copy_(best_of(self._logits), non_blocking=True)
 
-    def _rows(self) -> StepRows:
+    def _rows(self, kept: KeptCalls | None) -> StepRows:
         if self.repeated.is_recording:
             bounds = self._buffers.tensors[QUERY_START_LOC]
-            return StepRows(bounds, None, None, self._shape.split, self._shape.longest)
-        return rows_in(self._buffers, self._shape)
+            return StepRows(bounds, None, None, self._shape.split, self._shape.longest, kept)
+        return rows_in(self._buffers, self._shape, kept)

@@ -13,12 +13,16 @@ import torch
 
 from artifact.errors import EngineError
 from artifact.names import LOGITS, QUERY_START_LOC, layer_output
+from runtime.engines.held_modes import AUTO, SNAPSHOT, chosen_modes
 from runtime.engines.packed_check import check_packed
 from runtime.engines.paged import PackedInputs, PoolSizes
 from runtime.engines.pooled import PooledEngine
+from runtime.engines.torch.advance_step import AdvanceStep
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.fusion import Phase
 from runtime.engines.torch.graph import MODEL_FILE
+from runtime.engines.torch.held_inputs import HeldInputs
+from runtime.engines.torch.held_states import MOST_HELD, HeldLimits, HeldStates
 from runtime.engines.torch.hidden_states import ShowingProgram, TorchRows
 from runtime.engines.torch.model import TorchModel
 from runtime.engines.torch.packed_buffers import PackedBuffers
@@ -28,11 +32,13 @@ from runtime.engines.torch.paged_pools import TorchPools
 from runtime.engines.torch.paged_result import TorchStepResult, best_of
 from runtime.engines.torch.program import StepProgram
 from runtime.engines.torch.step_memory import StepMemory
-from runtime.engines.torch.step_shapes import candidate_shape, own_shape, padded_shape
+from runtime.engines.torch.step_shapes import candidate_shape, own_shape, padded_shape, padded_tokens
 from runtime.engines.torch.weights import WeightStore
 
 # Shapes of mixed steps that are kept, those that came last.
 MOST_MIXED = 128
+# Tokens of a block of the step that shows what tokens leave behind.
+_TRIED_BLOCK = 16
 
 
 class TorchPagedEngine(PooledEngine[TorchPools]):
@@ -59,6 +65,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         self._specs = self.config.bindings.states
         self._model = TorchModel(self._folder, self.config, device, self._model_file, beside)
         self._rows: TorchRows | None = None
+        self._held: HeldStates | None = None
         self._decode_steps: dict[tuple[int, int], PagedDecodeStep] = {}
         self._candidate_steps: dict[StepShape, PackedStep] = {}
         self._mixed_steps: OrderedDict[StepShape, PackedStep] = OrderedDict()
@@ -116,7 +123,38 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
     def allocate_pools(self, sizes: PoolSizes) -> None:
         self._device.synchronize()
         self._forget_steps()
-        self._pools = TorchPools(self._specs, sizes, self._device)
+        self._make_pools(sizes)
+
+    @property
+    def most_held_tokens(self) -> int:
+        return MOST_HELD if self.config.recurrent_layers else 0
+
+    @property
+    def held_token_bytes(self) -> int:
+        return self._held_states().token_bytes if self.config.recurrent_layers else 0
+
+    @property
+    def held_modes(self) -> Mapping[str, str]:
+        return {} if self._held is None else self._held.modes
+
+    @property
+    def advance_steps(self) -> Sequence[AdvanceStep]:
+        """What advances held states, as it has been prepared on a GPU."""
+        return () if self._held is None else self._held.advance_steps
+
+    def prepare_held(self, rows: int, tokens: int, mode: str | Mapping[str, str] = AUTO) -> None:
+        self._device.synchronize()
+        self._forget_steps()
+        limits = self._held_limits(rows, tokens)
+        self._held = self._tried(limits)
+        chosen = chosen_modes(self._held.costs(), mode)
+        kept = frozenset(name for name, mode in chosen.items() if mode == SNAPSHOT)
+        if kept:
+            self._held = self._tried(limits, kept)
+
+    def advance(self, accepted: np.ndarray) -> None:
+        if self._held is not None:
+            self._held.advance(accepted)
 
     def step(self, inputs: PackedInputs) -> np.ndarray:
         return self.launch(inputs).all_logits()
@@ -125,6 +163,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         self._check(inputs)
         # The memory of the step before is used again.
         self._device.synchronize()
+        inputs = self._holding(inputs)
         if not self._device.is_gpu:
             return self._run(inputs, ())[0]
         rows = len(inputs.seq_lens)
@@ -141,6 +180,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
 
     def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:
         self._check(inputs)
+        inputs = self._holding(inputs)
         result, found = self._run(inputs, values)
         with self._device.active():
             inner = {name: found[name][: len(inputs.input_ids)].float().cpu().numpy() for name in values}
@@ -153,10 +193,12 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         self.pools.fill(value)
 
     def free_memory(self) -> int | None:
-        return self._memory.free()
+        free = self._memory.free()
+        return free if free is None or self._held is None else max(0, free - self._held.kept_bytes)
 
     def held_memory(self) -> Mapping[str, int]:
-        return {**self._model.weights.held_memory(), **self._memory.held()}
+        waiting = {} if self._held is None else {"held states": self._held.nbytes}
+        return {**self._model.weights.held_memory(), **self._memory.held(), **waiting}
 
     def close(self) -> None:
         self._device.synchronize()
@@ -168,6 +210,46 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         self._forget_recorded()
         self._pools = None
 
+    def _make_pools(self, sizes: PoolSizes) -> None:
+        held = self._held
+        more = {} if held is None else dict.fromkeys(held.kept_pools, held.kept_slots)
+        self._pools = TorchPools(self._specs, sizes, self._device, more)
+        if held is not None:
+            held.bind(self._pools)
+
+    def _holding(self, inputs: PackedInputs) -> PackedInputs:
+        """``inputs`` as the graph takes them where they hold states; what waited before does so no longer."""
+        if self._held is not None:
+            self._held.forget()
+        if inputs.held is None or not inputs.held.any():
+            return inputs
+        return self._held_states().inputs(inputs)
+
+    def _held_states(self) -> HeldStates:
+        if self._held is None:
+            before, self._pools = self._pools, None
+            self._held = self._tried(self._held_limits(self.limits.max_rows, MOST_HELD))
+            self._pools = before
+            if before is not None:
+                self._held.bind(before)
+        return self._held
+
+    def _held_limits(self, rows: int, tokens: int) -> HeldLimits:
+        return HeldLimits(rows, tokens, padded_tokens(rows * (1 + tokens)))
+
+    def _tried(self, limits: HeldLimits, kept: frozenset[str] = frozenset()) -> HeldStates:
+        """States that are held so, which know from a step in small pools what tokens leave behind."""
+        state_bytes = {spec.name: spec.unit_bytes for spec in self._specs if not spec.grows}
+        self._held = held = HeldStates(self._device, limits, self._model.pool_operators(), state_bytes, kept)
+        self._make_pools(PoolSizes(1, _TRIED_BLOCK, 1))
+        ids, one = np.zeros(2, np.int64), np.zeros(1, np.int32)
+        positions, first = np.arange(2), np.arange(2, dtype=np.int32)
+        step = PackedInputs(ids, positions, 2 * first, one + 2, one[None], first, one, one, held=one == 0)
+        self._run(held.inputs(step), ())
+        self._device.synchronize()
+        self._pools = None
+        return held
+
     def _forget_recorded(self) -> None:
         self._decode_steps.clear()
         self._candidate_steps.clear()
@@ -175,10 +257,12 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
 
     def _program(self, phase: Phase, values: Sequence[str] = ()) -> StepProgram:
         """What computes a step, and leaves hidden states where they are wanted."""
+        kept = self._held.kept if phase is Phase.HELD and self._held is not None else frozenset()
         if self._rows is None:
-            return self._model.program(phase, values)
+            return self._model.program(phase, values, kept)
         value = layer_output(self.config.num_hidden_layers - 1)
-        return ShowingProgram(self._model.program(phase, (*dict.fromkeys((value, *values)),)), value, self._rows)
+        program = self._model.program(phase, (*dict.fromkeys((value, *values)),), kept)
+        return ShowingProgram(program, value, self._rows)
 
     def _has_few_tokens(self, inputs: PackedInputs) -> bool:
         """Whether no row of the step has more tokens than a sequence may have with its candidates."""
@@ -187,13 +271,16 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         return bool(np.diff(inputs.query_start_loc).max() <= inputs.state_indices.shape[1])
 
     def _candidate_step(self, inputs: PackedInputs) -> PackedStep:
-        candidates = self.config.speculative_tokens
+        candidates = self._candidates(inputs)
         shape = candidate_shape(inputs, candidates, self.limits.max_rows, self.pools.sizes.block_size)
         step = self._candidate_steps.get(shape)
         if step is None:
-            program = self._program(Phase.CANDIDATES)
-            step = self._candidate_steps[shape] = PackedStep(self._device, program, self.pools, shape)
+            step = self._candidate_steps[shape] = self._packed_step(inputs, shape)
         return step
+
+    def _packed_step(self, inputs: PackedInputs, shape: StepShape) -> PackedStep:
+        held = self._held if isinstance(inputs, HeldInputs) else None
+        return PackedStep(self._device, self._program(_phase(inputs)), self.pools, shape, held)
 
     def _mixed_step(self, inputs: PackedInputs) -> TorchStepResult:
         shape, split = padded_shape(inputs, self._candidates(inputs), self.pools.sizes.block_size)
@@ -201,7 +288,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         if step is None:
             if len(self._mixed_steps) >= MOST_MIXED:
                 self._mixed_steps.popitem(last=False)
-            step = PackedStep(self._device, self._program(_phase(inputs)), self.pools, shape)
+            step = self._packed_step(inputs, shape)
         self._mixed_steps[shape] = step
         with self._memory_for(inputs):
             return step.launch(inputs, split)
@@ -218,7 +305,13 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
             buffers = PackedBuffers(self._device, shape.size, candidates, program.extra)
             buffers.fill(inputs, split=split)
             buffers.upload()
-            found = program.run({**buffers.tensors, **self.pools.tensors, QUERY_START_LOC: rows_in(buffers, shape)})
+            held = self._held if isinstance(inputs, HeldInputs) else None
+            kept = None if held is None else held.calls(shape.size, buffers.tensors)
+            rows = rows_in(buffers, shape, kept)
+            found = program.run({**buffers.tensors, **self.pools.tensors, QUERY_START_LOC: rows})
+            if held is not None and kept is not None:
+                kept.finish()
+                held.ran(kept)
             best = best_of(found[LOGITS])
             host = self._device.pinned(*best.shape, dtype=best.dtype)
             host.copy_(best, non_blocking=True)
@@ -226,7 +319,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         return result, found
 
     def _candidates(self, inputs: PackedInputs) -> int:
-        return 0 if inputs.num_accepted_tokens is None else self.config.speculative_tokens
+        return 0 if inputs.num_accepted_tokens is None else inputs.state_indices.shape[1] - 1
 
     @contextmanager
     def _memory_for(self, inputs: PackedInputs) -> Iterator[None]:
@@ -241,7 +334,8 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
                 ) from error
 
     def _check(self, inputs: PackedInputs) -> None:
-        check_packed(inputs, self.limits, self.config.speculative_tokens)
+        most = self.most_held_tokens if self._held is None else self._held.limits.tokens
+        check_packed(inputs, self.limits, self.config.speculative_tokens, most)
         ids = inputs.input_ids
         if ids.min() < 0 or ids.max() >= self.config.vocab_size:
             raise EngineError(
@@ -250,6 +344,8 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
 
 
 def _phase(inputs: PackedInputs) -> Phase:
+    if isinstance(inputs, HeldInputs):
+        return Phase.HELD
     if inputs.num_accepted_tokens is not None:
         return Phase.CANDIDATES
     return Phase.DECODE if len(inputs.input_ids) == len(inputs.seq_lens) else Phase.PREFILL

@@ -15,6 +15,8 @@ from runtime.engines.paged import HostCopy, PoolSizes
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.tensors import array_from_tensor, tensor_from_array, torch_from_dtype
 
+_NONE: Mapping[str, int] = MappingProxyType({})
+
 
 class TorchCopy(HostCopy):
     """Blocks [2, count, ...] and slots [count, ...] by pool name, in host memory."""
@@ -30,20 +32,24 @@ class TorchCopy(HostCopy):
 class TorchPools:
     """One tensor for each pool of ``specs``, in the layout of its declaration.
 
-    A KV pool has one block more than ``sizes`` says, and a pool of states one slot more: where an operator runs in
-    torch, what has no place goes there.
+    A KV pool has one block more than ``sizes`` says, and a pool of states one slot more, the last one: where an
+    operator runs in torch, what has no place goes there.
     """
 
-    def __init__(self, specs: Sequence[Binding], sizes: PoolSizes, device: TorchDevice) -> None:
-        """EngineError when there is too little memory."""
+    def __init__(
+        self, specs: Sequence[Binding], sizes: PoolSizes, device: TorchDevice, more: Mapping[str, int] = _NONE
+    ) -> None:
+        """``more``: slots of the engine's own behind those of a pool of states. EngineError: too little memory."""
         self.sizes, self._device = sizes, device
         self._specs = {spec.name: spec for spec in specs}
-        axes = {NUM_BLOCKS: sizes.num_blocks + 1, BLOCK_SIZE: sizes.block_size, NUM_SLOTS: sizes.num_slots + 1}
+        axes = {NUM_BLOCKS: sizes.num_blocks + 1, BLOCK_SIZE: sizes.block_size}
         try:
             with device.active():
                 self._tensors = {
                     spec.name: torch.empty(
-                        spec.resolve(**axes), dtype=torch_from_dtype(spec.dtype), device=device.torch
+                        spec.resolve(**axes, **{NUM_SLOTS: sizes.num_slots + more.get(spec.name, 0) + 1}),
+                        dtype=torch_from_dtype(spec.dtype),
+                        device=device.torch,
                     )
                     for spec in specs
                 }
@@ -62,7 +68,8 @@ class TorchPools:
         """A copy of one pool, what belongs to nobody left out."""
         tensor = self._tensors[name]
         with self._device.active():
-            owned = tensor[:, :-1] if self._specs[name].grows else tensor[:-1]
+            grows, sizes = self._specs[name].grows, self.sizes
+            owned = tensor[:, : sizes.num_blocks] if grows else tensor[: sizes.num_slots]
             return array_from_tensor(owned, self._specs[name].dtype)
 
     def fill(self, value: float) -> None:

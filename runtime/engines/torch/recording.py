@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import torch
 
@@ -20,8 +21,9 @@ class RepeatedWork:
     nothing, and the graph is launched at once. From then on a run is one launch. On a CPU every run is direct.
     """
 
-    def __init__(self, device: TorchDevice, work: Callable[[], None]) -> None:
-        self._device, self._work = device, work
+    def __init__(self, device: TorchDevice, work: Callable[[], None], pool: Any = None) -> None:
+        """``pool``: the memory of intermediate values; None: that of all steps."""
+        self._device, self._work, self._pool = device, work, pool
         self._graph: RecordedGraph | None = None
         self._warm, self._recording, self.direct = False, False, not device.is_gpu
 
@@ -50,7 +52,8 @@ class RepeatedWork:
         self._device.synchronize()
         try:
             # Unsafe calls of this thread end the recording with an error instead of escaping from the graph.
-            graph.capture_begin(pool=self._device.graph_pool, capture_error_mode="thread_local")
+            pool = self._pool or self._device.graph_pool
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             self._recording = True
             try:
                 self._work()

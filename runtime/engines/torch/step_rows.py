@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 
 from artifact.errors import EngineError
+
+if TYPE_CHECKING:
+    from runtime.engines.torch.kept_calls import KeptCalls
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +24,7 @@ class StepRows:
     rows have any number of tokens up to ``longest``: bounds says how many.
     lengths: tokens of each row after the step, 0 for a padding row. None in a recorded step, which stands for all.
     split: rows before it have at most one new token. longest: no row has more.
+    kept: gets the calls of operators whose states wait, of a step that holds some.
     """
 
     bounds: torch.Tensor
@@ -27,6 +32,7 @@ class StepRows:
     lengths: tuple[int, ...] | None
     split: int
     longest: int
+    kept: KeptCalls | None = None
 
     @property
     def rows(self) -> int:

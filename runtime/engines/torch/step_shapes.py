@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.engines.paged import PackedInputs
+from runtime.engines.torch.held_inputs import HeldInputs
 from runtime.engines.torch.packed_buffers import StepSize
 from runtime.engines.torch.packed_step import StepShape
 from runtime.engines.torch.paged_decode import padded_blocks, padded_rows
@@ -18,7 +19,7 @@ _LEAST_LONGEST = 64
 def own_shape(inputs: PackedInputs, candidates: int) -> tuple[StepShape, tuple[int, int]]:
     """Without padding. Beside it: how many rows of one token come first, and how many rows are put behind these."""
     rows, blocks = inputs.block_table.shape
-    size = StepSize(len(inputs.input_ids), rows, blocks, len(inputs.logits_indices))
+    size = StepSize(len(inputs.input_ids), rows, blocks, len(inputs.logits_indices), *_held(inputs))
     singles, longest = _counted(inputs, candidates)
     return StepShape(size, singles, longest, candidates), (singles, 0)
 
@@ -30,7 +31,10 @@ def padded_shape(inputs: PackedInputs, candidates: int, block_size: int) -> tupl
     split = multiple(singles, _STEP)
     others = 0 if singles == rows else 1 << (rows - singles - 1).bit_length()
     logits = multiple(max(1, len(inputs.logits_indices)), _STEP)
-    size = StepSize(padded_tokens(len(inputs.input_ids)), split + others, padded_blocks(blocks, block_size), logits)
+    held, chooses = _held(inputs)
+    tokens = padded_tokens(len(inputs.input_ids))
+    kept = multiple(held, _STEP) if chooses else tokens if held else 0
+    size = StepSize(tokens, split + others, padded_blocks(blocks, block_size), logits, kept, chooses)
     return StepShape(size, split, longest, candidates), (singles, split - singles)
 
 
@@ -38,7 +42,8 @@ def candidate_shape(inputs: PackedInputs, candidates: int, most_rows: int, block
     """Of a step whose rows have at most ``candidates`` tokens behind their own."""
     rows = padded_rows(len(inputs.seq_lens), most_rows)
     tokens = min(rows * (1 + candidates), multiple(len(inputs.input_ids), _STEP))
-    size = StepSize(tokens, rows, padded_blocks(inputs.block_table.shape[1], block_size), tokens)
+    kept = tokens if _held(inputs)[0] else 0
+    size = StepSize(tokens, rows, padded_blocks(inputs.block_table.shape[1], block_size), tokens, kept)
     return StepShape(size, 0, 1 + candidates, candidates)
 
 
@@ -62,3 +67,10 @@ def _counted(inputs: PackedInputs, candidates: int) -> tuple[int, int]:
         longest = max(_LEAST_LONGEST, 1 << (longest - 1).bit_length())
     # With candidates, one call of a recurrent operator is for all rows.
     return 0 if candidates else singles, longest
+
+
+def _held(inputs: PackedInputs) -> tuple[int, bool]:
+    """Tokens whose inputs a step keeps, 0 where it holds no states; whether they are not simply all."""
+    if not isinstance(inputs, HeldInputs):
+        return 0, False
+    return (len(inputs.input_ids), False) if inputs.held_tokens is None else (len(inputs.held_tokens), True)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
 
+from runtime.engines.factory import EngineOptions
 from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+from runtime.engines.paged_factory import create_paged_engine
 from runtime.llm import LLM
 from runtime.sampling import SamplingParams
+from runtime.scheduler import StepPlan
+from runtime.scheduler.plan import Swap
 from runtime.serving.settings import ServingSettings
 from runtime.speculation import Proposal, SpeculationSettings, Wanted
 from tests.support.artifacts import ArtifactCache
 from tests.support.tiny_models import BASE_CONFIGS
 
 MOST, NEW, LONG = 3, 20, 500
+ON_TORCH = (("nemotron_h", "torch"), ("qwen3_next", "torch"))
 ATTENTION_ALONE = ("llama", "qwen3")
 
 
@@ -39,16 +44,19 @@ class Knowing:
         pass
 
 
-@pytest.mark.parametrize("family", ["nemotron_h", "qwen3_next", "mamba2", "llama"])
-def test_tokens_are_those_of_plain_greedy(family: str, artifacts: ArtifactCache) -> None:
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [*((family, "onnxruntime") for family in ("nemotron_h", "qwen3_next", "mamba2", "llama")), *ON_TORCH],
+)
+def test_tokens_are_those_of_plain_greedy(family: str, name: str, artifacts: ArtifactCache) -> None:
+    """Graphs without slots for candidates: states wait."""
     recurrent = family != "llama"
-    options = {"speculative_tokens": MOST} if recurrent else {}
-    folder = artifacts.get(family, "float32", layout="paged", **options).folder
-    engine = OnnxRuntimePagedEngine(folder, threads=1)
+    folder = artifacts.get(family, "float32", layout="paged").folder
+    engine = create_paged_engine(folder, name, EngineOptions(threads=1))
     rng, sampling = np.random.default_rng(6), SamplingParams(ignore_eos=True)
     prompts = [rng.integers(0, engine.config.vocab_size, size).tolist() for size in (3, 17, 30)]
     plain = [answer.token_ids for answer in LLM(folder, engine).generate(prompts, sampling, NEW)]
-    room = {"memory_bytes": 1 << 20, "max_tokens": 16}
+    room = {"memory_bytes": 2 << 20, "max_tokens": 16}
     drafter = Knowing([p + list(t) for p, t in zip(prompts, plain, strict=True)], engine.config.vocab_size, 2)
     speculation = SpeculationSettings(MOST, drafter, adaptive=False)
     llm = LLM(folder, engine, serving=ServingSettings(prefix_cache="radix", speculation=speculation, **room))
@@ -63,6 +71,43 @@ def test_tokens_are_those_of_plain_greedy(family: str, artifacts: ArtifactCache)
     assert metrics.state_bytes == engine.held_token_bytes and (metrics.state_bytes > 0) == recurrent
     # The last prompts were known to the prefix cache, states of answers included.
     assert answers[0].cached_tokens > 0
+
+
+@pytest.mark.parametrize("mode", ["auto", {"causal_conv1d": "snapshot"}], ids=str)
+@pytest.mark.parametrize(("family", "name"), ON_TORCH)
+def test_sequences_that_lose_their_memory_get_the_same_tokens(
+    family: str, name: str, mode: str | dict, artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = artifacts.get(family, "float32", layout="paged").folder
+    engine = create_paged_engine(folder, name, EngineOptions(threads=1))
+    rng, sampling = np.random.default_rng(8), SamplingParams(ignore_eos=True)
+    prompts = [rng.integers(0, engine.config.vocab_size, size).tolist() for size in (20, 9, 14)]
+    plain = [answer.token_ids for answer in LLM(folder, engine).generate(prompts, sampling, NEW)]
+    texts = [prompt + list(text) for prompt, text in zip(prompts, plain, strict=True)]
+    speculation = SpeculationSettings(MOST, Knowing(texts, engine.config.vocab_size, 3), adaptive=False, mode=mode)
+    # Blocks for the longest sequence, and a few more.
+    memory = 3 * engine.slot_bytes + 9 * engine.block_bytes(8)
+    serving = ServingSettings(
+        memory_bytes=memory,
+        max_seq_len=48,
+        block_size=8,
+        swap_bytes=1 << 20,
+        prefix_cache="off",
+        speculation=speculation,
+    )
+    llm = LLM(folder, engine, serving=serving)
+    swapped, plan = list[Swap](), llm.loop.scheduler.plan
+
+    def counted(candidates: Mapping[int, tuple[int, ...]]) -> StepPlan | None:
+        found = plan(candidates)
+        swapped.extend(() if found is None else found.swap_outs)
+        return found
+
+    monkeypatch.setattr(llm.loop.scheduler, "plan", counted)
+    assert [answer.token_ids for answer in llm.generate(prompts, sampling, NEW)] == plain
+    assert swapped and llm.loop.speculation.accepted
+    assert engine.held_modes["causal_conv1d"] == ("replay" if mode == "auto" else "snapshot")
+    llm.loop.scheduler.check_integrity()
 
 
 @pytest.mark.parametrize("family", BASE_CONFIGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from enum import Enum
 
 import onnx_ir as ir
@@ -10,6 +11,7 @@ from artifact.config import RuntimeConfig
 from runtime.engines.torch.fusion.attention import fuse_attention
 from runtime.engines.torch.fusion.elementwise import fuse_elementwise
 from runtime.engines.torch.fusion.grouped_norm import fuse_grouped_norms
+from runtime.engines.torch.fusion.held_slots import keep_states, use_candidate_slots
 from runtime.engines.torch.fusion.last_token import fuse_last_token
 from runtime.engines.torch.fusion.linear import fuse_linears, fuse_norms_into_linears
 from runtime.engines.torch.fusion.one_slot import use_one_slot
@@ -24,18 +26,30 @@ from trt_plugins.rewrites.joined_mixers import join_mixers
 class Phase(str, Enum):
     """PREFILL: steps of any number of tokens a row. DECODE: at most one token a row.
 
-    CANDIDATES: any number too, with a slot for the state after each of a row's first tokens.
+    CANDIDATES: any number too, with a slot for the state after each of a row's first tokens. HELD: the same of any
+    artifact, for steps that leave the states of some rows as they are.
     """
 
     PREFILL = "prefill"
     DECODE = "decode"
     CANDIDATES = "candidates"
+    HELD = "held"
 
 
-def fuse_graph(model: ir.Model, config: RuntimeConfig, phase: Phase, merge: bool) -> None:
-    """Rewrite ``model`` in place for one phase. ``merge``: products of one x share a matrix, which has to be made."""
+def fuse_graph(
+    model: ir.Model, config: RuntimeConfig, phase: Phase, merge: bool, kept: Container[str] = frozenset()
+) -> None:
+    """Rewrite ``model`` in place for one phase.
+
+    merge: products of one x share a matrix, which has to be made. kept: operators whose states steps that hold others
+    keep after each candidate token.
+    """
     graph = model.graph
-    if config.speculative_tokens and phase is not Phase.CANDIDATES:
+    if phase is Phase.HELD:
+        if not config.speculative_tokens:
+            use_candidate_slots(graph)
+        keep_states(graph, kept)
+    elif config.speculative_tokens and phase is not Phase.CANDIDATES:
         use_one_slot(graph)
     fuse_attention(graph, config)
     fuse_rotary(graph)

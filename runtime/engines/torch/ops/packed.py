@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from artifact.errors import UnsupportedError
+from runtime.engines.torch.graph import KEPT_STATE_INDICES
 from runtime.engines.torch.kernels import KernelRunner, layout_of, signature_of
 from runtime.engines.torch.node_context import NodeContext, Run
 from runtime.engines.torch.step_rows import StepRows
@@ -26,8 +27,11 @@ def packed_operator(context: NodeContext, spec: OpSpec) -> Run:
     """What runs a node of ``spec``, the packed or the speculative form of a dense operator."""
     attributes = spec.complete_attributes(context.attributes.rest())
     in_place = tuple(context.is_in_place(i, spec.output_source(o)) for i, o in enumerate(spec.outputs))
-    kind = _SpeculativeCall if is_speculative(spec) else _PackedCall
-    return kind(spec, attributes, context.kernels, in_place)
+    if not is_speculative(spec):
+        return _PackedCall(spec, attributes, context.kernels, in_place)
+    slots = context.node.inputs[spec.input_index(STATE_INDICES.name)]
+    holds = slots is not None and slots.name != KEPT_STATE_INDICES
+    return SpeculativeCall(spec, attributes, context.kernels, in_place, holds)
 
 
 class _PackedCall:
@@ -141,8 +145,36 @@ class _PackedCall:
                 output[tokens] = new[0] if time else new
 
 
-class _SpeculativeCall(_PackedCall):
-    """An operator that keeps the state after each candidate token: one kernel call for all rows, however long."""
+class SpeculativeCall(_PackedCall):
+    """An operator that keeps the state after each candidate token: one kernel call for all rows, however long.
+
+    holds: in steps that hold states it keeps none, but its inputs of the tokens by which the state may then advance.
+    """
+
+    def __init__(
+        self, spec: OpSpec, attributes: dict, kernels: KernelRunner | None, in_place: tuple[bool, ...], holds: bool
+    ) -> None:
+        super().__init__(spec, attributes, kernels, in_place)
+        self._holds = holds
+        self._of_tokens = tuple(index for index, tensor in enumerate(spec.inputs) if is_packed(tensor))
+        self._accepted = self._behind - 1
+
+    @property
+    def name(self) -> str:
+        return self._spec.name
+
+    def __call__(self, *given: object) -> tuple[torch.Tensor, ...]:
+        found = super().__call__(*given)
+        rows = given[self._bounds]
+        if self._holds and isinstance(rows, StepRows) and rows.kept is not None:
+            rows.kept.add(self, given, self._of_tokens, found)
+        return found
+
+    def advanced(self, given: Sequence[object], rows: StepRows, slots: torch.Tensor, accepted: torch.Tensor) -> tuple:
+        """The call ``given`` again, over other rows of its tokens."""
+        inputs = list(given)
+        inputs[self._bounds], inputs[self._slots], inputs[self._accepted] = rows, slots, accepted
+        return self(*inputs)
 
     def _parts(self, rows: StepRows, slots: torch.Tensor) -> list[tuple[int, PackedRows]]:
         return [(0, PackedRows(rows.rows, rows.longest, candidates=slots.shape[1]))]

@@ -1,0 +1,112 @@
+"""Advancing the states that a step held, by the tokens that were accepted: on a GPU one graph launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.kept_calls import HeldMemory, KeptCall, Memory, Output, Place
+from runtime.engines.torch.recording import RepeatedWork
+from runtime.engines.torch.step_rows import StepRows
+
+
+@dataclass(frozen=True)
+class HeldRows:
+    """The held rows of one step, in their order.
+
+    rows: their indices in the step. starts: first of the kept tokens of each. counts: tokens. slots: of their states.
+    """
+
+    rows: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+    slots: np.ndarray
+
+
+@dataclass(frozen=True)
+class AdvanceShape:
+    """rows: of the step that were held. tokens: of which inputs are kept. most: tokens of a row."""
+
+    rows: int
+    tokens: int
+    most: int
+
+
+class KeptStates:
+    """Pools of which a step keeps the state after each token: of its i-th held row, after token j, in slot
+    ``first`` + i * most + j. ``nowhere`` is a slot of nobody."""
+
+    def __init__(self, pools: Sequence[torch.Tensor], first: int, nowhere: int) -> None:
+        self.pools, self.first, self.nowhere = tuple(pools), first, nowhere
+
+
+class AdvanceStep:
+    """Calls the operators of a step again, over two rows for each that it held: its accepted tokens, which replace the
+    state that they begin with, and its others, which touch nothing. A row before them has what comes before the first.
+
+    States that were kept after each token are copied.
+    """
+
+    def __init__(
+        self,
+        device: TorchDevice,
+        memory: HeldMemory,
+        calls: Sequence[KeptCall],
+        states: KeptStates,
+        shape: AdvanceShape,
+    ) -> None:
+        self._memory, self._calls, self._states, self._shape = memory, tuple(calls), states, shape
+        parts = 1 + 2 * shape.rows
+        sizes = (parts + 1, parts * shape.most, parts, shape.rows, shape.rows)
+        ends = np.cumsum(sizes).tolist()
+        self._host = device.pinned(ends[-1], dtype=torch.int32)
+        self._there = torch.empty_like(self._host, device=device.torch) if device.is_gpu else self._host
+        places = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        self._bounds, self._slots, self._accepted, self._sources, self._targets = (
+            self._there[place] for place in places
+        )
+        self._slots = self._slots.view(parts, shape.most)
+        here = self._host.numpy()
+        self._arrays = [here[place] for place in places]
+        self.repeated = RepeatedWork(device, self._work, device.advance_pool if device.is_gpu else None)
+
+    def launch(self, held: HeldRows, accepted: np.ndarray) -> None:
+        """Enqueue it for rows of which the first ``accepted`` [rows] tokens advance the state; 0: none."""
+        bounds, slots, counts, sources, targets = self._arrays
+        rows, most = len(held.rows), self._shape.most
+        bounds[0], bounds[1 + 2 * rows :] = 0, self._shape.tokens
+        bounds[1 : 1 + 2 * rows : 2], bounds[2 : 2 + 2 * rows : 2] = held.starts, held.starts + accepted
+        slots.fill(-1)
+        counts.fill(1)
+        advancing = np.flatnonzero(accepted)
+        row, last = 1 + 2 * advancing, accepted[advancing] - 1
+        slots[row * most + last], counts[row] = held.slots[advancing], accepted[advancing]
+        sources.fill(self._states.nowhere)
+        targets.fill(self._states.nowhere)
+        sources[advancing] = self._states.first + advancing * most + last
+        targets[advancing] = held.slots[advancing]
+        self.repeated.run()
+
+    def _work(self) -> None:
+        if self._there is not self._host:
+            self._there.copy_(self._host, non_blocking=True)
+        rows = StepRows(self._bounds, None, None, 0, self._shape.most)
+        outputs: list[Sequence[torch.Tensor]] = []
+        for call in self._calls:
+            given = list(call.given)
+            for index, place in call.places.items():
+                given[index] = place.view(self._rows(place, outputs))
+            outputs.append(call.operator.advanced(given, rows, self._slots, self._accepted))
+        for pool in self._states.pools:
+            pool.index_copy_(0, self._targets.long(), pool.index_select(0, self._sources))
+
+    def _rows(self, place: Place, outputs: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
+        source = place.source
+        if isinstance(source, Output):
+            return outputs[source.call][source.number]
+        assert isinstance(source, Memory)
+        return self._memory.rows(source, self._shape.tokens)

@@ -1,0 +1,178 @@
+"""What the tokens of held rows leave behind: the inputs of the operators whose states wait to be advanced."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.step_rows import StepRows
+
+# Tensors of so many tokens' rows before a call may be those that it reads again.
+_REMEMBERED = 6
+
+
+class Advancing(Protocol):
+    """An operator that was called in a step and can be called again over other rows of its tokens."""
+
+    @property
+    def name(self) -> str:
+        """Of the operator."""
+
+    def advanced(self, given: Sequence[object], rows: StepRows, slots: torch.Tensor, accepted: torch.Tensor) -> tuple:
+        """The outputs of the call ``given``, whose pools are changed in place."""
+
+
+class Memory(NamedTuple):
+    """Rows of ``width`` numbers, one a token: the ``number``-th of a step."""
+
+    number: int
+    width: int
+    dtype: torch.dtype
+
+
+class Output(NamedTuple):
+    """Tokens that a call gives anew when it is advanced."""
+
+    call: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an input of a call lies: of token t, ``shape`` with ``strides`` from t * width + offset on, in numbers."""
+
+    source: Memory | Output
+    width: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def view(self, rows: torch.Tensor) -> torch.Tensor:
+        """The input, of all tokens of ``rows``, which begin at the start of their memory."""
+        return rows.as_strided((rows.shape[0], *self.shape), (self.width, *self.strides), self.offset)
+
+
+@dataclass(frozen=True, eq=False)
+class KeptCall:
+    """operator: what was called. given: its inputs, None where ``places`` says where they lie.
+
+    token_bytes: of these, each counted by itself, for one token.
+    """
+
+    operator: Advancing
+    given: tuple[object, ...]
+    places: Mapping[int, Place]
+    token_bytes: int
+
+
+class HeldMemory:
+    """Memory for what ``capacity`` tokens of a step leave behind, allocated once."""
+
+    def __init__(self, device: TorchDevice, capacity: int) -> None:
+        self._device, self.capacity = device, capacity
+        self._rows: dict[Memory, torch.Tensor] = {}
+
+    @property
+    def token_bytes(self) -> int:
+        """Of one token."""
+        return sum(memory.width * memory.dtype.itemsize for memory in self._rows)
+
+    def rows(self, memory: Memory, tokens: int) -> torch.Tensor:
+        """Its first rows [tokens, width]."""
+        found = self._rows.get(memory)
+        if found is None:
+            found = torch.empty((self.capacity, memory.width), dtype=memory.dtype, device=self._device.torch)
+            self._rows[memory] = found
+        return found[:tokens]
+
+
+class KeptCalls:
+    """The calls of one step in their order; give them to its operators as ``StepRows.kept``, then ``finish``.
+
+    tokens: how many are kept. chosen: which, int32 on the device; None: all that the step has.
+    """
+
+    def __init__(self, memory: HeldMemory, tokens: int, chosen: torch.Tensor | None = None) -> None:
+        self._memory, self.tokens, self._chosen = memory, tokens, chosen
+        self.calls: list[KeptCall] = []
+        # Of the layout, for whoever numbers them.
+        self.number: int | None = None
+        # Tensors that are still there, so that nothing else lies at their addresses, and where their tokens are found.
+        self._known: deque[tuple[torch.Tensor, Memory | Output]] = deque(maxlen=_REMEMBERED)
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._count = 0
+
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """Equal in steps whose calls find everything at the same places."""
+        return tuple((call.operator, tuple(call.places.items())) for call in self.calls)
+
+    def add(
+        self, operator: Advancing, given: Sequence[object], of_tokens: Sequence[int], outputs: Sequence[torch.Tensor]
+    ) -> None:
+        """``operator`` was called: keep its inputs ``of_tokens`` [tokens, ...]."""
+        inputs, places, nbytes = list(given), dict[int, Place](), 0
+        for index in of_tokens:
+            tensor = inputs[index] if index < len(inputs) else None
+            if isinstance(tensor, torch.Tensor):
+                places[index], inputs[index] = self._placed(tensor), None
+                nbytes += tensor[0].nbytes
+        for index, output in enumerate(outputs):
+            self._known.append((output, Output(len(self.calls), index)))
+        self.calls.append(KeptCall(operator, tuple(inputs), places, nbytes))
+
+    def finish(self) -> None:
+        """The step has run."""
+        by_dtype: dict[torch.dtype, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        for target, source in self._copies:
+            by_dtype.setdefault(source.dtype, []).append((target, source))
+        for pairs in by_dtype.values():
+            # One launch for tensors whose rows lie one after the other.
+            torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+        self._copies.clear()
+        self._known.clear()
+
+    def _placed(self, tensor: torch.Tensor) -> Place:
+        address = tensor.untyped_storage().data_ptr()
+        for known, source in self._known:
+            if known.untyped_storage().data_ptr() == address and known.stride(0) == tensor.stride(0):
+                return _place(tensor, source)
+        whole = _whole_rows(tensor)
+        rows = tensor.reshape(tensor.shape[0], -1) if whole is None else whole
+        memory = Memory(self._count, rows.shape[1], tensor.dtype)
+        self._count += 1
+        self._keep(memory, rows)
+        if whole is None:
+            own = self._memory.rows(memory, 1).view(1, *tensor.shape[1:])
+            return Place(memory, memory.width, 0, tuple(tensor.shape[1:]), own.stride()[1:])
+        self._known.append((tensor, memory))
+        return _place(tensor, memory)
+
+    def _keep(self, memory: Memory, rows: torch.Tensor) -> None:
+        target = self._memory.rows(memory, self.tokens)
+        if self._chosen is None:
+            self._copies.append((target, rows))
+        else:
+            torch.index_select(rows, 0, self._chosen, out=target)
+
+
+def _place(tensor: torch.Tensor, source: Memory | Output) -> Place:
+    shape, strides = tuple(tensor.shape[1:]), tuple(tensor.stride()[1:])
+    return Place(source, tensor.stride(0), int(tensor.storage_offset()), shape, strides)
+
+
+def _whole_rows(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The rows [tokens, width] of which ``tensor`` is a part of the columns, at least half; None where it is not."""
+    tokens, width = tensor.shape[0], tensor.stride(0)
+    last = tensor.storage_offset() + sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape[1:], tensor.stride()[1:], strict=True)
+    )
+    of_rows = tensor.untyped_storage().nbytes() == tokens * width * tensor.itemsize
+    if not of_rows or last >= width or 2 * tensor[0].numel() < width:
+        return None
+    return tensor.as_strided((tokens, width), (width, 1), 0)

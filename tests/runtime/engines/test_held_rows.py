@@ -1,0 +1,123 @@
+"""Any number of a row's tokens turns out right: states held and advanced, or kept after each token, are those of the
+right tokens alone, on every engine that holds states and in every mode of its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from artifact.errors import EngineError
+from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+from runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
+from runtime.engines.paged import PagedEngine
+from tests.support.artifacts import ArtifactCache
+from tests.support.held_rows import MOST, ROWS, Pattern, Rows, assert_alone
+
+
+def onnxruntime(folder: Path) -> PagedEngine:
+    return OnnxRuntimePagedEngine(folder, threads=1)
+
+
+def torch_cpu(folder: Path) -> PagedEngine:
+    pytest.importorskip("torch", reason="the torch engine needs torch")
+    from runtime.engines.torch.paged_engine import TorchPagedEngine
+
+    return TorchPagedEngine(folder, device="cpu")
+
+
+ENGINES: dict[str, Callable[[Path], PagedEngine]] = {"onnxruntime": onnxruntime, "torch": torch_cpu}
+FAMILIES = {"nemotron_h": "update_ssm_state", "qwen3_next": "gated_delta_rule"}
+
+
+@pytest.fixture(scope="module", params=[(family, name) for family in FAMILIES for name in ENGINES], ids="-".join)
+def engine(request: pytest.FixtureRequest, artifacts: ArtifactCache) -> PagedEngine:
+    family, name = request.param
+    folder = artifacts.get(family, "float32", layout="paged", speculative_tokens=MOST).folder
+    return ENGINES[name](folder)
+
+
+STEP = st.lists(st.tuples(st.integers(0, MOST), st.floats(0, 1)), min_size=ROWS, max_size=ROWS)
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(STEP, min_size=1, max_size=5), st.integers(0, 1000))
+def test_states_are_those_of_the_right_tokens_alone(engine: PagedEngine, pattern: list[Pattern], seed: int) -> None:
+    found = {}
+    for way in ("hold", "keep"):
+        rng, rows = np.random.default_rng(seed), Rows(engine)
+        for step in pattern:
+            new = [rng.integers(0, 50, 1 + tried).tolist() for tried, _ in step]
+            right = [1 + round(share * tried) for tried, share in step]
+            assert np.isfinite(getattr(rows, way)(new, right)).all()
+        found[way] = [*rows.states()]
+    for states in found.values():
+        assert_alone(rows, states)
+
+
+def test_logits_are_those_of_states_kept_and_nothing_moves_before_the_advance(engine: PagedEngine) -> None:
+    new, results = [[3, 4, 5, 6], [7], [8, 9]], []
+    for way in ("hold", "keep"):
+        rows = Rows(engine)
+        rows.hold([[1], [2, 3], [4]], [1, 2, 1])
+        results.append(getattr(rows, way)(new, [2, 1, 1]))
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-4, atol=1e-5)
+    rows = Rows(engine)
+    rows.keep([[1], [2], [4]], [1, 1, 1])
+    before = [*rows.states()]
+    held = np.array([True, False, True])
+    # As after a failure: the states of a step that nobody advances are those before it, also behind the next step.
+    for _ in range(2):
+        engine.step(replace(rows.inputs(new), held=held))
+        for state, old in zip(rows.states(), before, strict=True):
+            np.testing.assert_array_equal(state[held], old[held])
+    engine.advance(np.array([4, 0, 0]))
+    for state, old in zip(rows.states(), before, strict=True):
+        assert not np.array_equal(state[0], old[0])
+        np.testing.assert_array_equal(state[2], old[2])
+
+
+def test_a_token_of_a_held_row_takes_few_bytes(engine: PagedEngine) -> None:
+    config = engine.config
+    numbers = sum(layer.conv_dim + layer.num_heads for layer in config.recurrent_layers)
+    # Besides the convolution's inputs and the decays: a row and a column of states.
+    assert 4 * numbers < engine.held_token_bytes < engine.slot_bytes / 3
+
+
+def test_what_cannot_be_held_or_advanced_is_refused(engine: PagedEngine) -> None:
+    rows = Rows(engine)
+    most = engine.most_held_tokens
+    step = rows.inputs([list(range(most + 1)), [1], [2]])
+    with pytest.raises(EngineError, match=rf"held of 3 rows of at most {most} tokens .* and rows of up to {most + 1}"):
+        engine.step(replace(step, held=np.array([True, False, False])))
+    with pytest.raises(EngineError, match=r"held of 3 rows .* found \[2\]"):
+        engine.step(replace(step, held=np.array([True, False])))
+    engine.step(replace(rows.inputs([[1, 2], [1], [2]]), held=np.array([True, False, False])))
+    with pytest.raises(EngineError, match="row 0: expected 0 to 2 tokens to advance by, found 3"):
+        engine.advance(np.array([3, 0, 0]))
+    with pytest.raises(EngineError, match="row 0: expected 0 to 0 tokens to advance by, found 1"):
+        engine.advance(np.array([1, 0, 0]))
+
+
+def test_a_long_row_may_come_beside_held_ones(engine: PagedEngine) -> None:
+    rows, found = Rows(engine), []
+    for new, right in (([[1], [2, 3], [4, 5, 6]], [1, 2, 1]), ([[7, 8], list(range(24)), [9, 8, 7]], [1, 24, 2])):
+        held = np.array([1 < len(tokens) < 4 for tokens in new])
+        assert np.isfinite(engine.step(replace(rows.inputs(new), held=held))).all()
+        engine.advance(np.where(held, right, 0))
+        rows.accept(new, right)
+    found = [state.copy() for state in rows.states()]
+    assert_alone(rows, found)
+
+
+def test_an_engine_that_holds_nothing_says_so(artifacts: ArtifactCache) -> None:
+    folder = artifacts.get("nemotron_h", "float32", layout="paged", speculative_tokens=MOST).folder
+    engine = PortablePagedEngine(folder, threads=1)
+    assert engine.most_held_tokens == engine.held_token_bytes == 0
+    with pytest.raises(EngineError, match="the onnxruntime-portable engine holds no states"):
+        engine.advance(np.array([1]))

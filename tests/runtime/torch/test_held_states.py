@@ -1,0 +1,153 @@
+"""Held states on the torch engine: every mode of the operators, the kernel calls, and what tokens leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the torch engine needs torch")
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from artifact.dtypes import DType
+from artifact.errors import EngineError
+from runtime.engines.held_modes import REPLAY, SNAPSHOT
+from runtime.engines.paged import PoolSizes
+from runtime.engines.torch.paged_engine import TorchPagedEngine
+from tests.runtime.torch.test_kernel_calls import QWEN
+from tests.runtime.torch.test_paged_kernel_calls import PAGED, with_planned_kernels
+from tests.support.artifacts import ArtifactCache
+from tests.support.held_rows import BLOCK, MOST, ROWS, Pattern, Rows, assert_alone
+
+SCANS = {"nemotron_h": "update_ssm_state", "qwen3_next": "gated_delta_rule"}
+CONV = "causal_conv1d"
+# Of a row of three columns.
+STEP = st.lists(st.tuples(st.integers(0, MOST), st.floats(0, 1)), min_size=ROWS, max_size=ROWS)
+
+
+def modes_of(family: str) -> list[str | Mapping[str, str]]:
+    return [SNAPSHOT, {CONV: SNAPSHOT}, {SCANS[family]: SNAPSHOT, CONV: REPLAY}]
+
+
+@pytest.mark.parametrize(("family", "index"), [(family, index) for family in SCANS for index in range(3)])
+def test_every_mode_gives_the_states_of_the_right_tokens_alone(
+    family: str, index: int, artifacts: ArtifactCache
+) -> None:
+    """Of a graph without slots for candidates."""
+    engine = TorchPagedEngine(artifacts.get(family, "float32", layout="paged").folder, device="cpu")
+    mode = modes_of(family)[index]
+    engine.prepare_held(ROWS, 1 + MOST, mode)
+    wanted = dict.fromkeys((CONV, SCANS[family]), mode) if isinstance(mode, str) else {SCANS[family]: REPLAY, **mode}
+    assert engine.held_modes == wanted
+
+    @settings(deadline=None, max_examples=6, suppress_health_check=list(HealthCheck))
+    @given(st.lists(STEP, min_size=1, max_size=4), st.integers(0, 1000))
+    def any_pattern(pattern: list[Pattern], seed: int) -> None:
+        rng, rows = np.random.default_rng(seed), Rows(engine)
+        for step in pattern:
+            new = [rng.integers(0, 50, 1 + tried).tolist() for tried, _ in step]
+            assert np.isfinite(rows.hold(new, [1 + round(share * tried) for tried, share in step])).all()
+        assert_alone(rows, [*rows.states()])
+
+    any_pattern()
+
+
+def test_states_kept_by_the_engine_are_nobodys(artifacts: ArtifactCache) -> None:
+    engine = TorchPagedEngine(artifacts.get("nemotron_h", "float32", layout="paged").folder, device="cpu")
+    engine.prepare_held(ROWS, 1 + MOST, SNAPSHOT)
+    rows = Rows(engine)
+    rows.hold([[1, 2], [3], [4, 5, 6]], [1, 1, 3])
+    before = [*rows.states()]
+    engine.step(replace(rows.inputs([[7, 8, 9], [1], [2, 3]]), held=np.array([True, False, True])))
+    for state, old in zip(rows.states(), before, strict=True):
+        np.testing.assert_array_equal(state[[0, 2]], old[[0, 2]])
+    slots = rows.engine.pools.sizes.num_slots  # type: ignore[attr-defined]
+    assert all(len(engine.read_pool(spec.name)) == slots for spec in engine.config.bindings.states if not spec.grows)
+    assert engine.held_token_bytes == engine.slot_bytes
+
+
+def test_what_was_not_prepared_for_is_refused(artifacts: ArtifactCache) -> None:
+    engine = TorchPagedEngine(artifacts.get("nemotron_h", "float32", layout="paged").folder, device="cpu")
+    with pytest.raises(EngineError, match="recurrent operators causal_conv1d, update_ssm_state, found 'conv'"):
+        engine.prepare_held(ROWS, 2, {"conv": REPLAY})
+    engine.prepare_held(1, 2)
+    rows = Rows(engine)
+    step = rows.inputs([[1, 2], [3, 4], [5]])
+    with pytest.raises(EngineError, match="at most 1 held rows in a step, found 2"):
+        engine.step(replace(step, held=np.array([True, True, False])))
+    with pytest.raises(EngineError, match=r"rows of at most 2 tokens .* and rows of up to 3"):
+        engine.step(replace(rows.inputs([[1, 2, 3], [3], [5]]), held=np.array([True, False, False])))
+
+
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT32])
+@pytest.mark.parametrize("family", SCANS)
+def test_checks_and_advances_run_the_kernels_of_candidates(family: str, dtype: DType, artifacts: ArtifactCache) -> None:
+    sizes = {"nemotron_h": PAGED, "qwen3_next": {**QWEN, "head_dim": 64}}[family]
+    exported = artifacts.get(family, "bfloat16", sizes, dtype=dtype, layout="paged")
+    engine, kernels = with_planned_kernels(exported)
+    found = []
+    for each in (engine, TorchPagedEngine(exported.folder, device="cpu")):
+        each.prepare_held(ROWS, 1 + MOST)
+        rows = Rows(each)
+        layers = len(exported.config.recurrent_layers)
+        first = rows.hold([[1, 2, 3], [4], [5, 6]], [3, 1, 1])
+        held = np.array([True, False, True])
+        kernels.calls.clear()
+        logits = [first, each.step(replace(rows.inputs([[7, 8], [1, 2, 3, 4, 5, 6], [9, 9, 9, 1]]), held=held)).copy()]
+        if each is engine:
+            assert kernels.calls[SCANS[family]] == layers == kernels.calls[CONV]
+        each.advance(np.array([1, 0, 3]))
+        if each is engine:
+            assert kernels.calls[SCANS[family]] == 2 * layers == kernels.calls[CONV]
+        found.append([*logits, *rows.states()])
+    for one, other in zip(*found, strict=True):
+        error = np.linalg.norm((one - other).astype(np.float64)) / np.linalg.norm(other.astype(np.float64))
+        assert error < (1e-5 if dtype is DType.FLOAT32 else 3e-2)
+
+
+REAL = {
+    "nemotron_h": {
+        "hybrid_override_pattern": "M*",
+        "hidden_size": 64,
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 64,
+        "ssm_state_size": 128,
+        "n_groups": 8,
+    },
+    "qwen3_next": {
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+    },
+}
+
+
+@pytest.mark.parametrize("family", SCANS)
+def test_a_token_takes_at_most_3_percent_of_a_state_of_real_size(family: str, artifacts: ArtifactCache) -> None:
+    exported = artifacts.get(family, "bfloat16", REAL[family], layout="paged")
+    engine = TorchPagedEngine(exported.folder, device="cpu")
+    engine.prepare_held(2, 3)
+    assert set(engine.held_modes.values()) == {REPLAY}
+    conv = sum(2 * layer.conv_dim for layer in exported.config.recurrent_layers)
+    assert conv < engine.held_token_bytes <= 0.03 * engine.slot_bytes
+
+
+def test_pools_may_be_made_anew(artifacts: ArtifactCache) -> None:
+    engine = TorchPagedEngine(artifacts.get("nemotron_h", "float32", layout="paged").folder, device="cpu")
+    for slots in (12, 20):
+        rows = Rows(engine)
+        engine.allocate_pools(PoolSizes(15, BLOCK, slots))
+        engine.zero_slots(rows.slots[:, 0].tolist())
+        rows.hold([[1, 2, 3], [4, 5], [6]], [2, 2, 1])
+        engine.step(replace(rows.inputs([[7, 8], [9], [1]]), held=np.array([True, False, False])))
+        # What waited before is nobody's any more.
+        engine.allocate_pools(PoolSizes(15, BLOCK, slots))
+        with pytest.raises(EngineError, match="row 0: expected 0 to 0 tokens"):
+            engine.advance(np.array([1, 0, 0]))
