@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 
 from artifact.errors import UnsupportedError
 from artifact.safetensors_file import TensorSlot
-from exporter.models.decoder_config import BlockConfig, BodyConfig, DecoderConfig, LayerConfig, MlpConfig, MoeConfig
+from exporter.models.decoder_config import (
+    AttentionConfig,
+    BlockConfig,
+    BodyConfig,
+    DecoderConfig,
+    LayerConfig,
+    MlpConfig,
+    MoeConfig,
+)
 from exporter.models.parameters import LM_HEAD, Parameter, check_sources, declared
 
 ROOT = "mtp."
@@ -68,27 +76,67 @@ def mtp_head(decoder: DecoderConfig, parameters: tuple[Parameter, ...], tensors:
 
 
 def _layers(decoder: DecoderConfig, tensors: Mapping[str, TensorSlot]) -> tuple[tuple[LayerConfig, ...], _Names]:
+    if decoder.model_type == "nemotron_h":
+        return _nemotron_layers(decoder, tensors)
     if not decoder.model_type.startswith(("qwen3_next", "qwen3_5")):
         raise UnsupportedError(
-            f"expected a multi-token prediction head of qwen3_next or qwen3_5, found one of {decoder.model_type}"
+            "expected a multi-token prediction head of qwen3_next, qwen3_5 or nemotron_h, found one of "
+            f"{decoder.model_type}"
         )
     if f"{ROOT}layers.1.input_layernorm.weight" in tensors:
         raise UnsupportedError("expected a multi-token prediction head of one layer, found several")
-    attention = decoder.attention_bodies[0]
+    kind = MoeConfig if f"{ROOT}layers.0.mlp.gate.weight" in tensors else MlpConfig
     blocks = (
-        BlockConfig("input_layernorm", "self_attn", attention),
-        BlockConfig("post_attention_layernorm", "mlp", _feed_forward(decoder, tensors)),
+        BlockConfig("input_layernorm", "self_attn", decoder.attention_bodies[0]),
+        BlockConfig("post_attention_layernorm", "mlp", _body_like(kind, decoder)),
     )
     return (LayerConfig(blocks),), _QWEN
 
 
-def _feed_forward(decoder: DecoderConfig, tensors: Mapping[str, TensorSlot]) -> BodyConfig:
-    """Experts where the head has a router, else the model's MLP."""
-    kind = MoeConfig if f"{ROOT}layers.0.mlp.gate.weight" in tensors else MlpConfig
+def _nemotron_layers(
+    decoder: DecoderConfig, tensors: Mapping[str, TensorSlot]
+) -> tuple[tuple[LayerConfig, ...], _Names]:
+    """One mixer a layer, of the kinds and sizes of the model's. The first layer holds the matrix in front, the last one
+    the norm behind."""
+    count = 0
+    while f"{ROOT}layers.{count}.norm.weight" in tensors:
+        count += 1
+    if f"{ROOT}layers.0.eh_proj.weight" not in tensors or any(
+        f"{ROOT}layers.{index}.eh_proj.weight" in tensors for index in range(1, count)
+    ):
+        raise UnsupportedError(
+            "expected one multi-token prediction head, whose first layer alone has an eh_proj, found none or several"
+        )
+    layers = []
+    for index in range(count):
+        kinds = (kind for name, kind in _MIXERS.items() if f"{ROOT}layers.{index}.mixer.{name}" in tensors)
+        kind = next(kinds, None)
+        if kind is None:
+            raise UnsupportedError(
+                "expected attention, an MLP or experts in every layer of a multi-token prediction head, found another "
+                f"mixer in layer {index}, as one with a recurrent state"
+            )
+        layers.append(LayerConfig((BlockConfig("norm", "mixer", _body_like(kind, decoder)),)))
+    first = "layers.0."
+    return tuple(layers), _Names(
+        f"{first}eh_proj", f"{first}enorm", f"{first}hnorm", f"layers.{count - 1}.final_layernorm"
+    )
+
+
+def _body_like(kind: type[BodyConfig], decoder: DecoderConfig) -> BodyConfig:
+    """The first of the model's bodies of that kind."""
     bodies = (block.body for layer in decoder.layers for block in layer.blocks)
     found = next((body for body in bodies if isinstance(body, kind)), None)
     if found is None:
         raise UnsupportedError(
-            f"expected a multi-token prediction head with a feed-forward layer like the model's, found {kind.__name__}"
+            f"expected a multi-token prediction head of layers like the model's, found {kind.__name__} that it has not"
         )
     return found
+
+
+# A tensor that each kind of mixer has and those after it have not.
+_MIXERS: Mapping[str, type[BodyConfig]] = {
+    "q_proj.weight": AttentionConfig,
+    "gate.weight": MoeConfig,
+    "up_proj.weight": MlpConfig,
+}

@@ -1,7 +1,7 @@
 """mtp.onnx against the published architecture in float64, of transformers' own layers where it has them.
 
-transformers drops the tensors of a head when it loads a checkpoint. A head's layer is an attention layer of the family,
-which transformers has; what is around it is written out here.
+transformers drops the tensors of a head when it loads a checkpoint. A head's layers are layers of the family, which
+transformers has; what is around them is written out here.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from artifact.json_fields import load_json_object
 from artifact.names import HIDDEN_STATES, IS_OWN, LOGITS, kv_pool, layer_output
 from exporter.export import export_checkpoint
 from exporter.options import ExportOptions
+from exporter.plan import plan_export
 from runtime.engines.hidden_rows import ArrayRows
 from runtime.engines.mtp_head import HeadInputs
 from runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
@@ -32,7 +33,7 @@ from runtime.engines.torch.hidden_states import TorchRows
 from runtime.engines.torch.mtp_head import TorchMtpHead
 from runtime.engines.torch.paged_engine import TorchPagedEngine
 from tests.support.checkpoint_edits import edit_tensors
-from tests.support.mtp_checkpoints import save_with_mtp_head
+from tests.support.mtp_checkpoints import layers_like, mtp_names, save_with_mtp_head
 from tests.support.tiny_models import save_tiny_model
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -41,6 +42,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
                            "shared_expert_intermediate_size": 20, "decoder_sparse_step": 1},
     "qwen3_5_text": {},
     "qwen3_5_moe_text": {},
+    "nemotron_h *E": {"pattern": "*E", "hybrid_override_pattern": "ME*E-", "n_routed_experts": 6,
+                      "num_experts_per_tok": 2, "moe_intermediate_size": 28, "moe_shared_expert_intermediate_size": 20},
+    "nemotron_h *-": {"pattern": "*-"},
+    "nemotron_h -*": {"pattern": "-*", "residual_in_fp32": True},
 }  # fmt: skip
 BLOCK, HIDDEN = 16, 48
 
@@ -60,43 +65,56 @@ def _loaded(checkpoint: Path) -> Any:
 
 
 class Reference:
-    """A head in float64: transformers' attention layer, with norms and the matrix in front of it written out."""
+    """A head in float64: transformers' own layers, with norms and the matrix in front of them written out."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, pattern: str) -> None:
         model = _loaded(checkpoint)
         config = AutoConfig.from_pretrained(checkpoint)
-        index = next(i for i, layer in enumerate(model.model.layers) if hasattr(layer, "self_attn"))
         self.tensors = {name: value.double() for name, value in load_file(checkpoint / "model.safetensors").items()}
-        self.model, self.eps = model, config.rms_norm_eps
-        prefix = f"model.layers.{index}."
-        old = {name.removeprefix(prefix) for name in self.tensors if name.startswith(prefix)}
-        assert old == {n.removeprefix("mtp.layers.0.") for n in self.tensors if n.startswith("mtp.layers.0.")}
-        # The same layer with the head's weights, loaded as transformers loads those of the model's own.
+        self.model, self.qwen = model, not pattern
+        self.eps = config.rms_norm_eps if self.qwen else config.layer_norm_epsilon
+        self.names = mtp_names(len(pattern))
+        around = set(self.names.values())
+        # The same layers with the head's weights, loaded as transformers loads those of the model's own.
+        changed = {}
+        like = layers_like(self.tensors, pattern)
+        for index, prefix in enumerate(like):
+            head = f"mtp.layers.{index}."
+            own = {n.removeprefix(head) for n in self.tensors if n.startswith(head) and n not in around}
+            assert own == {n.removeprefix(prefix) for n in self.tensors if n.startswith(prefix)}
+            changed.update({f"{prefix}{name}": f"{head}{name}" for name in own})
         copy = Path(shutil.copytree(checkpoint, checkpoint.with_name("reference")))
-        edit_tensors(copy, lambda t: t.update({f"{prefix}{n}": t[f"mtp.layers.0.{n}"].clone() for n in old}))
-        self.layer = _loaded(copy).model.layers[index]
+        edit_tensors(copy, lambda t: t.update({name: t[head].clone() for name, head in changed.items()}))
+        layers = _loaded(copy).model.layers
+        self.layers = [layers[int(prefix.split(".")[-2])] for prefix in like]
+        self.embedding, self.target_norm = (
+            next(n for n in self.tensors if n.endswith(endings) and not n.startswith("mtp."))
+            for endings in (("embed_tokens.weight", "embeddings.weight"), ("model.norm.weight", "norm_f.weight"))
+        )
 
     def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * (1 + self.tensors[name])
+        weight = self.tensors[name] + (1 if self.qwen else 0)
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * weight
 
     def run(self, ids: torch.Tensor, hidden: torch.Tensor, own: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits and hidden states of all positions of one sequence; its tokens [n] and hidden states [n, hidden]."""
-        normed = self.norm(hidden, "mtp.norm.weight" if own else "model.norm.weight")
-        embedded = self.tensors["model.embed_tokens.weight"][ids]
+        normed = self.norm(hidden, self.names["final"] if own else self.target_norm)
+        embedded = self.tensors[self.embedding][ids]
         both = torch.cat(
-            (
-                self.norm(embedded, "mtp.pre_fc_norm_embedding.weight"),
-                self.norm(normed, "mtp.pre_fc_norm_hidden.weight"),
-            ),
+            (self.norm(embedded, self.names["embedding"]), self.norm(normed, self.names["hidden"])),
             -1,
         )
-        x = both @ self.tensors["mtp.fc.weight"].T
+        x = (both @ self.tensors[self.names["projection"]].T)[None]
         positions = torch.arange(len(ids))[None]
         mask = torch.full((1, 1, len(ids), len(ids)), float("-inf"), dtype=torch.float64).triu(1)
-        rotary = self.model.model.rotary_emb(x[None], positions.expand(3, 1, -1) if self.interleaves else positions)
-        y = self.layer(x[None], position_embeddings=rotary, attention_mask=mask, position_ids=positions)
-        y = (y[0] if isinstance(y, tuple) else y)[0]
-        return self.norm(y, "mtp.norm.weight") @ self.model.lm_head.weight.T, y
+        more = {}
+        if self.qwen:
+            axes = positions.expand(3, 1, -1) if self.interleaves else positions
+            more["position_embeddings"] = self.model.model.rotary_emb(x, axes)
+        for layer in self.layers:
+            y = layer(x, attention_mask=mask, position_ids=positions, **more)
+            x = y[0] if isinstance(y, tuple) else y
+        return self.norm(x[0], self.names["final"]) @ self.model.lm_head.weight.T, x[0]
 
     @property
     def interleaves(self) -> bool:
@@ -146,7 +164,7 @@ def test_a_head_is_that_of_the_architecture(case: str, own: bool, tmp_path: Path
     checkpoint, artifact = exported(tmp_path, case)
     torch.manual_seed(1)
     ids, hidden = torch.randint(0, 97, (21,)), torch.randn(21, HIDDEN, dtype=torch.float64)
-    logits, after = Reference(checkpoint).run(ids, hidden, own)
+    logits, after = Reference(checkpoint, FAMILIES[case].get("pattern", "")).run(ids, hidden, own)
     portable = PortableHead(artifact)
     portable.allocate_pools(PoolSizes(3, BLOCK, 0))
     portable.fill_pools(0.0)
@@ -191,14 +209,22 @@ def test_weights_are_those_of_the_model_by_reference(tmp_path: Path) -> None:
     assert inputs[HIDDEN_STATES] == onnx.TensorProto.BFLOAT16 and inputs[IS_OWN] == onnx.TensorProto.INT32
 
 
+def assert_left_out(checkpoint: Path, reason: str) -> None:
+    notes = plan_export(checkpoint, ExportOptions(layout="paged", speculative_tokens=2)).notes
+    assert any("prediction head is left out: " in note and reason in note for note in notes)
+
+
 def test_heads_that_are_not_exported(tmp_path: Path) -> None:
     options = ExportOptions(layout="paged", speculative_tokens=2)
     other = save_tiny_model(tmp_path / "other", "nemotron_h")
     edit_tensors(other, lambda t: t.update({"mtp.layers.0.norm.weight": torch.ones(48)}))
-    report = export_checkpoint(other, tmp_path / "a", options)
-    assert any(
-        "prediction head is left out: expected a multi-token prediction head of qwen3" in n for n in report.notes
-    )
+    assert_left_out(other, "expected one multi-token prediction head")
+    edit_tensors(other, lambda t: t.update({"mtp.layers.0.eh_proj.weight": torch.ones(48, 96)}))
+    assert_left_out(other, "found another mixer in layer 0")
+    edit_tensors(other, lambda t: t.update({"mtp.layers.0.mixer.gate.weight": torch.ones(4, 48)}))
+    assert_left_out(other, "found MoeConfig that it has not")
+    edit_tensors(other, lambda t: t.pop("mtp.layers.0.mixer.gate.weight"))
+    export_checkpoint(other, tmp_path / "a", options)
     plain = save_with_mtp_head(tmp_path / "plain", "qwen3_next")
     export_checkpoint(plain, tmp_path / "b", ExportOptions(layout="paged"))
     assert not (tmp_path / "a" / MTP_MODEL_FILE).exists() and not (tmp_path / "b" / MTP_MODEL_FILE).exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,6 +171,23 @@ def test_the_setting_is_all_that_it_needs(engine: str, artifact: Path) -> None:
             answers.append([(a.token_ids, [b.token_ids for b in a.alternatives]) for a in found])
             if speculation is not None:
                 assert llm.loop.speculation.proposed > 0
+    assert answers[0] == answers[1]
+
+
+def test_a_head_of_nemotron_h(tmp_path: Path) -> None:
+    """Attention and experts in layers of their own, no positions, beside recurrent layers of another kind."""
+    overrides: dict[str, Any] = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 28}
+    overrides |= {"hybrid_override_pattern": "ME*E-", "moe_shared_expert_intermediate_size": 20}
+    save_with_mtp_head(tmp_path / "checkpoint", "nemotron_h", pattern="*E", **overrides)
+    options = ExportOptions(layout="paged", speculative_tokens=MOST, max_batch_size=3, max_seq_len=64)
+    export_checkpoint(tmp_path / "checkpoint", tmp_path / "artifact", options)
+    answers = []
+    for speculation in (None, SpeculationSettings(MOST, "mtp", adaptive=False)):
+        with LLM(tmp_path / "artifact", "onnxruntime", serving=ServingSettings(speculation=speculation)) as llm:
+            found = llm.generate(list(PROMPTS), SamplingParams(ignore_eos=True), NEW)
+            answers.append([answer.token_ids for answer in found])
+            if speculation is not None:
+                assert llm.loop.speculation.proposed > 20
     assert answers[0] == answers[1]
 
 
