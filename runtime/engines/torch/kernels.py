@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 
 import torch
@@ -15,29 +16,34 @@ from trt_plugins.kernels.layout import TensorLayout
 # The widest access of the kernels, in bytes.
 _ACCESS = 16
 _UNPACKED = (0, 0)
+# Calls that are kept, those that came last: a prompt of another length is another one, of 7 KB of host memory each.
+MOST_BOUND = 4096
 _DTYPES = {getattr(torch, dtype.value): dtype for dtype in DType if hasattr(torch, dtype.value)}
 
 
 class KernelRunner:
-    """The kernels of the GPU that is current in torch; each distinct call is planned and loaded once."""
+    """The kernels of the GPU that is current in torch; a call like one of the last ones is not planned again."""
 
     def __init__(self) -> None:
         torch.cuda.synchronize()  # makes the context that the driver is then asked for
         self._device = KernelDevice.current()
-        self._bound: dict[Hashable, BoundPlan] = {}
+        self._bound: OrderedDict[Hashable, BoundPlan] = OrderedDict()
+        # CUDA graphs use the counters of the plans that they have recorded.
+        self._recorded: dict[Hashable, BoundPlan] = {}
 
     @property
     def traits(self) -> DeviceTraits:
         return self._device.traits
 
     def prepare(self, key: Hashable, plan: Callable[[DeviceTraits], CallPlan]) -> BoundPlan:
-        """Plan the call that ``key`` names and load its kernels, unless that was done before.
+        """Plan the call that ``key`` names and load its kernels, unless it is one of the last ones.
 
         UnsupportedError where ``plan`` refuses the call, EngineError where the driver refuses its kernels.
         """
-        bound = self._bound.get(key)
-        if bound is None:
-            bound = self._bound[key] = self._device.bind(plan(self.traits))
+        bound = self._bound.pop(key, None) or self._recorded.get(key) or self._device.bind(plan(self.traits))
+        self._bound[key] = bound
+        if len(self._bound) > MOST_BOUND:
+            self._bound.popitem(last=False)
         return bound
 
     def launch(
@@ -53,6 +59,8 @@ class KernelRunner:
         packed: query_start_loc and state_indices of a call of packed rows. Errors as in ``prepare``.
         """
         bound = self.prepare(key, plan)
+        if bound.plan.counter_bytes and torch.cuda.is_current_stream_capturing():
+            self._recorded[key] = bound
         nbytes = bound.plan.workspace_bytes
         # torch aligns allocations to 512 bytes. The memory may be reused by later work of this stream alone.
         workspace = torch.empty(nbytes, dtype=torch.uint8, device="cuda") if nbytes else None
