@@ -22,7 +22,8 @@ KINDS = {"M": "mamba", "*": "attention", "-": "mlp"}
 
 @dataclass(frozen=True)
 class NemotronHShape:
-    """Sizes of one model; ``pattern`` has a letter per layer: M Mamba2, * attention, - MLP."""
+    """Sizes of one model; ``pattern`` has a letter per layer: M Mamba2, * attention, - MLP. ``mtp_pattern``: those of
+    its multi-token prediction head, "" for none."""
 
     pattern: str
     hidden_size: int
@@ -38,6 +39,7 @@ class NemotronHShape:
     conv_kernel: int = 4
     chunk_size: int = 128
     max_position_embeddings: int = 8192
+    mtp_pattern: str = ""
 
     @property
     def mamba_size(self) -> int:
@@ -95,13 +97,18 @@ def tensor_shapes(shape: NemotronHShape) -> dict[str, tuple[int, ...]]:
     """Every tensor of the checkpoint by name."""
     hidden = shape.hidden_size
     tensors: dict[str, tuple[int, ...]] = {"backbone.embeddings.weight": (shape.vocab_size, hidden)}
-    for index, letter in enumerate(shape.pattern):
-        prefix = f"backbone.layers.{index}"
-        tensors[f"{prefix}.norm.weight"] = (hidden,)
-        for name, size in _mixer_shapes(shape, KINDS[letter]):
-            tensors[f"{prefix}.mixer.{name}"] = size
+    for root, pattern in (("backbone.", shape.pattern), ("mtp.", shape.mtp_pattern)):
+        for index, letter in enumerate(pattern):
+            prefix = f"{root}layers.{index}"
+            tensors[f"{prefix}.norm.weight"] = (hidden,)
+            for name, size in _mixer_shapes(shape, KINDS[letter]):
+                tensors[f"{prefix}.mixer.{name}"] = size
     tensors["backbone.norm_f.weight"] = (hidden,)
     tensors["lm_head.weight"] = (shape.vocab_size, hidden)
+    if shape.mtp_pattern:
+        tensors["mtp.layers.0.eh_proj.weight"] = (hidden, 2 * hidden)
+        tensors |= dict.fromkeys(("mtp.layers.0.enorm.weight", "mtp.layers.0.hnorm.weight"), (hidden,))
+        tensors[f"mtp.layers.{len(shape.mtp_pattern) - 1}.final_layernorm.weight"] = (hidden,)
     return tensors
 
 
@@ -166,6 +173,7 @@ def _config(shape: NemotronHShape, dtype: DType) -> dict[str, object]:
         "bos_token_id": 1,
         "eos_token_id": 2,
         "pad_token_id": 0,
+        **({"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": mtp} if (mtp := shape.mtp_pattern) else {}),
     }
 
 
