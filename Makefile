@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 CONSTRAINTS := requirements/constraints.txt
+# The Python part of full TensorRT, whose libraries are elsewhere: tests compare the code with its classes.
+BINDINGS := 10=tensorrt-cu12-bindings==10.16.1.11 11=tensorrt-cu13-bindings==11.4.0.106
 EXTRAS ?= export,cpu,rtx,cuda,plot,dev
 JOBS ?= 2
 PYTEST_ARGS ?=
@@ -34,6 +36,11 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@if [ -z "$(PYTHON)" ]; then echo "error: expected Python 3.10 to 3.13 on PATH, found none: install one or pass PYTHON=..." >&2; exit 2; fi
 	@if [ ! -x $(BIN)/python ]; then echo "creating $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); fi
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) --editable '.[$(EXTRAS)]'
+	@for entry in $(BINDINGS); do \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --upgrade \
+			--target $(VENV)/tensorrt-bindings/$${entry%%=*} $${entry#*=} \
+			|| echo "no $${entry#*=} for this platform: the tests that need it are skipped" >&2; \
+	done
 	@touch $@
 
 demo: setup ## export, verify, build an engine and generate text with the checkpoint that ships

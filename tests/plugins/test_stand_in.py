@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import importlib
 import inspect
 import re
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from tests.plugins import stand_in
+from tests.plugins.conftest import installed_tensorrt
 from trt_plugins.plugins.interfaces import make_plugin_class
 
-trt = pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
+trt = importlib.import_module(installed_tensorrt())
 
 CLASSES = [name for name, value in vars(stand_in).items() if inspect.isclass(value) and hasattr(trt, name)]
 

@@ -31,7 +31,10 @@ class TensorRTLibrary:
 
     def create_builder(self, logger: Any) -> Any:
         """A builder; EngineError when TensorRT makes none (no usable driver with full TensorRT)."""
-        builder = self.trt.Builder(logger)
+        try:
+            builder = self.trt.Builder(logger)
+        except (TypeError, RuntimeError):  # the bindings' answer to a builder that was not made
+            builder = None
         if builder is None:
             raise EngineError(f"{self.name} {self.version} found no usable GPU or driver: build on the device")
         return builder
