@@ -160,11 +160,10 @@ class TensorRTEngine(Engine):
         self._closed = True
         for states in self._sets:
             states.invalidate()
-        with suppress(EngineError):
-            # A failure of the last step is no reason to keep anything.
-            self._finish_pending()
-            self._memory.enter()
-            self._memory.synchronize()
+        # A failure of the last step is no reason to keep anything.
+        for end in (self._finish_pending, self._memory.enter, self._memory.synchronize):
+            with suppress(EngineError):
+                end()
         self._resources.close()
 
     def _run_decode(self, memory: StateMemory, batch: int) -> LogitsStage:
@@ -203,7 +202,8 @@ class TensorRTEngine(Engine):
 
     def _discard(self, memory: StateMemory) -> None:
         """Release what was bound to memory that is about to be freed."""
-        self._memory.synchronize()
+        with suppress(EngineError):  # of steps: told where they are waited for
+            self._memory.synchronize()
         for key in [key for key in self._decode_steps if key[0] is memory]:
             self._decode_steps.pop(key).close()
 

@@ -66,7 +66,7 @@ class FakeGraph(Graph):
 
 
 class FakeMemory(DeviceMemory):
-    """``capacity``: bytes of device memory. ``fail_capture``: what a capture raises."""
+    """``capacity``: bytes of device memory. ``fail_capture``, ``fail_wait``: what a capture, and waiting, raises."""
 
     def __init__(self, capacity: int = 1 << 40) -> None:
         self.capacity, self.closed, self.entered = capacity, False, 0
@@ -77,6 +77,7 @@ class FakeMemory(DeviceMemory):
         self.graphs: list[FakeGraph] = []
         self.captured: list[Work] | None = None
         self.fail_capture: Exception | None = None
+        self.fail_wait: Exception | None = None
         self._next = _FIRST_ADDRESS
 
     @property
@@ -143,6 +144,8 @@ class FakeMemory(DeviceMemory):
 
     def synchronize(self) -> None:
         self.run_until(self.enqueued)
+        if self.fail_wait is not None:
+            raise self.fail_wait
 
     def run_until(self, end: int) -> None:
         """Run what is pending up to the ``end``-th work ever enqueued."""
@@ -166,7 +169,7 @@ class FakeMemory(DeviceMemory):
             self.captured = None
 
     def close(self) -> None:
-        self.synchronize()
+        self.run_until(self.enqueued)
         self.closed = True
 
     def check_nothing_left(self) -> None:

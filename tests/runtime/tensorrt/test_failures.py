@@ -213,3 +213,19 @@ def test_too_little_pinned_memory_for_the_logits_of_a_prompt_is_said_each_time(
     logits = opened.engine.step(step_inputs([tokens], [0]), states)
     assert relative_error(logits[0], artifact.made.logits(tokens)) < TOLERANCE
     opened.close()
+
+
+def test_an_engine_whose_gpu_has_failed_closes_and_leaves_nothing(
+    artifact: BuiltArtifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_engine(artifact, monkeypatch)
+    memory, sets = opened.memory, [opened.engine.allocate_states(rows, 8) for rows in (1, 2)]
+    for position in range(3):
+        for states in sets:
+            rows = [np.arange(1)] * states.batch
+            opened.engine.step(step_inputs(rows, [position] * states.batch), states)
+    del sets[0], states
+    assert len(memory.graphs) == 2
+
+    memory.fail_wait = EngineError("waiting for the GPU: the GPU answers CUDA_ERROR_ILLEGAL_ADDRESS")
+    opened.close()
