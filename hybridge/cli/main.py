@@ -67,7 +67,7 @@ def main() -> NoReturn:
     _keep_standard_output()
     signals = InterruptionHandler()
     signals.install()
-    code = run_command(sys.argv[1:])
+    code = run_command(sys.argv[1:], signals)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
@@ -77,10 +77,11 @@ def main() -> NoReturn:
     sys.exit(code)
 
 
-def run_command(arguments: Sequence[str]) -> int:
+def run_command(arguments: Sequence[str], signals: InterruptionHandler | None = None) -> int:
     """Run one command line, without the program's name; returns the exit code and prints the error if there is one.
 
-    Without any argument that is the help, with the exit code of a usage error.
+    Without any argument that is the help, with the exit code of a usage error. After one of ``signals`` any error is
+    the interruption: a library that a signal meets while it is imported says that it is damaged.
     """
     try:
         code = app(list(arguments) or ["--help"], prog_name="hybridge", standalone_mode=False)
@@ -96,7 +97,7 @@ def run_command(arguments: Sequence[str]) -> int:
             return _reader_left()
         raise
     except (Exception, KeyboardInterrupt) as error:
-        failure = failure_of(error)
+        failure = failure_of(KeyboardInterrupt() if signals is not None and signals.interrupted else error)
         if failure.internal:
             traceback.print_exc()
         with contextlib.suppress(BrokenPipeError):

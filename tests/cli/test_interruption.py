@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from hybridge.cli import interruption
 from hybridge.cli.interruption import InterruptionHandler
+from hybridge.cli.main import run_command
 from tests.cli.command import ROOT
 
 
@@ -44,6 +46,22 @@ def test_export_leaves_nothing(checkpoint: Path, tmp_path: Path, numbers: tuple[
     assert process.returncode == 2, err
     assert "error: interrupted" in err and "Traceback" not in err and '"error": "interrupted' in out
     assert not list(tmp_path.iterdir())
+
+
+def test_an_error_that_a_signal_became(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy says so when Ctrl-C meets its import."""
+    handler = InterruptionHandler()
+
+    def imported(path: Path) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            handler._handle(signal.SIGINT, None)
+        raise ImportError("numpy._core.umath failed to import")
+
+    monkeypatch.setattr("hybridge.api.inspect", imported)
+    assert run_command(["inspect", "somewhere"], handler) == 2
+    assert capfd.readouterr().err.startswith("error: interrupted")
+    monkeypatch.setattr("hybridge.cli.main._report", lambda failure, as_json: None)
+    assert run_command(["inspect", "somewhere"]) == 3
 
 
 def test_second_signal_waits_for_the_cleaning_up(monkeypatch: pytest.MonkeyPatch) -> None:
