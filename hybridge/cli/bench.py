@@ -53,6 +53,7 @@ def bench(
         from runtime.benchmark import run_benchmark
         from runtime.engines.factory import EngineOptions, create_engine
 
+        _require_dense(out)
         options = EngineOptions(threads, engine_folder)
         with naming_flags(FLAGS), contextlib.closing(create_engine(out, engine, options)) as loaded:
             for note in loaded.notes:
@@ -75,6 +76,20 @@ def bench(
             terminal.remark(f"wrote {plot}")
         terminal.show(_table(report))
         terminal.document(report.to_json())
+
+
+def _require_dense(out: Path) -> None:
+    from artifact.config import DENSE, read_config
+    from artifact.errors import EngineError
+    from artifact.path_kind import require_artifact
+
+    require_artifact(out)
+    layout = read_config(out).layout
+    if layout != DENSE:
+        raise EngineError(
+            f"{out}: expected an artifact of layout {DENSE}, found {layout}, whose speed is that of many requests: "
+            "measure one exported without --layout"
+        )
 
 
 def _lengths(text: str | None, option: str, default: int) -> tuple[int, ...]:

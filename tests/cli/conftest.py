@@ -23,3 +23,12 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("exported") / "artifact"
     assert run_command(["export", str(CHECKPOINT), str(out), "--max-seq-len", "300", "--quiet"]) == 0
     return out
+
+
+@pytest.fixture(scope="session")
+def paged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same in layout paged, with two candidate tokens."""
+    out = tmp_path_factory.mktemp("exported") / "paged"
+    options = ("--layout", "paged", "--speculative-tokens", "2", "--max-seq-len", "300", "--max-batch", "1")
+    assert run_command(["export", str(CHECKPOINT), str(out), *options, "--quiet"]) == 0
+    return out

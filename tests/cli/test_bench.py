@@ -33,6 +33,12 @@ def test_default_lengths_fit_a_short_artifact(capfd: Capture, artifact: Path) ->
     assert [r["name"] for r in (*outcome.document["prefill"], *outcome.document["decode"])] == ["pp300", "tg128"]
 
 
+def test_a_paged_artifact_is_refused(capfd: Capture, paged: Path) -> None:
+    outcome = hybridge(capfd, "bench", paged, *SHORT)
+    assert outcome.code == 2 and not outcome.out
+    assert outcome.error.startswith(f"{paged}: expected an artifact of layout dense, found paged")
+
+
 def test_plot(capfd: Capture, artifact: Path, tmp_path: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         pytest.skip("matplotlib is not installed (extra plot)")

@@ -7,21 +7,11 @@ from pathlib import Path
 import pytest
 
 from hybridge.cli.drafts import draft_summary
-from hybridge.cli.main import run_command
 from runtime.speculation import SpeculationMetrics
 from tests.cli.command import hybridge
-from tests.cli.conftest import CHECKPOINT
 
 Capture = pytest.CaptureFixture[str]
 RUN = ("--prompt", "one two three one two three one two", "--max-new-tokens", "12", "--json")
-
-
-@pytest.fixture(scope="module")
-def paged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("exported") / "paged"
-    options = ("--layout", "paged", "--speculative-tokens", "2", "--max-seq-len", "300", "--max-batch", "1")
-    assert run_command(["export", str(CHECKPOINT), str(out), *options, "--quiet"]) == 0
-    return out
 
 
 def test_the_text_is_that_of_plain_decoding(capfd: Capture, paged: Path) -> None:
