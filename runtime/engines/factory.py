@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from artifact.config import DENSE, read_config
-from artifact.errors import EngineError
+from artifact.errors import EngineError, located
 from artifact.extras import install_command
 from artifact.path_kind import require_artifact
 from runtime.engines.base import Engine
@@ -68,7 +68,8 @@ def create_engine(artifact: str | Path, name: str = AUTO, options: EngineOptions
     options = options or EngineOptions()
     chosen, reason = choose_engine(folder, options) if name == AUTO else (name, None)
     options.check_engine_folder(chosen)
-    engine = ENGINES[chosen].create(folder, options)
+    with located(folder):
+        engine = ENGINES[chosen].create(folder, options)
     if reason is not None:
         engine.notes = (*engine.notes, f"{chosen} runs the artifact, as no TensorRT engine can ({reason})")
     return engine

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from artifact.config import read_config
-from artifact.errors import EngineError
+from artifact.errors import EngineError, located
 from artifact.path_kind import require_artifact
 from runtime.engines.factory import AUTO, ONNXRUNTIME, TORCH, EngineOptions, check_engine
 from runtime.engines.paged import PagedEngine
@@ -25,7 +25,8 @@ def create_paged_engine(artifact: str | Path, name: str = AUTO, options: EngineO
     read_config(folder)  # so that errors name the folder as it was given
     options, chosen = options or EngineOptions(), ONNXRUNTIME if name == AUTO else name
     options.check_engine_folder(chosen)
-    return PAGED_ENGINES[chosen](folder, options)
+    with located(folder):
+        return PAGED_ENGINES[chosen](folder, options)
 
 
 def check_paged_engine(name: str) -> None:

@@ -126,6 +126,14 @@ def test_bad_thread_counts_are_refused(threads: int) -> None:
         EngineOptions(threads=threads)
 
 
+def test_weights_that_are_gone_are_named_with_the_folder(tmp_path: Path) -> None:
+    folder = HandMade(Plan()).write(tmp_path / "artifact")
+    for path in (folder / "weights").iterdir():
+        path.unlink()
+    with pytest.raises(ArtifactError, match=f"^{folder}: weights/.*: cannot be read .*: export the checkpoint again$"):
+        create_engine(folder, "onnxruntime")
+
+
 @pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-portable", "torch"])
 @pytest.mark.parametrize("create", [create_engine, create_paged_engine])
 def test_only_tensorrt_takes_the_folder_of_an_engine(create: Callable[..., object], name: str, tmp_path: Path) -> None:
