@@ -87,7 +87,7 @@ def _layers(decoder: DecoderConfig, tensors: Mapping[str, TensorSlot]) -> tuple[
         raise UnsupportedError("expected a multi-token prediction head of one layer, found several")
     kind = MoeConfig if f"{ROOT}layers.0.mlp.gate.weight" in tensors else MlpConfig
     blocks = (
-        BlockConfig("input_layernorm", "self_attn", decoder.attention_bodies[0]),
+        BlockConfig("input_layernorm", "self_attn", _body_like(AttentionConfig, decoder)),
         BlockConfig("post_attention_layernorm", "mlp", _body_like(kind, decoder)),
     )
     return (LayerConfig(blocks),), _QWEN
