@@ -70,6 +70,9 @@ def check_output(out: Path, overwrite: bool, kind: FolderKind = ARTIFACT) -> Non
 
 
 def _check_output(out: Path, overwrite: bool, kind: FolderKind) -> None:
+    above = next((parent for parent in out.parents if parent.exists()), None)
+    if above is not None and not above.is_dir():
+        raise OutputError(f"{out}: expected a folder around it, found the file {above}: {kind.elsewhere}")
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise OutputError(f"{out}: expected a folder to write, found a file or link: {kind.elsewhere}")
     if not out.exists():
@@ -120,7 +123,7 @@ def _output_error(out: Path, error: OSError, kind: FolderKind) -> OutputError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "free space" if kind is ENGINE else "free space or give another path"
         return OutputError(f"{out}: the disk is full: {remedy}; nothing was left behind")
-    return OutputError(f"{out}: cannot be written: {error.strerror or error}")
+    return OutputError(f"{out}: cannot be written: {error.strerror or error}: {kind.elsewhere}")
 
 
 def _umask() -> int:

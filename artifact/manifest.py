@@ -48,7 +48,7 @@ def read_manifest(folder: Path) -> Manifest:
     f = Fields(load_json_object(folder / MANIFEST_FILE), str(folder / MANIFEST_FILE))
     version = f.integer("manifest_version")
     if version != MANIFEST_VERSION:
-        raise f.fail("manifest_version", str(MANIFEST_VERSION))
+        raise f.fail("manifest_version", f"{MANIFEST_VERSION} (export the checkpoint again)")
     manifest = Manifest(
         f.object("versions"),
         f.string("checkpoint"),

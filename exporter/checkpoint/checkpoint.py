@@ -86,9 +86,10 @@ def _side_files(folder: Path) -> tuple[Path, ...]:
 def _dtype(config: Mapping[str, Any], tensors: Mapping[str, TensorSlot]) -> DType:
     name = config.get("dtype") or config.get("torch_dtype")
     if name is not None and name != "auto":
-        dtype = DType.parse(name.removeprefix("torch.")) if isinstance(name, str) else None
-        if dtype is None or not dtype.is_floating:
-            raise UnsupportedError(f"{CONFIG_FILE}: dtype: expected a floating-point type, found {name!r}")
+        known = {dtype.value: dtype for dtype in DType if dtype.is_floating}
+        dtype = known.get(name.removeprefix("torch.")) if isinstance(name, str) else None
+        if dtype is None:
+            raise UnsupportedError(f"{CONFIG_FILE}: dtype: expected one of {', '.join(known)}, found {name!r}")
         return dtype
     nbytes: dict[DType, int] = {}
     for slot in tensors.values():

@@ -268,7 +268,7 @@ def test_write_that_the_system_refuses(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LIMITED, str(tmp_path / "out")]
     with only(tmp_path):
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 1 and "out: cannot be written: File too large" in ended.stderr
+    assert ended.returncode == 1 and "out: cannot be written: File too large: give another path" in ended.stderr
 
 
 FULL_DISK = """
@@ -300,6 +300,15 @@ def test_disk_of_64_kib(tmp_path: Path) -> None:
         [*TINY_DISK, script, FULL_DISK], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     assert ended.returncode == 1 and "disk is full" in ended.stderr and "left: []" in ended.stderr
+
+
+def test_a_file_in_the_place_of_a_folder_above(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    with (
+        only(tmp_path, "notes"),
+        pytest.raises(OutputError, match=r"a/out: expected a folder .* found the file .*notes:"),
+    ):
+        write(tmp_path / "notes" / "a" / "out")
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")

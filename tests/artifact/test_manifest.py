@@ -91,7 +91,7 @@ def test_unreadable_file_is_one_sentence(artifact: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"manifest_version": 2}, "manifest_version: expected 1, found 2"),
+        ({"manifest_version": 2}, r"manifest_version: expected 1 \(export the checkpoint again\), found 2"),
         ({"versions": []}, "versions"),
         ({"checkpoint": None}, "checkpoint"),
         ({"files": [{"path": "x", "nbytes": 1, "sha256": "0", "scope": "some"}]}, "scope"),
