@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -179,10 +180,23 @@ def test_a_damaged_entry_is_compiled_again(cache, damage):
     assert compiler.calls == 2
 
 
-def test_a_folder_that_cannot_be_made_only_costs_time(sources, tmp_path):
+def test_a_folder_that_cannot_be_made_only_costs_time_which_is_said_once(sources, tmp_path):
     (tmp_path / "file").write_text("")
     compiler = Counting()
     kernels = KernelCache(tmp_path / "file" / "cache", compiler, lambda: "13.5")
-    assert kernels.get(HALF, "sm_87").cubin == b"code 1"
-    assert kernels.get(HALF, "sm_87").cubin == b"code 2"
+    remedy = r"file/cache: compiled kernels cannot be kept \(Not a directory\).*set XDG_CACHE_HOME"
+    with pytest.warns(RuntimeWarning, match=remedy) as told:
+        assert kernels.get(HALF, "sm_87").cubin == b"code 1"
+        assert kernels.get(HALF, "sm_87").cubin == b"code 2"
+    assert len(told) == 1
     assert list(tmp_path.glob("**/.*")) == []
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(EngineError, match="expected a home folder for compiled kernels, found none: set XDG"):
+        KernelCache()

@@ -7,16 +7,17 @@ own checksum is compiled again.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from artifact.errors import EngineError
 from trt_plugins.kernels.compiler import STANDARD, CompiledKernel, compile_kernel, compiler_version
 from trt_plugins.kernels.resource_report import ResourceReport
 from trt_plugins.kernels.source import KernelSource
@@ -36,9 +37,11 @@ class KernelCache:
         self.folder = folder or default_folder()
         self._compile = compile_
         self._version = version
+        self._told = False
 
     def get(self, source: KernelSource, architecture: str, with_report: bool = False) -> CompiledKernel:
-        """The compiled kernel, from disk where a valid entry is there. A folder that cannot be written is no error.
+        """The compiled kernel, from disk where a valid entry is there. A folder that cannot be written is no error, but
+        a warning.
 
         with_report: an entry without the assembler's report is compiled again.
         """
@@ -46,9 +49,21 @@ class KernelCache:
         compiled = _read(path)
         if compiled is None or (with_report and compiled.report is None):
             compiled = self._compile(source, architecture)
-            with contextlib.suppress(OSError):
+            try:
                 _write(path, compiled)
+            except OSError as error:
+                self._tell(error)
         return compiled
+
+    def _tell(self, error: OSError) -> None:
+        if not self._told:
+            self._told = True
+            warnings.warn(
+                f"{self.folder}: compiled kernels cannot be kept ({error.strerror or error}) and are compiled again at "
+                "every start: set XDG_CACHE_HOME to a folder that can be written",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def path(self, source: KernelSource, architecture: str) -> Path:
         """Where the entry lies: its name is the hash of sources, macros, architecture, compiler and options."""
@@ -57,12 +72,22 @@ class KernelCache:
 
 
 def default_folder() -> Path:
-    """The user's cache folder: XDG_CACHE_HOME or ~/.cache, %LOCALAPPDATA% on Windows; its part ``hybridge/kernels``."""
+    """The user's cache folder: XDG_CACHE_HOME or ~/.cache, %LOCALAPPDATA% on Windows; its part ``hybridge/kernels``.
+
+    EngineError when none of them is known.
+    """
+    try:
+        return _user_folder() / "hybridge" / "kernels"
+    except RuntimeError as error:  # a user of a container whom nobody has given a home
+        raise EngineError(
+            f"expected a home folder for compiled kernels, found none: set XDG_CACHE_HOME to one ({error})"
+        ) from error
+
+
+def _user_folder() -> Path:
     if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "hybridge" / "kernels"
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def _read(path: Path) -> CompiledKernel | None:
