@@ -14,6 +14,7 @@ from artifact.errors import EngineError
 from runtime.engines.onnxruntime.held_states import HeldState, advance_model, advanced_output
 from runtime.engines.onnxruntime.kernels import quiet_options
 from runtime.engines.onnxruntime.paged_pools import ArrayPools
+from runtime.engines.packed_check import check_accepted
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,7 @@ class HeldRows:
         EngineError when a number is not one of the row's tokens, or ONNX Runtime fails.
         """
         rows, self._rows = self._rows, {}
-        for row, count in enumerate(accepted.tolist()):
-            most = rows[row].count if row in rows else 0
-            if not 0 <= count <= most:
-                raise EngineError(f"row {row}: expected 0 to {most} tokens to advance by, found {count}")
+        check_accepted(accepted, np.array([rows[row].count if row in rows else 0 for row in range(len(accepted))]))
         for row, held in rows.items():
             if accepted[row]:
                 self._run(held, int(accepted[row]))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from runtime.engines.held_modes import OperatorCost
 from runtime.engines.onnxruntime.graph_edit import Inserter, add_input
 from runtime.engines.onnxruntime.replay_bodies import ADVANCE_BODIES
 
@@ -20,13 +21,20 @@ _OPSET = 21
 class HeldState:
     """One pool whose states wait. op: its operator. shape: of the state of one slot, in the graphs.
 
-    kept: name and shape, for each token, of every value that the tokens left behind.
+    kept: name and shape, for each token, of every value that the tokens left behind. is_kept: it is the state after a
+    token.
     """
 
     op: str
     pool: str
     shape: tuple[int, ...]
     kept: tuple[tuple[str, tuple[int, ...]], ...]
+    is_kept: bool = False
+
+    @property
+    def cost(self) -> OperatorCost:
+        """In float32."""
+        return OperatorCost(4 * int(np.prod(self.shape)), 4 * self.numbers_of_token)
 
     @property
     def numbers_of_token(self) -> int:
@@ -37,6 +45,12 @@ class HeldState:
 def advanced_output(pool: str) -> str:
     """Output of the advancing graph: the state of ``pool`` after the accepted tokens."""
     return f"{pool}.advanced"
+
+
+def _last(insert: Inserter, states: ir.Value, shape: Sequence[int]) -> ir.Value:
+    """The state after the last accepted token, of ``states`` [1, accepted, ...]."""
+    end = insert.ints(np.iinfo(np.int64).max)
+    return insert.reshape(insert.op("Slice", states, insert.ints(-1), end, insert.ints(1)), *shape)
 
 
 def advance_model(held: Sequence[HeldState]) -> ir.Model:
@@ -51,7 +65,7 @@ def advance_model(held: Sequence[HeldState]) -> ir.Model:
     for state in held:
         past = add_input(graph, state.pool, ir.DataType.FLOAT, state.shape)
         kept = [add_input(graph, name, ir.DataType.FLOAT, [1, ACCEPTED, *shape]) for name, shape in state.kept]
-        after = ADVANCE_BODIES[state.op](insert, kept, past)
+        after = _last(insert, kept[0], state.shape) if state.is_kept else ADVANCE_BODIES[state.op](insert, kept, past)
         after.name, after.type, after.shape = advanced_output(state.pool), past.type, past.shape
         graph.outputs.append(after)
     graph.remove(end, safe=True)

@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from artifact.errors import EngineError
+from runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT, chosen_modes
 from runtime.engines.onnxruntime.engine import available_cpus
 from runtime.engines.onnxruntime.held_rows import HeldRows
 from runtime.engines.onnxruntime.kernels import installed_kernels
@@ -44,6 +45,10 @@ class SessionKey(NamedTuple):
     holds: bool = False
 
 
+# Of the fewest tokens that a row with candidates has.
+_HOLDING = SessionKey(GraphForm.GENERAL, True, 2, holds=True)
+
+
 class OnnxRuntimePagedEngine(PagedArrayEngine):
     """Runs a paged artifact with ONNX Runtime's CPU provider.
 
@@ -71,6 +76,8 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         self._most_held = MOST_REPLAYED if self.config.recurrent_layers and replays_all(model) else 0
         self._sessions: dict[SessionKey, PagedSession] = {}
         self._held: HeldRows | None = None
+        # Of which rows that are held keep the state after each token.
+        self._kept_operators: frozenset[str] = frozenset()
         self._layouts = self._open(SessionKey(GraphForm.GENERAL, neighbours=True)).layouts
         self._session(SessionKey(GraphForm.TOKEN_PER_ROW, neighbours=True))
 
@@ -127,8 +134,21 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
     @property
     def held_token_bytes(self) -> int:
         if self._held is None and self._most_held:
-            self._held_rows(self._session(SessionKey(GraphForm.GENERAL, True, 2, holds=True)))
+            self._held_rows(self._session(_HOLDING))
         return 0 if self._held is None else self._held.bytes_of_token
+
+    @property
+    def held_modes(self) -> Mapping[str, str]:
+        if not self._most_held:
+            return {}
+        held = self._session(_HOLDING).held
+        return {state.op: SNAPSHOT if state.is_kept else REPLAY for state in held}
+
+    def prepare_held(self, rows: int, tokens: int, mode: str | Mapping[str, str] = AUTO) -> None:
+        self._keep(frozenset())
+        costs = {state.op: state.cost for state in self._session(_HOLDING).held}
+        chosen = chosen_modes(costs, mode)
+        self._keep(frozenset(name for name, mode in chosen.items() if mode == SNAPSHOT))
 
     def advance(self, accepted: np.ndarray) -> None:
         if self._held is not None:
@@ -161,6 +181,11 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
                 self._held.bind(self._pools)
         return self._held
 
+    def _keep(self, operators: frozenset[str]) -> None:
+        if operators != self._kept_operators:
+            self._kept_operators, self._held = operators, None
+            self._sessions = {key: session for key, session in self._sessions.items() if not key.holds}
+
     def _session(self, key: SessionKey) -> PagedSession:
         if key not in self._sessions:
             if self._open(key).layouts != self._layouts:
@@ -181,6 +206,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             packs,
             key.holds,
             self._shown,
+            self._kept_operators,
         )
         # Steps of every size: a plan of memory for each would never be used again.
         general = RewrittenGraph(graph.model, GraphForm.GENERAL, graph.inputs, graph.in_place, {})

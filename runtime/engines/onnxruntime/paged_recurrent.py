@@ -14,12 +14,12 @@ from artifact import names
 from artifact.errors import EngineError
 from artifact.paged import ROWS
 from runtime.engines.onnxruntime.candidate_bodies import CANDIDATE_BODIES
-from runtime.engines.onnxruntime.graph_edit import Inserter, replace_node
+from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, replace_node
 from runtime.engines.onnxruntime.held_states import HeldState
 from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.op_bodies import BODIES
 from runtime.engines.onnxruntime.paged_candidates import candidate_output
-from runtime.engines.onnxruntime.replay_bodies import REPLAY_BODIES, recurrent_nodes
+from runtime.engines.onnxruntime.replay_bodies import REPLAY_BODIES, Kept, Replayed, recurrent_nodes
 from runtime.engines.onnxruntime.update_ssm_state import POOL
 from trt_plugins.catalog import DOMAIN, spec_of
 from trt_plugins.spec import TensorSpec
@@ -68,13 +68,13 @@ def use_dense_bodies(
     return frozenset(parts)
 
 
-def hold_states(model: ir.Model, kernels: Kernels, count: int) -> tuple[HeldState, ...]:
+def hold_states(model: ir.Model, kernels: Kernels, count: int, kept: frozenset[str]) -> tuple[HeldState, ...]:
     """Let a graph of one row of ``count`` tokens leave the states as they are and give what would advance them.
 
-    EngineError where an operator has no body that does.
+    kept: operators of which this is the state after each token. EngineError where an operator has no body that does.
     """
     nodes = [_PackedNode(model.graph, node, one_row=True, neighbours=True) for node in recurrent_nodes(model)]
-    return tuple(node.replace_with_replay(kernels, count) for node in nodes)
+    return tuple(node.replace_with_replay(kernels, count, kept) for node in nodes)
 
 
 class _PackedNode:
@@ -127,13 +127,14 @@ class _PackedNode:
             self._graph.outputs.append(state)
         replace_node(self._node, [self._packed_output(0, y), states[-1]])
 
-    def replace_with_replay(self, kernels: Kernels, count: int) -> HeldState:
+    def replace_with_replay(self, kernels: Kernels, count: int, kept_operators: frozenset[str]) -> HeldState:
         """Put the body for ``count`` tokens in the node's place that leaves the pool alone; EngineError without one.
 
         The pool's output is an output of the graph no longer; what the tokens leave behind is.
         """
         dense, _ = self._dense_node()
-        body = REPLAY_BODIES.get(self._node.op_type)
+        is_kept = self._node.op_type in kept_operators
+        body = self._states_after if is_kept else REPLAY_BODIES.get(self._node.op_type)
         found = None if body is None else body(dense, Inserter(self._graph, dense), kernels, count)
         self._graph.remove(dense, safe=True)
         if found is None:
@@ -151,7 +152,22 @@ class _PackedNode:
         self._graph.outputs.remove(self._node.outputs[1])
         replace_node(self._node, [self._packed_output(0, found.y), pool])
         pool.shape = ir.Shape(found.state_shape)
-        return HeldState(self._node.op_type, pool.name, found.state_shape, tuple(names_of_kept))
+        return HeldState(self._node.op_type, pool.name, found.state_shape, tuple(names_of_kept), is_kept)
+
+    def _states_after(self, dense: ir.Node, insert: Inserter, kernels: Kernels, count: int) -> Replayed | None:
+        """A ReplayBody of the body for candidate tokens: the state after each token is what they leave behind."""
+        found = CANDIDATE_BODIES[dense.op_type](dense, insert, kernels, count)
+        (shape,) = (
+            fixed_shape(value)
+            for tensor, value in zip(self._spec.inputs, self._node.inputs, strict=True)
+            if is_pool(tensor)
+        )
+        if found is None or shape is None:
+            return None
+        y, states = found
+        sizes = tuple(size or 1 for size in shape)
+        after = insert.op("Concat", *(insert.reshape(state, 1, *sizes) for state in states), axis=1)
+        return Replayed(y, (Kept(after, sizes[1:]),), sizes)
 
     def _dense_node(self) -> tuple[ir.Node, dict[ir.Value, ir.Shape | None]]:
         """The dense operator in front of the node, to be removed again, and the shapes of the pools before it."""

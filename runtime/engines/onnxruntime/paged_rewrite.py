@@ -64,13 +64,14 @@ def rewrite_paged(
     packs: bool = False,
     holds: bool = False,
     shown: Sequence[str] = (),
+    kept: frozenset[str] = frozenset(),
 ) -> PagedGraph:
     """Rewrite ``model`` (it is changed) for steps of one row (GENERAL), of one token a row, or of one token.
 
     ``neighbours``: the rows have neighbouring slots, in their order. ``candidates``: the one row has so many tokens, 2
     or more, and the graph gives the state after each. ``packs``: the session packs its weights. ``holds``: in place of
-    these states the graph gives what advances them. ``shown``: inner values that it gives too. EngineError when the
-    installed ONNX Runtime cannot run the result.
+    these states the graph gives what advances them, the states themselves of the operators ``kept``. ``shown``: inner
+    values that it gives too. EngineError when the installed ONNX Runtime cannot run the result.
     """
     if config.speculative_tokens:
         use_one_slot(model)
@@ -79,7 +80,7 @@ def rewrite_paged(
     use_stored_weights(model)
     one_row = form is GraphForm.GENERAL
     use_paged_attention(model, one_row)
-    held = hold_states(model, kernels, candidates) if holds else ()
+    held = hold_states(model, kernels, candidates, kept) if holds else ()
     parts = use_dense_bodies(model, kernels, one_row, neighbours, candidates)
     advanced = frozenset(state.pool for state in held)
     fix_axes(model, {**_FIXED_AXES[form], **({TOKENS: candidates} if candidates else {})})

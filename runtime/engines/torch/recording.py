@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -51,20 +52,8 @@ class RepeatedWork:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         self._device.synchronize()
         try:
-            # Unsafe calls of this thread end the recording with an error instead of escaping from the graph.
-            pool = self._pool or self._device.graph_pool
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            self._recording = True
-            try:
-                self._work()
-            except BaseException:
-                # It has to end, whatever became of it: the stream refuses other work until then.
-                with suppress(RuntimeError):
-                    graph.capture_end()
-                raise
-            finally:
-                self._recording = False
-            graph.capture_end()
+            with _nothing_collected():
+                self._record(graph)
             assert self._device.stream is not None
             return RecordedGraph(graph, self._device.stream)
         except (EngineError, RuntimeError) as error:
@@ -73,3 +62,31 @@ class RepeatedWork:
             reason = " ".join(str(error).split())
             warnings.warn(f"running without a CUDA graph, which is slower: {reason}", RuntimeWarning, stacklevel=2)
             return None
+
+    def _record(self, graph: torch.cuda.CUDAGraph) -> None:
+        # Unsafe calls of this thread end the recording with an error instead of escaping from the graph.
+        graph.capture_begin(pool=self._pool or self._device.graph_pool, capture_error_mode="thread_local")
+        self._recording = True
+        try:
+            self._work()
+        except BaseException:
+            # It has to end, whatever became of it: the stream refuses other work until then.
+            with suppress(RuntimeError):
+                graph.capture_end()
+            raise
+        finally:
+            self._recording = False
+        graph.capture_end()
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Cycles of Python objects stay: pinned memory among them that is given back during a recording has an event of its
+    last use recorded with the work, and asking for that event later is an error."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
