@@ -9,10 +9,13 @@ from artifact.dtypes import DType
 from artifact.errors import UnsupportedError
 from artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3
 from artifact.paged import PAGED
+from exporter.models.hf_config import LARGEST_SIZE
 
 MOST_SPECULATIVE_TOKENS = 15
 COMPUTE_DTYPES = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
 KV_DTYPES = ("auto", FP8_E4M3)
+REQUIRED, OPTIONAL = "required", "optional"
+KERNELS = (REQUIRED, OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class ExportOptions:
     with a scale for every token and head, in the paged layout; ``max_seq_len`` None takes the checkpoint's own limit.
     ``weights`` is "link" (hard link, falling back to a copy across file systems) or "copy".
     ``head`` False leaves out the head: the graph ends in the hidden states of every token, for callers with their own.
+    ``kernels`` "required" refuses sizes of recurrent layers that the CUDA kernels do not run; "optional" exports them
+    for ONNX Runtime and for TensorRT's own layers.
     ``speculative_tokens``: how many candidate tokens a row may have behind its own in one step of the paged layout.
     ``ignore_config_fields`` names config fields that are known to be harmless though Hybridge does not know them.
     """
@@ -31,6 +36,7 @@ class ExportOptions:
     state_dtype: DType = DType.FLOAT32
     kv_dtype: str = "auto"
     layout: str = "dense"
+    kernels: str = REQUIRED
     speculative_tokens: int = 0
     max_batch_size: int = 8
     max_seq_len: int | None = None
@@ -56,13 +62,15 @@ class ExportOptions:
                 f"--layout paged: expected no {name}, found it: the input logits_indices names the tokens whose logits "
                 "a step returns; leave it out"
             )
+        if self.kernels not in KERNELS:
+            raise UnsupportedError(f"--kernels: expected {' or '.join(KERNELS)}, found {self.kernels}")
         self._check_kv_dtype()
         self._check_speculative_tokens()
         if self.weights not in ("link", "copy"):
             raise UnsupportedError(f"--weights: expected link or copy, found {self.weights}")
         for name, value in (("--max-batch", self.max_batch_size), ("--max-seq-len", self.max_seq_len)):
-            if value is not None and value < 1:
-                raise UnsupportedError(f"{name}: expected at least 1, found {value}")
+            if value is not None and (not isinstance(value, int) or not 1 <= value <= LARGEST_SIZE):
+                raise UnsupportedError(f"{name}: expected an integer from 1 to {LARGEST_SIZE}, found {value!r}")
         return self
 
     def kv_cache_dtype(self, dtype: DType) -> DType:
@@ -80,8 +88,10 @@ class ExportOptions:
 
     def _check_speculative_tokens(self) -> None:
         count = self.speculative_tokens
-        if not 0 <= count <= MOST_SPECULATIVE_TOKENS:
-            raise UnsupportedError(f"--speculative-tokens: expected 0 to {MOST_SPECULATIVE_TOKENS}, found {count}")
+        if not isinstance(count, int) or not 0 <= count <= MOST_SPECULATIVE_TOKENS:
+            raise UnsupportedError(
+                f"--speculative-tokens: expected an integer from 0 to {MOST_SPECULATIVE_TOKENS}, found {count!r}"
+            )
         if count and self.layout != PAGED:
             raise UnsupportedError(
                 f"--speculative-tokens: expected --layout paged, which has slots for the states of candidate tokens, "

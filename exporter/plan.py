@@ -16,12 +16,13 @@ from artifact.errors import UnsupportedError, located
 from artifact.safetensors_file import TensorSlot
 from exporter.checkpoint import Checkpoint, open_checkpoint
 from exporter.graph.interface import runtime_config
+from exporter.kernel_sizes import check_kernel_sizes
 from exporter.models.decoder_config import DecoderConfig
 from exporter.models.mtp import MtpHead, has_mtp_head, mtp_head
 from exporter.models.parameters import Parameter, bind_parameters, derived_value
 from exporter.models.registry import decoder_config
 from exporter.models.stored_layout import as_stored
-from exporter.options import COMPUTE_DTYPES, ExportOptions
+from exporter.options import COMPUTE_DTYPES, REQUIRED, ExportOptions
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ def open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Exp
 def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, ExportPlan]:
     source = open_checkpoint(checkpoint)
     decoder = as_stored(decoder_config(source.config, options.ignore_config_fields), source.tensors)
+    if options.kernels == REQUIRED:
+        check_kernel_sizes(decoder)
     parameters = bind_parameters(decoder, source.tensors, options.head)
     dtype = _compute_dtype(source, options)
     if decoder.recurrent_bodies and options.state_dtype not in (DType.FLOAT32, dtype):

@@ -25,6 +25,7 @@ def export(
     state_dtype: str = "float32",
     kv_dtype: str = "auto",
     layout: str = "dense",
+    kernels: str = "required",
     speculative_tokens: int = 0,
     max_batch_size: int = 8,
     max_seq_len: int | None = None,
@@ -40,12 +41,13 @@ def export(
 
     dtype: compute type, "auto" (the checkpoint's), "float16", "bfloat16" or "float32"; weights stay as they are.
     state_dtype: type of the recurrent states. kv_dtype: type of keys and values, "auto" (dtype) or, in layout "paged",
-    "fp8_e4m3": 8 bits and a scale for every token and head. speculative_tokens: candidate tokens that a row may have
-    behind its own in a step of layout "paged"; the state after each is kept. max_batch_size, max_seq_len: limits in
-    rows and tokens that the runtime may rely on (max_seq_len None: the checkpoint's). all_logits: logits of every
-    token, not of the last. weights: "link" (hard links) or "copy". scan: look for weights that are not finite or out of
-    dtype's range. full_hash: hash all weights, not only their headers. ignore_config_fields: fields known to be
-    harmless.
+    "fp8_e4m3": 8 bits and a scale for every token and head. kernels: "required" refuses sizes of recurrent layers that
+    the CUDA kernels do not run, "optional" exports them for ONNX Runtime and for TensorRT's own layers.
+    speculative_tokens: candidate tokens that a row may have behind its own in a step of layout "paged"; the state after
+    each is kept. max_batch_size, max_seq_len: limits in rows and tokens that the runtime may rely on (max_seq_len None:
+    the checkpoint's). all_logits: logits of every token, not of the last. weights: "link" (hard links) or "copy". scan:
+    look for weights that are not finite or out of dtype's range. full_hash: hash all weights, not only their headers.
+    ignore_config_fields: fields known to be harmless.
 
     HybridgeError of a subclass in ``hybridge.errors`` says what was expected, found, and what to do; then, and
     when interrupted, ``out`` is as it was before.
@@ -61,6 +63,7 @@ def export(
         state_dtype=DType.parse(state_dtype),
         kv_dtype=kv_dtype,
         layout=layout,
+        kernels=kernels,
         speculative_tokens=speculative_tokens,
         max_batch_size=max_batch_size,
         max_seq_len=max_seq_len,

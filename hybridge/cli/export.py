@@ -22,6 +22,9 @@ def export(
     state_dtype: Annotated[StateType, typer.Option(help="Type of the recurrent states.")] = "float32",
     kv_dtype: Annotated[KvType, typer.Option(help="Type of keys and values (fp8_e4m3: paged only).")] = "auto",
     layout: Annotated[Literal["dense", "paged"], typer.Option(help="How the KV caches lie in memory.")] = "dense",
+    kernels: Annotated[
+        Literal["required", "optional"], typer.Option(help="optional: also sizes that no CUDA kernel runs.")
+    ] = "required",
     speculative_tokens: Annotated[
         int, typer.Option(metavar="K", help="Keep the states after K more tokens of a row (paged).")
     ] = 0,
@@ -56,6 +59,7 @@ def export(
             state_dtype=DType(state_dtype),
             kv_dtype=kv_dtype,
             layout=layout,
+            kernels=kernels,
             speculative_tokens=speculative_tokens,
             max_batch_size=max_batch,
             max_seq_len=max_seq_len,

@@ -14,7 +14,7 @@ from artifact.config import FORMAT_VERSION
 from artifact.dtypes import DType
 from artifact.errors import OutputError
 from exporter.export import export_checkpoint
-from exporter.options import ExportOptions
+from exporter.options import OPTIONAL, ExportOptions
 from hybridge.transformers_host.checkpoint_source import checkpoint_of, fingerprint
 from hybridge.version import version
 
@@ -37,7 +37,9 @@ def cached_artifact(model: Any, cache_folder: Path, max_batch_size: int, max_cac
     """
     checkpoint = checkpoint_of(model, cache_folder)
     dtype = _DTYPES.get(model.dtype, DType.FLOAT32)
-    options = ExportOptions(dtype=dtype, head=False, max_batch_size=max_batch_size, max_seq_len=max_cache_len)
+    options = ExportOptions(
+        dtype=dtype, kernels=OPTIONAL, head=False, max_batch_size=max_batch_size, max_seq_len=max_cache_len
+    )
     key = repr((version(), FORMAT_VERSION, fingerprint(checkpoint), dtype.value, max_batch_size, max_cache_len))
     out = cache_folder / "artifacts" / f"{model.config.model_type}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
     if not out.exists():

@@ -119,8 +119,8 @@ def test_types(dtype, state, decay, in_place):
 
 
 @pytest.mark.parametrize("state", [F32, BF16], ids=str)
-@pytest.mark.parametrize("value_size", [16, 48, 64, 96, 128, 192, 240, 256])
-@pytest.mark.parametrize("key_size", [16, 48, 64, 96, 128, 192, 240, 256])
+@pytest.mark.parametrize("value_size", [8, 16, 24, 48, 64, 96, 128, 192, 240, 256])
+@pytest.mark.parametrize("key_size", [8, 16, 40, 48, 64, 96, 128, 192, 240, 256])
 def test_sizes(key_size, value_size, state):
     check(Case(rows=2, key_heads=1, value_heads=2, key_size=key_size, value_size=value_size, state=state))
 

@@ -68,7 +68,7 @@ def test_packed_rows_of_at_most_one_token_decode():
 
 
 @pytest.mark.parametrize("state", [F32, BF16], ids=str)
-@pytest.mark.parametrize(("key_size", "value_size"), [(128, 128), (64, 64), (96, 192), (16, 16), (256, 256), (48, 240)])
+@pytest.mark.parametrize(("key_size", "value_size"), [(128, 128), (64, 64), (96, 192), (8, 8), (256, 256), (40, 248)])
 def test_blocks_cover_the_state(key_size, value_size, state):
     for rows in (1, 8, 64):
         launch = decode(rows=rows, key_size=key_size, value_size=value_size, state=state)
@@ -144,9 +144,16 @@ def test_dependent_launch_only_where_the_hardware_has_it():
     assert not decode(device=ORIN).overlap
 
 
-@pytest.mark.parametrize(("name", "size"), [("key_size", 264), ("value_size", 24)])
+@pytest.mark.parametrize("decay", ["head", "key_channel"])
+@pytest.mark.parametrize("sizes", [{"key_size": 24}, {"value_size": 40}, {"key_size": 8, "value_size": 8}], ids=str)
+def test_heads_that_products_do_not_divide_are_walked(sizes, decay):
+    (launch,) = plan(call_of(time=500, decay=decay, **sizes), H200).launches
+    assert launch.source.entry == "gated_delta_rule_decode" and variant(launch)["MANY"] == "1"
+
+
+@pytest.mark.parametrize(("name", "size"), [("key_size", 264), ("value_size", 12)])
 def test_refuses_sizes_that_no_kernel_has(name, size):
-    with pytest.raises(UnsupportedError, match=f"{name} from 16 to 256 in multiples of 16, found {name} {size}"):
+    with pytest.raises(UnsupportedError, match=f"{name} from 8 to 256 in multiples of 8, found {name} {size}"):
         decode(**{name: size})
 
 

@@ -173,6 +173,13 @@ def test_one_factor(change, base):
     check(replace(base, **change), in_place=True)
 
 
+@pytest.mark.parametrize("decay", ["head", "key_channel"])
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+@pytest.mark.parametrize(("key_size", "value_size"), [(8, 8), (24, 64), (64, 40), (248, 8)])
+def test_sizes_that_products_do_not_divide(key_size, value_size, dtype, decay):
+    check(replace(BASE, key_size=key_size, value_size=value_size, dtype=dtype, decay=decay, lengths=(200, 13)))
+
+
 @pytest.mark.parametrize("time", [2, 8, LONGEST_CHANNEL_WALK, LONGEST_CHANNEL_WALK + 1, 70])
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 def test_decays_of_key_channels(dtype, time):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from artifact.dtypes import DType
+from exporter.options import OPTIONAL
 from tests.support.artifacts import ArtifactCache, Exported
 from tests.support.tiny_models import EXPERTS
 
@@ -62,6 +63,23 @@ CASES: dict[str, ExportCase] = {
         "bfloat16",
         {**EXPERTS["qwen3_next"], "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
         {"dtype": DType.FLOAT16},
+    ),
+    "nemotron_h bf16 of odd sizes": ExportCase(
+        "nemotron_h",
+        "bfloat16",
+        {"hybrid_override_pattern": "M*", "mamba_head_dim": 12, "ssm_state_size": 20},
+        {"dtype": DType.FLOAT32, "kernels": OPTIONAL},
+    ),
+    "qwen3_5_text fp32 of odd sizes": ExportCase(
+        "qwen3_5_text",
+        "float32",
+        {
+            "num_hidden_layers": 2,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_key_head_dim": 12,
+            "linear_value_head_dim": 10,
+        },
+        {"kernels": OPTIONAL},
     ),
     "olmo_hybrid fp32": ExportCase(
         "olmo_hybrid",

@@ -42,7 +42,7 @@ GATED_DELTA_RULE = OpSpec(
     divides=(("key_heads", "value_heads"),),
     attribute_dims=(AttributeDim("decay_size", "decay", (("head", 1), ("key_channel", "key_size"))),),
     kernel_limits=(
-        DimLimit("key_size", 16, 256, multiple_of=16),
-        DimLimit("value_size", 16, 256, multiple_of=16),
+        DimLimit("key_size", 8, 256, multiple_of=8),
+        DimLimit("value_size", 8, 256, multiple_of=8),
     ),
 )

@@ -70,6 +70,31 @@ def test_unsupported_value(
     assert_refused(folder, named, error=UnsupportedError)
 
 
+# A size, and what the operator's declaration has to say of it.
+WITHOUT_KERNELS = [
+    ("qwen3_next", "linear_key_head_dim", 12, "layer 0 (gated_delta_net)", "key_size from 8 to 256 in multiples of 8"),
+    ("olmo_hybrid", "linear_value_head_dim", 264, "layer 0 (gated_delta_net)", "value_size from 8 to 256"),
+    ("qwen3_5_text", "linear_conv_kernel_dim", 9, "layer 0 (gated_delta_net)", "kernel from 2 to 8"),
+    ("nemotron_h", "ssm_state_size", 20, "layer 0 (mamba)", "state_size from 8 to 256 in multiples of 8"),
+    ("mamba2", "state_size", 512, "layer 0 (mamba)", "state_size from 8 to 256 in multiples of 8"),
+]
+
+
+@pytest.mark.parametrize(("family", "field", "size", "layer", "supported"), WITHOUT_KERNELS)
+def test_sizes_that_no_kernel_runs(
+    family: str, field: str, size: int, layer: str, supported: str, tmp_path: Path
+) -> None:
+    folder = save_tiny_model(tmp_path / "checkpoint", family, **{field: size})
+    assert_refused(folder, layer, supported, f"{size}; ", "--kernels optional", error=UnsupportedError)
+    assert plan_export(folder, ExportOptions(kernels="optional")).decoder.recurrent_bodies
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "olmo_hybrid"])
+def test_value_heads_that_key_heads_do_not_divide(family: str, checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    folder = edit_config(copy_checkpoint(checkpoints[family], tmp_path / "checkpoint"), linear_num_key_heads=4)
+    assert_refused(folder, "linear_num_key_heads", "a divisor of linear_num_value_heads 6")
+
+
 def test_unknown_model_type_lists_the_supported_ones(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     folder = edit_config(copy_checkpoint(checkpoints["llama"], tmp_path / "checkpoint"), model_type="jamba")
     assert_refused(folder, "unsupported model_type 'jamba'", *FAMILIES, error=UnsupportedError)

@@ -98,7 +98,8 @@ def test_a_gated_mlp_is_one_product_and_a_gate_of_rope_layers(artifacts: Artifac
 
 
 def test_sizes_that_kernels_refuse_run_in_torch(artifacts: ArtifactCache) -> None:
-    exported = nemotron(artifacts, DType.BFLOAT16, hidden_size=60, mamba_head_dim=10, ssm_state_size=9)
+    sizes = {**NEMOTRON, "hidden_size": 60, "mamba_head_dim": 10, "ssm_state_size": 9}
+    exported = artifacts.get("nemotron_h", "bfloat16", sizes, dtype=DType.BFLOAT16, kernels="optional")
     calls = counted(exported, Phase.DECODE, [1, 1], [3, 9]).calls
     assert not calls["mamba2_conv_scan"] and calls["linear_decode"] < 9
 

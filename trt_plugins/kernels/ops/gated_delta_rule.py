@@ -15,6 +15,7 @@ from trt_plugins.kernels.source import KernelSource
 # Tokens of a row up to which they are walked one after the other, with one decay a head and with one a key channel.
 LONGEST_WALK = 8
 LONGEST_CHANNEL_WALK = 32
+PRODUCT_SIZE = 16
 WALK, CHUNKS = "walk", "chunks"
 VARIANTS = (WALK, CHUNKS)
 """Rows of up to four times as many tokens walked; chunks for any rows of several tokens."""
@@ -33,7 +34,7 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
             lambda rows: plan(rows, device),
         )
     delta = DeltaCall.of(call)
-    if delta.time > _longest_walk(delta):
+    if delta.time > _longest_walk(delta) and _fits_products(delta):
         chunked = plan_channels(delta, device) if delta.channel_decay else plan_prefill(delta, device)
         if chunked is not None:
             return chunked
@@ -45,6 +46,11 @@ def _longest_walk(call: DeltaCall) -> int:
     """Tokens of a row up to which the call is walked."""
     measured = LONGEST_CHANNEL_WALK if call.channel_decay else LONGEST_WALK
     return {WALK: _LONGER_WALK * measured, CHUNKS: 1}.get(call.call.variant, measured)
+
+
+def _fits_products(call: DeltaCall) -> bool:
+    """Whether tensor cores' products divide a head; rows of other heads are walked, however long."""
+    return call.key_size % PRODUCT_SIZE == 0 and call.value_size % PRODUCT_SIZE == 0
 
 
 def sources() -> Iterator[KernelSource]:

@@ -146,6 +146,10 @@ def decode_sources() -> Iterator[KernelSource]:
             cut = _slice(DType.BFLOAT16, state, key_size, value_size, 2 * _ONE_WAVE_BYTES)
             yield _Variant(cut, False, True, ACCESS_BYTES, False).source()
             yield _Variant(cut, False, False, 2, False).source()
+    for key_size, value_size in ((8, 8), (40, 24)):
+        for state in (DType.FLOAT32, DType.BFLOAT16):
+            cut = _slice(DType.BFLOAT16, state, key_size, value_size, 0, plain=False)
+            yield from (_Variant(cut, False, True, ACCESS_BYTES, many).source() for many in (False, True))
     yield from columns_sources()
 
 

@@ -1,0 +1,35 @@
+"""Whether the CUDA kernels run the sizes of a decoder's recurrent layers. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from artifact.errors import UnsupportedError
+from exporter.models.decoder_config import DecoderConfig, GatedDeltaConfig, MambaConfig, RecurrentConfig
+from trt_plugins.catalog import OPS
+
+
+def check_kernel_sizes(decoder: DecoderConfig) -> None:
+    """UnsupportedError naming the first layer that the kernels cannot run, what was found and what they support.
+
+    The limits are those that the operators declare. Attention needs no check: where its kernels take a head dim not,
+    engines have another form.
+    """
+    for index, layer in enumerate(decoder.layers):
+        for block in layer.blocks:
+            gap = next(_gaps(block.body), None) if isinstance(block.body, RecurrentConfig) else None
+            if gap is not None:
+                raise UnsupportedError(
+                    f"layer {index} ({layer.layer_type}): {gap}; change the sizes of the model, or pass --kernels "
+                    "optional to export it for ONNX Runtime and for TensorRT's own layers"
+                )
+
+
+def _gaps(body: RecurrentConfig) -> Iterator[str]:
+    """One sentence for each size that the kernels of ``body``'s operators do not take."""
+    yield from OPS["causal_conv1d"].kernel_gaps({"conv_dim": body.conv_dim, "kernel": body.conv_kernel})
+    match body:
+        case MambaConfig():
+            yield from OPS["update_ssm_state"].kernel_gaps({"head_dim": body.head_dim, "state_size": body.state_size})
+        case GatedDeltaConfig():
+            yield from OPS["gated_delta_rule"].kernel_gaps({"key_size": body.key_size, "value_size": body.value_size})

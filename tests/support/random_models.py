@@ -1,0 +1,120 @@
+"""Random configurations of the hybrid families: odd counts, one layer, no attention at all, tied embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from tests.support.tiny_models import EXPERTS
+
+FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "granitemoehybrid", "nemotron_h")
+# Sizes that the CUDA kernels run, so that a plain export takes them.
+STATE_SIZES = (8, 16, 24, 40, 64)
+
+
+@dataclass(frozen=True)
+class RandomModel:
+    """``overrides`` of the family's tiny config, and the type that the checkpoint is stored in."""
+
+    family: str
+    overrides: dict[str, Any]
+    stored: str
+
+
+def random_model(family: str, seed: int) -> RandomModel:
+    """The model of ``family`` with number ``seed``; the same for the same arguments."""
+    random = Random(f"{family} {seed}")
+    kv_heads = random.choice((1, 2, 3))
+    common = {
+        "vocab_size": random.choice((31, 97, 130)),
+        "hidden_size": random.choice((24, 40, 56, 72)),
+        "num_attention_heads": kv_heads * random.choice((1, 2, 5)),
+        "num_key_value_heads": kv_heads,
+        "tie_word_embeddings": random.random() < 0.5,
+    }
+    own = {"granitemoehybrid": _granite, "nemotron_h": _nemotron}.get(family, _delta)(random, family)
+    if family == "granitemoehybrid":  # its heads divide the hidden size
+        common["hidden_size"] = common["num_attention_heads"] * random.choice((8, 16))
+        own |= _granite_mixer(random, common["hidden_size"])
+    return RandomModel(family, {**common, **own}, random.choice(("float32", "bfloat16", "float16")))
+
+
+def _delta(random: Random, family: str) -> dict[str, Any]:
+    layers, key_heads = random.randint(1, 4), random.choice((1, 2, 3, 5))
+    fields: dict[str, Any] = {
+        "num_hidden_layers": layers,
+        "layer_types": _layer_types(random, layers, "linear_attention", "full_attention"),
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": key_heads * random.choice((1, 2, 3)),
+        "linear_key_head_dim": random.choice(STATE_SIZES),
+        "linear_value_head_dim": random.choice(STATE_SIZES),
+        "linear_conv_kernel_dim": random.randint(2, 8),
+        "head_dim": random.choice((8, 16, 24, 40)),
+        "intermediate_size": random.choice((20, 52)),
+    }
+    if family == "olmo_hybrid":  # transformers asks for a layer of each kind
+        kinds = [*fields["layer_types"], "linear_attention", "full_attention"]
+        own = {"layer_types": kinds, "num_hidden_layers": len(kinds)}
+        return fields | own | {"linear_allow_neg_eigval": random.random() < 0.5}
+    if family == "qwen3_5_text" or (family == "qwen3_next" and random.random() < 0.3):
+        return fields
+    experts = random.randint(2, 9)
+    return fields | {
+        **EXPERTS["qwen3_next"],
+        "num_experts": experts,
+        "num_experts_per_tok": random.randint(1, experts),
+        "moe_intermediate_size": random.choice((12, 28)),
+    }
+
+
+def _granite(random: Random, _family: str) -> dict[str, Any]:
+    layers, experts = random.randint(1, 4), random.choice((0, 2, 5, 9))
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": _layer_types(random, layers, "mamba", "attention"),
+        "position_embedding_type": random.choice(("rope", "nope")),
+        "num_local_experts": experts,
+        "num_experts_per_tok": random.randint(1, experts or 2),
+        "intermediate_size": random.choice((12, 28)),
+        "attention_bias": random.random() < 0.5,
+        "mamba_proj_bias": random.random() < 0.5,
+    }
+
+
+def _granite_mixer(random: Random, hidden_size: int) -> dict[str, Any]:
+    head_dim = 8
+    heads = 2 * hidden_size // head_dim
+    return {
+        "mamba_expand": 2,
+        "mamba_d_head": head_dim,
+        "mamba_n_heads": heads,
+        "mamba_n_groups": random.choice([groups for groups in range(1, heads + 1) if heads % groups == 0]),
+        "mamba_d_state": random.choice(STATE_SIZES),
+        "mamba_d_conv": random.randint(2, 4),
+    }
+
+
+def _nemotron(random: Random, _family: str) -> dict[str, Any]:
+    groups, experts = random.choice((1, 2, 3, 5)), random.choice((4, 6, 8))
+    kept = random.choice((1, 2))
+    return {
+        **EXPERTS["nemotron_h"],
+        "hybrid_override_pattern": "".join(random.choices("ME*-", (3, 2, 1, 1), k=random.randint(1, 5))),
+        "head_dim": random.choice((8, 16, 24)),
+        "mamba_num_heads": groups * random.choice((1, 2, 3)),
+        "mamba_head_dim": random.choice(STATE_SIZES),
+        "n_groups": groups,
+        "ssm_state_size": random.choice(STATE_SIZES),
+        "conv_kernel": random.randint(2, 4),
+        "n_routed_experts": experts,
+        "n_group": kept,
+        "topk_group": random.randint(1, kept),
+        "num_experts_per_tok": random.randint(1, experts // 2),
+        "norm_topk_prob": random.random() < 0.5,
+        "routed_scaling_factor": random.choice((1.0, 2.5)),
+    }
+
+
+def _layer_types(random: Random, count: int, recurrent: str, attention: str) -> list[str]:
+    return random.choices((recurrent, attention), (2, 1), k=count)

@@ -1,0 +1,26 @@
+"""Random configurations of the hybrid families, exported as a user would, against transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from exporter.export import export_checkpoint
+from exporter.options import ExportOptions
+from hybridge.verification import VerifyOptions, verify
+from tests.support.random_models import FAMILIES, random_model
+from tests.support.tiny_models import save_tiny_model
+
+SEEDS = range(2)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_random_model_agrees_with_transformers(family: str, seed: int, tmp_path: Path) -> None:
+    model = random_model(family, seed)
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", family, seed=seed, dtype=model.stored, **model.overrides)
+    export_checkpoint(checkpoint, tmp_path / "out", ExportOptions(max_batch_size=3, max_seq_len=64))
+    report = verify(checkpoint, tmp_path / "out", VerifyOptions(prompt_lengths=(1, 7, 33), decode_steps=4, seed=seed))
+    failed = [c for c in report.comparisons if not c.passed]
+    assert report.passed, (model, report.verdict(), failed[:3])
