@@ -53,9 +53,11 @@ def test_a_row_takes_the_states_of_all_its_candidates(exported: Exported) -> Non
     assert plans[1].state_bytes_per_row() == 4 * plans[0].state_bytes_per_row() > 0
 
 
-@pytest.mark.parametrize("count", [-1, 16])
+@pytest.mark.parametrize("count", [1.5, -1, 16])
 def test_counts_without_kernels_are_refused(count: int) -> None:
-    with pytest.raises(UnsupportedError, match=f"--speculative-tokens: expected 0 to 15, found {count}"):
+    with pytest.raises(
+        UnsupportedError, match=f"--speculative-tokens: expected an integer from 0 to 15, found {count}"
+    ):
         ExportOptions(layout="paged", speculative_tokens=count).check()
 
 
