@@ -110,7 +110,29 @@ def test_profiles_hold_every_row_at_its_longest(paged: Exported) -> None:
     assert prefill.shapes["input_ids"][2][0] > 96
 
 
-def test_keys_and_values_of_e4m3_are_refused(artifacts: ArtifactCache) -> None:
-    exported = artifacts.get("llama", "bfloat16", {"num_hidden_layers": 1}, layout="paged", kv_dtype="fp8_e4m3")
-    with pytest.raises(EngineError, match=r"found fp8_e4m3, .* export without --kv-dtype"):
-        build_engine(exported.folder, AMPERE)
+@pytest.fixture(scope="module")
+def e4m3(artifacts: ArtifactCache) -> Exported:
+    sizes = {"num_hidden_layers": 1, "head_dim": 64}
+    return artifacts.get("llama", "bfloat16", sizes, layout="paged", kv_dtype="fp8_e4m3")
+
+
+@pytest.mark.parametrize("capability", ["8.6", "12.0"])
+def test_keys_and_values_of_e4m3_are_bytes_of_the_plugins(e4m3: Exported, capability: str) -> None:
+    """Also on a GPU without e4m3 of its own: the kernels convert by themselves there."""
+    options = replace(AMPERE, plugins="on", compute_capabilities=(capability,), overwrite=True)
+    record = build_engine(e4m3.folder, options)
+    assert record.plugins.ops == {"reshape_and_cache_fp8": 1, "paged_attention_fp8": 1}
+    pools = {b["name"]: b for b in record.bindings if "kv_" in b["name"]}
+    assert {name: b["dtype"] for name, b in pools.items()} == {
+        "kv_pool_0": "int8",
+        "kv_scales_0": "float32",
+        "present_kv_pool_0": "int8",
+        "present_kv_scales_0": "float32",
+    }
+    assert pools["present_kv_pool_0"]["aliases"] == "kv_pool_0"
+    assert pools["present_kv_scales_0"]["aliases"] == "kv_scales_0"
+
+
+def test_native_layers_take_no_e4m3(e4m3: Exported) -> None:
+    with pytest.raises(EngineError, match=r"found native layers \(--plugins off\): export without --kv-dtype"):
+        build_engine(e4m3.folder, replace(AMPERE, plugins="off", overwrite=True))

@@ -14,6 +14,7 @@ from tests.plugins import stand_in
 from tests.plugins.planner_double import FAILING_STREAM, DeviceDouble, input_dtypes, input_shapes, plan_by_shape
 from tests.plugins.stand_in import dynamic_desc, tensor_desc
 from trt_plugins.kernels.catalog import plugin_specs
+from trt_plugins.plugins.data_types import trt_from_dtype
 from trt_plugins.plugins.fields import ALIASED, CAPABILITIES, make_fields
 from trt_plugins.plugins.registration import PluginRegistration
 from trt_plugins.spec import OpSpec
@@ -109,6 +110,18 @@ def test_only_linear_formats(trt: Any, registration: PluginRegistration) -> None
     assert plugin.supports_format_combination(0, tensors, 9)
     tensors[0].desc.format = next(f for f in (trt.TensorFormat.CHW4, trt.TensorFormat.HWC8) if f)
     assert not plugin.supports_format_combination(0, tensors, 9)
+
+
+def test_bytes_of_e4m3_are_int8(trt: Any, registration: PluginRegistration) -> None:
+    """TensorRT gives uint8 to casts alone."""
+    spec = creator_spec("reshape_and_cache_fp8", 2)
+    plugin = created(trt, registration, spec.name, 2)
+    kinds = [trt.DataType.HALF if t.dtype == "T" else trt_from_dtype(trt, t.dtype) for t in spec.inputs]
+    assert kinds[spec.input_index("kv_pool")] == trt.DataType.INT8
+    assert plugin.get_output_data_types(kinds) == [trt.DataType.INT8, trt.DataType.FLOAT]
+    kinds[spec.input_index("kv_pool")] = trt.DataType.UINT8
+    with pytest.raises(EngineError, match="a tensor type that artifacts have"):
+        plugin.get_output_data_types(kinds)
 
 
 def test_workspace_is_asked_for_once_for_all_shapes(trt: Any, registration: PluginRegistration) -> None:

@@ -15,13 +15,14 @@ from artifact.bindings import BLOCK_SIZE, MAX_SEQ, Binding
 from artifact.config import RuntimeConfig
 from artifact.dtypes import DType
 from artifact.errors import ArtifactError, EngineError, UnsupportedError
-from artifact.kv_dtypes import FP8_E4M3
+from artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3
 from trt_plugins.build.attention import STANDARD_DOMAINS, support_attention
 from trt_plugins.build.options import REPLAY, SNAPSHOT
 from trt_plugins.build.plugin_choice import PluginChoice
 from trt_plugins.build.profiles import PAGED_BLOCK_SIZE
 from trt_plugins.call_check import TensorType
 from trt_plugins.catalog import DOMAIN, spec_of
+from trt_plugins.plugins.data_types import network_dtype
 from trt_plugins.plugins.fields import ALIASED, CAPABILITIES
 from trt_plugins.rewrites.held_states import held_states
 from trt_plugins.spec import AttributeValue
@@ -66,14 +67,9 @@ def parser_model(
     choose: which nodes become plugins; it may rewrite the model in place. hold: steps hold the states of their
     candidate tokens, whose operators have to become plugins.
     ArtifactError: the graph or its weights are missing, damaged or contradict config.json.
-    EngineError: an operator has no body that native layers could run, or keys and values are e4m3.
+    EngineError: an operator has no body that native layers could run, or keys and values are e4m3 and no plugins run.
     UnsupportedError: no operator has states to hold, or no plugin. What ``choose`` raises.
     """
-    if config.has_kv_scales:
-        raise EngineError(
-            f"{artifact}: expected keys and values in a type that TensorRT computes with, found {FP8_E4M3}, whose "
-            "bytes its parser and its plugins have no type for: export without --kv-dtype, or run --engine torch"
-        )
     path = artifact / MODEL_FILE
     model, digest = _load(path)
     check_weights(artifact, model)
@@ -82,7 +78,13 @@ def parser_model(
     fix_axes(model, {MAX_SEQ: max_seq_len, BLOCK_SIZE: PAGED_BLOCK_SIZE})
     graphs = held_states(model) if hold else None
     model = model if graphs is None else graphs.check
-    found = _ready(model, choose(model), digest)
+    choice = choose(model)
+    if config.has_kv_scales and not choice.nodes:
+        raise EngineError(
+            f"{artifact}: expected the plugins, which take keys and values of {FP8_E4M3} as bytes, found native layers "
+            f"({choice.reason}): export without --kv-dtype, or run --engine torch"
+        )
+    found = _ready(model, choice, digest)
     if graphs is None:
         return found
     if not found.plugins.nodes:
@@ -101,6 +103,7 @@ def _ready(model: onnx.ModelProto, choice: PluginChoice, digest: str) -> ParserM
     """``model`` for the parser; changed in place."""
     fp32_values = float32_values(model)
     use_plugins(model, choice)
+    use_network_types(model)
     support_attention(model)
     return ParserModel(model.SerializeToString(), fp32_values, digest, choice)
 
@@ -124,6 +127,14 @@ def use_plugins(model: onnx.ModelProto, choice: PluginChoice) -> None:
             extras |= {ALIASED: int(choice.aliased), _PLUGIN_VERSION: str(spec.version)}
             for name, value in {**attributes, **extras}.items():
                 node.attribute.append(onnx.helper.make_attribute(name, value))
+
+
+def use_network_types(model: onnx.ModelProto) -> None:
+    """Declare, in place, the pools of bytes in the type that a network has for them; plugins alone touch these."""
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        tensor = value.type.tensor_type
+        if tensor.elem_type == E4M3_BYTES.onnx:
+            tensor.elem_type = network_dtype(E4M3_BYTES).onnx
 
 
 def fix_axes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:

@@ -15,13 +15,15 @@ from trt_plugins.build.plugin_choice import PluginChoice
 from trt_plugins.build.profiles import PAGED_BLOCK_SIZE, Limits
 from trt_plugins.build.target import Target
 from trt_plugins.catalog import DENSE_VERSION, DOMAIN
+from trt_plugins.plugins.data_types import network_dtype
 
 PLAN_FILE = "model.engine"
 
 
 def engine_bindings(declared: Sequence[Binding], limits: Limits, tensors: list[TensorSummary]) -> list[dict[str, Any]]:
     """The engine's bindings, which are ``declared`` in this order; EngineError when the network's are others."""
-    expected, found = [(b.name, b.dtype.value) for b in declared], [(t.name, t.dtype) for t in tensors]
+    expected = [(b.name, network_dtype(b.dtype).value) for b in declared]
+    found = [(t.name, t.dtype) for t in tensors]
     if expected != found:
         wrong = next((f"{f[0]} ({f[1]})" for e, f in zip(expected, found, strict=False) if e != f), "another number")
         raise EngineError(f"expected the bindings that config.json declares in the engine, found {wrong}: export again")

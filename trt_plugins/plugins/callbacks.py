@@ -18,7 +18,7 @@ from trt_plugins.kernels.launcher import BoundPlan
 from trt_plugins.kernels.layout import TensorLayout
 from trt_plugins.kernels.source import sources_digest
 from trt_plugins.plugins.calls import CallRange
-from trt_plugins.plugins.data_types import dtype_from_trt, trt_from_dtype
+from trt_plugins.plugins.data_types import operator_dtype, trt_from_dtype
 from trt_plugins.plugins.errors import PluginErrors
 from trt_plugins.plugins.fields import make_fields
 from trt_plugins.plugins.layer import state_inputs
@@ -68,7 +68,7 @@ class BuildCallbacks(Callbacks):
 
     @guarded
     def get_output_data_types(self, input_types: Sequence[Any]) -> list[Any]:
-        found = self.core.output_dtypes([dtype_from_trt(t) for t in input_types])
+        found = self.core.output_dtypes([operator_dtype(t) for t in input_types])
         return [trt_from_dtype(self.trt, dtype) for dtype in found]
 
     @guarded
@@ -80,7 +80,7 @@ class BuildCallbacks(Callbacks):
     def supports_format_combination(self, pos: int, in_out: Sequence[Any], num_inputs: int) -> bool:
         if in_out[pos].desc.format != self.trt.TensorFormat.LINEAR:
             return False
-        return self.core.supports(pos, [dtype_from_trt(tensor.desc.type) for tensor in in_out[: pos + 1]])
+        return self.core.supports(pos, [operator_dtype(tensor.desc.type) for tensor in in_out[: pos + 1]])
 
     @guarded
     def configure_plugin(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -110,7 +110,7 @@ class BuildCallbacks(Callbacks):
         return f"{layer.spec.qualified_name} {layer.spec.version} [{attributes}] [{types}] {kernels}"
 
     def _call_range(self, inputs: Sequence[Any]) -> CallRange:
-        dtypes = [dtype_from_trt(tensor.desc.type) for tensor in inputs]
+        dtypes = [operator_dtype(tensor.desc.type) for tensor in inputs]
         return self.core.call_range(dtypes, [tuple(t.min) for t in inputs], [tuple(t.max) for t in inputs])
 
 
@@ -162,6 +162,6 @@ class RuntimeCallbacks(Callbacks):
 
 def _layout(desc: Any) -> TensorLayout:
     """The layout of a ``trt.PluginTensorDesc``, which is linear: contiguous."""
-    dtype = dtype_from_trt(desc.type)
+    dtype = operator_dtype(desc.type)
     assert isinstance(dtype, DType), desc.type  # supports_format_combination admits no other
     return TensorLayout.contiguous(dtype, tuple(desc.dims))

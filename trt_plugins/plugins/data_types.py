@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from artifact.dtypes import DType
+from artifact.kv_dtypes import E4M3_BYTES
 
 _TRT_NAMES = {
     DType.FLOAT32: "FLOAT",
@@ -25,5 +26,19 @@ def dtype_from_trt(data_type: Any) -> DType | None:
 
 
 def trt_from_dtype(trt: Any, dtype: DType) -> Any:
-    """The ``trt.DataType`` of ``dtype``, which is one of those above."""
-    return getattr(trt.DataType, _TRT_NAMES[dtype])
+    """The ``trt.DataType`` of ``dtype`` in a network."""
+    return getattr(trt.DataType, _TRT_NAMES[network_dtype(dtype)])
+
+
+def network_dtype(dtype: DType) -> DType:
+    """The type of a tensor in a network: the bytes of e4m3 are int8.
+
+    TensorRT takes uint8 outputs of a network from casts alone, and does not build its own FP8 for GPUs before 8.9.
+    """
+    return DType.INT8 if dtype is E4M3_BYTES else dtype
+
+
+def operator_dtype(data_type: Any) -> DType | None:
+    """What an operator declares where a network has ``data_type``; no operator has numbers of int8."""
+    found = dtype_from_trt(data_type)
+    return None if found is E4M3_BYTES else E4M3_BYTES if found is DType.INT8 else found
