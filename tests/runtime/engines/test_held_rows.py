@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from artifact.errors import EngineError
+from runtime.engines.held_modes import REPLAY, SNAPSHOT
 from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
 from runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
 from runtime.engines.paged import PagedEngine
@@ -32,6 +33,7 @@ def torch_cpu(folder: Path) -> PagedEngine:
 
 
 ENGINES: dict[str, Callable[[Path], PagedEngine]] = {"onnxruntime": onnxruntime, "torch": torch_cpu}
+CONV = "causal_conv1d"
 FAMILIES = {"nemotron_h": "update_ssm_state", "qwen3_next": "gated_delta_rule"}
 
 
@@ -80,6 +82,44 @@ def test_logits_are_those_of_states_kept_and_nothing_moves_before_the_advance(en
     for state, old in zip(rows.states(), before, strict=True):
         assert not np.array_equal(state[0], old[0])
         np.testing.assert_array_equal(state[2], old[2])
+
+
+MODES: tuple[Callable[[str], str | dict[str, str]], ...] = (
+    lambda scan: SNAPSHOT,
+    lambda scan: {CONV: SNAPSHOT},
+    lambda scan: {scan: SNAPSHOT, CONV: REPLAY},
+)
+
+
+@pytest.mark.parametrize("index", range(len(MODES)))
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_mode_gives_the_states_of_the_right_tokens_alone(
+    family: str, name: str, index: int, artifacts: ArtifactCache
+) -> None:
+    """Of a graph without slots for candidates."""
+    engine, scan = ENGINES[name](artifacts.get(family, "float32", layout="paged").folder), FAMILIES[family]
+    mode = MODES[index](scan)
+    engine.prepare_held(ROWS, 1 + MOST, mode)
+    asked = dict.fromkeys((CONV, scan), mode) if isinstance(mode, str) else mode
+    assert engine.held_modes == {scan: REPLAY, **asked}
+    assert (engine.held_token_bytes == engine.slot_bytes) == (mode == SNAPSHOT)
+
+    @settings(deadline=None, max_examples=6, suppress_health_check=list(HealthCheck))
+    @given(st.lists(STEP, min_size=1, max_size=4), st.integers(0, 1000))
+    def any_pattern(pattern: list[Pattern], seed: int) -> None:
+        rng, rows = np.random.default_rng(seed), Rows(engine)
+        for step in pattern:
+            new = [rng.integers(0, 50, 1 + tried).tolist() for tried, _ in step]
+            assert np.isfinite(rows.hold(new, [1 + round(share * tried) for tried, share in step])).all()
+        assert_alone(rows, [*rows.states()])
+
+    any_pattern()
+
+
+def test_a_mode_of_an_operator_that_is_not_there_is_refused(engine: PagedEngine) -> None:
+    with pytest.raises(EngineError, match=r"recurrent operators causal_conv1d, .*, found 'conv': name one of these"):
+        engine.prepare_held(ROWS, 2, {"conv": REPLAY})
 
 
 def test_a_token_of_a_held_row_takes_few_bytes(engine: PagedEngine) -> None:
