@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from artifact.dtypes import DType
@@ -44,8 +45,8 @@ class VerifyOptions:
             raise RequestError(f"--prompt-lengths: expected positive lengths, found {list(self.prompt_lengths)}")
         if self.decode_steps < 0:
             raise RequestError(f"--decode-steps: expected 0 or more, found {self.decode_steps}")
-        if self.tolerance is not None and not self.tolerance > 0:
-            raise RequestError(f"--tolerance: expected a positive number, found {self.tolerance}")
+        if self.tolerance is not None and not 0 < self.tolerance < math.inf:
+            raise RequestError(f"--tolerance: expected a positive finite number, found {self.tolerance}")
         longest = max(self.prompt_lengths) + self.decode_steps
         if longest > max_seq_len:
             raise RequestError(

@@ -116,6 +116,7 @@ def test_a_changed_or_missing_file_is_named(name: str, copied: Exported) -> None
         (VerifyOptions(prompt_lengths=(4, 0)), "--prompt-lengths"),
         (VerifyOptions(decode_steps=-1), "--decode-steps"),
         (VerifyOptions(tolerance=0.0), "--tolerance"),
+        (VerifyOptions(tolerance=float("inf")), "--tolerance: expected a positive finite number, found inf"),
         (VerifyOptions(tolerance=float("nan")), "--tolerance"),
         (VerifyOptions(prompt_lengths=(95,), decode_steps=2), "96"),
     ],
