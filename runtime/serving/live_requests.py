@@ -21,10 +21,17 @@ class LiveRequests:
     """
 
     def __init__(
-        self, scheduler: Scheduler, eos: tuple[int, ...], tokenizer: Tokenizer | None, forget: Callable[[int], None]
+        self,
+        scheduler: Scheduler,
+        eos: tuple[int, ...],
+        tokenizer: Tokenizer | None,
+        forget: Callable[[int], None],
+        forked: Callable[[int, int], None],
     ) -> None:
-        """``forget`` is called with the id of each sequence that has ended."""
+        """``forget`` is called with the id of each sequence that has ended, ``forked`` with those of one that is forked
+        and of the new one."""
         self._scheduler, self._eos, self._tokenizer, self._forget_sequence = scheduler, eos, tokenizer, forget
+        self._forked = forked
         self._groups: dict[int, Group] = {}
         self._request_of: dict[ScheduledSequence, int] = {}
         # Tokens that were chosen, whose pieces are not made yet, and what has not been handed out.
@@ -146,6 +153,7 @@ class LiveRequests:
     def _fork(self, parent: ScheduledSequence) -> ScheduledSequence:
         child = self._scheduler.fork(parent)
         self._request_of[child] = self._request_of[parent]
+        self._forked(parent.id, child.id)
         return child
 
     def _finish(self, sequence: ScheduledSequence) -> None:

@@ -45,8 +45,8 @@ class ServingLoop:
         speculator = None if wanted is None else Speculator(wanted, engine, rows)
         memory = loop_memory(engine, settings, self.shape, speculator.candidate_slots if speculator else 0)
         self.pools, self.scheduler, self.served_cache = memory.pools, memory.scheduler, memory.cache
-        forget = speculator.forget if speculator else _nobody_remembers
-        self._requests = requests = LiveRequests(self.scheduler, eos, tokenizer, forget)
+        forget, forked = (speculator.forget, speculator.forked) if speculator else (_nobody_remembers,) * 2
+        self._requests = requests = LiveRequests(self.scheduler, eos, tokenizer, forget, forked)
         self._speculator = speculator
         self._candidates = CandidateCheck(speculator, self.scheduler, requests) if speculator else None
         runner = speculator.runner if speculator else None
@@ -164,5 +164,5 @@ class ServingLoop:
             raise error
 
 
-def _nobody_remembers(sequence: int) -> None:
-    """Without speculation, no drafter has to forget a sequence."""
+def _nobody_remembers(*sequences: int) -> None:
+    """Without speculation, no drafter has to know what becomes of a sequence."""

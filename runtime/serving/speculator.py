@@ -97,6 +97,11 @@ class Speculator:
         if count is not None:
             count.observe(proposed, accepted)
 
+    def forked(self, parent: int, child: int) -> None:
+        """The sequence ``child`` goes on from where ``parent`` is."""
+        if self.runner is not None:
+            self.runner.fork(parent, child)
+
     def forget(self, sequence: int) -> None:
         """The sequence has ended."""
         self._counts.pop(sequence, None)

@@ -16,3 +16,6 @@ class StepRunner(Protocol):
 
     def launch(self, engine: PagedEngine, inputs: PackedInputs, rows: Sequence[PlannedRow]) -> StepResult:
         """As ``engine.launch(inputs)``. The first rows of ``inputs`` are ``rows``, any others are padding."""
+
+    def fork(self, parent: int, child: int) -> None:
+        """The sequence ``child`` goes on from where ``parent`` is: what the last step computed is of both."""

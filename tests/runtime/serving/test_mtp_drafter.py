@@ -130,28 +130,30 @@ def test_proposals_are_what_the_head_says(engine: str, artifact: Path) -> None:
 
 
 def test_a_sequence_that_others_began(artifact: Path) -> None:
-    """The head begins with the first position that the model computes for it; positions are those of the sequence."""
+    """Of what came from a cache the head sees nothing; of a prompt that others go on from too, its last chunk."""
     prompt = [3 + i % 11 for i in range(24)]
+    params, drawn = SamplingParams(ignore_eos=True), SamplingParams(ignore_eos=True, temperature=0.9, seed=5, n=2)
     with LLM(artifact, "onnxruntime") as llm:
-        drafter = Watched(open_mtp_head(artifact, llm.engine), llm.engine, 3, 60, MOST)
-        params = SamplingParams(ignore_eos=True)
         first = llm.generate([prompt], params, NEW)[0].token_ids
         history = [*prompt, *first, 8, 9]
         second = llm.generate([history], params, NEW)[0].token_ids
-        drawn = SamplingParams(ignore_eos=True, temperature=0.9, seed=5, n=2)
-        several = llm.generate([PROMPTS[0]], drawn, NEW)[0]
-        speculation = SpeculationSettings(MOST, drafter, adaptive=False)
-        serving = ServingSettings(prefix_cache="radix", max_tokens=16, speculation=speculation)
-        speculating = LLM(artifact, llm.engine, serving=serving)
-        assert speculating.generate([prompt], params, NEW)[0].token_ids == first
-        resumed = speculating.generate([history], params, NEW)[0]
-        assert resumed.token_ids == second and resumed.cached_tokens > 0
-        again = speculating.generate([PROMPTS[0]], drawn, NEW)[0]
-        assert [a.token_ids for a in again.alternatives] == [a.token_ids for a in several.alternatives]
-    begun = [sequence for sequence, origin in drafter.origins.items() if origin > 0]
-    assert begun and any(found for sequence, _, _, found in drafter.asked if sequence in begun)
-    drafter.asked = [each for each in drafter.asked if each[0] in begun]
-    check_proposals(drafter, MtpHeadEngine(artifact), 4)
+        several = llm.generate([prompt], drawn, NEW)[0]
+        for cache in ("radix", "off"):
+            drafter = Watched(open_mtp_head(artifact, llm.engine), llm.engine, 3, 60, MOST)
+            speculation = SpeculationSettings(MOST, drafter, adaptive=False)
+            serving = ServingSettings(prefix_cache=cache, max_tokens=16, speculation=speculation)
+            speculating = LLM(artifact, llm.engine, serving=serving)
+            if cache == "radix":
+                assert speculating.generate([prompt], params, NEW)[0].token_ids == first
+                resumed = speculating.generate([history], params, NEW)[0]
+                assert resumed.token_ids == second and resumed.cached_tokens > 0
+            else:
+                again = speculating.generate([prompt], drawn, NEW)[0]
+                assert [a.token_ids for a in again.alternatives] == [a.token_ids for a in several.alternatives]
+                assert sorted(drafter.origins.values()) == [0, 16]
+            begun = [sequence for sequence, origin in drafter.origins.items() if origin > 0]
+            drafter.asked = [each for each in drafter.asked if each[0] in begun]
+            check_proposals(drafter, MtpHeadEngine(artifact), 4)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
