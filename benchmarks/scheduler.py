@@ -1,6 +1,7 @@
 """The host's share of a decode step, without a model: planning, tables, greedy choice and stop conditions.
 
-What is done while the device works on the next step, the pieces, is told apart.
+What is done while the device works on the next step, the pieces, is told apart. So is a batch of which every row draws
+its tokens, with a temperature and a seed of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from benchmarks.report import Gate, Report, Target
 from runtime.engines.paged import HostCopy, PackedInputs, PagedEngine, PoolSizes, StepLimits
 from runtime.engines.step_result import StepResult
 from runtime.generation import Request
-from runtime.sampling import SamplingParams
+from runtime.sampling import Sampler, SamplingParams
 from runtime.serving.loop import ServingLoop
 from runtime.serving.packing import packed_inputs
 from runtime.serving.request import Output, ServingRequest
@@ -47,10 +48,10 @@ class SchedulerSettings:
 
 
 class CountingResult(StepResult):
-    """Of a step that is never done before somebody waits for it."""
+    """Of a step that is never done before somebody waits for it. ``logits`` [m, vocab] are not those of ``best``."""
 
-    def __init__(self, best: np.ndarray) -> None:
-        self._best = best
+    def __init__(self, best: np.ndarray, logits: np.ndarray) -> None:
+        self._best, self._logits = best, logits
 
     @property
     def is_ready(self) -> bool:
@@ -60,17 +61,26 @@ class CountingResult(StepResult):
         return list(self._best.tolist())
 
     def logits(self, index: int) -> np.ndarray:
-        raise EngineError("the counting engine has no logits: sample greedily")
+        row: np.ndarray = self._logits[index].copy()
+        return row
+
+    def rows(self, indices: Sequence[int]) -> np.ndarray:
+        return self._logits[list(indices)]
 
 
 class CountingEngine(PagedEngine):
-    """Computes nothing: after the token at position p the best token is p modulo the vocabulary."""
+    """Computes nothing: after the token at position p the best token is p modulo the vocabulary.
+
+    The logits of the k-th row that asks for some are the same in every step.
+    """
 
     name: ClassVar[str] = "counting"
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.config = _config(settings)
         self._limits = StepLimits(settings.batch * settings.context, settings.batch)
+        normal = np.random.default_rng(0).standard_normal((settings.batch, settings.vocab))
+        self.logits = (3 * normal).astype(np.float32)
 
     @property
     def limits(self) -> StepLimits:
@@ -91,7 +101,8 @@ class CountingEngine(PagedEngine):
         return True
 
     def launch(self, inputs: PackedInputs) -> CountingResult:
-        return CountingResult(inputs.positions[inputs.logits_indices] % self.config.vocab_size)
+        best = inputs.positions[inputs.logits_indices] % self.config.vocab_size
+        return CountingResult(best, self.logits[: best.size])
 
     def step(self, inputs: PackedInputs) -> np.ndarray:
         raise EngineError("the counting engine has no logits: launch its steps")
@@ -115,21 +126,26 @@ class CountingEngine(PagedEngine):
 def run(settings: SchedulerSettings) -> Report:
     """Let the batch decode ``repeats`` times; each repeat gives the median of its steps."""
     loops: list[float] = []
+    drawing: list[float] = []
     parts: dict[str, list[float]] = {"plan": [], "pack": [], "commit": [], "beside the device": []}
     wrong = 0
     for _ in range(settings.repeats):
-        host, beside, outputs = _steps(settings)
+        host, beside, outputs = _steps(settings, draws=False)
         loops.append(median(host))
         parts["beside the device"].append(median(beside))
-        wrong += _wrong(outputs, settings)
+        wrong += _wrong(outputs, [_expected(settings)] * settings.batch)
+        host, _, outputs = _steps(settings, draws=True)
+        drawing.append(median(host))
+        wrong += _wrong(outputs, _drawn_alone(settings))
         for name, times in _parts(settings).items():
             parts[name].append(median(times))
-    gates = (Gate("tokens that differ from those that the engine named", float(wrong), 0.0),)
+    gates = (Gate("tokens that differ from those that the engine named, or that are drawn alone", float(wrong), 0.0),)
     if wrong:
         return Report(NAME, asdict(settings), gates)
     total = Spread.of(1e6 * value for value in loops)
     results = {
         "host_us": total.to_json(),
+        "host_of_rows_that_draw_us": Spread.of(1e6 * value for value in drawing).to_json(),
         "parts_us": {name: Spread.of(1e6 * value for value in values).to_json() for name, values in parts.items()},
     }
     title = f"host time of a decode step at batch {settings.batch}"
@@ -137,25 +153,29 @@ def run(settings: SchedulerSettings) -> Report:
     return Report(NAME, asdict(settings), gates, results, (target,))
 
 
-def _loop(settings: SchedulerSettings) -> ServingLoop:
-    """A loop whose requests have all been prefilled."""
+def _params(row: int, draws: bool) -> SamplingParams:
+    return SamplingParams(temperature=0.5 + row / 100, seed=row) if draws else SamplingParams()
+
+
+def _loop(settings: SchedulerSettings, draws: bool = False) -> ServingLoop:
+    """A loop whose requests have all been prefilled, row k of the step being the k-th of them."""
     engine = CountingEngine(settings)
     longest = settings.context + settings.steps
     memory = settings.batch * (longest + 2 * settings.block_size + 1) * 2
     loop = ServingLoop(engine, ServingSettings(settings.block_size, memory_bytes=memory), (), None)
-    for _ in range(settings.batch):
-        loop.add(ServingRequest(Request((1,) * settings.context, SamplingParams(), settings.steps)))
+    for row in range(settings.batch):
+        loop.add(ServingRequest(Request((1,) * settings.context, _params(row, draws), settings.steps), row))
     while loop.scheduler.waiting or any(s.pending > 1 for s in loop.scheduler.sequences.values()):
         loop.step()
     return loop
 
 
-def _steps(settings: SchedulerSettings) -> tuple[list[float], list[float], list[Output]]:
+def _steps(settings: SchedulerSettings, draws: bool) -> tuple[list[float], list[float], list[Output]]:
     """Of each step the seconds that a device waits for it and those beside the device, and what the steps gave.
 
     The last step ends all requests at once.
     """
-    loop = _loop(settings)
+    loop = _loop(settings, draws)
     host, beside, outputs = [], [], []
     while loop.busy:
         started = time.perf_counter()
@@ -189,16 +209,29 @@ def _parts(settings: SchedulerSettings) -> dict[str, list[float]]:
     return times
 
 
-def _wrong(outputs: Sequence[Output], settings: SchedulerSettings) -> int:
-    """Tokens of the finished requests that are not the ones that the engine named."""
-    expected = [position % settings.vocab for position in range(settings.context - 1, _last(settings))]
+def _wrong(outputs: Sequence[Output], expected: Sequence[Sequence[int]]) -> int:
+    """Tokens of the finished requests that are not the ``expected`` ones, by request."""
     answers = [output.piece.generation for output in outputs if output.piece and output.piece.generation]
-    wrong = sum(token != right for answer in answers for token, right in zip(answer.token_ids, expected, strict=True))
-    return wrong + settings.steps * (settings.batch - len(answers))
+    places = [output.piece.index for output in outputs if output.piece and output.piece.generation]
+    wrong = 0
+    for place, answer in zip(places, answers, strict=True):
+        wrong += sum(token != right for token, right in zip(answer.token_ids, expected[place], strict=True))
+    return wrong + sum(map(len, expected)) - sum(len(answer.token_ids) for answer in answers)
 
 
-def _last(settings: SchedulerSettings) -> int:
-    return settings.context - 1 + settings.steps
+def _expected(settings: SchedulerSettings) -> list[int]:
+    """The tokens that the engine names."""
+    first = settings.context - 1
+    return [position % settings.vocab for position in range(first, first + settings.steps)]
+
+
+def _drawn_alone(settings: SchedulerSettings) -> list[list[int]]:
+    """The tokens that each request draws from its logits by itself."""
+    found = []
+    for row, logits in enumerate(CountingEngine(settings).logits):
+        sampler = Sampler(_params(row, draws=True))
+        found.append([sampler.sample(logits)[0] for _ in range(settings.steps)])
+    return found
 
 
 def _config(settings: SchedulerSettings) -> RuntimeConfig:

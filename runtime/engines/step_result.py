@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from runtime.sampling import best_tokens
 class StepResult(ABC):
     """The outcome of one step, which may still be computed; valid until the engine's next step.
 
-    Both methods wait for the step and raise the EngineError that it ended with.
+    All methods wait for the step and raise the EngineError that it ended with.
     """
 
     @property
@@ -28,6 +29,10 @@ class StepResult(ABC):
     def logits(self, index: int) -> np.ndarray:
         """Logits [vocab] float32 of logits_indices[index]."""
 
+    def rows(self, indices: Sequence[int]) -> np.ndarray:
+        """Logits [n, vocab] float32 of the n >= 1 logits_indices of ``indices``, which ascend, read at once."""
+        return np.stack([self.logits(index) for index in indices])
+
 
 class ArrayResult(StepResult):
     """Logits [m, vocab] float32 that lie in host memory already."""
@@ -41,3 +46,7 @@ class ArrayResult(StepResult):
     def logits(self, index: int) -> np.ndarray:
         row: np.ndarray = self._logits[index]
         return row
+
+    def rows(self, indices: Sequence[int]) -> np.ndarray:
+        every = len(indices) == len(self._logits)
+        return self._logits if every else self._logits[list(indices)]

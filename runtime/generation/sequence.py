@@ -9,7 +9,7 @@ import numpy as np
 
 from runtime.generation.request import Request
 from runtime.generation.results import LENGTH, STOP, Generation, Piece, Timings
-from runtime.sampling import Guess, Sampler, TokenLogprobs
+from runtime.sampling import Drawn, Guess, Sampler, TokenLogprobs
 from runtime.text import StopStrings, Tokenizer
 
 
@@ -40,7 +40,7 @@ class Sequence:
         self._texts: list[str] = []
         self._max_new_tokens = request.max_new_tokens
         self._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
-        self._sampler, self._takes_best = Sampler(params, request.prompt_ids), params.plain_greedy
+        self.sampler, self._takes_best = Sampler(params, request.prompt_ids), params.plain_greedy
         self._stops = StopStrings(params.stop)
         self._detokenizer = (
             None if tokenizer is None else tokenizer.detokenizer(request.prompt_ids, params.skip_special_tokens)
@@ -63,11 +63,15 @@ class Sequence:
         ``best``, ``guess``: see ``Sampler.sample``. The text is looked at only where a stop string may be in it.
         """
         if self._takes_best and best is not None:
-            token = best
+            self.take((best, None))
         else:
-            token, logprobs = self._sampler.sample(logits, best, guess)
-            if logprobs is not None and self._logprobs is not None:
-                self._logprobs.append(logprobs)
+            self.take(self.sampler.sample(logits, best, guess))
+
+    def take(self, drawn: Drawn) -> None:
+        """``choose``, where ``sampler`` has drawn the token already."""
+        token, logprobs = drawn
+        if logprobs is not None and self._logprobs is not None:
+            self._logprobs.append(logprobs)
         if self.last_token < 0:
             self._first_token_at = time.perf_counter()
         self.last_token = token

@@ -3,6 +3,7 @@
 from runtime.sampling.logprobs import TokenLogprobs
 from runtime.sampling.params import SamplingParams
 from runtime.sampling.rejection import Guess
+from runtime.sampling.rows import Drawn, sample_rows
 from runtime.sampling.sampler import Sampler, best_tokens
 
-__all__ = ["Guess", "Sampler", "SamplingParams", "TokenLogprobs", "best_tokens"]
+__all__ = ["Drawn", "Guess", "Sampler", "SamplingParams", "TokenLogprobs", "best_tokens", "sample_rows"]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-_FIRST_HEAD = 64
+# Weights that a search for the largest ones looks at first.
+FIRST_HEAD = 64
 
 
 def penalised(logits: np.ndarray, seen: np.ndarray, penalty: float) -> np.ndarray:
@@ -36,7 +37,7 @@ def top_p_positions(weights: np.ndarray, top_p: float) -> np.ndarray:
     Sorts a growing head of the weights, so that a peaked distribution over a large vocabulary stays cheap.
     """
     threshold = top_p * weights.sum(dtype=np.float64)
-    size = _FIRST_HEAD
+    size = FIRST_HEAD
     while True:
         head = _largest(weights, size)
         cumulative = np.cumsum(weights[head], dtype=np.float64)

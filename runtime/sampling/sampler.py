@@ -15,8 +15,8 @@ from runtime.sampling.rejection import Guess, kept_or_redrawn
 
 # A temperature below this is greedy in all but name, and float32 cannot divide by much smaller ones.
 _LEAST_TEMPERATURE = 1e-6
-# Above this many candidates a draw first chooses a block, so that only one block needs a running sum.
-_BLOCK = 1024
+# Up to so many candidates have one running sum; of more, a draw chooses a block first, and only this one needs a sum.
+FEW = 64
 
 
 class Sampler:
@@ -31,6 +31,16 @@ class Sampler:
         self._random = None if params.greedy else np.random.Generator(np.random.PCG64(params.seed))
         # Insertion-ordered set of token ids; only kept where the penalty needs it.
         self._seen = dict.fromkeys(prompt) if params.repetition_penalty != 1 else None
+        self.temperature = _divisor(params)
+        # (top_k, top_p, min_p) of a sampler that makes one draw of the logits as they are; None for any other.
+        self.filters: tuple[int, float, float] | None = None
+        if self._random is not None and self._seen is None and params.logprobs is None:
+            self.filters = params.top_k, params.top_p, params.min_p
+
+    def uniform(self) -> float:
+        """The next number of the random stream, in [0, 1), for who draws in place of ``sample``."""
+        assert self._random is not None, "a greedy sampler draws nothing"
+        return self._random.random()
 
     def sample(
         self, logits: np.ndarray, best: int | None = None, guess: Guess | None = None
@@ -67,6 +77,11 @@ def best_tokens(logits: np.ndarray) -> list[int | None]:
     return tokens
 
 
+def _divisor(params: SamplingParams) -> float:
+    """What scores are divided by."""
+    return max(params.temperature, _LEAST_TEMPERATURE)
+
+
 def candidates(scores: np.ndarray, peak: float, params: SamplingParams) -> tuple[np.ndarray | None, np.ndarray]:
     """Token ids (None: all) that survive the filters, and their unnormalised probabilities after temperature.
 
@@ -75,7 +90,9 @@ def candidates(scores: np.ndarray, peak: float, params: SamplingParams) -> tuple
     ids = top_k_ids(scores, params.top_k) if 0 < params.top_k < scores.size else None
     chosen = scores if ids is None else scores[ids]
     with np.errstate(over="ignore"):
-        weights = np.exp((chosen - peak) / max(params.temperature, _LEAST_TEMPERATURE))
+        weights = chosen - peak
+        weights /= _divisor(params)
+        np.exp(weights, out=weights)
     if params.top_p < 1:
         ids, weights = _select(ids, weights, top_p_positions(weights, params.top_p))
     if params.min_p > 0:
@@ -105,19 +122,25 @@ def _draw_token(
     if guess is not None and guess.probabilities is not None:
         position, weights = kept_or_redrawn(ids, weights, guess, random)
     if position < 0:
-        position = _draw(weights, random.random())
+        position = draw(weights, random.random())
     return position if ids is None else int(ids[position])
 
 
-def _draw(weights: np.ndarray, uniform: float) -> int:
+def block_size(count: int) -> int:
+    """How many of ``count`` candidates have a running sum of their own."""
+    return count if count <= FEW else 32 if count <= 1024 else 1024
+
+
+def draw(weights: np.ndarray, uniform: float) -> int:
     """The position where the running sum of ``weights`` [n] passes ``uniform`` (in [0, 1)) of the whole."""
-    if weights.size <= _BLOCK:
+    size = block_size(weights.size)
+    if size == weights.size:
         return _position(np.cumsum(weights, dtype=np.float64), uniform)
-    starts = np.arange(0, weights.size, _BLOCK)
+    starts = np.arange(0, weights.size, size)
     blocks = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
     block = _position(blocks, uniform)
     before = 0.0 if block == 0 else float(blocks[block - 1])
-    inside = np.cumsum(weights[starts[block] : starts[block] + _BLOCK], dtype=np.float64)
+    inside = np.cumsum(weights[starts[block] : starts[block] + size], dtype=np.float64)
     share = (uniform * float(blocks[-1]) - before) / float(inside[-1])
     return int(starts[block]) + _position(inside, min(max(share, 0.0), 1.0))
 

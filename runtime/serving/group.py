@@ -10,7 +10,7 @@ import numpy as np
 
 from runtime.generation import Piece
 from runtime.generation import Sequence as RunningSequence
-from runtime.sampling import Guess
+from runtime.sampling import Drawn, Guess, Sampler
 from runtime.scheduler import ScheduledSequence
 from runtime.serving.request import ServingRequest
 from runtime.text import Tokenizer
@@ -46,6 +46,14 @@ class Group(ABC):
     def candidates(self) -> int | None:
         """How many candidate tokens a sequence may have in a step at most; None: as many as there are."""
         return 0
+
+    def sampler(self, sequence: ScheduledSequence) -> Sampler | None:
+        """What draws the next token of ``sequence``, to be given to ``take``; None where ``accept`` has to choose."""
+        return None
+
+    def take(self, sequence: ScheduledSequence, drawn: Drawn) -> list[MakePiece]:
+        """``accept``, where the ``sampler`` has drawn the token already."""
+        raise NotImplementedError("this group has no sampler to draw for it")
 
     @property
     @abstractmethod
@@ -94,14 +102,25 @@ class SamplingGroup(Group):
         self._unforked = 0
         return [self._choose(member, logits, best) for member in chosen]
 
+    def sampler(self, sequence: ScheduledSequence) -> Sampler | None:
+        return None if self._unforked else self._answers[sequence].sampler
+
+    def take(self, sequence: ScheduledSequence, drawn: Drawn) -> list[MakePiece]:
+        answer = self._answers[sequence]
+        answer.take(drawn)
+        return [self._chosen(sequence, answer)]
+
     def _choose(
         self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, guess: Guess | None = None
     ) -> MakePiece:
         answer = self._answers[sequence]
-        if answer.last_token < 0:
-            answer.cached_tokens = sequence.cached_tokens or 0
         answer.choose(logits, best, guess)
+        return self._chosen(sequence, answer)
+
+    def _chosen(self, sequence: ScheduledSequence, answer: RunningSequence) -> MakePiece:
+        """Go on from the token that the answer of ``sequence`` has chosen, or end it."""
         if answer.finished:
+            answer.cached_tokens = sequence.cached_tokens or 0
             del self._answers[sequence]
             self.finished = not self._answers
             self._context.finish(sequence)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from artifact.errors import EngineError
 from runtime.engines.step_result import StepResult
+from runtime.sampling import sample_rows
 from runtime.scheduler import ScheduledSequence, Scheduler
 from runtime.serving.beam import BeamGroup
 from runtime.serving.candidate_outcome import NO_LOGITS
@@ -76,20 +77,59 @@ class LiveRequests:
     ) -> None:
         """Let each sequence choose its token, from the logits of its index, or end its request with an error."""
         request_of, groups = self._request_of, self._groups
+        others: list[tuple[ScheduledSequence, int]] = []
         for sequence, index in sampling:
             id_ = request_of.get(sequence)
             if id_ is None:
                 continue  # its request has ended in this very step
             group, token = groups[id_], best[index]
+            if token is None or not group.takes_best:
+                others.append((sequence, index))
+                continue
             try:
-                logits = NO_LOGITS if group.takes_best and token is not None else result.logits(index)
                 # Not a list from outside the loop: an error makes the pieces so far, and begins another list.
-                self._unmade.append((id_, group.accept(sequence, logits, token)))
+                self._unmade.append((id_, group.accept(sequence, NO_LOGITS, token)))
             except Exception as error:
-                self.end_with((id_,), _engine_error(error, "the next token could not be chosen"))
+                self._broken(id_, error)
                 continue
             if group.finished:
                 del groups[id_]
+        if others:
+            self._accept_logits(others, result, best)
+
+    def _accept_logits(
+        self, sampling: Sequence[tuple[ScheduledSequence, int]], result: StepResult, best: Sequence[int | None]
+    ) -> None:
+        """``accept`` for those whose token needs logits: they are read at once, and tokens drawn from them together."""
+        members = [self._groups[self._request_of[sequence]] for sequence, _ in sampling]
+        try:
+            rows = result.rows([index for _, index in sampling])
+        except EngineError as error:
+            self.end_with(self.ids_of(sequence for sequence, _ in sampling), error)
+            return
+        samplers = [group.sampler(sequence) for group, (sequence, _) in zip(members, sampling, strict=True)]
+        places = [place for place, sampler in enumerate(samplers) if sampler is not None]
+        drawing = rows if len(places) == len(rows) else rows[places]
+        drawn = dict(zip(places, sample_rows([s for s in samplers if s is not None], drawing), strict=True))
+        for place, (group, (sequence, index)) in enumerate(zip(members, sampling, strict=True)):
+            id_ = self._request_of.get(sequence)
+            if id_ is None:
+                continue  # it ended with another of its sequences
+            token = drawn.get(place)
+            try:
+                if isinstance(token, EngineError):
+                    raise token
+                chosen = (
+                    group.accept(sequence, rows[place], best[index]) if token is None else group.take(sequence, token)
+                )
+                self._unmade.append((id_, chosen))
+            except Exception as error:
+                self._broken(id_, error)
+                continue
+            self.drop_finished(id_)
+
+    def _broken(self, request_id: int, error: Exception) -> None:
+        self.end_with((request_id,), _engine_error(error, "the next token could not be chosen"))
 
     def tell(self, request_id: int, pieces: Iterable[MakePiece]) -> None:
         """Make pieces of a request now, because its next token is chosen in the same step."""

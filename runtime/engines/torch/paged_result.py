@@ -45,6 +45,20 @@ class TorchStepResult(StepResult):
         with self._device.active():
             return np.asarray(self._logits[row].cpu().numpy())
 
+    def rows(self, indices: Sequence[int]) -> np.ndarray:
+        wanted = indices if isinstance(self._wanted, slice) else [self._wanted[index] for index in indices]
+        first, end = wanted[0], wanted[-1] + 1
+        self._device.synchronize()
+        try:
+            with self._device.active():
+                # Neighbours are copied from where they lie, others gathered before.
+                found = self._logits[first:end] if end - first == len(wanted) else self._logits[list(wanted)]
+                host = self._device.pinned(*found.shape, dtype=found.dtype)
+                host.copy_(found)
+                return host.numpy()
+        except RuntimeError as error:
+            raise _unread(error) from error
+
     def all_logits(self) -> np.ndarray:
         """Logits [m, vocab] of all tokens that were asked for."""
         self._device.synchronize()
@@ -52,4 +66,8 @@ class TorchStepResult(StepResult):
             with self._device.active():
                 return np.asarray(self._logits.cpu().numpy()[self._wanted])
         except RuntimeError as error:
-            raise EngineError(f"reading the logits: the GPU answers {' '.join(str(error).split())}") from error
+            raise _unread(error) from error
+
+
+def _unread(error: RuntimeError) -> EngineError:
+    return EngineError(f"reading the logits: the GPU answers {' '.join(str(error).split())}")

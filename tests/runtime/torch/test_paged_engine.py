@@ -166,6 +166,8 @@ def test_only_wanted_logits_come_back_from_a_decode_step(hybrid: Exported) -> No
     # The second run feeds the same tokens again: states move on, so only shapes and places are compared.
     assert every.shape[0] == 3 and some.all_logits().shape[0] == 2 == len(some.best_tokens())
     np.testing.assert_array_equal(some.logits(1), some.all_logits()[1])
+    for rows in ([0], [1], [0, 1]):
+        np.testing.assert_array_equal(some.rows(rows), some.all_logits()[rows])
 
 
 def test_tokens_without_finite_logits_are_none() -> None:

@@ -1,0 +1,133 @@
+"""Draws of many requests at once: bit for bit those of each alone, in a few calls for all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from artifact.errors import EngineError
+from runtime.sampling.filters import FIRST_HEAD
+from runtime.sampling.logprobs import TokenLogprobs
+from runtime.sampling.sampler import Sampler, block_size, draw
+
+Drawn = tuple[int, TokenLogprobs | None]
+# Numbers that are worked on together: with more of them, or fewer rows, a row by itself is as fast.
+_MOST_NUMBERS, _LEAST_ROWS = 1 << 15, 4
+
+
+def sample_rows(samplers: Sequence[Sampler], logits: np.ndarray) -> list[Drawn | EngineError]:
+    """What ``sample`` of each sampler gives for its row of ``logits`` [n, vocab] float32, or the error that it raises.
+
+    Rows of equal top_k, top_p and min_p are drawn together, whatever their temperatures and seeds; those with a
+    repetition penalty or log-probabilities, and those of large vocabularies, one by one.
+    """
+    found: list[Drawn | EngineError | None] = [None] * len(samplers)
+    at_once = _MOST_NUMBERS // logits.shape[1]
+    alike: dict[tuple[int, float, float], list[int]] = {}
+    if at_once >= _LEAST_ROWS:
+        for place, sampler in enumerate(samplers):
+            if sampler.filters is not None:
+                alike.setdefault(sampler.filters, []).append(place)
+    for filters, places in alike.items():
+        for begin in range(0, len(places), at_once):
+            some = places[begin : begin + at_once]
+            if len(some) >= _LEAST_ROWS:
+                neighbours = some[-1] - some[0] < len(some)
+                scores = logits[some[0] : some[-1] + 1] if neighbours else logits[some]
+                tokens = _tokens([samplers[place] for place in some], scores, *filters)
+                for place, token in zip(some, tokens, strict=True):
+                    found[place] = None if token < 0 else (token, None)
+    return [_alone(s, logits[p]) if f is None else f for p, (s, f) in enumerate(zip(samplers, found, strict=True))]
+
+
+def _alone(sampler: Sampler, logits: np.ndarray) -> Drawn | EngineError:
+    try:
+        return sampler.sample(logits)
+    except EngineError as error:
+        return error
+
+
+def _tokens(samplers: Sequence[Sampler], scores: np.ndarray, top_k: int, top_p: float, min_p: float) -> list[int]:
+    """The token of each row of ``scores`` [m, vocab]; -1, and nothing is drawn, where it has to be sampled alone."""
+    peaks, ids = scores.max(1), None
+    fit = np.isfinite(peaks)
+    if 0 < top_k < scores.shape[1]:
+        kept = scores >= np.partition(scores, -top_k, axis=1)[:, -top_k, None]
+        # Where tokens tie with the k-th, more than k stay.
+        fit &= kept.sum(1) == top_k
+        kept[~fit] = np.arange(scores.shape[1]) < top_k
+        ids = kept.nonzero()[1].reshape(len(scores), top_k)
+        scores = np.take_along_axis(scores, ids, 1)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        weights = scores - peaks[:, None]
+        weights /= np.array([sampler.temperature for sampler in samplers], np.float32)[:, None]
+        np.exp(weights, out=weights)
+        survive = None
+        if top_p < 1:
+            survive, reached = _top_p(weights, top_p)
+            fit &= reached
+        if min_p > 0:
+            # The largest weight survives top_p.
+            likely = weights >= np.float32(min_p) * weights.max(1, keepdims=True)
+            survive = likely if survive is None else survive & likely
+        weights[~fit] = 1  # of no use to anybody, but numbers
+        if survive is not None:
+            survive[~fit] = True
+        drawn = [sampler.uniform() if ok else 0.0 for sampler, ok in zip(samplers, fit.tolist(), strict=True)]
+        positions = _positions(weights, survive, np.array(drawn))
+    positions[~fit] = 0
+    tokens = positions if ids is None else np.take_along_axis(ids, positions[:, None], 1)[:, 0]
+    tokens[~fit] = -1
+    found: list[int] = tokens.tolist()
+    return found
+
+
+def _top_p(weights: np.ndarray, top_p: float) -> tuple[np.ndarray, np.ndarray]:
+    """The fewest largest of ``weights`` [m, n] that reach top_p of the whole, as a mask; whether a head of each row was
+    enough to tell [m]. As ``top_p_positions``."""
+    thresholds = top_p * weights.sum(axis=1, dtype=np.float64)
+    n = weights.shape[1]
+    size = min(FIRST_HEAD, n)
+    head = np.sort(np.argpartition(weights, n - size, axis=1)[:, n - size :], axis=1)
+    values = np.take_along_axis(weights, head, 1)
+    order = np.argsort(-values, axis=1, kind="stable")
+    running = np.cumsum(np.take_along_axis(values, order, 1), axis=1, dtype=np.float64)
+    counts = (running < thresholds[:, None]).sum(1) + 1
+    kept = np.zeros(weights.shape, bool)
+    np.put_along_axis(kept, np.take_along_axis(head, order, 1), np.arange(size) < counts[:, None], 1)
+    return kept, (running[:, -1] >= thresholds) | (size == n)
+
+
+def _positions(weights: np.ndarray, survive: np.ndarray | None, uniforms: np.ndarray) -> np.ndarray:
+    """``draw`` for each row of ``weights`` [m, n] (those that ``survive``) and of ``uniforms`` [m]."""
+    rows, count = weights.shape
+    size = block_size(count)
+    if survive is not None and size < count:
+        # What survives of each row is in blocks of its own.
+        kept = [np.flatnonzero(row) for row in survive]
+        return np.array([ids[draw(row[ids], u)] for row, ids, u in zip(weights, kept, uniforms.tolist(), strict=True)])
+    if size == count:
+        # A weight of 0 changes no running sum.
+        alive = weights if survive is None else np.where(survive, weights, 0)
+        return _passed(np.cumsum(alive, axis=1, dtype=np.float64), uniforms)
+    blocks = np.cumsum(np.add.reduceat(weights, np.arange(0, count, size), axis=1, dtype=np.float64), axis=1)
+    block, every = _passed(blocks, uniforms), np.arange(rows)
+    before = np.where(block == 0, 0.0, blocks[every, block - 1])
+    places = (block * size)[:, None] + np.arange(size)
+    chosen = np.take_along_axis(weights, np.minimum(places, count - 1), 1)
+    chosen[places >= count] = 0
+    inside = np.cumsum(chosen, axis=1, dtype=np.float64)
+    shares = (uniforms * blocks[:, -1] - before) / inside[:, -1]
+    return block * size + _passed(inside, np.clip(shares, 0.0, 1.0))
+
+
+def _passed(running: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """Where each of the ``running`` sums [m, n] passes ``uniforms`` [m] of its whole."""
+    totals = running[:, -1]
+    positions = (running <= (uniforms * totals)[:, None]).sum(1)
+    over = positions == running.shape[1]
+    if over.any():
+        # Rounding pushed the target onto the total: the last position that has any weight.
+        positions[over] = (running[over] < totals[over, None]).sum(1)
+    return np.asarray(positions)

@@ -1,0 +1,88 @@
+"""Drawing many rows at once gives, bit for bit, what drawing each alone gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifact.errors import EngineError
+from runtime.sampling import Sampler, SamplingParams
+from runtime.sampling.rows import sample_rows
+
+FILTERS = [
+    {},
+    {"top_k": 1},
+    {"top_k": 7},
+    {"top_k": 50, "top_p": 0.9},
+    {"top_p": 0.5},
+    {"top_p": 0.97},
+    {"top_p": 0.999999},
+    {"min_p": 0.05},
+    {"min_p": 1.0},
+    {"top_k": 200, "top_p": 0.95, "min_p": 0.01},
+    {"top_k": 5000},
+]
+
+
+def both(rows: list[dict], logits: np.ndarray, draws: int) -> None:
+    """Compare ``draws`` rounds of all rows together with those of each row alone."""
+    alone = [Sampler(SamplingParams(**params), (1, 2)) for params in rows]
+    together = [Sampler(SamplingParams(**params), (1, 2)) for params in rows]
+    for shift in range(draws):
+        moved = np.roll(logits, shift, axis=1)
+        before = moved.copy()
+        found = sample_rows(together, moved)
+        np.testing.assert_array_equal(moved, before)
+        for sampler, row, drawn in zip(alone, moved, found, strict=True):
+            try:
+                expected = sampler.sample(row)
+            except EngineError as error:
+                assert isinstance(drawn, EngineError) and str(drawn) == str(error)
+            else:
+                assert drawn == expected
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+@pytest.mark.parametrize("vocab", [1, 61, 64, 65, 1000, 1024, 1025, 3001, 40_000])
+def test_rows_of_equal_filters(vocab: int, filters: dict) -> None:
+    rng = np.random.default_rng(vocab)
+    spread = np.array([[0.1], [1], [4], [30]] * 4, np.float32)
+    logits = (spread * rng.standard_normal((16, vocab))).astype(np.float32)
+    rows = [{"temperature": 0.05 + 0.21 * i, "seed": i, **filters} for i in range(16)]
+    both(rows, logits, 3 if vocab > 10_000 else 20)
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_ties_infinities_and_nan(filters: dict) -> None:
+    rng = np.random.default_rng(5)
+    logits = rng.integers(-2, 3, (12, 300)).astype(np.float32)  # many tokens tie
+    logits[1, ::3] = -np.inf
+    logits[2, :] = -np.inf
+    logits[3, 7] = np.nan
+    logits[4, 9] = np.inf
+    logits[5, 1:] = -np.inf
+    logits[6, :] = 0
+    logits[7, :299] = -1e30
+    rows = [{"temperature": [1e-9, 0.7, 1e9][i % 3], "seed": 3 * i, **filters} for i in range(12)]
+    both(rows, logits, 10)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([*FILTERS, {"repetition_penalty": 1.4}, {"logprobs": 3}]),
+            st.sampled_from([0.0, 0.3, 1.0, 2.5]),
+            st.integers(0, 9),
+        ),
+        min_size=1,
+        max_size=24,
+    ),
+    st.sampled_from([17, 130, 1100]),
+    st.integers(0, 1000),
+)
+def test_any_mixture(rows: list, vocab: int, seed: int) -> None:
+    logits = (3 * np.random.default_rng(seed).standard_normal((len(rows), vocab))).astype(np.float32)
+    both([{"temperature": t, "seed": s, **filters} for filters, t, s in rows], logits, 4)

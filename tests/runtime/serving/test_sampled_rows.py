@@ -1,0 +1,83 @@
+"""Rows whose tokens need logits: these are read once a step, and the tokens are those of each row alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from artifact.errors import EngineError
+from runtime.engines.step_result import ArrayResult
+from runtime.sampling import Sampler, SamplingParams
+from tests.runtime.serving.toy_loop import answers, asked, run_all, toy_loop
+from tests.runtime.toy_paged_engine import toy_greedy, toy_logits
+
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"top_k": 9},
+    {"top_k": 9, "top_p": 0.8},
+    {"repetition_penalty": 1.3},
+    {"min_p": 0.02},
+]
+
+
+class OneRead(ArrayResult):
+    """Counts the reads."""
+
+    reads = 0
+    fails = False
+
+    def logits(self, index: int) -> np.ndarray:
+        raise AssertionError("a row is read by itself")
+
+    def rows(self, indices) -> np.ndarray:
+        OneRead.reads += 1
+        if OneRead.fails:
+            raise EngineError("the logits are gone")
+        return super().rows(indices)
+
+
+@pytest.fixture
+def loop_and_engine(monkeypatch):
+    loop, engine = toy_loop(max_rows=16)
+    monkeypatch.setattr(OneRead, "reads", 0)
+    monkeypatch.setattr(OneRead, "fails", False)
+    monkeypatch.setattr(engine, "launch", lambda inputs: OneRead(engine.step(inputs)))
+    return loop, engine
+
+
+def test_a_mixture_is_read_once_a_step_and_drawn_as_each_alone(loop_and_engine) -> None:
+    loop, engine = loop_and_engine
+    drawn = {}
+    for seed in range(12):
+        wanted = {"temperature": 0.3 + seed / 10, "seed": seed, **FILTERS[seed % 5]}
+        drawn[loop.add(asked([seed, 2], 9, **wanted))] = ([seed, 2], SamplingParams(**wanted))
+    greedy = loop.add(asked([7], 9))
+    best = loop.add(asked([8], 4, beam_width=2))
+    found = answers(run_all(loop))
+    for id_, (prompt, params) in drawn.items():
+        sampler, tokens = Sampler(params, prompt), list(prompt)
+        for _ in range(9):
+            tokens.append(sampler.sample(toy_logits(engine.config, tokens))[0])
+        assert list(found[id_, 0]) == tokens[2:]
+    assert list(found[greedy, 0]) == toy_greedy(engine.config, [7], 9) and (best, 0) in found
+    assert OneRead.reads == loop.steps == 9
+
+
+def test_greedy_rows_read_no_logits(loop_and_engine) -> None:
+    loop, _ = loop_and_engine
+    loop.add(asked([1], 5))
+    run_all(loop)
+    assert not OneRead.reads
+
+
+def test_logits_that_cannot_be_read_end_those_who_need_them(loop_and_engine) -> None:
+    loop, engine = loop_and_engine
+    ids = [loop.add(asked([seed], 5, temperature=1.0, seed=seed)) for seed in range(3)]
+    greedy = loop.add(asked([9], 5))
+    outputs = loop.step()
+    OneRead.fails = True
+    outputs += run_all(loop)
+    assert [output.request_id for output in outputs if output.error] == ids
+    assert answers(outputs) == {(greedy, 0): tuple(toy_greedy(engine.config, [9], 5))}
