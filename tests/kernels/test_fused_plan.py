@@ -57,6 +57,11 @@ def test_absent_inputs_have_no_pointer():
     assert full["norm_weight"] == PointerSource(Memory.INPUT, linear_decode.INPUTS.index("norm_weight"))
 
 
+def test_rows_may_be_one_and_the_same():
+    params = linear_launch(rows=3, residual=True, x_stride=0, residual_stride=0).params
+    assert (params.x_stride, params.residual_stride, params.y_stride) == (0, 0, 18560)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -104,6 +104,7 @@ def _linear_decode(problem: LinearDecode, inputs: Tensors, outputs: Tensors) -> 
     assert x.stride() == (problem.x_stride, 1) and weight.is_contiguous()
     assert (residual is None) is not problem.residual and (bias is None) is not problem.bias
     assert residual is None or residual.stride() == (problem.residual_stride, 1)
+    assert {tensor.dtype for tensor in inputs if tensor is not None} == {getattr(torch, problem.dtype.value)}
     wide = x.float()
     if problem.norm_epsilon is not None:
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + problem.norm_epsilon) * norm_weight.float()

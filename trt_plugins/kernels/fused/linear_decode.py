@@ -81,10 +81,10 @@ def plan(problem: LinearDecode, device: DeviceTraits) -> CallPlan:
     """The launch that runs ``problem``; its inputs are ``INPUTS``, its only output is y."""
     source, threads, shared_bytes = _source(problem, device)
     params = struct_type(source.file, "LinearDecode")()
-    params.x_stride = problem.x_stride or problem.inputs
+    params.x_stride = problem.inputs if problem.x_stride is None else problem.x_stride
     params.weight_stride = problem.inputs
-    params.residual_stride = problem.residual_stride or problem.outputs
-    params.y_stride = problem.y_stride or problem.outputs
+    params.residual_stride = problem.outputs if problem.residual_stride is None else problem.residual_stride
+    params.y_stride = problem.outputs if problem.y_stride is None else problem.y_stride
     params.rows, params.inputs, params.outputs = problem.rows, problem.inputs, problem.outputs
     params.epsilon = problem.norm_epsilon or 0.0
     blocks = min(device.multiprocessors, -(-problem.outputs // 8))

@@ -41,9 +41,11 @@ class Linear:
         """``result``: memory that the kernel may write to instead of new one."""
         rows = x.numel() // x.shape[-1]
         small = self._kernels is not None and rows <= LARGEST_ROWS and weight.dtype in _KERNEL_TYPES
-        fused_norm = small and rows <= LARGEST_NORM_ROWS and x.dtype == torch.bfloat16
-        if self._norm is not None and norm_weight is not None and not fused_norm:
-            x, norm_weight = self._norm(x, norm_weight), None
+        if self._norm is not None and norm_weight is not None:
+            # The kernel reads all its inputs as of one type.
+            alike = x.dtype == norm_weight.dtype == torch.bfloat16 and alignment_of(norm_weight) == _ALIGNMENT
+            if not (small and rows <= LARGEST_NORM_ROWS and alike):
+                x, norm_weight = self._norm(x, norm_weight), None
         if small:
             y = self._launched(x, weight, up_weight, bias, residual, norm_weight, result)
             if y is not None:
