@@ -81,8 +81,8 @@ class RepeatedWork:
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """Cycles of Python objects stay: pinned memory among them that is given back during a recording has an event of its
-    last use recorded with the work, and asking for that event later is an error."""
+    """Cycles of Python objects stay. Where pinned memory is given back during a recording, torch records an event with
+    the work; when it asks for that event later, CUDA answers "invalid argument" (seen with torch 2.11 on an H200)."""
     collects = gc.isenabled()
     gc.disable()
     try:
