@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from runtime.blocks.block_pool import BlockPool
 from runtime.blocks.sequence_memory import NONE, SequenceMemory
@@ -59,6 +59,11 @@ class BlockAllocator(ABC):
 
     def take_slot(self, memory: SequenceMemory, end: int) -> int | None:
         """A slot for a copy of the state after ``end`` tokens, or -1; None where nobody wants that state."""
+        return None
+
+    def forgone(self, taken: Mapping[SequenceMemory, int]) -> SequenceMemory | None:
+        """Whose state of ``taken`` (slots by memory, from ``take_slot``) should rather not be taken, now that a
+        sequence needs a slot; None where one is free, or another state is worth less."""
         return None
 
     def reached(self, memory: SequenceMemory, slot: int) -> None:  # noqa: B027

@@ -175,7 +175,7 @@ class Reservation:
             blocks[first] = copied[2]
         blocks += new
         if took_slot and not stolen:
-            memory.slot = manager.slots.allocate()
+            memory.slot = self._free_slot()
         took_spare = took_slot and manager.allocator.gives_spare and memory.spare == NONE and manager.slots.free > 0
         if took_spare:
             memory.spare = manager.slots.allocate()
@@ -189,6 +189,15 @@ class Reservation:
             memory.candidates = manager.take_candidates()
         memory.writable = len(blocks) * manager.block_size if manager.needs.kv else sys.maxsize
         return True
+
+    def _free_slot(self) -> int:
+        """A slot for a sequence, if need be one that was to take a state after this very step."""
+        manager = self._manager
+        forgone = manager.allocator.forgone(self._taken)
+        if forgone is not None:
+            self._untake(forgone)
+            self._taken[forgone] = NONE
+        return manager.slots.allocate()
 
     def _undo(self, memory: SequenceMemory, growth: _Growth) -> None:
         manager, blocks = self._manager, memory.blocks

@@ -46,7 +46,7 @@ class Chances:
         return self._used[kind] / self._taken[kind]
 
     def taken(self, kind: Kind) -> None:
-        """A state that nobody has used yet."""
+        """Of a state it has turned out whether it is of use, or there was no room for it."""
         self._taken[kind] += 1
 
     def used(self, kind: Kind) -> None:

@@ -15,11 +15,24 @@ class KnownPrefix:
     node    the deepest node that the sequence has locked; state_locked: its state too, which is not copied yet
     chunk   node of the state after the latest chunk, which the next one replaces
     stops   tokens at which a state is wanted, and why, the nearest last; kind: why, at the next one
+    worth   of the state that a step under way is to take
     prompt  tokens that were there when it began; asked: how many of these could come from the cache
     known   tokens whose KV the cache had; length: tokens that it began with
     """
 
-    __slots__ = ("_key", "asked", "chunk", "kind", "known", "length", "node", "prompt", "state_locked", "stops")
+    __slots__ = (
+        "_key",
+        "asked",
+        "chunk",
+        "kind",
+        "known",
+        "length",
+        "node",
+        "prompt",
+        "state_locked",
+        "stops",
+        "worth",
+    )
 
     def __init__(self) -> None:
         self._key = b""
@@ -28,6 +41,7 @@ class KnownPrefix:
         self.state_locked = False
         self.stops: list[tuple[int, Kind]] = []
         self.kind = Kind.DECODE
+        self.worth = 0.0
         self.prompt = self.asked = self.known = self.length = 0
 
     def key(self, tokens: Sequence[int], length: int) -> bytes:

@@ -16,7 +16,7 @@ class Node:
     state: slot of the state after exactly ``end`` tokens, or None.
     locks: how many readers need the KV of this node, here or below it. state_locks: how many read the state.
     kind: why the state was taken. resumed: how often it was resumed from. uses: the same, with those of states whose
-        place it took.
+        place it took. inherits: whether it has these from the one sequence that left it, and nobody has resumed here.
     access, state_access: when the KV and the state were last of use, as ticks of the tree's clock.
     """
 
@@ -26,6 +26,7 @@ class Node:
         "children",
         "edge",
         "end",
+        "inherits",
         "kind",
         "locks",
         "parent",
@@ -44,6 +45,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.state: int | None = None
         self.kind = Kind.END
+        self.inherits = False
         self.locks = self.state_locks = 0
         self.access = self.state_access = self.uses = self.resumed = 0
 

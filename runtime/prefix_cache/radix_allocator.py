@@ -6,7 +6,7 @@ goes on inside such a block gets a copy first. What the tree has gives way, leas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from runtime.blocks.allocator import BlockAllocator
 from runtime.blocks.kept_block_pool import KeptBlockPool
@@ -28,7 +28,7 @@ from runtime.prefix_cache.settings import EXTRA_BUFFER, PrefixCacheSettings
 from runtime.prefix_cache.stops import wanted_stops
 from runtime.prefix_cache.tuner import AlphaTuner
 from runtime.prefix_cache.uses import StateUses
-from runtime.prefix_cache.worth import ValueWorth, Worth
+from runtime.prefix_cache.worth import ValueWorth, Worth, last_state
 
 
 class _TreeBlocks:
@@ -160,13 +160,29 @@ class RadixAllocator(BlockAllocator):
         if memory.spare != NONE:
             return memory.spare
         kind = prefix.kind if end == memory.stop else Kind.CHUNK
+        if not self.slots.unowned and prefix.chunk is not None:
+            self._drop_chunk(prefix.chunk)  # the new one replaces it
+            prefix.chunk = None
+        key = prefix.key(memory.tokens, end)
+        prefix.worth = self._worth(prefix, end, self.uses.expected(memory.namespace, key, kind))
         if not self.slots.unowned:
-            key = prefix.key(memory.tokens, end)
-            if not self._gives_way(prefix, end, self.uses.expected(memory.namespace, key, kind)):
+            least = self.tree.least_state()
+            if least is None or least > prefix.worth:
                 self.metrics.states_refused += 1
                 self.uses.refused(memory.namespace, key, kind)
                 return NONE
         return self.slots.allocate()
+
+    def forgone(self, taken: Mapping[SequenceMemory, int]) -> SequenceMemory | None:
+        worths = {
+            memory: memory.prefix.worth
+            for memory, slot in taken.items()
+            if slot not in (NONE, memory.spare) and memory.prefix is not None
+        }
+        if self.slots.unowned or not worths:
+            return None
+        memory, least = min(worths, key=worths.__getitem__), self.tree.least_state()
+        return memory if least is not None and worths[memory] < least else None
 
     def reached(self, memory: SequenceMemory, slot: int) -> None:
         prefix = memory.prefix
@@ -253,11 +269,11 @@ class RadixAllocator(BlockAllocator):
             return NEVER
         return prefix.prompt + ((max(0, length - prefix.prompt)) // interval + 1) * interval
 
-    def _gives_way(self, prefix: KnownPrefix, end: int, uses: float) -> bool:
-        """Whether a state of the tree is worth less than a new one after ``end`` tokens that may be used so often."""
-        start = 0 if prefix.node is None else prefix.node.end
-        least = self.tree.least_state()
-        return least is not None and least <= self.tree.worth_of_new_state(start, end, uses)
+    def _worth(self, prefix: KnownPrefix, end: int, uses: float) -> float:
+        """Of a new state after ``end`` tokens that may be used so often."""
+        node = prefix.node
+        start = 0 if node is None else node.end if node.state is not None else last_state(node)
+        return self.tree.worth_of_new_state(start, end, uses)
 
     def _insert(self, memory: SequenceMemory, slot: int, kind: Kind) -> tuple[Node, bool]:
         """Put all that ``memory`` holds into the tree, and keep it in use there while the sequence runs."""

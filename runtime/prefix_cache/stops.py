@@ -24,9 +24,9 @@ def wanted_stops(
     """Numbers of tokens, the nearest last, at which the states of a prompt of ``prompt`` tokens are wanted, and why.
 
     The place where it leaves what the tree knows, found by the dry run that a match is, or earlier prompts, which is
-    after ``parted`` tokens: a second sequence came there, so a third may. Before its last token, where the same prompt
-    can be resumed. Where little is known: at the lengths ``expected``, at which other prompts parted, or else evenly.
-    And on a grid.
+    after ``parted`` tokens: a second sequence came there, so a third may. Where the tree only ends, and earlier prompts
+    went on, nobody parts. Before its last token, where the same prompt can be resumed. Where little is known: at the
+    lengths ``expected``, at which other prompts parted, or else evenly. And on a grid.
     """
     if not needs.state:
         return []
@@ -41,9 +41,8 @@ def wanted_stops(
         wanted.update(dict.fromkeys(likely, Kind.EXPECTED))
     if settings.prompt_end:
         wanted[asked] = Kind.PROMPT_END
-    if settings.branch_points and match.known > match.length:
-        wanted[match.known] = Kind.BRANCH
-    if settings.branch_points and parted > match.length:
-        wanted[parted] = Kind.BRANCH
+    for point in {parted} if match.ends and parted > match.known else {match.known, parted}:
+        if settings.branch_points and point > match.length:
+            wanted[point] = Kind.BRANCH
     enough = match.length + settings.least_gain
     return sorted((item for item in wanted.items() if item[0] >= enough), reverse=True)

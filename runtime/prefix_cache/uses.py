@@ -24,23 +24,22 @@ class StateUses:
     def resumed(self, node: Node) -> None:
         """A sequence begins with the state of ``node``."""
         if not node.uses and not node.resumed:
+            self._taken(node.kind)
             self._used(node.kind)
-        node.resumed += 1
+        node.resumed, node.inherits = node.resumed + 1, False
         node.uses += 1
         self._tree.touch(node)
 
     def inserted(self, node: Node, kind: Kind) -> None:
         """A new state, which takes the place of the one above it if all that came there came here."""
-        node.kind, node.resumed = kind, 0
+        node.kind, node.resumed, node.inherits = kind, 0, False
         node.uses = max(node.uses, self._regrets.uses(node.root.namespace, node.key), int(bool(node.children)))
         above = state_above(node)
         if above is not None and _replaces(kind, above):
             node.uses, above.uses = max(node.uses, above.uses), 0
+            node.inherits, above.inherits = above.resumed == 1 or above.inherits, False
             above.kind, above.resumed = Kind.PASSED, 0
-            self._taken(Kind.PASSED)
             self._tree.offer(above)
-        if not node.uses:
-            self._taken(kind)
         self._tree.offer(node)
 
     def refused(self, namespace: str, key: bytes, kind: Kind) -> None:
@@ -50,6 +49,8 @@ class StateUses:
 
     def gone(self, node: Node) -> None:
         """The state of ``node`` has to give way."""
+        if not node.uses and not node.resumed:
+            self._taken(node.kind)
         self._regrets.add(node.root.namespace, node.key, node.kind, max(node.uses, node.resumed))
 
     def asked(self, namespace: str, key: bytes, found: int) -> None:
@@ -77,9 +78,9 @@ class StateUses:
 def _replaces(kind: Kind, above: Node) -> bool:
     """Whether a new state of ``kind`` serves whoever ``above`` served.
 
-    That is so if the one sequence that went on from there left it, as in a chat; or if sequences part at the new one,
-    and ``above`` is nowhere in particular.
+    That is so if the one sequence that went on from there left it, as in a chat, perhaps with others on its way; or if
+    sequences part at the new one, and ``above`` is nowhere in particular.
     """
     if len(above.children) != 1 or above.kind in _SHARED:
         return False
-    return above.resumed == 1 or (kind in _SHARED and above.kind in _ANYWHERE)
+    return above.resumed == 1 or above.inherits or (kind in _SHARED and above.kind in _ANYWHERE)

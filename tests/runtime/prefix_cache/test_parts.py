@@ -8,18 +8,24 @@ import numpy as np
 import pytest
 
 from runtime.blocks.kept_block_pool import KeptBlockPool
-from runtime.blocks.sequence_memory import NONE
+from runtime.blocks.needs import CacheNeeds
+from runtime.blocks.sequence_memory import NONE, SequenceMemory
 from runtime.blocks.slot_pool import SlotPool
 from runtime.engines.paged import PoolSizes
 from runtime.prefix_cache.branch_lengths import BranchLengths
 from runtime.prefix_cache.ghosts import Ghosts
 from runtime.prefix_cache.kinds import Chances, Kind
+from runtime.prefix_cache.known_prefix import KnownPrefix
+from runtime.prefix_cache.node import Root
 from runtime.prefix_cache.past_prompts import NoMemory, PastPrompts
+from runtime.prefix_cache.radix_allocator import RadixAllocator
 from runtime.prefix_cache.radix_tree import RadixTree
 from runtime.prefix_cache.regrets import Regrets
 from runtime.prefix_cache.settings import PrefixCacheSettings
 from runtime.prefix_cache.state_pool import StatePool
+from runtime.prefix_cache.stops import wanted_stops
 from runtime.prefix_cache.token_key import key_from_tokens
+from runtime.prefix_cache.token_tree import TreeMatch
 from runtime.prefix_cache.tuner import ALPHAS, AlphaTuner
 from runtime.prefix_cache.uses import StateUses
 from runtime.prefix_cache.worth import CacheCosts, ValueWorth
@@ -177,6 +183,76 @@ def test_where_sequences_part_nobody_takes_the_place() -> None:
     assert uses_of(range(99), (10, Kind.BRANCH), (20, Kind.END)) == {10: (1, Kind.BRANCH), 20: (0, Kind.END)}
     found = uses_of(range(99), (10, Kind.SPREAD), (20, Kind.BRANCH))
     assert found == {10: (0, Kind.PASSED), 20: (1, Kind.BRANCH)}
+
+
+def test_a_state_on_the_way_of_a_turn_hands_on_what_it_took_over() -> None:
+    found = uses_of(range(99), (10, Kind.END), (20, Kind.PROMPT_END))
+    assert found == {10: (0, Kind.PASSED), 20: (1, Kind.PROMPT_END)}
+    tree = RadixTree(NoMemory(), NoMemory(), 1, has_kv=False, worth=ValueWorth(CacheCosts(1, 1)))
+    uses, nodes = StateUses(tree), []
+    for slot, (length, kind) in enumerate(((10, Kind.END), (20, Kind.PROMPT_END), (30, Kind.END))):
+        nodes.append(tree.insert(key_from_tokens(range(length)), (), slot)[0])
+        uses.inserted(nodes[-1], kind)
+        if not slot:
+            uses.resumed(nodes[0])  # one turn, which leaves the other two
+    assert [(node.uses, node.kind) for node in nodes] == [(0, Kind.PASSED), (0, Kind.PASSED), (1, Kind.END)]
+
+
+def test_a_kind_is_judged_by_states_of_which_it_is_known() -> None:
+    worth = ValueWorth(CacheCosts(1, 1))
+    tree = RadixTree(NoMemory(), NoMemory(), 1, has_kv=False, worth=worth)
+    uses, before = StateUses(tree), worth.chances.of(Kind.SPREAD)
+    nodes = [tree.insert(key_from_tokens([first] * 9), (), first)[0] for first in range(20)]
+    for node in nodes:
+        uses.inserted(node, Kind.SPREAD)
+    assert worth.chances.of(Kind.SPREAD) == before, "nobody had the time to use them"
+    uses.resumed(nodes[0])
+    uses.resumed(nodes[0])
+    assert worth.chances.of(Kind.SPREAD) == 2 / 5
+    for node in nodes:
+        uses.gone(node)
+    assert worth.chances.of(Kind.SPREAD) == 2 / 24
+
+
+@pytest.mark.parametrize(
+    ("known", "branches", "ends", "parted", "wanted"),
+    [
+        (40, True, False, 0, [40]),
+        (40, False, True, 0, [40]),
+        (40, False, True, 70, [70]),
+        (40, False, False, 70, [70, 40]),
+        (70, True, False, 70, [70]),
+        (70, False, True, 40, [70, 40]),
+    ],
+)
+def test_a_prompt_stops_where_prompts_part(
+    known: int, branches: bool, ends: bool, parted: int, wanted: list[int]
+) -> None:
+    """``ends``: the tree has lost what lay beyond."""
+    settings = PrefixCacheSettings(prompt_end=False, spread=0)
+    match = TreeMatch(Root(""), 0, known, branches, ends)
+    stops = wanted_stops(settings, CacheNeeds(kv=True, state=True), match, 100, parted=parted)
+    assert stops == [(length, Kind.BRANCH) for length in wanted]
+
+
+def test_a_state_that_is_worth_less_is_not_taken_when_a_sequence_needs_the_slot() -> None:
+    cache = RadixAllocator(
+        PoolSizes(8, 4, 2), CacheNeeds(kv=True, state=True), PrefixCacheSettings(), ValueWorth(CacheCosts(1, 1))
+    )
+    memories = [SequenceMemory([]), SequenceMemory([])]
+    for memory, value in zip(memories, (90.0, 3.0), strict=True):
+        memory.prefix = KnownPrefix()
+        memory.prefix.worth = value
+    taken = {memories[0]: 7, memories[1]: 8}
+    assert cache.forgone(taken) is None, "there are free slots"
+    node, _ = cache.tree.insert(key_from_tokens(range(9)), cache.allocate(3), cache.slots.allocate())
+    cache.slots.allocate()
+    assert 3 < cache.tree.worth.of_state(node) < 90
+    assert cache.forgone(taken) is memories[1]
+    assert cache.forgone({memories[0]: 7}) is None, "the one in the tree is worth less"
+    memories[1].spare = 8
+    assert cache.forgone(taken) is None, "nobody else can have the second slot of a sequence"
+    assert cache.forgone({memories[1]: NONE}) is None
 
 
 def test_a_state_that_is_asked_for_again_and_again_gets_its_place() -> None:

@@ -28,6 +28,32 @@ def finish(loop: ServingLoop, engine: ToyPagedEngine) -> dict[tuple[int, int], t
     return answers(outputs)
 
 
+def test_a_chunk_does_not_keep_the_state_out_that_comes_right_after_it() -> None:
+    """A step ends one token before the prompts part, and no slot is left: the chunk's own becomes the other state's."""
+    settings = PrefixCacheSettings(cached_states=2, alpha=1024.0, spread=0, prompt_end=False, decode_interval=None)
+    loop, _ = toy_loop(prefix_cache=settings, max_tokens=59, max_rows=1)
+    assert loop.pools.sizes.num_slots == 3
+    shared = line(1, 60)
+    assert [cached_tokens(loop, shared + line(seed, 10)) for seed in (2, 3, 4)] == [0, 0, 60]
+
+
+@pytest.mark.parametrize("groups", [3, 4, 5])
+def test_as_many_states_as_groups_come_to_hold_one_for_each(groups: int) -> None:
+    """Rows take slots while others are about to take states, which are of less use than those that are there."""
+    settings = PrefixCacheSettings(cached_states=groups, alpha=1024.0)
+    loop, _ = toy_loop(prefix_cache=settings, max_rows=2, memory_bytes=20_000)
+    assert loop.pools.sizes.num_slots == groups + 2
+    begins, rng, outputs = [line(group, 60) for group in range(groups)], np.random.default_rng(groups), []
+    for _ in range(20):
+        for group in rng.permutation(groups):
+            loop.add(asked([*begins[group], *rng.integers(0, 61, 9).tolist()], 3))
+    while loop.busy:
+        outputs += loop.step()
+        loop.scheduler.check_integrity()
+    found = [output.piece.generation.cached_tokens for output in outputs if output.piece and output.piece.generation]
+    assert found[-10 * groups :] == [60] * 10 * groups
+
+
 @MODES
 @pytest.mark.parametrize("cancelled", [0, 1])
 def test_one_of_two_that_race_is_cancelled_in_mid_chunk(mode: str, cancelled: int) -> None:
