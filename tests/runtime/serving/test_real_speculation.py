@@ -85,17 +85,11 @@ def test_sequences_that_lose_their_memory_get_the_same_tokens(
     plain = [answer.token_ids for answer in LLM(folder, engine).generate(prompts, sampling, NEW)]
     texts = [prompt + list(text) for prompt, text in zip(prompts, plain, strict=True)]
     speculation = SpeculationSettings(MOST, Knowing(texts, engine.config.vocab_size, 3), adaptive=False, mode=mode)
-    # Blocks for the longest sequence, and a few more.
-    memory = 3 * engine.slot_bytes + 9 * engine.block_bytes(8)
-    serving = ServingSettings(
-        memory_bytes=memory,
-        max_seq_len=48,
-        block_size=8,
-        swap_bytes=1 << 20,
-        prefix_cache="off",
-        speculation=speculation,
-    )
+    serving = ServingSettings(block_size=8, prefix_cache="off", speculation=speculation)
     llm = LLM(folder, engine, serving=serving)
+    # Somebody has all blocks but those of the longest sequence and a few more.
+    pool = llm.loop.scheduler.manager.pool
+    taken = pool.allocate(pool.free - 9)
     swapped, plan = list[Swap](), llm.loop.scheduler.plan
 
     def counted(candidates: Mapping[int, tuple[int, ...]]) -> StepPlan | None:
@@ -107,6 +101,7 @@ def test_sequences_that_lose_their_memory_get_the_same_tokens(
     assert [answer.token_ids for answer in llm.generate(prompts, sampling, NEW)] == plain
     assert swapped and llm.loop.speculation.accepted
     assert engine.held_modes["causal_conv1d"] == ("replay" if mode == "auto" else "snapshot")
+    pool.release(taken)
     llm.loop.scheduler.check_integrity()
 
 
