@@ -143,6 +143,7 @@ BASE_CONFIGS: dict[str, dict[str, Any]] = {
         **ATTENTION,
         **GATED_DELTA,
         **EXPERTS["qwen3_next"],
+        "linear_value_head_dim": 8,
         "head_dim": 24,
         "num_hidden_layers": 4,
         "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],

@@ -191,7 +191,7 @@ def as_released(tensors: dict[str, Any]) -> None:
     for index in (0, 2, 3):
         names = [f"model.layers.{index}.linear_attn.{part}_conv1d.weight" for part in "qkv"]
         joined = torch.cat([tensors[name] for name in names])
-        tensors.update(zip(names, joined.split([24, 24, 60]), strict=True))
+        tensors.update(zip(names, joined.split([48, 48, 240]), strict=True))
 
 
 def with_new_norm_names(tensors: dict[str, Any]) -> None:
