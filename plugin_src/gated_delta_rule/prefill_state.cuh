@@ -61,9 +61,16 @@ using Pair = Mma<PairType<DATA_T>::type>;
 
 constexpr bool PAIRED = sizeof(DATA_T) == 2 && ALIGNED;
 
+// The largest key size beside which registers hold the values of a chunk; the compiler needs a few more for these two.
+#if __CUDA_ARCH__ == 1000 || __CUDA_ARCH__ == 1100
+constexpr int LARGEST_KEY_AHEAD = 128;
+#else
+constexpr int LARGEST_KEY_AHEAD = 192;
+#endif
+
 // v of a chunk and a warp's columns. Where registers allow, it is loaded before the products whose results it meets.
 struct ChunkValues {
-    static constexpr bool AHEAD = PAIRED && KEY_SIZE < 256;
+    static constexpr bool AHEAD = PAIRED && KEY_SIZE <= LARGEST_KEY_AHEAD;
     const DATA_T* from;
     int64_t token_stride;
     int valid;
