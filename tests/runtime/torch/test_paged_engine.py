@@ -31,6 +31,7 @@ from runtime.serving.loop import ServingLoop
 from runtime.serving.request import ServingRequest
 from runtime.serving.settings import ServingSettings
 from tests.runtime.serving.toy_loop import answers
+from tests.support.agreement import relative_error
 from tests.support.artifacts import ArtifactCache, Exported
 
 ROWS = 6
@@ -124,7 +125,7 @@ def test_padding_of_a_mixed_step_changes_nothing(hybrid: Exported) -> None:
         states = [value for handle in handles for value in sequences.states(handle).values()]
         found.append([result.all_logits(), np.array(result.best_tokens()), *states])
     for plain, other in zip(*found, strict=True):
-        np.testing.assert_allclose(other, plain, rtol=1e-5, atol=1e-6)
+        assert relative_error(other, plain) < 1e-5
 
 
 def test_shapes_of_mixed_steps(hybrid: Exported) -> None:
@@ -153,7 +154,7 @@ def test_a_decode_step_of_more_rows_and_blocks_changes_nothing(hybrid: Exported)
         found.append([result.all_logits(), np.array(result.best_tokens()), result.logits(1), *states])
         assert result.best_tokens() == result.all_logits().argmax(1).tolist()
     for plain, padded in zip(*found, strict=True):
-        np.testing.assert_allclose(padded, plain, rtol=1e-5, atol=1e-6)
+        assert relative_error(padded, plain) < 1e-5
 
 
 def test_only_wanted_logits_come_back_from_a_decode_step(hybrid: Exported) -> None:
