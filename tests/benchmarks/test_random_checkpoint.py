@@ -46,6 +46,6 @@ def test_the_sizes_are_those_announced() -> None:
 def test_traffic_counts_weights_once_and_states_twice(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path / "c", TINY)
     with_lm_head = sum(math.prod(size) for size in tensor_shapes(TINY).values()) - 97 * 48
-    states = 2 * (6 * 16 * 20 + (6 * 16 + 2 * 3 * 20) * 4)
+    states = 2 * (6 * 16 * 24 + (6 * 16 + 2 * 3 * 24) * 4)
     engine = create_engine(exported(tmp_path / "c", tmp_path / "out"))
     assert touched_bytes_per_token(tmp_path / "c", engine.config) == 4 * (with_lm_head + 2 * states)

@@ -54,7 +54,7 @@ def test_export_of_qwen3_5(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export_qwen3_5, "run_measured", in_this_process)
     sizes = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 40, "head_dim": 16}
     heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
-    sizes = {**sizes, **heads, "linear_key_head_dim": 8, "linear_value_head_dim": 12}
+    sizes = {**sizes, **heads, "linear_key_head_dim": 8, "linear_value_head_dim": 16}
     settings = export_qwen3_5.ExportSettings({**export_qwen3_5.FIELDS, **sizes}, repeats=1)
     document = json_of(export_qwen3_5.run(settings))
     assert document["results"]["wall_s"]["median"] == 2.0

@@ -145,12 +145,15 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
     def prepare_held(self, rows: int, tokens: int, mode: str | Mapping[str, str] = AUTO) -> None:
         self._device.synchronize()
         self._forget_steps()
-        limits = self._held_limits(rows, tokens)
-        self._held = self._tried(limits)
-        chosen = chosen_modes(self._held.costs(), mode)
-        kept = frozenset(name for name, mode in chosen.items() if mode == SNAPSHOT)
-        if kept:
-            self._held = self._tried(limits, kept)
+        limits, before = self._held_limits(rows, tokens), self._held
+        try:
+            chosen = chosen_modes(self._tried(limits).costs(), mode)
+            kept = frozenset(name for name, mode in chosen.items() if mode == SNAPSHOT)
+            if kept:
+                self._tried(limits, kept)
+        except BaseException:
+            self._held = before
+            raise
 
     def advance(self, accepted: np.ndarray) -> None:
         if self._held is not None:

@@ -152,6 +152,10 @@ class Machine(RuleBasedStateMachine):
         assert not (cache.tree.nodes or cache.pool.used or cache.slots.used)
 
 
+# Norms over heads of 8 values multiply the rounding of their layer, past 1e-5 where a head's output is small.
+WIDER = {"qwen3_next": {"linear_value_head_dim": 24}}
+
+
 # A row of int8 is off by 0.4% of its largest number, one of fp8 by 3% of each number.
 @pytest.mark.parametrize(
     ("family", "states", "most"),
@@ -165,7 +169,9 @@ class Machine(RuleBasedStateMachine):
 def test_the_cache_never_lies(artifacts: ArtifactCache, family: str, states: str, most: float) -> None:
     class Case(Machine):
         host_states, tolerance = states, most
-        folder = artifacts.get(family, "float32", layout="paged", max_batch_size=ROWS, max_seq_len=MAX_SEQ).folder
+        folder = artifacts.get(
+            family, "float32", WIDER.get(family), layout="paged", max_batch_size=ROWS, max_seq_len=MAX_SEQ
+        ).folder
         engine = OnnxRuntimePagedEngine(folder, threads=1)
         oracle = Oracle(folder, MAX_SEQ)
 

@@ -261,8 +261,8 @@ def test_states_in_8_bits_come_back_nearly_exact(opened: Opened, oracle: Oracle,
     report = llm.prefix_cache_report()
     exact = report.counts.spilled_states * llm.engine.slot_bytes
     states_on_host = report.host_bytes - report.counts.spilled_blocks * llm.loop.pools.block_bytes
-    # Of this small model, a third are convolution states.
-    assert held == exact and exact / 2 < states_on_host < 0.6 * exact
+    # Of this small model, a fifth are convolution states, which stay as they are.
+    assert held == exact and exact / 3 < states_on_host < exact / 2
     again = ask(llm, [*SYSTEM, 5], 3)
     assert again.cached_tokens == 41 and again.token_ids == first.token_ids
     check_all(llm.loop, llm.engine, oracle, most)
