@@ -17,6 +17,9 @@ from benchmarks.markdown import spread_cell, table
 TEMPLATE = Path(__file__).with_name("template.md")
 KERNELS = Path(__file__).with_name("results") / "kernels.json"
 """The kept run of ``python -m benchmarks.kernels --json`` on a GPU."""
+VERIFY = KERNELS.with_name("verify.json")
+"""The kept output of ``python -m benchmarks.verify``."""
+NO_VERIFY = "No run is kept in `benchmarks/results/verify.json` yet."
 NO_KERNELS = (
     "No run is kept in `benchmarks/results/kernels.json` yet. [kernels.md](kernels.md) has what was measured while "
     "each kernel was written."
@@ -25,17 +28,23 @@ _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 Documents = Mapping[str, Mapping[str, Any]]
 
 
-def page(documents: Documents, kernels: Mapping[str, Any] | None = None) -> str:
+def page(
+    documents: Documents, kernels: Mapping[str, Any] | None = None, verify: Mapping[str, Any] | None = None
+) -> str:
     """The page of the documents of all benchmarks; ValueError names a benchmark that is missing or was not correct.
 
-    kernels: the document of the kernel benchmarks, None where no run is kept.
+    kernels, verify: the documents of the kernel benchmarks and of ``benchmarks.verify``, None where no run is kept.
     """
     for name in BENCHMARKS:
         if name not in documents:
             raise ValueError(f"{name}: expected its document, found none: run python -m benchmarks without names")
         if not documents[name]["correct"]:
             raise ValueError(f"{name}: expected green gates, found wrong results: there are no numbers to show")
-    values = {**_values(documents), "kernels": NO_KERNELS if kernels is None else _kernels(kernels)}
+    values = {
+        **_values(documents),
+        "kernels": NO_KERNELS if kernels is None else _kernels(kernels),
+        "verify": NO_VERIFY if verify is None else _verify(verify),
+    }
     text = TEMPLATE.read_text(encoding="utf-8")
     return _PLACEHOLDER.sub(lambda match: values[match.group(1)], text)
 
@@ -82,6 +91,18 @@ def _serving_values(scheduler: Mapping[str, Any], serving: Mapping[str, Any]) ->
 
 def _kernels(document: Mapping[str, Any]) -> str:
     return f"{machine_table(document)}\n\n{group_tables(document)}"
+
+
+def _verify(document: Mapping[str, Any]) -> str:
+    found = document["checkpoints"]
+    rows = [
+        (name, engine, scenario, f"{error:.1e}")
+        for name, checkpoint in found.items()
+        for engine, scenarios in checkpoint["largest_errors"].items()
+        for scenario, error in scenarios.items()
+    ]
+    verdicts = "\n".join(f"- {name}: {checkpoint['verdict']}" for name, checkpoint in found.items())
+    return f"{verdicts}\n\n{table(('checkpoint', 'engine', 'scenario', 'largest relative error'), rows)}"
 
 
 def _machine(documents: Documents) -> str:
@@ -229,7 +250,8 @@ def main() -> int:
     try:
         documents = json.loads(parser.parse_args().results.read_text(encoding="utf-8"))["benchmarks"]
         kernels = json.loads(KERNELS.read_text(encoding="utf-8")) if KERNELS.exists() else None
-        sys.stdout.write(page(documents, kernels))
+        verify = json.loads(VERIFY.read_text(encoding="utf-8")) if VERIFY.exists() else None
+        sys.stdout.write(page(documents, kernels, verify))
     except (OSError, ValueError, KeyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

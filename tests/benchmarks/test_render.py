@@ -115,3 +115,9 @@ def test_the_command_prints_the_page(
     results.write_text(json.dumps({"benchmarks": all_documents()}), encoding="utf-8")
     assert main() == 0
     assert capsys.readouterr().out == page(all_documents())
+
+
+def test_what_verify_found_is_shown() -> None:
+    found = {"verdict": "verified: 2 comparisons", "largest_errors": {"onnxruntime": {"decode": 6.54e-7}}}
+    text = page(all_documents(), None, {"checkpoints": {"tiny": found}})
+    assert "- tiny: verified: 2 comparisons" in text and "| tiny | onnxruntime | decode | 6.5e-07 |" in text
