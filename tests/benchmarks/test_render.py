@@ -93,6 +93,7 @@ def test_a_kept_run_of_the_kernels_is_rendered(tmp_path: Path, monkeypatch: pyte
     kept.write_text(json.dumps(kernels_document()), encoding="utf-8")
     results.write_text(json.dumps({"benchmarks": all_documents()}), encoding="utf-8")
     monkeypatch.setattr(render, "KERNELS", kept)
+    monkeypatch.setattr(render, "VERIFY", tmp_path / "none.json")
     monkeypatch.setattr("sys.argv", ["render", str(results)])
     assert main() == 0
     assert capsys.readouterr().out == page(all_documents(), kernels_document())
@@ -110,6 +111,7 @@ def test_the_command_prints_the_page(
     results = tmp_path / "results.json"
     monkeypatch.setattr("sys.argv", ["render", str(results)])
     monkeypatch.setattr(render, "KERNELS", tmp_path / "none.json")
+    monkeypatch.setattr(render, "VERIFY", tmp_path / "none.json")
     assert main() == 2
     assert "No such file" in capsys.readouterr().err
     results.write_text(json.dumps({"benchmarks": all_documents()}), encoding="utf-8")
