@@ -12,8 +12,8 @@ import onnxruntime as ort
 
 from artifact.errors import EngineError
 from runtime.engines.onnxruntime.held_states import HeldState, advance_model, advanced_output
-from runtime.engines.onnxruntime.kernels import quiet_options
 from runtime.engines.onnxruntime.paged_pools import ArrayPools
+from runtime.engines.onnxruntime.session import threaded_options
 from runtime.engines.packed_check import check_accepted
 
 
@@ -36,8 +36,7 @@ class HeldRows:
     def __init__(self, held: Sequence[HeldState], folder: Path, threads: int) -> None:
         """EngineError when ONNX Runtime refuses the graph."""
         self._held = tuple(held)
-        options = quiet_options()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options = threaded_options(threads)
         model = ir.to_proto(advance_model(self._held)).SerializeToString()
         try:
             self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])

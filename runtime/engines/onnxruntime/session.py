@@ -12,6 +12,19 @@ from runtime.engines.onnxruntime.rewrite import GraphForm, RewrittenGraph
 from runtime.engines.onnxruntime.weights import WeightStore
 
 
+def threaded_options(threads: int) -> ort.SessionOptions:
+    """Options of a session with threads of its own beside other sessions, which run in turns.
+
+    The threads of a session that has run go on looking for work for a while (about a second on two cores), in which
+    they take the processor from the session that runs next: here they stop when a run ends.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    return options
+
+
 def create_session(
     graph: RewrittenGraph, weights: WeightStore, folder: Path, threads: int, packs: bool = False
 ) -> ort.InferenceSession:
@@ -20,10 +33,7 @@ def create_session(
     packs: let the session copy every weight into the order in which products with a few rows read it. The weights as
     they lie are as fast for one token, and for so many that packing them in each product is nothing.
     """
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
+    options = threaded_options(threads)
     # A plan of memory pays for shapes that repeat; for prompts of every length it would hold one block each.
     options.enable_mem_pattern = graph.form not in (GraphForm.GENERAL, GraphForm.PADDED)
     options.add_session_config_entry("session.disable_prepacking", "0" if packs else "1")
