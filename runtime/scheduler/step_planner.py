@@ -1,0 +1,153 @@
+"""Who takes part in a step, and with how many tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from runtime.blocks import BlockManager
+from runtime.blocks.sequence_memory import NONE
+from runtime.scheduler.draft import Draft
+from runtime.scheduler.plan import Swap
+from runtime.scheduler.queues import SequenceQueues
+from runtime.scheduler.sequence import ScheduledSequence, State
+from runtime.scheduler.settings import SchedulerSettings
+
+
+class StepPlanner:
+    """Fills a draft: rows that decode come first, then prompts that run, then those that wait.
+
+    When memory runs out, the last in order loses its own, so that the first always advances.
+    """
+
+    def __init__(self, manager: BlockManager, settings: SchedulerSettings, queues: SequenceQueues) -> None:
+        self._manager, self._settings, self._queues = manager, settings, queues
+        self._spare = int(settings.watermark * manager.pool.num_blocks)
+
+    def fill(self, draft: Draft, candidates: Mapping[int, tuple[int, ...]]) -> None:
+        """Reserve the memory of all that the step feeds; candidates as in ``Scheduler.plan``."""
+        self._add_running(draft, candidates)
+        if not draft.preempted:
+            self._admit(draft)
+        if self._queues.waiting and not (draft.rows or draft.admitted or draft.preempted):
+            self._unblock(draft)
+
+    def most_candidates(self, sequence: ScheduledSequence) -> int:
+        """Candidates that a sequence has room for, short of its end and of a state that the prefix cache wants."""
+        memory = sequence.memory
+        most = min(sequence.request.most_tokens - len(sequence.tokens), memory.stop - memory.length - 2)
+        return min(most, len(memory.candidates)) if self._manager.keeps_states else most
+
+    def _add_running(self, draft: Draft, candidates: Mapping[int, tuple[int, ...]]) -> None:
+        queues = self._queues
+        decoding, prompts = [], []
+        for sequence in queues.running:
+            pending = len(sequence.tokens) - sequence.memory.length
+            if pending == 1:
+                decoding.append(sequence)
+            elif pending:
+                prompts.append(sequence)
+        if candidates:
+            decoding = [each for each in decoding if not self._try_candidates(draft, each, candidates.get(each.id, ()))]
+        self._decode(draft, decoding)
+        for place, sequence in enumerate(prompts):
+            if sequence.state is State.RUNNING and draft.budget:
+                others = len(prompts) - place - 1 + len(queues.waiting)
+                self._make_room(draft, sequence, _chunk(draft, sequence, others))
+
+    def _decode(self, draft: Draft, decoding: list[ScheduledSequence]) -> None:
+        """One token of each, first of those that have the memory for it."""
+        growing = [decoding[place] for place in draft.reservation.extend_by_one([each.memory for each in decoding])]
+        if growing:
+            grows = set(growing)
+            decoding = [sequence for sequence in decoding if sequence not in grows]
+        draft.add_decoding(decoding)
+        for sequence in growing:
+            if sequence.state is State.RUNNING:
+                self._make_room(draft, sequence, 1)
+
+    def _try_candidates(self, draft: Draft, sequence: ScheduledSequence, candidates: tuple[int, ...]) -> bool:
+        """Add the sequence with those of its candidates that find room; False when none does."""
+        # Nobody who runs loses a token for them.
+        room = min(self.most_candidates(sequence), draft.budget - len(self._queues.running))
+        tried = candidates[: max(0, room)]
+        if not tried or not draft.reservation.extend(sequence.memory, 1 + len(tried), candidates=len(tried)):
+            return False
+        draft.add_candidates(sequence, tried)
+        return True
+
+    def _make_room(self, draft: Draft, sequence: ScheduledSequence, count: int) -> None:
+        """Add the sequence, at the cost of those that come last, or of itself when it is the last."""
+        while not draft.reservation.extend(sequence.memory, count):
+            victim = self._queues.running[-1]
+            self._preempt(draft, victim)
+            if victim is sequence:
+                return
+        draft.add(sequence, count)
+
+    def _admit(self, draft: Draft) -> None:
+        queues, policy = self._queues, self._settings.policy
+        while queues.waiting and draft.budget:
+            sequence = queues.waiting[0]
+            if sequence in draft.preempted:
+                return
+            if self._try_admit(draft, sequence):
+                continue
+            last = queues.running[-1] if queues.running else sequence
+            if last.order <= sequence.order or not policy.preempts(sequence.request.priority, last.request.priority):
+                return
+            self._preempt(draft, last)
+
+    def _unblock(self, draft: Draft) -> None:
+        """Nobody advances, as beams hold what others need that they wait for: the last make room for the first."""
+        queues = self._queues
+        while queues.running and not draft.admitted and queues.waiting[0] not in draft.preempted:
+            self._preempt(draft, queues.running[-1])
+            self._admit(draft)
+
+    def _try_admit(self, draft: Draft, sequence: ScheduledSequence) -> bool:
+        """Let the first that waits run; False where there is no room for it."""
+        manager, queues, memory = self._manager, self._queues, sequence.memory
+        begins = not memory.length
+        if begins:
+            manager.allocator.adopt(memory)
+        count = _chunk(draft, sequence, len(queues.waiting) - 1)
+        spare = 0
+        if draft.rows:
+            whole = manager.most_blocks(len(sequence.tokens), self._settings.max_tokens)
+            spare = self._spare + max(0, whole - manager.blocks_for(memory.length + count))
+        while not draft.reservation.extend(memory, count, spare):
+            shared = begins and memory.length > 0
+            if begins:
+                manager.release(memory)
+            if not shared or queues.running:
+                return False
+            # What it shares may be what keeps it from growing: alone, it can do without.
+            count = _chunk(draft, sequence, len(queues.waiting) - 1)
+        if begins:
+            manager.allocator.admit(memory)
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = memory.length
+        del queues.waiting[0]
+        queues.run(sequence)
+        draft.admitted.append(sequence)
+        if sequence.host_copy is not None:
+            held = tuple(memory.blocks[memory.passed : manager.blocks_for(memory.length)])
+            draft.swap_ins.append(Swap(sequence.id, held, () if memory.slot == NONE else (memory.slot,)))
+        if count:
+            draft.add(sequence, count)
+        return True
+
+    def _preempt(self, draft: Draft, victim: ScheduledSequence) -> None:
+        """Take the victim's memory, now: by copying it to the host if there is room, else it is computed again."""
+        draft.drop(victim)
+        swap = self._queues.preempt(victim)
+        if swap is not None:
+            draft.swap_outs.append(swap)
+        draft.preempted.add(victim)
+
+
+def _chunk(draft: Draft, sequence: ScheduledSequence, others: int) -> int:
+    """Tokens of a prompt for this step: at most half of the budget that is left while others want some, and not past
+    the point where the prefix cache wants the state."""
+    budget, memory = draft.budget, sequence.memory
+    return min(sequence.pending, memory.stop - memory.length, budget if not others else max(1, budget // 2))
