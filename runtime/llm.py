@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, cast, overload
 
-from artifact.config import RuntimeConfig
 from artifact.errors import EngineError, RequestError
 from runtime.engines import Engine
 from runtime.engines.factory import AUTO, EngineOptions
 from runtime.engines.paged import PagedEngine
-from runtime.generation import Generation, Piece, Prefix, PrefixStore, Request, generate_pieces
-from runtime.generation import Sequence as RunningSequence
+from runtime.generation import DenseStreams, Generation, Piece, Prefix
+from runtime.generation.call import Messages, Sampling, conversations_of, params_of_prompts
 from runtime.generation.request import Prompt, is_one_prompt
+from runtime.generation.results import generations_of
 from runtime.model_text import ModelText
 from runtime.prefix_cache.metrics import CacheReport
 from runtime.sampling import SamplingParams
 from runtime.serving.cache_control import CacheControl, conversation_tokens
 from runtime.serving.draft_model import ModelDrafter
 from runtime.serving.mtp_drafter import MtpDrafter
-from runtime.serving.open import open_engine, open_loop
+from runtime.serving.open import open_engine, open_loop, refuse_speculation
 from runtime.serving.open_drafter import with_opened_drafter
 from runtime.serving.pinned import PinnedPrefix, read_prefixes
 from runtime.serving.sessions import Session
 from runtime.serving.settings import ServingSettings
 from runtime.serving.stream import PieceStreams
 
-Sampling = SamplingParams | Sequence[SamplingParams] | None
-Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]] | None
 
 
@@ -66,8 +62,7 @@ class LLM:
         self.config = self.engine.config.require_logits()
         self._text = text = ModelText(folder, self.config)
         self.tokenizer, self.chat_template, self.eos_token_ids = text.tokenizer, text.chat_template, text.eos_token_ids
-        self._prefixes: PrefixStore | None = None
-        self._streams: PieceStreams | None = None
+        self._streams: DenseStreams | PieceStreams
         self._cache: CacheControl | None = None
         self._drafter: ModelDrafter | MtpDrafter | None = None
         if isinstance(self.engine, PagedEngine):
@@ -77,10 +72,10 @@ class LLM:
             self._streams, self._cache = PieceStreams(self.loop), CacheControl(self.loop, folder)
             self.max_batch_size, self.max_seq_len = self.loop.shape.max_rows, self.loop.shape.max_seq_len
         else:
-            _refuse_speculation(serving, self.config)
-            self._prefixes = PrefixStore(self.engine)
+            refuse_speculation(serving, self.config)
             self.max_batch_size = _lowered("max_batch_size", max_batch_size, self.engine.max_batch_size)
             self.max_seq_len = _lowered("max_seq_len", max_seq_len, self.engine.max_seq_len)
+            self._streams = DenseStreams(self.engine, self.max_batch_size, self.eos_token_ids, self.tokenizer)
 
     @property
     def recommended_sampling(self) -> SamplingParams:
@@ -97,8 +92,8 @@ class LLM:
 
     def close(self) -> None:
         """Release the engine and the prefixes; calling it twice is allowed."""
-        if self._prefixes is not None:
-            self._prefixes.clear()
+        if isinstance(self._streams, DenseStreams):
+            self._streams.prefixes.clear()
         if self._drafter is not None:
             self._drafter.close()
         self.engine.close()
@@ -213,7 +208,7 @@ class LLM:
         ``variables`` reach the template. The rest is as in ``generate``. RequestError when the checkpoint has no
         template or the template refuses the messages.
         """
-        single, conversations = _conversations(messages)
+        single, conversations = conversations_of(messages)
         prompts = [self.chat_template.render(c, tools, **variables) for c in conversations]
         # The template has written the special tokens itself.
         return self._run(prompts, single, sampling, max_new_tokens, stream, add_special_tokens=False)
@@ -227,10 +222,9 @@ class LLM:
         when its pools are too small for it.
         """
         request = self._text.prefix_request(prompt, self.max_seq_len)
-        if self._prefixes is not None:
-            return self._prefixes.add(request.prompt_ids)
         streams = self._streams
-        assert streams is not None
+        if isinstance(streams, DenseStreams):
+            return streams.prefixes.add(request.prompt_ids)
         return self._control().pin(request.prompt_ids, name, lambda: list(streams.pieces([request])))
 
     def cache_prefixes(self, path: str | Path) -> list[PinnedPrefix]:
@@ -241,7 +235,9 @@ class LLM:
     def drop_prefix(self, prefix: Prefix | PinnedPrefix | str) -> None:
         """Forget ``prefix``, of a paged artifact also by its name, and free its memory."""
         if isinstance(prefix, Prefix):
-            self._prefix_store().remove(prefix)
+            if not isinstance(self._streams, DenseStreams):
+                raise RequestError("expected a prefix of this artifact, found one of a dense artifact: use its own")
+            self._streams.prefixes.remove(prefix)
         else:
             self._control().drop(prefix if isinstance(prefix, str) else prefix.name)
 
@@ -273,79 +269,20 @@ class LLM:
         stream: bool,
         add_special_tokens: bool,
     ) -> Generation | list[Generation] | Iterator[Piece]:
-        params = _params_per_prompt(sampling, max_new_tokens, len(prompts))
         requests = []
-        for index, prompt in enumerate(prompts):
+        for index, params in enumerate(params_of_prompts(sampling, max_new_tokens, len(prompts))):
             name = "prompt" if single else f"prompt {index}"
-            requests.append(self._request(prompt, params[index], name, add_special_tokens))
-        pieces = self._dense_pieces(requests) if self._streams is None else self._streams.pieces(requests)
+            requests.append(self._text.request(prompts[index], params, self.max_seq_len, name, add_special_tokens))
+        pieces = self._streams.pieces(requests)
         if stream:
             return pieces
-        answers: list[dict[int, Generation]] = [{} for _ in prompts]
-        for piece in pieces:
-            if piece.generation is not None:
-                answers[piece.index][piece.choice] = piece.generation
-        generations = [_with_alternatives([each[choice] for choice in sorted(each)]) for each in answers]
+        generations = generations_of(pieces, len(prompts))
         return generations[0] if single else generations
-
-    def _dense_pieces(self, requests: Sequence[Request]) -> Iterator[Piece]:
-        started = time.perf_counter()
-        for request in requests:
-            if request.params.n > 1 or request.params.beam_width:
-                raise RequestError(
-                    "n and beam_width: expected an artifact of layout paged, found a dense one: export with "
-                    "--layout paged, or pass the prompt several times"
-                )
-        sequences = [
-            RunningSequence(index, request, self.eos_token_ids, self.tokenizer, started)
-            for index, request in enumerate(requests)
-        ]
-        return generate_pieces(self.engine, sequences, self.max_batch_size, self._prefix_store())
-
-    def _prefix_store(self) -> PrefixStore:
-        if self._prefixes is None:
-            raise RequestError("expected a prefix of this artifact, found one of a dense artifact: use its own")
-        return self._prefixes
 
     def _control(self) -> CacheControl:
         if self._cache is None:
             raise RequestError("expected an artifact of layout paged, found a dense one: export with --layout paged")
         return self._cache
-
-    def _request(self, prompt: Any, params: SamplingParams, name: str, add_special_tokens: bool) -> Request:
-        return self._text.request(prompt, params, self.max_seq_len, name, add_special_tokens)
-
-
-def _with_alternatives(answers: list[Generation]) -> Generation:
-    return answers[0] if len(answers) == 1 else replace(answers[0], alternatives=tuple(answers[1:]))
-
-
-def _conversations(messages: object) -> tuple[bool, list[Any]]:
-    """Whether ``messages`` are one conversation, and the list of conversations."""
-    if isinstance(messages, str):
-        return True, [[{"role": "user", "content": messages}]]
-    if not isinstance(messages, (list, tuple)):
-        raise RequestError(
-            "messages: expected text, a list of objects with a role and a content, or a list of such lists, found "
-            f"{type(messages).__name__}"
-        )
-    single = not all(isinstance(item, (list, tuple)) for item in messages) or not messages
-    return single, [messages] if single else list(messages)
-
-
-def _params_per_prompt(sampling: Sampling, max_new_tokens: int | None, count: int) -> list[SamplingParams]:
-    given = [sampling or SamplingParams()] * count if isinstance(sampling, SamplingParams | None) else list(sampling)
-    if len(given) != count or not all(isinstance(params, SamplingParams) for params in given):
-        raise RequestError(f"sampling: expected SamplingParams, or a list of {count} of them, found {sampling!r}")
-    return given if max_new_tokens is None else [replace(params, max_new_tokens=max_new_tokens) for params in given]
-
-
-def _refuse_speculation(serving: ServingSettings | None, config: RuntimeConfig) -> None:
-    if serving is not None and serving.speculation is not None:
-        raise EngineError(
-            f"speculation: expected an artifact of layout paged, found {config.layout}: export with --layout paged, "
-            "and where the model has recurrent layers with --speculative-tokens"
-        )
 
 
 def _lowered(name: str, value: int | None, limit: int) -> int:

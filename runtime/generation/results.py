@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from runtime.sampling import TokenLogprobs
@@ -71,3 +72,13 @@ class Piece(NamedTuple):
     finish_reason: str | None = None
     generation: Generation | None = None
     choice: int = 0
+
+
+def generations_of(pieces: Iterable[Piece], prompts: int) -> list[Generation]:
+    """The answer to each of ``prompts`` prompts, with the others to it as ``alternatives``, from all their pieces."""
+    answers: list[dict[int, Generation]] = [{} for _ in range(prompts)]
+    for piece in pieces:
+        if piece.generation is not None:
+            answers[piece.index][piece.choice] = piece.generation
+    found = [[each[choice] for choice in sorted(each)] for each in answers]
+    return [best if not others else replace(best, alternatives=tuple(others)) for best, *others in found]

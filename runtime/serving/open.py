@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from artifact.config import read_config
+from artifact.config import RuntimeConfig, read_config
 from artifact.errors import EngineError
 from artifact.paged import PAGED
 from artifact.path_kind import require_artifact
@@ -38,3 +38,12 @@ def open_paged_engine(folder: Path, name: str, options: EngineOptions) -> PagedE
 def open_loop(engine: PagedEngine, settings: ServingSettings, text: ModelText) -> ServingLoop:
     """A serving loop with pools of its own; EngineError when these cannot hold one sequence."""
     return ServingLoop(engine, settings, text.eos_token_ids, text.tokenizer)
+
+
+def refuse_speculation(settings: ServingSettings | None, config: RuntimeConfig) -> None:
+    """EngineError where ``settings`` ask for candidates; for an artifact of a layout that has none."""
+    if settings is not None and settings.speculation is not None:
+        raise EngineError(
+            f"speculation: expected an artifact of layout paged, found {config.layout}: export with --layout paged, "
+            "and where the model has recurrent layers with --speculative-tokens"
+        )
