@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from artifact.dtypes import DType
+from artifact.errors import ArtifactError
+from artifact.json_fields import Fields, is_count
 
 # Symbolic axes of the dense layout.
 BATCH, SEQ, MAX_SEQ = "batch", "seq", "max_seq"
@@ -40,6 +43,21 @@ class Binding:
         """Bytes of one row of a state; of one token of one row where it grows."""
         return prod(n for n in self.shape if isinstance(n, int)) * self.dtype.itemsize
 
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object; one without replaced_by where that is None."""
+        entry: dict[str, Any] = {"name": self.name, "dtype": self.dtype.value, "shape": list(self.shape)}
+        return entry if self.replaced_by is None else {**entry, "replaced_by": self.replaced_by}
+
+    @classmethod
+    def from_json(cls, f: Fields) -> Binding:
+        """The inverse; ArtifactError names the field that is wrong."""
+        shape = tuple(f.array("shape"))
+        if not all(isinstance(n, str) or is_count(n) for n in shape):
+            raise f.fail("shape", "a list of counts and axis names")
+        binding = cls(f.string("name"), f.enum("dtype", DType), shape, f.string("replaced_by", None))
+        f.refuse_unknown()
+        return binding
+
     def resolve(self, **axes: int) -> tuple[int, ...]:
         """The shape with its symbolic axes replaced by ``axes``; KeyError for an axis not given."""
         return tuple(n if isinstance(n, int) else axes[n] for n in self.shape)
@@ -61,3 +79,27 @@ class GraphBindings:
 
     def output(self, name: str) -> Binding:
         return next(b for b in self.outputs if b.name == name)
+
+    def check(self, where: str) -> None:
+        """ArtifactError, which begins with ``where``: a name comes twice, or a state has no output of its type and
+        shape."""
+        names = [b.name for b in (*self.inputs, *self.outputs)]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ArtifactError(f"{where}: bindings: {repeated[0]} is given twice: export the checkpoint again")
+        outputs = {b.name: b for b in self.outputs}
+        for state in self.states:
+            output = outputs.get(state.replaced_by or "")
+            if output is None or (output.dtype, output.shape) != (state.dtype, state.shape):
+                raise ArtifactError(
+                    f"{where}: state {state.name} has no output {state.replaced_by} of its type and shape: "
+                    "export the checkpoint again"
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return {"inputs": [b.to_json() for b in self.inputs], "outputs": [b.to_json() for b in self.outputs]}
+
+    @classmethod
+    def from_json(cls, f: Fields) -> GraphBindings:
+        """The inverse; ArtifactError names the field that is wrong."""
+        return cls(f.map("inputs", Binding.from_json), f.map("outputs", Binding.from_json))

@@ -10,7 +10,7 @@ from typing import Any
 from artifact.bindings import Binding, GraphBindings
 from artifact.dtypes import DType
 from artifact.errors import ArtifactError, located
-from artifact.json_fields import Fields, load_json_object
+from artifact.json_fields import Fields, is_count, load_json_object
 from artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3, kv_dtype_from_name, kv_dtype_name
 from artifact.names import LOGITS
 from artifact.paged import PAGED, check_paged
@@ -139,7 +139,7 @@ class RuntimeConfig:
         ):
             if not ok:
                 raise ArtifactError(f"{CONFIG_FILE}: {message}: export the checkpoint again")
-        _check_bindings(self.bindings)
+        self.bindings.check(CONFIG_FILE)
         if self.layout == PAGED:
             check_paged(self)
         return self
@@ -180,10 +180,7 @@ def config_to_json(config: RuntimeConfig) -> dict[str, Any]:
         "conv_state_dtype": config.conv_state_dtype.value,
         "eos_token_id": list(config.eos_token_ids),
         **({"speculative_tokens": config.speculative_tokens} if config.speculative_tokens else {}),
-        "bindings": {
-            "inputs": [_binding_to_json(b) for b in config.bindings.inputs],
-            "outputs": [_binding_to_json(b) for b in config.bindings.outputs],
-        },
+        "bindings": config.bindings.to_json(),
     }
 
 
@@ -203,11 +200,10 @@ def config_from_json(data: dict[str, Any]) -> RuntimeConfig:
     layer_types = tuple(f.array("layer_types"))
     if not all(isinstance(kind, str) for kind in layer_types):
         raise f.fail("layer_types", "a list of strings")
-    bindings = f.fields("bindings")
     config = RuntimeConfig(
         model_type=f.string("model_type"),
         layout=f.string("layout"),
-        dtype=_dtype(f, "dtype"),
+        dtype=f.enum("dtype", DType),
         vocab_size=f.integer("vocab_size", minimum=1),
         hidden_size=f.integer("hidden_size", minimum=1),
         max_batch_size=f.integer("max_batch_size", minimum=1),
@@ -216,10 +212,10 @@ def config_from_json(data: dict[str, Any]) -> RuntimeConfig:
         kv_layers=f.map("kv_layer_configs", _kv_from_json),
         kv_cache_dtype=kv_dtype_from_name(f.choice("kv_cache_dtype", _KV_DTYPES)),
         recurrent_layers=_recurrent_from_json(f, sum(kind in RECURRENT_LAYER_TYPES for kind in layer_types)),
-        recurrent_state_dtype=_dtype(f, "recurrent_state_dtype"),
-        conv_state_dtype=_dtype(f, "conv_state_dtype"),
+        recurrent_state_dtype=f.enum("recurrent_state_dtype", DType),
+        conv_state_dtype=f.enum("conv_state_dtype", DType),
         eos_token_ids=tuple(_ints(f, "eos_token_id")),
-        bindings=GraphBindings(bindings.map("inputs", _binding_from_json), bindings.map("outputs", _binding_from_json)),
+        bindings=GraphBindings.from_json(f.fields("bindings")),
         speculative_tokens=f.integer("speculative_tokens", None, 1) or 0,
     )
     for key, count in (
@@ -254,7 +250,7 @@ def _recurrent_from_json(f: Fields, count: int) -> tuple[RecurrentLayerConfig, .
     for key, name in _RECURRENT_FIELDS.items():
         value = f.raw(key)
         values = value if isinstance(value, list) else [value] * count
-        if len(values) != count or not all(_is_count(v) for v in values):
+        if len(values) != count or not all(is_count(v) for v in values):
             raise f.fail(key, f"a count or a list of {count} counts")
         columns[name] = values
     return tuple(RecurrentLayerConfig(**{name: columns[name][i] for name in columns}) for i in range(count))
@@ -270,47 +266,9 @@ def _kv_from_json(f: Fields) -> KVLayerConfig:
 
 def _ints(f: Fields, key: str) -> list[int]:
     values = f.array(key)
-    if not all(_is_count(v) for v in values):
+    if not all(is_count(v) for v in values):
         raise f.fail(key, "a list of integers of at least 0")
     return values
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
 _KV_DTYPES = [*(d.value for d in DType if d is not E4M3_BYTES), FP8_E4M3]
-
-
-def _dtype(f: Fields, key: str) -> DType:
-    return DType(f.choice(key, [d.value for d in DType]))
-
-
-def _binding_to_json(binding: Binding) -> dict[str, Any]:
-    entry: dict[str, Any] = {"name": binding.name, "dtype": binding.dtype.value, "shape": list(binding.shape)}
-    if binding.replaced_by is not None:
-        entry["replaced_by"] = binding.replaced_by
-    return entry
-
-
-def _binding_from_json(f: Fields) -> Binding:
-    shape = tuple(f.array("shape"))
-    if not all(isinstance(n, str) or _is_count(n) for n in shape):
-        raise f.fail("shape", "a list of counts and axis names")
-    binding = Binding(f.string("name"), _dtype(f, "dtype"), shape, f.string("replaced_by", None))
-    f.refuse_unknown()
-    return binding
-
-
-def _check_bindings(bindings: GraphBindings) -> None:
-    names = [b.name for b in (*bindings.inputs, *bindings.outputs)]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise ArtifactError(f"{CONFIG_FILE}: bindings: {repeated[0]} is given twice: export the checkpoint again")
-    outputs = {b.name: b for b in bindings.outputs}
-    for state in bindings.states:
-        output = outputs.get(state.replaced_by or "")
-        if output is None or (output.dtype, output.shape) != (state.dtype, state.shape):
-            raise ArtifactError(
-                f"{CONFIG_FILE}: state {state.name} has no output {state.replaced_by} of its type and shape: "
-                "export the checkpoint again"
-            )

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from artifact.errors import ArtifactError, HybridgeError
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
 
 
 class _Missing(Enum):
@@ -98,6 +99,10 @@ class Fields:
         known = tuple(choices)
         return self._typed(key, default, lambda v: v in known, "one of " + ", ".join(map(repr, known)))
 
+    def enum(self, key: str, kind: type[E]) -> E:
+        """The member of ``kind`` whose value is the string."""
+        return kind(self.choice(key, [member.value for member in kind]))
+
     def array(self, key: str, default: Any = MISSING) -> Any:
         """A JSON array."""
         return self._typed(key, default, lambda v: isinstance(v, list), "a list")
@@ -151,3 +156,8 @@ def float_from_json(value: Any) -> float | None:
             return None
         return None if math.isnan(number) else number
     return None
+
+
+def is_count(value: object) -> bool:
+    """Whether ``value`` is an integer of at least 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
