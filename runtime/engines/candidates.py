@@ -25,17 +25,3 @@ def with_candidates(inputs: PackedInputs, columns: int) -> PackedInputs:
     table[np.arange(rows), counts - 1] = inputs.state_indices
     return replace(inputs, state_indices=table, num_accepted_tokens=counts)
 
-
-def with_held_slots(inputs: PackedInputs, columns: int) -> PackedInputs:
-    """A step that holds states as one with ``columns`` slots a row, more than a held row has tokens.
-
-    A held row begins with the state in its last column, which no token of the row writes; the others are as in
-    ``with_candidates``.
-    """
-    assert inputs.held is not None
-    found, held = with_candidates(inputs, columns), inputs.held
-    assert found.num_accepted_tokens is not None
-    found.state_indices[held] = -1
-    found.state_indices[held, -1] = inputs.state_indices[held]
-    found.num_accepted_tokens[held] = columns
-    return found

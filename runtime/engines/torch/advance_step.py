@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.branches import Branches
+from runtime.engines.torch.device import MOST_PARTS, TorchDevice
 from runtime.engines.torch.kept_calls import HeldMemory, KeptCall, Memory, Output, Place
 from runtime.engines.torch.recording import RepeatedWork
 from runtime.engines.torch.step_rows import StepRows
@@ -72,6 +73,9 @@ class AdvanceStep:
         self._slots = self._slots.view(parts, shape.most)
         here = self._host.numpy()
         self._arrays = [here[place] for place in places]
+        # Layers advance at the same time: one by one their kernels are short of work for a GPU.
+        self._parts = [part % MOST_PARTS for part in parts_of(self._calls)]
+        self._branches = Branches(device, len(set(self._parts)))
         self.repeated = RepeatedWork(device, self._work, device.advance_pool if device.is_gpu else None)
 
     def launch(self, held: HeldRows, accepted: np.ndarray) -> None:
@@ -96,11 +100,13 @@ class AdvanceStep:
             self._there.copy_(self._host, non_blocking=True)
         rows = StepRows(self._bounds, None, None, 0, self._shape.most)
         outputs: list[Sequence[torch.Tensor]] = []
-        for call in self._calls:
-            given = list(call.given)
-            for index, place in call.places.items():
-                given[index] = place.view(self._rows(place, outputs))
-            outputs.append(call.operator.advanced(given, rows, self._slots, self._accepted))
+        with self._branches.forked():
+            for call, part in zip(self._calls, self._parts, strict=True):
+                given = list(call.given)
+                for index, place in call.places.items():
+                    given[index] = place.view(self._rows(place, outputs))
+                with self._branches.part(part):
+                    outputs.append(call.operator.advanced(given, rows, self._slots, self._accepted))
         for pool in self._states.pools:
             pool.index_copy_(0, self._targets.long(), pool.index_select(0, self._sources))
 
@@ -110,3 +116,18 @@ class AdvanceStep:
             return outputs[source.call][source.number]
         assert isinstance(source, Memory)
         return self._memory.rows(source, self._shape.tokens)
+
+
+def parts_of(calls: Sequence[KeptCall]) -> list[int]:
+    """Of each call the part of the work that it belongs to: calls depend on calls of their own part alone.
+
+    Calls that need what calls of several parts give belong to all of them, which are one then.
+    """
+    parts: list[int] = []
+    for call in calls:
+        needed = {parts[place.source.call] for place in call.places.values() if isinstance(place.source, Output)}
+        own = min(needed, default=len(parts))
+        parts = [own if part in needed else part for part in parts]
+        parts.append(own)
+    numbers = {part: number for number, part in enumerate(dict.fromkeys(parts))}
+    return [numbers[part] for part in parts]

@@ -16,6 +16,8 @@ from runtime.engines.torch.kernels import KernelRunner
 # Tokens of a row in one step. On a CPU the scores of attention grow with tokens times context and nothing is won by
 # more; on a GPU a step has to be large to be bound by its matrix products.
 _CPU_STEP_TOKENS, _GPU_STEP_TOKENS = 512, 4096
+# Parts of the work that may run at the same time.
+MOST_PARTS = 8
 
 
 class TorchDevice:
@@ -47,6 +49,11 @@ class TorchDevice:
         """That of the graphs that advance states: they run while the logits of a step may still be wanted."""
         return self._made_pool()
 
+    @cached_property
+    def side_streams(self) -> tuple[torch.cuda.Stream, ...]:
+        """Streams for parts of the work that may run at the same time; none on a CPU."""
+        return tuple(torch.cuda.Stream() for _ in range(MOST_PARTS)) if self.is_gpu else ()
+
     def _made_pool(self) -> Any:
         """A new pool. torch gives it back with its last graph, and lets no other one have it then: a graph of next to
         nothing is kept."""
@@ -69,7 +76,7 @@ class TorchDevice:
 
     def active(self) -> AbstractContextManager[object]:
         """Work inside goes to this device's stream."""
-        return contextlib.nullcontext() if self.stream is None else _Current(self.stream)
+        return contextlib.nullcontext() if self.stream is None else current_stream(self.stream)
 
     @property
     def is_idle(self) -> bool:
@@ -102,7 +109,7 @@ class TorchDevice:
         return host, torch.as_tensor(_SharedMemory(host.numpy()), device=self.torch)
 
 
-class _Current:
+class current_stream:
     """The stream is torch's current one inside. torch.cuda.stream does the same for any device, and takes longer."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.engines.candidates import with_held_slots
 from runtime.engines.paged import PackedInputs
 from runtime.engines.torch.advance_step import HeldRows
 
@@ -25,21 +24,40 @@ class HeldInputs(PackedInputs):
 def held_inputs(inputs: PackedInputs, most: int, first_kept: int) -> tuple[HeldInputs, HeldRows]:
     """``inputs``, whose held rows have at most ``most`` tokens, and these rows.
 
-    The state after token j of the i-th of them is kept in slot ``first_kept`` + i * most + j.
+    In the form of a step with candidates, of most + 1 slots a row: a held row begins with the state in its last column,
+    which no token of the row writes, the others are as in ``with_candidates``. The state after token j of the i-th held
+    row is kept in slot ``first_kept`` + i * most + j.
     """
     assert inputs.held is not None
-    found = with_held_slots(inputs, most + 1)
-    rows, counts = np.flatnonzero(inputs.held), np.diff(inputs.query_start_loc)
-    own, begins = counts[rows], inputs.query_start_loc[rows]
-    kept = found.state_indices.copy()
-    tokens = np.arange(most, dtype=np.int32)
-    slots = first_kept + np.arange(len(rows), dtype=np.int32)[:, None] * np.int32(most) + tokens
-    kept[rows, :most] = np.where(tokens < own[:, None], slots, -1)
+    columns = most + 1
+    bounds, slots, rows = inputs.query_start_loc, inputs.state_indices, np.flatnonzero(inputs.held)
+    counts = bounds[1:] - bounds[:-1]
+    own, begins = counts[rows], bounds[rows]
+    accepted = np.minimum(counts, columns).astype(np.int32)
+    accepted[rows] = columns
+    table = np.full((len(counts), columns), -1, np.int32)
+    table[np.arange(len(counts)), accepted - 1] = slots
+    kept = table.copy()
+    kept[rows, :most] = np.where(
+        np.arange(most) < own[:, None], first_kept + np.arange(len(rows) * most).reshape(-1, most), -1
+    )
     chosen = None
     starts = begins
-    if counts.max() > most + 1:
+    if len(inputs.input_ids) > columns and counts.max() > columns:
         chosen = np.concatenate([np.arange(begin, begin + n) for begin, n in zip(begins, own, strict=True)])
         starts = np.cumsum(own) - own
-    fields = {name: getattr(found, name) for name in PackedInputs.__dataclass_fields__}
-    step = HeldInputs(**fields, kept_state_indices=kept, held_tokens=chosen)
-    return step, HeldRows(rows, starts, own, inputs.state_indices[rows])
+    step = HeldInputs(
+        inputs.input_ids,
+        inputs.positions,
+        bounds,
+        inputs.seq_lens,
+        inputs.block_table,
+        inputs.slot_mapping,
+        table,
+        inputs.logits_indices,
+        accepted,
+        inputs.held,
+        kept,
+        chosen,
+    )
+    return step, HeldRows(rows, starts, own, slots[rows])

@@ -22,7 +22,10 @@ _DTYPES = {getattr(torch, dtype.value): dtype for dtype in DType if hasattr(torc
 
 
 class KernelRunner:
-    """The kernels of the GPU that is current in torch; a call like one of the last ones is not planned again."""
+    """The kernels of the GPU that is current in torch; a call like one of the last ones is not planned again.
+
+    Calls on different streams may run at the same time: each stream has plans, and their counters, of its own.
+    """
 
     def __init__(self) -> None:
         torch.cuda.synchronize()  # makes the context that the driver is then asked for
@@ -40,6 +43,9 @@ class KernelRunner:
 
         UnsupportedError where ``plan`` refuses the call, EngineError where the driver refuses its kernels.
         """
+        return self._prepared((_stream(), key), plan)
+
+    def _prepared(self, key: Hashable, plan: Callable[[DeviceTraits], CallPlan]) -> BoundPlan:
         bound = self._bound.pop(key, None) or self._recorded.get(key) or self._device.bind(plan(self.traits))
         self._bound[key] = bound
         if len(self._bound) > MOST_BOUND:
@@ -58,14 +64,15 @@ class KernelRunner:
 
         packed: query_start_loc and state_indices of a call of packed rows. Errors as in ``prepare``.
         """
-        bound = self.prepare(key, plan)
+        stream = _stream()
+        bound = self._prepared((stream, key), plan)
         if bound.plan.counter_bytes and torch.cuda.is_current_stream_capturing():
-            self._recorded[key] = bound
+            self._recorded[stream, key] = bound
         nbytes = bound.plan.workspace_bytes
         # torch aligns allocations to 512 bytes. The memory may be reused by later work of this stream alone.
         workspace = torch.empty(nbytes, dtype=torch.uint8, device="cuda") if nbytes else None
         bound.launch(
-            torch.cuda.current_stream().cuda_stream,
+            stream,
             [_address(tensor) for tensor in inputs],
             [_address(tensor) for tensor in outputs],
             _address(workspace),
@@ -92,6 +99,10 @@ def dtype_of(tensor: torch.Tensor) -> DType:
 def signature_of(tensor: torch.Tensor | None) -> tuple | None:
     """What ``layout_of`` depends on, for the keys of calls."""
     return None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride(), alignment_of(tensor))
+
+
+def _stream() -> int:
+    return torch.cuda.current_stream().cuda_stream
 
 
 def _address(tensor: torch.Tensor | None) -> int:

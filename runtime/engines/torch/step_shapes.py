@@ -40,9 +40,12 @@ def padded_shape(inputs: PackedInputs, candidates: int, block_size: int) -> tupl
 
 def candidate_shape(inputs: PackedInputs, candidates: int, most_rows: int, block_size: int) -> StepShape:
     """Of a step whose rows have at most ``candidates`` tokens behind their own."""
-    rows = padded_rows(len(inputs.seq_lens), most_rows)
-    tokens = min(rows * (1 + candidates), multiple(len(inputs.input_ids), _STEP))
-    kept = tokens if _held(inputs)[0] else 0
+    rows, tokens = padded_rows(len(inputs.seq_lens), most_rows), len(inputs.input_ids)
+    holds = _held(inputs)[0] > 0
+    # Held rows leave their last slot to the state that they begin with.
+    most = rows * candidates if holds else rows * (1 + candidates)
+    tokens = min(max(tokens, most), multiple(tokens, _STEP))
+    kept = tokens if holds else 0
     size = StepSize(tokens, rows, padded_blocks(inputs.block_table.shape[1], block_size), tokens, kept)
     return StepShape(size, 0, 1 + candidates, candidates)
 
