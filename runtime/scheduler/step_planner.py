@@ -67,10 +67,11 @@ class StepPlanner:
 
     def _try_candidates(self, draft: Draft, sequence: ScheduledSequence, candidates: tuple[int, ...]) -> bool:
         """Add the sequence with those of its candidates that find room; False when none does."""
-        # Nobody who runs loses a token for them.
-        room = min(self.most_candidates(sequence), draft.budget - len(self._queues.running))
-        tried = candidates[: max(0, room)]
-        if not tried or not draft.reservation.extend(sequence.memory, 1 + len(tried), candidates=len(tried)):
+        # Nobody who runs loses a token for them, nor the block that it may need.
+        others = len(self._queues.running) - len(draft.rows) - 1
+        room = min(self.most_candidates(sequence), draft.budget - 1 - others)
+        tried, spare = candidates[: max(0, room)], others * self._manager.needs.kv
+        if not tried or not draft.reservation.extend(sequence.memory, 1 + len(tried), spare, len(tried)):
             return False
         draft.add_candidates(sequence, tried)
         return True

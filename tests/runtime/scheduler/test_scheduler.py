@@ -186,3 +186,19 @@ def test_pools_that_cannot_hold_one_sequence_are_refused(sizes):
 def test_the_budget_holds_all_rows_that_decode():
     with pytest.raises(EngineError, match="at least the 5 rows"):
         SchedulerSettings(max_tokens=4, max_rows=5, max_seq_len=9)
+
+
+def test_candidates_take_no_block_and_no_token_that_another_sequence_needs():
+    """One block is free: the first sequence wants it for candidates, the second for its next token."""
+    toy = ToyServer(paged_config(PURE_ATTENTION, 16), PoolSizes(4, 4, 0), max_tokens=16, max_rows=2)
+    first, second = toy.scheduler.add(request(7, 9)), toy.scheduler.add(request(4, 5, seed=7))
+    toy.step()
+    plan = toy.scheduler.plan({first.id: (1, 2)})
+    assert rows(plan) == {first.id: 1, second.id: 1} and not plan.rows[0].candidates and second.state is State.RUNNING
+
+
+def test_the_budget_holds_as_many_candidates_as_it_has_tokens():
+    toy = server(PURE_ATTENTION, max_tokens=9, max_rows=3)
+    both = [toy.scheduler.add(request(2, 12, seed=seed)) for seed in (0, 30)]
+    toy.step()
+    assert rows(toy.scheduler.plan({each.id: (1, 2, 3, 4) for each in both})) == {both[0].id: 5, both[1].id: 4}
