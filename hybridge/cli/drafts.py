@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import typer
 
 from artifact.errors import RequestError
 
@@ -22,8 +25,9 @@ def draft_settings(out: Path, draft: str | None, tokens: int | None, mode: str =
     neither of the first two is given.
 
     draft: "ngram", "mtp", or the folder of a draft model's artifact. tokens: None for as many as the artifact keeps
-    states of. RequestError: a mode without the others.
+    states of. RequestError: a mode without the others; a usage error: one that is not as in ``parsed_mode``.
     """
+    modes = parsed_mode(mode)
     if draft is None and tokens is None:
         if mode != "auto":
             raise RequestError(
@@ -39,7 +43,34 @@ def draft_settings(out: Path, draft: str | None, tokens: int | None, mode: str =
     kept = read_config(out).speculative_tokens
     named = NAMES[0] if draft is None else draft
     drafter = named if named in NAMES else DraftModel(named)
-    return ServingSettings(speculation=SpeculationSettings(tokens or kept or TOKENS, drafter, mode=mode))
+    return ServingSettings(speculation=SpeculationSettings(tokens or kept or TOKENS, drafter, mode=modes))
+
+
+def parsed_mode(text: str) -> str | Mapping[str, str]:
+    """What becomes of all states, "auto", "replay" or "snapshot", or by operator as in "causal_conv1d=snapshot,...".
+
+    A usage error names ``--speculative-mode``.
+    """
+    from runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT
+
+    if text in (AUTO, REPLAY, SNAPSHOT):
+        return text
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        name, _, mode = (word.strip() for word in part.partition("="))
+        if not name or mode not in (REPLAY, SNAPSHOT):
+            raise _bad_mode(
+                f"expected {AUTO}, {REPLAY}, {SNAPSHOT}, or one of the last two by operator such as "
+                f"causal_conv1d={SNAPSHOT},update_ssm_state={REPLAY}, found {text!r}"
+            )
+        if name in found:
+            raise _bad_mode(f"expected each operator once, found {name} twice in {text!r}")
+        found[name] = mode
+    return found
+
+
+def _bad_mode(message: str) -> typer.BadParameter:
+    return typer.BadParameter(message, param_hint="--speculative-mode")
 
 
 def draft_summary(metrics: SpeculationMetrics) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -31,8 +31,11 @@ DraftTokens = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Proposed tokens of a step.", show_default="as many as fit")
 ]
 SpeculativeMode = Annotated[
-    Literal["auto", "replay", "snapshot"],
-    typer.Option(help="Let states wait while proposals are tried, or keep one after each of them."),
+    str,
+    typer.Option(
+        metavar="auto|replay|snapshot|OP=MODE,...",
+        help="Let states wait while proposals are tried, or keep one after each of them; also by operator.",
+    ),
 ]
 
 

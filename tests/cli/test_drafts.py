@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridge.cli.drafts import draft_summary
+from hybridge.cli.drafts import draft_summary, parsed_mode
 from runtime.speculation import SpeculationMetrics
 from tests.cli.command import hybridge
 
@@ -18,7 +18,8 @@ def test_the_text_is_that_of_plain_decoding(capfd: Capture, paged: Path) -> None
     plain = hybridge(capfd, "run", paged, *RUN)
     assert plain.code == 0 and "speculation" not in plain.document
     kept = ("--draft-tokens", "1", "--speculative-mode", "snapshot")
-    for options in (("--draft", "ngram"), ("--draft-tokens", "3"), kept, ("--draft", paged)):
+    mixed = ("--draft-tokens", "2", "--speculative-mode", "causal_conv1d=snapshot, update_ssm_state=replay")
+    for options in (("--draft", "ngram"), ("--draft-tokens", "3"), kept, mixed, ("--draft", paged)):
         shown = hybridge(capfd, "run", paged, *RUN, *options)
         assert shown.code == 0, shown.err
         assert shown.document["token_ids"] == plain.document["token_ids"]
@@ -38,11 +39,39 @@ def test_the_text_is_that_of_plain_decoding(capfd: Capture, paged: Path) -> None
         (("--draft-tokens", "-1"), "--draft-tokens: expected at least 1, found '-1'"),
         (("--speculative-mode", "replay"), "--speculative-mode replay: expected --draft or --draft-tokens beside it"),
         (("--draft", "nowhere"), "nowhere"),
+        (
+            ("--draft-tokens", "2", "--speculative-mode", "gated_delta_rule=replay"),
+            "expected modes of the recurrent operators causal_conv1d, update_ssm_state, found 'gated_delta_rule'",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(capfd: Capture, paged: Path, options: tuple[str, ...], words: str) -> None:
     outcome = hybridge(capfd, "run", paged, *RUN[:2], *options)
     assert outcome.code != 0 and words in outcome.error
+
+
+def test_modes_by_operator() -> None:
+    assert parsed_mode("causal_conv1d=snapshot") == {"causal_conv1d": "snapshot"}
+    assert parsed_mode("a=replay, b = snapshot") == {"a": "replay", "b": "snapshot"}
+    assert [parsed_mode(mode) for mode in ("auto", "replay", "snapshot")] == ["auto", "replay", "snapshot"]
+
+
+@pytest.mark.parametrize(
+    "mode",
+    ["fast", "", "causal_conv1d", "causal_conv1d=", "=replay", "a=auto", "a=replay,", "a=replay,replay", "a=b=c"],
+)
+def test_modes_that_are_none(capfd: Capture, paged: Path, mode: str) -> None:
+    outcome = hybridge(capfd, "run", paged, *RUN[:2], "--draft", "ngram", "--speculative-mode", mode)
+    assert outcome.code == 2 and outcome.error.endswith("see hybridge run --help")
+    expected = "--speculative-mode: expected auto, replay, snapshot, or one of the last two by operator such as "
+    assert f"{expected}causal_conv1d=snapshot,update_ssm_state=replay, found {mode!r}" in outcome.error
+
+
+def test_a_mode_is_given_once(capfd: Capture, paged: Path) -> None:
+    given = "causal_conv1d=replay,causal_conv1d=snapshot"
+    outcome = hybridge(capfd, "run", paged, *RUN[:2], "--draft", "ngram", "--speculative-mode", given)
+    assert outcome.code == 2
+    assert "--speculative-mode: expected each operator once, found causal_conv1d twice in" in outcome.error
 
 
 def test_a_dense_artifact_takes_no_drafts(capfd: Capture, artifact: Path) -> None:
