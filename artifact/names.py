@@ -51,6 +51,11 @@ def recurrent_state(r: int) -> str:
     return f"recurrent_state_{r}"
 
 
+def is_recurrent_state(name: str) -> bool:
+    """Whether this is a state input or a pool of recurrent states."""
+    return name.startswith(recurrent_state(0)[:-1])
+
+
 def present(past: str) -> str:
     """The output that replaces the state input ``past``: past_key_0 -> present_key_0, conv_state_0 -> present_..."""
     return "present_" + past.removeprefix("past_")

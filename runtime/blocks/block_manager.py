@@ -46,6 +46,8 @@ class BlockManager:
         self.keeps_states = needs.state and candidates is not None
         self.pool: BlockPool = BlockPool(sizes.num_blocks) if radix is None else radix.pool
         self.slots: SlotPool = SlotPool(sizes.num_slots) if radix is None else radix.slots
+        # Of the prefix cache's states: those of the rows, unless they are packed.
+        self.states: SlotPool = self.slots if radix is None else radix.states
         self.rows = RowTables(max_rows, max(1, self.blocks_for(max_seq_len)))
         shared = prefix_caching and needs.kv and not needs.state and needs.window is None
         kind = PrefixCachingAllocator if shared else NaiveAllocator
@@ -69,6 +71,11 @@ class BlockManager:
         """
         count = min(self._candidates, self.slots.free - self.rows.free)
         return [self.slots.allocate() for _ in range(count)]
+
+    @property
+    def packs_states(self) -> bool:
+        """Whether the states of the prefix cache lie apart, in 8 bits."""
+        return self.states is not self.slots
 
     def begin(self) -> Reservation:
         """A new transaction; there may be one at a time."""
@@ -116,6 +123,7 @@ class BlockManager:
         self.allocator.release(memory.held)
         del memory.blocks[memory.passed :]
         self.slots.release(memory.slots)
+        self.states.release(memory.spares)
         memory.candidates = []
         if memory.row != NONE:
             self.rows.release(memory.row)
@@ -144,7 +152,12 @@ class BlockManager:
         held += [] if reservation is None else [source for source, _ in reservation.block_copies]
         held += self.allocator.held_blocks()
         slots = [slot for memory in memories for slot in memory.slots]
-        slots += [] if reservation is None else reservation.own_slots
-        slots += self.allocator.held_slots()
+        states = [slot for memory in memories for slot in memory.spares]
+        states += [] if reservation is None else reservation.own_slots
+        states += self.allocator.held_slots()
         self.pool.check_integrity(held)
-        self.slots.check_integrity(slots)
+        if self.packs_states:
+            self.slots.check_integrity(slots)
+            self.states.check_integrity(states)
+        else:
+            self.slots.check_integrity(slots + states)

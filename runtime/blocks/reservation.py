@@ -40,7 +40,8 @@ class Reservation:
         self._manager = manager
         self._ends: dict[SequenceMemory, int] = {}
         self._grown: dict[SequenceMemory, _Growth] = {}
-        # Slots for copies of the states after the step; -1 where there is none, or the model has no states.
+        # Slots among the prefix cache's states for copies of those after the step; -1 where there is none, or the model
+        # has no states.
         self._taken: dict[SequenceMemory, int] = {}
         # How many tokens of those that have some may turn out wrong.
         self._candidates: dict[SequenceMemory, int] = {}
@@ -57,17 +58,18 @@ class Reservation:
 
     @property
     def resumed_slots(self) -> tuple[tuple[int, int], ...]:
-        """(source, target) of the states that sequences begin with, to be copied before the step."""
+        """(source, target) of the states that sequences begin with, the prefix cache's, to be copied before the
+        step."""
         return tuple((memory.source, memory.slot) for memory in self._grown if memory.source != NONE)
 
     @property
     def taken_slots(self) -> tuple[tuple[int, int], ...]:
-        """(source, target) of the states that the prefix cache takes after the step."""
+        """(source, target) of the states that the prefix cache takes after the step, target among its states."""
         return tuple((memory.slot, slot) for memory, slot in self._taken.items() if slot != NONE)
 
     @property
     def own_slots(self) -> list[int]:
-        """Slots that belong to no memory yet."""
+        """Slots among the prefix cache's states that belong to no memory yet."""
         return [slot for memory, slot in self._taken.items() if slot not in (NONE, memory.spare)]
 
     def extend(self, memory: SequenceMemory, tokens: int, spare: int = 0, candidates: int = 0) -> bool:
@@ -176,9 +178,9 @@ class Reservation:
         blocks += new
         if took_slot and not stolen:
             memory.slot = self._free_slot()
-        took_spare = took_slot and manager.allocator.gives_spare and memory.spare == NONE and manager.slots.free > 0
+        took_spare = took_slot and manager.allocator.gives_spare and memory.spare == NONE and manager.states.free > 0
         if took_spare:
-            memory.spare = manager.slots.allocate()
+            memory.spare = manager.states.allocate()
         self._grown[memory] = _Growth(len(new), copied, took_slot, took_row, took_spare, memory.writable)
         if took_row:
             memory.row = tables.assign(blocks)
@@ -215,7 +217,7 @@ class Reservation:
             manager.slots.release([memory.slot, *memory.candidates])
             memory.slot, memory.candidates = NONE, []
         if growth.took_spare:
-            manager.slots.release([memory.spare])
+            manager.states.release([memory.spare])
             memory.spare = NONE
         if growth.took_row:
             manager.rows.release(memory.row)
@@ -225,7 +227,7 @@ class Reservation:
     def _untake(self, memory: SequenceMemory) -> None:
         slot = self._taken.pop(memory, NONE)
         if slot not in (NONE, memory.spare):
-            self._manager.slots.release([slot])
+            self._manager.states.release([slot])
 
     def _clear(self) -> None:
         self._ends, self._grown, self._taken, self._candidates = {}, {}, {}, {}

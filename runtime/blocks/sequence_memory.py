@@ -22,8 +22,8 @@ class SequenceMemory:
     writable  tokens up to which the blocks can be written: beyond, the block is missing or shared
     slot, row -1 while it has none
     candidates  slots for the states after tokens that may turn out wrong; none without speculation
-    spare     a second slot, to which the state is copied for the prefix cache; -1: none
-    source    slot of the prefix cache whose state it begins with; -1: none
+    spare     a slot of the prefix cache's states, to which its own is copied; -1: none
+    source    slot of the prefix cache's states with which it begins; -1: none
     stop      tokens at which a step ends, because the prefix cache wants the state
     exact     whether blocks and slot hold just what ``length`` says: not before a copy, and not after a failure
     content, prefix  what allocators know of its first ``published`` blocks, and of its tokens
@@ -62,8 +62,13 @@ class SequenceMemory:
 
     @property
     def slots(self) -> list[int]:
-        """The slots that it owns."""
-        return [slot for slot in (self.slot, self.spare, *self.candidates) if slot != NONE]
+        """The slots for states of rows that it owns."""
+        return [slot for slot in (self.slot, *self.candidates) if slot != NONE]
+
+    @property
+    def spares(self) -> list[int]:
+        """Those among the prefix cache's states."""
+        return [] if self.spare == NONE else [self.spare]
 
     @property
     def held(self) -> list[int]:

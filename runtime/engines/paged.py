@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -18,7 +18,11 @@ from artifact.config import RuntimeConfig
 from artifact.errors import EngineError
 from runtime.engines.held_modes import AUTO
 from runtime.engines.hidden_rows import HiddenRows
+from runtime.engines.packed_rows import EXACT
 from runtime.engines.step_result import ArrayResult, StepResult
+
+if TYPE_CHECKING:
+    from runtime.engines.packed_state import PackedState
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,11 +66,16 @@ class PackedInputs:
 
 @dataclass(frozen=True)
 class PoolSizes:
-    """num_blocks KV blocks of block_size tokens, and num_slots recurrent states (0 where the model has none)."""
+    """num_blocks KV blocks of block_size tokens, and num_slots recurrent states (0 where the model has none).
+
+    num_packed: slots more for states in 8 bits, ``packed`` ("int8" or "fp8"): no step reads or writes these.
+    """
 
     num_blocks: int
     block_size: int
     num_slots: int
+    num_packed: int = 0
+    packed: str = EXACT
 
 
 @dataclass(frozen=True)
@@ -227,6 +236,33 @@ class PagedEngine(ABC):
     def swap_in(self, copy: HostCopy, blocks: Sequence[int], slots: Sequence[int]) -> None:
         """Write the copy over as many blocks and slots as it has, in the order in which they were swapped out."""
 
+    def packed_slot_bytes(self, kind: str) -> int:
+        """Device memory of one packed slot: recurrent states as ``kind``, convolution states as they are.
+
+        EngineError when the engine packs no states.
+        """
+        raise self._packs_nothing()
+
+    def pack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Write the states of each source slot over its target, a packed slot; no target comes twice.
+
+        Where a device works by itself, this need not wait for it. EngineError when memory is short; the targets are
+        undefined then.
+        """
+        raise self._packs_nothing()
+
+    def unpack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Write what each source, a packed slot, stands for over its target slot; otherwise as ``pack_slots``."""
+        raise self._packs_nothing()
+
+    def packed_out(self, slot: int) -> PackedState:
+        """A copy of a packed slot in host memory, as it is. EngineError when host memory is short."""
+        raise self._packs_nothing()
+
+    def packed_in(self, state: PackedState, slot: int) -> None:
+        """Write ``state`` over a packed slot of the same kind."""
+        raise self._packs_nothing()
+
     def arrays_from_copy(self, copy: HostCopy) -> dict[str, np.ndarray]:
         """What ``swap_out`` gave, by graph input: KV [2, blocks, block_size, ...], states [slots, ...], as declared.
 
@@ -256,3 +292,6 @@ class PagedEngine(ABC):
 
     def close(self) -> None:  # noqa: B027 (an engine without resources needs no override)
         """Release the engine's resources; calling it twice is allowed."""
+
+    def _packs_nothing(self) -> EngineError:
+        return EngineError(f"the {self.name} engine keeps no states in 8 bits: use onnxruntime, or exact states")

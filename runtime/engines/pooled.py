@@ -12,6 +12,7 @@ from artifact.bindings import Binding
 from artifact.config import CONFIG_FILE, RuntimeConfig, read_config
 from artifact.errors import EngineError
 from artifact.paged import PAGED
+from runtime.engines.packed_state import PackedState, packed_bytes
 from runtime.engines.paged import HostCopy, PagedEngine, StepLimits
 
 
@@ -25,6 +26,10 @@ class Pools(Protocol):
     def swap_in(self, copy: HostCopy, blocks: Sequence[int], slots: Sequence[int]) -> None: ...
     def arrays_from_copy(self, copy: HostCopy) -> dict[str, np.ndarray]: ...
     def copy_from_arrays(self, arrays: Mapping[str, np.ndarray], blocks: int, slots: int) -> HostCopy: ...
+    def pack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
+    def unpack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
+    def packed_out(self, slot: int) -> PackedState: ...
+    def packed_in(self, state: PackedState, slot: int) -> None: ...
 
 
 P = TypeVar("P", bound=Pools)
@@ -58,6 +63,9 @@ class PooledEngine(PagedEngine, Generic[P]):
     def slot_bytes(self) -> int:
         return sum(spec.unit_bytes for spec in self._specs if not spec.grows)
 
+    def packed_slot_bytes(self, kind: str) -> int:
+        return sum(packed_bytes(spec) for spec in self._specs if not spec.grows)
+
     def block_bytes(self, block_size: int) -> int:
         if block_size < 1:
             raise EngineError(f"expected blocks of at least 1 token, found {block_size}: choose a larger size")
@@ -90,3 +98,15 @@ class PooledEngine(PagedEngine, Generic[P]):
 
     def copy_from_arrays(self, arrays: Mapping[str, np.ndarray], blocks: int, slots: int) -> HostCopy:
         return self.pools.copy_from_arrays(arrays, blocks, slots)
+
+    def pack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.pools.pack_slots(sources, targets)
+
+    def unpack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.pools.unpack_slots(sources, targets)
+
+    def packed_out(self, slot: int) -> PackedState:
+        return self.pools.packed_out(slot)
+
+    def packed_in(self, state: PackedState, slot: int) -> None:
+        self.pools.packed_in(state, slot)

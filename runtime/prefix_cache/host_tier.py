@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from artifact.errors import EngineError
 from runtime.blocks.sequence_memory import NONE
+from runtime.engines.packed_rows import EXACT
+from runtime.engines.packed_state import PackedState
 from runtime.engines.paged import HostCopy
 from runtime.prefix_cache.node import Node
-from runtime.prefix_cache.packed_state import EXACT, PackedState
 from runtime.prefix_cache.radix_tree import RadixTree
 from runtime.prefix_cache.token_key import cut
 from runtime.prefix_cache.token_tree import TreeMatch
@@ -61,7 +62,7 @@ class _Stored:
 
     def state(self) -> HostCopy:
         assert self._state is not None
-        return self._state.unpacked() if isinstance(self._state, PackedState) else self._state
+        return self._state
 
 
 class HostTier:
@@ -91,7 +92,7 @@ class HostTier:
         first = match.known // cache.block_size
         device_blocks = cache.tree.blocks_of(node)[first:] if match.known < node.end else []
         try:
-            copies = [self._device.copy_out([block], NONE) for block in device_blocks]
+            copies = [self._device.blocks_out([block]) for block in device_blocks]
             state = None if node.state is None else self._copied(node.state)
         except EngineError:
             return  # host memory is short: it is lost, as without this tier
@@ -119,8 +120,10 @@ class HostTier:
             self.tree.unlock(match.node)
 
     def _copied(self, slot: int) -> HostCopy:
-        copy, kind = self._device.copy_out([], slot), self._device.cache.settings.host_states
-        return copy if kind == EXACT else PackedState(self._device.engine, copy, kind)
+        copy, kind = self._device.state_out(slot), self._device.cache.settings.host_states
+        if kind == EXACT or isinstance(copy, PackedState):
+            return copy
+        return PackedState.of(self._device.engine.arrays_from_copy(copy), kind)
 
     def _stored(self, match: TreeMatch) -> _Stored:
         blocks = [self._blocks[number] for number in self.tree.blocks_of(match.node, match.length)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from runtime.blocks.sequence_memory import NEVER
 from runtime.prefix_cache.kinds import Kind
 from runtime.prefix_cache.node import Node
 from runtime.prefix_cache.token_key import TOKEN_BYTES, key_from_tokens
@@ -51,3 +52,17 @@ class KnownPrefix:
             self._key += key_from_tokens(tokens[have:length])
             have = length
         return self._key if have == length else self._key[: length * TOKEN_BYTES]
+
+    def next_stop(self, length: int, interval: int | None) -> int:
+        """The next stop after ``length`` tokens, whose ``kind`` this remembers.
+
+        Behind the prompt there is one every ``interval`` tokens, or none.
+        """
+        while self.stops:
+            stop, self.kind = self.stops.pop()
+            if stop > length:
+                return stop
+        self.kind = Kind.DECODE
+        if interval is None:
+            return NEVER
+        return self.prompt + ((max(0, length - self.prompt)) // interval + 1) * interval

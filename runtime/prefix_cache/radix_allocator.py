@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from artifact.errors import EngineError
 from runtime.blocks.allocator import BlockAllocator
 from runtime.blocks.kept_block_pool import KeptBlockPool
 from runtime.blocks.needs import CacheNeeds
-from runtime.blocks.sequence_memory import NEVER, NONE, SequenceMemory
-from runtime.blocks.slot_pool import EvictingSlotPool
+from runtime.blocks.sequence_memory import NONE, SequenceMemory
 from runtime.engines.paged import PoolSizes
 from runtime.prefix_cache.branch_lengths import BranchLengths
 from runtime.prefix_cache.ghosts import Ghosts
@@ -24,11 +24,12 @@ from runtime.prefix_cache.past_prompts import PastPrompts
 from runtime.prefix_cache.path_cap import thin_path
 from runtime.prefix_cache.radix_tree import RadixTree
 from runtime.prefix_cache.readers import Readers
-from runtime.prefix_cache.settings import EXTRA_BUFFER, PrefixCacheSettings
+from runtime.prefix_cache.settings import PrefixCacheSettings
+from runtime.prefix_cache.state_room import StateRoom, StateSlots
 from runtime.prefix_cache.stops import wanted_stops
 from runtime.prefix_cache.tuner import AlphaTuner
 from runtime.prefix_cache.uses import StateUses
-from runtime.prefix_cache.worth import ValueWorth, Worth, last_state
+from runtime.prefix_cache.worth import ValueWorth, Worth
 
 
 class _TreeBlocks:
@@ -45,7 +46,10 @@ class _TreeBlocks:
 
 
 class RadixAllocator(BlockAllocator):
-    """See the module. ``pool`` and ``slots`` are its own, of ``sizes``."""
+    """See the module. Its pools are of ``sizes``: of blocks, ``slots`` of the rows, and of the tree's ``states``.
+
+    packs: whether the states are kept in 8 bits, in a pool of their own.
+    """
 
     pool: KeptBlockPool
 
@@ -60,19 +64,23 @@ class RadixAllocator(BlockAllocator):
         """``tuner`` finds the alpha of a ValueWorth."""
         super().__init__(KeptBlockPool(sizes.num_blocks), sizes.block_size)
         self.settings, self.needs = settings, needs
-        self.slots = EvictingSlotPool(sizes.num_slots)
-        self.tree = RadixTree(_TreeBlocks(self.pool), self.slots, sizes.block_size, needs.kv, needs.state, worth)
+        slots = StateSlots(sizes, settings)
+        self.packs, self.states, self.slots = slots.packs, slots.tree, slots.rows
+        self.tree = RadixTree(_TreeBlocks(self.pool), self.states, sizes.block_size, needs.kv, needs.state, worth)
         self.uses = StateUses(self.tree)
         self.past = PastPrompts()
-        self.slots.attach(self.evict_state, lambda: self.tree.free_states)
+        self.states.attach(self.evict_state, lambda: self.tree.free_states)
         self.tuner = tuner
         self.tree.before_eviction = self._before_eviction
         self.metrics = CacheMetrics()
         self.ghosts = Ghosts()
         self._lengths = BranchLengths()
-        self.gives_spare = needs.state and settings.mode == EXTRA_BUFFER
+        self._room = StateRoom(slots, self.tree, self.uses, self.metrics, settings)
+        self.gives_spare = self._room.gives_spare
         # Called with a node that is about to be given up, for a slower memory.
         self.spill: Callable[[Node], None] = lambda node: None
+        # Called with a row's slot and one of ``states`` that is to hold the same, packed; EngineError when it cannot.
+        self.pack: Callable[[int, int], None] = lambda slot, state: None
         self._readers = Readers(self.tree)
 
     @property
@@ -103,7 +111,7 @@ class RadixAllocator(BlockAllocator):
         expected = self._lengths.expected()
         parted = self.past.parted(memory.namespace, key)
         prefix.stops = wanted_stops(self.settings, self.needs, match, len(memory.tokens), expected, parted)
-        memory.stop = self._next_stop(prefix, match.length)
+        memory.stop = prefix.next_stop(match.length, self.settings.decode_interval)
         if not match.length:
             return
         self._readers.begin(memory, match.node)
@@ -137,7 +145,7 @@ class RadixAllocator(BlockAllocator):
 
     def steal(self, memory: SequenceMemory) -> bool:
         prefix = memory.prefix
-        if memory.source == NONE or prefix is None or prefix.node is None or prefix.node.state_locks > 1:
+        if memory.source == NONE or prefix is None or prefix.node is None or prefix.node.state_locks > 1 or self.packs:
             return False
         self._before_eviction(prefix.node, False)
         memory.slot, memory.source = self.tree.take_state(prefix.node), NONE
@@ -157,32 +165,10 @@ class RadixAllocator(BlockAllocator):
             return None
         if not self.needs.state:
             return NONE
-        if memory.spare != NONE:
-            return memory.spare
-        kind = prefix.kind if end == memory.stop else Kind.CHUNK
-        if not self.slots.unowned and prefix.chunk is not None:
-            self._drop_chunk(prefix.chunk)  # the new one replaces it
-            prefix.chunk = None
-        key = prefix.key(memory.tokens, end)
-        prefix.worth = self._worth(prefix, end, self.uses.expected(memory.namespace, key, kind))
-        if not self.slots.unowned:
-            least = self.tree.least_state()
-            if least is None or least > prefix.worth:
-                self.metrics.states_refused += 1
-                self.uses.refused(memory.namespace, key, kind)
-                return NONE
-        return self.slots.allocate()
+        return self._room.for_state(memory, end, prefix.kind if end == memory.stop else Kind.CHUNK)
 
     def forgone(self, taken: Mapping[SequenceMemory, int]) -> SequenceMemory | None:
-        worths = {
-            memory: memory.prefix.worth
-            for memory, slot in taken.items()
-            if slot not in (NONE, memory.spare) and memory.prefix is not None
-        }
-        if self.slots.unowned or not worths:
-            return None
-        memory, least = min(worths, key=worths.__getitem__), self.tree.least_state()
-        return memory if least is not None and worths[memory] < least else None
+        return self._room.forgone(taken)
 
     def reached(self, memory: SequenceMemory, slot: int) -> None:
         prefix = memory.prefix
@@ -190,32 +176,34 @@ class RadixAllocator(BlockAllocator):
         chunk, kind = True, Kind.CHUNK
         if memory.length >= memory.stop:
             chunk, kind = False, prefix.kind
-            memory.stop = self._next_stop(prefix, memory.length)
+            memory.stop = prefix.next_stop(memory.length, self.settings.decode_interval)
         if slot == NONE and self.needs.state:
             return
         if slot == memory.spare:
             memory.spare = NONE
         node, took = self._insert(memory, slot, kind)
         if slot != NONE and not took:
-            self._give_back(memory, slot)
+            self._room.give_back(memory, slot)
         if prefix.chunk is not None and prefix.chunk is not node:
-            self._drop_chunk(prefix.chunk)
+            self._room.drop_chunk(prefix.chunk)
         prefix.chunk = node if chunk and took else None
-        if self.gives_spare and memory.spare == NONE and self.slots.free:
-            memory.spare = self.slots.allocate()
+        self._room.replace_spare(memory)
 
     def donate(self, memory: SequenceMemory) -> None:
         if not memory.length:
             return
-        memory.prefix = memory.prefix or KnownPrefix()
-        chunk = memory.prefix.chunk
+        prefix = memory.prefix = memory.prefix or KnownPrefix()
         if self.tuner is not None:
-            self.tuner.end(memory.prefix.key(memory.tokens, memory.length), memory.namespace)
-        node, took = self._insert(memory, memory.slot, Kind.END)
-        if took:
+            self.tuner.end(prefix.key(memory.tokens, memory.length), memory.namespace)
+        slot = self._packed(memory, prefix) if self.packs else memory.slot
+        if slot is None:
+            return
+        chunk = prefix.chunk
+        node, took = self._insert(memory, slot, Kind.END)
+        if took and not self.packs:
             memory.slot = NONE
         if chunk is not None and chunk is not node:
-            self._drop_chunk(chunk)
+            self._room.drop_chunk(chunk)
 
     def leave(self, memory: SequenceMemory) -> None:
         self._readers.leave(memory)
@@ -258,22 +246,22 @@ class RadixAllocator(BlockAllocator):
         """Whether a prompt is under way whose latest state is kept."""
         return self.settings.chunks and self.needs.state and prefix.length < end < prefix.asked
 
-    def _next_stop(self, prefix: KnownPrefix, length: int) -> int:
-        while prefix.stops:
-            stop, prefix.kind = prefix.stops.pop()
-            if stop > length:
-                return stop
-        prefix.kind = Kind.DECODE
-        interval = self.settings.decode_interval
-        if interval is None:
-            return NEVER
-        return prefix.prompt + ((max(0, length - prefix.prompt)) // interval + 1) * interval
-
-    def _worth(self, prefix: KnownPrefix, end: int, uses: float) -> float:
-        """Of a new state after ``end`` tokens that may be used so often."""
-        node = prefix.node
-        start = 0 if node is None else node.end if node.state is not None else last_state(node)
-        return self.tree.worth_of_new_state(start, end, uses)
+    def _packed(self, memory: SequenceMemory, prefix: KnownPrefix) -> int | None:
+        """One of ``states`` with what the row's slot holds; -1 where the tree needs none, None where it has no room."""
+        key = prefix.key(memory.tokens, memory.length)
+        if not self.needs.state or self.tree.match(key, memory.namespace).length == memory.length:
+            return NONE
+        slot = self._room.for_state(memory, memory.length, Kind.END)
+        if slot == NONE:
+            return None
+        if slot == memory.spare:
+            memory.spare = NONE
+        try:
+            self.pack(memory.slot, slot)
+        except EngineError:
+            self._room.give_back(memory, slot)
+            return None
+        return slot
 
     def _insert(self, memory: SequenceMemory, slot: int, kind: Kind) -> tuple[Node, bool]:
         """Put all that ``memory`` holds into the tree, and keep it in use there while the sequence runs."""
@@ -290,15 +278,3 @@ class RadixAllocator(BlockAllocator):
         if took and self.settings.path_states is not None:
             self.metrics.capped_states += thin_path(self.tree, node, self.settings.path_states)
         return node, took
-
-    def _give_back(self, memory: SequenceMemory, slot: int) -> None:
-        """A slot that the tree has no need of."""
-        if self.gives_spare and memory.spare == NONE:
-            memory.spare = slot
-        else:
-            self.slots.release([slot])
-
-    def _drop_chunk(self, node: Node) -> None:
-        """A state that only served while its prompt was under way."""
-        if node.attached and node.state is not None and not node.state_locks and len(node.children) < 2:
-            self.tree.drop_state(node)

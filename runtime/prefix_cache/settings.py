@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from artifact.errors import EngineError
-from runtime.prefix_cache.packed_state import EXACT, FP8, INT8
+from runtime.engines.packed_rows import EXACT, FP8, INT8
 
 RADIX, BLOCKS, OFF = "radix", "blocks", "off"
 NO_BUFFER, EXTRA_BUFFER = "no_buffer", "extra_buffer"
@@ -30,9 +30,11 @@ class PrefixCacheSettings:
     policy: "value" keeps what saves most work for its bytes, "lru" what was used last. alpha: weight of the work
     against recency; None tunes it by what would have hit most of the latest ``window`` requests.
     path_states: most states on the way to one leaf; None: no limit.
+    states: "exact", or "int8" or "fp8" (experimental): the cache keeps recurrent states in 8 bits, a factor for each
+    row, in a quarter of the memory that they take in float32, apart from those of the rows; what is resumed is then no
+    longer exactly what its tokens would give.
     host_bytes: host memory for states and blocks that had to give way; they come back on the next hit. host_states:
-    "exact", or "int8" or "fp8" (experimental): recurrent states are kept there in 8 bits, a factor for each row, in a
-    quarter of the memory; what comes back is then no longer exactly what its tokens would give.
+    what they are there, as for ``states``; states that are in 8 bits already stay as they are.
     """
 
     kind: str = RADIX
@@ -49,6 +51,7 @@ class PrefixCacheSettings:
     alpha: float | None = None
     window: int = 64
     path_states: int | None = 8
+    states: str = EXACT
     host_bytes: int = 0
     host_states: str = EXACT
 
@@ -57,7 +60,8 @@ class PrefixCacheSettings:
             ("kind", (RADIX, BLOCKS, OFF)),
             ("mode", (NO_BUFFER, EXTRA_BUFFER)),
             ("policy", (LRU, VALUE)),
-            ("host_states", (EXACT, INT8, FP8)),
+            ("states", (EXACT, INT8, FP8)),
+            ("host_states", (EXACT, INT8, FP8) if self.states == EXACT else (EXACT, self.states)),
         ):
             if getattr(self, name) not in known:
                 raise EngineError(f"{name}: expected one of {', '.join(known)}, found {getattr(self, name)!r}")

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from runtime.blocks.sequence_memory import NONE
+from runtime.engines.packed_state import PackedState
 from runtime.engines.paged import HostCopy, PagedEngine
 from runtime.prefix_cache.radix_allocator import RadixAllocator
 from runtime.prefix_cache.token_key import key_length
@@ -31,9 +34,31 @@ class DeviceCache:
     def __init__(self, cache: RadixAllocator, engine: PagedEngine) -> None:
         self.cache, self.engine = cache, engine
 
-    def copy_out(self, blocks: Sequence[int], slot: int) -> HostCopy:
-        """Blocks and slot (-1: none) in host memory."""
-        return self.engine.swap_out(blocks, [] if slot == NONE else [slot])
+    def blocks_out(self, blocks: Sequence[int]) -> HostCopy:
+        """Blocks in host memory."""
+        return self.engine.swap_out(blocks, [])
+
+    def state_out(self, slot: int) -> HostCopy:
+        """A state of the tree in host memory; one in 8 bits as it is."""
+        return self.engine.packed_out(slot) if self.cache.packs else self.engine.swap_out([], [slot])
+
+    def state_in(self, state: HostCopy, slot: int) -> None:
+        """Write ``state``, packed or not, over a slot of the tree."""
+        engine, cache = self.engine, self.cache
+        if cache.packs:
+            if not isinstance(state, PackedState):
+                state = PackedState.of(engine.arrays_from_copy(state), cache.settings.states)
+            engine.packed_in(state, slot)
+        else:
+            exact = engine.copy_from_arrays(state.arrays(), 0, 1) if isinstance(state, PackedState) else state
+            engine.swap_in(exact, [], [slot])
+
+    def arrays(self, blocks: Sequence[int], slot: int) -> dict[str, np.ndarray]:
+        """Blocks and a state of the tree (-1: none) by pool, as ``PagedEngine.arrays_from_copy`` gives them."""
+        engine, packs = self.engine, self.cache.packs
+        exact = [] if slot == NONE or packs else [slot]
+        arrays = engine.arrays_from_copy(engine.swap_out(blocks, exact))
+        return arrays | engine.packed_out(slot).arrays() if packs and slot != NONE else arrays
 
     def copy_in(self, key: bytes, namespace: str, source: Source) -> bool:
         """Put a prefix into the tree, its state and the blocks that are not there; False when there is no room."""
@@ -48,15 +73,15 @@ class DeviceCache:
             for index, block in enumerate(blocks, first):
                 self.engine.swap_in(source.block(index), [block], [])
             if needs_state:
-                self.engine.swap_in(source.state(), [], [slot])
+                self.state_in(source.state(), slot)
         except BaseException:
             cache.release(blocks)
-            cache.slots.release([slot] if needs_state else [])
+            cache.states.release([slot] if needs_state else [])
             raise
         _, took = cache.tree.insert(key, [NONE] * first + blocks, slot if needs_state else None, namespace)
         cache.release(blocks)
         if needs_state and not took:
-            cache.slots.release([slot])
+            cache.states.release([slot])
         cache.metrics.restored_states += took
         cache.metrics.restored_blocks += len(blocks)
         return cache.tree.match(key, namespace).length == length
@@ -66,9 +91,9 @@ class DeviceCache:
         cache = self.cache
         slot = NONE
         if cache.needs.state:
-            if not cache.slots.free:
+            if not cache.states.free:
                 return None
-            slot = cache.slots.allocate()
+            slot = cache.states.allocate()
         for _ in range(2):
             match = cache.tree.match(key, namespace)
             count = self._missing(match, key)
@@ -76,7 +101,7 @@ class DeviceCache:
             if cache.make_room(count) and self._missing(cache.tree.match(key, namespace), key) == count:
                 return match, cache.allocate(count), slot
         if slot != NONE:
-            cache.slots.release([slot])
+            cache.states.release([slot])
         return None
 
     def _missing(self, match: TreeMatch, key: bytes) -> int:

@@ -48,7 +48,7 @@ class CacheControl:
 
     def report(self) -> CacheReport:
         """What the cache holds now, and its counts."""
-        return self._served().report(self._loop.pools.block_bytes, self._loop.pools.slot_bytes)
+        return self._served().report(self._loop.pools.block_bytes, self._loop.pools.cached_bytes)
 
     def _served(self) -> ServedCache:
         self._loop.settle()

@@ -40,8 +40,7 @@ class StepExecutor:
             copy = sequences[swap.sequence].host_copy
             assert copy is not None, "a sequence is swapped in that was never swapped out"
             engine.swap_in(copy, swap.blocks, swap.slots)
-        for sources, targets in independent(plan.resumed_slots):
-            engine.copy_slots(sources, targets)
+        self._resume(plan)
         if plan.zeroed_slots:
             engine.zero_slots(plan.zeroed_slots)
         for sources, targets in independent(plan.block_copies):
@@ -52,8 +51,7 @@ class StepExecutor:
         runner = self._runner
         result = engine.launch(inputs) if runner is None else runner.launch(engine, inputs, plan.rows)
         try:
-            for sources, targets in independent(plan.taken_slots):
-                engine.copy_slots(sources, targets)
+            self._take(plan)
         except BaseException:
             # Nobody will ask for the step any more, and the next one must not begin before its end.
             with suppress(Exception):
@@ -69,6 +67,22 @@ class StepExecutor:
         if self._manager.needs.state and not self._manager.keeps_states and accepted:
             counts = [1 + accepted[row.sequence] if row.candidates else 0 for row in plan.rows]
             self._engine.advance(np.array(counts, np.int32))
+
+    def _resume(self, plan: StepPlan) -> None:
+        """Let rows begin with states of the prefix cache."""
+        if self._manager.packs_states and plan.resumed_slots:
+            self._engine.unpack_slots(*zip(*plan.resumed_slots, strict=True))
+            return
+        for sources, targets in independent(plan.resumed_slots):
+            self._engine.copy_slots(sources, targets)
+
+    def _take(self, plan: StepPlan) -> None:
+        """Let the prefix cache have states of rows."""
+        if self._manager.packs_states and plan.taken_slots:
+            self._engine.pack_slots(*zip(*plan.taken_slots, strict=True))
+            return
+        for sources, targets in independent(plan.taken_slots):
+            self._engine.copy_slots(sources, targets)
 
     def _swap_out(self, swap: Swap) -> None:
         sequence = self._scheduler.sequences.get(swap.sequence)

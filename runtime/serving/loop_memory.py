@@ -36,7 +36,7 @@ def loop_memory(
     pools = pools_in(engine, needs, shape, budget, cached_slots(cache, shape), slots)
     sizes = pools.sizes
     engine.allocate_pools(sizes)
-    radix = radix_allocator(engine, sizes, needs, cache, shape.max_rows) if cached else None
+    radix = radix_allocator(engine, pools, needs, cache, shape.max_rows) if cached else None
     manager = BlockManager(
         sizes, needs, shape.max_rows, shape.max_seq_len, cache.kind == BLOCKS, radix, candidate_slots
     )

@@ -51,6 +51,8 @@ class PinnedPrefixes:
         tree, key = self._cache.tree, key_from_tokens(prefix.token_ids)
         match = tree.match(key, prefix.namespace)
         if match.length < prefix.length:
+            if self._cache.packs and not self._cache.states.unowned:
+                self._cache.evict_state()  # a packed state of a sequence that ends has to be worth more than others
             compute()
             match = tree.match(key, prefix.namespace)
         if match.length < prefix.length:
@@ -73,17 +75,23 @@ class PinnedPrefixes:
         return {name: prefix for name, (prefix, _) in self._nodes.items()}
 
     def _held(self) -> tuple[int, int]:
-        """Blocks and slots of all prefixes."""
+        """Blocks and slots of all prefixes that sequences could use; packed states, they cannot."""
         nodes = {part for _, node in self._nodes.values() for part in node.path()}
         ends = {node for _, node in self._nodes.values()}
-        return len({block for node in nodes for block in node.blocks}), sum(node.state is not None for node in ends)
+        states = sum(node.state is not None for node in ends)
+        return len({block for node in nodes for block in node.blocks}), self._slots(states)
+
+    def _slots(self, states: int) -> int:
+        """Slots of the rows that so many states take."""
+        return 0 if self._cache.packs else states
 
     def _check(self, prefix: PinnedPrefix) -> None:
         blocks, slots = self._held()
         manager = self._scheduler.manager
         # One block more: whoever goes on inside the last one has a copy.
         blocks += manager.blocks_for(prefix.length) + 1
-        self._scheduler.capacity.check_aside(blocks * manager.needs.kv, (slots + 1) * manager.needs.state, prefix.name)
+        slots += self._slots(int(manager.needs.state))
+        self._scheduler.capacity.check_aside(blocks * manager.needs.kv, slots, prefix.name)
 
 
 def read_prefixes(path: Path) -> list[tuple[str, Any]]:

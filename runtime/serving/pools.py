@@ -9,6 +9,7 @@ import numpy as np
 
 from artifact.errors import EngineError
 from runtime.blocks import CacheNeeds
+from runtime.engines.packed_rows import EXACT
 from runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
 from runtime.serving.settings import GIB, ServingSettings
 
@@ -43,17 +44,25 @@ def serving_shape(engine: PagedEngine, settings: ServingSettings) -> ServingShap
 
 @dataclass(frozen=True)
 class PoolReport:
-    """The pools and what they and the engine take, in bytes."""
+    """The pools and what they and the engine take, in bytes. packed_bytes: of a state in 8 bits."""
 
     sizes: PoolSizes
     block_bytes: int
     slot_bytes: int
     held: Mapping[str, int]
+    packed_bytes: int = 0
 
     @property
     def pool_bytes(self) -> int:
         """Bytes of all pools."""
-        return self.sizes.num_blocks * self.block_bytes + self.sizes.num_slots * self.slot_bytes
+        sizes = self.sizes
+        states = sizes.num_slots * self.slot_bytes + sizes.num_packed * self.packed_bytes
+        return sizes.num_blocks * self.block_bytes + states
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of one state of the prefix cache."""
+        return self.slot_bytes if self.sizes.packed == EXACT else self.packed_bytes
 
     def __str__(self) -> str:
         sizes = self.sizes
@@ -63,15 +72,22 @@ class PoolReport:
             parts.append(f"KV {_mib(sizes.num_blocks * self.block_bytes)} ({sizes.num_blocks} blocks, {tokens} tokens)")
         if self.slot_bytes:
             parts.append(f"states {_mib(sizes.num_slots * self.slot_bytes)} ({sizes.num_slots} slots)")
+        if sizes.num_packed:
+            cached = _mib(sizes.num_packed * self.packed_bytes)
+            parts.append(f"{sizes.packed} states of the cache {cached} ({sizes.num_packed} slots)")
         return ", ".join(parts)
 
 
 @dataclass(frozen=True)
 class CacheSlots:
-    """spares: second slots of the rows. states: slots of a prefix cache; None: half of what the rows leave."""
+    """spares: second slots of the rows. states: slots of a prefix cache; None: half of what the rows leave.
+
+    kind: "exact", or "int8" or "fp8": the slots of both are packed.
+    """
 
     spares: int
     states: int | None
+    kind: str = EXACT
 
 
 def pools_in(
@@ -99,20 +115,28 @@ def pools_in(
             f"expected at least {each} bytes for the caches of one sequence of {shape.max_seq_len} tokens, found "
             f"{budget}: give them more (memory_bytes), or lower max_seq_len"
         )
+    kind = EXACT if cache is None else cache.kind
+    packed, packed_bytes = 0, 0 if kind == EXACT else engine.packed_slot_bytes(kind)
     slots = 0
     if needs.state:
         rows = budget // (each + candidates * slot)
         wanted = max(rows * (1 + candidates), budget // (2 * slot) if needs.kv else budget // slot)
         slots = min(shape.max_rows * (1 + candidates), wanted, (budget - blocks_each * block) // slot)
         if cache is not None:
-            room = (budget - blocks_each * block) // slot - slots
-            own = (budget - slots * slot) // (2 * slot) if cache.states is None else cache.states
-            slots += max(0, min(room, own + cache.spares))
-    left = budget - slots * slot
+            states = _cached_states(cache, budget - slots * slot, blocks_each * block, packed_bytes or slot)
+            slots, packed = (slots + states, 0) if kind == EXACT else (slots, states)
+    left = budget - slots * slot - packed * packed_bytes
     blocks = 0
     if needs.kv:
         blocks = left // block if cache is not None else min(left // block, shape.max_rows * blocks_each)
-    return PoolReport(PoolSizes(blocks, shape.block_size, slots), block, slot, dict(engine.held_memory()))
+    sizes = PoolSizes(blocks, shape.block_size, slots, packed, kind)
+    return PoolReport(sizes, block, slot, dict(engine.held_memory()), packed_bytes)
+
+
+def _cached_states(cache: CacheSlots, left: int, longest: int, state_bytes: int) -> int:
+    """States of the prefix cache in ``left`` bytes, of which ``longest`` are for the blocks of one sequence."""
+    own = left // (2 * state_bytes) if cache.states is None else cache.states
+    return max(0, min((left - longest) // state_bytes, own + cache.spares))
 
 
 def memory_budget(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runtime.blocks import CacheNeeds
-from runtime.engines.paged import PagedEngine, PoolSizes
+from runtime.engines.packed_rows import EXACT
+from runtime.engines.paged import PagedEngine
 from runtime.prefix_cache.costs import costs_of_model
 from runtime.prefix_cache.host_tier import HostTier
 from runtime.prefix_cache.kinds import Chances
@@ -18,29 +19,30 @@ from runtime.prefix_cache.tuner import AlphaTuner
 from runtime.prefix_cache.worth import LruWorth, ValueWorth, Worth
 from runtime.scheduler import ScheduledSequence, Scheduler
 from runtime.serving.pinned import PinnedPrefixes
-from runtime.serving.pools import CacheSlots, ServingShape
+from runtime.serving.pools import CacheSlots, PoolReport, ServingShape
 
 
 def cached_slots(settings: PrefixCacheSettings, shape: ServingShape) -> CacheSlots | None:
     """The slots that the cache wants beside those of the rows; None without a radix tree."""
     if settings.kind != RADIX:
         return None
-    return CacheSlots(shape.max_rows if settings.mode == EXTRA_BUFFER else 0, settings.cached_states)
+    spares = shape.max_rows if settings.mode == EXTRA_BUFFER else 0
+    return CacheSlots(spares, settings.cached_states, settings.states)
 
 
 def radix_allocator(
-    engine: PagedEngine, sizes: PoolSizes, needs: CacheNeeds, settings: PrefixCacheSettings, rows: int
+    engine: PagedEngine, pools: PoolReport, needs: CacheNeeds, settings: PrefixCacheSettings, rows: int
 ) -> RadixAllocator:
-    """A radix tree over pools of ``sizes``, of which sequences that run take up to ``rows`` slots."""
+    """A radix tree over ``pools``, of which sequences that run take up to ``rows`` slots."""
+    sizes = pools.sizes
     worth: Worth = LruWorth()
     tuner: AlphaTuner | None = None
     if settings.policy != LRU:
         chances = Chances()
-        costs = costs_of_model(
-            engine.config, engine.block_bytes(sizes.block_size) // sizes.block_size, engine.slot_bytes
-        )
+        costs = costs_of_model(engine.config, pools.block_bytes // sizes.block_size, pools.cached_bytes)
         if settings.alpha is None and needs.state:
-            tuner = AlphaTuner(costs, max(1, sizes.num_slots - rows), settings, chances)
+            states = sizes.num_slots - rows if settings.states == EXACT else sizes.num_packed
+            tuner = AlphaTuner(costs, max(1, states), settings, chances)
         worth = ValueWorth(costs, AlphaTuner.alpha if settings.alpha is None else settings.alpha, chances)
     return RadixAllocator(sizes, needs, settings, worth, tuner)
 
@@ -55,6 +57,7 @@ class ServedCache:
         self.host = HostTier(self.device, cache.settings.host_bytes) if cache.settings.host_bytes else None
         self._scheduler = scheduler
         self._seen: set[ScheduledSequence] = set()
+        cache.pack = lambda slot, state: engine.pack_slots([slot], [state])
         if self.host is not None:
             cache.spill = self.host.spill
 
@@ -69,14 +72,14 @@ class ServedCache:
                 self.host.restore(key, sequence.memory.namespace)
         self._seen = set(waiting)
 
-    def report(self, block_bytes: int, slot_bytes: int) -> CacheReport:
+    def report(self, block_bytes: int, state_bytes: int) -> CacheReport:
         """What the cache holds now."""
         cache = self.cache
         return CacheReport(
             cache.tree.nodes,
             cache.tree.states,
             cache.pool.kept * block_bytes,
-            cache.tree.states * slot_bytes,
+            cache.tree.states * state_bytes,
             0 if self.host is None else self.host.nbytes,
             tuple(self.pinned.names()),
             cache.tree.worth.alpha if isinstance(cache.tree.worth, ValueWorth) else None,

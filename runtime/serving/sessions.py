@@ -50,9 +50,8 @@ def save_session(device: DeviceCache, folder: Path, path: Path, tokens: Sequence
         )
     state = match.node.state if cache.needs.state else None
     blocks = cache.tree.blocks_of(match.node, match.length)
-    copy = device.copy_out(blocks, NONE if state is None else state)
     arrays = {}
-    for name, array in device.engine.arrays_from_copy(copy).items():
+    for name, array in device.arrays(blocks, NONE if state is None else state).items():
         axes = _token_axes(device.engine)
         if name in axes:
             by_token = np.moveaxis(array, axes[name], 2)

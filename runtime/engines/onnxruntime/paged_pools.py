@@ -9,6 +9,8 @@ import numpy as np
 
 from artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, Binding
 from artifact.errors import EngineError
+from runtime.engines.onnxruntime.packed_slots import PackedSlots
+from runtime.engines.packed_state import PackedState
 from runtime.engines.paged import HostCopy, PoolSizes
 
 # A KV pool has its blocks on axis 1 (keys and values are axis 0), a pool of states its slots on axis 0.
@@ -40,6 +42,7 @@ class ArrayPools:
         axes = {NUM_BLOCKS: sizes.num_blocks + 1, BLOCK_SIZE: sizes.block_size, NUM_SLOTS: sizes.num_slots + 1}
         try:
             self._arrays = {spec.name: self._allocate(spec, axes) for spec in specs}
+            self.packed = PackedSlots(specs, sizes)
         except MemoryError as error:
             raise EngineError(
                 f"expected memory for {sizes.num_blocks} blocks and {sizes.num_slots} slots, found too little: "
@@ -121,6 +124,20 @@ class ArrayPools:
             order = self._layouts.get(name, range(len(shape)))
             stored[name] = arrays[name].transpose(tuple(order)).astype(spec.dtype.numpy)
         return ArrayCopy(blocks, slots, stored)
+
+    def pack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        for name in self.packed.names:
+            self.packed.write(name, self.view(name)[list(sources)], targets)
+
+    def unpack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        for name in self.packed.names:
+            self.view(name)[list(targets)] = self.packed.read(name, sources)
+
+    def packed_out(self, slot: int) -> PackedState:
+        return self.packed.copy_out(slot)
+
+    def packed_in(self, state: PackedState, slot: int) -> None:
+        self.packed.copy_in(state, slot)
 
     def _allocate(self, spec: Binding, axes: Mapping[str, int]) -> np.ndarray:
         shape = spec.resolve(**axes)

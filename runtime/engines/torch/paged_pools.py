@@ -11,8 +11,10 @@ import torch
 from artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, Binding
 from artifact.errors import EngineError
 from artifact.kv_dtypes import filled_with
+from runtime.engines.packed_state import PackedState
 from runtime.engines.paged import HostCopy, PoolSizes
 from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.packed_slots import PackedSlots
 from runtime.engines.torch.tensors import array_from_tensor, tensor_from_array, torch_from_dtype
 
 _NONE: Mapping[str, int] = MappingProxyType({})
@@ -53,6 +55,7 @@ class TorchPools:
                     )
                     for spec in specs
                 }
+                self.packed = PackedSlots(specs, sizes, device.torch)
         except RuntimeError as error:
             raise EngineError(
                 f"expected memory for {sizes.num_blocks} blocks and {sizes.num_slots} slots, found too little: "
@@ -132,6 +135,40 @@ class TorchPools:
                 raise EngineError(f"{name}: expected an array {list(shape)}, found {found}: use one of the same model")
             stored[name] = tensor_from_array(arrays[name].astype(spec.dtype.numpy), spec.dtype)
         return TorchCopy(blocks, slots, stored)
+
+    def pack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """EngineError when there is no memory for it."""
+        try:
+            with self._device.active():
+                for source, target in zip(sources, targets, strict=True):
+                    self.packed.pack(self._tensors, source, target)
+        except RuntimeError as error:
+            raise EngineError(
+                f"expected memory to pack a state, found too little ({error}): use smaller pools"
+            ) from error
+
+    def unpack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """EngineError when there is no memory for it."""
+        try:
+            with self._device.active():
+                for source, target in zip(sources, targets, strict=True):
+                    self.packed.unpack(self._tensors, source, target)
+        except RuntimeError as error:
+            raise EngineError(
+                f"expected memory to unpack a state, found too little ({error}): use smaller pools"
+            ) from error
+
+    def packed_out(self, slot: int) -> PackedState:
+        """EngineError when there is no memory for the copy."""
+        try:
+            with self._device.active():
+                return self.packed.copy_out(slot)
+        except (MemoryError, RuntimeError) as error:
+            raise EngineError("expected memory for a copy of a state, found too little: hold fewer states") from error
+
+    def packed_in(self, state: PackedState, slot: int) -> None:
+        with self._device.active():
+            self.packed.copy_in(state, slot)
 
     def _parts(
         self, blocks: Sequence[int], slots: Sequence[int]

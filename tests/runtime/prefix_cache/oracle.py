@@ -59,11 +59,15 @@ class Oracle:
                 assert error <= tolerance, f"{name} after {len(tokens)} tokens: relative error {error:.1e}"
 
 
-def read(engine: PagedEngine, blocks: Sequence[int], slot: int, length: int) -> dict[str, np.ndarray]:
-    """The first ``length`` tokens of these blocks by pool, and the states of a slot (-1: none)."""
+def read(
+    engine: PagedEngine, blocks: Sequence[int], slot: int, length: int, packed: bool = False
+) -> dict[str, np.ndarray]:
+    """The first ``length`` tokens of these blocks by pool, and the states of a slot (-1: none), ``packed`` or not."""
     values = {}
     kv = {spec.name for spec in engine.config.bindings.states if NUM_BLOCKS in spec.shape}
-    arrays = engine.arrays_from_copy(engine.swap_out(blocks, [] if slot == NONE else [slot]))
+    arrays = engine.arrays_from_copy(engine.swap_out(blocks, [] if slot == NONE or packed else [slot]))
+    if packed and slot != NONE:
+        arrays |= engine.packed_out(slot).arrays()
     for name, array in arrays.items():
         if name in kv:
             values[name] = array.reshape(array.shape[0], -1, *array.shape[3:])[:, :length]
@@ -80,7 +84,8 @@ def check_all(loop: ServingLoop, engine: PagedEngine, oracle: Oracle, tolerance:
         if node.attached:
             tokens = tokens_from_key(node.key).tolist()
             slot = NONE if node.state is None else node.state
-            oracle.check(read(engine, cache.tree.blocks_of(node), slot, node.end), tokens, tolerance)
+            found = read(engine, cache.tree.blocks_of(node), slot, node.end, cache.packs)
+            oracle.check(found, tokens, tolerance)
     for sequence in loop.scheduler.sequences.values():
         memory = sequence.memory
         if memory.exact and memory.length:
@@ -101,3 +106,16 @@ def poison(loop: ServingLoop, engine: OnnxRuntimePagedEngine | TorchPagedEngine)
             pool[:, blocks] = np.nan
         else:
             pool[slots] = np.nan
+    if manager.packs_states:
+        free = [slot for slot in range(manager.states.num_slots) if not manager.states.in_use(slot)]
+        for part in packed_parts(engine):
+            part[free] = np.nan
+
+
+def packed_parts(engine: OnnxRuntimePagedEngine | TorchPagedEngine) -> list[Any]:
+    """The factors of all packed slots, and those of their states that are not packed."""
+    if isinstance(engine, OnnxRuntimePagedEngine):
+        slots = engine.pools.packed
+        return [*(rows.factors for rows in slots.packed.values()), *slots.exact.values()]
+    packed = engine.pools.packed
+    return [*(layers.factors for layers in packed.layers), *packed.exact.values()]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.prefix_cache.packed_state import FP8, INT8, packed_rows
+from runtime.engines.packed_rows import FP8, INT8, packed_rows
 from trt_plugins.reference.quantized_state import exact_state, quantized_state
 
 TYPES = {INT8: torch.int8, FP8: torch.float8_e4m3fn}
