@@ -1,10 +1,16 @@
-"""What the tree took in and gave up, in order."""
+"""What the tree took in and gave up, in order: enough to keep a copy of what it knows.
+
+KV_INSERTED and KV_REMOVED are about tokens ``start`` to ``end`` of a sequence, STATE_INSERTED and STATE_REMOVED about
+the state after ``end`` tokens. Where nodes begin and end is the tree's own business and not told.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+
+from runtime.prefix_cache.token_key import tokens_from_key
 
 
 class Change(Enum):
@@ -18,33 +24,47 @@ class Change(Enum):
 
 @dataclass(frozen=True)
 class Event:
-    """``tokens`` of the sequence of ``namespace`` up to position ``end``: only those from ``start`` changed hands."""
+    """Of the sequence ``tokens`` of ``namespace``, those from ``start`` on, or the state after them, changed hands.
+
+    parts: the key of these tokens in pieces, which the event shares with the tree.
+    """
 
     change: Change
     namespace: str
     start: int
     end: int
+    parts: tuple[bytes, ...] = field(repr=False)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All ``end`` tokens from the first one on."""
+        return tuple(tokens_from_key(b"".join(self.parts)).tolist())
 
 
 class EventLog:
-    """The latest events, up to ``capacity``; older ones are dropped and counted."""
+    """The latest events: up to ``capacity``, of up to ``tokens`` tokens. Older ones are dropped and counted."""
 
-    def __init__(self, capacity: int = 4096) -> None:
-        self._events: deque[Event] = deque(maxlen=capacity)
-        self.recorded = 0
+    def __init__(self, capacity: int = 4096, tokens: int = 1 << 24) -> None:
+        self.capacity = capacity
+        self._most = tokens
+        self._events: deque[Event] = deque()
+        self._tokens = self.recorded = 0
 
     def record(self, event: Event) -> None:
         self._events.append(event)
+        self._tokens += event.end
         self.recorded += 1
+        while len(self._events) > self.capacity or self._tokens > self._most:
+            self._tokens -= self._events.popleft().end
 
     @property
     def dropped(self) -> int:
-        """Events that are in the log no more."""
+        """Events since the last ``drain`` that are in the log no more: a copy has to begin anew where there are any."""
         return self.recorded - len(self._events)
 
     def drain(self) -> list[Event]:
         """The events since the last call, oldest first, as far as the log still has them."""
         events = list(self._events)
         self._events.clear()
-        self.recorded = 0
+        self._tokens = self.recorded = 0
         return events

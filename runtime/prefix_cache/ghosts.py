@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from hashlib import blake2b
 
 from runtime.prefix_cache.token_key import TOKEN_BYTES, cut
 
 # Tokens by which a ghost is found; those that it may have more are compared by a hash.
 _SHORT = 16
-_SAME_BEGINNING = 32
+
+# Namespace and first tokens, length in bytes, and a hash of the whole.
+_Beginning = tuple[str, bytes]
+_Ghost = tuple[_Beginning, int, bytes]
 
 
 class Ghosts:
@@ -16,24 +20,41 @@ class Ghosts:
 
     def __init__(self, capacity: int = 4096) -> None:
         self._capacity = capacity
-        # By namespace and first tokens: lengths in bytes with hashes of the whole.
-        self._gone: OrderedDict[tuple[str, bytes], dict[int, int]] = OrderedDict()
+        self._gone: OrderedDict[_Ghost, None] = OrderedDict()
+        # How many there are of each length.
+        self._lengths: dict[_Beginning, Counter[int]] = {}
 
     def add(self, namespace: str, key: bytes) -> None:
         """Note that what could be resumed after ``key`` has gone."""
-        short = namespace, cut(key, 0, _SHORT)
-        same = self._gone.setdefault(short, {})
-        same[len(key)] = hash(key)
-        while len(same) > _SAME_BEGINNING:
-            del same[next(iter(same))]
-        self._gone.move_to_end(short)
+        beginning = namespace, cut(key, 0, _SHORT)
+        ghost = beginning, len(key), _hash(key).digest()
+        if ghost not in self._gone:
+            self._lengths.setdefault(beginning, Counter())[len(key)] += 1
+        self._gone[ghost] = None
+        self._gone.move_to_end(ghost)
         if len(self._gone) > self._capacity:
-            self._gone.popitem(last=False)
+            self._forget(*self._gone.popitem(last=False)[0])
 
     def knows(self, namespace: str, key: bytes) -> bool:
         """Whether something that ``key`` begins with has gone."""
         for length in range(min(len(key), _SHORT * TOKEN_BYTES), 0, -TOKEN_BYTES):
-            for size, hashed in self._gone.get((namespace, key[:length]), {}).items():
-                if size <= len(key) and hash(key[:size]) == hashed:
+            beginning = namespace, key[:length]
+            hashed, end = _hash(b""), 0
+            for size in sorted(size for size in self._lengths.get(beginning, ()) if size <= len(key)):
+                hashed.update(key[end:size])
+                end = size
+                if (beginning, size, hashed.digest()) in self._gone:
                     return True
         return False
+
+    def _forget(self, beginning: _Beginning, size: int, _: bytes) -> None:
+        lengths = self._lengths[beginning]
+        lengths[size] -= 1
+        if not lengths[size]:
+            del lengths[size]
+        if not lengths:
+            del self._lengths[beginning]
+
+
+def _hash(key: bytes) -> blake2b:
+    return blake2b(key, digest_size=8)

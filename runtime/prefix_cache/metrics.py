@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 
 from runtime.blocks.sequence_memory import SequenceMemory
 from runtime.prefix_cache.ghosts import Ghosts
@@ -12,6 +13,8 @@ from runtime.prefix_cache.radix_tree import RadixTree
 
 # Why tokens had to be computed.
 TOO_SHORT, NO_KV, NO_STATE, EVICTED, NAMESPACE = "too_short", "no_kv", "no_state", "evicted", "namespace"
+# Other namespaces that are looked through for it, the latest ones: there may be one for each user.
+_NAMESPACES = 64
 
 
 @dataclass
@@ -19,8 +22,8 @@ class CacheMetrics:
     """Counts since the beginning. A request is looked up once each time that it begins.
 
     hits: all but the last token came from the cache; partial_hits: some did; misses: none, by reason: "too_short" (a
-    prompt of one token), "namespace" (another one knows its beginning), "evicted" (it was known), "no_state" (its KV
-    is known, but no state), "no_kv" (never seen).
+    prompt of one token), "evicted" (it was known), "namespace" (in another one of the latest it could begin with more
+    tokens than this one knows), "no_state" (its KV is known, but no state), "no_kv" (never seen).
     asked_tokens: of prompts; hit_tokens: of these, from the cache; recomputed_tokens: of these, computed though their
     KV was there.
     evicted_states and evicted_leaves: to make room; capped_states: too many on one path; states_refused: worth less
@@ -90,7 +93,7 @@ def _reason(tree: RadixTree, ghosts: Ghosts, memory: SequenceMemory, prefix: Kno
     key = prefix.key(memory.tokens, prefix.asked)
     if ghosts.knows(memory.namespace, key):
         return EVICTED
-    if prefix.known:
-        return NO_STATE
-    others = (namespace for namespace in tree.namespaces() if namespace != memory.namespace)
-    return NAMESPACE if any(tree.match(key, namespace).known for namespace in others) else NO_KV
+    others = (name for name in tree.latest_namespaces() if name != memory.namespace)
+    if any(tree.match(key, name).length > prefix.known for name in islice(others, _NAMESPACES)):
+        return NAMESPACE
+    return NO_STATE if prefix.known else NO_KV

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from runtime.prefix_cache.events import EventLog
 from runtime.prefix_cache.radix_tree import RadixTree
 from runtime.prefix_cache.token_key import key_length
 
@@ -23,7 +24,7 @@ class PastPrompts:
 
     def __init__(self, prompts: int = 1024, tokens: int = 1 << 21) -> None:
         self._prompts, self._most = prompts, tokens
-        self._tree = RadixTree(NoMemory(), NoMemory(), 1, has_kv=False, has_state=False)
+        self._tree = RadixTree(NoMemory(), NoMemory(), 1, has_kv=False, has_state=False, events=EventLog(0))
         self._tokens = 0
 
     def add(self, namespace: str, key: bytes) -> None:

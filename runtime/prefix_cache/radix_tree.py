@@ -67,6 +67,10 @@ class RadixTree:
         """The root of each namespace."""
         return self._tokens.roots
 
+    def latest_namespaces(self) -> Iterator[str]:
+        """The namespaces, the latest to come first; nothing may change meanwhile."""
+        return self._tokens.latest_namespaces()
+
     def match(self, key: bytes, namespace: str = "") -> TreeMatch:
         """The deepest place of ``key`` where a sequence can resume. Nothing is locked or refreshed."""
         return self._tokens.match(key, namespace)
@@ -101,16 +105,14 @@ class RadixTree:
         self.offer(node)
 
     def offer(self, node: Node) -> None:
-        """Let the queues know what has changed about ``node``."""
-        if node.attached:
-            self._state_queue.push(node)
-            self._kv_queue.push(node)
+        """Let the queues know what has changed about ``node``, which they forget when it has left the tree."""
+        self._state_queue.push(node)
+        self._kv_queue.push(node)
 
     def reorder(self) -> None:
-        """Order what may go anew: the policy has changed."""
-        nodes = [node for node in self.walk() if node.attached]
-        self._state_queue.reorder(nodes)
-        self._kv_queue.reorder(nodes)
+        """Order what may go anew: the policy has changed. Of many nodes, some wait for the next changes."""
+        self._state_queue.reorder()
+        self._kv_queue.reorder()
 
     def lock(self, node: Node) -> None:
         """Keep the KV up to ``node``, and its state, until ``unlock``."""
@@ -200,7 +202,9 @@ class RadixTree:
         """Remove or merge what serves nobody, from ``node`` upwards: tombstones that end a path or only prolong one."""
         while node.attached and node.state is None and not node.locks:
             if len(node.children) == 1:
-                self.offer(self._tokens.merge(node))
+                child = self._tokens.merge(node)
+                self.offer(node)
+                self.offer(child)
                 return
             if node.children or not self.has_state:
                 return
@@ -211,6 +215,7 @@ class RadixTree:
         if leaf.state is not None:
             self._drop_state(leaf)
         parent = self._tokens.remove(leaf)
+        self.offer(leaf)
         self.offer(parent)
         return parent
 

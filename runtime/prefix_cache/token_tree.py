@@ -52,6 +52,10 @@ class TokenTree:
         """The root of each namespace that has any tokens."""
         return dict(self._roots)
 
+    def latest_namespaces(self) -> Iterator[str]:
+        """The namespaces that have any tokens, the latest to come first; nothing may change meanwhile."""
+        return reversed(self._roots)
+
     def walk(self) -> Iterator[Node]:
         """All nodes, roots included, in no particular order."""
         for root in self._roots.values():
@@ -126,7 +130,12 @@ class TokenTree:
 
     def record(self, change: Change, node: Node) -> None:
         """Log what came to ``node`` or went from it."""
-        self._events.record(Event(change, node.root.namespace, node.start, node.end))
+        if not self._events.capacity:
+            return
+        path = node.path()
+        root = path[0].parent
+        assert isinstance(root, Root)
+        self._events.record(Event(change, root.namespace, node.start, node.end, tuple(part.edge for part in path)))
 
     def _add_leaf(self, parent: Node, edge: bytes, blocks: Sequence[int]) -> Node:
         start, end = parent.end, parent.end + key_length(edge)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from runtime.blocks.needs import CacheNeeds
+from runtime.prefix_cache.events import EventLog
 from runtime.prefix_cache.kinds import Chances, Kind
 from runtime.prefix_cache.path_cap import thin_path
 from runtime.prefix_cache.radix_tree import RadixTree
@@ -48,7 +49,8 @@ class Shadow:
         self.alpha = alpha
         self._slots, self._settings = _Slots(slots), settings
         self._needs = CacheNeeds(kv=False, state=True)
-        self._tree = RadixTree(self._slots, self._slots, 1, has_kv=False, worth=ValueWorth(costs, alpha, chances))
+        worth = ValueWorth(costs, alpha, chances)
+        self._tree = RadixTree(self._slots, self._slots, 1, has_kv=False, worth=worth, events=EventLog(0))
         self._uses = StateUses(self._tree, learns=False)
         self._tree.before_eviction = lambda node, whole: self._uses.gone(node)
 

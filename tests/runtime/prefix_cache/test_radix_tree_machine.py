@@ -1,4 +1,5 @@
-"""The tree under random histories: it never claims what the memory does not hold, and loses no block and no slot."""
+"""The tree under random histories: it never claims what the memory does not hold, loses no block and no slot, and tells
+of all that comes and goes."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from runtime.prefix_cache.radix_tree import RadixTree
 from runtime.prefix_cache.token_key import key_from_tokens
 from runtime.prefix_cache.worth import CacheCosts, LruWorth, ValueWorth
 from tests.runtime.prefix_cache.fake_memory import FakeBlocks, FakeSlots, check_tree, tokens_of, written_blocks
+from tests.runtime.prefix_cache.replica import Replica
 
 # Few tokens and few lengths, so that sequences share prefixes and part inside nodes and blocks.
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14).map(tuple)
@@ -34,6 +36,7 @@ class TreeMachine(RuleBasedStateMachine):
         worth = ValueWorth(CacheCosts(8, 100)) if value else LruWorth()
         self.tree = RadixTree(self.blocks, self.slots, self.block_size, self.has_kv, self.has_state, worth)
         self.held: list[tuple[Node, tuple[int, ...]]] = []
+        self.replica = Replica()
 
     @rule(target=locks, tokens=TOKENS, namespace=NAMESPACES, with_state=st.booleans(), reuse=st.booleans())
     def insert(self, tokens: tuple[int, ...], namespace: str, with_state: bool, reuse: bool) -> Any:
@@ -108,6 +111,8 @@ class TreeMachine(RuleBasedStateMachine):
     @invariant()
     def honest(self) -> None:
         check_tree(self.tree, self.blocks, self.slots)
+        self.replica.follow(self.tree.events.drain())
+        self.replica.check(self.tree)
         for node, tokens in self.held:
             assert tokens_of(node) == tokens
 
