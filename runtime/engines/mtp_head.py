@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from runtime.engines.hidden_rows import HiddenRows
+from runtime.engines.kv_places import kv_places
 from runtime.engines.paged import PackedInputs, PagedEngine
 
 
@@ -18,11 +20,42 @@ class HeadInputs(PackedInputs):
     hidden_places [tokens] int64  place of the hidden states of token i among those that the head reads
     is_own [tokens] int32         0: they are the model's; 1: the head's own, of the position before
     own_places [rows] int64       where what the head makes of the row's last token goes, before its norm
+    further [rows] int32          candidates beside the first for which the head goes on from its own; the row's blocks
+                                  have room for their tokens
     """
 
     hidden_places: np.ndarray
     is_own: np.ndarray
     own_places: np.ndarray
+    further: np.ndarray
+
+    @property
+    def own_steps(self) -> int:
+        """How often the head goes on from its own."""
+        return int(self.further.max())
+
+    def own_step(self, index: int, block_size: int) -> tuple[np.ndarray, HeadInputs]:
+        """The rows that take part when the head goes on for the ``index``-th time, and its step of one token for each.
+
+        Its input_ids are 0: they are what came out for the row the time before.
+        """
+        rows = np.flatnonzero(self.further > index)
+        bounds = np.arange(len(rows) + 1, dtype=np.int32)
+        ends = self.seq_lens[rows] + index
+        return rows, HeadInputs(
+            input_ids=np.zeros(len(rows), np.int64),
+            positions=self.positions[self.query_start_loc[1:][rows] - 1] + 1 + index,
+            query_start_loc=bounds,
+            seq_lens=ends + 1,
+            block_table=self.block_table[rows],
+            slot_mapping=kv_places(self.block_table, rows, ends, block_size),
+            state_indices=self.state_indices[rows],
+            logits_indices=bounds[:-1],
+            hidden_places=self.own_places[rows],
+            is_own=np.ones(len(rows), np.int32),
+            own_places=self.own_places[rows],
+            further=np.zeros(len(rows), np.int32),
+        )
 
 
 class MtpHead(PagedEngine):
@@ -33,5 +66,18 @@ class MtpHead(PagedEngine):
         """Find the hidden states of all later steps in ``rows``, those of the model's engine, and put its own there."""
 
     @abstractmethod
-    def run(self, inputs: HeadInputs) -> list[int | None]:
-        """The most likely token after each row, None where it is not finite. Errors as of ``step``."""
+    def run(self, inputs: HeadInputs) -> list[list[int]]:
+        """The most likely token after each row, then those of its ``further`` candidates, each after the one before.
+
+        They end before one whose logits are not finite. Errors as of ``step``.
+        """
+
+
+def finite(tokens: Sequence[int | None]) -> list[int]:
+    """``tokens`` up to the first that is None, of logits that are not finite."""
+    found: list[int] = []
+    for token in tokens:
+        if token is None:
+            break
+        found.append(token)
+    return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from runtime.engines.kv_places import kv_places
 from runtime.engines.paged import PackedInputs
 
 
@@ -58,15 +59,14 @@ def draft_inputs(rows: Sequence[DraftRow], block_size: int) -> PackedInputs:
     table = np.full((len(rows), max(1, *(len(row.sequence.blocks) for row in rows))), -1, np.int32)
     for index, row in enumerate(rows):
         table[index, : len(row.sequence.blocks)] = row.sequence.blocks
-    block = table[np.repeat(np.arange(len(rows)), counts), np.minimum(indices // block_size, table.shape[1] - 1)]
-    places = np.where(block < 0, -1, block * block_size + indices % block_size)
+    places = kv_places(table, np.repeat(np.arange(len(rows)), counts), indices, block_size)
     return PackedInputs(
         np.concatenate([np.array(row.tokens, np.int64) for row in rows]),
         indices + np.repeat(origins, counts),
         bounds.astype(np.int32),
         (starts + counts).astype(np.int32),
         table,
-        places.astype(np.int32),
+        places,
         np.array([row.slot for row in rows], np.int32),
         (bounds[1:] - 1).astype(np.int32),
     )

@@ -57,13 +57,12 @@ class MtpDrafter:
         drafts: dict[int, _HeadDraft] = {}
         for each in wanted[: self._rows]:
             positions = len(each.tokens) - 1
-            most = min(each.most, self._length - positions)
+            most = min(each.most, self._tokens, self._length - positions)
             known = self._ready(each.sequence, positions, most, sequences)
             if known is not None:
                 drafts[each.sequence] = _HeadDraft(known, each, most, 1 + len(drafts))
         try:
             self._consume(list(drafts.values()))
-            self._go_on(list(drafts.values()))
         except BaseException:
             for sequence in sequences:
                 self.forget(sequence)
@@ -135,51 +134,37 @@ class MtpDrafter:
         return [_HeadDraft(known, Wanted(sequence, tokens[: positions + 1], 0), 0, NOWHERE)]
 
     def _consume(self, drafts: Sequence[_HeadDraft]) -> None:
-        """What is certain, in steps as large as the head takes; the last of them gives the first candidate."""
+        """What is certain, in steps as large as the head takes; the last of them gives the candidates."""
         limits, waiting = self._head.limits, list(drafts)
         while waiting:
             room, fed = limits.max_tokens, []
             for draft in waiting[: limits.max_rows]:
                 count = min(draft.left, room)
                 if count:
-                    states = self._places.of(draft.sequence)
-                    assert states is not None
-                    begin = draft.known.length
-                    fed.append((draft, draft.certain(count), states.get(begin, begin + count)))
+                    fed.append((draft, draft.certain(count)))
                     room -= count
-            self._step(fed, own=False)
-            for draft, row, _ in fed:
+            for (draft, row), found in zip(fed, self._head.run(self._inputs(fed)), strict=True):
                 draft.known.length += len(row.tokens)
                 self._places.drop(draft.sequence, draft.known.length - 1)
-                if draft.left:
-                    draft.found.clear()
-                else:
+                if not draft.left:
+                    draft.found = found
                     waiting.remove(draft)
 
-    def _go_on(self, drafts: Sequence[_HeadDraft]) -> None:
-        """One candidate more for each, as often as one is wanted."""
-        most = self._head.limits.max_rows
-        for count in range(1, self._tokens):
-            live = [draft for draft in drafts if len(draft.found) == count < draft.most]
-            for begin in range(0, len(live), most):
-                self._step([(draft, draft.next(), [draft.own]) for draft in live[begin : begin + most]], own=True)
-
-    def _step(self, fed: Sequence[tuple[_HeadDraft, DraftRow, Sequence[int]]], own: bool) -> None:
-        packed = draft_inputs([row for _, row, _ in fed], BLOCK_SIZE)
-        places = np.array([place for _, _, places in fed for place in places], np.int64)
-        best = self._head.run(
-            HeadInputs(
-                **vars(packed),
-                hidden_places=places,
-                is_own=np.full(len(places), own, np.int32),
-                own_places=np.array([draft.own for draft, _, _ in fed], np.int64),
-            )
+    def _inputs(self, fed: Sequence[tuple[_HeadDraft, DraftRow]]) -> HeadInputs:
+        """The step of these rows, and how far the head goes on from its own for those that it brings to their end."""
+        places: list[int] = []
+        for draft, row in fed:
+            states = self._places.of(draft.sequence)
+            assert states is not None
+            places += states.get(row.start, row.start + len(row.tokens))
+        further = [max(0, draft.most - 1) if len(row.tokens) == draft.left else 0 for draft, row in fed]
+        return HeadInputs(
+            **vars(draft_inputs([row for _, row in fed], BLOCK_SIZE)),
+            hidden_places=np.array(places, np.int64),
+            is_own=np.zeros(len(places), np.int32),
+            own_places=np.array([draft.own for draft, _ in fed], np.int64),
+            further=np.array(further, np.int32),
         )
-        for (draft, _, _), token in zip(fed, best, strict=True):
-            if token is None:
-                draft.most = len(draft.found)
-            else:
-                draft.found.append(token)
 
 
 class _HeadDraft:
@@ -196,9 +181,6 @@ class _HeadDraft:
         return len(self._tokens) - 1 - self.known.length
 
     def certain(self, count: int) -> DraftRow:
+        """The next ``count`` of them."""
         begin = self.known.length
         return DraftRow(self.known, self._tokens[begin + 1 : begin + 1 + count], begin, -1)
-
-    def next(self) -> DraftRow:
-        start = len(self._tokens) - 2 + len(self.found)
-        return DraftRow(self.known, self.found[-1:], start, -1)

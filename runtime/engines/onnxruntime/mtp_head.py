@@ -12,7 +12,7 @@ from artifact.config import MTP_CONFIG_FILE, MTP_MODEL_FILE
 from artifact.errors import EngineError
 from artifact.names import HIDDEN_STATES, IS_OWN
 from runtime.engines.hidden_rows import ArrayRows, HiddenRows
-from runtime.engines.mtp_head import HeadInputs, MtpHead
+from runtime.engines.mtp_head import HeadInputs, MtpHead, finite
 from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
 from runtime.engines.onnxruntime.paged_feeds import PagedRun
 from runtime.engines.paged import PackedInputs
@@ -34,9 +34,21 @@ class MtpHeadEngine(OnnxRuntimePagedEngine, MtpHead):
         assert isinstance(rows, ArrayRows), "the model's engine computes in host memory too"
         self._rows = rows
 
-    def run(self, inputs: HeadInputs) -> list[int | None]:
+    def run(self, inputs: HeadInputs) -> list[list[int]]:
         if self._rows is None:
             raise EngineError("expected hidden states, found none: call read_from first")
+        found = [[token] for token in self._best(inputs)]
+        for index in range(inputs.own_steps):
+            rows, step = inputs.own_step(index, self.pools.sizes.block_size)
+            # Behind a token that is None nothing counts any more.
+            step.input_ids[...] = [found[row][-1] or 0 for row in rows]
+            for row, token in zip(rows, self._best(step), strict=True):
+                found[row].append(token)
+        return [finite(tokens) for tokens in found]
+
+    def _best(self, inputs: HeadInputs) -> list[int | None]:
+        """The most likely token after each row, whose own hidden state is left in its place."""
+        assert self._rows is not None
         found = best_tokens(self.step(inputs))
         assert self._hidden is not None
         self._rows.array[inputs.own_places] = self._hidden[inputs.logits_indices]

@@ -14,10 +14,11 @@ import torch
 from artifact.bindings import Binding
 from artifact.dtypes import DType
 from artifact.errors import EngineError
-from artifact.names import HIDDEN_STATES, IS_OWN, LOGITS_INDICES
+from artifact.names import HIDDEN_STATES, IS_OWN, LOGITS, LOGITS_INDICES
 from artifact.paged import NUM_LOGITS, TOKENS
 from runtime.engines.hidden_rows import HiddenRows
 from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.paged_result import BEST, best_of
 from runtime.engines.torch.program import Program
 from runtime.engines.torch.step_shapes import padded_tokens
 from runtime.engines.torch.tensors import torch_from_dtype
@@ -68,7 +69,11 @@ class ShowingProgram:
 
 
 class HeadProgram:
-    """The program of a head, whose output ``value`` it leaves in ``rows`` too, where its hidden states come from."""
+    """The program of a head, whose output ``value`` it leaves in ``rows`` too, where its hidden states come from.
+
+    The most likely token of each row it leaves in ``tokens`` [places] int64, -1 where its logits are not finite: the
+    head goes on from both, and neither has to come to the host for that.
+    """
 
     extra: tuple[Binding, ...] = (
         Binding(HIDDEN_PLACES, DType.INT64, (TOKENS,)),
@@ -76,13 +81,18 @@ class HeadProgram:
         Binding(OWN_PLACES, DType.INT64, (NUM_LOGITS,)),
     )
 
-    def __init__(self, program: Program, value: str, rows: TorchRows) -> None:
-        self._program, self._value, self._rows = program, value, rows
+    def __init__(self, program: Program, value: str, rows: TorchRows, tokens: torch.Tensor) -> None:
+        self._program, self._value, self._rows, self._tokens = program, value, rows, tokens
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        rows = self._rows.tensor
+        rows, places = self._rows.tensor, feeds[OWN_PLACES]
         found = self._program.run({**feeds, HIDDEN_STATES: rows.index_select(0, feeds[HIDDEN_PLACES])})
         last = found[self._value].index_select(0, feeds[LOGITS_INDICES])
         # Padding goes nowhere, several times: no index_copy_, which would want each place once.
-        rows[feeds[OWN_PLACES]] = last.to(rows.dtype)
+        rows[places] = last.to(rows.dtype)
+        found[BEST] = self._tokens[places] = best_of(found[LOGITS])
         return found
+
+    def last_tokens(self, places: torch.Tensor) -> torch.Tensor:
+        """What the head left at ``places`` the time before, as input_ids."""
+        return self._tokens.index_select(0, places).clamp_(min=0)

@@ -2,39 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+import torch
+
 from artifact.config import MTP_CONFIG_FILE, MTP_MODEL_FILE
+from artifact.errors import EngineError
 from artifact.names import layer_output
 from runtime.engines.hidden_rows import HiddenRows
-from runtime.engines.mtp_head import HeadInputs, MtpHead
+from runtime.engines.mtp_head import HeadInputs, MtpHead, finite
 from runtime.engines.torch.fusion import Phase
 from runtime.engines.torch.hidden_states import HeadProgram, TorchRows
+from runtime.engines.torch.own_steps import OwnSteps
+from runtime.engines.torch.paged_decode import padded_blocks, padded_rows
 from runtime.engines.torch.paged_engine import TorchPagedEngine
 from runtime.engines.torch.program import StepProgram
 
 
 class TorchMtpHead(TorchPagedEngine, MtpHead):
-    """The head of the artifact in ``folder``, whose model ``engine`` runs. Steps of both take turns in one stream."""
+    """The head of the artifact in ``folder``, whose model ``engine`` runs. Steps of both take turns in one stream.
+
+    A proposal is two launches on a GPU, of the step over what is certain and of all steps from the head's own.
+    """
 
     _config_file: ClassVar[str] = MTP_CONFIG_FILE
     _model_file: ClassVar[str] = MTP_MODEL_FILE
 
     def __init__(self, folder: str | Path, engine: TorchPagedEngine) -> None:
         """Errors as of TorchPagedEngine."""
+        self._own_steps: dict[tuple[int, int, int], OwnSteps] = {}
+        self._tokens = torch.empty(0)
         self._open(folder, engine.device, engine.weights)
 
     def read_from(self, rows: HiddenRows) -> None:
         assert isinstance(rows, TorchRows), "the model's engine is a torch engine too"
         self._forget_recorded()
         self._rows = rows
+        self._tokens = self.device.zeros(rows.first, dtype=torch.int64)
 
-    def run(self, inputs: HeadInputs) -> list[int | None]:
-        return self.launch(inputs).best_tokens()
+    @property
+    def own_steps(self) -> Mapping[tuple[int, int, int], OwnSteps]:
+        """What goes on from the head's own, as it has been prepared on a GPU, by number of steps, rows and blocks."""
+        return self._own_steps
+
+    def run(self, inputs: HeadInputs) -> list[list[int]]:
+        if self._rows is None:
+            raise EngineError("expected hidden states, found none: call read_from first")
+        first, own = self.launch(inputs), None
+        if inputs.own_steps:
+            own = self._prepared(inputs)
+            own.launch(inputs)
+        found = [[token] for token in first.best_tokens()]
+        if own is not None:
+            own.add_tokens(found)
+        return [finite(tokens) for tokens in found]
+
+    def _prepared(self, inputs: HeadInputs) -> OwnSteps:
+        """What goes on from the step ``inputs``."""
+        rows = [int((inputs.further > index).sum()) for index in range(inputs.own_steps)]
+        blocks = inputs.block_table.shape[1]
+        if not self.device.is_gpu:
+            return self._made(rows, blocks)
+        most, blocks = padded_rows(rows[0], self.limits.max_rows), padded_blocks(blocks, self.pools.sizes.block_size)
+        key = len(rows), most, blocks
+        if key not in self._own_steps:
+            self._own_steps[key] = self._made([most] * len(rows), blocks)
+        return self._own_steps[key]
+
+    def _made(self, rows: Sequence[int], blocks: int) -> OwnSteps:
+        program = self._program(Phase.DECODE)
+        assert isinstance(program, HeadProgram)
+        return OwnSteps(self.device, program, self.pools, rows, blocks)
+
+    def _forget_recorded(self) -> None:
+        super()._forget_recorded()
+        self._own_steps.clear()
 
     def _program(self, phase: Phase, values: Sequence[str] = ()) -> StepProgram:
         value = layer_output(self.config.num_hidden_layers - 1)
         program = self._model.program(phase, (value,))
-        return program if self._rows is None else HeadProgram(program, value, self._rows)
+        return program if self._rows is None else HeadProgram(program, value, self._rows, self._tokens)

@@ -14,7 +14,7 @@ from runtime.engines.torch.held_states import HeldStates
 from runtime.engines.torch.kept_calls import KeptCalls
 from runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
 from runtime.engines.torch.paged_pools import TorchPools
-from runtime.engines.torch.paged_result import TorchStepResult, best_of
+from runtime.engines.torch.paged_result import TorchStepResult, best_in
 from runtime.engines.torch.program import StepProgram
 from runtime.engines.torch.recording import RepeatedWork
 from runtime.engines.torch.step_rows import StepRows
@@ -81,11 +81,12 @@ class PackedStep:
     def _work(self) -> None:
         self._buffers.upload()
         kept = None if self._held is None else self._held.calls(self._shape.size, self._buffers.tensors)
-        self._logits = self._program.run({**self._feeds, QUERY_START_LOC: self._rows(kept)})[LOGITS]
+        found = self._program.run({**self._feeds, QUERY_START_LOC: self._rows(kept)})
+        self._logits = found[LOGITS]
         if kept is not None:
             kept.finish()
             self._calls = kept
-        self._best.copy_(best_of(self._logits), non_blocking=True)
+        self._best.copy_(best_in(found), non_blocking=True)
 
     def _rows(self, kept: KeptCalls | None) -> StepRows:
         if self.repeated.is_recording:

@@ -10,7 +10,7 @@ from runtime.engines.paged import PackedInputs
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
 from runtime.engines.torch.paged_pools import TorchPools
-from runtime.engines.torch.paged_result import TorchStepResult, best_of
+from runtime.engines.torch.paged_result import TorchStepResult, best_in
 from runtime.engines.torch.program import StepProgram
 from runtime.engines.torch.recording import RepeatedWork
 from runtime.engines.torch.step_rows import StepRows
@@ -61,8 +61,9 @@ class PagedDecodeStep:
 
     def _work(self) -> None:
         self._buffers.upload()
-        self._logits = self._program.run(self._feeds)[LOGITS]
-        self._best.copy_(best_of(self._logits), non_blocking=True)
+        found = self._program.run(self._feeds)
+        self._logits = found[LOGITS]
+        self._best.copy_(best_in(found), non_blocking=True)
 
 
 _FIXED = frozenset({QUERY_START_LOC, LOGITS_INDICES})

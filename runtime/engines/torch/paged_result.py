@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
 from artifact.errors import EngineError
+from artifact.names import LOGITS
 from runtime.engines.step_result import StepResult
 from runtime.engines.torch.device import TorchDevice
+
+# Among what a program gives: the most likely tokens, of one that has needed them itself.
+BEST = "best"
+
+
+def best_in(found: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The most likely token of each row of logits among what a program has given; -1 as in ``best_of``."""
+    return found[BEST] if BEST in found else best_of(found[LOGITS])
 
 
 def best_of(logits: torch.Tensor) -> torch.Tensor:

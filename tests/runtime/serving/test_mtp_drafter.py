@@ -84,8 +84,11 @@ def from_scratch(head: MtpHeadEngine, tokens: list[int], hidden: np.ndarray, mos
     row, places, own = DraftRow(known, tokens[origin + 1 :], origin, -1), rows.first + np.arange(len(hidden)), 0
     for _ in range(most):
         inputs, flags = draft_inputs([row], 16), np.full(len(places), own, np.int32)
-        best = head.run(HeadInputs(**vars(inputs), hidden_places=places, is_own=flags, own_places=np.array([1])))
-        found.append(int(best[0] if best[0] is not None else -1))
+        own_places, none = np.array([1]), np.zeros(1, np.int32)
+        best = head.run(
+            HeadInputs(**vars(inputs), hidden_places=places, is_own=flags, own_places=own_places, further=none)
+        )
+        found += best[0]
         row = DraftRow(known, found[-1:], len(tokens) - 2 + len(found), -1)
         places, own = np.array([1]), 1
     return tuple(found)

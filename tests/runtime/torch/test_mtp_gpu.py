@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="the torch engine needs torch")
@@ -21,6 +22,7 @@ from runtime.serving.settings import ServingSettings
 from runtime.speculation import SpeculationSettings
 from tests.runtime.serving.test_mtp_drafter import MOST, PROMPTS, Watched, check_proposals
 from tests.runtime.torch.test_kernel_calls import QWEN
+from tests.runtime.torch.test_own_steps import Tried, random_hidden
 from tests.runtime.torch.test_paged_kernel_calls import PAGED
 from tests.support.mtp_checkpoints import save_with_mtp_head
 
@@ -53,7 +55,36 @@ def test_proposals_of_recorded_steps(family: str, mode: str, tmp_path: Path) -> 
         assert [answer.token_ids for answer in answers] == plain
     check_proposals(drafter, MtpHeadEngine(folder), 40)
     assert any(step.repeated.is_replayed for step in head.decode_steps.values())
+    assert any(step.repeated.is_replayed for step in head.own_steps.values())
     assert any(step.repeated.is_replayed for step in head.mixed_steps.values())
     assert any(step.repeated.is_replayed for step in engine.candidate_steps.values())
     drafter.close()
+    engine.close()
+
+
+@pytest.mark.parametrize("further", [(4, 4, 4), (5, 0, 2)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recorded_candidates_are_those_of_direct_steps(family: str, further: tuple[int, ...], tmp_path: Path) -> None:
+    """All candidates of a proposal in one graph: tokens, hidden states, keys and values bit for bit."""
+    save_with_mtp_head(tmp_path / "checkpoint", family, **FAMILIES[family])
+    folder = tmp_path / "artifact"
+    options = ExportOptions(layout="paged", speculative_tokens=1, max_batch_size=3, max_seq_len=64)
+    export_checkpoint(tmp_path / "checkpoint", folder, options)
+    engine = TorchPagedEngine(folder, "cuda")
+    head = open_mtp_head(folder, engine)
+    assert isinstance(head, TorchMtpHead)
+    tried = Tried(head, random_hidden(head.config.hidden_size))
+    answers, left = [], []
+    for _ in range(3):  # directly, recorded, and as it was recorded
+        head.fill_pools(np.nan)
+        answers.append(head.run(tried.inputs(further)))
+        left.append(tried.left())
+    (own,) = head.own_steps.values()
+    assert own.repeated.is_replayed and [len(tokens) - 1 for tokens in answers[0]] == list(further)
+    assert answers[1] == answers[0] and answers[2] == answers[0]
+    for later in left[1:]:
+        for one, other in zip(left[0], later, strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert Tried(head, random_hidden(head.config.hidden_size)).one_by_one(further) == answers[0]
+    head.close()
     engine.close()
