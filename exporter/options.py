@@ -29,6 +29,7 @@ class ExportOptions:
     ``kernels`` "required" refuses sizes of recurrent layers that the CUDA kernels do not run; "optional" exports them
     for ONNX Runtime and for TensorRT's own layers.
     ``speculative_tokens``: how many candidate tokens a row may have behind its own in one step of the paged layout.
+    ``mtp``: write the checkpoint's multi-token prediction head beside a paged graph, where it has one that is known.
     ``ignore_config_fields`` names config fields that are known to be harmless though Hybridge does not know them.
     """
 
@@ -38,6 +39,7 @@ class ExportOptions:
     layout: str = "dense"
     kernels: str = REQUIRED
     speculative_tokens: int = 0
+    mtp: bool = True
     max_batch_size: int = 8
     max_seq_len: int | None = None
     all_logits: bool = False

@@ -12,7 +12,8 @@ import numpy as np
 
 from artifact.config import RuntimeConfig
 from artifact.dtypes import DType
-from artifact.errors import UnsupportedError, located
+from artifact.errors import CheckpointError, UnsupportedError, located
+from artifact.paged import PAGED
 from artifact.safetensors_file import TensorSlot
 from exporter.checkpoint import Checkpoint, open_checkpoint
 from exporter.graph.interface import runtime_config
@@ -76,6 +77,7 @@ class ExportPlan:
             "kv_cache_bytes_per_token": self.cache_bytes_per_token(),
             "max_batch_size": self.config.max_batch_size,
             "max_seq_len": self.config.max_seq_len,
+            "mtp_layers": None if self.mtp is None else list(self.mtp.decoder.layer_types),
             "notes": list(self.notes),
         }
 
@@ -121,14 +123,16 @@ def _mtp_head(
     options: ExportOptions,
     notes: list[str],
 ) -> MtpHead | None:
-    """The checkpoint's head where steps may have candidate tokens; one of an unknown kind is left out, with a note."""
-    if not options.speculative_tokens or not has_mtp_head(source.tensors):
+    """The checkpoint's head where the layout has a place for it; one of an unknown kind is left out, with a note."""
+    if options.layout != PAGED or not options.mtp or not has_mtp_head(source.tensors):
         return None
     try:
         return mtp_head(decoder, parameters, source.tensors)
     except UnsupportedError as error:
         notes.append(f"the multi-token prediction head is left out: {error}")
         return None
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; --no-mtp leaves the multi-token prediction head out") from error
 
 
 def _compute_dtype(source: Checkpoint, options: ExportOptions) -> DType:

@@ -27,6 +27,7 @@ def export(
     layout: str = "dense",
     kernels: str = "required",
     speculative_tokens: int = 0,
+    mtp: bool = True,
     max_batch_size: int = 8,
     max_seq_len: int | None = None,
     all_logits: bool = False,
@@ -44,7 +45,8 @@ def export(
     "fp8_e4m3": 8 bits and a scale for every token and head. kernels: "required" refuses sizes of recurrent layers that
     the CUDA kernels do not run, "optional" exports them for ONNX Runtime and for TensorRT's own layers.
     speculative_tokens: candidate tokens that a row may have behind its own in a step of layout "paged"; the state after
-    each is kept. max_batch_size, max_seq_len: limits in rows and tokens that the runtime may rely on (max_seq_len None:
+    each is kept. mtp: in layout "paged", write the checkpoint's multi-token prediction head too, where it has one.
+    max_batch_size, max_seq_len: limits in rows and tokens that the runtime may rely on (max_seq_len None:
     the checkpoint's). all_logits: logits of every token, not of the last. weights: "link" (hard links) or "copy". scan:
     look for weights that are not finite or out of dtype's range. full_hash: hash all weights, not only their headers.
     ignore_config_fields: fields known to be harmless.
@@ -65,6 +67,7 @@ def export(
         layout=layout,
         kernels=kernels,
         speculative_tokens=speculative_tokens,
+        mtp=mtp,
         max_batch_size=max_batch_size,
         max_seq_len=max_seq_len,
         all_logits=all_logits,

@@ -28,6 +28,9 @@ def export(
     speculative_tokens: Annotated[
         int, typer.Option(metavar="K", help="Keep the states after K more tokens of a row (paged).")
     ] = 0,
+    no_mtp: Annotated[
+        bool, typer.Option("--no-mtp", help="Leave out the checkpoint's multi-token prediction head (paged).")
+    ] = False,
     max_batch: Annotated[int, typer.Option(help="Most rows of one batch.")] = 8,
     max_seq_len: Annotated[
         int | None, typer.Option(help="Most tokens of one row.", show_default="the checkpoint's")
@@ -61,6 +64,7 @@ def export(
             layout=layout,
             kernels=kernels,
             speculative_tokens=speculative_tokens,
+            mtp=not no_mtp,
             max_batch_size=max_batch,
             max_seq_len=max_seq_len,
             all_logits=all_logits,
@@ -108,14 +112,16 @@ def _plan_table(plan: dict[str, Any], out: Path) -> Any:
     layers = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     table = Table(title=f"would export to {out}", title_justify="left", show_header=False)
     for name, value in (
-        ("model", plan["model_type"]),
+        ("model", str(plan["model_type"])),
         ("layers", f"{len(kinds)}: {layers}"),
         ("parameters", count_text(plan["parameters"])),
         ("compute type", f"{plan['dtype']} (checkpoint: {plan['checkpoint_dtype']})"),
         ("weights", f"{bytes_text(plan['weight_bytes'])} by reference, {bytes_text(plan['derived_bytes'])} computed"),
         ("states", f"{bytes_text(plan['state_bytes_per_row'])} a row"),
         ("KV cache", f"{bytes_text(plan['kv_cache_bytes_per_token'])} a token and row"),
+        ("prediction head", "" if plan["mtp_layers"] is None else ", ".join(plan["mtp_layers"])),
         ("limits", f"batch {plan['max_batch_size']}, {plan['max_seq_len']} tokens"),
     ):
-        table.add_row(name, str(value))
+        if value:
+            table.add_row(name, value)
     return table

@@ -44,6 +44,7 @@ def _artifact(a: ArtifactInspection) -> list[Any]:
         "parameters": count_text(a.parameters),
         "weights": _weights(a.weight_bytes, a.weight_types),
         "states": _states(a),
+        "prediction head": "" if a.mtp_layers is None else ", ".join(a.mtp_layers),
         "opsets": ", ".join(f"{domain} {version}" for domain, version in a.opsets.items()),
         "ops": _counts(a.ops),
         "functions": ", ".join(f"{name} ({nodes} nodes)" for name, nodes in a.functions.items()) or "none",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from artifact.bindings import Binding
-from artifact.config import read_config
+from artifact.config import MTP_CONFIG_FILE, read_config
 from artifact.dtypes import DType
 from artifact.engine_record import ENGINE_FILE
 from artifact.errors import ArtifactError
@@ -35,7 +35,8 @@ MODEL_FILE = "model.onnx"
 class ArtifactInspection:
     """An artifact. ``ops`` counts the graph's nodes by "domain::op"; ``functions`` the nodes of each ONNX function.
 
-    ``damage`` lists files that are missing or have another size than when they were exported.
+    ``damage`` lists files that are missing or have another size than when they were exported. mtp_layers: kinds of the
+    layers of the multi-token prediction head, None where there is none.
     """
 
     path: str
@@ -52,6 +53,7 @@ class ArtifactInspection:
     layers: tuple[LayerSummary, ...]
     outside_layers: tuple[WeightTotal, ...]
     states: tuple[StateSummary, ...]
+    mtp_layers: tuple[str, ...] | None
     inputs: tuple[Binding, ...]
     outputs: tuple[Binding, ...]
     opsets: dict[str, int]
@@ -92,6 +94,7 @@ def inspect_artifact(folder: Path) -> ArtifactInspection:
         layers=layer_summaries(weights, config.layer_types, states),
         outside_layers=totals_outside_layers(weights),
         states=states,
+        mtp_layers=_mtp_layers(folder),
         inputs=config.bindings.inputs,
         outputs=config.bindings.outputs,
         opsets={_domain(opset.domain): opset.version for opset in model.opset_import},
@@ -103,6 +106,12 @@ def inspect_artifact(folder: Path) -> ArtifactInspection:
         damage=tuple(_damage(folder)),
         notes=manifest.notes,
     )
+
+
+def _mtp_layers(folder: Path) -> tuple[str, ...] | None:
+    if not (folder / MTP_CONFIG_FILE).exists():
+        return None
+    return read_config(folder, MTP_CONFIG_FILE).layer_types
 
 
 def _read_model(folder: Path) -> onnx.ModelProto:

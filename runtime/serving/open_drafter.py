@@ -70,7 +70,7 @@ def _opened_head(
     if not (text.folder / MTP_CONFIG_FILE).exists():
         raise EngineError(
             f"{text.folder}: expected an artifact with a multi-token prediction head, found none: export a checkpoint "
-            "that has one with --speculative-tokens, or use another drafter"
+            "that has one with --layout paged, or use another drafter"
         )
     shape, head = serving_shape(engine, settings), open_mtp_head(text.folder, engine)
     try:

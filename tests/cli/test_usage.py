@@ -11,8 +11,8 @@ from runtime.engines.factory import AUTO, ENGINES
 from tests.cli.command import hybridge
 
 FLAGS = {
-    "export": "--dtype --state-dtype --layout --max-batch --max-seq-len --all-logits --weights --dry-run --overwrite "
-    "--no-scan --full-hash --ignore-config-field --json --quiet",
+    "export": "--dtype --state-dtype --layout --no-mtp --max-batch --max-seq-len --all-logits --weights --dry-run "
+    "--overwrite --no-scan --full-hash --ignore-config-field --json --quiet",
     "verify": "--engine --prompt-lengths --decode-steps --tolerance --json --quiet",
     "build-engine": "--target --compute-capability --plugins --max-batch --max-seq-len --overwrite --json --quiet",
     "run": "--prompt --chat --prompt-ids --engine --max-new-tokens --temperature --top-k --top-p --min-p "

@@ -19,11 +19,14 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from artifact.config import MTP_CONFIG_FILE, MTP_MODEL_FILE, config_from_json
+from artifact.errors import CheckpointError
 from artifact.json_fields import load_json_object
+from artifact.manifest import read_manifest
 from artifact.names import HIDDEN_STATES, IS_OWN, LOGITS, kv_pool, layer_output
 from exporter.export import export_checkpoint
 from exporter.options import ExportOptions
 from exporter.plan import plan_export
+from hybridge.inspection import inspect_path
 from runtime.engines.hidden_rows import ArrayRows
 from runtime.engines.mtp_head import HeadInputs
 from runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
@@ -210,12 +213,13 @@ def test_weights_are_those_of_the_model_by_reference(tmp_path: Path) -> None:
 
 
 def assert_left_out(checkpoint: Path, reason: str) -> None:
-    notes = plan_export(checkpoint, ExportOptions(layout="paged", speculative_tokens=2)).notes
+    plan = plan_export(checkpoint, ExportOptions(layout="paged"))
+    notes = plan.notes
+    assert plan.mtp is None and plan.to_json()["mtp_layers"] is None
     assert any("prediction head is left out: " in note and reason in note for note in notes)
 
 
 def test_heads_that_are_not_exported(tmp_path: Path) -> None:
-    options = ExportOptions(layout="paged", speculative_tokens=2)
     other = save_tiny_model(tmp_path / "other", "nemotron_h")
     edit_tensors(other, lambda t: t.update({"mtp.layers.0.norm.weight": torch.ones(48)}))
     assert_left_out(other, "expected one multi-token prediction head")
@@ -224,10 +228,38 @@ def test_heads_that_are_not_exported(tmp_path: Path) -> None:
     edit_tensors(other, lambda t: t.update({"mtp.layers.0.mixer.gate.weight": torch.ones(4, 48)}))
     assert_left_out(other, "found MoeConfig that it has not")
     edit_tensors(other, lambda t: t.pop("mtp.layers.0.mixer.gate.weight"))
-    export_checkpoint(other, tmp_path / "a", options)
+    export_checkpoint(other, tmp_path / "a", ExportOptions(layout="paged"))
     recurrent = save_tiny_model(tmp_path / "recurrent", "qwen3_next", layer_types=["linear_attention"] * 4)
     edit_tensors(recurrent, lambda t: t.update({"mtp.fc.weight": torch.ones(48, 96)}))
     assert_left_out(recurrent, "found AttentionConfig that it has not")
-    plain = save_with_mtp_head(tmp_path / "plain", "qwen3_next")
-    export_checkpoint(plain, tmp_path / "b", ExportOptions(layout="paged"))
-    assert not (tmp_path / "a" / MTP_MODEL_FILE).exists() and not (tmp_path / "b" / MTP_MODEL_FILE).exists()
+    assert not (tmp_path / "a" / MTP_MODEL_FILE).exists()
+
+
+def test_a_head_is_written_beside_any_paged_graph(tmp_path: Path) -> None:
+    """The same files with candidate tokens and without, none for who wants none, and none in the dense layout."""
+    checkpoint = save_with_mtp_head(tmp_path / "checkpoint", "nemotron_h", pattern="*-")
+    found = []
+    for name, options in {
+        "paged": ExportOptions(layout="paged"),
+        "candidates": ExportOptions(layout="paged", speculative_tokens=2),
+        "without": ExportOptions(layout="paged", mtp=False),
+        "dense": ExportOptions(),
+    }.items():
+        folder = tmp_path / name
+        export_checkpoint(checkpoint, folder, options)
+        files = [folder / file for file in (MTP_MODEL_FILE, MTP_CONFIG_FILE)]
+        found.append([file.read_bytes() for file in files if file.exists()])
+        recorded = {record.path for record in read_manifest(folder).files}
+        assert recorded >= {file.name for file in files if file.exists()}
+        shown = inspect_path(folder).to_json()["mtp_layers"]
+        assert shown == (("attention", "mlp") if files[0].exists() else None)
+    assert found[0] == found[1] and len(found[0]) == 2 and found[2:] == [[], []]
+    assert plan_export(checkpoint, ExportOptions(layout="paged")).to_json()["mtp_layers"] == ["attention", "mlp"]
+
+
+def test_a_damaged_head_is_refused_and_may_be_left_out(tmp_path: Path) -> None:
+    checkpoint = save_with_mtp_head(tmp_path / "checkpoint", "qwen3_next")
+    edit_tensors(checkpoint, lambda t: t.update({"mtp.fc.weight": torch.ones(48, 95)}))
+    with pytest.raises(CheckpointError, match=r"mtp.fc.weight: expected shape .* --no-mtp leaves the multi-token"):
+        plan_export(checkpoint, ExportOptions(layout="paged"))
+    assert plan_export(checkpoint, ExportOptions(layout="paged", mtp=False)).mtp is None
