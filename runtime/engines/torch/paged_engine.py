@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,7 +10,7 @@ import numpy as np
 import torch
 
 from artifact.errors import EngineError
-from artifact.names import LOGITS, QUERY_START_LOC, layer_output
+from artifact.names import LOGITS, layer_output
 from runtime.engines.held_modes import AUTO, SNAPSHOT, chosen_modes
 from runtime.engines.packed_check import check_packed
 from runtime.engines.paged import PackedInputs, PoolSizes
@@ -25,18 +23,16 @@ from runtime.engines.torch.held_inputs import HeldInputs
 from runtime.engines.torch.held_states import MOST_HELD, HeldLimits, HeldStates
 from runtime.engines.torch.hidden_states import ShowingProgram, TorchRows
 from runtime.engines.torch.model import TorchModel
-from runtime.engines.torch.packed_buffers import PackedBuffers
-from runtime.engines.torch.packed_step import PackedStep, StepShape, rows_in
-from runtime.engines.torch.paged_decode import PagedDecodeStep, padded_blocks, padded_rows
+from runtime.engines.torch.packed_step import PackedStep, StepShape
+from runtime.engines.torch.paged_decode import PagedDecodeStep
 from runtime.engines.torch.paged_pools import TorchPools
-from runtime.engines.torch.paged_result import TorchStepResult, best_of
+from runtime.engines.torch.paged_result import TorchStepResult
+from runtime.engines.torch.paged_steps import PagedSteps, phase_of
 from runtime.engines.torch.program import StepProgram
 from runtime.engines.torch.step_memory import StepMemory
-from runtime.engines.torch.step_shapes import candidate_shape, own_shape, padded_shape, padded_tokens
+from runtime.engines.torch.step_shapes import padded_tokens
 from runtime.engines.torch.weights import WeightStore
 
-# Shapes of mixed steps that are kept, those that came last.
-MOST_MIXED = 128
 # Tokens of a block of the step that shows what tokens leave behind.
 _TRIED_BLOCK = 16
 
@@ -66,10 +62,8 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         self._model = TorchModel(self._folder, self.config, device, self._model_file, beside)
         self._rows: TorchRows | None = None
         self._held: HeldStates | None = None
-        self._decode_steps: dict[tuple[int, int], PagedDecodeStep] = {}
-        self._candidate_steps: dict[StepShape, PackedStep] = {}
-        self._mixed_steps: OrderedDict[StepShape, PackedStep] = OrderedDict()
         self._memory = StepMemory(self._device)
+        self._steps = PagedSteps(self._device, self.limits, self._memory)
         # Made now, so that an artifact that this engine cannot run is refused before the first token.
         self._program(Phase.PREFILL)
         self._program(Phase.DECODE)
@@ -104,17 +98,17 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
     @property
     def decode_steps(self) -> Mapping[tuple[int, int], PagedDecodeStep]:
         """The steps that have been prepared on a GPU, by rows and blocks."""
-        return self._decode_steps
+        return self._steps.decode
 
     @property
     def candidate_steps(self) -> Mapping[StepShape, PackedStep]:
         """The steps of rows with candidates that have been prepared on a GPU, by shape."""
-        return self._candidate_steps
+        return self._steps.candidates
 
     @property
     def mixed_steps(self) -> Mapping[StepShape, PackedStep]:
         """The steps with rows of any length that have been prepared on a GPU, by shape, the latest last."""
-        return self._mixed_steps
+        return self._steps.mixed
 
     @property
     def runs_ahead(self) -> bool:
@@ -169,17 +163,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         inputs = self._holding(inputs)
         if not self._device.is_gpu:
             return self._run(inputs, ())[0]
-        rows = len(inputs.seq_lens)
-        if len(inputs.input_ids) > rows or inputs.num_accepted_tokens is not None:
-            few = self._has_few_tokens(inputs)
-            return self._candidate_step(inputs).launch(inputs) if few else self._mixed_step(inputs)
-        size = self.pools.sizes.block_size
-        key = padded_rows(rows, self.limits.max_rows), padded_blocks(inputs.block_table.shape[1], size)
-        step = self._decode_steps.get(key)
-        if step is None:
-            program = self._program(Phase.DECODE)
-            step = self._decode_steps[key] = PagedDecodeStep(self._device, program, self.pools, *key)
-        return step.launch(inputs)
+        return self._steps.launch(inputs, self.pools, self._program, self._holder(inputs))
 
     def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:
         self._check(inputs)
@@ -254,9 +238,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         return held
 
     def _forget_recorded(self) -> None:
-        self._decode_steps.clear()
-        self._candidate_steps.clear()
-        self._mixed_steps.clear()
+        self._steps.forget()
 
     def _program(self, phase: Phase, values: Sequence[str] = ()) -> StepProgram:
         """What computes a step, and leaves hidden states where they are wanted."""
@@ -267,74 +249,13 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         program = self._model.program(phase, (*dict.fromkeys((value, *values)),), kept)
         return ShowingProgram(program, value, self._rows)
 
-    def _has_few_tokens(self, inputs: PackedInputs) -> bool:
-        """Whether no row of the step has more tokens than a sequence may have with its candidates."""
-        if inputs.num_accepted_tokens is None:
-            return False
-        return bool(np.diff(inputs.query_start_loc).max() <= inputs.state_indices.shape[1])
-
-    def _candidate_step(self, inputs: PackedInputs) -> PackedStep:
-        candidates = self._candidates(inputs)
-        shape = candidate_shape(inputs, candidates, self.limits.max_rows, self.pools.sizes.block_size)
-        step = self._candidate_steps.get(shape)
-        if step is None:
-            step = self._candidate_steps[shape] = self._packed_step(inputs, shape)
-        return step
-
-    def _packed_step(self, inputs: PackedInputs, shape: StepShape) -> PackedStep:
-        held = self._held if isinstance(inputs, HeldInputs) else None
-        return PackedStep(self._device, self._program(_phase(inputs)), self.pools, shape, held)
-
-    def _mixed_step(self, inputs: PackedInputs) -> TorchStepResult:
-        shape, split = padded_shape(inputs, self._candidates(inputs), self.pools.sizes.block_size)
-        step = self._mixed_steps.pop(shape, None)
-        if step is None:
-            if len(self._mixed_steps) >= MOST_MIXED:
-                self._mixed_steps.popitem(last=False)
-            step = self._packed_step(inputs, shape)
-        self._mixed_steps[shape] = step
-        with self._memory_for(inputs):
-            return step.launch(inputs, split)
-
     def _run(self, inputs: PackedInputs, values: Sequence[str]) -> tuple[TorchStepResult, Mapping[str, torch.Tensor]]:
         """A step that is not recorded, and what its program gives."""
-        program = self._program(_phase(inputs), values)
-        candidates = self._candidates(inputs)
-        if self._device.is_gpu:
-            shape, split = padded_shape(inputs, candidates, self.pools.sizes.block_size)
-        else:
-            shape, split = own_shape(inputs, candidates)
-        with self._device.active(), self._memory_for(inputs):
-            buffers = PackedBuffers(self._device, shape.size, candidates, program.extra)
-            buffers.fill(inputs, split=split)
-            buffers.upload()
-            held = self._held if isinstance(inputs, HeldInputs) else None
-            kept = None if held is None else held.calls(shape.size, buffers.tensors)
-            rows = rows_in(buffers, shape, kept)
-            found = program.run({**buffers.tensors, **self.pools.tensors, QUERY_START_LOC: rows})
-            if held is not None and kept is not None:
-                kept.finish()
-                held.ran(kept)
-            best = best_of(found[LOGITS])
-            host = self._device.pinned(*best.shape, dtype=best.dtype)
-            host.copy_(best, non_blocking=True)
-        result = TorchStepResult(self._device, host, found[LOGITS], slice(0, len(inputs.logits_indices)))
-        return result, found
+        program = self._program(phase_of(inputs), values)
+        return self._steps.run(inputs, self.pools, program, self._holder(inputs))
 
-    def _candidates(self, inputs: PackedInputs) -> int:
-        return 0 if inputs.num_accepted_tokens is None else inputs.state_indices.shape[1] - 1
-
-    @contextmanager
-    def _memory_for(self, inputs: PackedInputs) -> Iterator[None]:
-        """Measure what the step takes; EngineError when there is too little."""
-        with self._memory.measured(len(inputs.input_ids)):
-            try:
-                yield
-            except torch.OutOfMemoryError as error:
-                raise EngineError(
-                    f"expected memory for a step of {len(inputs.input_ids)} tokens, found too little: lower max_tokens "
-                    "or memory_utilization"
-                ) from error
+    def _holder(self, inputs: PackedInputs) -> HeldStates | None:
+        return self._held if isinstance(inputs, HeldInputs) else None
 
     def _check(self, inputs: PackedInputs) -> None:
         most = self.most_held_tokens if self._held is None else self._held.limits.tokens
@@ -344,11 +265,3 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
             raise EngineError(
                 f"expected token ids from 0 to {self.config.vocab_size - 1}, found {ids.min()} to {ids.max()}"
             )
-
-
-def _phase(inputs: PackedInputs) -> Phase:
-    if isinstance(inputs, HeldInputs):
-        return Phase.HELD
-    if inputs.num_accepted_tokens is not None:
-        return Phase.CANDIDATES
-    return Phase.DECODE if len(inputs.input_ids) == len(inputs.seq_lens) else Phase.PREFILL

@@ -31,16 +31,23 @@ class StepMemory:
         self._tokens = self._largest = 0
 
     @contextmanager
-    def measured(self, tokens: int) -> Iterator[None]:
-        """Around a step of ``tokens`` tokens."""
-        if not self._device.is_gpu or tokens <= self._tokens:
+    def of_step(self, tokens: int) -> Iterator[None]:
+        """Around a step of ``tokens`` tokens; EngineError when there is too little memory for it."""
+        measures = self._device.is_gpu and tokens > self._tokens
+        before = 0
+        if measures:
+            self._tokens = tokens
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        try:
             yield
-            return
-        self._tokens = tokens
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        yield
-        self._largest = max(self._largest, torch.cuda.max_memory_allocated() - before)
+        except torch.OutOfMemoryError as error:
+            raise EngineError(
+                f"expected memory for a step of {tokens} tokens, found too little: lower max_tokens or "
+                "memory_utilization"
+            ) from error
+        if measures:
+            self._largest = max(self._largest, torch.cuda.max_memory_allocated() - before)
 
     def free(self) -> int | None:
         """Bytes that nobody has, without those that the largest step takes, once directly and once for all recorded

@@ -15,7 +15,7 @@ from artifact.dtypes import DType
 from artifact.errors import EngineError
 from hybridge.verification.paged_sequences import PagedSequences
 from runtime.engines.paged import PackedInputs, PoolSizes
-from runtime.engines.torch import paged_engine
+from runtime.engines.torch import paged_result
 from runtime.engines.torch.engine import TorchEngine
 from runtime.engines.torch.fusion import Phase
 from runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
@@ -173,7 +173,7 @@ def test_only_wanted_logits_come_back_from_a_decode_step(hybrid: Exported) -> No
 
 def test_tokens_without_finite_logits_are_none() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0], [float("nan"), 1.0, 2.0], [-float("inf")] * 3, [0.0, float("inf"), 1.0]])
-    assert paged_engine.best_of(logits).tolist() == [1, -1, -1, -1]
+    assert paged_result.best_of(logits).tolist() == [1, -1, -1, -1]
 
 
 @pytest.mark.parametrize(("rows", "padded"), [(1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 24), (60, 64), (62, 63)])

@@ -1,0 +1,125 @@
+"""How a packed step is computed: at once, or on a GPU as it has been prepared for its shape."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+
+from artifact.names import LOGITS, QUERY_START_LOC
+from runtime.engines.paged import PackedInputs, StepLimits
+from runtime.engines.torch.device import TorchDevice
+from runtime.engines.torch.fusion import Phase
+from runtime.engines.torch.held_inputs import HeldInputs
+from runtime.engines.torch.held_states import HeldStates
+from runtime.engines.torch.packed_buffers import PackedBuffers
+from runtime.engines.torch.packed_step import PackedStep, StepShape, rows_in
+from runtime.engines.torch.paged_decode import PagedDecodeStep, padded_blocks, padded_rows
+from runtime.engines.torch.paged_pools import TorchPools
+from runtime.engines.torch.paged_result import TorchStepResult, best_of
+from runtime.engines.torch.program import StepProgram
+from runtime.engines.torch.step_memory import StepMemory
+from runtime.engines.torch.step_shapes import candidate_shape, own_shape, padded_shape
+
+# Shapes of mixed steps that are kept, those that came last.
+MOST_MIXED = 128
+Programs = Callable[[Phase], StepProgram]
+
+
+class PagedSteps:
+    """Steps over one set of pools; what is prepared for a shape is made with its first step.
+
+    decode      one token a row, by rows and blocks
+    candidates  rows with candidates, by shape
+    mixed       rows of any length, by shape, the latest last
+    """
+
+    def __init__(self, device: TorchDevice, limits: StepLimits, memory: StepMemory) -> None:
+        self.decode: dict[tuple[int, int], PagedDecodeStep] = {}
+        self.candidates: dict[StepShape, PackedStep] = {}
+        self.mixed: OrderedDict[StepShape, PackedStep] = OrderedDict()
+        self._device, self._limits, self._memory = device, limits, memory
+
+    def launch(
+        self, inputs: PackedInputs, pools: TorchPools, programs: Programs, held: HeldStates | None
+    ) -> TorchStepResult:
+        """Compute a step on a GPU as it has been prepared. held: the states that it holds; None: it holds none."""
+        rows, block_size = len(inputs.seq_lens), pools.sizes.block_size
+        if len(inputs.input_ids) == rows and inputs.num_accepted_tokens is None:
+            key = padded_rows(rows, self._limits.max_rows), padded_blocks(inputs.block_table.shape[1], block_size)
+            decode = self.decode.get(key)
+            if decode is None:
+                decode = self.decode[key] = PagedDecodeStep(self._device, programs(Phase.DECODE), pools, *key)
+            return decode.launch(inputs)
+        candidates = _candidates(inputs)
+        if inputs.num_accepted_tokens is not None and np.diff(inputs.query_start_loc).max() <= 1 + candidates:
+            shape = candidate_shape(inputs, candidates, self._limits.max_rows, block_size)
+            step = self.candidates.get(shape)
+            if step is None:
+                step = self.candidates[shape] = self._made(inputs, shape, pools, programs, held)
+            return step.launch(inputs)
+        shape, split = padded_shape(inputs, candidates, block_size)
+        step = self.mixed.pop(shape, None)
+        if step is None:
+            if len(self.mixed) >= MOST_MIXED:
+                self.mixed.popitem(last=False)
+            step = self._made(inputs, shape, pools, programs, held)
+        self.mixed[shape] = step
+        with self._memory.of_step(len(inputs.input_ids)):
+            return step.launch(inputs, split)
+
+    def run(
+        self, inputs: PackedInputs, pools: TorchPools, program: StepProgram, held: HeldStates | None
+    ) -> tuple[TorchStepResult, Mapping[str, torch.Tensor]]:
+        """Compute a step at once; also what its program gives."""
+        candidates, device = _candidates(inputs), self._device
+        if device.is_gpu:
+            shape, split = padded_shape(inputs, candidates, pools.sizes.block_size)
+        else:
+            shape, split = own_shape(inputs, candidates)
+        with device.active(), self._memory.of_step(len(inputs.input_ids)):
+            buffers = PackedBuffers(device, shape.size, candidates, program.extra)
+            buffers.fill(inputs, split=split)
+            buffers.upload()
+            kept = None if held is None else held.calls(shape.size, buffers.tensors)
+            rows = rows_in(buffers, shape, kept)
+            found = program.run({**buffers.tensors, **pools.tensors, QUERY_START_LOC: rows})
+            if held is not None and kept is not None:
+                kept.finish()
+                held.ran(kept)
+            best = best_of(found[LOGITS])
+            host = device.pinned(*best.shape, dtype=best.dtype)
+            host.copy_(best, non_blocking=True)
+        return TorchStepResult(device, host, found[LOGITS], slice(0, len(inputs.logits_indices))), found
+
+    def forget(self) -> None:
+        """Give up what has been prepared."""
+        self.decode.clear()
+        self.candidates.clear()
+        self.mixed.clear()
+
+    def _made(
+        self,
+        inputs: PackedInputs,
+        shape: StepShape,
+        pools: TorchPools,
+        programs: Programs,
+        held: HeldStates | None,
+    ) -> PackedStep:
+        return PackedStep(self._device, programs(phase_of(inputs)), pools, shape, held)
+
+
+def phase_of(inputs: PackedInputs) -> Phase:
+    """The phase whose program computes a step."""
+    if isinstance(inputs, HeldInputs):
+        return Phase.HELD
+    if inputs.num_accepted_tokens is not None:
+        return Phase.CANDIDATES
+    return Phase.DECODE if len(inputs.input_ids) == len(inputs.seq_lens) else Phase.PREFILL
+
+
+def _candidates(inputs: PackedInputs) -> int:
+    """Candidates of a row at most, 0 in a step without."""
+    return 0 if inputs.num_accepted_tokens is None else inputs.state_indices.shape[1] - 1
