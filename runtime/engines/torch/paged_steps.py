@@ -18,7 +18,7 @@ from runtime.engines.torch.packed_buffers import PackedBuffers
 from runtime.engines.torch.packed_step import PackedStep, StepShape, rows_in
 from runtime.engines.torch.paged_decode import PagedDecodeStep, padded_blocks, padded_rows
 from runtime.engines.torch.paged_pools import TorchPools
-from runtime.engines.torch.paged_result import TorchStepResult, best_of
+from runtime.engines.torch.paged_result import TorchStepResult, best_in
 from runtime.engines.torch.program import StepProgram
 from runtime.engines.torch.step_memory import StepMemory
 from runtime.engines.torch.step_shapes import candidate_shape, own_shape, padded_shape
@@ -89,7 +89,7 @@ class PagedSteps:
             if held is not None and kept is not None:
                 kept.finish()
                 held.ran(kept)
-            best = best_of(found[LOGITS])
+            best = best_in(found)
             host = device.pinned(*best.shape, dtype=best.dtype)
             host.copy_(best, non_blocking=True)
         return TorchStepResult(device, host, found[LOGITS], slice(0, len(inputs.logits_indices))), found
