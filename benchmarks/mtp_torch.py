@@ -1,12 +1,10 @@
 """What proposals of a checkpoint's own head cost on a GPU: a 2.65 B hybrid model and a head, random, in bfloat16.
 
-Random heads are right by chance alone, so that no gain is measured. --work FOLDER keeps checkpoint and artifact there,
-and takes them from there.
+Random heads are right by chance alone, so that no gain is measured.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -19,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.agreement import random_prompt
-from benchmarks.command import run_command
+from benchmarks.command import run_in_folder
 from benchmarks.measure import Spread
 from benchmarks.paged_runs import paged_logits
 from benchmarks.random_checkpoint import NemotronHShape
@@ -163,11 +161,9 @@ class _Runs:
 
 def main() -> int:
     """The exit code: 0, or 1 when values were wrong."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--work")
-    known, rest = parser.parse_known_args()
-    settings = MtpTorchSettings(work=known.work)
-    return run_command(__doc__ or "", lambda repeats: run(replace(settings, repeats=repeats)), REPEATS, rest)
+    return run_in_folder(
+        __doc__ or "", lambda repeats, work: run(MtpTorchSettings(work=work, repeats=repeats)), REPEATS
+    )
 
 
 if __name__ == "__main__":

@@ -1,32 +1,28 @@
-"""Speculative decoding on a GPU: a 2.65 B hybrid model in bfloat16, its drafts right with a given probability.
-
---work FOLDER keeps checkpoint and artifact there, and takes them from there.
-"""
+"""Speculative decoding on a GPU: a 2.65 B hybrid model in bfloat16, its drafts right with a given probability."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.agreement import random_prompt, relative_error
-from benchmarks.command import run_command
-from benchmarks.measure import Spread, seconds, take_turns
+from benchmarks.command import run_in_folder
+from benchmarks.measure import Spread
 from benchmarks.oracle_drafter import OracleDrafter
-from benchmarks.paged_runs import candidate_logits, decode_inputs, paged_logits
+from benchmarks.paged_runs import candidate_logits, paged_logits
 from benchmarks.random_checkpoint import NemotronHShape
 from benchmarks.report import Gate, Report, Target
 from benchmarks.serving_torch import linked_artifact
+from benchmarks.speculation_steps import StepTimes, held_inputs
 from benchmarks.torch_engine import LOGITS_TOLERANCE, SHAPE
 from runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT
-from runtime.engines.paged import PackedInputs, PoolSizes
+from runtime.engines.paged import PackedInputs
 from runtime.engines.torch.paged_engine import TorchPagedEngine
 from runtime.llm import LLM
 from runtime.sampling import SamplingParams
@@ -35,7 +31,6 @@ from runtime.speculation import SpeculationSettings
 
 NAME, REPEATS = "speculation_torch", 5
 LEAST_RATIO, MOST_STEP_RATIO, MOST_COMMIT_SHARE, MOST_STATE_SHARE = 2.0, 1.25, 0.05, 0.03
-_BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -73,8 +68,12 @@ def run(settings: SpeculationTorchSettings) -> Report:
             results: dict[str, Any] = {}
             if all(gate.passed for gate in gates):
                 runs = _Runs(folder, engine, settings)
-                steps = {"steps": _steps(engine, settings), "replay_steps": _replay_steps(engine, settings)}
-                results = {**steps, **runs.measured()}
+                times = StepTimes(engine, settings.tokens, settings.prompt_tokens, settings.steps, settings.repeats)
+                results = {
+                    "steps": {str(rows): times.of_candidates(rows) for rows in settings.rows},
+                    "replay_steps": {str(rows): times.of_replay(rows) for rows in settings.rows},
+                    **runs.measured(),
+                }
                 gates.append(runs.text_gate())
         finally:
             engine.close()
@@ -109,7 +108,7 @@ def _advance_gate(engine: TorchPagedEngine, settings: SpeculationTorchSettings) 
     """The states of three rows that were held and advanced against those of the same tokens without candidates."""
     rows, most = max(settings.rows), 1 + settings.tokens
     engine.prepare_held(rows, most, REPLAY)
-    inputs, right = _held_inputs(engine, rows, settings), 1 + np.arange(rows) % most
+    inputs, right = held_inputs(engine, rows, most, settings.prompt_tokens), 1 + np.arange(rows) % most
     worst = 0.0
     for _ in range(4):  # directly, recorded, and twice as it was recorded
         engine.zero_slots(range(rows))
@@ -122,16 +121,6 @@ def _advance_gate(engine: TorchPagedEngine, settings: SpeculationTorchSettings) 
         worst = max(worst, *(relative_error(*pair) for pair in zip(found, _states(engine, rows), strict=True)))
     checks = f"states of {rows} rows that were held and advanced against those of steps of the right tokens alone"
     return Gate(checks, worst, LOGITS_TOLERANCE)
-
-
-def _held_inputs(engine: TorchPagedEngine, rows: int, settings: SpeculationTorchSettings) -> PackedInputs:
-    """A step of all candidates in pools of its own, whose states wait."""
-    tokens = 1 + settings.tokens
-    blocks = -(-(settings.prompt_tokens + tokens) // _BLOCK)
-    engine.allocate_pools(PoolSizes(rows * blocks, _BLOCK, rows))
-    engine.fill_pools(0.0)
-    inputs = decode_inputs(engine, rows, tokens, settings.prompt_tokens, 0)
-    return replace(inputs, held=np.ones(rows, bool))
 
 
 def _part(inputs: PackedInputs, row: int, tokens: int) -> PackedInputs:
@@ -240,88 +229,6 @@ class _Runs:
         return rates[2:]
 
 
-def _steps(engine: TorchPagedEngine, settings: SpeculationTorchSettings) -> dict[str, Any]:
-    """Microseconds of a step of one token a row, and of one with all candidates, at the end of the prompt."""
-    found = {}
-    for rows in settings.rows:
-        blocks = -(-(settings.prompt_tokens + 1 + settings.tokens) // _BLOCK)
-        engine.allocate_pools(PoolSizes(rows * blocks, _BLOCK, rows * (1 + settings.tokens)))
-        engine.fill_pools(0.0)
-        ways = {
-            str(tokens): _timed(engine, rows, tokens, settings) for tokens in dict.fromkeys((1, 2, 1 + settings.tokens))
-        }
-        times = take_turns(ways, settings.repeats)
-        most = str(1 + settings.tokens)
-        found[str(rows)] = {
-            "us": {name: Spread.of(values).to_json() for name, values in times.items()},
-            "ratio": Spread.of_ratios(times[most], times["1"]).to_json(),
-        }
-    return found
-
-
-def _replay_steps(engine: TorchPagedEngine, settings: SpeculationTorchSettings) -> dict[str, Any]:
-    """Microseconds of a check of all candidates, and with the states advanced by three of five of its tokens behind it.
-
-    share: of both together that the advance takes. wall: from its call until the device is idle.
-    """
-    found, most = {}, 1 + settings.tokens
-    for rows in settings.rows:
-        engine.prepare_held(rows, most, REPLAY)
-        inputs = _held_inputs(engine, rows, settings)
-        right = np.full(rows, max(1, 3 * most // 5), np.int32)
-
-        def check(inputs: PackedInputs = inputs) -> None:
-            engine.launch(inputs).best_tokens()
-            engine.device.synchronize()
-
-        def advance(right: np.ndarray = right) -> None:
-            engine.advance(right)
-            engine.device.synchronize()
-
-        def both(check: Callable[[], None] = check, advance: Callable[[], None] = advance) -> None:
-            check()
-            advance()
-
-        def wall(check: Callable[[], None] = check, advance: Callable[[], None] = advance) -> float:
-            check()
-            return seconds(advance)
-
-        ways = {
-            "check": _median(partial(seconds, check), settings),
-            "check and advance": _median(partial(seconds, both), settings),
-            "advance, wall": _median(wall, settings),
-        }
-        times = take_turns(ways, settings.repeats)
-        shares = [1 - one / two for one, two in zip(times["check"], times["check and advance"], strict=True)]
-        found[str(rows)] = {
-            "us": {name: Spread.of(values).to_json() for name, values in times.items()},
-            "share": Spread.of(shares).to_json(),
-        }
-    return found
-
-
-def _median(once: Callable[[], float], settings: SpeculationTorchSettings) -> Callable[[], float]:
-    def call() -> float:
-        for _ in range(3):
-            once()
-        return 1e6 * float(np.median([once() for _ in range(settings.steps)]))
-
-    return call
-
-
-def _timed(engine: TorchPagedEngine, rows: int, tokens: int, settings: SpeculationTorchSettings) -> Callable[[], float]:
-    columns = 0 if tokens == 1 else 1 + settings.tokens
-    inputs = decode_inputs(engine, rows, tokens, settings.prompt_tokens, columns)
-
-    def call() -> float:
-        for _ in range(3):
-            engine.launch(inputs).best_tokens()
-        each = [seconds(lambda: engine.launch(inputs).best_tokens()) for _ in range(settings.steps)]
-        return 1e6 * float(np.median(each))
-
-    return call
-
-
 def _targets(results: dict[str, Any], settings: SpeculationTorchSettings) -> tuple[Target, ...]:
     chance, k = settings.acceptances[0], settings.tokens
     ratio = results["acceptance"][str(chance)]["fixed"]["ratio"]["median"]
@@ -354,11 +261,9 @@ def _targets(results: dict[str, Any], settings: SpeculationTorchSettings) -> tup
 
 def main() -> int:
     """The exit code: 0, or 1 when values were wrong."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--work")
-    known, rest = parser.parse_known_args()
-    settings = SpeculationTorchSettings(work=known.work)
-    return run_command(__doc__ or "", lambda repeats: run(replace(settings, repeats=repeats)), REPEATS, rest)
+    return run_in_folder(
+        __doc__ or "", lambda repeats, work: run(SpeculationTorchSettings(work=work, repeats=repeats)), REPEATS
+    )
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
 """Tokens per second of the torch engine on a GPU: a 2.65 B hybrid model in bfloat16, beside transformers.
 
---work FOLDER keeps checkpoint and artifact there, and takes them from there; an artifact may lack its large weight
-file, which is then linked from the checkpoint.
+An artifact in the folder of --work may lack its large weight file, which is then linked from the checkpoint.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.agreement import random_prompt, relative_error
-from benchmarks.command import run_command
+from benchmarks.command import run_in_folder
 from benchmarks.engine_runs import EngineRuns
 from benchmarks.measure import Spread, take_turns
 from benchmarks.progress import note
@@ -202,11 +200,9 @@ def _settings_json(settings: TorchEngineSettings) -> dict[str, Any]:
 
 def main() -> int:
     """The exit code: 0, or 1 when values were wrong."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--work")
-    known, rest = parser.parse_known_args()
-    settings = TorchEngineSettings(work=known.work)
-    return run_command(__doc__ or "", lambda repeats: run(replace(settings, repeats=repeats)), REPEATS, rest)
+    return run_in_folder(
+        __doc__ or "", lambda repeats, work: run(TorchEngineSettings(work=work, repeats=repeats)), REPEATS
+    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from benchmarks.command import run_command
+from benchmarks.command import run_command, run_in_folder
 from benchmarks.machine import OtherWork
 from benchmarks.report import Gate, Report, Target, document_text, table_text
 from tests.benchmarks.documents import all_documents
@@ -68,3 +68,15 @@ def test_the_command_prints_one_document_or_a_table(
     printed = capsys.readouterr()
     assert "FAIL logits" in printed.out and "wrong results" in printed.err
     assert seen == [3, 7]
+
+
+def test_a_benchmark_gets_the_folder_of_its_files() -> None:
+    given: list[tuple[int, str | None]] = []
+
+    def benchmark(repeats: int, work: str | None) -> Report:
+        given.append((repeats, work))
+        return Report("name", {}, ())
+
+    for arguments in ([], ["--work", "kept", "--repeats", "3"]):
+        run_in_folder("", benchmark, 7, arguments)
+    assert given == [(7, None), (3, "kept")]
