@@ -1,10 +1,12 @@
-"""The GPU that kernels run on: its traits and its loaded kernels."""
+"""The CUDA context that kernels run in: its GPU's traits and its loaded kernels."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from functools import cached_property
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, cached_property
 
 from trt_plugins.kernels.architectures import architecture
 from trt_plugins.kernels.call import CallPlan, DeviceTraits
@@ -19,37 +21,37 @@ _STATIC_SHARED_BYTES = 48 * 1024
 
 
 class KernelDevice:
-    """Kernels of one GPU's primary context, compiled for it on first use and kept for the life of the process."""
+    """Kernels of one CUDA context, compiled for its GPU on first use and kept for the life of the process.
 
-    _devices: dict[int, KernelDevice] = {}  # noqa: RUF012 (one per GPU of the process)
+    Kernels and their counters belong to the context that they are loaded in, and run on its streams alone.
+    """
+
+    _devices: dict[int, KernelDevice] = {}  # noqa: RUF012 (one per context of the process, by its id)
     _lock = threading.Lock()
 
-    def __init__(self, ordinal: int, cache: KernelCache | None = None) -> None:
-        driver = cuda_driver()
-        self.ordinal = ordinal
-        self._device = checked(driver.cuDeviceGet(ordinal), f"opening GPU {ordinal}")
-        self._context = checked(driver.cuDevicePrimaryCtxRetain(self._device), f"making the context of GPU {ordinal}")
+    def __init__(self, context: object, cache: KernelCache | None = None) -> None:
+        self._context = context
+        with self._inside():
+            self._device = checked(cuda_driver().cuCtxGetDevice(), "asking for the GPU of a context")
         self._cache = cache or KernelCache()
         self._functions: dict[tuple[KernelSource, int, int], object] = {}
         self._counters = CounterPool(self._zeroed)
 
     @classmethod
     def current(cls) -> KernelDevice:
-        """The device of the calling thread's CUDA context; GPU 0, made current, where it has none."""
+        """That of the calling thread's CUDA context; where it has none, of GPU 0's primary one, made current."""
         driver = cuda_driver()
         context = checked(driver.cuCtxGetCurrent(), "asking for the current context")
-        ordinal = int(checked(driver.cuCtxGetDevice(), "asking for the current GPU")) if int(context) else 0
-        with cls._lock:
-            device = cls._devices.get(ordinal)
-            if device is None:
-                device = cls._devices[ordinal] = cls(ordinal)
         if not int(context):
-            device.make_current()
+            context = _primary_context(0)
+            checked(driver.cuCtxSetCurrent(context), "entering the context of GPU 0")
+        # An address may be another context's later; the id never is.
+        number = int(checked(driver.cuCtxGetId(context), "asking for the id of the current context"))
+        with cls._lock:
+            device = cls._devices.get(number)
+            if device is None:
+                device = cls._devices[number] = cls(context)
         return device
-
-    def make_current(self) -> None:
-        """Make the GPU's primary context current in the calling thread."""
-        checked(cuda_driver().cuCtxSetCurrent(self._context), f"entering the context of GPU {self.ordinal}")
 
     @cached_property
     def traits(self) -> DeviceTraits:
@@ -78,16 +80,18 @@ class KernelDevice:
 
     def _zeroed(self, nbytes: int) -> int:
         driver = cuda_driver()
-        address = checked(driver.cuMemAlloc(nbytes), f"allocating {nbytes} bytes of counters")
-        checked(driver.cuMemsetD8(address, 0, nbytes), "clearing counters")
-        checked(driver.cuCtxSynchronize(), "clearing counters")
+        with self._inside():
+            address = checked(driver.cuMemAlloc(nbytes), f"allocating {nbytes} bytes of counters")
+            checked(driver.cuMemsetD8(address, 0, nbytes), "clearing counters")
+            checked(driver.cuCtxSynchronize(), "clearing counters")
         return int(address)
 
     def _function(self, source: KernelSource, shared_bytes: int, cluster: int) -> object:
         key = (source, shared_bytes, cluster)
         with self._lock:
             if key not in self._functions:
-                self._functions[key] = self._load(source, shared_bytes, cluster)
+                with self._inside():
+                    self._functions[key] = self._load(source, shared_bytes, cluster)
             return self._functions[key]
 
     def _load(self, source: KernelSource, shared_bytes: int, cluster: int) -> object:
@@ -106,3 +110,19 @@ class KernelDevice:
             name = names.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             checked(driver.cuFuncSetAttribute(function, name, 1), f"{source.label}: cluster of {cluster}")
         return function
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """The context is current; afterwards the calling thread's own is again."""
+        checked(cuda_driver().cuCtxPushCurrent(self._context), "entering a CUDA context")
+        try:
+            yield
+        finally:
+            checked(cuda_driver().cuCtxPopCurrent(), "leaving a CUDA context")
+
+
+@cache
+def _primary_context(ordinal: int) -> object:
+    driver = cuda_driver()
+    device = checked(driver.cuDeviceGet(ordinal), f"opening GPU {ordinal}")
+    return checked(driver.cuDevicePrimaryCtxRetain(device), f"making the context of GPU {ordinal}")
