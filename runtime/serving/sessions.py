@@ -11,16 +11,18 @@ from pathlib import Path
 import numpy as np
 
 from artifact.bindings import BLOCK_SIZE
+from artifact.dtypes import DType
 from artifact.errors import EngineError, RequestError
 from artifact.manifest import read_manifest
+from artifact.safetensors_file import read_safetensors
 from runtime.blocks.sequence_memory import NONE
 from runtime.engines.paged import HostCopy, PagedEngine
 from runtime.prefix_cache.session_file import SavedSession, read_session, write_session
 from runtime.prefix_cache.token_key import key_from_tokens
 from runtime.prefix_cache.transfer import DeviceCache
 
-# Bytes at the end of each weights file that go into the name of the weights, beside its header.
-_SAMPLE = 1 << 20
+# Bytes at each end of a tensor that go into the name of the weights.
+_SAMPLE = 512
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ def load_session(device: DeviceCache, folder: Path, path: Path) -> Session:
         raise RequestError(f"{path}: expected a session of the weights in {folder}, found one of others")
     source = _Loaded(device.engine, device.cache.block_size, saved.arrays)
     try:
+        _check_arrays(saved, device.engine)
         fits = device.copy_in(key_from_tokens(saved.tokens), saved.namespace, source)
     except (EngineError, ValueError) as error:
         raise RequestError(f"{path}: it does not fit this artifact ({error}): save it again") from error
@@ -86,16 +89,34 @@ def load_session(device: DeviceCache, folder: Path, path: Path) -> Session:
 
 
 def weights_name(folder: Path) -> str:
-    """A hash of what tells the weights of one artifact from those of another, without reading all of them."""
+    """A hash of what tells the weights of one artifact from those of another, without reading all of them: their names,
+    types and shapes, and the first and last bytes of each."""
     digest = hashlib.sha256()
     for record in sorted(read_manifest(folder).files, key=lambda record: record.path):
-        if record.scope != "header":
+        if not record.path.endswith(".safetensors"):
             continue
-        digest.update(json.dumps([record.path, record.nbytes, record.sha256]).encode())
-        with (folder / record.path).open("rb") as file:
-            file.seek(max(0, record.nbytes - _SAMPLE))
-            digest.update(file.read(_SAMPLE))
+        weights = read_safetensors(folder / record.path)
+        digest.update(json.dumps([record.path, weights.nbytes]).encode())
+        with weights.path.open("rb") as file:
+            digest.update(file.read(weights.data_start))
+            for tensor in sorted(weights.tensors.values(), key=lambda tensor: tensor.offset):
+                for at in (0, max(0, tensor.nbytes - _SAMPLE)):
+                    file.seek(tensor.offset + at)
+                    digest.update(file.read(min(_SAMPLE, tensor.nbytes)))
     return digest.hexdigest()
+
+
+def _check_arrays(saved: SavedSession, engine: PagedEngine) -> None:
+    """ValueError unless the arrays are those of the engine's pools, of as many tokens as there are."""
+    pools, found = {spec.name: spec for spec in engine.config.bindings.states}, saved.arrays
+    if found.keys() != pools.keys() or not saved.tokens:
+        raise ValueError(f"expected tokens and {', '.join(sorted(pools))}, found {', '.join(sorted(found))}")
+    for name, spec in pools.items():
+        dtype, shape = DType.from_numpy(found[name].dtype), found[name].shape
+        if dtype != spec.dtype or (spec.grows and shape[1:2] != (len(saved.tokens),)):
+            raise ValueError(
+                f"{name}: expected {spec.dtype.value} of {len(saved.tokens)} tokens, found {dtype.value}{list(shape)}"
+            )
 
 
 class _Loaded:

@@ -1,0 +1,102 @@
+"""A session file is there whole or not at all, and nothing that was changed in it is believed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from artifact.errors import OutputError, RequestError
+from runtime.prefix_cache import session_file
+from runtime.prefix_cache.session_file import SavedSession, read_session, write_session
+
+
+def session(tokens: int, fill: float = 1.0) -> SavedSession:
+    arrays = {
+        "past_key_0": np.full((2, tokens, 1, 3), fill, np.float16),
+        "conv_state_0": np.full((5, 4), -fill, ml_dtypes.bfloat16),
+        "recurrent_state_0": np.arange(7, dtype=np.float32) * fill,
+    }
+    return SavedSession("weights", "tenant", tuple(range(tokens)), arrays)
+
+
+def same(found: SavedSession, wanted: SavedSession) -> bool:
+    heads = [(each.weights, each.namespace, each.tokens, each.arrays.keys()) for each in (found, wanted)]
+    return heads[0] == heads[1] and all(
+        array.dtype == wanted.arrays[name].dtype and np.array_equal(array, wanted.arrays[name])
+        for name, array in found.arrays.items()
+    )
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    for tokens in (0, 1, 33):
+        write_session(tmp_path / "a.session", session(tokens))
+        assert same(read_session(tmp_path / "a.session"), session(tokens))
+
+
+def test_every_byte_counts(tmp_path: Path) -> None:
+    file = tmp_path / "a.session"
+    write_session(file, session(3))
+    data = file.read_bytes()
+    for place in range(len(data)):
+        file.write_bytes(data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :])
+        with pytest.raises(RequestError, match="save it again"):
+            read_session(file)
+
+
+def test_half_a_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.session"
+    write_session(file, session(3))
+    data = file.read_bytes()
+    for length in range(len(data)):
+        file.write_bytes(data[:length])
+        with pytest.raises(RequestError, match="save it again"):
+            read_session(file)
+    file.write_bytes(data + b"\0")
+    with pytest.raises(RequestError, match="checksum"):
+        read_session(file)
+    with pytest.raises(RequestError, match="cannot be read"):
+        read_session(tmp_path / "none.session")
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=repr)
+def test_a_save_that_breaks_off_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    file = tmp_path / "a.session"
+    write_session(file, session(3))
+
+    def broken(_: int) -> None:
+        raise error
+
+    monkeypatch.setattr(session_file.os, "fsync", broken)
+    with pytest.raises(OutputError if isinstance(error, OSError) else KeyboardInterrupt):
+        write_session(file, session(9))
+    assert same(read_session(file), session(3))
+    assert os.listdir(tmp_path) == ["a.session"]
+
+
+@pytest.mark.parametrize("path", ["missing/a.session", "folder"])
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, path: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OutputError, match=f"{path}: cannot be written"):
+        write_session(tmp_path / path, session(1))
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_those_who_save_at_the_same_time_leave_one_whole_file(tmp_path: Path) -> None:
+    file, turns, wholes = tmp_path / "a.session", 30, [session(2000, 1.0), session(1500, 2.0)]
+    write_session(file, wholes[0])
+    threads = [threading.Thread(target=lambda s=s: [write_session(file, s) for _ in range(turns)]) for s in wholes]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        found = read_session(file)
+        assert any(same(found, whole) for whole in wholes)
+    for thread in threads:
+        thread.join()
+    assert os.listdir(tmp_path) == ["a.session"]

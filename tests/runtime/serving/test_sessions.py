@@ -1,0 +1,183 @@
+"""Sessions go on only where they came from: with the same weights, in pools that fit, in another process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from artifact.errors import RequestError
+from artifact.safetensors_file import read_safetensors
+from runtime.generation import Generation
+from runtime.llm import LLM
+from runtime.prefix_cache.session_file import SavedSession, read_session, write_session
+from runtime.prefix_cache.settings import PrefixCacheSettings
+from runtime.serving.sessions import weights_name
+from runtime.serving.settings import ServingSettings
+from tests.support.artifacts import ArtifactCache
+
+MAX_SEQ, ROWS = 96, 2
+PROMPT = np.random.default_rng(8).integers(3, 97, 37).tolist()
+
+
+def folder_of(artifacts: ArtifactCache, seed: int = 0, full_hash: bool = False) -> Path:
+    options = {"layout": "paged", "max_batch_size": ROWS, "max_seq_len": MAX_SEQ, "full_hash": full_hash}
+    return artifacts.get("nemotron_h", "float32", {"seed": seed}, **options).folder
+
+
+def opened(folder: Path, **cache: object) -> LLM:
+    settings = PrefixCacheSettings(**cache)  # type: ignore[arg-type]
+    return LLM(folder, "onnxruntime", serving=ServingSettings(prefix_cache=settings), threads=1)
+
+
+def saved(folder: Path, path: Path) -> Generation:
+    """A conversation, whose session is in ``path``."""
+    with opened(folder) as llm:
+        answer = llm.generate(PROMPT, max_new_tokens=5)
+        llm.save_session(path, answer)
+    return answer
+
+
+@pytest.fixture(scope="module")
+def chat(artifacts: ArtifactCache, tmp_path_factory: pytest.TempPathFactory) -> SavedSession:
+    """A conversation of the first weights, as its file says it."""
+    path = tmp_path_factory.mktemp("sessions") / "chat.session"
+    saved(folder_of(artifacts), path)
+    return read_session(path)
+
+
+def test_another_process_goes_on(artifacts: ArtifactCache, tmp_path: Path) -> None:
+    folder, file = folder_of(artifacts), tmp_path / "chat.session"
+    answer = saved(folder, file)
+    history = [*PROMPT, *answer.token_ids]
+    with opened(folder) as llm:
+        whole = llm.generate([*history, 9, 10], max_new_tokens=5)
+        assert whole.cached_tokens == 0
+    program = f"""
+import json, hybridge
+with hybridge.LLM({str(folder)!r}, "onnxruntime", serving=hybridge.ServingSettings(prefix_cache="radix")) as llm:
+    llm.load_session({str(file)!r})
+    answer = llm.generate({[*history, 9, 10]}, max_new_tokens=5)
+print(json.dumps([answer.cached_tokens, answer.token_ids]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [len(history) - 1, list(whole.token_ids)]
+
+
+@pytest.mark.parametrize("full_hash", [False, True])
+def test_a_session_of_other_weights_is_refused(artifacts: ArtifactCache, tmp_path: Path, full_hash: bool) -> None:
+    """However the manifest names them."""
+    file = tmp_path / "chat.session"
+    saved(folder_of(artifacts, 0, full_hash), file)
+    with opened(folder_of(artifacts, 1, full_hash)) as llm:
+        with pytest.raises(RequestError, match="found one of others"):
+            llm.load_session(file)
+        assert not llm.loop.prefix_cache.tree.nodes
+
+
+def test_the_same_weights_have_the_same_name_in_every_export(artifacts: ArtifactCache) -> None:
+    assert weights_name(folder_of(artifacts)) == weights_name(folder_of(artifacts, full_hash=True))
+
+
+def test_every_tensor_is_part_of_the_name(artifacts: ArtifactCache, tmp_path: Path) -> None:
+    """Also where a file is much longer than what is read of it."""
+    copied = shutil.copytree(folder_of(artifacts), tmp_path / "copy")
+    name = weights_name(copied)
+    tensors = [t for path in copied.rglob("*.safetensors") for t in read_safetensors(path).tensors.values() if t.nbytes]
+    assert len(tensors) > 20
+    for tensor in tensors:
+        for place in {tensor.offset, tensor.offset + tensor.nbytes - 1}:
+            with tensor.path.open("r+b") as file:
+                file.seek(place)
+                byte = file.read(1)
+                file.seek(place)
+                file.write(bytes([byte[0] ^ 1]))
+                file.flush()
+                assert weights_name(copied) != name, tensor.name
+                file.seek(place)
+                file.write(byte)
+    assert weights_name(copied) == name
+
+
+def without(session: SavedSession, kind: str) -> SavedSession:
+    return replace(session, arrays={name: array for name, array in session.arrays.items() if kind not in name})
+
+
+def cut(session: SavedSession) -> SavedSession:
+    """A token less of keys and values."""
+    return replace(session, arrays={n: a[:, :-1] if "kv_pool" in n else a for n, a in session.arrays.items()})
+
+
+CHANGES: dict[str, Callable[[SavedSession], SavedSession]] = {
+    "a token more": lambda session: replace(session, tokens=(*session.tokens, 5)),
+    "a token less": lambda session: replace(session, tokens=session.tokens[:-1]),
+    "no tokens": lambda session: replace(session, tokens=()),
+    "a negative token": lambda session: replace(session, tokens=(-1, *session.tokens[1:])),
+    "a token that is none": lambda session: replace(session, tokens=(2**40, *session.tokens[1:])),
+    "less KV": cut,
+    "no KV": lambda session: without(session, "kv_pool"),
+    "no recurrent state": lambda session: without(session, "recurrent_state"),
+    "no arrays": lambda session: replace(session, arrays={}),
+    "one more": lambda session: replace(session, arrays={**session.arrays, "x": np.zeros(3, np.float32)}),
+    "another shape": lambda session: replace(session, arrays={n: a[..., :-1] for n, a in session.arrays.items()}),
+    "another type": lambda session: replace(
+        session, arrays={n: a.astype(np.float16) for n, a in session.arrays.items()}
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_session_that_says_something_else_is_refused(
+    artifacts: ArtifactCache, chat: SavedSession, tmp_path: Path, change: str
+) -> None:
+    """With a checksum that fits."""
+    file = tmp_path / "chat.session"
+    write_session(file, CHANGES[change](chat))
+    with opened(folder_of(artifacts)) as llm:
+        with pytest.raises(RequestError, match="does not fit this artifact"):
+            llm.load_session(file)
+        llm.loop.scheduler.check_integrity()
+        manager = llm.loop.scheduler.manager
+        assert not (llm.loop.prefix_cache.tree.nodes or manager.pool.used or manager.slots.used)
+
+
+def test_a_session_comes_into_a_pool_that_is_nearly_full(
+    artifacts: ArtifactCache, chat: SavedSession, tmp_path: Path
+) -> None:
+    """While requests run, with a pinned prefix in the way: it makes room, or is refused, and disturbs nobody."""
+    folder, file = folder_of(artifacts), tmp_path / "chat.session"
+    write_session(file, chat)
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(3, 97, 60).tolist() for _ in range(3)]
+    with opened(folder) as llm:
+        alone = [llm.generate(prompt, max_new_tokens=20).token_ids for prompt in prompts]
+        one = llm.loop.pools.block_bytes * (-(-MAX_SEQ // 16) + 1) + llm.loop.pools.slot_bytes
+    for more in (1.4, 2.0, 2.6, 3.2):
+        serving = ServingSettings(memory_bytes=int(one * more), prefix_cache=PrefixCacheSettings(cached_states=1))
+        outcomes = []
+        with LLM(folder, "onnxruntime", serving=serving, threads=1) as llm:
+            if more > 2.5:
+                llm.cache_prefix(prompts[0][:20], "system")
+            pieces = llm.generate(prompts, max_new_tokens=20, stream=True)
+            found = {}
+            for step, piece in enumerate(pieces):
+                if piece.generation is not None:
+                    found[piece.index] = piece.generation.token_ids
+                if step % 7 == 3:
+                    try:
+                        outcomes.append(llm.load_session(file).length)
+                    except RequestError as error:
+                        assert "give it more memory" in str(error)
+                        outcomes.append(0)
+                llm.loop.scheduler.check_integrity()
+            assert [found[index] for index in range(3)] == alone
+            assert llm.load_session(file).length == len(chat.tokens), "nobody is left who needs the memory"
+            assert llm.generate([*chat.tokens, 7], max_new_tokens=1).cached_tokens == len(chat.tokens)
+        assert outcomes
