@@ -33,7 +33,8 @@ T = TypeVar("T")
 class RequestStream:
     """One request under way: an async iterator of its pieces, made by ``AsyncLLM.add``.
 
-    It runs on whether or not anybody reads it, until its end or ``cancel``.
+    It runs on whether or not anybody reads it, until its end, ``cancel`` or ``aclose``: who may leave early, as a
+    generator or a task may, reads it in ``async with contextlib.aclosing(stream)``.
     EngineError, from the iterator and from ``result``, when a step failed that the request took part in.
     """
 
@@ -86,6 +87,12 @@ class RequestStream:
             self._cancelled = True
             self._owner._cancel(self)
             self._arrived.set()
+
+    async def aclose(self) -> None:
+        """End the request and the iterator, pieces that are there already included. Allowed at any time."""
+        self.cancel()
+        self._cancelled, self._left = True, 0
+        self._outputs.clear()
 
     def _arrive(self, outputs: Sequence[Output]) -> None:
         if not self._cancelled:

@@ -1,6 +1,7 @@
 """Tasks share one engine: each gets its own pieces, may leave at any time, and hears of failures."""
 
 import asyncio
+import contextlib
 import threading
 import time
 
@@ -208,3 +209,53 @@ def test_llm_reports_a_failed_step(llm, engine):
 def test_llm_without_a_radix_tree_keeps_no_prefixes(llm):
     with pytest.raises(RequestError, match="expected a prefix cache of kind 'radix'"):
         llm.cache_prefix([1, 2])
+
+
+@pytest.mark.parametrize("way", ["a generator", "a task"])
+def test_whoever_leaves_early_ends_the_request(tmp_path, engine, monkeypatch, way):
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda inputs: time.sleep(0.02) or step(inputs))
+
+    async def texts(llm):
+        async with contextlib.aclosing(llm.add([1] * 20, max_new_tokens=70)) as stream:
+            async for piece in stream:
+                yield piece.text
+
+    async def first_of_generator(llm):
+        async with contextlib.aclosing(texts(llm)) as pieces:
+            return await anext(pieces)
+
+    async def cancelled_task(llm):
+        begun = asyncio.Event()
+
+        async def read():
+            async for _ in texts(llm):
+                begun.set()
+
+        task = asyncio.create_task(read())
+        await begun.wait()
+        task.cancel()
+        await asyncio.wait([task])
+
+    async def work(llm):
+        await (first_of_generator if way == "a generator" else cancelled_task)(llm)
+        while llm.loop.busy:
+            await asyncio.sleep(0.01)
+        return llm.loop.steps
+
+    assert run(tmp_path, engine, work) < 40
+
+
+def test_a_closed_stream_gives_nothing_more(tmp_path, engine):
+    async def work(llm):
+        stream, ended = llm.add([1, 2], max_new_tokens=4), llm.add([1, 2], max_new_tokens=4)
+        await ended.result()
+        await asyncio.sleep(0.05)
+        for each in (stream, ended):
+            await each.aclose()
+            await each.aclose()
+        with pytest.raises(asyncio.CancelledError):
+            await stream.result()
+        return [piece async for piece in stream] + [piece async for piece in ended]
+
+    assert run(tmp_path, engine, work) == []
