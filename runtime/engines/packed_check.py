@@ -52,6 +52,9 @@ def check_packed(inputs: PackedInputs, limits: StepLimits, speculative_tokens: i
 
 def check_accepted(accepted: np.ndarray, counts: np.ndarray) -> None:
     """EngineError when a row's states are to advance by other than 0 to ``counts`` [rows] tokens, 0 if not held."""
-    for row, (found, most) in enumerate(zip(accepted.tolist(), counts.tolist(), strict=True)):
-        if not 0 <= found <= most:
-            raise EngineError(f"row {row}: expected 0 to {most} tokens to advance by, found {found}")
+    if accepted.shape != counts.shape:
+        raise EngineError(f"expected tokens to advance by for {len(counts)} rows, found {list(accepted.shape)}")
+    wrong = (accepted < 0) | (accepted > counts)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise EngineError(f"row {row}: expected 0 to {counts[row]} tokens to advance by, found {accepted[row]}")

@@ -28,6 +28,10 @@ class HeldRows:
     slots: np.ndarray
 
 
+_NOTHING = np.zeros(0, np.int64)
+_NO_ROWS = HeldRows(_NOTHING, _NOTHING, _NOTHING, _NOTHING)
+
+
 @dataclass(frozen=True)
 class AdvanceShape:
     """rows: of the step that were held. tokens: of which inputs are kept. most: tokens of a row."""
@@ -60,7 +64,7 @@ class AdvanceStep:
         states: KeptStates,
         shape: AdvanceShape,
     ) -> None:
-        self._memory, self._calls, self._states, self._shape = memory, tuple(calls), states, shape
+        self._device, self._memory, self._calls, self._states, self._shape = device, memory, tuple(calls), states, shape
         parts = 1 + 2 * shape.rows
         sizes = (parts + 1, parts * shape.most, parts, shape.rows, shape.rows)
         ends = np.cumsum(sizes).tolist()
@@ -73,27 +77,48 @@ class AdvanceStep:
         self._slots = self._slots.view(parts, shape.most)
         here = self._host.numpy()
         self._arrays = [here[place] for place in places]
+        self._held, self._index, self._before = _NO_ROWS, _NOTHING, _NOTHING
         # Layers advance at the same time: one by one their kernels are short of work for a GPU.
         self._parts = [part % MOST_PARTS for part in parts_of(self._calls)]
         self._branches = Branches(device, len(set(self._parts)))
         self.repeated = RepeatedWork(device, self._work, device.advance_pool if device.is_gpu else None)
 
-    def launch(self, held: HeldRows, accepted: np.ndarray) -> None:
-        """Enqueue it for rows of which the first ``accepted`` [rows] tokens advance the state; 0: none."""
+    def prepare(self, held: HeldRows) -> None:
+        """Write all that is known of ``held`` before its step is done; the advance before has to be.
+
+        That is while the device runs the step, so that little is left to do behind it.
+        """
         bounds, slots, counts, sources, targets = self._arrays
         rows, most = len(held.rows), self._shape.most
-        bounds[0], bounds[1 + 2 * rows :] = 0, self._shape.tokens
-        bounds[1 : 1 + 2 * rows : 2], bounds[2 : 2 + 2 * rows : 2] = held.starts, held.starts + accepted
+        bounds[1 : 1 + 2 * rows : 2] = held.starts
+        bounds[1 + 2 * rows :] = self._shape.tokens
         slots.fill(-1)
         counts.fill(1)
-        advancing = np.flatnonzero(accepted)
-        row, last = 1 + 2 * advancing, accepted[advancing] - 1
-        slots[row * most + last], counts[row] = held.slots[advancing], accepted[advancing]
-        sources.fill(self._states.nowhere)
-        targets.fill(self._states.nowhere)
-        sources[advancing] = self._states.first + advancing * most + last
-        targets[advancing] = held.slots[advancing]
-        self.repeated.run()
+        if self._states.pools:
+            sources.fill(self._states.nowhere)
+            targets.fill(self._states.nowhere)
+        self._held, self._index = held, np.arange(rows)
+        # Of the tokens of the row before each row of accepted tokens, the last.
+        self._before = (1 + 2 * self._index) * most - 1
+
+    def launch(self, accepted: np.ndarray) -> None:
+        """Enqueue it for rows of which the first ``accepted`` [rows] tokens advance the state; 0: none."""
+        bounds, slots, counts, sources, targets = self._arrays
+        rows, index, before, own = len(accepted), self._index, self._before, self._held.slots
+        np.add(self._held.starts, accepted, out=bounds[2 : 2 + 2 * rows : 2], casting="unsafe")
+        counts[1 : 1 + 2 * rows : 2] = np.maximum(accepted, 1)
+        if not accepted.all():
+            index = np.flatnonzero(accepted)
+            accepted, before, own = accepted[index], before[index], own[index]
+        slots[before + accepted] = own
+        if self._states.pools:
+            sources[index] = self._states.first + index * self._shape.most + accepted - 1
+            targets[index] = own
+        if self.repeated.is_replayed:
+            self.repeated.run()
+            return
+        with self._device.active():
+            self.repeated.run()
 
     def _work(self) -> None:
         if self._there is not self._host:

@@ -58,6 +58,9 @@ class HeldStates:
         self._states: KeptStates | None = None
         self._rows: HeldRows | None = None
         self._calls: KeptCalls | None = None
+        # Tokens of the rows of the step that waits, 0 of those that it does not hold, and what advances it.
+        self._counts: np.ndarray | None = None
+        self._waiting: AdvanceStep | None = None
 
     @property
     def advance_steps(self) -> Sequence[AdvanceStep]:
@@ -114,7 +117,7 @@ class HeldStates:
 
     def forget(self) -> None:
         """A new step begins; states that were not advanced stay as they are."""
-        self._rows = self._calls = None
+        self._rows = self._calls = self._counts = self._waiting = None
 
     def inputs(self, inputs: PackedInputs) -> HeldInputs:
         """A step whose held rows wait from now on; EngineError when they are more than there is memory for."""
@@ -124,7 +127,10 @@ class HeldStates:
             raise EngineError(
                 f"expected at most {self.limits.rows} held rows in a step, found {count}: prepare for more of them"
             )
-        found, self._rows = held_inputs(inputs, self.limits.tokens, self._states.first)
+        found, rows = held_inputs(inputs, self.limits.tokens, self._states.first)
+        self._counts = np.zeros(len(inputs.held), np.int64)
+        self._counts[rows.rows] = rows.counts
+        self._rows = rows
         return found
 
     def calls(self, size: StepSize, tensors: Mapping[str, torch.Tensor]) -> KeptCalls:
@@ -142,20 +148,21 @@ class HeldStates:
     def ran(self, calls: KeptCalls) -> None:
         """The step of ``inputs`` is on its way, and these are its calls."""
         self._calls = calls
+        assert self._rows is not None
+        shape = AdvanceShape(padded_rows(len(self._rows.rows), self.limits.rows), calls.tokens, self.limits.tokens)
+        self._waiting = self._step(shape, calls)
+        self._waiting.prepare(self._rows)
 
     def advance(self, accepted: np.ndarray) -> None:
         """As ``PagedEngine.advance``."""
-        rows, calls = self._rows, self._calls
+        rows, counts, waiting = self._rows, self._counts, self._waiting
         self.forget()
-        counts = np.zeros(len(accepted), np.int64)
-        if rows is not None:
-            counts[rows.rows] = rows.counts
-        check_accepted(accepted, counts)
-        if rows is None or calls is None or not accepted.any():
+        check_accepted(accepted, np.zeros(len(accepted), np.int64) if counts is None else counts)
+        if rows is None or waiting is None:
             return
-        shape = AdvanceShape(padded_rows(len(rows.rows), self.limits.rows), calls.tokens, self.limits.tokens)
-        with self._device.active():
-            self._step(shape, calls).launch(rows, accepted[rows.rows].astype(np.int32))
+        taken = accepted[rows.rows]
+        if taken.any():
+            waiting.launch(taken)
 
     def _step(self, shape: AdvanceShape, calls: KeptCalls) -> AdvanceStep:
         assert self._states is not None
@@ -164,7 +171,8 @@ class HeldStates:
         key = shape, calls.number
         step = self._steps.get(key)
         if step is None:
-            step = AdvanceStep(self._device, self._memory, calls.calls, self._states, shape)
+            with self._device.active():
+                step = AdvanceStep(self._device, self._memory, calls.calls, self._states, shape)
             if self._device.is_gpu:
                 self._steps[key] = step
         return step
