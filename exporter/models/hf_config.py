@@ -178,13 +178,15 @@ class HfConfig(Fields):
             self.raw(name, None)
 
     def finish(self) -> None:
-        """Refuse fields that neither the family nor HARMLESS_FIELDS knows (a null or false value is harmless)."""
+        """Refuse fields that neither the family nor HARMLESS_FIELDS knows.
+
+        What is null or empty says nothing. A 0 may be a factor or a first layer, and false may turn off what is always
+        done here.
+        """
         unknown = [
             name
             for name in self.unread()
-            if name not in HARMLESS_FIELDS
-            and name not in self._ignored
-            and self._data[name] not in (None, False, [], {})
+            if name not in HARMLESS_FIELDS and name not in self._ignored and self._data[name] not in (None, [], {})
         ]
         if unknown:
             raise UnsupportedError(
