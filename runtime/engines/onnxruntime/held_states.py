@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from artifact.bindings import SEQ
+from artifact.paged import ROWS
 from runtime.engines.held_modes import OperatorCost
 from runtime.engines.onnxruntime.graph_edit import Inserter, add_input
-from runtime.engines.onnxruntime.replay_bodies import ADVANCE_BODIES
+from runtime.engines.onnxruntime.kernels import Kernels
+from runtime.engines.onnxruntime.replay_bodies import ADVANCE_BODIES, Accepted
 
 ACCEPTED = "accepted"
-"""Axis of the advancing graph: the tokens by which the states of one row advance."""
+"""Input of the advancing graph: by how many of its first tokens each row advances, int64 [rows]."""
 _OPSET = 21
 
 
@@ -43,30 +46,41 @@ class HeldState:
 
 
 def advanced_output(pool: str) -> str:
-    """Output of the advancing graph: the state of ``pool`` after the accepted tokens."""
+    """Output of the advancing graph: the states of ``pool`` after the accepted tokens."""
     return f"{pool}.advanced"
 
 
-def _last(insert: Inserter, states: ir.Value, shape: Sequence[int]) -> ir.Value:
-    """The state after the last accepted token, of ``states`` [1, accepted, ...]."""
-    end = insert.ints(np.iinfo(np.int64).max)
-    return insert.reshape(insert.op("Slice", states, insert.ints(-1), end, insert.ints(1)), *shape)
+def advance_model(held: Sequence[HeldState], kernels: Kernels) -> ir.Model:
+    """A model of the states of rows [rows, ...] and of what their tokens left behind [rows, seq, ...].
 
-
-def advance_model(held: Sequence[HeldState]) -> ir.Model:
-    """A model of the states of one row and of what its accepted tokens left behind; its outputs are the new states.
-
-    Each may be written over its state.
+    Its outputs are the states after the ``ACCEPTED`` tokens of each row, those of 0 as they were; what the tokens
+    behind these left has to be zero. Each may be written over its state.
     """
     graph = ir.Graph([], [], nodes=[], opset_imports={"": _OPSET}, name="advance")
-    end = ir.node("Identity", [add_input(graph, held[0].pool, ir.DataType.FLOAT, held[0].shape)])
+    counts = add_input(graph, ACCEPTED, ir.DataType.INT64, [ROWS])
+    end = ir.node("Identity", [counts])
     graph.append(end)
-    insert = Inserter(graph, end)
+    insert, inputs = Inserter(graph, end), []
     for state in held:
-        past = add_input(graph, state.pool, ir.DataType.FLOAT, state.shape)
-        kept = [add_input(graph, name, ir.DataType.FLOAT, [1, ACCEPTED, *shape]) for name, shape in state.kept]
-        after = _last(insert, kept[0], state.shape) if state.is_kept else ADVANCE_BODIES[state.op](insert, kept, past)
+        past = add_input(graph, state.pool, ir.DataType.FLOAT, [ROWS, *state.shape])
+        kept = [add_input(graph, name, ir.DataType.FLOAT, [ROWS, SEQ, *shape]) for name, shape in state.kept]
+        inputs.append((past, kept))
+    accepted = Accepted(counts, insert.size(inputs[0][1][0], 1))
+    for state, (past, kept) in zip(held, inputs, strict=True):
+        body = _last if state.is_kept else ADVANCE_BODIES[state.op]
+        after = body(insert, kernels, kept, past, accepted)
         after.name, after.type, after.shape = advanced_output(state.pool), past.type, past.shape
         graph.outputs.append(after)
     graph.remove(end, safe=True)
     return ir.Model(graph, ir_version=10)
+
+
+def _last(insert: Inserter, kernels: Kernels, kept: list[ir.Value], state: ir.Value, accepted: Accepted) -> ir.Value:
+    """The state after the last accepted token, of those after each [rows, seq, ...]; ``state`` where there is none."""
+    assert state.shape is not None
+    before = insert.op("Max", insert.op("Sub", accepted.counts, insert.ints(1)), insert.ints(0))
+    found = insert.op("GatherND", kept[0], insert.op("Unsqueeze", before, insert.ints(1)), batch_dims=1)
+    moves = insert.op("Greater", accepted.counts, insert.ints(0))
+    ones = [1] * (len(state.shape) - 1)
+    after: ir.Value = insert.op("Where", insert.op("Reshape", moves, insert.ints(-1, *ones)), found, state)
+    return after

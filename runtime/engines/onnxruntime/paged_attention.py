@@ -15,6 +15,8 @@ import numpy as np
 import onnx_ir as ir
 
 from runtime.engines.onnxruntime.graph_edit import Inserter, add_input, fixed_shape, op_attributes, replace_node
+from runtime.engines.onnxruntime.paged_forms import PagedForm
+from runtime.engines.onnxruntime.ragged_rows import rows_from_tokens, tokens_from_rows
 from trt_plugins import e4m3
 from trt_plugins.catalog import DOMAIN
 
@@ -22,7 +24,6 @@ KV_POOL_ORDER = (0, 1, 3, 2, 4)
 """Axes of a declared KV pool in the order in which this engine holds them."""
 POOL_ORDER = "engine.pool_order"
 """Key in the ``meta`` of a pool's graph input: the order in which the session holds its axes."""
-
 
 _ATTENTION = ("paged_attention", "paged_attention_fp8")
 
@@ -45,21 +46,22 @@ class KvShape:
 
     @property
     def bias(self) -> str:
-        """0 where a token sees a position, else -inf: float32 [rows, 1, 1, s], for one row [1, 1, tokens, s]."""
+        """0 where a token sees a position, else -inf: float32 [rows, 1, time, s]."""
         return f"engine.bias.{self.window}"
 
 
-def use_paged_attention(model: ir.Model, one_row: bool) -> None:
+def use_paged_attention(model: ir.Model, form: PagedForm) -> None:
     """Rewrite every paged_attention with the reshape_and_cache before it, and their forms over pools of e4m3.
 
-    ``one_row``: a step is one row of any number of tokens; else every row has one token.
+    ``form``: a step is one row of any number of tokens (ONE_ROW), rows of a few tokens each (RAGGED), or else every row
+    has one token.
     """
     for node in list(model.graph):
         if node.domain == DOMAIN and node.op_type in _ATTENTION:
-            _replace(model.graph, node, one_row)
+            _replace(model.graph, node, form)
 
 
-def _replace(graph: ir.Graph, node: ir.Node, one_row: bool) -> None:
+def _replace(graph: ir.Graph, node: ir.Node, form: PagedForm) -> None:
     query, cached = node.inputs[0], node.inputs[1]
     query_shape, pool_shape = fixed_shape(query), fixed_shape(cached)
     cache = cached.producer() if cached is not None else None
@@ -71,15 +73,26 @@ def _replace(graph: ir.Graph, node: ir.Node, one_row: bool) -> None:
     insert = Inserter(graph, node)
     pool, scales = _updated_pools(graph, cache, shape, head_dim)
     keys, values = (
-        _gathered(graph, insert, pool, scales, shape.blocks(kind), head_dim, one_row) for kind in ("key", "value")
+        _gathered(graph, insert, pool, scales, shape.blocks(kind), head_dim, form) for kind in ("key", "value")
     )
     scale = float(attributes["scale"]) or head_dim**-0.5
-    q = _by_kv_head(insert, query, kv_heads, heads, head_dim, one_row)
+    by_head = (kv_heads, heads // kv_heads)
+    q = _by_kv_head(insert, query, by_head, head_dim, form)
     scores = insert.microsoft("FusedMatMul", q, keys, transB=1, alpha=scale)
-    scores = _visible(graph, insert, scores, shape, float(attributes["softcap"]))
-    weights = _weights(insert, scores, node.inputs[-1], (kv_heads, heads // kv_heads), one_row)
+    bias = add_input(graph, shape.bias, ir.DataType.FLOAT, ["bias_rows", 1, "bias_tokens", "positions"])
+    if form is PagedForm.RAGGED:
+        # Tokens of their own axis as long as what each sees differs: [rows, kv_heads, ratio, time, s].
+        scores = insert.op("Reshape", scores, insert.shape(0, *by_head, -1, insert.size(bias, 3)))
+        bias = insert.op("Unsqueeze", bias, insert.ints(1))
+    scores = insert.op("Add", _capped(insert, scores, float(attributes["softcap"])), bias)
+    weights = _weights(insert, scores, node.inputs[-1], by_head, form)
+    if form is PagedForm.RAGGED:
+        weights = insert.op("Reshape", weights, insert.shape(0, kv_heads, -1, insert.size(bias, 4)))
     y = insert.op("MatMul", weights, values)
-    if one_row:
+    if form is PagedForm.RAGGED:
+        y = insert.op("Transpose", insert.reshape(y, 0, *by_head, -1, head_dim), perm=[0, 3, 1, 2, 4])
+        y = tokens_from_rows(insert, insert.reshape(y, -1, heads, head_dim))
+    elif form is PagedForm.ONE_ROW:
         y = insert.op("Transpose", insert.reshape(y, heads, -1, head_dim), perm=[1, 0, 2])
     else:
         y = insert.reshape(y, 0, heads, head_dim)
@@ -114,7 +127,7 @@ def _gathered(
     scales: ir.Value | None,
     index: str,
     head_dim: int,
-    one_row: bool,
+    form: PagedForm,
 ) -> ir.Value:
     """[rows, kv_heads, s, head_dim], for one row [kv_heads, 1, s, head_dim]."""
     rows = add_input(graph, index, ir.DataType.INT64, ["rows", "kv_heads", "blocks"])
@@ -128,42 +141,45 @@ def _gathered(
     found = blocks_of(pool, head_dim)
     if scales is not None:
         found = insert.op("Mul", e4m3.floats(insert, found), blocks_of(scales, 1))
-    if not one_row:
+    if form is not PagedForm.ONE_ROW:
         return insert.reshape(found, 0, 0, -1, head_dim)
     return insert.op("Reshape", found, insert.shape(insert.size(found, 1), 1, -1, head_dim))
 
 
 def _by_kv_head(
-    insert: Inserter, query: ir.Value | None, kv_heads: int, heads: int, head_dim: int, one_row: bool
+    insert: Inserter, query: ir.Value | None, heads: tuple[int, int], head_dim: int, form: PagedForm
 ) -> ir.Value:
-    """[rows, kv_heads, ratio, head_dim], for one row [kv_heads, ratio, tokens, head_dim]."""
+    """[rows, kv_heads, ratio, head_dim], for ragged rows [rows, kv_heads, ratio * time, head_dim], for one row
+    [kv_heads, ratio, tokens, head_dim]; ``heads`` are KV heads and query heads of each."""
     assert query is not None
-    if one_row:
-        by_head = insert.op("Transpose", query, perm=[1, 0, 2])
-        return insert.reshape(by_head, kv_heads, heads // kv_heads, -1, head_dim)
-    return insert.reshape(query, 0, kv_heads, heads // kv_heads, head_dim)
+    if form is PagedForm.ONE_ROW:
+        return insert.reshape(insert.op("Transpose", query, perm=[1, 0, 2]), *heads, -1, head_dim)
+    if form is PagedForm.RAGGED:
+        rows = insert.reshape(rows_from_tokens(insert, query), 0, 0, *heads, head_dim)
+        return insert.reshape(insert.op("Transpose", rows, perm=[0, 2, 3, 1, 4]), 0, heads[0], -1, head_dim)
+    return insert.reshape(query, 0, *heads, head_dim)
 
 
-def _visible(graph: ir.Graph, insert: Inserter, scores: ir.Value, shape: KvShape, softcap: float) -> ir.Value:
-    """Capped scores, -inf where a token does not see a position."""
-    if softcap:
-        bound = insert.constant(np.array(softcap, np.float32))
-        scores = insert.op("Mul", insert.op("Tanh", insert.op("Div", scores, bound)), bound)
-    bias = add_input(graph, shape.bias, ir.DataType.FLOAT, ["bias_rows", 1, "bias_tokens", "positions"])
-    return insert.op("Add", scores, bias)
+def _capped(insert: Inserter, scores: ir.Value, softcap: float) -> ir.Value:
+    if not softcap:
+        return scores
+    bound = insert.constant(np.array(softcap, np.float32))
+    capped: ir.Value = insert.op("Mul", insert.op("Tanh", insert.op("Div", scores, bound)), bound)
+    return capped
 
 
 def _weights(
-    insert: Inserter, scores: ir.Value, sinks: ir.Value | None, heads: tuple[int, int], one_row: bool
+    insert: Inserter, scores: ir.Value, sinks: ir.Value | None, heads: tuple[int, int], form: PagedForm
 ) -> ir.Value:
     """Softmax over the positions and the sink of each head; ``heads`` are KV heads and query heads of each."""
     if sinks is None or _is_absent(sinks):
         return insert.op("Softmax", scores, axis=-1)
-    by_head = insert.reshape(sinks, *((*heads, 1, 1) if one_row else (1, *heads, 1)))
-    size = insert.op("Concat", insert.op("Shape", scores, start=0, end=3), insert.ints(1), axis=0)
+    has_tokens = form in (PagedForm.ONE_ROW, PagedForm.RAGGED)
+    by_head = insert.reshape(sinks, *((*heads, 1, 1) if has_tokens else (1, *heads, 1)))
+    size = insert.op("Concat", insert.op("Shape", scores, start=0, end=-1), insert.ints(1), axis=0)
     column = insert.op("Expand", by_head, size)
-    weights = insert.op("Softmax", insert.op("Concat", scores, column, axis=3), axis=-1)
-    return insert.op("Slice", weights, insert.ints(0), insert.ints(-1), insert.ints(3))
+    weights = insert.op("Softmax", insert.op("Concat", scores, column, axis=-1), axis=-1)
+    return insert.op("Slice", weights, insert.ints(0), insert.ints(-1), insert.ints(-1))
 
 
 def _is_absent(sinks: ir.Value) -> bool:

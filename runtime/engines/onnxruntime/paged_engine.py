@@ -18,9 +18,12 @@ from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
 from runtime.engines.onnxruntime.paged_attention import KvShape
 from runtime.engines.onnxruntime.paged_candidates import candidate_step
 from runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
+from runtime.engines.onnxruntime.paged_forms import PagedForm
+from runtime.engines.onnxruntime.paged_pools import ArrayPools
 from runtime.engines.onnxruntime.paged_rewrite import PagedGraph, rewrite_paged
 from runtime.engines.onnxruntime.paged_session import PagedSession
-from runtime.engines.onnxruntime.replay_bodies import MOST_REPLAYED, replays_all
+from runtime.engines.onnxruntime.replay_bodies import replays_all
+from runtime.engines.onnxruntime.replay_rows import MOST_REPLAYED
 from runtime.engines.onnxruntime.rewrite import GraphForm, RewrittenGraph
 from runtime.engines.onnxruntime.session import create_session
 from runtime.engines.onnxruntime.weights import WeightStore
@@ -36,26 +39,27 @@ _NOTHING_KEPT: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 
 
 class SessionKey(NamedTuple):
-    """What a session is made for. candidates: tokens of its one row, 0 for any number. holds: of whose states none is
-    written."""
+    """What a session is made for. candidates: tokens of its one row, or of the longest, 0 for any number. holds: of
+    whose states none is written."""
 
-    form: GraphForm
+    form: PagedForm
     neighbours: bool
     candidates: int = 0
     holds: bool = False
 
 
 # Of the fewest tokens that a row with candidates has.
-_HOLDING = SessionKey(GraphForm.GENERAL, True, 2, holds=True)
+_HOLDING = SessionKey(PagedForm.ONE_ROW, True, 2, holds=True)
 
 
 class OnnxRuntimePagedEngine(PagedArrayEngine):
     """Runs a paged artifact with ONNX Runtime's CPU provider.
 
-    A step becomes one run of all rows with one token, and one run for each longer row. All sessions share one set of
+    A step becomes one run of all rows with one token, and one run for each longer row. Rows of candidate tokens whose
+    states wait, or of a model without states, share one run with those of one token. All sessions share one set of
     weights and the pools. The sessions for one token of each of several rows with neighbouring slots and for longer
-    rows are created at once, those for a single token, for slots with gaps between and for each number of candidate
-    tokens at their first use.
+    rows are created at once, those for a single token, for slots with gaps between, for each number of candidate
+    tokens of a single row and for rows with candidates at their first use.
     """
 
     name: ClassVar[str] = "onnxruntime"
@@ -78,8 +82,8 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         self._held: HeldRows | None = None
         # Of which rows that are held keep the state after each token.
         self._kept_operators: frozenset[str] = frozenset()
-        self._layouts = self._open(SessionKey(GraphForm.GENERAL, neighbours=True)).layouts
-        self._session(SessionKey(GraphForm.TOKEN_PER_ROW, neighbours=True))
+        self._layouts = self._open(SessionKey(PagedForm.ONE_ROW, neighbours=True)).layouts
+        self._session(SessionKey(PagedForm.TOKEN_PER_ROW, neighbours=True))
 
     def allocate_pools(self, sizes: PoolSizes) -> None:
         super().allocate_pools(sizes)
@@ -95,14 +99,15 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             found = candidate_step(inputs, pools.sizes.num_slots)
             inputs, kept = found.inputs, found.kept
             pools.copy_slots(found.sources.tolist(), found.targets.tolist())
-        held = () if inputs.held is None else np.flatnonzero(inputs.held).tolist()
+        held = np.zeros(len(inputs.seq_lens), bool) if inputs.held is None else inputs.held
         if self._held is not None:
             self._held.forget()
         if self._kv_shapes:
             pools.zero_blocks(begun_blocks(inputs, pools.sizes.block_size).tolist())
         logits = np.zeros((len(inputs.logits_indices), self.config.vocab_size), np.float32)
         place = np.full(len(inputs.input_ids), -1, np.int32)
-        for unordered in paged_runs(inputs, (*kept, *held)):
+        alone = (*kept, *np.flatnonzero(held).tolist())
+        for unordered in paged_runs(inputs, alone, self._together(inputs, held)):
             run, slots = by_slot(unordered, inputs, pools.sizes.num_slots)
             place[run.tokens] = np.arange(len(run.tokens), dtype=np.int32)
             wanted = np.flatnonzero(place[inputs.logits_indices] >= 0)
@@ -110,13 +115,18 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             feeds = {**run_feeds(inputs, run, self._kv_shapes, pools.sizes), **self._more_feeds(inputs, run)}
             shown = {name: np.empty((len(run.tokens), self.config.hidden_size), np.float32) for name in self._shown}
             neighbours = slots.stop - slots.start == len(run.rows) or not self.config.recurrent_layers
-            places, row = place[inputs.logits_indices[wanted]], int(run.rows[0])
-            if row in held:
-                session = self._session(SessionKey(GraphForm.GENERAL, True, run.time, holds=True))
-                held_row = self._held_rows(session).hold(row, slots.start, run.time)
-                session.run(feeds, places, part, slots, held=held_row, shown=shown)
+            places, written = place[inputs.logits_indices[wanted]], kept.get(int(run.rows[0]), ())
+            waits = held[run.rows]
+            if waits.any():
+                # The body for states that are kept is made for a number of tokens.
+                tried = 0 if run.is_ragged and not self._kept_operators else run.time
+                form = PagedForm.RAGGED if run.is_ragged else PagedForm.ONE_ROW
+                session = self._session(SessionKey(form, True, tried, holds=True))
+                held_rows = self._held_rows(session)
+                batch = held_rows.batch(len(held), run.rows, inputs.state_indices[run.rows], run.counts, waits)
+                session.run(feeds, places, part, slots, held=batch, shown=shown)
+                held_rows.ran(batch)
             else:
-                written = kept.get(row, ())
                 tried = len(written) or (run.time if self._tries(run, len(wanted)) else 0)
                 session = self._session(SessionKey(_form(run), neighbours, tried))
                 session.run(feeds, places, part, slots, written, shown=shown)
@@ -126,6 +136,13 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
                 self._hidden[run.tokens] = shown[self._shown[0]]
             place[run.tokens] = -1
         return logits
+
+    @property
+    def pools(self) -> ArrayPools:
+        """Rows that shared a run with held ones are advanced with these, or before anything else is done."""
+        if self._held is not None:
+            self._held.settle()
+        return super().pools
 
     @property
     def most_held_tokens(self) -> int:
@@ -214,16 +231,34 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         self._sessions[key] = PagedSession(session, graph, self._replaced_by)
         return graph
 
+    def _together(self, inputs: PackedInputs, held: np.ndarray) -> list[int]:
+        """The rows that share a run with candidate tokens: those that have some, and those of one token."""
+        counts = np.diff(inputs.query_start_loc)
+        if self.config.recurrent_layers:
+            several = held
+        else:
+            wanted = np.zeros(len(inputs.input_ids) + 1, np.int32)
+            wanted[1:][inputs.logits_indices] = 1
+            found = np.diff(np.cumsum(wanted)[inputs.query_start_loc])
+            several = (counts > 1) & (counts <= _MOST_TRIED) & (found == counts)
+        if not several.any():
+            return []
+        rows: list[int] = np.flatnonzero((inputs.seq_lens > 0) & (several | (counts == 1))).tolist()
+        return rows
+
     def _tries(self, run: PagedRun, wanted: int) -> bool:
         """Whether the tokens are candidates of a model that keeps no states: all of their logits are asked for."""
-        return not self.config.recurrent_layers and 1 < run.time == wanted <= _MOST_TRIED
+        is_one = not self.config.recurrent_layers and len(run.rows) == 1
+        return is_one and 1 < run.time == wanted <= _MOST_TRIED
 
     def _packs(self, key: SessionKey) -> bool:
-        several = key.candidates > 1 or key.form is not GraphForm.ONE_TOKEN
+        several = key.candidates > 1 or key.form is not PagedForm.ONE_TOKEN
         return several and self._weights.bytes <= _MOST_PACKED_BYTES
 
 
-def _form(run: PagedRun) -> GraphForm:
+def _form(run: PagedRun) -> PagedForm:
+    if run.is_ragged:
+        return PagedForm.RAGGED
     if run.time > 1:
-        return GraphForm.GENERAL
-    return GraphForm.ONE_TOKEN if len(run.rows) == 1 else GraphForm.TOKEN_PER_ROW
+        return PagedForm.ONE_ROW
+    return PagedForm.ONE_TOKEN if len(run.rows) == 1 else PagedForm.TOKEN_PER_ROW

@@ -9,37 +9,56 @@ import numpy as np
 
 from artifact import names
 from runtime.engines.onnxruntime.paged_attention import KvShape
+from runtime.engines.onnxruntime.ragged_rows import ragged_feeds
+from runtime.engines.onnxruntime.replay_rows import decay_feeds
 from runtime.engines.paged import PackedInputs, PoolSizes
 
 
 @dataclass(frozen=True)
 class PagedRun:
-    """Rows of one step that run together, ``time`` new tokens each, and their tokens in the step's order.
+    """Rows of one step that run together, ``counts`` [rows] new tokens each, and their tokens, row by row.
 
-    Either one row, or rows of one token each.
+    Either one row, or rows of one token each, or ``is_ragged``, rows of a few tokens.
     """
 
     rows: np.ndarray
     tokens: np.ndarray
-    time: int
+    counts: np.ndarray
+    is_ragged: bool = False
+
+    @property
+    def time(self) -> int:
+        """Tokens of the longest row."""
+        return int(self.counts.max())
 
 
-def paged_runs(inputs: PackedInputs, alone: Collection[int] = ()) -> Iterator[PagedRun]:
-    """All rows of one token together, then each longer row alone, and so those that ``alone`` names; padding rows
-    (seq_lens 0) are in no run.
+def paged_runs(inputs: PackedInputs, alone: Collection[int] = (), together: Collection[int] = ()) -> Iterator[PagedRun]:
+    """The rows ``together`` if they are several, all other rows of one token, then each longer row alone, and so those
+    that ``alone`` names; padding rows (seq_lens 0) are in no run.
 
     A longer row shares no run: its tokens alone keep the processor busy while the weights are read.
     """
-    starts, counts = inputs.query_start_loc[:-1], np.diff(inputs.query_start_loc)
-    live = inputs.seq_lens > 0
-    together = counts == 1
-    together[list(alone)] = False
-    single = np.flatnonzero(live & together)
+    counts = np.diff(inputs.query_start_loc)
+    others = inputs.seq_lens > 0
+    if len(together) > 1:
+        others[list(together)] = False
+        yield _run(inputs, np.array(sorted(together)), is_ragged=True)
+    are_single = counts == 1
+    are_single[list(alone)] = False
+    single = np.flatnonzero(others & are_single)
     if single.size:
-        yield PagedRun(single, starts[single], 1)
-    for row in np.flatnonzero(live & ~together):
-        start, count = int(starts[row]), int(counts[row])
-        yield PagedRun(np.array([row]), np.arange(start, start + count), count)
+        yield _run(inputs, single)
+    for row in np.flatnonzero(others & ~are_single):
+        yield _run(inputs, np.array([row]))
+
+
+def _run(inputs: PackedInputs, rows: np.ndarray, is_ragged: bool = False) -> PagedRun:
+    starts, stops = inputs.query_start_loc[rows], inputs.query_start_loc[rows + 1]
+    counts = (stops - starts).astype(np.int64)
+    total = int(counts.sum())
+    if total == len(rows):
+        return PagedRun(rows, starts, counts, is_ragged)
+    return PagedRun(rows, np.arange(total) + np.repeat(stops - np.cumsum(counts), counts), counts, is_ragged)
 
 
 def by_slot(run: PagedRun, inputs: PackedInputs, num_slots: int) -> tuple[PagedRun, slice]:
@@ -51,9 +70,7 @@ def by_slot(run: PagedRun, inputs: PackedInputs, num_slots: int) -> tuple[PagedR
     slots = np.where(slots < 0, num_slots, slots)
     order = np.argsort(slots, kind="stable")
     span = slice(int(slots[order[0]]), int(slots[order[-1]]) + 1)
-    if run.time > 1:
-        return run, span
-    return PagedRun(run.rows[order], run.tokens[order], run.time), span
+    return (run if len(run.rows) == 1 else _run(inputs, run.rows[order], run.is_ragged)), span
 
 
 def begun_blocks(inputs: PackedInputs, block_size: int) -> np.ndarray:
@@ -73,8 +90,10 @@ def run_feeds(
         names.POSITIONS: inputs.positions[run.tokens],
         names.STATE_INDICES: np.where(slots < 0, sizes.num_slots, slots).astype(np.int32),
         names.NUM_ACCEPTED_TOKENS: np.ones(len(slots), np.int32),
-        names.QUERY_START_LOC: np.arange(len(run.rows) + 1, dtype=np.int32) * run.time,
+        names.QUERY_START_LOC: np.concatenate(([0], np.cumsum(run.counts))).astype(np.int32),
     }
+    if run.is_ragged:
+        feeds |= ragged_feeds(run.counts) | decay_feeds(run.time)
     for shape in shapes:
         if shape.places not in feeds:
             feeds[shape.places] = _places(inputs.slot_mapping[run.tokens], shape.kv_heads, sizes)
@@ -98,7 +117,7 @@ def _seen(inputs: PackedInputs, run: PagedRun, shape: KvShape, sizes: PoolSizes)
     lengths, size = inputs.seq_lens[run.rows].astype(np.int64), sizes.block_size
     first = np.zeros_like(lengths)
     if shape.window:
-        first = np.maximum(lengths - run.time - shape.window + 1, 0) // size
+        first = np.maximum(lengths - run.counts - shape.window + 1, 0) // size
     last = (lengths - 1) // size
     columns = first[:, None] + np.arange((last - first).max() + 1)
     # Shorter rows repeat their last block: what lies there has been written or cleared.
@@ -106,11 +125,12 @@ def _seen(inputs: PackedInputs, run: PagedRun, shape: KvShape, sizes: PoolSizes)
     blocks = np.take_along_axis(table, np.minimum(columns, last[:, None]), axis=1).astype(np.int64)
     keys = blocks[:, None, :] * shape.kv_heads + np.arange(shape.kv_heads)[:, None]
     position = (columns[:, :, None] * size + np.arange(size)).reshape(len(lengths), 1, -1)
-    token = (lengths[:, None] - run.time + np.arange(run.time))[:, :, None]
+    # What fills up shorter rows sees what their last token does.
+    token = ((lengths - run.counts)[:, None] + np.minimum(np.arange(run.time), run.counts[:, None] - 1))[:, :, None]
     visible = position <= token
     if shape.window:
         visible &= position > token - shape.window
-    bias = np.where(visible, np.float32(0), np.float32(-np.inf))  # [rows, time, s], one of the first two being 1
+    bias = np.where(visible, np.float32(0), np.float32(-np.inf))  # [rows, time, s]
     return {
         shape.blocks("key"): keys,
         shape.blocks("value"): keys + (sizes.num_blocks + 1) * shape.kv_heads,

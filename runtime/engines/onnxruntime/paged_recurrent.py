@@ -1,9 +1,10 @@
 """Packed recurrent operators of a paged graph as the engine's dense bodies.
 
-A step of this engine is regular: one row, or one token of every row. So its tokens are rows by a Reshape, and a body
+A run of this engine is regular: one row, or one token of every row. So its tokens are rows by a Reshape, and a body
 for dense rows does the rest. Where the rows of a run have neighbouring slots, in their order, the session is given that
 part of each pool as the states of the rows, and updates it in place. Otherwise the states are gathered, and scattered
-back into the pool. An operator without a body keeps the artifact's own function.
+back into the pool. An operator without a body keeps the artifact's own function. Rows of a few tokens each, whose
+states are left as they are, become a rectangle by a Gather (ragged_rows.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from artifact import names
+from artifact.bindings import SEQ
 from artifact.errors import EngineError
 from artifact.paged import ROWS
 from runtime.engines.onnxruntime.candidate_bodies import CANDIDATE_BODIES
@@ -19,6 +21,8 @@ from runtime.engines.onnxruntime.held_states import HeldState
 from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.op_bodies import BODIES
 from runtime.engines.onnxruntime.paged_candidates import candidate_output
+from runtime.engines.onnxruntime.paged_forms import PagedForm
+from runtime.engines.onnxruntime.ragged_rows import rows_from_tokens, tokens_from_rows
 from runtime.engines.onnxruntime.replay_bodies import REPLAY_BODIES, Kept, Replayed, recurrent_nodes
 from runtime.engines.onnxruntime.update_ssm_state import POOL
 from trt_plugins.catalog import DOMAIN, spec_of
@@ -40,13 +44,13 @@ def use_one_slot(model: ir.Model) -> None:
 
 
 def use_dense_bodies(
-    model: ir.Model, kernels: Kernels, one_row: bool, neighbours: bool, candidates: int = 0
+    model: ir.Model, kernels: Kernels, form: PagedForm, neighbours: bool, candidates: int = 0
 ) -> frozenset[str]:
     """Replace every node that has a body for the installed ONNX Runtime, those without rows as they are.
 
-    ``one_row``: a step is one row of any number of tokens; else every row has one token. ``neighbours``: the rows have
-    neighbouring slots. ``candidates``: so many tokens has the one row, after each of which the graph gives the state.
-    Returns the pools of which the graph is to be given the rows' part only. EngineError where an operator with
+    ``form``: a step is one row of any number of tokens (ONE_ROW), or every row has one token. ``neighbours``: the rows
+    have neighbouring slots. ``candidates``: so many tokens has the one row, after each of which the graph gives the
+    state. Returns the pools of which the graph is to be given the rows' part only. EngineError where an operator with
     candidates has no body.
     """
     parts: set[str] = set()
@@ -54,7 +58,7 @@ def use_dense_bodies(
         if node.domain != DOMAIN or node.op_type not in BODIES:
             continue
         if has_rows(spec_of(node.op_type, PACKED_VERSION)):
-            packed = _PackedNode(model.graph, node, one_row, neighbours)
+            packed = _PackedNode(model.graph, node, form, neighbours)
             pools = packed.pools
             if candidates:
                 packed.replace_with_candidates(kernels, candidates)
@@ -68,25 +72,33 @@ def use_dense_bodies(
     return frozenset(parts)
 
 
-def hold_states(model: ir.Model, kernels: Kernels, count: int, kept: frozenset[str]) -> tuple[HeldState, ...]:
-    """Let a graph of one row of ``count`` tokens leave the states as they are and give what would advance them.
+def hold_states(
+    model: ir.Model, kernels: Kernels, form: PagedForm, count: int | None, kept: frozenset[str]
+) -> tuple[HeldState, ...]:
+    """Let a graph leave the states as they are and give what would advance them.
 
-    kept: operators of which this is the state after each token. EngineError where an operator has no body that does.
+    ``form``: ONE_ROW, one row of ``count`` tokens, or RAGGED, rows of up to ``count``, None for what the graph is told.
+    kept: operators of which this is the state after each token, which needs a ``count``. EngineError where an operator
+    has no body that does.
     """
-    nodes = [_PackedNode(model.graph, node, one_row=True, neighbours=True) for node in recurrent_nodes(model)]
+    nodes = [_PackedNode(model.graph, node, form, neighbours=True) for node in recurrent_nodes(model)]
     return tuple(node.replace_with_replay(kernels, count, kept) for node in nodes)
 
 
 class _PackedNode:
     """One packed node on its way to a dense body."""
 
-    def __init__(self, graph: ir.Graph, node: ir.Node, one_row: bool, neighbours: bool) -> None:
-        self._graph, self._node, self._one_row, self._neighbours = graph, node, one_row, neighbours
+    def __init__(self, graph: ir.Graph, node: ir.Node, form: PagedForm, neighbours: bool) -> None:
+        self._graph, self._node, self._form, self._neighbours = graph, node, form, neighbours
         self._spec = spec_of(node.op_type, graph.opset_imports[DOMAIN])
         self._insert = Inserter(graph, node)
         slots = node.inputs[self._spec.input_index(STATE_INDICES.name)]
         assert slots is not None
         self._slots = self._insert.input(names.STATE_INDICES) if is_speculative(self._spec) else slots
+
+    @property
+    def _is_one_row(self) -> bool:
+        return self._form is PagedForm.ONE_ROW
 
     @property
     def pools(self) -> set[str]:
@@ -127,7 +139,7 @@ class _PackedNode:
             self._graph.outputs.append(state)
         replace_node(self._node, [self._packed_output(0, y), states[-1]])
 
-    def replace_with_replay(self, kernels: Kernels, count: int, kept_operators: frozenset[str]) -> HeldState:
+    def replace_with_replay(self, kernels: Kernels, count: int | None, kept_operators: frozenset[str]) -> HeldState:
         """Put the body for ``count`` tokens in the node's place that leaves the pool alone; EngineError without one.
 
         The pool's output is an output of the graph no longer; what the tokens leave behind is.
@@ -146,16 +158,17 @@ class _PackedNode:
             # A graph output of its own: the value may be another one's name already.
             output = self._insert.op("Identity", kept.value)
             output.name, output.type = f"{pool.name}.kept_{index}", pool.type
-            output.shape = ir.Shape([1, count, *kept.shape])
+            output.shape = ir.Shape([ROWS, SEQ, *kept.shape])
             self._graph.outputs.append(output)
             names_of_kept.append((output.name, kept.shape))
         self._graph.outputs.remove(self._node.outputs[1])
         replace_node(self._node, [self._packed_output(0, found.y), pool])
-        pool.shape = ir.Shape(found.state_shape)
+        pool.shape = ir.Shape([ROWS, *found.state_shape])
         return HeldState(self._node.op_type, pool.name, found.state_shape, tuple(names_of_kept), is_kept)
 
-    def _states_after(self, dense: ir.Node, insert: Inserter, kernels: Kernels, count: int) -> Replayed | None:
+    def _states_after(self, dense: ir.Node, insert: Inserter, kernels: Kernels, count: int | None) -> Replayed | None:
         """A ReplayBody of the body for candidate tokens: the state after each token is what they leave behind."""
+        assert count is not None, "a body for candidate tokens is made for so many"
         found = CANDIDATE_BODIES[dense.op_type](dense, insert, kernels, count)
         (shape,) = (
             fixed_shape(value)
@@ -165,9 +178,9 @@ class _PackedNode:
         if found is None or shape is None:
             return None
         y, states = found
-        sizes = tuple(size or 1 for size in shape)
-        after = insert.op("Concat", *(insert.reshape(state, 1, *sizes) for state in states), axis=1)
-        return Replayed(y, (Kept(after, sizes[1:]),), sizes)
+        sizes = tuple(size or 1 for size in shape[1:])
+        after = insert.op("Concat", *(insert.op("Unsqueeze", state, insert.ints(1)) for state in states), axis=1)
+        return Replayed(y, (Kept(after, sizes),), sizes)
 
     def _dense_node(self) -> tuple[ir.Node, dict[ir.Value, ir.Shape | None]]:
         """The dense operator in front of the node, to be removed again, and the shapes of the pools before it."""
@@ -194,10 +207,12 @@ class _PackedNode:
         if value is None or value.shape is None:
             return value
         if is_packed(tensor):
-            tokens, *rest = value.shape.dims
-            rows = self._insert.op("Unsqueeze", value, self._insert.ints(0 if self._one_row else 1))
+            if self._form is PagedForm.RAGGED:
+                return rows_from_tokens(self._insert, value)
+            one_row, (tokens, *rest) = self._is_one_row, value.shape.dims
+            rows = self._insert.op("Unsqueeze", value, self._insert.ints(0 if one_row else 1))
             rows.type = value.type
-            rows.shape = ir.Shape([1, tokens, *rest] if self._one_row else [tokens, 1, *rest])
+            rows.shape = ir.Shape([1, tokens, *rest] if one_row else [tokens, 1, *rest])
             return rows
         return self._states(tensor, value) if is_pool(tensor) else value
 
@@ -207,7 +222,7 @@ class _PackedNode:
         states = pool if self._neighbours else self._insert.op("Gather", pool, self._slots, axis=0)
         assert pool.shape is not None and self._slots.shape is not None
         states.type = pool.type
-        states.shape = ir.Shape([1 if self._one_row else self._slots.shape.dims[0], *pool.shape.dims[1:]])
+        states.shape = ir.Shape([1 if self._is_one_row else self._slots.shape.dims[0], *pool.shape.dims[1:]])
         states.meta[POOL] = (pool, output)
         return states
 
@@ -222,5 +237,7 @@ class _PackedNode:
         assert old.shape is not None
         sizes = [size if isinstance(size, int) else -1 for size in old.shape.dims[1:]]
         tokens = insert.op("Reshape", value, insert.ints(-1, *sizes))
+        if self._form is PagedForm.RAGGED:
+            tokens = tokens_from_rows(insert, tokens)
         tokens.type, tokens.shape = old.type, old.shape
         return tokens

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
+from artifact.bindings import SEQ
 from artifact.config import RuntimeConfig
 from artifact.paged import ROW_BOUNDS, ROWS, TOKENS
 from runtime.engines.onnxruntime.columns import put_weights_left
@@ -20,19 +21,20 @@ from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.linear import use_stored_weights
 from runtime.engines.onnxruntime.opset import lower_opset
 from runtime.engines.onnxruntime.paged_attention import POOL_ORDER, use_paged_attention
+from runtime.engines.onnxruntime.paged_forms import PagedForm
 from runtime.engines.onnxruntime.paged_recurrent import hold_states, use_dense_bodies, use_one_slot
 from runtime.engines.onnxruntime.reshapes import remove_idle_reshapes
-from runtime.engines.onnxruntime.rewrite import GraphForm
 from runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
 from runtime.engines.onnxruntime.widen_types import widen_types
 
 # A pool of recurrent states, its last two axes swapped.
 _TRANSPOSED = (0, 1, 3, 2)
-_FIXED_AXES: Mapping[GraphForm, Mapping[str, int]] = MappingProxyType(
+_FIXED_AXES: Mapping[PagedForm, Mapping[str, int]] = MappingProxyType(
     {
-        GraphForm.ONE_TOKEN: {TOKENS: 1, ROWS: 1, ROW_BOUNDS: 2},
-        GraphForm.TOKEN_PER_ROW: {},
-        GraphForm.GENERAL: {ROWS: 1, ROW_BOUNDS: 2},
+        PagedForm.ONE_TOKEN: {TOKENS: 1, ROWS: 1, ROW_BOUNDS: 2},
+        PagedForm.TOKEN_PER_ROW: {},
+        PagedForm.ONE_ROW: {ROWS: 1, ROW_BOUNDS: 2},
+        PagedForm.RAGGED: {},
     }
 )
 
@@ -57,7 +59,7 @@ class PagedGraph:
 def rewrite_paged(
     model: ir.Model,
     config: RuntimeConfig,
-    form: GraphForm,
+    form: PagedForm,
     kernels: Kernels,
     neighbours: bool,
     candidates: int = 0,
@@ -66,26 +68,27 @@ def rewrite_paged(
     shown: Sequence[str] = (),
     kept: frozenset[str] = frozenset(),
 ) -> PagedGraph:
-    """Rewrite ``model`` (it is changed) for steps of one row (GENERAL), of one token a row, or of one token.
+    """Rewrite ``model`` (it is changed) for steps of one row (ONE_ROW), of one token a row, of one token, or of rows of
+    a few tokens each (RAGGED), of a model that keeps no states or with ``holds``.
 
     ``neighbours``: the rows have neighbouring slots, in their order. ``candidates``: the one row has so many tokens, 2
-    or more, and the graph gives the state after each. ``packs``: the session packs its weights. ``holds``: in place of
-    these states the graph gives what advances them, the states themselves of the operators ``kept``. ``shown``: inner
-    values that it gives too. EngineError when the installed ONNX Runtime cannot run the result.
+    or more, and the graph gives the state after each; of RAGGED, the longest row has so many. ``packs``: the session
+    packs its weights. ``holds``: in place of these states the graph gives what advances them, the states themselves of
+    the operators ``kept``. ``shown``: inner values that it gives too. EngineError when the installed ONNX Runtime
+    cannot run the result.
     """
     if config.speculative_tokens:
         use_one_slot(model)
     widen_types(model)
     expose_values(model, shown)
     use_stored_weights(model)
-    one_row = form is GraphForm.GENERAL
-    use_paged_attention(model, one_row)
-    held = hold_states(model, kernels, candidates, kept) if holds else ()
-    parts = use_dense_bodies(model, kernels, one_row, neighbours, candidates)
+    use_paged_attention(model, form)
+    held = hold_states(model, kernels, form, candidates or None, kept) if holds else ()
+    parts = use_dense_bodies(model, kernels, form, neighbours, candidates)
     advanced = frozenset(state.pool for state in held)
-    fix_axes(model, {**_FIXED_AXES[form], **({TOKENS: candidates} if candidates else {})})
+    fix_axes(model, {**_FIXED_AXES[form], **_axes_of(form, candidates)})
     remove_idle_reshapes(model)
-    if form is GraphForm.TOKEN_PER_ROW or (candidates and not packs):
+    if form is PagedForm.TOKEN_PER_ROW or ((candidates or form is PagedForm.RAGGED) and not packs):
         put_weights_left(model)
     remove_dead_code(model)
     for value in [value for value in model.graph.inputs if not value.uses()]:
@@ -100,6 +103,12 @@ def rewrite_paged(
     layouts = {str(past.name): order for past in pools if (order := _order(past)) is not None}
     inputs = frozenset(str(value.name) for value in model.graph.inputs)
     return PagedGraph(model, inputs, in_place, parts | advanced, layouts, held)
+
+
+def _axes_of(form: PagedForm, candidates: int) -> Mapping[str, int]:
+    if not candidates:
+        return {}
+    return {SEQ: candidates} if form is PagedForm.RAGGED else {TOKENS: candidates, SEQ: candidates}
 
 
 def _order(pool: ir.Value) -> tuple[int, ...] | None:

@@ -10,7 +10,7 @@ import onnxruntime as ort
 
 from artifact.errors import EngineError
 from artifact.names import LOGITS, LOGITS_INDICES
-from runtime.engines.onnxruntime.held_rows import HeldRow
+from runtime.engines.onnxruntime.held_rows import HeldBatch
 from runtime.engines.onnxruntime.held_states import HeldState
 from runtime.engines.onnxruntime.paged_candidates import candidate_output
 from runtime.engines.onnxruntime.paged_pools import ArrayPools
@@ -26,7 +26,6 @@ class PagedSession:
         self._session, self._inputs, self._in_place = session, graph.inputs, graph.in_place
         self._part_names, self._replaced_by = graph.parts, replaced_by
         self._held_states = graph.held
-        self._state_shapes = {state.pool: state.shape for state in graph.held}
 
     @property
     def held(self) -> tuple[HeldState, ...]:
@@ -49,20 +48,21 @@ class PagedSession:
         logits: np.ndarray,
         slots: slice,
         kept: Sequence[int] = (),
-        held: HeldRow | None = None,
+        held: HeldBatch | None = None,
         shown: Mapping[str, np.ndarray] = _NOTHING,
     ) -> None:
         """Run on ``feeds``; ``logits`` [m, vocab] receives those of the tokens ``logits_indices`` [m] of the run.
 
         slots: those of the rows, for a graph that is given them alone. kept: for one of candidate tokens, the slots of
-        the states after each of them. held: for one that leaves the states as they are, where its tokens' values go.
+        the states after each of them. held: for one that leaves the states as they are, these, and where its tokens'
+        values go.
         shown: arrays for inner values that the graph has been made to give.
         EngineError when ONNX Runtime fails.
         """
         values: list[object] = []
         copied = self._copied
         if held is not None:
-            self._bind_held(held, values)
+            self._bind_held(held)
         elif kept:
             for name in self._parts:
                 self._bind_candidates(name, slots.start, kept)
@@ -97,21 +97,18 @@ class PagedSession:
             self._io.bind_ortvalue_output(candidate_output(present, index), self._slot(name, slot))
         self._io.bind_ortvalue_output(present, self._slot(name, kept[-1]))
 
-    def _bind_held(self, row: HeldRow, values: list[object]) -> None:
-        """The slot to read, and the arrays that receive what the tokens leave behind."""
-        for name in self._parts:
-            self._io.bind_ortvalue_input(name, self._slot(name, row.slot))
-        for name, array in row.kept.items():
-            self._io.bind_ortvalue_output(name, _value(array, values))
+    def _bind_held(self, batch: HeldBatch) -> None:
+        """The states to read, and the arrays that receive what the tokens leave behind."""
+        for name, (_, value) in batch.states.items():
+            self._io.bind_ortvalue_input(name, value)
+        for name, (_, value) in batch.kept.items():
+            self._io.bind_ortvalue_output(name, value)
 
     def _slot(self, name: str, slot: int) -> ort.OrtValue:
         """The state in one slot, as the session takes it."""
         found = self._slots.get((name, slot))
         if found is None:
-            state = self._parts[name][slot : slot + 1]
-            found = self._slots[name, slot] = _value(
-                state.reshape(self._state_shapes.get(name, state.shape)), self._kept
-            )
+            found = self._slots[name, slot] = _value(self._parts[name][slot : slot + 1], self._kept)
         return found
 
 

@@ -1,4 +1,4 @@
-"""The engine's form of paged attention against the eager operators: sinks, caps, windows, both kinds of run."""
+"""The engine's form of paged attention against the eager operators: sinks, caps, windows, all kinds of run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from runtime.engines.onnxruntime.graph_edit import remove_dead_code
 from runtime.engines.onnxruntime.kernels import installed_kernels
 from runtime.engines.onnxruntime.opset import lower_opset
 from runtime.engines.onnxruntime.paged_attention import KV_POOL_ORDER, KvShape, use_paged_attention
-from runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, paged_runs, run_feeds
+from runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
+from runtime.engines.onnxruntime.paged_forms import PagedForm
 from runtime.engines.paged import PackedInputs, PoolSizes
 from trt_plugins import torch_ops
 
@@ -58,9 +59,9 @@ def graph(attributes: dict, sinks: np.ndarray | None) -> ir.Model:
     return ir.serde.deserialize_model(helper.make_model(made, opset_imports=opsets, ir_version=10))
 
 
-def session(attributes: dict, sinks: np.ndarray | None, one_row: bool) -> ort.InferenceSession:
+def session(attributes: dict, sinks: np.ndarray | None, form: PagedForm) -> ort.InferenceSession:
     model = graph(attributes, sinks)
-    use_paged_attention(model, one_row)
+    use_paged_attention(model, form)
     remove_dead_code(model)
     for value in [value for value in model.graph.inputs if not value.uses()]:
         model.graph.inputs.remove(value)
@@ -90,9 +91,17 @@ def step(counts: list[int], past: list[int], rng: np.random.Generator) -> Packed
     )
 
 
+def form_of(run: PagedRun) -> PagedForm:
+    if run.is_ragged:
+        return PagedForm.RAGGED
+    return PagedForm.ONE_ROW if run.time > 1 else PagedForm.TOKEN_PER_ROW
+
+
+# Rows that share a run, though some have more tokens than others.
+@pytest.mark.parametrize("together", [[], [0, 1], [0, 1, 2, 3], [1, 2, 3]], ids=str)
 @pytest.mark.parametrize("with_sinks", [False, True], ids=["no-sinks", "sinks"])
 @pytest.mark.parametrize("attributes", ATTRIBUTES, ids=str)
-def test_every_run_equals_the_eager_operators(attributes: dict, with_sinks: bool) -> None:
+def test_every_run_equals_the_eager_operators(attributes: dict, with_sinks: bool, together: list[int]) -> None:
     torch_ops.register()
     rng = np.random.default_rng(7)
     sinks = rng.standard_normal(HEADS).astype(np.float32) if with_sinks else None
@@ -115,10 +124,10 @@ def test_every_run_equals_the_eager_operators(attributes: dict, with_sinks: bool
     ).numpy()
     held = np.concatenate([pool, np.zeros_like(pool[:, :1])], axis=1).transpose(KV_POOL_ORDER).copy()
     shape = KvShape(KV_HEADS, attributes.get("sliding_window", 0))
-    for run in paged_runs(inputs):
+    for run in paged_runs(inputs, together=together):
         feeds = {"query": query[run.tokens], "key": new[0, run.tokens], "value": new[1, run.tokens], "pool": held}
         feeds |= run_feeds(inputs, run, [shape], SIZES)
-        found = session(attributes, sinks, one_row=run.time > 1)
+        found = session(attributes, sinks, form_of(run))
         names = {value.name for value in found.get_inputs()}
         y, held = found.run(None, {name: array for name, array in feeds.items() if name in names})
         assert np.linalg.norm(y - expected[run.tokens]) < 1e-5 * np.linalg.norm(expected[run.tokens])
@@ -132,9 +141,19 @@ def test_single_tokens_share_a_run_and_padding_rows_are_in_none() -> None:
     assert runs == [([0, 2], [0, 6], 1), ([1], [1, 2, 3, 4, 5], 5)]
 
 
+def test_rows_that_run_together_are_packed_one_after_the_other() -> None:
+    inputs = step([1, 3, 2, 6, 1], [6, 0, 0, 4, 2], np.random.default_rng(0))
+    runs = [(run.tokens.tolist(), run.counts.tolist(), run.is_ragged) for run in paged_runs(inputs, (1,), [2, 1, 4])]
+    assert runs == [([1, 2, 3, 4, 5, 12], [3, 2, 1], True), ([0], [1], False), ([6, 7, 8, 9, 10, 11], [6], False)]
+    inputs.state_indices[:] = (3, 5, 1, 4, 2)
+    first, *_ = paged_runs(inputs, together=[1, 2, 4])
+    ordered, slots = by_slot(first, inputs, 9)
+    assert (ordered.rows.tolist(), ordered.tokens.tolist(), slots) == ([2, 4, 1], [4, 5, 12, 1, 2, 3], slice(1, 6))
+
+
 def test_a_window_reads_its_own_blocks_alone() -> None:
     inputs = step([1], [21], np.random.default_rng(0))
-    run = PagedRun(np.array([0]), np.array([0]), 1)
+    run = PagedRun(np.array([0]), np.array([0]), np.array([1]))
     full, near = (run_feeds(inputs, run, [KvShape(1, window)], SIZES) for window in (0, 5))
     table = inputs.block_table[0].tolist()
     assert full[KvShape(1, 0).blocks("key")][0, 0].tolist() == table[:6]

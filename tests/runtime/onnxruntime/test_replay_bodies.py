@@ -13,11 +13,13 @@ import onnxruntime as ort
 import pytest
 
 from artifact.bindings import BATCH, SEQ
+from artifact.paged import ROWS
 from runtime.engines.onnxruntime.fixed_axes import fix_axes
 from runtime.engines.onnxruntime.graph_edit import Inserter, remove_dead_code
 from runtime.engines.onnxruntime.held_states import ACCEPTED, HeldState, advance_model, advanced_output
 from runtime.engines.onnxruntime.kernels import quiet_options
-from runtime.engines.onnxruntime.replay_bodies import MOST_REPLAYED, REPLAY_BODIES
+from runtime.engines.onnxruntime.replay_bodies import REPLAY_BODIES
+from runtime.engines.onnxruntime.replay_rows import MOST_REPLAYED, decay_feeds
 from tests.ops.cases import conv_case, delta_case, ssm_case
 from tests.ops.oracle import conv_step_loop, delta_step_loop, relative_error, ssm_step_loop
 from tests.runtime.onnxruntime.op_graphs import KERNELS, op_model
@@ -32,15 +34,16 @@ CASES: dict[str, tuple[str, Callable, Callable, dict[str, Any]]] = {
 STATES = {"causal_conv1d": "conv_state", "update_ssm_state": "state", "gated_delta_rule": "state"}
 
 
-def held_model(op: str, case: Any, kernels: Any, count: int, **attributes: Any) -> tuple[ir.Model, HeldState]:
-    """A graph of one row whose outputs are y and what is kept."""
+def held_model(op: str, case: Any, kernels: Any, count: int | None, **attributes: Any) -> tuple[ir.Model, HeldState]:
+    """A graph of one row, or where ``count`` is None of any rows and tokens; its outputs are y and what is kept."""
     model = op_model(op, case, **attributes)
-    fix_axes(model, {BATCH: 1, SEQ: count})
+    if count is not None:
+        fix_axes(model, {BATCH: 1, SEQ: count})
     (node,) = model.graph
     found = REPLAY_BODIES[op](node, Inserter(model.graph, node), kernels, count)
     assert found is not None
     pool = next(value for value in model.graph.inputs if value.name == STATES[op])
-    pool.shape = ir.Shape(found.state_shape)
+    pool.shape = ir.Shape([BATCH if count is None else 1, *found.state_shape])
     insert = Inserter(model.graph, node)
     outputs = [insert.op("Identity", value) for value in (found.y, *(kept.value for kept in found.kept))]
     model.graph.outputs[:] = []
@@ -71,19 +74,54 @@ def test_tokens_and_states_are_those_of_the_recurrence(name: str, count: int, ke
     op, make, loop, attributes = CASES[name]
     case = make((count,), count, seed=count)
     model, held = held_model(op, case, KERNELS[kernels], count, **attributes)
-    # Mamba2's states have their last two axes swapped here.
-    swapped = op == "update_ssm_state"
-    state = getattr(case, STATES[op])
-    inner = (state.swapaxes(-1, -2) if swapped else state).reshape(held.shape).astype(np.float32)
+    inner = engine_order(op, getattr(case, STATES[op])).astype(np.float32)
     arrays = {field: np.float32(value) for field, value in vars(case).items() if value is not None}
     found = run(model, {**arrays, STATES[op]: inner})
     assert relative_error(found["y"], loop(case)[0]) < 2e-6
     for accepted in range(1, count + 1):
-        kept = {key: found[key].reshape(1, count, -1)[:, :accepted] for key, _ in held.kept}
-        after = run(advance_model([held]), {STATES[op]: inner, **kept})[advanced_output(STATES[op])]
+        kept = {key: found[key][:, :accepted] for key, _ in held.kept}
+        feeds = {STATES[op]: inner, **kept, ACCEPTED: np.array([accepted])}
+        after = run(advance_model([held], KERNELS[kernels]), feeds)[advanced_output(STATES[op])]
         expected = loop(replace(case, context_lengths=np.array([accepted])))[1]
-        after = after.reshape(expected.swapaxes(-1, -2).shape).swapaxes(-1, -2) if swapped else after
-        assert relative_error(after.reshape(expected.shape), expected) < 3e-6
+        assert relative_error(engine_order(op, after), expected) < 3e-6
+
+
+def engine_order(op: str, states: np.ndarray) -> np.ndarray:
+    """Mamba2's states have their last two axes swapped in the engine; and back."""
+    return np.ascontiguousarray(states.swapaxes(-1, -2)) if op == "update_ssm_state" else states
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("counts", [(1, 1), (5, 1, 3), (2, MOST_REPLAYED, 1, 7)], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_rows_of_any_lengths_run_and_advance_together(name: str, counts: tuple[int, ...], kernels: str) -> None:
+    """The graph is told how many rows and tokens there are, and each row advances by another number of them."""
+    op, make, loop, attributes = CASES[name]
+    time = max(counts)
+    case = make(counts, time, seed=time)
+    model, held = held_model(op, case, KERNELS[kernels], None, **attributes)
+    inner = engine_order(op, getattr(case, STATES[op])).astype(np.float32)
+    inside = np.arange(time) < np.array(counts)[:, None]
+    arrays = {field: np.float32(value) for field, value in vars(case).items() if value is not None}
+    feeds = {field: value for field, value in arrays.items() if field != STATES[op]}
+    # What fills up shorter rows reaches nothing but its own place.
+    for field in ("x", "B", "C", "dt", "q", "k", "v", "g", "beta"):
+        if field in feeds:
+            feeds[field][~inside] = 7.0 if field not in ("g", "dt") else -7.0
+    found = run(model, {**feeds, STATES[op]: inner, **decay_feeds(time)})
+    assert relative_error(found["y"][inside], loop(case)[0].reshape(found["y"].shape)[inside]) < 2e-6
+    rng = np.random.default_rng(time)
+    for _ in range(3):
+        accepted = rng.integers(0, np.array(counts) + 1)
+        kept = {}
+        for key, _ in held.kept:
+            kept[key] = np.where((np.arange(time) < accepted[:, None])[..., None], found[key], 0)
+        after = run(advance_model([held], KERNELS[kernels]), {STATES[op]: inner, **kept, ACCEPTED: accepted})
+        moved = after[advanced_output(STATES[op])]
+        np.testing.assert_array_equal(moved[accepted == 0], inner[accepted == 0])
+        expected = loop(replace(case, context_lengths=accepted))[1]
+        for row, found_row in enumerate(engine_order(op, moved)):
+            assert relative_error(found_row, expected[row]) < 3e-6
 
 
 @pytest.mark.parametrize("family", ["Mamba2", "delta rule"])
@@ -102,7 +140,7 @@ def test_at_the_sizes_of_large_models_a_token_keeps_under_3_percent_of_the_state
     assert 0.01 < kept / states < 0.03
 
 
-def test_the_advancing_graph_takes_any_number_of_tokens() -> None:
-    model = advance_model([HeldState("causal_conv1d", "pool", (1, 6, 4), (("kept", (6,)),))])
+def test_the_advancing_graph_takes_any_number_of_rows_and_tokens() -> None:
+    model = advance_model([HeldState("causal_conv1d", "pool", (6, 4), (("kept", (6,)),))], KERNELS["installed"])
     shapes = {value.name: [str(size) for size in value.shape.dims] for value in model.graph.inputs}
-    assert shapes == {"pool": ["1", "6", "4"], "kept": ["1", ACCEPTED, "6"]}
+    assert shapes == {"pool": [ROWS, "6", "4"], "kept": [ROWS, SEQ, "6"], ACCEPTED: [ROWS]}

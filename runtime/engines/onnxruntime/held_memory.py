@@ -1,0 +1,42 @@
+"""Float32 arrays of any leading axes over the same memory, as sessions take them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnxruntime as ort
+
+Bound = tuple[np.ndarray, ort.OrtValue]
+
+
+class HeldMemory:
+    """One piece of memory for each of ``shapes``, which grows to the largest leading axes that were asked for.
+
+    Its content is that of the arrays used last; it is lost when it grows.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._shapes, self._room = dict(shapes), 0
+        self._memory: dict[str, np.ndarray] = {}
+        self._found: dict[tuple[int, ...], dict[str, Bound]] = {}
+
+    def arrays(self, *leading: int) -> Mapping[str, Bound]:
+        """By name, [*leading, *shape], with what they begin with left from arrays of other leading axes."""
+        wanted = int(np.prod(leading))
+        if wanted > self._room:
+            self._found.clear()
+            self._room = wanted
+            self._memory = {n: np.empty(wanted * int(np.prod(s)), np.float32) for n, s in self._shapes.items()}
+        if leading not in self._found:
+            self._found[leading] = {
+                name: bound(self._memory[name][: wanted * int(np.prod(shape))].reshape(*leading, *shape))
+                for name, shape in self._shapes.items()
+            }
+        return self._found[leading]
+
+
+def bound(array: np.ndarray) -> Bound:
+    """``array``, which the owner of the result keeps, and it as a session takes it."""
+    assert array.flags.c_contiguous
+    return array, ort.OrtValue.ortvalue_from_numpy(array)
