@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from artifact.errors import ArtifactError
 from hybridge.cli.options import Json
 from hybridge.cli.terminal import Terminal
+
+# Damaged files of which an error names each.
+MOST_NAMED = 3
 
 
 def inspect(
@@ -20,11 +26,29 @@ def inspect(
     ],
     as_json: Json = False,
 ) -> None:
-    """Show what a checkpoint, an artifact or an engine holds: layers, states, bytes, operators, bindings."""
+    """Show what a checkpoint, an artifact or an engine holds: layers, states, bytes, operators, bindings.
+
+    The exit code is 2 also where files of an artifact are missing or have another size than when they were exported.
+    """
     with Terminal(as_json) as terminal:
         from hybridge import api
         from hybridge.cli.inspection_tables import tables_of
+        from hybridge.inspection import ArtifactInspection
 
         inspection = api.inspect(path)
         terminal.show(*tables_of(inspection))
         terminal.document(inspection.to_json())
+    # Shown all the same: what is left tells what is missing.
+    damage = inspection.damage if isinstance(inspection, ArtifactInspection) else ()
+    if damage:
+        print(
+            f"error: {path}: expected the files as they were exported, found {_listed(damage)}: copy the whole folder "
+            "again (cp -rL, rsync), or export the checkpoint again",
+            file=sys.stderr,
+        )
+        raise typer.Exit(ArtifactError.exit_code)
+
+
+def _listed(damage: Sequence[str]) -> str:
+    more = len(damage) - MOST_NAMED
+    return "; ".join(damage[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")

@@ -73,11 +73,24 @@ def test_damaged_artifact(capfd: Capture, artifact: Path, tmp_path: Path) -> Non
     (copy / "tokenizer.json").unlink()
     with (copy / "generation_config.json").open("a", encoding="utf-8") as file:
         file.write(" ")
-    damage = hybridge(capfd, "inspect", copy, "--json").document["damage"]
+    outcome = hybridge(capfd, "inspect", copy, "--json")
+    damage = outcome.document["damage"]
     assert len(damage) == 2
     assert any("tokenizer.json: missing" in d for d in damage) and any("generation_config" in d for d in damage)
+    assert outcome.code == 2 and all(each in outcome.error for each in damage)
     (copy / "model.onnx").write_bytes(b"\xff\xff\xff")
     assert "model.onnx" in hybridge(capfd, "inspect", copy).error
+
+
+def test_an_artifact_without_weights_is_shown_and_is_an_error(capfd: Capture, artifact: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(artifact, copy)
+    weights = sorted(path.name for path in (copy / "weights").iterdir())
+    shutil.rmtree(copy / "weights")
+    outcome = hybridge(capfd, "inspect", copy)
+    assert outcome.code == 2 and "past_key_0" in outcome.out
+    assert outcome.error.startswith(f"{copy}: expected the files as they were exported, found ")
+    assert f"weights/{weights[0]}: missing" in outcome.error and "export the checkpoint again" in outcome.error
 
 
 @pytest.fixture
