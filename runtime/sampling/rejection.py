@@ -37,13 +37,20 @@ def kept_or_redrawn(
 ) -> tuple[int, np.ndarray]:
     """Whether the guess is kept: (its position, weights), else (-1, the weights to draw another token from).
 
-    The target has ``weights`` [n], unnormalised, at the ascending token ids ``ids`` (None: all tokens).
+    The target has ``weights`` [n], unnormalised, at the ascending token ids ``ids`` (None: all tokens). RequestError
+    when the guess comes with probabilities that are none.
     """
     assert guess.probabilities is not None
     target = weights.astype(np.float64)
     target /= target.sum()
     drafted = guess.probabilities.astype(np.float64)
-    drafted /= drafted.sum()
+    whole = drafted.sum()
+    if not np.isfinite(whole) or drafted.min() < 0:
+        raise RequestError(
+            "expected probabilities of a guess that are finite and not negative, found others: draw it from these "
+            "probabilities"
+        )
+    drafted /= whole
     position = guess.token if ids is None else int(np.searchsorted(ids, guess.token))
     possible = position < target.size and (ids is None or int(ids[position]) == guess.token)
     if possible and random.random() * drafted[guess.token] < target[position]:

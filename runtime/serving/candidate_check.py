@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from types import MappingProxyType
 from typing import NamedTuple
 
-from artifact.errors import EngineError
 from runtime.engines.step_result import StepResult
 from runtime.sampling import Guess
 from runtime.scheduler import PlannedRow, ScheduledSequence, Scheduler, StepPlan
 from runtime.scheduler.scheduler import NONE_ACCEPTED
 from runtime.serving.candidate_outcome import CandidateOutcome
 from runtime.serving.group import Group
-from runtime.serving.live_requests import LiveRequests
+from runtime.serving.live_requests import LiveRequests, engine_error
 from runtime.serving.speculator import Speculator
 from runtime.speculation import accepted_count
 
@@ -33,17 +33,20 @@ class CandidateCheck:
         self._speculator, self._scheduler, self._requests = speculator, scheduler, requests
 
     def propose(self) -> Mapping[int, tuple[int, ...]]:
-        """Candidates by sequence; nothing, and errors of the requests, where the drafter failed."""
-        wanted = []
+        """Candidates by sequence; nothing, and errors of the requests that it was asked for, where the drafter
+        failed."""
+        decoding = []
         for sequence in self._scheduler.decoding():
             known = self._requests.of(sequence)
             if known is not None and known[1].candidates != 0:
-                wanted.append((sequence, known[1].candidates))
+                decoding.append((sequence, known[1].candidates))
+        wanted = self._speculator.wanted(decoding)
         try:
             return self._speculator.propose(wanted)
         except Exception as error:
-            reason = error if isinstance(error, EngineError) else EngineError(f"the drafter failed: {error}")
-            self._requests.end_with(self._requests.ids_of(sequence for sequence, _ in wanted), reason)
+            sequences = self._scheduler.sequences
+            asked = self._requests.ids_of(sequences[each.sequence] for each in wanted)
+            self._requests.end_with(asked, engine_error(error, "the drafter failed"))
             return MappingProxyType({})
 
     def verdict(
@@ -72,10 +75,11 @@ class CandidateCheck:
             accepted = accepted_count(
                 proposal, lambda place, guess: self._choose(sequence, id_, group, step, place, guess)
             )
-        except EngineError as error:
-            self._requests.end_with((id_,), error)
-            # Each accepted token was appended.
-            return len(sequence.tokens) - row.start - 1
+        except Exception as error:
+            self._requests.end_with((id_,), engine_error(error, "the next token could not be chosen"))
+            # The sequence has its last token already where what failed came after the choice.
+            new = sequence.tokens[row.start + 1 :]
+            return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(new, row.candidates, strict=False)))
         self._speculator.observe(sequence.id, len(row.candidates), accepted)
         self._requests.drop_finished(id_)
         return accepted

@@ -58,11 +58,14 @@ class DraftCaches:
                     self._give_back(found)
                 return None
             self.forget(other)
+        begins = found is None
         if found is None:
             found = DraftedSequence([self._slots.pop() for _ in range(self._states)])
-            self._engine.zero_slots(found.slots[:1])
         found.blocks += [self._blocks.pop() for _ in range(wanted - len(found.blocks))]
         self._sequences[id_] = found
+        if begins:
+            # Last: whoever forgets the sequence because this failed gets back all that it has.
+            self._engine.zero_slots(found.slots[:1])
         return found
 
     def forget(self, id_: int) -> None:

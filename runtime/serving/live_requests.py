@@ -129,7 +129,7 @@ class LiveRequests:
             self.drop_finished(id_)
 
     def _broken(self, request_id: int, error: Exception) -> None:
-        self.end_with((request_id,), _engine_error(error, "the next token could not be chosen"))
+        self.end_with((request_id,), engine_error(error, "the next token could not be chosen"))
 
     def tell(self, request_id: int, pieces: Iterable[MakePiece]) -> None:
         """Make pieces of a request now, because its next token is chosen in the same step."""
@@ -151,7 +151,7 @@ class LiveRequests:
             except Exception as error:
                 failed.add(id_)
                 self._end(id_)
-                outputs.append(Output(id_, error=_engine_error(error, "the text of a token could not be made")))
+                outputs.append(Output(id_, error=engine_error(error, "the text of a token could not be made")))
 
     def take(self) -> list[Output]:
         """What the requests got since the last time, in order."""
@@ -205,5 +205,6 @@ class LiveRequests:
         self._forget_sequence(sequence.id)
 
 
-def _engine_error(error: Exception, what: str) -> EngineError:
+def engine_error(error: BaseException, what: str) -> EngineError:
+    """The error as it is if it is one of an engine, else ``what`` with its sentence."""
     return error if isinstance(error, EngineError) else EngineError(f"{what}: {error}")

@@ -12,7 +12,7 @@ from runtime.prefix_cache.radix_allocator import RadixAllocator
 from runtime.scheduler import StepPlan
 from runtime.serving.candidate_check import CandidateCheck, Verdict
 from runtime.serving.executor import StepExecutor
-from runtime.serving.live_requests import LiveRequests
+from runtime.serving.live_requests import LiveRequests, engine_error
 from runtime.serving.loop_memory import loop_memory
 from runtime.serving.pools import serving_shape
 from runtime.serving.request import Output, ServingRequest
@@ -98,9 +98,14 @@ class ServingLoop:
         if self._under_way is None:
             self._launch(arrivals)
         self.settle(makes_pieces=False)
-        if self._runs_ahead:
-            self._launch(arrivals)
-        self._requests.make_pieces()
+        try:
+            if self._runs_ahead:
+                self._launch(arrivals)
+        finally:
+            # Also where this was interrupted: a piece is of the token that was chosen last.
+            self._requests.make_pieces()
+        if self._speculator is not None:
+            self._speculator.learn()
         return self._requests.take()
 
     def settle(self, makes_pieces: bool = True) -> None:
@@ -156,7 +161,7 @@ class ServingLoop:
 
         Raises what is no Exception.
         """
-        reason = error if isinstance(error, EngineError) else EngineError(f"the engine failed in a step: {error}")
+        reason = engine_error(error, "the engine failed in a step")
         if not isinstance(error, Exception):
             reason = EngineError("the step was interrupted")
         self._requests.died(self.scheduler.fail(plan), reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from artifact.errors import EngineError
 from runtime.engines.paged import PagedEngine
@@ -37,6 +37,7 @@ class Speculator:
         self._settings, self._vocab = settings, engine.config.vocab_size
         self._plain_next, self._compared = False, Counter[int]()
         self._measures = settings.adaptive and settings.candidate_cost is None
+        self._unlearned: tuple[StepPlan, float] | None = None
         self._drafter = settings.make_drafter()
         self._counts: dict[int, CandidateCount] = {}
         # By sequence, of the step that is under way.
@@ -52,18 +53,22 @@ class Speculator:
         """The drafter, where it has to see the steps of the model."""
         return self._drafter if isinstance(self._drafter, StepRunner) else None
 
-    def propose(self, sequences: Iterable[tuple[ScheduledSequence, int | None]]) -> dict[int, tuple[int, ...]]:
-        """Candidates for the next step by sequence; each comes with how many its request asked for at most."""
-        wanted = []
+    def wanted(self, sequences: Iterable[tuple[ScheduledSequence, int | None]]) -> list[Wanted]:
+        """What to ask the drafter for; each sequence comes with how many candidates its request allows at most."""
         if self._plain_next:
             self._plain_next = False
-            return {}
+            return []
+        found = []
         for sequence, asked in sequences:
             if sequence.id not in self._counts:
                 self._counts[sequence.id] = self._settings.make_count(asked, self.cost)
             most = self._counts[sequence.id].choose()
             if most:
-                wanted.append(Wanted(sequence.id, sequence.tokens, most))
+                found.append(Wanted(sequence.id, sequence.tokens, most))
+        return found
+
+    def propose(self, wanted: Sequence[Wanted]) -> dict[int, tuple[int, ...]]:
+        """Candidates for the next step by sequence; what the drafter raises passes through."""
         found = self._drafter.propose(wanted) if wanted else []
         self._proposals = {}
         for each, proposal in zip(wanted, found, strict=True):
@@ -76,12 +81,19 @@ class Speculator:
         self.metrics.observe_plain(sum(row.samples and row.new_tokens == 1 for row in plan.rows))
 
     def took(self, plan: StepPlan, seconds: float) -> None:
-        """The step took so long, drafts and acceptance included; only one that does nothing but decode says much."""
-        rows, tried = len(plan.rows), sum(len(row.candidates) for row in plan.rows)
+        """The step took so long, drafts and acceptance included; ``learn`` makes something of it."""
+        self._unlearned = (plan, seconds) if self._measures else None
+
+    def learn(self) -> None:
+        """What candidates cost, from the last step that ended; only one that does nothing but decode says much."""
+        if self._unlearned is None:
+            return
+        (plan, seconds), self._unlearned = self._unlearned, None
+        rows = len(plan.rows)
         if not rows or not all(row.samples and row.new_tokens == 1 + len(row.candidates) for row in plan.rows):
             return
-        self.cost.observe(rows, tried, seconds)
-        if self._measures and self._compared[rows] < _COMPARED and not self.cost.knows(rows):
+        self.cost.observe(rows, sum(len(row.candidates) for row in plan.rows), seconds)
+        if not self.cost.knows(rows) and self._compared[rows] < _COMPARED:
             # For each number of rows, what a step takes without candidates is worth knowing.
             self._compared[rows] += 1
             self._plain_next = True
@@ -108,6 +120,12 @@ class Speculator:
         self._drafter.forget(sequence)
 
     def _checked(self, proposal: Proposal) -> Proposal:
+        probabilities = proposal.probabilities
+        if probabilities is not None and probabilities.shape[1] != self._vocab:
+            raise EngineError(
+                f"speculation: expected probabilities of the model's {self._vocab} tokens, found "
+                f"{probabilities.shape[1]}: use a drafter with the same tokenizer"
+            )
         for token in proposal.token_ids:
             if not 0 <= token < self._vocab:
                 raise EngineError(

@@ -12,12 +12,15 @@ _DECAY = 0.95
 _PROBE_STEPS = 16
 
 
-def expected_tokens(acceptance: float, count: int) -> float:
-    """Tokens that a step with ``count`` candidates gives on average, its own last one included.
+def expected_tokens(acceptance: float, most: int) -> list[float]:
+    """Tokens that a step with 0, 1, ... ``most`` candidates gives on average, its own last one included.
 
     1 + a + a^2 + ... + a^count for independent acceptance a. Source: Leviathan, Kalman, Matias 2023, equation 1.
     """
-    return float(sum(acceptance**power for power in range(count + 1)))
+    found = [1.0]
+    for _ in range(most):
+        found.append(1.0 + acceptance * found[-1])
+    return found
 
 
 class CandidateCount:
@@ -42,7 +45,11 @@ class CandidateCount:
         """Candidates for the next step."""
         if not self._adaptive or not self._most:
             return self._most
-        best = max(range(self._most + 1), key=self._worth)
+        cost, best, most = self._cost, 0, 0.0
+        for count, tokens in enumerate(expected_tokens(self.acceptance, self._most)):
+            worth = tokens / (cost(count) if callable(cost) else 1.0 + cost * count)
+            if worth > most:
+                best, most = count, worth
         self._idle = 0 if best else self._idle + 1
         return 1 if self._idle and self._idle % _PROBE_STEPS == 0 else best
 
@@ -51,7 +58,3 @@ class CandidateCount:
         if proposed:
             self._accepted = _DECAY * self._accepted + accepted
             self._tried = _DECAY * self._tried + accepted + (accepted < proposed)
-
-    def _worth(self, count: int) -> float:
-        time = self._cost(count) if callable(self._cost) else 1 + self._cost * count
-        return expected_tokens(self.acceptance, count) / time

@@ -42,12 +42,10 @@ def toy_logits(config: RuntimeConfig, tokens: Sequence[int]) -> np.ndarray:
     if config.kv_layers:
         first = max(0, len(tokens) - (config.kv_layers[0].sliding_window or len(tokens)))
         positions = np.arange(first, len(tokens))
-        mix += int(((positions + 1) * _kv(ids[first:], positions)).sum())
+        mix += int(((positions + 1) * toy_kv(ids[first:], positions)).sum())
     if config.recurrent_layers:
-        state = 0
-        for token in tokens:
-            state = (state * 31 + token * 7 + 1) % _MODULUS
-        mix += 17 * state + 5 * len(tokens)
+        state, count = toy_state(tokens)
+        mix += 17 * int(state) + 5 * int(count)
     return _logits(mix, config.vocab_size)
 
 
@@ -61,7 +59,16 @@ def toy_greedy(config: RuntimeConfig, prompt: Sequence[int], count: int) -> list
     return tokens[len(prompt) :]
 
 
-def _kv(ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
+def toy_state(tokens: Sequence[int]) -> np.ndarray:
+    """What a slot holds after ``tokens``, from scratch."""
+    state = 0
+    for token in tokens:
+        state = (state * 31 + token * 7 + 1) % _MODULUS
+    return np.array([state, len(tokens)], np.float64)
+
+
+def toy_kv(ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """What the places of tokens hold in a block."""
     return (ids * 13 + positions * 5) % 1009
 
 
@@ -217,7 +224,7 @@ class ToyPagedEngine(PagedEngine):
 
     def _store(self, inputs: PackedInputs, first: int, end: int) -> None:
         if self.config.kv_layers:
-            values = _kv(inputs.input_ids[first:end], inputs.positions[first:end])
+            values = toy_kv(inputs.input_ids[first:end], inputs.positions[first:end])
             self.kv.reshape(-1)[inputs.slot_mapping[first:end]] = values
 
     def _slots(self, inputs: PackedInputs, row: int, count: int) -> list[int]:

@@ -70,3 +70,7 @@ def test_a_guess_that_its_distribution_cannot_give_is_refused() -> None:
         Guess(2, np.array([0.5, 0.5, 0.0]))
     with pytest.raises(RequestError, match="found token 3 of 3"):
         Guess(3, np.ones(3))
+    with pytest.raises(RequestError, match="finite and not negative"):
+        Sampler(SamplingParams(temperature=1.0)).sample(logits_of(1), guess=Guess(1, np.full(VOCAB, np.inf)))
+    with pytest.raises(RequestError, match="finite and not negative"):
+        Sampler(SamplingParams(temperature=1.0)).sample(logits_of(1), guess=Guess(1, np.arange(VOCAB) - 0.5))

@@ -101,6 +101,18 @@ def test_after_a_failure_it_begins_anew() -> None:
     assert drafter.propose([Wanted(0, [1, 2], MOST)])[0].token_ids == greedy(engine, [1, 2], MOST)
 
 
+def test_a_failure_before_the_first_token_gives_all_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, engine = drafter_of(HYBRID, rows=1)
+
+    def broken(slots: list[int]) -> None:
+        raise EngineError("no such slot")
+
+    with monkeypatch.context() as patch, pytest.raises(EngineError, match="no such slot"):
+        patch.setattr(engine, "zero_slots", broken)
+        drafter.propose([Wanted(0, [1, 2], MOST)])
+    assert drafter.propose([Wanted(1, [1, 2], MOST)])[0].token_ids == greedy(engine, [1, 2], MOST)
+
+
 def test_too_little_memory_is_refused() -> None:
     with pytest.raises(EngineError, match=r"draft model's caches of one sequence of 94 tokens, found 100: give them"):
         drafter_of(HYBRID, memory=100)

@@ -74,6 +74,54 @@ def test_whatever_goes_wrong_with_a_token_ends_its_request_only(monkeypatch, par
     assert loop.scheduler.manager.pool.used == loop.scheduler.manager.slots.used == 0
 
 
+@pytest.mark.parametrize("part", ["choose", "piece"])
+def test_whatever_goes_wrong_with_the_token_of_a_candidate_ends_its_request_only(monkeypatch, part) -> None:
+    """And what the prefix cache gets of it ends before the first candidate that was wrong."""
+    loop, engine, _ = speculating(HYBRID, [1], prefix_cache="radix", mode="replay")
+    bad, good = loop.add(asked([1], 9)), loop.add(asked([2], 9))
+    original, calls = getattr(Sequence, part), 0
+
+    def breaking(self, *args):
+        nonlocal calls
+        calls += self.prompt_ids == (1,)
+        if self.prompt_ids == (1,) and calls == 3:
+            raise (ValueError if part == "choose" else EngineError)("no such text")
+        return original(self, *args)
+
+    monkeypatch.setattr(Sequence, part, breaking)
+    outputs = run_all(loop)
+    (error,) = [output for output in outputs if output.error]
+    assert error.request_id == bad and "no such text" in str(error.error)
+    assert answers(outputs) == {(good, 0): tuple(toy_greedy(engine.config, [2], 9))}
+    text = [1, *toy_greedy(engine.config, [1], 9)]
+    again = loop.add(asked(text[:8], 2))
+    outputs = run_all(loop)
+    assert answers(outputs) == {(again, 0): tuple(text[8:10])}
+    assert next(o.piece.generation.cached_tokens for o in outputs if o.piece and o.piece.generation) == 3
+
+
+def test_a_drafter_that_is_interrupted_loses_no_piece() -> None:
+    loop, engine, drafter = speculating(HYBRID, [2], ahead=True)
+    ids = [loop.add(asked([1], 12)), loop.add(asked([2], 12, speculative_tokens=0))]
+    outputs, propose, calls = [], drafter.propose, 0
+
+    def interrupted(wanted):
+        nonlocal calls
+        calls += 1
+        if calls in (1, 3):
+            raise KeyboardInterrupt
+        return propose(wanted)
+
+    drafter.propose = interrupted
+    while loop.busy:
+        try:
+            outputs += loop.step()
+        except KeyboardInterrupt:
+            continue
+    assert calls > 3
+    assert answers(outputs) == {(id_, 0): tuple(toy_greedy(engine.config, [id_ + 1], 12)) for id_ in ids}
+
+
 @pytest.mark.parametrize("mode", ["snapshot", "replay"])
 def test_cancelling_while_candidates_are_under_way_harms_nobody_else(mode) -> None:
     loop, engine, _ = speculating(HYBRID, [MOST, 1], mode=mode, ahead=True)

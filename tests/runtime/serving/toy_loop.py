@@ -12,7 +12,7 @@ from runtime.serving.request import Output, ServingRequest
 from runtime.serving.settings import ServingSettings
 from tests.runtime.toy_ahead_engine import AheadToyEngine
 from tests.runtime.toy_engine import HYBRID
-from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config
+from tests.runtime.toy_paged_engine import VOCAB, ToyPagedEngine, paged_config
 
 MAX_SEQ = 96
 
@@ -26,12 +26,13 @@ def toy_loop(
     speculative_tokens: int = 0,
     ahead: bool = False,
     most_held: int = 0,
+    vocab: int = VOCAB,
     **settings,
 ) -> tuple[ServingLoop, ToyPagedEngine]:
     """Rows, tokens and memory as in ``settings``; blocks of 4 tokens. ``ahead``: the engine runs ahead. ``most_held``:
     tokens of a row whose states it can hold."""
     config: RuntimeConfig = paged_config(
-        layers, max_seq_len, window=window, eos=eos, speculative_tokens=speculative_tokens
+        layers, max_seq_len, vocab, window=window, eos=eos, speculative_tokens=speculative_tokens
     )
     kind = AheadToyEngine if ahead else ToyPagedEngine
     engine = kind(config, max_tokens=70, max_rows=16, pad_to=pad_to, most_held=most_held)

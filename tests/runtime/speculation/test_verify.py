@@ -14,6 +14,7 @@ from artifact.errors import RequestError
 from runtime.sampling import Guess, Sampler, SamplingParams
 from runtime.speculation import Proposal, accepted_count
 from tests.runtime.sampling.chi_square import chi_square_fits
+from tests.runtime.speculation.processed import joint
 
 VOCAB = 4
 Draft = Callable[[list[int]], Proposal]
@@ -105,36 +106,7 @@ def test_a_draft_that_draws_leaves_the_joint_distribution_as_it_is(params: Sampl
     for run in range(runs):
         seeded = SamplingParams(**{**params.__dict__, "seed": run})
         drawn[tuple(generate(seeded, prompt, 3, draft)[0])] += 1
-    assert chi_square_fits(drawn.ravel(), runs * joint(params, prompt, 3).ravel())
-
-
-def joint(params: SamplingParams, prompt: list[int], count: int) -> np.ndarray:
-    """Probability [vocab, ...] of all continuations, each step written out."""
-    whole = np.zeros((VOCAB,) * count)
-    for index in np.ndindex(whole.shape):
-        p, text = 1.0, list(prompt)
-        for token in index:
-            p *= processed(model_logits(text), text, params)[token]
-            text.append(token)
-        whole[index] = p
-    return whole
-
-
-def processed(logits: np.ndarray, seen: list[int], params: SamplingParams) -> np.ndarray:
-    scores = logits.astype(np.float64)
-    for token in set(seen):
-        penalty = params.repetition_penalty
-        scores[token] = scores[token] * penalty if scores[token] < 0 else scores[token] / penalty
-    p = np.exp(scores / params.temperature)
-    order = np.argsort(-p)
-    if params.top_k:
-        p[order[params.top_k :]] = 0
-    p /= p.sum()
-    if params.top_p < 1:
-        kept = int(np.searchsorted(np.cumsum(p[order]), params.top_p)) + 1
-        p[order[kept:]] = 0
-    p[p < params.min_p * p.max()] = 0
-    return p / p.sum()
+    assert chi_square_fits(drawn.ravel(), runs * joint(model_logits, params, prompt, 3).ravel())
 
 
 def test_nothing_follows_the_end_of_a_sequence() -> None:

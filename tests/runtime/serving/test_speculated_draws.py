@@ -1,0 +1,85 @@
+"""Drawn tokens have the model's own distribution through the whole serving loop, whatever drafts propose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from runtime.sampling import SamplingParams
+from runtime.serving.draft_model import ModelDrafter
+from runtime.speculation import NgramDrafter, Proposal, SpeculationSettings, Wanted
+from tests.runtime.sampling.chi_square import chi_square_fits
+from tests.runtime.serving.toy_loop import answers, asked, toy_loop
+from tests.runtime.speculation.processed import joint
+from tests.runtime.toy_engine import HYBRID
+from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config, toy_logits
+
+VOCAB, MOST, NEW, RUNS = 5, 3, 2, 1_200
+PROMPT = [1, 2, 1, 3, 1, 2, 1]
+PARAMS = {
+    "temperature": {"temperature": 0.9},
+    "top": {"temperature": 1.3, "top_k": 4, "top_p": 0.9},
+    "min_p": {"temperature": 1.1, "min_p": 0.1},
+    "penalty": {"temperature": 1.0, "repetition_penalty": 1.6},
+}
+
+
+class Drawing:
+    """Draws from a model of its own, and says from what."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(17)
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+        found = []
+        for each in wanted:
+            tokens, rows = [], []
+            for place in range(each.most):
+                weights = np.exp(np.random.default_rng([len(each.tokens), place]).standard_normal(VOCAB))
+                rows.append(weights)  # not normalised: nobody asks for it
+                tokens.append(int(self.rng.choice(VOCAB, p=weights / weights.sum())))
+            found.append(Proposal(tuple(tokens), np.array(rows)))
+        return found
+
+    def forget(self, sequence: int) -> None:
+        pass
+
+
+def drafter(kind: str) -> Drawing | NgramDrafter | ModelDrafter:
+    if kind == "model":
+        same = ToyPagedEngine(paged_config(HYBRID, vocab=VOCAB), max_rows=5)
+        return ModelDrafter(same, VOCAB, 12, 40, MOST)
+    return NgramDrafter(1, 3) if kind == "ngram" else Drawing()
+
+
+@pytest.mark.parametrize(
+    ("kind", "filters", "mode", "adaptive"),
+    [
+        *(("draws", filters, "replay", False) for filters in PARAMS),
+        ("draws", "temperature", "snapshot", True),
+        ("draws", "penalty", "snapshot", True),
+        ("ngram", "penalty", "replay", False),
+        ("model", "top", "replay", False),
+    ],
+)
+def test_tokens_together_follow_the_model(kind: str, filters: str, mode: str, adaptive: bool) -> None:
+    """The first tokens of all answers against the product of the written-out distributions."""
+    speculation = SpeculationSettings(MOST, drafter(kind), adaptive=adaptive, candidate_cost=0.1, mode=mode)
+    keeps = {"most_held": 1 + MOST} if mode == "replay" else {"speculative_tokens": MOST}
+    loop, engine = toy_loop(HYBRID, vocab=VOCAB, speculation=speculation, prefix_cache="radix", **keeps)
+    for seed in range(RUNS):
+        # The last token is never a candidate: more than those that are counted.
+        loop.add(asked(PROMPT, NEW + 2, seed=seed, **PARAMS[filters]))
+    outputs = []
+    while loop.busy:
+        outputs += loop.step()
+    drawn = np.zeros((VOCAB,) * NEW, np.int64)
+    for tokens in answers(outputs).values():
+        drawn[tokens[:NEW]] += 1
+    assert drawn.sum() == RUNS
+    expected = joint(lambda tokens: toy_logits(engine.config, tokens), SamplingParams(**PARAMS[filters]), PROMPT, NEW)
+    assert chi_square_fits(drawn.ravel(), RUNS * expected.ravel())
+    metrics = loop.speculation
+    assert metrics is not None and RUNS / 10 < metrics.accepted < 0.9 * metrics.proposed

@@ -1,0 +1,41 @@
+"""The distributions that tokens are drawn from, each step of the filters written out in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from runtime.sampling import SamplingParams
+
+
+def joint(
+    logits_of: Callable[[list[int]], np.ndarray], params: SamplingParams, prompt: Sequence[int], count: int
+) -> np.ndarray:
+    """Probability [vocab, ...] of all continuations by ``count`` tokens; the repetition penalty follows them."""
+    whole = np.ones(())
+    for place in range(count):
+        next_one = [
+            processed(logits_of([*prompt, *index]), [*prompt, *index], params) for index in np.ndindex(whole.shape)
+        ]
+        whole = whole[..., None] * np.reshape(next_one, (*whole.shape, -1))
+        assert whole.ndim == place + 1
+    return whole
+
+
+def processed(logits: np.ndarray, seen: Sequence[int], params: SamplingParams) -> np.ndarray:
+    """Probabilities [vocab] after penalty, temperature, top_k, top_p and min_p. No two logits may be equal."""
+    scores = logits.astype(np.float64)
+    for token in set(seen):
+        penalty = params.repetition_penalty
+        scores[token] = scores[token] * penalty if scores[token] < 0 else scores[token] / penalty
+    p = np.exp(scores / params.temperature)
+    order = np.argsort(-p)
+    if params.top_k:
+        p[order[params.top_k :]] = 0
+    p /= p.sum()
+    if params.top_p < 1:
+        kept = int(np.searchsorted(np.cumsum(p[order]), params.top_p)) + 1
+        p[order[kept:]] = 0
+    p[p < params.min_p * p.max()] = 0
+    return p / p.sum()
