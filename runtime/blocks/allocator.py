@@ -63,7 +63,7 @@ class BlockAllocator(ABC):
 
     def forgone(self, taken: Mapping[SequenceMemory, int]) -> SequenceMemory | None:
         """Whose state of ``taken`` (slots by memory, from ``take_slot``) should rather not be taken, now that a
-        sequence needs a slot; None where one is free, or another state is worth less."""
+        sequence needs a slot; None where one is free, or a state that can go is worth less."""
         return None
 
     def reached(self, memory: SequenceMemory, slot: int) -> None:  # noqa: B027
@@ -73,9 +73,12 @@ class BlockAllocator(ABC):
         """The state in ``memory.source`` has been copied."""
         memory.source = NONE
 
-    def steal(self, memory: SequenceMemory) -> bool:
-        """Give ``memory`` the slot that it would have copied from; False when others need it."""
+    def may_steal(self, memory: SequenceMemory) -> bool:
+        """Whether ``memory`` can have the slot itself that it would have copied from: nobody else needs it."""
         return False
+
+    def steal(self, memory: SequenceMemory) -> None:  # noqa: B027
+        """Give ``memory`` that slot."""
 
     def donate(self, memory: SequenceMemory) -> None:  # noqa: B027
         """Keep what a sequence computed that gives up its memory; a slot that is kept is no longer the memory's."""

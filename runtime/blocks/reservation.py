@@ -128,6 +128,7 @@ class Reservation:
             self._manager.settle(memory)
         for memory, slot in self._taken.items():
             allocator.reached(memory, slot)
+            self._give_spare(memory, self._manager.rows.free)
         self._clear()
 
     def release(self) -> None:
@@ -161,13 +162,10 @@ class Reservation:
         missing = max(0, manager.blocks_for(end) - len(blocks))
         took_slot = manager.needs.state and memory.slot == NONE
         took_row = memory.row == NONE
-        stolen = False
         if took_row and not tables.free:
             return False
-        if took_slot and not manager.slots.free:
-            stolen = manager.allocator.steal(memory)
-            if not stolen:
-                return False
+        if took_slot and not self._finds_slot(memory):
+            return False
         if not manager.allocator.make_room(missing + copies, spare):
             return False
         new = manager.allocator.allocate(missing + copies)
@@ -176,11 +174,9 @@ class Reservation:
             copied = (first, blocks[first], new.pop())
             blocks[first] = copied[2]
         blocks += new
-        if took_slot and not stolen:
-            memory.slot = self._free_slot()
-        took_spare = took_slot and manager.allocator.gives_spare and memory.spare == NONE and manager.states.free > 0
-        if took_spare:
-            memory.spare = manager.states.allocate()
+        if took_slot:
+            self._give_slot(memory)
+        took_spare = took_slot and self._give_spare(memory, tables.free - took_row)
         self._grown[memory] = _Growth(len(new), copied, took_slot, took_row, took_spare, memory.writable)
         if took_row:
             memory.row = tables.assign(blocks)
@@ -192,14 +188,34 @@ class Reservation:
         memory.writable = len(blocks) * manager.block_size if manager.needs.kv else sys.maxsize
         return True
 
-    def _free_slot(self) -> int:
-        """A slot for a sequence, if need be one that was to take a state after this very step."""
+    def _finds_slot(self, memory: SequenceMemory) -> bool:
+        """Whether ``_give_slot`` finds one."""
+        manager = self._manager
+        taken = not manager.packs_states and bool(self.own_slots)
+        return manager.slots.free > 0 or taken or manager.allocator.may_steal(memory)
+
+    def _give_slot(self, memory: SequenceMemory) -> None:
+        """A slot for a sequence, if need be one that was to take a state after this very step, or that of the state
+        that it begins with."""
         manager = self._manager
         forgone = manager.allocator.forgone(self._taken)
         if forgone is not None:
             self._untake(forgone)
             self._taken[forgone] = NONE
-        return manager.slots.allocate()
+        if manager.slots.free:
+            memory.slot = manager.slots.allocate()
+        else:
+            manager.allocator.steal(memory)
+
+    def _give_spare(self, memory: SequenceMemory, rows: int) -> bool:
+        """Whether the sequence gets a second slot: every one of ``rows`` that is free keeps one for who comes."""
+        manager = self._manager
+        if not manager.allocator.gives_spare or memory.spare != NONE:
+            return False
+        if manager.states.free <= (0 if manager.packs_states else rows):
+            return False
+        memory.spare = manager.states.allocate()
+        return True
 
     def _undo(self, memory: SequenceMemory, growth: _Growth) -> None:
         manager, blocks = self._manager, memory.blocks

@@ -92,8 +92,10 @@ class HostTier:
         first = match.known // cache.block_size
         device_blocks = cache.tree.blocks_of(node)[first:] if match.known < node.end else []
         try:
-            copies = [self._device.blocks_out([block]) for block in device_blocks]
             state = None if node.state is None else self._copied(node.state)
+            if not self._fits(node.end, state):
+                return
+            copies = [self._device.blocks_out([block]) for block in device_blocks]
         except EngineError:
             return  # host memory is short: it is lost, as without this tier
         numbers = [self._blocks.add(copy) for copy in copies]
@@ -108,7 +110,7 @@ class HostTier:
             pass
 
     def restore(self, key: bytes, namespace: str) -> bool:
-        """Bring back what ``key`` can be resumed from, if that is more than what the device has."""
+        """Bring back what ``key`` can be resumed from, if that is more than what the device has and can take."""
         match = self.tree.match(key, namespace)
         if match.length <= self._device.cache.tree.match(key, namespace).length:
             return False
@@ -116,8 +118,16 @@ class HostTier:
         self.tree.lock(match.node)  # to make room on the device spills to here
         try:
             return self._device.copy_in(found, namespace, self._stored(match))
+        except EngineError:
+            return False  # it is computed again
         finally:
             self.tree.unlock(match.node)
+
+    def _fits(self, tokens: int, state: HostCopy | None) -> bool:
+        """Whether a prefix fits into the budget when all else has gone, which else would go for nothing."""
+        size, engine = self._device.cache.block_size, self._device.engine
+        blocks = -(-tokens // size) * engine.block_bytes(size) if self._device.cache.needs.kv else 0
+        return blocks + (0 if state is None else state.nbytes) <= self._budget
 
     def _copied(self, slot: int) -> HostCopy:
         copy, kind = self._device.state_out(slot), self._device.cache.settings.host_states

@@ -7,6 +7,7 @@ goes on inside such a block gets a copy first. What the tree has gives way, leas
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 
 from artifact.errors import EngineError
 from runtime.blocks.allocator import BlockAllocator
@@ -22,6 +23,7 @@ from runtime.prefix_cache.metrics import CacheMetrics
 from runtime.prefix_cache.node import Node
 from runtime.prefix_cache.past_prompts import PastPrompts
 from runtime.prefix_cache.path_cap import thin_path
+from runtime.prefix_cache.pins import Pins
 from runtime.prefix_cache.radix_tree import RadixTree
 from runtime.prefix_cache.readers import Readers
 from runtime.prefix_cache.settings import PrefixCacheSettings
@@ -82,6 +84,7 @@ class RadixAllocator(BlockAllocator):
         # Called with a row's slot and one of ``states`` that is to hold the same, packed; EngineError when it cannot.
         self.pack: Callable[[int, int], None] = lambda slot, state: None
         self._readers = Readers(self.tree)
+        self.pins = Pins(self.tree, self.pool)
 
     @property
     def free(self) -> int:
@@ -143,13 +146,14 @@ class RadixAllocator(BlockAllocator):
         memory.source = NONE
         self._readers.copied(memory)
 
-    def steal(self, memory: SequenceMemory) -> bool:
-        prefix = memory.prefix
-        if memory.source == NONE or prefix is None or prefix.node is None or prefix.node.state_locks > 1 or self.packs:
-            return False
-        self._before_eviction(prefix.node, False)
-        memory.slot, memory.source = self.tree.take_state(prefix.node), NONE
-        return True
+    def may_steal(self, memory: SequenceMemory) -> bool:
+        node = None if memory.prefix is None else memory.prefix.node
+        return memory.source != NONE and node is not None and node.state_locks == 1 and not self.packs
+
+    def steal(self, memory: SequenceMemory) -> None:
+        assert memory.prefix is not None and memory.prefix.node is not None
+        self._before_eviction(memory.prefix.node, False)
+        memory.slot, memory.source = self.tree.take_state(memory.prefix.node), NONE
 
     def publish(self, memory: SequenceMemory) -> None:
         """Parts of a prompt without states; with states, ``reached`` does it."""
@@ -187,7 +191,6 @@ class RadixAllocator(BlockAllocator):
         if prefix.chunk is not None and prefix.chunk is not node:
             self._room.drop_chunk(prefix.chunk)
         prefix.chunk = node if chunk and took else None
-        self._room.replace_spare(memory)
 
     def donate(self, memory: SequenceMemory) -> None:
         if not memory.length:
@@ -216,7 +219,7 @@ class RadixAllocator(BlockAllocator):
         return ()
 
     def held_blocks(self) -> Iterable[int]:
-        return (block for node in self.tree.walk() for block in node.blocks)
+        return chain((block for node in self.tree.walk() for block in node.blocks), self.pins.held_blocks())
 
     def held_slots(self) -> Iterable[int]:
         return (node.state for node in self.tree.walk() if node.state is not None)

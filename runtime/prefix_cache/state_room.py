@@ -72,7 +72,7 @@ class StateRoom:
         if self._packs or self._slots.unowned or not worths:
             return None
         memory, least = min(worths, key=worths.__getitem__), self._tree.least_state()
-        return memory if least is not None and worths[memory] < least else None
+        return memory if least is None or worths[memory] < least else None
 
     def give_back(self, memory: SequenceMemory, slot: int) -> None:
         """The tree has no need of ``slot``, which is nobody's."""
@@ -81,14 +81,10 @@ class StateRoom:
         else:
             self._slots.release([slot])
 
-    def replace_spare(self, memory: SequenceMemory) -> None:
-        """A new slot for a row whose own one the tree has taken, where rows have one."""
-        if self.gives_spare and memory.spare == NONE and self._slots.free:
-            memory.spare = self._slots.allocate()
-
     def drop_chunk(self, node: Node) -> None:
-        """Give up a state that only served while its prompt was under way."""
-        if node.attached and node.state is not None and not node.state_locks and len(node.children) < 2:
+        """Give up a state that only served while its prompt was under way, unless it is another one by now."""
+        may_go = node.attached and node.state is not None and not node.state_locks and len(node.children) < 2
+        if may_go and node.kind in (Kind.CHUNK, Kind.PASSED):
             self._tree.drop_state(node)
 
     def _worth(self, prefix: KnownPrefix, end: int, uses: float) -> float:

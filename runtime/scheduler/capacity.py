@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from artifact.errors import EngineError, RequestError
 from runtime.blocks import BlockManager
 from runtime.scheduler.request import ScheduledRequest
@@ -28,29 +30,30 @@ class Capacity:
         self.blocks = self._manager.pool.num_blocks - blocks
         self.slots = self._manager.slots.num_slots - slots
 
-    def check_aside(self, blocks: int, slots: int, name: str) -> None:
-        """RequestError unless pinned prefixes may hold so much, with that of ``name``."""
-        needed = self._longest()
+    def check_aside(self, blocks: int, slots: int, name: str, under_way: Iterable[ScheduledRequest] = ()) -> None:
+        """RequestError unless pinned prefixes may hold so much, with that of ``name``, and the requests ``under_way``
+        still find what they need."""
+        longest = self._longest()
+        for request in under_way:
+            needed = self._needed(request)
+            longest = max(longest[0], needed[0]), max(longest[1], needed[1])
         left = self._manager.pool.num_blocks - blocks, self._manager.slots.num_slots - slots
-        if left[0] < needed[0] or left[1] < needed[1]:
+        if left[0] < longest[0] or left[1] < longest[1]:
             raise RequestError(
-                f"{name!r}: expected one that leaves {needed[0]} blocks and {needed[1]} slots, which a sequence of "
-                f"{self._settings.max_seq_len} tokens takes, found one that leaves {left[0]} and {left[1]}: give the "
-                "pools more memory, or lower max_seq_len"
+                f"{name!r}: expected one that leaves {longest[0]} blocks and {longest[1]} slots, which a sequence of "
+                f"{self._settings.max_seq_len} tokens or a request under way takes, found one that leaves {left[0]} "
+                f"and {left[1]}: give the pools more memory, or lower max_seq_len"
             )
 
     def check(self, request: ScheduledRequest) -> None:
         """RequestError when the pools could never hold the request."""
-        settings, manager = self._settings, self._manager
+        settings = self._settings
         if request.most_tokens > settings.max_seq_len:
             raise RequestError(
                 f"expected at most {settings.max_seq_len} tokens of prompt and continuation (max_seq_len), found "
                 f"{request.most_tokens}: shorten the prompt, or lower max_new_tokens"
             )
-        # Sequences that share a block copy it before the last one gives it back: one block more.
-        blocks = request.sequences * manager.most_blocks(request.most_tokens, settings.max_tokens)
-        blocks += manager.needs.kv and request.sequences > 1
-        slots = request.sequences * manager.needs.state
+        blocks, slots = self._needed(request)
         if blocks > self.blocks or slots > self.slots or request.sequences > settings.max_rows:
             raise RequestError(
                 f"expected a request that the pools can hold ({self.blocks} blocks, {self.slots} slots, "
@@ -62,3 +65,10 @@ class Capacity:
         """Blocks and slots of one sequence of full length."""
         manager, settings = self._manager, self._settings
         return manager.most_blocks(settings.max_seq_len, settings.max_tokens), int(manager.needs.state)
+
+    def _needed(self, request: ScheduledRequest) -> tuple[int, int]:
+        """Blocks and slots of a request at its end."""
+        manager = self._manager
+        # Sequences that share a block copy it before the last one gives it back: one block more.
+        blocks = request.sequences * manager.most_blocks(request.most_tokens, self._settings.max_tokens)
+        return blocks + (manager.needs.kv and request.sequences > 1), request.sequences * manager.needs.state

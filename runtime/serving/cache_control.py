@@ -26,7 +26,7 @@ class CacheControl:
     ) -> PinnedPrefix:
         """Keep ``token_ids`` until ``drop``; ``compute`` puts them into the cache. Errors as in PinnedPrefixes.add."""
         pinned = self._served().pinned
-        name = checked_name(name, token_ids, pinned.names())
+        name = checked_name(name, token_ids, namespace, pinned.names())
 
         def computed() -> None:
             compute()

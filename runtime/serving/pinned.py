@@ -10,7 +10,7 @@ from typing import Any
 
 from artifact.errors import RequestError
 from artifact.json_fields import Fields, load_json_object
-from runtime.prefix_cache.node import Node
+from runtime.prefix_cache.pins import Pin
 from runtime.prefix_cache.radix_allocator import RadixAllocator
 from runtime.prefix_cache.token_key import key_from_tokens
 from runtime.scheduler import Scheduler
@@ -35,14 +35,14 @@ class PinnedPrefixes:
 
     def __init__(self, cache: RadixAllocator, scheduler: Scheduler) -> None:
         self._cache, self._scheduler = cache, scheduler
-        self._nodes: dict[str, tuple[PinnedPrefix, Node]] = {}
+        self._pins: dict[str, tuple[PinnedPrefix, Pin]] = {}
 
     def add(self, prefix: PinnedPrefix, compute: Callable[[], object]) -> PinnedPrefix:
         """Keep ``prefix``, which ``compute`` puts into the cache where it is not there yet.
 
         RequestError when its name is taken by other tokens, or the pools are too small for it.
         """
-        known = self._nodes.get(prefix.name)
+        known = self._pins.get(prefix.name)
         if known is not None:
             if known[0] != prefix:
                 raise RequestError(f"{prefix.name!r}: expected a new name, found one of another prefix: drop it first")
@@ -57,29 +57,25 @@ class PinnedPrefixes:
             match = tree.match(key, prefix.namespace)
         if match.length < prefix.length:
             raise RequestError(f"{prefix.name!r}: expected room for it in the prefix cache, found none: give it more")
-        tree.lock(match.node)
-        self._nodes[prefix.name] = prefix, match.node
+        self._pins[prefix.name] = prefix, self._cache.pins.add(match.node)
         self._scheduler.capacity.set_aside(*self._held())
         return prefix
 
     def drop(self, name: str) -> None:
         """Let the prefix go like any other; RequestError when there is none of that name."""
-        if name not in self._nodes:
-            raise RequestError(f"{name!r}: expected one of the prefixes {sorted(self._nodes)}: cache it first")
-        _, node = self._nodes.pop(name)
-        self._cache.tree.unlock(node)
+        if name not in self._pins:
+            raise RequestError(f"{name!r}: expected one of the prefixes {sorted(self._pins)}: cache it first")
+        self._cache.pins.remove(self._pins.pop(name)[1])
         self._scheduler.capacity.set_aside(*self._held())
 
     def names(self) -> Mapping[str, PinnedPrefix]:
         """All prefixes by name."""
-        return {name: prefix for name, (prefix, _) in self._nodes.items()}
+        return {name: prefix for name, (prefix, _) in self._pins.items()}
 
     def _held(self) -> tuple[int, int]:
         """Blocks and slots of all prefixes that sequences could use; packed states, they cannot."""
-        nodes = {part for _, node in self._nodes.values() for part in node.path()}
-        ends = {node for _, node in self._nodes.values()}
-        states = sum(node.state is not None for node in ends)
-        return len({block for node in nodes for block in node.blocks}), self._slots(states)
+        blocks, states = self._cache.pins.held()
+        return blocks, self._slots(states)
 
     def _slots(self, states: int) -> int:
         """Slots of the rows that so many states take."""
@@ -91,7 +87,8 @@ class PinnedPrefixes:
         # One block more: whoever goes on inside the last one has a copy.
         blocks += manager.blocks_for(prefix.length) + 1
         slots += self._slots(int(manager.needs.state))
-        self._scheduler.capacity.check_aside(blocks * manager.needs.kv, slots, prefix.name)
+        under_way = [sequence.request for sequence in self._scheduler.sequences.values()]
+        self._scheduler.capacity.check_aside(blocks * manager.needs.kv, slots, prefix.name, under_way)
 
 
 def read_prefixes(path: Path) -> list[tuple[str, Any]]:
@@ -105,11 +102,11 @@ def read_prefixes(path: Path) -> list[tuple[str, Any]]:
     return list(prompts.items())
 
 
-def checked_name(name: str | None, token_ids: Sequence[int], taken: Mapping[str, PinnedPrefix]) -> str:
-    """``name``, or one that is free."""
+def checked_name(name: str | None, token_ids: Sequence[int], namespace: str, taken: Mapping[str, PinnedPrefix]) -> str:
+    """``name``, or that under which the tokens are kept already, or one that is free."""
     if name is not None:
         return name
     for prefix in taken.values():
-        if prefix.token_ids == tuple(token_ids):
+        if (prefix.token_ids, prefix.namespace) == (tuple(token_ids), namespace):
             return prefix.name
     return next(f"prefix {i}" for i in range(len(taken) + 1) if f"prefix {i}" not in taken)

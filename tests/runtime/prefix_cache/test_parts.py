@@ -266,3 +266,26 @@ def test_a_state_that_is_asked_for_again_and_again_gets_its_place() -> None:
     node, _ = tree.insert(key, (), 0)
     uses.inserted(node, Kind.CHUNK)
     assert node.uses == 3
+
+
+def test_the_next_chunk_replaces_the_state_of_a_chunk_only() -> None:
+    """The chunk's own may have had to go, and another request may have left one at the same place."""
+    cache = RadixAllocator(PoolSizes(8, 4, 2), CacheNeeds(kv=True, state=True), PrefixCacheSettings())
+    blocks = cache.allocate(3)
+    node, _ = cache.tree.insert(key_from_tokens(range(9)), blocks, cache.slots.allocate())
+    cache.release(blocks)
+    for kind, stays in ((Kind.PROMPT_END, True), (Kind.BRANCH, True), (Kind.CHUNK, False)):
+        cache.uses.inserted(node, kind)
+        cache._room.drop_chunk(node)
+        assert (node.state is not None) == stays, kind
+    assert not cache.tree.nodes and not cache.pool.used and not cache.slots.used
+
+
+def test_a_chunk_state_is_forgone_when_nothing_else_can_go() -> None:
+    cache = RadixAllocator(PoolSizes(8, 4, 2), CacheNeeds(kv=True, state=True), PrefixCacheSettings())
+    memories = [SequenceMemory([]), SequenceMemory([])]
+    for memory, value in zip(memories, (90.0, 3.0), strict=True):
+        memory.prefix = KnownPrefix()
+        memory.prefix.worth = value
+    taken = {memory: cache.slots.allocate() for memory in memories}
+    assert cache.forgone(taken) is memories[1]

@@ -1,0 +1,158 @@
+"""The prefix cache where memory is short: it gives way to requests, and not more than it has to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from artifact.errors import EngineError
+from runtime.prefix_cache.settings import PrefixCacheSettings
+from runtime.prefix_cache.token_key import key_from_tokens
+from runtime.serving.loop import ServingLoop
+from runtime.serving.pinned import PinnedPrefix
+from runtime.serving.request import ServingRequest
+from tests.runtime.serving.test_prefix_cache import cached_tokens, line
+from tests.runtime.serving.test_prefix_cache_troubles import MODES, finish
+from tests.runtime.serving.toy_loop import asked, run_all, toy_loop
+from tests.runtime.toy_paged_engine import toy_greedy
+
+
+def pin(loop: ServingLoop, tokens: list[int], name: str, namespace: str = "") -> PinnedPrefix:
+    """Keep ``tokens``, as ``CacheControl`` does it."""
+
+    def compute() -> None:
+        loop.add(ServingRequest(asked(tokens, 1).request, namespace=namespace))
+        run_all(loop)
+
+    assert loop.served_cache is not None
+    return loop.served_cache.pinned.add(PinnedPrefix(name, tuple(tokens), namespace), compute)
+
+
+def kept(loop: ServingLoop, tokens: list[int], namespace: str = "") -> int:
+    """Tokens that a request for ``tokens`` would find."""
+    return loop.prefix_cache.tree.match(key_from_tokens(tokens), namespace).length
+
+
+@MODES
+def test_a_newcomer_gets_its_slot_before_a_state_is_taken(mode: str) -> None:
+    """A slot for each row and none beside: the states of one prompt's chunks do not keep another prompt out."""
+    cache = PrefixCacheSettings(mode=mode, cached_states=0)
+    loop, engine = toy_loop(prefix_cache=cache, max_rows=2, max_tokens=8, memory_bytes=25 * 32 * 2 + 2 * 16)
+    assert loop.pools.sizes.num_slots == (2 if mode == "no_buffer" else 4)
+    first, second = line(1, 80), line(2, 80)
+    ids = [loop.add(asked(first, 3))]
+    for _ in range(3):
+        loop.step()
+    ids.append(loop.add(asked(second, 3)))
+    loop.step()
+    loop.step()
+    assert loop.scheduler.running == 2
+    found = finish(loop, engine)
+    assert [found[id_, 0] for id_ in ids] == [tuple(toy_greedy(engine.config, p, 3)) for p in (first, second)]
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4])
+def test_second_slots_keep_no_row_out(rows: int) -> None:
+    cache = PrefixCacheSettings(mode="extra_buffer", cached_states=0)
+    memory = 16 * rows + 32 * 25 * rows
+    loop, engine = toy_loop(prefix_cache=cache, max_rows=rows, memory_bytes=memory)
+    loop.scheduler.manager.slots._free = loop.scheduler.manager.slots._free[-rows:]
+    loop.scheduler.manager.slots.num_slots = rows
+    prompts = [line(seed, 9) for seed in range(rows)]
+    ids = [loop.add(asked(prompt, 5)) for prompt in prompts]
+    loop.step()
+    assert loop.scheduler.running == rows
+    found = finish(loop, engine)
+    assert [found[id_, 0] for id_ in ids] == [tuple(toy_greedy(engine.config, p, 5)) for p in prompts]
+
+
+def test_who_cannot_begin_takes_nothing_from_the_cache() -> None:
+    """The only state has no second slot, and a request that would move it finds too few blocks: it stays."""
+    loop, engine = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=0), max_rows=2, memory_bytes=26 * 32 + 32)
+    assert (loop.pools.sizes.num_slots, loop.pools.sizes.num_blocks) == (2, 26)
+    shared = line(1, 20)
+    cached_tokens(loop, shared, 4)
+    before = kept(loop, [*shared, *toy_greedy(engine.config, shared, 3)])
+    assert before == 23
+    running = loop.add(asked(line(2, 60), 30))  # takes the other slot and most of the blocks
+    loop.step()
+    waiting = loop.add(asked([*shared, *toy_greedy(engine.config, shared, 3), *line(3, 60)], 3))
+    for _ in range(5):
+        loop.step()
+        assert kept(loop, [*shared, *toy_greedy(engine.config, shared, 3)]) == 23
+    assert loop.scheduler.waiting == 1
+    outputs = run_all(loop)
+    assert {output.request_id for output in outputs if output.piece and output.piece.generation} == {running, waiting}
+
+
+def test_what_is_pinned_is_no_reason_to_give_up_the_rest() -> None:
+    """A request that has to wait for a row's blocks in any case does not cost others what they left."""
+    loop, _ = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=20), max_rows=4, memory_bytes=60 * 32 + 16 * 24)
+    blocks = loop.pools.sizes.num_blocks
+    pin(loop, line(1, 80), "system")
+    others = [line(seed, 14) for seed in (2, 3)]
+    for prompt in others:
+        cached_tokens(loop, prompt, 1)
+    loop.add(asked(line(4, 64), 30))
+    loop.step()
+    left = blocks - loop.prefix_cache.pool.used
+    idle = loop.prefix_cache.free - left
+    assert left < 22
+    loop.add(asked(line(5, 90), 4))
+    for _ in range(3):
+        loop.step()
+        assert [kept(loop, prompt) for prompt in others] == [14, 14], (left, idle)
+    run_all(loop)
+
+
+@MODES
+def test_host_memory_is_not_emptied_for_what_does_not_fit(mode: str) -> None:
+    cache = PrefixCacheSettings(mode=mode, cached_states=4, host_bytes=500)
+    loop, _ = toy_loop(prefix_cache=cache, max_rows=1, memory_bytes=30 * 32 + 16 * 5)
+    small, large = line(1, 20), line(2, 90)
+    cached_tokens(loop, small, 3)
+    while loop.prefix_cache.evict_kv():
+        pass
+    host = loop.served_cache.host
+    assert 0 < host.nbytes <= 500
+    cached_tokens(loop, large, 3)  # 23 blocks of 32 bytes
+    while loop.prefix_cache.evict_kv():
+        pass
+    assert host.nbytes <= 500
+    assert cached_tokens(loop, small, 3) == 19
+
+
+def test_a_device_that_takes_nothing_back_costs_only_time() -> None:
+    loop, engine = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=4, host_bytes=100_000), max_rows=1)
+    prompt = line(1, 40)
+    wanted = tuple(toy_greedy(engine.config, prompt, 3))
+    cached_tokens(loop, prompt, 3)
+    while loop.prefix_cache.evict_kv():
+        pass
+
+    def refused(*_: object) -> None:
+        raise EngineError("told to fail")
+
+    engine.swap_in = refused  # type: ignore[method-assign, assignment]
+    id_ = loop.add(asked(prompt, 3))
+    assert finish(loop, engine) == {(id_, 0): wanted}
+    del engine.swap_in
+    while loop.prefix_cache.evict_kv():
+        pass
+    assert cached_tokens(loop, prompt, 3) == 39
+    assert loop.prefix_cache.metrics.restored_states == 1
+
+
+def test_answers_of_many_tenants_that_evict_each_other() -> None:
+    loop, engine = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=3), max_rows=3, memory_bytes=1_700)
+    rng, wanted = np.random.default_rng(4), {}
+    begins = [line(seed, 24) for seed in range(3)]
+    for turn in range(60):
+        prompt = [*begins[turn % 3], *rng.integers(0, 61, 4).tolist()]
+        asked_for = ServingRequest(asked(prompt, 3).request, namespace=f"tenant {int(rng.integers(6))}")
+        wanted[loop.add(asked_for), 0] = tuple(toy_greedy(engine.config, prompt, 3))
+    assert finish(loop, engine) == wanted
+    assert loop.prefix_cache.metrics.misses["evicted"] and loop.prefix_cache.metrics.hit_tokens
+    assert set(loop.prefix_cache.tree.namespaces()) <= {f"tenant {n}" for n in range(6)}
+    loop.prefix_cache.tree.clear()
+    assert not loop.prefix_cache.tree.namespaces() and not loop.scheduler.manager.pool.used
