@@ -6,7 +6,8 @@ goes on inside such a block gets a copy first. What the tree has gives way, leas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 
 from artifact.errors import EngineError
@@ -207,6 +208,17 @@ class RadixAllocator(BlockAllocator):
             memory.slot = NONE
         if chunk is not None and chunk is not node:
             self._room.drop_chunk(chunk)
+        self._room.tidy()
+
+    @contextmanager
+    def keeping_ends(self) -> Iterator[None]:
+        """Inside, the latest state at the end of a sequence does not give way at once."""
+        self._room.tidy()
+        self._room.tidies = False
+        try:
+            yield
+        finally:
+            self._room.tidies = True
 
     def leave(self, memory: SequenceMemory) -> None:
         self._readers.leave(memory)

@@ -33,13 +33,19 @@ class StateSlots:
 
 
 class StateRoom:
-    """``slots`` of the states of ``tree``. gives_spare: whether rows have one of them from their beginning."""
+    """``slots`` of the states of ``tree``. gives_spare: whether rows have one of them from their beginning.
+
+    Of slots that lie apart, one is left for the next sequence that ends: only when its state is in the tree, which may
+    make others needless, ``tidy`` gives up the least. Exact states come in the slots of their rows.
+    """
 
     def __init__(
         self, slots: StateSlots, tree: RadixTree, uses: StateUses, metrics: CacheMetrics, settings: PrefixCacheSettings
     ) -> None:
         self.gives_spare = tree.has_state and settings.mode == EXTRA_BUFFER
         self._packs, self._slots = slots.packs, slots.tree
+        self._left = int(slots.packs)
+        self.tidies = True
         self._tree, self._uses, self._metrics = tree, uses, metrics
 
     def for_state(self, memory: SequenceMemory, end: int, kind: Kind) -> int:
@@ -49,17 +55,19 @@ class StateRoom:
         assert prefix is not None
         if memory.spare != NONE:
             return memory.spare
-        if not slots.unowned and prefix.chunk is not None:
+        left = 0 if kind is Kind.END else self._left
+        if slots.unowned <= left and prefix.chunk is not None:
             self.drop_chunk(prefix.chunk)  # the new one replaces it
             prefix.chunk = None
         key = prefix.key(memory.tokens, end)
         prefix.worth = self._worth(prefix, end, self._uses.expected(memory.namespace, key, kind))
-        if not slots.unowned:
+        if slots.unowned <= left:
             least = self._tree.least_state()
             if least is None or least > prefix.worth:
                 self._metrics.states_refused += 1
                 self._uses.refused(memory.namespace, key, kind)
                 return NONE
+            self._tree.evict_state()
         return slots.allocate()
 
     def forgone(self, taken: Mapping[SequenceMemory, int]) -> SequenceMemory | None:
@@ -80,6 +88,11 @@ class StateRoom:
             memory.spare = slot
         else:
             self._slots.release([slot])
+
+    def tidy(self) -> None:
+        """Leave a slot for the next sequence that ends."""
+        if self.tidies and self._slots.unowned < self._left:
+            self._tree.evict_state()
 
     def drop_chunk(self, node: Node) -> None:
         """Give up a state that only served while its prompt was under way, unless it is another one by now."""

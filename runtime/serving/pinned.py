@@ -51,9 +51,8 @@ class PinnedPrefixes:
         tree, key = self._cache.tree, key_from_tokens(prefix.token_ids)
         match = tree.match(key, prefix.namespace)
         if match.length < prefix.length:
-            if self._cache.packs and not self._cache.states.unowned:
-                self._cache.evict_state()  # a packed state of a sequence that ends has to be worth more than others
-            compute()
+            with self._cache.keeping_ends():
+                compute()
             match = tree.match(key, prefix.namespace)
         if match.length < prefix.length:
             raise RequestError(f"{prefix.name!r}: expected room for it in the prefix cache, found none: give it more")

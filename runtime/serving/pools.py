@@ -136,6 +136,8 @@ def pools_in(
 def _cached_states(cache: CacheSlots, left: int, longest: int, state_bytes: int) -> int:
     """States of the prefix cache in ``left`` bytes, of which ``longest`` are for the blocks of one sequence."""
     own = left // (2 * state_bytes) if cache.states is None else cache.states
+    if cache.kind != EXACT and cache.states:
+        own += 1  # for the state of a sequence that ends: an exact one comes in the slot of its row
     return max(0, min((left - longest) // state_bytes, own + cache.spares))
 
 

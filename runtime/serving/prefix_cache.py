@@ -41,7 +41,7 @@ def radix_allocator(
         chances = Chances()
         costs = costs_of_model(engine.config, pools.block_bytes // sizes.block_size, pools.cached_bytes)
         if settings.alpha is None and needs.state:
-            states = sizes.num_slots - rows if settings.states == EXACT else sizes.num_packed
+            states = sizes.num_slots - rows if settings.states == EXACT else sizes.num_packed - 1
             tuner = AlphaTuner(costs, max(1, states), settings, chances)
         worth = ValueWorth(costs, AlphaTuner.alpha if settings.alpha is None else settings.alpha, chances)
     return RadixAllocator(sizes, needs, settings, worth, tuner)

@@ -81,8 +81,8 @@ class PackedSlots:
         """A copy of one slot as it is, in host memory."""
         packed = {}
         for layers in self.layers:
-            values = layers.values[slot].cpu().view(torch.uint8).numpy().view(TYPES[self._kind])
-            factors = layers.factors[slot].cpu().numpy()
+            values = layers.values[slot].to("cpu", copy=True).view(torch.uint8).numpy().view(TYPES[self._kind])
+            factors = layers.factors[slot].to("cpu", copy=True).numpy()
             for layer, spec in enumerate(layers.specs):
                 packed[spec.name] = PackedRows(values[layer][None], factors[layer][None], spec.dtype.numpy)
         exact = {spec.name: array_from_tensor(self.exact[spec.name][slot], spec.dtype) for spec in self._exact_specs}
