@@ -1,53 +1,99 @@
-"""Whether the arrays of a packed step fit together."""
+"""Whether the arrays of a packed step fit together, and the pools."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from artifact.config import RuntimeConfig
 from artifact.errors import EngineError
-from runtime.engines.paged import PackedInputs, StepLimits
+from runtime.engines.paged import PackedInputs, PoolSizes, StepLimits
+
+# Numbers that are looked at one by one.
+_FEW = 32
 
 
-def check_packed(inputs: PackedInputs, limits: StepLimits, speculative_tokens: int = 0, most_held: int = 0) -> None:
-    """EngineError when the arrays contradict each other, the limits, or an artifact of ``speculative_tokens``.
+def check_packed(
+    inputs: PackedInputs, limits: StepLimits, config: RuntimeConfig, sizes: PoolSizes, most_held: int = 0
+) -> None:
+    """EngineError when the arrays contradict each other, the limits, the artifact of ``config``, or name a place that
+    pools of ``sizes`` do not have.
 
     ``most_held``: tokens of a row whose states may be held.
     """
+    problem = _shape_problem(inputs, limits, config.speculative_tokens, most_held) or _place_problem(
+        inputs, sizes, bool(config.kv_layers)
+    )
+    if problem:
+        raise EngineError(f"expected {problem}: correct the step")
+
+
+def _shape_problem(inputs: PackedInputs, limits: StepLimits, speculative_tokens: int, most_held: int) -> str:
+    """What was expected and found; empty: nothing is wrong."""
     tokens, rows = len(inputs.input_ids), len(inputs.seq_lens)
-    bounds = inputs.query_start_loc
-    problem, columns, accepted = "", "", inputs.num_accepted_tokens
+    bounds, accepted = inputs.query_start_loc, inputs.num_accepted_tokens
+    columns = ""
     slots: tuple[int, ...] = (rows,)
     if accepted is not None and speculative_tokens:
         slots, columns = (rows, 1 + speculative_tokens), f" with {1 + speculative_tokens} slots each"
     if not 1 <= rows <= limits.max_rows or not rows <= tokens <= limits.max_tokens:
-        problem = (
+        return (
             f"1 to {limits.max_rows} rows of 1 token or more and at most {limits.max_tokens} tokens, found {rows} rows "
             f"and {tokens} tokens"
         )
-    elif bounds.shape != (rows + 1,) or bounds[0] != 0 or bounds[-1] != tokens or (np.diff(bounds) < 1).any():
-        problem = f"{rows + 1} rising bounds from 0 to {tokens} in query_start_loc, found {bounds.tolist()}"
-    elif inputs.positions.shape != (tokens,) or inputs.slot_mapping.shape != (tokens,):
-        problem = (
+    if bounds.shape != (rows + 1,) or bounds[0] != 0 or bounds[-1] != tokens or (bounds[1:] <= bounds[:-1]).any():
+        return f"{rows + 1} rising bounds from 0 to {tokens} in query_start_loc, found {bounds.tolist()}"
+    if inputs.positions.shape != (tokens,) or inputs.slot_mapping.shape != (tokens,):
+        return (
             f"positions and slot_mapping of {tokens} tokens, found {list(inputs.positions.shape)} and "
             f"{list(inputs.slot_mapping.shape)}"
         )
-    elif inputs.block_table.shape[:1] != (rows,) or inputs.state_indices.shape != slots:
-        problem = (
+    if inputs.block_table.shape[:1] != (rows,) or inputs.state_indices.shape != slots:
+        return (
             f"block_table and state_indices of {rows} rows{columns}, found {list(inputs.block_table.shape)} and "
             f"{list(inputs.state_indices.shape)}"
         )
-    elif accepted is not None and (not speculative_tokens or accepted.shape != (rows,)):
+    if accepted is not None and (not speculative_tokens or accepted.shape != (rows,)):
         wanted = f"of {rows} rows" if speculative_tokens else "of an artifact exported with --speculative-tokens alone"
-        problem = f"num_accepted_tokens {wanted}, found {list(accepted.shape)}"
-    elif inputs.held is not None:
+        return f"num_accepted_tokens {wanted}, found {list(accepted.shape)}"
+    if inputs.held is not None:
         longest = max(np.diff(bounds)[inputs.held], default=0) if inputs.held.shape == (rows,) else 0
         if inputs.held.shape != (rows,) or accepted is not None or longest > most_held:
-            problem = (
+            return (
                 f"held of {rows} rows of at most {most_held} tokens without num_accepted_tokens, found "
                 f"{list(inputs.held.shape)} and rows of up to {longest}"
             )
-    if problem:
-        raise EngineError(f"expected {problem}: correct the step")
+    low, high = _range(inputs.logits_indices)
+    if inputs.logits_indices.size and not 0 <= low <= high < tokens:
+        return f"logits_indices from 0 to {tokens - 1}, found {low} to {high}"
+    return ""
+
+
+def _place_problem(inputs: PackedInputs, sizes: PoolSizes, has_kv: bool) -> str:
+    """A kernel reads and writes where it is told: other sequences' memory, or none that is the pools'."""
+    room = sizes.num_blocks * sizes.block_size
+    for name, array, count in (
+        ("block_table", inputs.block_table, sizes.num_blocks),
+        ("slot_mapping", inputs.slot_mapping, room),
+        ("state_indices", inputs.state_indices, sizes.num_slots),
+    ):
+        low, high = _range(array)
+        if low < -1 or high >= count:
+            return f"{name} from -1 to {count - 1}, as the pools are, found {low} to {high}"
+    columns, longest = inputs.block_table.shape[1], _range(inputs.seq_lens)[1]
+    if has_kv and longest > columns * sizes.block_size:
+        return (
+            f"{-(-longest // sizes.block_size)} columns of block_table for a row of {longest} tokens in blocks of "
+            f"{sizes.block_size}, found {columns}"
+        )
+    return ""
+
+
+def _range(array: np.ndarray) -> tuple[int, int]:
+    """The smallest and the largest number; -1 twice where there is none."""
+    if array.size > _FEW:
+        return int(array.min()), int(array.max())
+    numbers = array.ravel().tolist()  # less than a reduction takes
+    return (min(numbers), max(numbers)) if numbers else (-1, -1)
 
 
 def check_accepted(accepted: np.ndarray, counts: np.ndarray) -> None:

@@ -93,7 +93,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             self._held.bind(self.pools)
 
     def step(self, inputs: PackedInputs) -> np.ndarray:
-        check_packed(inputs, self.limits, self.config.speculative_tokens, self.most_held_tokens)
+        check_packed(inputs, self.limits, self.config, self.pools.sizes, self.most_held_tokens)
         pools, kept = self.pools, _NOTHING_KEPT
         if inputs.num_accepted_tokens is not None:
             found = candidate_step(inputs, pools.sizes.num_slots)

@@ -50,7 +50,7 @@ class PortablePagedEngine(PagedArrayEngine):
         return found[LOGITS]
 
     def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:
-        check_packed(inputs, self.limits, self.config.speculative_tokens)
+        check_packed(inputs, self.limits, self.config, self.pools.sizes)
         if self.config.speculative_tokens and inputs.num_accepted_tokens is None:
             inputs = with_candidates(inputs, 1 + self.config.speculative_tokens)
         if tuple(values) != self._values:

@@ -259,7 +259,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
 
     def _check(self, inputs: PackedInputs) -> None:
         most = self.most_held_tokens if self._held is None else self._held.limits.tokens
-        check_packed(inputs, self.limits, self.config.speculative_tokens, most)
+        check_packed(inputs, self.limits, self.config, self.pools.sizes, most)
         ids = inputs.input_ids
         if ids.min() < 0 or ids.max() >= self.config.vocab_size:
             raise EngineError(
