@@ -42,6 +42,26 @@ class Sampler:
         assert self._random is not None, "a greedy sampler draws nothing"
         return self._random.random()
 
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn; else the most likely one is taken."""
+        return self._random is not None
+
+    def guess(self, logits: np.ndarray) -> Guess:
+        """A token for a draft with these ``logits`` [vocab] float32, drawn as the request draws its own.
+
+        Temperature and filters are the request's, and so is the random stream. The penalty is left out: it depends on
+        guesses before this one, of which nothing is remembered. EngineError as of ``sample``.
+        """
+        assert self._random is not None, "a greedy sampler draws nothing"
+        ids, weights = candidates(logits, float(logits[_argmax(logits)]), self._params)
+        position = draw(weights, self._random.random())
+        if ids is None:
+            return Guess(position, weights)
+        probabilities = np.zeros(logits.size, weights.dtype)
+        probabilities[ids] = weights
+        return Guess(int(ids[position]), probabilities)
+
     def sample(
         self, logits: np.ndarray, best: int | None = None, guess: Guess | None = None
     ) -> tuple[int, TokenLogprobs | None]:

@@ -39,7 +39,7 @@ class CandidateCheck:
         for sequence in self._scheduler.decoding():
             known = self._requests.of(sequence)
             if known is not None and known[1].candidates != 0:
-                decoding.append((sequence, known[1].candidates))
+                decoding.append((sequence, known[1].candidates, known[1].draw(sequence)))
         wanted = self._speculator.wanted(decoding)
         try:
             return self._speculator.propose(wanted)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from runtime.engines.paged import PagedEngine
+from runtime.engines.step_result import StepResult
+from runtime.sampling import Guess
 from runtime.serving.draft_caches import BLOCK_SIZE, DraftCaches
 from runtime.serving.draft_rows import DraftedSequence, DraftRow, draft_inputs
-from runtime.speculation import Proposal, Wanted
+from runtime.speculation import Draw, Proposal, Wanted
 
 
 class ModelDrafter:
-    """A ``Drafter`` over the artifact of ``engine``: its most likely tokens, one after the other.
+    """A ``Drafter`` over the artifact of ``engine``: its most likely tokens, one after the other, or drawn ones.
 
     Of a model with recurrent layers each sequence keeps the state after every drafted token, so that it goes on from
     the last one that was accepted. All sequences of a step run together. The drafter owns the engine's pools, and
@@ -19,13 +23,21 @@ class ModelDrafter:
     """
 
     def __init__(
-        self, engine: PagedEngine, vocab: int, rows: int, length: int, tokens: int, memory_bytes: int | None = None
+        self,
+        engine: PagedEngine,
+        vocab: int,
+        rows: int,
+        length: int,
+        tokens: int,
+        memory_bytes: int | None = None,
+        draws: bool = False,
     ) -> None:
         """For ``rows`` sequences of up to ``length`` tokens with at most ``tokens`` candidates, of ``vocab`` tokens.
 
+        draws: where the request draws, so do its candidates, from what the draft gives to tokens that both models know.
         EngineError when the memory does not hold one sequence.
         """
-        self._engine, self._vocab, self._tokens = engine, min(vocab, engine.config.vocab_size), tokens
+        self._engine, self._vocab, self._tokens, self._draws = engine, vocab, tokens, draws
         self._length = min(length + tokens, engine.config.max_seq_len)
         self._caches = DraftCaches(engine, rows, self._length, tokens, memory_bytes)
 
@@ -38,7 +50,7 @@ class ModelDrafter:
             for sequence in sequences:
                 self._caches.forget(sequence)
             raise
-        return [Proposal(tuple(found.get(each.sequence, ()))) for each in wanted]
+        return [found.get(each.sequence, Proposal()) for each in wanted]
 
     def forget(self, sequence: int) -> None:
         self._caches.forget(sequence)
@@ -47,7 +59,7 @@ class ModelDrafter:
         """Release the engine."""
         self._engine.close()
 
-    def _proposed(self, wanted: Sequence[Wanted], sequences: set[int]) -> dict[int, list[int]]:
+    def _proposed(self, wanted: Sequence[Wanted], sequences: set[int]) -> dict[int, Proposal]:
         drafts: dict[int, _Draft] = {}
         for each in wanted:
             most = min(each.most, self._tokens, self._length - len(each.tokens) + 1)
@@ -59,12 +71,12 @@ class ModelDrafter:
             known.rewind(each.tokens)
             # The model may have no embedding for tokens of the other one.
             if max(each.tokens[known.length :]) < self._engine.config.vocab_size:
-                drafts[each.sequence] = _Draft(known, each.tokens, most)
+                drafts[each.sequence] = _Draft(known, each.tokens, most, each.draw if self._draws else None)
         live = self._caught_up(list(drafts.values()))
         for index in range(1, self._tokens):
             live = [draft for draft in live if len(draft.found) == index < draft.most]
             self._grown(live)
-        return {sequence: draft.found for sequence, draft in drafts.items()}
+        return {sequence: draft.proposal(self._vocab) for sequence, draft in drafts.items()}
 
     def _caught_up(self, drafts: Sequence[_Draft]) -> list[_Draft]:
         """Consume what is certain, in steps as large as the engine takes; then each has its first candidate."""
@@ -78,11 +90,12 @@ class ModelDrafter:
                 fed.append(draft)
                 rows.append(draft.row(tokens, 0))
                 room -= len(tokens)
-            for draft, row, token in zip(fed, rows, self._best(rows), strict=True):
+            result = self._engine.launch(draft_inputs(rows, BLOCK_SIZE))
+            for draft, row in zip(fed, rows, strict=True):
                 draft.known.length += len(row.tokens)
-                if draft.known.length == len(draft.tokens):
-                    waiting.remove(draft)
-                    draft.add(token, self._vocab)
+            done = [draft.known.length == len(draft.tokens) for draft in fed]
+            self._choose([draft if ready else None for draft, ready in zip(fed, done, strict=True)], result)
+            waiting = [draft for draft in waiting if draft.known.length < len(draft.tokens)]
         return [draft for draft in drafts if draft.found]
 
     def _grown(self, drafts: Sequence[_Draft]) -> None:
@@ -97,27 +110,47 @@ class ModelDrafter:
             rows = [draft.row(draft.found[-1:], count + 1) for draft in some]
             for draft in some:
                 draft.known.drafted.append(draft.found[-1])
-            for draft, token in zip(some, self._best(rows), strict=True):
-                draft.add(token, self._vocab)
+            self._choose(some, self._engine.launch(draft_inputs(rows, BLOCK_SIZE)))
 
-    def _best(self, rows: Sequence[DraftRow]) -> list[int | None]:
-        return self._engine.launch(draft_inputs(rows, BLOCK_SIZE)).best_tokens()
+    def _choose(self, drafts: Sequence[_Draft | None], result: StepResult) -> None:
+        """One more candidate for each, unless there is none that both models know; None: a row that wants none yet."""
+        best, both = result.best_tokens(), min(self._vocab, self._engine.config.vocab_size)
+        drawing = [row for row, draft in enumerate(drafts) if draft and draft.draw and best[row] is not None]
+        logits = dict(zip(drawing, result.rows(drawing), strict=True)) if drawing else {}
+        for row, (draft, token) in enumerate(zip(drafts, best, strict=True)):
+            if draft is None:
+                continue
+            if draft.draw is not None and row in logits:
+                draft.add(draft.draw(logits[row][:both]))
+            elif token is not None and token < both:
+                draft.add(Guess(token))
+            else:
+                draft.most = len(draft.found)
 
 
 class _Draft:
-    """A proposal under way: ``found`` so far, of at most ``most``."""
+    """A proposal under way: ``found`` so far, of at most ``most``; drawn by ``draw``, else the most likely ones."""
 
-    def __init__(self, known: DraftedSequence, tokens: Sequence[int], most: int) -> None:
-        self.known, self.tokens, self.most = known, tokens, most
+    def __init__(self, known: DraftedSequence, tokens: Sequence[int], most: int, draw: Draw | None) -> None:
+        self.known, self.tokens, self.most, self.draw = known, tokens, most, draw
         self.found: list[int] = []
+        self._probabilities: list[np.ndarray] = []
 
     def row(self, tokens: Sequence[int], state: int) -> DraftRow:
         start = self.known.length + len(self.known.drafted)
         return DraftRow(self.known, tokens, start, self.known.slots[state] if self.known.slots else -1)
 
-    def add(self, token: int | None, vocab: int) -> None:
-        """One more candidate, unless there is none that both models know."""
-        if token is not None and token < vocab:
-            self.found.append(token)
-        else:
-            self.most = len(self.found)
+    def add(self, guess: Guess) -> None:
+        """One more candidate."""
+        self.found.append(guess.token)
+        if guess.probabilities is not None:
+            self._probabilities.append(guess.probabilities)
+
+    def proposal(self, vocab: int) -> Proposal:
+        """What was found, among ``vocab`` tokens, of which the draft may know the first ones alone."""
+        if not self._probabilities:
+            return Proposal(tuple(self.found))
+        drawn_from = np.zeros((len(self.found), vocab), self._probabilities[0].dtype)
+        for row, probabilities in zip(drawn_from, self._probabilities, strict=True):
+            row[: probabilities.size] = probabilities
+        return Proposal(tuple(self.found), drawn_from)

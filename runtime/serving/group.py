@@ -13,6 +13,7 @@ from runtime.generation import Sequence as RunningSequence
 from runtime.sampling import Drawn, Guess, Sampler
 from runtime.scheduler import ScheduledSequence
 from runtime.serving.request import ServingRequest
+from runtime.speculation import Draw
 from runtime.text import Tokenizer
 
 # Makes a piece of a token that has been chosen, once, before the next one is.
@@ -50,6 +51,11 @@ class Group(ABC):
     def sampler(self, sequence: ScheduledSequence) -> Sampler | None:
         """What draws the next token of ``sequence``, to be given to ``take``; None where ``accept`` has to choose."""
         return None
+
+    def draw(self, sequence: ScheduledSequence) -> Draw | None:
+        """How a draft draws for ``sequence``; None where its most likely tokens are taken."""
+        sampler = self.sampler(sequence)
+        return sampler.guess if sampler is not None and sampler.draws else None
 
     def take(self, sequence: ScheduledSequence, drawn: Drawn) -> list[MakePiece]:
         """``accept``, where the ``sampler`` has drawn the token already."""

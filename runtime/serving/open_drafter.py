@@ -58,7 +58,7 @@ def _opened(
     )
     try:
         length, vocab = shape.max_seq_len, engine.config.vocab_size
-        return ModelDrafter(own, vocab, shape.max_rows, length, speculation.tokens, draft.memory_bytes)
+        return ModelDrafter(own, vocab, shape.max_rows, length, speculation.tokens, draft.memory_bytes, draft.draws)
     except BaseException:
         own.close()
         raise

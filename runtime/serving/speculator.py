@@ -11,6 +11,7 @@ from runtime.scheduler import ScheduledSequence, StepPlan
 from runtime.serving.step_runner import StepRunner
 from runtime.speculation import (
     CandidateCount,
+    Draw,
     Proposal,
     SpeculationMetrics,
     SpeculationSettings,
@@ -53,18 +54,19 @@ class Speculator:
         """The drafter, where it has to see the steps of the model."""
         return self._drafter if isinstance(self._drafter, StepRunner) else None
 
-    def wanted(self, sequences: Iterable[tuple[ScheduledSequence, int | None]]) -> list[Wanted]:
-        """What to ask the drafter for; each sequence comes with how many candidates its request allows at most."""
+    def wanted(self, sequences: Iterable[tuple[ScheduledSequence, int | None, Draw | None]]) -> list[Wanted]:
+        """What to ask the drafter for; each sequence comes with how many candidates its request allows at most, and how
+        it draws."""
         if self._plain_next:
             self._plain_next = False
             return []
         found = []
-        for sequence, asked in sequences:
+        for sequence, asked, draw in sequences:
             if sequence.id not in self._counts:
                 self._counts[sequence.id] = self._settings.make_count(asked, self.cost)
             most = self._counts[sequence.id].choose()
             if most:
-                found.append(Wanted(sequence.id, sequence.tokens, most))
+                found.append(Wanted(sequence.id, sequence.tokens, most, draw))
         return found
 
     def propose(self, wanted: Sequence[Wanted]) -> dict[int, tuple[int, ...]]:

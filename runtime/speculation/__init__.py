@@ -1,7 +1,7 @@
 """Speculative decoding: who proposes tokens, how many, and which of them the model accepts. No engine, no memory."""
 
 from runtime.speculation.candidate_count import CandidateCount
-from runtime.speculation.drafter import Drafter, Wanted
+from runtime.speculation.drafter import Drafter, Draw, Wanted
 from runtime.speculation.metrics import SpeculationMetrics
 from runtime.speculation.ngram_drafter import NgramDrafter
 from runtime.speculation.proposal import Proposal
@@ -13,6 +13,7 @@ __all__ = [
     "CandidateCount",
     "DraftModel",
     "Drafter",
+    "Draw",
     "NgramDrafter",
     "Proposal",
     "SpeculationMetrics",

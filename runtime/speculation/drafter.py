@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+
+from runtime.sampling import Guess
 from runtime.speculation.proposal import Proposal
+
+# Draws a token from logits [vocab] of a draft's own, and says from what.
+Draw = Callable[[np.ndarray], Guess]
 
 
 class Wanted(NamedTuple):
     """At most ``most`` tokens after ``tokens``, which are all of the sequence ``sequence`` so far.
 
-    ``tokens`` belongs to the caller and only ever grows.
+    ``tokens`` belongs to the caller and only ever grows. ``draw``: how the request draws, None where it takes the most
+    likely tokens; a draft need not draw where the request does.
     """
 
     sequence: int
     tokens: Sequence[int]
     most: int
+    draw: Draw | None = None
 
 
 @runtime_checkable

@@ -22,13 +22,15 @@ class DraftModel:
 
     engine: its name, "auto" for that of the model. threads: CPU threads, None for the engine's own choice.
     memory_bytes: of its caches; None: what all rows can use, at most 1 GiB on a CPU, and a tenth of what a device has
-    free.
+    free. draws: for requests that draw, propose tokens drawn in their way from the draft's own distribution instead of
+    its most likely ones; the answers have the same distribution, and a seed gives others than without drafts.
     """
 
     folder: str | Path
     engine: str = "auto"
     threads: int | None = None
     memory_bytes: int | None = None
+    draws: bool = False
 
 
 @dataclass(frozen=True)

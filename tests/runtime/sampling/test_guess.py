@@ -1,0 +1,45 @@
+"""Tokens that a draft draws in the way of a request, against the filters written out."""
+
+import numpy as np
+import pytest
+
+from artifact.errors import EngineError
+from runtime.sampling import Sampler, SamplingParams
+from tests.runtime.sampling.chi_square import chi_square_fits
+from tests.runtime.speculation.processed import processed
+
+DRAWS = 6_000
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.8, seed=3),
+        SamplingParams(temperature=1.3, top_k=6, top_p=0.9, seed=4),
+        SamplingParams(temperature=1.1, min_p=0.2, seed=5),
+    ],
+)
+def test_guesses_are_drawn_from_what_they_say(params: SamplingParams) -> None:
+    logits = (1.5 * np.random.default_rng(1).standard_normal(13)).astype(np.float32)
+    expected, sampler, given = processed(logits, (), params), Sampler(params), logits.copy()
+    drawn = np.zeros(13, np.int64)
+    for _ in range(DRAWS):
+        guess = sampler.guess(given)
+        drawn[guess.token] += 1
+    assert guess.probabilities is not None and sampler.draws
+    np.testing.assert_allclose(guess.probabilities / guess.probabilities.sum(), expected, atol=1e-6)
+    assert chi_square_fits(drawn, DRAWS * expected)
+    np.testing.assert_array_equal(given, logits)
+
+
+def test_guesses_take_numbers_of_the_request_and_leave_no_trace() -> None:
+    logits = np.random.default_rng(2).standard_normal(13).astype(np.float32)
+    params = SamplingParams(temperature=1.0, repetition_penalty=5.0, seed=7)
+    guessing, other = Sampler(params), Sampler(params)
+    assert guessing.guess(logits).token == Sampler(params).sample(logits)[0]
+    other.uniform()
+    # Nothing was seen, so that the penalty is for tokens of the request alone.
+    assert [guessing.sample(logits)[0] for _ in range(20)] == [other.sample(logits)[0] for _ in range(20)]
+    with pytest.raises(EngineError, match="expected finite logits"):
+        guessing.guess(np.full(13, np.nan, np.float32))
+    assert not Sampler(SamplingParams()).draws

@@ -1,0 +1,122 @@
+"""A draft model that draws: its candidates come from its own distribution, and the answers from the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from runtime.llm import LLM
+from runtime.sampling import Sampler, SamplingParams
+from runtime.serving.draft_model import ModelDrafter
+from runtime.serving.settings import ServingSettings
+from runtime.speculation import DraftModel, Proposal, SpeculationSettings, Wanted
+from tests.runtime.sampling.chi_square import chi_square_fits
+from tests.runtime.serving.toy_loop import answers, asked, toy_loop
+from tests.runtime.speculation.processed import joint, processed
+from tests.runtime.toy_engine import HYBRID
+from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config, toy_logits
+from tests.support.artifacts import ArtifactCache
+
+VOCAB, MOST, NEW, RUNS = 5, 3, 3, 2_500
+PROMPT = [1, 2, 1, 3, 1, 2, 1]
+
+
+def drawing(layers: list[str], vocab: int = VOCAB, rows: int = 12) -> ModelDrafter:
+    engine = ToyPagedEngine(paged_config(layers, vocab=vocab), max_rows=5, max_tokens=24)
+    return ModelDrafter(engine, VOCAB, rows, 40, MOST, draws=True)
+
+
+@pytest.mark.parametrize("vocab", [VOCAB, VOCAB - 1, VOCAB + 2])
+@pytest.mark.parametrize("kind", ["hybrid", "attention", "recurrent"])
+def test_candidates_say_what_they_were_drawn_from(kind: str, vocab: int) -> None:
+    """Distributions from scratch after every drawn token, of tokens that both models have; whatever was accepted."""
+    layers = {"hybrid": HYBRID, "attention": ["attention"] * 2, "recurrent": ["mamba"] * 2}[kind]
+    drafter, rng, both = drawing(layers, vocab, rows=3), np.random.default_rng(5), min(vocab, VOCAB)
+    config = paged_config(layers, vocab=vocab)
+    params = SamplingParams(temperature=1.2, top_p=0.95, seed=2)
+    draws = {id_: Sampler(params).guess for id_ in range(3)}
+    texts, found = {id_: rng.integers(0, both, 1 + 4 * id_).tolist() for id_ in range(3)}, 0
+    for _ in range(8):
+        # The last one's request takes the most likely tokens.
+        wanted = [Wanted(id_, texts[id_], int(rng.integers(1, MOST + 1)), draws[id_] if id_ else None) for id_ in texts]
+        for each, proposal in zip(wanted, drafter.propose(wanted), strict=True):
+            drawn_from = proposal.probabilities
+            assert (drawn_from is None) == (each.draw is None)
+            for place, token in enumerate(proposal.token_ids):
+                logits = toy_logits(config, [*each.tokens, *proposal.token_ids[:place]])[:both]
+                found += 1
+                if drawn_from is None:
+                    assert token == logits.argmax()
+                    continue
+                expected = np.append(processed(logits, (), params), np.zeros(VOCAB - both))
+                np.testing.assert_allclose(drawn_from[place] / drawn_from[place].sum(), expected, atol=1e-6)
+            right = int(rng.integers(0, len(proposal) + 1))
+            texts[each.sequence] += [*proposal.token_ids[:right], int(rng.integers(0, both))]
+    assert found > 30
+
+
+class Watched:
+    """The drafter, whose proposals are looked at."""
+
+    def __init__(self, drafter: ModelDrafter) -> None:
+        self._drafter, self.forget = drafter, drafter.forget
+        self.proposals: list[Proposal] = []
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+        found = self._drafter.propose(wanted)
+        self.proposals += [proposal for proposal in found if len(proposal)]
+        return found
+
+
+@pytest.mark.parametrize(
+    ("vocab", "params"),
+    [
+        (VOCAB, {"temperature": 0.9}),
+        (VOCAB + 2, {"temperature": 1.3, "top_k": 4, "top_p": 0.9}),
+        (VOCAB, {"temperature": 1.0, "repetition_penalty": 1.6}),
+    ],
+)
+def test_answers_follow_the_model(vocab: int, params: dict[str, float]) -> None:
+    """The first tokens of all answers against the product of the written-out distributions."""
+    drafter = Watched(drawing(["attention"], vocab))
+    speculation = SpeculationSettings(MOST, drafter, adaptive=False)
+    loop, engine = toy_loop(HYBRID, vocab=VOCAB, speculation=speculation, most_held=1 + MOST)
+    for seed in range(RUNS):
+        # The last token is never a candidate: more than those that are counted.
+        loop.add(asked(PROMPT, NEW + 2, seed=seed, **params))
+    outputs = []
+    while loop.busy:
+        outputs += loop.step()
+    drawn = np.zeros((VOCAB,) * NEW, np.int64)
+    for tokens in answers(outputs).values():
+        drawn[tokens[:NEW]] += 1
+    assert drawn.sum() == RUNS
+    expected = joint(lambda tokens: toy_logits(engine.config, tokens), SamplingParams(**params), PROMPT, NEW)
+    assert chi_square_fits(drawn.ravel(), RUNS * expected.ravel())
+    metrics = loop.speculation
+    assert metrics is not None and RUNS / 4 < metrics.accepted < 0.9 * metrics.proposed
+    assert all(proposal.probabilities is not None for proposal in drafter.proposals)
+    assert len({proposal.token_ids[0] for proposal in drafter.proposals}) == VOCAB
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
+def test_a_model_that_drafts_for_itself_is_always_right(engine: str, artifacts: ArtifactCache) -> None:
+    """Drawn from the same distribution every candidate is kept; of the most likely ones few are drawn."""
+    if engine == "torch":
+        pytest.importorskip("torch", reason="the torch engine needs torch")
+    folder = artifacts.get("nemotron_h", "float32", layout="paged", speculative_tokens=3).folder
+    prompts = [[5, 6, 7], [9] * 12, [1]]
+    params = SamplingParams(ignore_eos=True, temperature=1.5, seed=3)
+    accepted = []
+    for draws in (True, False):
+        speculation = SpeculationSettings(3, DraftModel(folder, threads=1, draws=draws), adaptive=False)
+        with LLM(folder, engine, serving=ServingSettings(speculation=speculation)) as llm:
+            llm.generate(prompts, params, 12)
+            metrics = llm.loop.speculation
+            accepted.append(metrics.accepted / metrics.proposed)
+            greedy = llm.generate(prompts, SamplingParams(ignore_eos=True), 12)
+    assert accepted[0] == 1.0 and accepted[1] < 0.5
+    plain = LLM(folder, engine).generate(prompts, SamplingParams(ignore_eos=True), 12)
+    assert [answer.token_ids for answer in greedy] == [answer.token_ids for answer in plain]
