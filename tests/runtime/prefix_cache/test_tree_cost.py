@@ -1,0 +1,115 @@
+"""What a lookup, an insert and an eviction cost does not grow with the tree, nor with the namespaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from runtime.blocks.needs import CacheNeeds
+from runtime.blocks.sequence_memory import SequenceMemory
+from runtime.engines.paged import PoolSizes
+from runtime.prefix_cache.metrics import CacheMetrics
+from runtime.prefix_cache.past_prompts import NoMemory
+from runtime.prefix_cache.radix_allocator import RadixAllocator
+from runtime.prefix_cache.radix_tree import RadixTree
+from runtime.prefix_cache.settings import PrefixCacheSettings
+from runtime.prefix_cache.token_key import key_from_tokens
+from runtime.prefix_cache.worth import CacheCosts, LruWorth, ValueWorth, Worth
+from tests.runtime.prefix_cache.bytecodes import bytecodes
+from tests.runtime.prefix_cache.world import run
+
+SMALL, LARGE = 200, 100_000
+Work = Callable[[RadixTree, int], object]
+
+
+def prompt(number: int, length: int = 24) -> bytes:
+    """The key of a prompt that parts from most others after two tokens, and from all after three."""
+    return key_from_tokens([7, number % 317, number, *run(1000, 997 + length)])
+
+
+def tree_of(nodes: int, worth: Worth) -> RadixTree:
+    tree = RadixTree(NoMemory(), NoMemory(), 16, worth=worth)
+    number = 0
+    while tree.nodes < nodes:
+        tree.insert(prompt(number), range(4), number, f"tenant {number % 3}")
+        number += 1
+    return tree
+
+
+@pytest.fixture(scope="module", params=["lru", "value"])
+def trees(request: pytest.FixtureRequest) -> tuple[RadixTree, RadixTree]:
+    """One of few nodes, one of many."""
+    small, large = (
+        tree_of(nodes, LruWorth() if request.param == "lru" else ValueWorth(CacheCosts(1, 1000)))
+        for nodes in (SMALL, LARGE)
+    )
+    return small, large
+
+
+def insert(tree: RadixTree, turn: int) -> None:
+    tree.insert(prompt(2_000_000 + turn), range(4), turn, "tenant 1")
+
+
+def reserve(tree: RadixTree, turn: int) -> None:
+    node = tree.match(prompt(3 * turn), "tenant 0").node
+    tree.lock(node)
+    tree.unlock_state(node)
+    tree.unlock_kv(node)
+
+
+WORKS: dict[str, Work] = {
+    "match": lambda tree, turn: tree.match(prompt(3 * turn), "tenant 0"),
+    "match of a stranger": lambda tree, turn: tree.match(key_from_tokens(run(9, 40)), "tenant 0"),
+    "insert": insert,
+    "touch": lambda tree, turn: tree.touch(tree.match(prompt(3 * turn), "tenant 0").node),
+    "lock and unlock": reserve,
+    "least": lambda tree, turn: (tree.least_state(), tree.least_leaf(), tree.free_states),
+    "evict a state": lambda tree, turn: tree.evict_state(),
+    "evict KV": lambda tree, turn: tree.evict_kv(),
+}
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_no_work_grows_with_the_tree(trees: tuple[RadixTree, RadixTree], name: str) -> None:
+    """Means of twenty; what C code does beside them is logarithmic, or a share of what was put in before."""
+    small, large = (sum(bytecodes(WORKS[name], tree, turn) for turn in range(20)) / 20 for tree in trees)
+    assert 10 < large <= 1.5 * small + 60
+
+
+def test_a_new_policy_is_no_pause(trees: tuple[RadixTree, RadixTree]) -> None:
+    """Looking at all of 100,000 nodes would take some ten million instructions."""
+    assert bytecodes(trees[1].reorder) < 1_000_000
+    assert max(bytecodes(insert, trees[1], 100 + turn) for turn in range(20)) < 100_000
+
+
+@pytest.mark.parametrize("length", [100, 1_000, 10_000])
+def test_a_match_costs_what_its_nodes_cost_not_its_tokens(length: int) -> None:
+    """A run of tokens is compared as a whole."""
+    tree = RadixTree(NoMemory(), NoMemory(), 16)
+    key = key_from_tokens(range(length))
+    tree.insert(key, range(length), 0)
+    assert bytecodes(tree.match, key) < 200
+
+
+def looked_up(namespaces: int) -> tuple[int, str]:
+    """Instructions to count a miss next to so many tenants, all with the same prompt, and its reason."""
+    cache = RadixAllocator(
+        PoolSizes(0, 16, namespaces + 1), CacheNeeds(kv=False, state=True), PrefixCacheSettings(policy="lru")
+    )
+    key = prompt(0)
+    for number in range(namespaces):
+        cache.tree.insert(key_from_tokens([number + 500, *run(0, 30)]), (), cache.slots.allocate(), f"tenant {number}")
+    memory = SequenceMemory([7, *run(1, 40)], "newcomer")
+    cache.adopt(memory)
+    cache.metrics = CacheMetrics()
+    prefix = memory.prefix
+    assert prefix is not None and key
+    work = bytecodes(lambda: cache.metrics.looked_up(cache.tree, cache.ghosts, memory, prefix))
+    (reason,) = cache.metrics.misses
+    return work, reason
+
+
+def test_a_miss_costs_the_same_however_many_tenants_there_are() -> None:
+    work, reason = looked_up(5_000)
+    assert work < 1.2 * looked_up(100)[0] and reason == "no_kv"
