@@ -11,21 +11,22 @@ from runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
 
 MOST, ROWS, BLOCK = 3, 3, 16
 BLOCKS_OF_ROW, COLUMNS = 4, 1 + MOST
-SIZES = PoolSizes(ROWS * BLOCKS_OF_ROW, BLOCK, ROWS * COLUMNS)
 # Of each row in one step: candidate tokens, and the share of them that is right.
 Pattern = list[tuple[int, float]]
 
 
 @dataclass
 class Rows:
-    """Sequences in pools of ``engine``; tokens of each that were right so far."""
+    """Sequences in pools of ``engine``, ``slots`` [rows, columns] of each; tokens of each that were right so far."""
 
     engine: PagedEngine
-    tokens: list[list[int]] = field(default_factory=lambda: [[] for _ in range(ROWS)])
     slots: np.ndarray = field(default_factory=lambda: np.arange(ROWS * COLUMNS, dtype=np.int32).reshape(ROWS, COLUMNS))
+    tokens: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.engine.allocate_pools(SIZES)
+        rows = len(self.slots)
+        self.tokens = [[] for _ in range(rows)]
+        self.engine.allocate_pools(PoolSizes(rows * BLOCKS_OF_ROW, BLOCK, self.slots.size))
         self.engine.fill_pools(np.nan)
         self.engine.zero_slots(self.slots[:, 0].tolist())
 
@@ -34,13 +35,14 @@ class Rows:
         starts, counts = [len(tokens) for tokens in self.tokens], [len(tokens) for tokens in new]
         bounds = np.array([0, *np.cumsum(counts)], np.int32)
         positions = np.concatenate([start + np.arange(n) for start, n in zip(starts, counts, strict=True)])
-        first = np.repeat(np.arange(ROWS) * BLOCKS_OF_ROW * BLOCK, counts)
+        rows = len(self.slots)
+        first = np.repeat(np.arange(rows) * BLOCKS_OF_ROW * BLOCK, counts)
         return PackedInputs(
             np.concatenate(new).astype(np.int64),
             positions.astype(np.int64),
             bounds,
             (np.array(starts) + counts).astype(np.int32),
-            np.arange(ROWS * BLOCKS_OF_ROW, dtype=np.int32).reshape(ROWS, -1),
+            np.arange(rows * BLOCKS_OF_ROW, dtype=np.int32).reshape(rows, -1),
             (first + positions).astype(np.int32),
             self.slots[:, 0].copy(),
             np.arange(bounds[-1], dtype=np.int32),
@@ -60,7 +62,7 @@ class Rows:
 
     def keep(self, new: Sequence[Sequence[int]], right: Sequence[int]) -> np.ndarray:
         """The same with a state after each token, of which the right one becomes the row's."""
-        accepted = np.ones(ROWS, np.int32)
+        accepted = np.ones(len(self.slots), np.int32)
         step = replace(self.inputs(new), state_indices=self.slots.copy(), num_accepted_tokens=accepted)
         logits = self.engine.step(step).copy()
         for slots, count in zip(self.slots, right, strict=True):
@@ -76,7 +78,7 @@ class Rows:
 
 def assert_alone(rows: Rows, states: Sequence[np.ndarray]) -> None:
     """The states of ``rows`` are those of their tokens, each row's fed at once."""
-    alone = Rows(rows.engine)
+    alone = Rows(rows.engine, rows.slots)
     alone.engine.step(alone.inputs(rows.tokens))
     for state, expected in zip(states, alone.states(), strict=True):
         assert np.linalg.norm(state - expected) <= 1e-5 * np.linalg.norm(expected)
