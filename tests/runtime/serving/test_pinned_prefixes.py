@@ -1,0 +1,183 @@
+"""Pinned prefixes: they stay whatever happens, and nobody who was promised memory misses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from artifact.errors import RequestError
+from runtime.prefix_cache.settings import PrefixCacheSettings
+from runtime.serving.loop import ServingLoop
+from runtime.serving.pinned import checked_name
+from runtime.serving.request import ServingRequest
+from tests.runtime.serving.test_prefix_cache import cached_tokens, line, poison
+from tests.runtime.serving.test_prefix_cache_pressure import kept, pin
+from tests.runtime.serving.test_prefix_cache_troubles import MODES, finish
+from tests.runtime.serving.toy_loop import answers, asked, run_all, toy_loop
+from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
+from tests.runtime.toy_paged_engine import ToyPagedEngine, toy_greedy
+
+SYSTEM = line(1, 30)
+LAYERS = pytest.mark.parametrize("layers", [HYBRID, PURE_ATTENTION, PURE_MAMBA], ids=str)
+
+
+def opened(layers: tuple[str, ...] = HYBRID, rows: int = 3, **cache: Any) -> tuple[ServingLoop, ToyPagedEngine]:
+    settings = PrefixCacheSettings(**{"cached_states": 6, **cache})
+    return toy_loop(layers, prefix_cache=settings, memory_bytes=70 * 32 + 16 * 12, max_rows=rows)
+
+
+def empty(loop: ServingLoop) -> None:
+    """Evict all that may go."""
+    while loop.prefix_cache.evict_state() or loop.prefix_cache.evict_kv():
+        loop.scheduler.check_integrity()
+
+
+@MODES
+@LAYERS
+@pytest.mark.parametrize("policy", ["lru", "value"])
+def test_it_outlives_any_traffic(layers: tuple[str, ...], mode: str, policy: str) -> None:
+    loop, engine = opened(layers, mode=mode, policy=policy, cached_states=2)
+    pin(loop, SYSTEM, "system")
+    rng, outputs, wanted = np.random.default_rng(3), [], {}
+    for turn in range(40):
+        shared = SYSTEM[: int(rng.integers(0, 31))] if turn % 2 else []
+        prompt = [*shared, *rng.integers(0, 61, int(rng.integers(1, 50))).tolist()]
+        wanted[loop.add(asked(prompt, 6)), 0] = tuple(toy_greedy(engine.config, prompt, 6))
+        poison(loop, engine)
+        outputs += loop.step()
+        loop.scheduler.check_integrity()
+        assert kept(loop, SYSTEM) == 30
+        if turn % 7 == 0:
+            empty(loop)
+    while loop.busy:
+        outputs += loop.step()
+        assert kept(loop, SYSTEM) == 30
+    assert answers(outputs) == wanted
+    empty(loop)
+    loop.served_cache.pinned.drop("system")
+    loop.prefix_cache.tree.clear()
+    manager = loop.scheduler.manager
+    assert not (loop.prefix_cache.tree.nodes or manager.pool.used or manager.slots.used)
+
+
+@LAYERS
+@pytest.mark.parametrize("length", [1, 2, 15, 28, 29, 30, 31])
+def test_prompts_that_end_inside_or_right_after_it(layers: tuple[str, ...], length: int) -> None:
+    """A prompt leaves its last token out; a state holds for its own length only."""
+    loop, engine = opened(layers, spread=0)
+    pin(loop, SYSTEM, "system")
+    empty(loop)
+    prompt = [*SYSTEM, 5][:length]
+    state = layers != PURE_ATTENTION
+    found = 30 if length == 31 else 0 if state else length - 1
+    assert cached_tokens(loop, prompt, 3) == found
+    # The same again, from the state before its last token.
+    id_ = loop.add(asked(prompt, 3))
+    assert finish(loop, engine)[id_, 0] == tuple(toy_greedy(engine.config, prompt, 3))
+    assert cached_tokens(loop, prompt) == length - 1
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)], ids=str)
+def test_nested_ones_are_dropped_in_any_order(order: tuple[int, ...]) -> None:
+    loop, _ = opened()
+    prefixes = [SYSTEM, SYSTEM[:17], [*SYSTEM[:23], *line(5, 7)]]
+    for number, tokens in enumerate(prefixes):
+        pin(loop, tokens, str(number))
+    left = set(order)
+    for number in order:
+        empty(loop)
+        assert all(kept(loop, prefixes[each]) == len(prefixes[each]) for each in left)
+        loop.served_cache.pinned.drop(str(number))
+        left.remove(number)
+        loop.scheduler.check_integrity()
+    empty(loop)
+    assert not loop.prefix_cache.tree.nodes and not loop.scheduler.manager.pool.used
+
+
+def test_two_names_of_the_same_tokens() -> None:
+    loop, _ = opened()
+    pin(loop, SYSTEM, "a")
+    used = loop.prefix_cache.pins.held()
+    pin(loop, SYSTEM, "b")
+    assert loop.prefix_cache.pins.held() == used and used[1] == 1, "they hold the same memory"
+    loop.served_cache.pinned.drop("a")
+    empty(loop)
+    assert kept(loop, SYSTEM) == 30
+    loop.served_cache.pinned.drop("b")
+    empty(loop)
+    assert kept(loop, SYSTEM) == 0
+    with pytest.raises(RequestError, match="cache it first"):
+        loop.served_cache.pinned.drop("b")
+
+
+def test_tenants_pin_the_same_tokens_under_names_of_their_own() -> None:
+    loop, _ = opened()
+    names = []
+    for tenant in ("", "a", "b", "a"):
+        names.append(checked_name(None, SYSTEM, tenant, loop.served_cache.pinned.names()))
+        pin(loop, SYSTEM, names[-1], tenant)
+    assert names == ["prefix 0", "prefix 1", "prefix 2", "prefix 1"]
+    empty(loop)
+    assert [kept(loop, SYSTEM, tenant) for tenant in ("", "a", "b", "c")] == [30, 30, 30, 0]
+
+
+def test_it_is_split_and_stays() -> None:
+    loop, engine = opened()
+    pin(loop, SYSTEM, "system")
+    for length in (29, 16, 8, 1):
+        prompt = [*SYSTEM[:length], *line(length, 5)]
+        id_ = loop.add(asked(prompt, 3))
+        assert finish(loop, engine)[id_, 0] == tuple(toy_greedy(engine.config, prompt, 3))
+    assert kept(loop, SYSTEM) == 30
+    empty(loop)
+    assert kept(loop, SYSTEM) == 30
+    loop.served_cache.pinned.drop("system")
+    empty(loop)
+    assert not loop.scheduler.manager.pool.used
+
+
+@pytest.mark.parametrize("name", ["requests of beams", "one sequence"])
+def test_who_is_under_way_keeps_what_it_was_promised(name: str) -> None:
+    """Beams go on together or not at all: a prefix that leaves too little for them has to wait."""
+    loop, _ = opened()
+    if name == "one sequence":
+        loop.add(asked(line(2, 60), 30))
+        loop.step()
+        pin(loop, SYSTEM, "system")
+    else:
+        beams = loop.add(asked(line(2, 60), 30, beam_width=3))
+        loop.step()
+        with pytest.raises(RequestError, match="a request under way takes"):
+            pin(loop, SYSTEM, "system")
+        outputs = run_all(loop)
+        assert [o.error for o in outputs if o.request_id == beams] == [None] * len(outputs)
+        pin(loop, SYSTEM, "system")
+        with pytest.raises(RequestError, match="the pools can hold"):
+            loop.add(asked(line(2, 60), 30, beam_width=3))
+    empty(loop)
+    assert kept(loop, SYSTEM) == 30
+
+
+def test_more_than_one_prefix_fills_the_pools_up_to_one_sequence() -> None:
+    loop, engine = opened(rows=2)
+    with pytest.raises(RequestError, match="expected one that leaves 24 blocks and 1 slots"):
+        for number in range(20):
+            pin(loop, line(number + 10, 30), str(number))
+    count = len(loop.served_cache.pinned.names())
+    assert count >= 3
+    empty(loop)
+    assert all(kept(loop, line(number + 10, 30)) == 30 for number in range(count))
+    prompt = line(99, 90)
+    ids = [loop.add(ServingRequest(asked(prompt, 7).request)) for _ in range(3)]
+    found = finish(loop, engine)
+    assert {found[id_, 0] for id_ in ids} == {tuple(toy_greedy(engine.config, prompt, 7))}
+
+
+def test_a_prefix_of_full_length_leaves_no_room_for_a_token() -> None:
+    loop, _ = opened()
+    pin(loop, line(3, 96), "all")
+    assert cached_tokens(loop, line(3, 96)) == 95
+    with pytest.raises(RequestError, match="96"):
+        pin(loop, line(3, 97), "more")
