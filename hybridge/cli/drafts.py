@@ -20,14 +20,19 @@ NAMES = ("ngram", "mtp")
 TOKENS = 4
 
 
-def draft_settings(out: Path, draft: str | None, tokens: int | None, mode: str = "auto") -> ServingSettings | None:
-    """Settings for ``--draft``, ``--draft-tokens`` and ``--speculative-mode`` of the artifact ``out``; None where
-    neither of the first two is given.
+def draft_settings(
+    out: Path, draft: str | None, tokens: int | None, mode: str = "auto", draws: bool = False
+) -> ServingSettings | None:
+    """Settings for ``--draft``, ``--draft-tokens``, ``--speculative-mode`` and ``--draft-draws`` of the artifact
+    ``out``; None where neither of the first two is given.
 
     draft: "ngram", "mtp", or the folder of a draft model's artifact. tokens: None for as many as the artifact keeps
-    states of. RequestError: a mode without the others; a usage error: one that is not as in ``parsed_mode``.
+    states of. RequestError: a mode without the others, or draws without a draft model; a usage error: a mode that is
+    not as in ``parsed_mode``.
     """
     modes = parsed_mode(mode)
+    if draws and (draft is None or draft in NAMES):
+        raise RequestError(f"--draft-draws: expected the folder of a draft model as --draft, found {draft or 'none'}")
     if draft is None and tokens is None:
         if mode != "auto":
             raise RequestError(
@@ -42,7 +47,7 @@ def draft_settings(out: Path, draft: str | None, tokens: int | None, mode: str =
     require_artifact(out)
     kept = read_config(out).speculative_tokens
     named = NAMES[0] if draft is None else draft
-    drafter = named if named in NAMES else DraftModel(named)
+    drafter = named if named in NAMES else DraftModel(named, draws=draws)
     return ServingSettings(speculation=SpeculationSettings(tokens or kept or TOKENS, drafter, mode=modes))
 
 

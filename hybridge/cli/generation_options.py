@@ -30,6 +30,9 @@ Draft = Annotated[
 DraftTokens = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Proposed tokens of a step.", show_default="as many as fit")
 ]
+DraftDraws = Annotated[
+    bool, typer.Option("--draft-draws", help="Let a draft model (DIR) draw its proposals where tokens are drawn.")
+]
 SpeculativeMode = Annotated[
     str,
     typer.Option(

@@ -39,6 +39,7 @@ def run(
     stop: given.Stop = None,
     draft: given.Draft = None,
     draft_tokens: given.DraftTokens = None,
+    draft_draws: given.DraftDraws = False,
     speculative_mode: given.SpeculativeMode = "auto",
     engine_folder: EngineFolder = None,
     threads: Threads = None,
@@ -62,7 +63,7 @@ def run(
             max_new_tokens=max_new_tokens,
             stop=tuple(stop or ()),
         )
-        serving = draft_settings(out, draft, draft_tokens, speculative_mode)
+        serving = draft_settings(out, draft, draft_tokens, speculative_mode, draft_draws)
         with LLM(out, engine=engine, threads=threads, engine_folder=engine_folder, serving=serving) as llm:
             generation = _generate(llm, ids or prompt, chat, sampling, terminal)
             _report(generation, llm, max_new_tokens, serving is not None, terminal)

@@ -40,6 +40,11 @@ def test_the_text_is_that_of_plain_decoding(capfd: Capture, paged: Path) -> None
         (("--speculative-mode", "replay"), "--speculative-mode replay: expected --draft or --draft-tokens beside it"),
         (("--draft", "nowhere"), "nowhere"),
         (
+            ("--draft", "mtp", "--draft-draws"),
+            "--draft-draws: expected the folder of a draft model as --draft, found mtp",
+        ),
+        (("--draft-tokens", "2", "--draft-draws"), "as --draft, found none"),
+        (
             ("--draft-tokens", "2", "--speculative-mode", "gated_delta_rule=replay"),
             "expected modes of the recurrent operators causal_conv1d, update_ssm_state, found 'gated_delta_rule'",
         ),
@@ -48,6 +53,13 @@ def test_the_text_is_that_of_plain_decoding(capfd: Capture, paged: Path) -> None
 def test_what_cannot_be_is_refused(capfd: Capture, paged: Path, options: tuple[str, ...], words: str) -> None:
     outcome = hybridge(capfd, "run", paged, *RUN[:2], *options)
     assert outcome.code != 0 and words in outcome.error
+
+
+def test_a_draft_model_may_draw(capfd: Capture, paged: Path) -> None:
+    """One that drafts for itself is always right then."""
+    drawn = ("--temperature", "1.5", "--seed", "3", "--draft", paged, "--draft-draws")
+    shown = hybridge(capfd, "run", paged, *RUN, *drawn)
+    assert shown.code == 0 and shown.document["speculation"]["acceptance"] == 1.0
 
 
 def test_modes_by_operator() -> None:

@@ -16,8 +16,8 @@ FLAGS = {
     "verify": "--engine --prompt-lengths --decode-steps --tolerance --json --quiet",
     "build-engine": "--target --compute-capability --plugins --max-batch --max-seq-len --overwrite --json --quiet",
     "run": "--prompt --chat --prompt-ids --engine --max-new-tokens --temperature --top-k --top-p --min-p "
-    "--repetition-penalty --seed --stop --draft --draft-tokens --speculative-mode --engine-folder --threads "
-    "--json --quiet",
+    "--repetition-penalty --seed --stop --draft --draft-tokens --draft-draws --speculative-mode --engine-folder "
+    "--threads --json --quiet",
     "inspect": "--json",
     "bench": "--engine --json --plot --quiet",
 }
