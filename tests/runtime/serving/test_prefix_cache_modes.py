@@ -1,0 +1,145 @@
+"""Both ways to take a state, by a slot that is found then or by a second one that a request has: neither waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from runtime.engines.paged import HostCopy, PackedInputs
+from runtime.engines.step_result import StepResult
+from runtime.prefix_cache.settings import PrefixCacheSettings
+from runtime.serving.loop import ServingLoop
+from runtime.serving.settings import ServingSettings
+from tests.runtime.serving.test_prefix_cache import line
+from tests.runtime.serving.test_prefix_cache_troubles import MODES
+from tests.runtime.serving.toy_loop import MAX_SEQ, answers, asked, run_all, toy_loop
+from tests.runtime.toy_ahead_engine import AheadToyEngine
+from tests.runtime.toy_engine import HYBRID
+from tests.runtime.toy_paged_engine import paged_config, toy_greedy
+
+
+class Watched(StepResult):
+    """A result that tells when somebody waits for it."""
+
+    def __init__(self, engine: WatchedEngine, result: StepResult) -> None:
+        self._engine, self._late = engine, result
+
+    @property
+    def is_ready(self) -> bool:
+        return self._late.is_ready
+
+    def best_tokens(self) -> list[int | None]:
+        self._engine.told.append("wait")
+        return self._late.best_tokens()
+
+    def logits(self, index: int) -> np.ndarray:
+        self._engine.told.append("wait")
+        return self._late.logits(index)
+
+
+class WatchedEngine(AheadToyEngine):
+    """``told``: what was asked of the engine, in order."""
+
+    def __init__(self) -> None:
+        super().__init__(paged_config(HYBRID, MAX_SEQ), max_tokens=70, max_rows=16)
+        self.told: list[str] = []
+
+    def launch(self, inputs: PackedInputs) -> StepResult:
+        self.told.append("launch")
+        return Watched(self, super().launch(inputs))
+
+    def copy_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.told.append("copy")
+        super().copy_slots(sources, targets)
+
+    def swap_out(self, blocks: Sequence[int], slots: Sequence[int]) -> HostCopy:
+        self.told.append("wait")
+        return super().swap_out(blocks, slots)
+
+
+@MODES
+@pytest.mark.parametrize("memory_bytes", [2_000, 10_000])
+def test_nobody_waits_for_a_step_to_take_a_state(mode: str, memory_bytes: int) -> None:
+    """States are copied by the device behind the step; the host waits once, for the tokens."""
+    engine = WatchedEngine()
+    cache = PrefixCacheSettings(mode=mode, grid=5, decode_interval=2, path_states=None, cached_states=8)
+    settings = ServingSettings(4, 4, 24, MAX_SEQ, memory_bytes, prefix_cache=cache)
+    loop = ServingLoop(engine, settings, (), None)
+    prompts = [[*line(1, 20), *line(seed, 12)] for seed in range(2, 10)]
+    wanted = {(loop.add(asked(prompt, 12)), 0): tuple(toy_greedy(engine.config, prompt, 12)) for prompt in prompts}
+    assert answers(run_all(loop)) == wanted
+    assert loop.prefix_cache.metrics.inserted_states > 30
+    after = "".join(word[0] for word in engine.told)
+    steps = after.split("l")[1:]
+    assert any(step.startswith("c") for step in steps), "no state was taken"
+    for step in steps:
+        # Behind a launch come copies of states, then a single wait, then copies for those who begin or fork.
+        assert step.count("w") == 1 and set(step) <= {"c", "w"}, after
+
+
+@MODES
+def test_a_request_never_holds_more_than_two_slots(mode: str) -> None:
+    cache = PrefixCacheSettings(mode=mode, grid=5, decode_interval=2, path_states=None, cached_states=9)
+    loop, engine = toy_loop(prefix_cache=cache, max_rows=4, max_tokens=16, memory_bytes=20_000)
+    prompts = [[*line(1, 20), *line(seed, 25)] for seed in range(2, 10)]
+    wanted = {(loop.add(asked(prompt, 12)), 0): tuple(toy_greedy(engine.config, prompt, 12)) for prompt in prompts}
+    outputs, spares = [], []
+    while loop.busy:
+        outputs += loop.step()
+        loop.scheduler.check_integrity()
+        memories = [sequence.memory for sequence in loop.scheduler.sequences.values() if sequence.memory.row >= 0]
+        assert all(len(memory.slots) == 1 and len(memory.spares) <= 1 for memory in memories)
+        used = sum(len(memory.slots) + len(memory.spares) for memory in memories)
+        assert loop.scheduler.manager.slots.used == used + loop.prefix_cache.tree.states
+        spares += [memory.spare for memory in memories if memory.spares]
+    assert answers(outputs) == wanted
+    # The two take turns: the tree takes the second with the state in it, and another takes its place.
+    assert len(set(spares)) > 4 if mode == "extra_buffer" else not spares
+
+
+def cached(loop: ServingLoop, prompt: list[int]) -> int:
+    """Tokens of ``prompt`` that a request finds while others run."""
+    id_ = loop.add(asked(prompt, 1))
+    while True:
+        for output in loop.step():
+            if output.request_id == id_ and output.piece and output.piece.generation:
+                return output.piece.generation.cached_tokens
+
+
+@MODES
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("interval", [1, 3, 256, None])
+def test_the_next_turn_computes_at_most_an_interval_again(mode: str, interval: int | None, ends: bool) -> None:
+    """While the answer is under way; once it has ended or was cancelled, nothing but what is new."""
+    cache = PrefixCacheSettings(mode=mode, decode_interval=interval, cached_states=30)
+    loop, engine = toy_loop(prefix_cache=cache)
+    prompt = line(1, 20)
+    said = [*prompt, *toy_greedy(engine.config, prompt, 40)]
+    first = loop.add(asked(prompt, 40))
+    for _ in range(18):
+        loop.step()
+    memory = loop.scheduler.sequences[0].memory
+    running = memory.length
+    assert running > 30
+    assert cached(loop, [*said[: running + 1], *line(2, 5)]) >= max(19, running - (interval or 99))
+    if ends:
+        run_all(loop)
+        length = len(said) - 1
+    else:
+        length = memory.length
+        loop.cancel(first)
+    assert cached(loop, [*said[:length], *line(3, 5)]) == length
+
+
+@MODES
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_one_way_keeps_to_its_cap(mode: str, most: int) -> None:
+    cache = PrefixCacheSettings(mode=mode, path_states=most, decode_interval=2, cached_states=30)
+    loop, _ = toy_loop(prefix_cache=cache)
+    loop.add(asked(line(1, 30), 40))
+    while loop.busy:
+        loop.step()
+        assert loop.prefix_cache.tree.states <= most
+    assert loop.prefix_cache.tree.states == most and loop.prefix_cache.metrics.capped_states > 10
