@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -17,6 +18,8 @@ from runtime.engines.onnxruntime.paged_pools import ArrayPools
 from runtime.engines.onnxruntime.paged_rewrite import PagedGraph
 
 _NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
+# Ranges of slots of which a session remembers the states as it takes them, those that came last.
+_MOST_RANGES = 64
 
 
 class PagedSession:
@@ -40,6 +43,8 @@ class PagedSession:
         self._copied = [self._bind_pool(n, a, self._kept) for n, a in pools.arrays.items() if n not in self._part_names]
         self._parts = {name: array for name, array in pools.arrays.items() if name in self._part_names}
         self._slots: dict[tuple[str, int], ort.OrtValue] = {}
+        self._ranges: OrderedDict[tuple[int, int], dict[str, ort.OrtValue]] = OrderedDict()
+        self._bound_range: tuple[int, int] | None = None
 
     def run(
         self,
@@ -61,13 +66,15 @@ class PagedSession:
         """
         values: list[object] = []
         copied = self._copied
-        if held is not None:
-            self._bind_held(held)
-        elif kept:
-            for name in self._parts:
-                self._bind_candidates(name, slots.start, kept)
+        if held is None and not kept:
+            copied = [*copied, *self._bind_range(slots, values)]
         else:
-            copied = [*copied, *(self._bind_pool(n, a[slots], values) for n, a in self._parts.items())]
+            self._bound_range = None
+            if held is not None:
+                self._bind_held(held)
+            else:
+                for name in self._parts:
+                    self._bind_candidates(name, slots.start, kept)
         for name, array in {**feeds, LOGITS_INDICES: logits_indices}.items():
             if name in self._inputs:
                 self._io.bind_ortvalue_input(name, _value(np.ascontiguousarray(array), values))
@@ -88,6 +95,24 @@ class PagedSession:
             self._io.bind_ortvalue_input(name, _value(array, kept))
         self._io.bind_ortvalue_output(self._replaced_by[name], _value(written, kept))
         return array, written
+
+    def _bind_range(self, slots: slice, kept: list[object]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The states in neighbouring slots; as ``_bind_pool`` of those that the graph cannot update in place."""
+        key = slots.start, slots.stop
+        found = self._ranges.pop(key, None)
+        if found is None:
+            parts = {name: array[slots] for name, array in self._parts.items() if name in self._in_place}
+            found = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in parts.items()}
+            if len(self._ranges) >= _MOST_RANGES:
+                self._ranges.popitem(last=False)
+        self._ranges[key] = found
+        if key != self._bound_range:
+            for name, value in found.items():
+                if name in self._inputs:
+                    self._io.bind_ortvalue_input(name, value)
+                self._io.bind_ortvalue_output(self._replaced_by[name], value)
+            self._bound_range = key
+        return [self._bind_pool(n, a[slots], kept) for n, a in self._parts.items() if n not in self._in_place]
 
     def _bind_candidates(self, name: str, read: int, kept: Sequence[int]) -> None:
         """One slot of the pool ``name`` to read, those to write; they may be the same."""
