@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from artifact.errors import EngineError
 from runtime.engines.packed_rows import EXACT, FP8, INT8
@@ -10,6 +11,7 @@ from runtime.engines.packed_rows import EXACT, FP8, INT8
 RADIX, BLOCKS, OFF = "radix", "blocks", "off"
 NO_BUFFER, EXTRA_BUFFER = "no_buffer", "extra_buffer"
 LRU, VALUE = "lru", "value"
+_MAY_BE_NONE = ("cached_states", "grid", "decode_interval", "path_states")
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,16 @@ class PrefixCacheSettings:
             ("host_bytes", 0),
         ):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            if value is None and name in _MAY_BE_NONE:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise EngineError(f"{name}: expected an integer of at least {least}, found {value!r}")
+        for name in ("branch_points", "prompt_end", "chunks"):
+            if not isinstance(getattr(self, name), bool):
+                raise EngineError(f"{name}: expected true or false, found {getattr(self, name)!r}")
+        alpha = self.alpha
+        if alpha is not None and (type(alpha) not in (int, float) or not 0 <= alpha < inf):
+            raise EngineError(f"alpha: expected a number of at least 0, found {alpha!r}")
 
     @classmethod
     def of(cls, given: PrefixCacheSettings | str) -> PrefixCacheSettings:
