@@ -9,15 +9,23 @@
 constexpr bool IS_FP8 = sizeof(CACHE_T) == 1;
 static_assert(!IS_FP8 || (sizeof(DATA_T) == 2 && HEAD_DIM % 16 == 0), "e4m3 is multiplied as 16-bit numbers");
 
-// Where the key begins that a lane has looked up, in units of 16 bytes as key_unit() says, and with e4m3 the scales of key
-// and value; zeros and a scale of 0 where it is not read.
+// What places of keys count, in elements, so that 31 bits are enough: 16 bytes (32 GiB of keys), or with WIDE_POOL heads,
+// of which all strides of the pool are multiples then.
+#ifdef WIDE_POOL
+constexpr int KEY_UNIT = HEAD_DIM;
+#else
+constexpr int KEY_UNIT = 16 / sizeof(CACHE_T);
+#endif
+
+// Where the key begins that a lane has looked up, in KEY_UNITs as key_unit() says, and with e4m3 the scales of key and
+// value; zeros and a scale of 0 where it is not read.
 struct KeyPlace {
     int unit = -1;
     float key_scale = 0.0f, value_scale = 0.0f;
 
     __device__ __forceinline__ KeyPlace() {}
     __device__ __forceinline__ KeyPlace(const PagedAttention& p, const Work& work, const KeyRange& range, int position)
-        : unit(key_unit<16 / sizeof(CACHE_T)>(p, work.tile, range, position)) {
+        : unit(key_unit<KEY_UNIT>(p, work.tile, range, position)) {
         if (!IS_FP8 || unit < 0) return;
         const int index = position / p.block_size, slot = position - index * p.block_size;
         const float* scale = p.kv_scales + p.block_table[work.tile.row * p.table_row + index] * p.scales_block +
@@ -55,7 +63,7 @@ struct HeldRows {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             const int index = index_of(part, i), row = min(index / UNITS, ROWS - 1), column = index % UNITS * 16;
-            const long long from = __shfl_sync(~0u, unit_of_lane, row) * 16ll;
+            const long long from = __shfl_sync(~0u, unit_of_lane, row) * static_cast<long long>(KEY_UNIT);
             const bool inside = from >= 0 && column < HEAD_DIM && index < ROWS * UNITS;
             numbers[i] = inside ? *reinterpret_cast<const uint4*>(source + from + column) : make_uint4(0u, 0u, 0u, 0u);
         }

@@ -57,7 +57,7 @@ template <typename C, typename T>
 struct Arrival {
     __device__ __forceinline__ void begin(T* tile, const T* source, int unit) {
         load_rows<WARP_KEYS>(tile, threadIdx.x / 32 * WARP_KEYS, source, [&](int row) {
-            return static_cast<long long>(__shfl_sync(~0u, unit, row)) * Layout::UNIT;
+            return static_cast<long long>(__shfl_sync(~0u, unit, row)) * KEY_UNIT;
         });
         commit_copies();
     }

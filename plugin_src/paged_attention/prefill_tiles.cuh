@@ -110,8 +110,8 @@ struct KeyRange {
     }
 };
 
-// Where the key of a position begins in the pool, in units of 16 bytes (so that 31 bits are enough for 32 GiB), for
-// KV head 0; -1 where the position is not read. UNIT: elements of 16 bytes.
+// Where the key of a position begins in the pool, in units of UNIT elements, for KV head 0; -1 where the position is not
+// read.
 template <int UNIT>
 __device__ __forceinline__ int key_unit(const PagedAttention& p, const Tile& tile, const KeyRange& range, int position) {
     if (position < range.begin || position >= range.end) return -1;

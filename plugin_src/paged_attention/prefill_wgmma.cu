@@ -54,12 +54,11 @@ __device__ __forceinline__ void load_queries(unsigned char* tile, const PagedAtt
                                      [&](int row) { return __shfl_sync(~0u, mine, row); });
 }
 
-// A block of keys, or of values, and its arrival. begin: where the one begins that this lane has looked up, in units of 16
-// bytes.
+// A block of keys, or of values, and its arrival. begin: where the one begins that this lane has looked up, in KEY_UNITs.
 __device__ __forceinline__ void load_keys(unsigned char* tile, const DATA_T* source, int begin, float, uint64_t* full) {
     constexpr int ROWS = TILE_KEYS / 4;
     const int first = threadIdx.x / 32 * ROWS;
-    const auto offset = [&](int row) { return static_cast<long long>(__shfl_sync(~0u, begin, row)) * 8; };
+    const auto offset = [&](int row) { return static_cast<long long>(__shfl_sync(~0u, begin, row)) * KEY_UNIT; };
     if (__all_sync(~0u, begin >= 0)) {
         load_rows<TILE_KEYS, ROWS, false>(tile, first, source, offset);
     } else {

@@ -14,6 +14,7 @@ from tests.support.kernel_calls import layout_of, run_plan
 from trt_plugins.catalog import PACKED_OPS
 from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from trt_plugins.kernels.device import KernelDevice
+from trt_plugins.kernels.ops import paged_attention_prefill
 from trt_plugins.kernels.ops.paged_attention_call import PagedCall
 from trt_plugins.kernels.ops.paged_attention_prefill import plan_prefill
 from trt_plugins.reference.e4m3 import e4m3_from
@@ -140,7 +141,10 @@ def reference(case: Case, inputs: list[torch.Tensor | None]) -> torch.Tensor:
 
 def check(case: Case) -> None:
     inputs = inputs_of(case)
-    y, expected = run(case, inputs), reference(case, inputs)
+    compare(case, run(case, inputs), reference(case, inputs))
+
+
+def compare(case: Case, y: torch.Tensor, expected: torch.Tensor) -> None:
     begin = 0
     for new, past in zip(case.new, case.past, strict=True):
         found, wanted = y[begin : begin + new], expected[begin : begin + new]
@@ -206,6 +210,29 @@ def test_block_sizes(block_size, base):
 )  # fmt: skip
 def test_one_factor(change, base):
     check(replace(base, **change))
+
+
+@pytest.mark.parametrize("case", [*BASES, replace(BASE, fp8=True), replace(BASE, fp8=True, portable=True)], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 192])
+def test_keys_that_are_found_by_heads(head_dim, case, monkeypatch):
+    """As in a pool that 31 bits of 16 bytes do not reach through."""
+    monkeypatch.setattr(paged_attention_prefill, "_is_wide", lambda paged: True)
+    check(replace(case, head_dim=head_dim))
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_keys_beyond_32_gib(portable):
+    """The case's pages are the last ones of a pool whose keys take 33 GiB."""
+    case = replace(BASE, portable=portable)
+    query, pool, table, *rest = inputs_of(case)
+    assert pool is not None and table is not None
+    more = (33 << 30) // (pool[0, 0].numel() * pool.element_size())
+    if torch.cuda.mem_get_info()[0] < 70 << 30:
+        pytest.skip("needs 70 GiB of free GPU memory")
+    large = torch.empty((2, more + pool.shape[1], *pool.shape[2:]), dtype=pool.dtype, device="cuda")
+    large[:, more:] = pool
+    y = run(case, [query, large, torch.where(table < 0, table, table + more), *rest])
+    compare(case, y, reference(case, [query, pool, table, *rest]))
 
 
 @kernels

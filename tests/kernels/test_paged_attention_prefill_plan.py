@@ -105,12 +105,29 @@ def test_sinks_are_null_where_absent():
     assert planned(sinks=True).pointers["sinks"].memory is Memory.INPUT
 
 
-def test_a_pool_beyond_31_bits_of_units_is_refused():
-    most = 2**31 - 1
-    blocks = most // (16 * 8 * 128 // 8)
-    assert planned(pool_blocks=blocks)
-    with pytest.raises(UnsupportedError, match="keys of at most 31 GiB in a pool, found 32 GiB: use fewer blocks"):
-        planned(pool_blocks=blocks + 1)
+@pytest.mark.parametrize("device", [H200, ORIN], ids=["hopper", "orin"])
+def test_keys_of_a_pool_beyond_31_bits_of_16_bytes_are_found_by_heads(device: DeviceTraits):
+    blocks = (2**31 - 1) // (16 * 8 * 128 // 8)
+    assert "WIDE_POOL" not in dict(planned(device, pool_blocks=blocks).source.defines)
+    wide = planned(device, pool_blocks=blocks + 1)
+    assert dict(wide.source.defines)["WIDE_POOL"] == "1" and wide.source in set(prefill_sources())
+    assert planned(device, pool_blocks=(2**31 - 1) // (16 * 8))
+
+
+def test_a_pool_beyond_31_bits_of_heads_is_refused():
+    most = (2**31 - 1) // (16 * 8)
+    words = r"keys of at most 511 GiB in a pool, at multiples of their heads, found 512 GiB .*: use fewer blocks"
+    with pytest.raises(UnsupportedError, match=words):
+        planned(pool_blocks=most + 1)
+
+
+def test_a_large_pool_whose_keys_are_no_multiples_of_heads_is_refused():
+    found = call_of(pool_blocks=2**21)
+    pool = found.call.input("kv_pool")
+    strides = (*pool.strides[:1], pool.strides[1] + 8, *pool.strides[2:])
+    inputs = (found.call.inputs[0], replace(pool, strides=strides), *found.call.inputs[2:])
+    with pytest.raises(UnsupportedError, match="at multiples of their heads"):
+        plan_prefill(PagedCall.of(replace(found.call, inputs=inputs)), H200)
 
 
 def test_more_tiles_than_a_grid_holds_are_refused():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from artifact.dtypes import DType
@@ -31,7 +31,10 @@ _LONGEST_GRID = _MOST_UNITS = 2**31 - 1
 
 @dataclass(frozen=True)
 class PrefillVariant:
-    """Macros of a kernel. rows, keys: of a tile; a row is one query head at one token. fp8: pools of e4m3."""
+    """Macros of a kernel. rows, keys: of a tile; a row is one query head at one token. fp8: pools of e4m3.
+
+    wide: keys are found by heads in place of 16 bytes, in larger pools.
+    """
 
     dtype: DType
     head_dim: int
@@ -40,6 +43,7 @@ class PrefillVariant:
     softcap: bool = False
     hopper: bool = False
     fp8: bool = False
+    wide: bool = False
 
     @property
     def shared_bytes(self) -> int:
@@ -60,6 +64,8 @@ class PrefillVariant:
             "TILE_KEYS": str(self.keys),
             "SOFTCAP": str(int(self.softcap)),
         }
+        if self.wide:
+            defines["WIDE_POOL"] = "1"
         if self.hopper:
             return KernelSource(WGMMA_FILE, _WGMMA_ENTRY, tuple((defines | {"STAGES": str(_STAGES)}).items()))
         return KernelSource(MMA_FILE, _MMA_ENTRY, tuple(defines.items()), hot=self.dtype is not DType.FLOAT32)
@@ -68,12 +74,15 @@ class PrefillVariant:
 def plan_prefill(paged: PagedCall, device: DeviceTraits) -> tuple[KernelLaunch, ...]:
     """The launch that writes y of the rows with two or more new tokens and leaves all else of y as it is.
 
-    UnsupportedError for pools that 31 bits of 16-byte units do not reach through, and for grids over the limit.
+    UnsupportedError for pools that 31 bits do not reach through, and for grids over the limit.
     """
-    variant = _variant(paged, device)
+    variant = replace(_variant(paged, device), wide=_is_wide(paged))
     tiles = paged.tokens * paged.group // variant.rows + paged.rows  # the last one of a row may be a part
     blocks = tiles * paged.kv_heads
-    _check_limits(paged, blocks)
+    if blocks > _LONGEST_GRID:
+        raise UnsupportedError(
+            f"paged_attention: expected at most {_LONGEST_GRID} tiles, found {blocks}: split the call"
+        )
     source = variant.source()
     params: Any = struct_type(source.file, "PagedAttention")()
     paged.fill(params)
@@ -108,6 +117,9 @@ def prefill_sources() -> Iterator[KernelSource]:
     for head_dim in (128, 256):
         yield _mma_variant(DType.BFLOAT16, head_dim, softcap=True, fp8=True).source()
         yield _wgmma_variant(DType.BFLOAT16, head_dim, softcap=True, fp8=True).source()
+    for fp8 in (False, True):
+        yield replace(_mma_variant(DType.BFLOAT16, 128, fp8=fp8), wide=True).source()
+        yield replace(_wgmma_variant(DType.BFLOAT16, 128, fp8=fp8), wide=True).source()
 
 
 def _variant(paged: PagedCall, device: DeviceTraits) -> PrefillVariant:
@@ -134,15 +146,16 @@ def _wgmma_variant(dtype: DType, head_dim: int, softcap: bool = False, fp8: bool
     return PrefillVariant(dtype, head_dim, 128, 128 if head_dim <= 128 else 64, softcap, hopper=True, fp8=fp8)
 
 
-def _check_limits(paged: PagedCall, blocks: int) -> None:
+def _is_wide(paged: PagedCall) -> bool:
+    """Whether keys are found by heads, as 31 bits of 16 bytes do not reach; UnsupportedError where neither do."""
     pool = paged.call.input("kv_pool")
-    units = pool.shape[1] * abs(pool.strides[1]) * pool.dtype.itemsize // ACCESS_BYTES
-    if units > _MOST_UNITS:
-        raise UnsupportedError(
-            f"paged_attention: expected keys of at most {_MOST_UNITS * ACCESS_BYTES >> 30} GiB in a pool, found "
-            f"{units * ACCESS_BYTES >> 30} GiB: use fewer blocks"
-        )
-    if blocks > _LONGEST_GRID:
-        raise UnsupportedError(
-            f"paged_attention: expected at most {_LONGEST_GRID} tiles, found {blocks}: split the call"
-        )
+    reach = pool.shape[1] * abs(pool.strides[1])
+    if reach * pool.dtype.itemsize // ACCESS_BYTES <= _MOST_UNITS:
+        return False
+    if reach // paged.head_dim <= _MOST_UNITS and not any(stride % paged.head_dim for stride in pool.strides[1:3]):
+        return True
+    most = _MOST_UNITS * paged.head_dim * pool.dtype.itemsize >> 30
+    raise UnsupportedError(
+        f"paged_attention: expected keys of at most {most} GiB in a pool, at multiples of their heads, found "
+        f"{reach * pool.dtype.itemsize >> 30} GiB of strides {list(pool.strides)}: use fewer blocks"
+    )
