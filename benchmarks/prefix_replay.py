@@ -135,6 +135,15 @@ class CostEngine(PagedEngine):
     def copy_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self.clock += self._cost.slot_copy * len(sources)
 
+    def packed_slot_bytes(self, kind: str) -> int:
+        return 24 * 128 * 64 * (128 + 4)
+
+    def pack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.clock += self._cost.slot_copy * len(sources)
+
+    def unpack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.clock += self._cost.slot_copy * len(sources)
+
     def zero_slots(self, slots: Sequence[int]) -> None:
         """Half a copy, once a request: too small to count."""
 

@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.prefix_optimum import Optimum
 from benchmarks.prefix_replay import VOCAB, CostEngine, Outcome, replay
 from benchmarks.prefix_traces import Chats, Groups, Trace
+from runtime.engines.packed_rows import EXACT
 from runtime.engines.paged import PagedEngine
 from runtime.prefix_cache.settings import LRU, OFF, PrefixCacheSettings
 from runtime.serving.loop import ServingLoop
@@ -65,12 +66,13 @@ class Compared:
 def compare_on_model(spec: Groups | Chats, states: int, seed: int = 0) -> Compared:
     """On the clock of the cost model."""
     trace = spec.trace(seed)
+    return _compare(trace, seed, states, lambda settings: replay_on_model(trace, settings, states))
 
-    def one(settings: PrefixCacheSettings) -> Outcome:
-        engine = CostEngine(trace.at_a_time, 2048, trace.longest)
-        return replay(_loop(engine, trace, settings, states), trace, lambda: engine.clock, VOCAB)
 
-    return _compare(trace, seed, states, one)
+def replay_on_model(trace: Trace, settings: PrefixCacheSettings, states: int) -> Outcome:
+    """On the clock of the cost model; states in 8 bits in the bytes of ``states`` exact ones."""
+    engine = CostEngine(trace.at_a_time, 2048, trace.longest)
+    return replay(_loop(engine, trace, settings, states), trace, lambda: engine.clock, VOCAB)
 
 
 def compare_on_engine(engine: PagedEngine, trace: Trace, states: int) -> Compared:
@@ -81,16 +83,18 @@ def compare_on_engine(engine: PagedEngine, trace: Trace, states: int) -> Compare
 def replay_on_engine(
     engine: PagedEngine, trace: Trace, settings: PrefixCacheSettings, states: int
 ) -> tuple[Outcome, ServingLoop]:
-    """On the clock of this machine; the loop as it is afterwards."""
+    """On the clock of this machine; the loop as it is afterwards. States in 8 bits as in ``replay_on_model``."""
     loop = _loop(engine, trace, settings, states)
     return replay(loop, trace, time.perf_counter, engine.config.vocab_size), loop
 
 
 def _loop(engine: PagedEngine, trace: Trace, settings: PrefixCacheSettings, states: int) -> ServingLoop:
-    """Rows of the trace, ``states`` states more, and KV for as many sequences as there are states."""
+    """Rows of the trace, the bytes of ``states`` states more, and KV for as many sequences as there would be states."""
     rows, block = trace.at_a_time, 16
     sequences = rows + states
     memory = sequences * (engine.slot_bytes + (-(-trace.longest // block) + 1) * engine.block_bytes(block))
+    if settings.states != EXACT:  # of which the cache leaves one for a sequence that ends
+        states = states * engine.slot_bytes // engine.packed_slot_bytes(settings.states) - 1
     cache = settings if settings.kind == OFF else replace(settings, cached_states=states)
     serving = ServingSettings(
         block, max_rows=rows, max_seq_len=trace.longest, memory_bytes=memory, swap_bytes=0, prefix_cache=cache

@@ -1,0 +1,41 @@
+"""The benchmark of states in 8 bits runs on small traces, in as many bytes for each kind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.prefix_packed import PrefixPackedBenchmark, run
+from benchmarks.prefix_replay import CostEngine
+from benchmarks.prefix_runs import replay_on_engine
+from benchmarks.prefix_traces import Groups
+from runtime.prefix_cache.settings import PrefixCacheSettings
+
+TRACE = Groups("groups", 5, 4, 160, 20, 3, 2)
+SMALL = PrefixPackedBenchmark(((TRACE, 2),), ((Groups("small", 2, 3, 40, 10, 3, 2), 2),), threads=1)
+
+
+def test_it_measures() -> None:
+    report = run(SMALL)
+    assert report.passed
+    (full,), (scaled,) = report.results["cost_model"], report.results["cpu"]
+    for each, ways in ((full, 3), (scaled, 4)):
+        assert len(each["hit_rate"]) == ways and each["hit_rate"]["without"] == 0 < each["hit_rate"]["int8"]
+    assert full["hit_rate"]["int8"] > full["hit_rate"]["exact"], "more states than in the bytes of two"
+
+
+def test_all_kinds_have_the_same_bytes() -> None:
+    trace, pools = TRACE.trace(), {}
+    for kind in ("exact", "int8", "fp8"):
+        engine = CostEngine(trace.at_a_time, 256, trace.longest)
+        pools[kind] = replay_on_engine(engine, trace, PrefixCacheSettings(states=kind), 16)[1].pools
+    assert pools["exact"].sizes.num_slots == 2 + 16
+    assert pools["int8"].sizes.num_packed == pools["fp8"].sizes.num_packed == 62
+    assert all(abs(each.pool_bytes - pools["exact"].pool_bytes) < each.slot_bytes for each in pools.values())
+
+
+def test_wrong_answers_give_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = CostEngine.step
+    monkeypatch.setattr(CostEngine, "step", lambda self, inputs: np.roll(step(self, inputs), self.tokens % 7, axis=1))
+    document = run(SMALL).to_json()
+    assert not document["correct"] and "results" not in document
