@@ -60,6 +60,7 @@ class CacheMachine(LoopMachine):
         mode = mode if self.speculates else None
         super().start(kind, memory, rows, budget, swap_bytes, None, policy, cache, mode, ahead, 1, pattern)
         self.pins: list[PinnedPrefix] = []
+        self.names = 0
         self.replica = Replica()
 
     def put(self, prompt: list[int], params: SamplingParams, new: int, priority: int) -> None:
@@ -91,7 +92,8 @@ class CacheMachine(LoopMachine):
         if not known:
             return
         tenant, tokens = data.draw(st.sampled_from(sorted(known)))
-        prefix = PinnedPrefix(f"pin {len(self.pins)} {tenant} {tokens}", tokens, tenant)
+        self.names += 1
+        prefix = PinnedPrefix(f"prefix {self.names}", tokens, tenant)
         try:
             self.pins.append(self.loop.served_cache.pinned.add(prefix, lambda: None))
         except RequestError as error:
