@@ -21,7 +21,7 @@ from runtime.sampling import SamplingParams
 from runtime.serving.cache_control import CacheControl, conversation_tokens
 from runtime.serving.open import open_loop, open_paged_engine
 from runtime.serving.open_drafter import with_opened_drafter
-from runtime.serving.pinned import PinnedPrefix, read_prefixes
+from runtime.serving.pinned import PIN_TRIES, PinnedPrefix, PrefixEvictedError, read_prefixes
 from runtime.serving.request import Output, ServingRequest
 from runtime.serving.sessions import Session
 from runtime.serving.settings import ServingSettings
@@ -205,9 +205,15 @@ class AsyncLLM:
         As ``LLM.cache_prefix`` for paged artifacts; errors as there.
         """
         request = self._text.prefix_request(prompt, self.max_seq_len)
-        await self._add(request, 0, namespace).result()
-        ids = request.prompt_ids
-        return await self._between_steps(lambda: self._cache.pin(ids, name, _computed_already, namespace))
+        ids, tries = request.prompt_ids, 0
+        while True:
+            await self._add(request, 0, namespace).result()
+            tries += 1
+            try:
+                return await self._between_steps(lambda: self._cache.pin(ids, name, _computed_already, namespace))
+            except PrefixEvictedError:  # by others, before its turn came
+                if tries == PIN_TRIES:
+                    raise
 
     async def cache_prefixes(self, path: str | Path, namespace: str = "") -> list[PinnedPrefix]:
         """``cache_prefix`` for all of a JSON file {"prefixes": {name: text, token ids or messages}}."""

@@ -30,6 +30,14 @@ class PinnedPrefix:
         return len(self.token_ids)
 
 
+# How often a prefix is computed that others push out before it can be kept.
+PIN_TRIES = 3
+
+
+class PrefixEvictedError(RequestError):
+    """A prefix was computed, and had to go before it could be kept: requests under way needed its memory."""
+
+
 class PinnedPrefixes:
     """By name. What they hold is missing to sequences, so as much must be left as one of full length takes."""
 
@@ -40,7 +48,8 @@ class PinnedPrefixes:
     def add(self, prefix: PinnedPrefix, compute: Callable[[], object]) -> PinnedPrefix:
         """Keep ``prefix``, which ``compute`` puts into the cache where it is not there yet.
 
-        RequestError when its name is taken by other tokens, or the pools are too small for it.
+        RequestError when its name is taken by other tokens, or the pools are too small for it; PrefixEvictedError when
+        it is not there after ``compute``: to compute it again may help.
         """
         known = self._pins.get(prefix.name)
         if known is not None:
@@ -49,14 +58,18 @@ class PinnedPrefixes:
             return known[0]
         self._check(prefix)
         tree, key = self._cache.tree, key_from_tokens(prefix.token_ids)
-        match = tree.match(key, prefix.namespace)
-        if match.length < prefix.length:
+        match, tries = tree.match(key, prefix.namespace), 0
+        while match.length < prefix.length and tries < PIN_TRIES:
             with self._cache.keeping_ends():
                 compute()
-            match = tree.match(key, prefix.namespace)
+            match, tries = tree.match(key, prefix.namespace), tries + 1
         if match.length < prefix.length:
-            raise RequestError(f"{prefix.name!r}: expected room for it in the prefix cache, found none: give it more")
-        self._pins[prefix.name] = prefix, self._cache.pins.add(match.node)
+            raise PrefixEvictedError(
+                f"{prefix.name!r}: expected room for it in the prefix cache, found none: give it more, or try again"
+            )
+        # Without recurrent layers it may end inside a node, the rest of which may go.
+        node, _ = tree.insert(key, tree.blocks_of(match.node, match.length), None, prefix.namespace)
+        self._pins[prefix.name] = prefix, self._cache.pins.add(node)
         self._scheduler.capacity.set_aside(*self._held())
         return prefix
 

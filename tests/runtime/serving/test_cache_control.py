@@ -19,6 +19,7 @@ from runtime.generation import Generation
 from runtime.llm import LLM
 from runtime.prefix_cache.settings import PrefixCacheSettings
 from runtime.sampling import SamplingParams
+from runtime.serving.pinned import PrefixEvictedError
 from runtime.serving.settings import ServingSettings
 from tests.runtime.prefix_cache.oracle import Oracle, check_all, poison
 from tests.support.artifacts import ArtifactCache
@@ -313,5 +314,30 @@ def test_tasks_pin_save_and_restore(folder: Path, tmp_path: Path) -> None:
             assert again.cached_tokens == saved.length
             with pytest.raises(RequestError, match="expected one of the prefixes"):
                 await llm.drop_prefix("system")
+
+    asyncio.run(serve())
+
+
+@pytest.mark.parametrize("pushed_out", [2, 3])
+def test_a_task_computes_its_prefix_again_when_others_push_it_out(folder: Path, pushed_out: int) -> None:
+    async def serve() -> None:
+        async with AsyncLLM(folder, serving=ServingSettings(prefix_cache="radix")) as llm:
+            given, pinned = 0, llm._cache.pin
+
+            def pin(*asked: object) -> object:
+                nonlocal given
+                given += 1
+                if given <= pushed_out:
+                    raise PrefixEvictedError("others came first")
+                return pinned(*asked)  # type: ignore[arg-type]
+
+            llm._cache.pin = pin  # type: ignore[method-assign, assignment]
+            if pushed_out == 2:
+                assert (await llm.cache_prefix(SYSTEM, "system")).length == 41
+                assert (await llm.generate([*SYSTEM, 9], max_new_tokens=1)).cached_tokens == 41
+            else:
+                with pytest.raises(PrefixEvictedError):
+                    await llm.cache_prefix(SYSTEM, "system")
+            assert given == 3
 
     asyncio.run(serve())

@@ -10,7 +10,7 @@ import pytest
 from artifact.errors import RequestError
 from runtime.prefix_cache.settings import PrefixCacheSettings
 from runtime.serving.loop import ServingLoop
-from runtime.serving.pinned import checked_name
+from runtime.serving.pinned import PinnedPrefix, PrefixEvictedError, checked_name
 from runtime.serving.request import ServingRequest
 from tests.runtime.serving.test_prefix_cache import cached_tokens, line, poison
 from tests.runtime.serving.test_prefix_cache_pressure import kept, pin
@@ -181,3 +181,35 @@ def test_a_prefix_of_full_length_leaves_no_room_for_a_token() -> None:
     assert cached_tokens(loop, line(3, 96)) == 95
     with pytest.raises(RequestError, match="96"):
         pin(loop, line(3, 97), "more")
+
+
+def test_the_beginning_of_something_longer_is_kept_alone() -> None:
+    """Without recurrent layers a prefix may end inside what another request left."""
+    loop, _ = opened(PURE_ATTENTION)
+    cached_tokens(loop, [*SYSTEM, *line(2, 60)])
+    pin(loop, SYSTEM, "system")
+    assert loop.prefix_cache.pins.held() == (8, 0)
+    empty(loop)
+    assert kept(loop, [*SYSTEM, *line(2, 60)]) == 30 and loop.scheduler.manager.pool.used == 8
+
+
+@pytest.mark.parametrize("pushed_out", [1, 2, 3])
+def test_a_prefix_that_others_push_out_is_computed_again(pushed_out: int) -> None:
+    loop, _ = opened()
+    computed = 0
+
+    def compute() -> None:
+        nonlocal computed
+        computed += 1
+        loop.add(asked(SYSTEM, 1))
+        run_all(loop)
+        if computed <= pushed_out:
+            loop.prefix_cache.tree.clear()
+
+    if pushed_out < 3:
+        loop.served_cache.pinned.add(PinnedPrefix("system", tuple(SYSTEM)), compute)
+        assert computed == pushed_out + 1 and kept(loop, SYSTEM) == 30
+    else:
+        with pytest.raises(PrefixEvictedError, match="or try again"):
+            loop.served_cache.pinned.add(PinnedPrefix("system", tuple(SYSTEM)), compute)
+        assert computed == 3 and not loop.served_cache.pinned.names()
