@@ -13,6 +13,7 @@ from runtime.blocks.sequence_memory import NONE
 from runtime.engines.packed_rows import EXACT
 from runtime.engines.packed_state import PackedState
 from runtime.engines.paged import HostCopy
+from runtime.prefix_cache.events import EventLog
 from runtime.prefix_cache.node import Node
 from runtime.prefix_cache.radix_tree import RadixTree
 from runtime.prefix_cache.token_key import cut
@@ -72,7 +73,10 @@ class HostTier:
         cache = device.cache
         self._device, self._budget = device, budget
         self._blocks, self._slots = _HostParts(), _HostParts()
-        self.tree = RadixTree(self._blocks, self._slots, cache.block_size, cache.needs.kv, cache.needs.state)
+        # Nobody reads its events, whose tokens would take memory beyond the budget.
+        self.tree = RadixTree(
+            self._blocks, self._slots, cache.block_size, cache.needs.kv, cache.needs.state, events=EventLog(0)
+        )
 
     @property
     def nbytes(self) -> int:

@@ -39,3 +39,19 @@ def test_a_session_goes_on_in_blocks_of_another_size(
         assert second.load_session(tmp_path / "chat.session").length == len(history) - 1
         again = second.generate([*history, 9, 10], max_new_tokens=5)
     assert again.cached_tokens == len(history) - 1 and again.token_ids == whole.token_ids
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
+@pytest.mark.parametrize("family", ["nemotron_h", "qwen3"])
+def test_tokens_are_those_without_a_cache(engine: str, family: str, artifacts: ArtifactCache) -> None:
+    """Prompts nest, part inside blocks and come again; keys and values are rounded once, when they are computed."""
+    options = {"layout": "paged", "kv_dtype": "fp8_e4m3", "max_batch_size": 3, "max_seq_len": 96}
+    folder = artifacts.get(family, "float32", **options).folder
+    rng, found, hits = np.random.default_rng(5), {}, 0
+    prompts = [[*PROMPT[:length], *rng.integers(3, 97, 4).tolist()] for length in (41, 30, 41, 17, 33, 16, 41)]
+    for kind in ("off", "radix"):
+        with LLM(folder, engine, serving=ServingSettings(prefix_cache=kind), threads=1) as llm:
+            answers = [llm.generate(prompt, max_new_tokens=6) for prompt in [*prompts, *prompts]]
+            found[kind] = [answer.token_ids for answer in answers]
+            hits = sum(answer.cached_tokens for answer in answers)
+    assert found["radix"] == found["off"] and hits > 250
