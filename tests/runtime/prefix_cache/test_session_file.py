@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import threading
 from pathlib import Path
@@ -61,6 +63,32 @@ def test_half_a_file_is_refused(tmp_path: Path) -> None:
         read_session(file)
     with pytest.raises(RequestError, match="cannot be read"):
         read_session(tmp_path / "none.session")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"version": 2}, "expected version 1"),
+        ({"tokens": ["a"]}, "expected tokens and"),
+        ({"arrays": []}, "expected tokens and"),
+        ({"arrays": [{"name": "conv_state_0", "dtype": "float33", "shape": [1]}]}, "header is not that of"),
+        ({"arrays": [{"name": "conv_state_0", "dtype": "float32", "shape": [1 << 40]}]}, "header is not that of"),
+        ({"arrays": [{}]}, "header is not that of"),
+        ({"weights": 5}, "weights: expected"),
+    ],
+    ids=str,
+)
+def test_a_header_that_was_changed_is_refused(tmp_path: Path, change: dict[str, object], reason: str) -> None:
+    """With a checksum that fits."""
+    file = tmp_path / "chat.session"
+    write_session(file, session(3))
+    data = file.read_bytes()
+    end = 16 + int.from_bytes(data[8:16], "little")
+    header = json.dumps({**json.loads(data[16:end]), **change}).encode()
+    changed = data[:8] + len(header).to_bytes(8, "little") + header + data[end:-32]
+    file.write_bytes(changed + hashlib.sha256(changed).digest())
+    with pytest.raises(RequestError, match=reason):
+        read_session(file)
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=repr)
