@@ -9,23 +9,18 @@ minutes. A plot goes to a folder:
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.artifacts import DEMO_CHECKPOINT
 from benchmarks.command import run_command
 from benchmarks.measure import Spread, seconds
 from benchmarks.prefix_plot import plot_hits
-from benchmarks.prefix_runs import DEFAULT, SIMPLE, WITHOUT, Compared, compare_on_engine, compare_on_model
+from benchmarks.prefix_runs import DEFAULT, SIMPLE, WITHOUT, Compared, compare_on_engine, compare_on_model, demo_engine
 from benchmarks.prefix_traces import ALIGNED, LONG, SHORT, TALK, UNALIGNED, VARIED, Chats, Groups
 from benchmarks.report import Gate, Report, Target
-from exporter.export import export_checkpoint
-from exporter.options import ExportOptions
-from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
 from runtime.prefix_cache.past_prompts import NoMemory
 from runtime.prefix_cache.radix_tree import RadixTree
 from runtime.prefix_cache.token_key import key_from_tokens
@@ -89,12 +84,7 @@ def run(settings: PrefixCacheBenchmark, pictures: Path | None = None) -> Report:
 
 def _scaled(settings: PrefixCacheBenchmark) -> list[Compared]:
     traces = [(spec.trace(), states) for spec, states in settings.scaled]
-    rows, longest = max(t.at_a_time for t, _ in traces), max(t.longest for t, _ in traces)
-    with tempfile.TemporaryDirectory(prefix="hybridge-bench-") as name:
-        folder = Path(name) / "paged"
-        options = ExportOptions(layout="paged", max_batch_size=rows, max_seq_len=longest, scan=False)
-        export_checkpoint(DEMO_CHECKPOINT, folder, options)
-        engine = OnnxRuntimePagedEngine(folder, threads=settings.threads)
+    with demo_engine([trace for trace, _ in traces], settings.threads) as engine:
         return [compare_on_engine(engine, trace, states) for trace, states in traces]
 
 

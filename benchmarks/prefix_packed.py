@@ -8,21 +8,15 @@ In full with the cost model of benchmarks.prefix_cache, shortened on ONNX Runtim
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from benchmarks.artifacts import DEMO_CHECKPOINT
 from benchmarks.command import run_command
 from benchmarks.prefix_replay import Outcome
-from benchmarks.prefix_runs import replay_on_engine, replay_on_model
+from benchmarks.prefix_runs import demo_engine, replay_on_engine, replay_on_model
 from benchmarks.prefix_traces import ALIGNED, LONG, SHORT, UNALIGNED, Chats, Groups, Trace
 from benchmarks.report import Gate, Report, Target
-from exporter.export import export_checkpoint
-from exporter.options import ExportOptions
-from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
 from runtime.engines.packed_rows import EXACT, FP8, INT8
 from runtime.prefix_cache.settings import OFF, PrefixCacheSettings
 
@@ -61,12 +55,7 @@ def run(settings: PrefixPackedBenchmark) -> Report:
 
 def _scaled(settings: PrefixPackedBenchmark) -> list[dict[str, Any]]:
     traces = [(spec.trace(), states) for spec, states in settings.scaled]
-    rows, longest = max(t.at_a_time for t, _ in traces), max(t.longest for t, _ in traces)
-    with tempfile.TemporaryDirectory(prefix="hybridge-bench-") as name:
-        folder = Path(name) / "paged"
-        options = ExportOptions(layout="paged", max_batch_size=rows, max_seq_len=longest, scan=False)
-        export_checkpoint(DEMO_CHECKPOINT, folder, options)
-        engine = OnnxRuntimePagedEngine(folder, threads=settings.threads)
+    with demo_engine([trace for trace, _ in traces], settings.threads) as engine:
 
         def replayed(trace: Trace, cache: PrefixCacheSettings, states: int) -> Outcome:
             return replay_on_engine(engine, trace, cache, states)[0]

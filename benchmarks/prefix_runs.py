@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from benchmarks.artifacts import DEMO_CHECKPOINT
 from benchmarks.prefix_optimum import Optimum
 from benchmarks.prefix_replay import VOCAB, CostEngine, Outcome, replay
 from benchmarks.prefix_traces import Chats, Groups, Trace
+from exporter.export import export_checkpoint
+from exporter.options import ExportOptions
+from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
 from runtime.engines.packed_rows import EXACT
 from runtime.engines.paged import PagedEngine
 from runtime.prefix_cache.settings import LRU, OFF, PrefixCacheSettings
@@ -73,6 +80,17 @@ def replay_on_model(trace: Trace, settings: PrefixCacheSettings, states: int) ->
     """On the clock of the cost model; states in 8 bits in the bytes of ``states`` exact ones."""
     engine = CostEngine(trace.at_a_time, 2048, trace.longest)
     return replay(_loop(engine, trace, settings, states), trace, lambda: engine.clock, VOCAB)
+
+
+@contextmanager
+def demo_engine(traces: Sequence[Trace], threads: int) -> Iterator[PagedEngine]:
+    """The checkpoint that ships on ONNX Runtime, for rows and tokens of all ``traces``."""
+    rows, longest = max(each.at_a_time for each in traces), max(each.longest for each in traces)
+    with tempfile.TemporaryDirectory(prefix="hybridge-bench-") as name:
+        folder = Path(name) / "paged"
+        options = ExportOptions(layout="paged", max_batch_size=rows, max_seq_len=longest, scan=False)
+        export_checkpoint(DEMO_CHECKPOINT, folder, options)
+        yield OnnxRuntimePagedEngine(folder, threads=threads)
 
 
 def compare_on_engine(engine: PagedEngine, trace: Trace, states: int) -> Compared:

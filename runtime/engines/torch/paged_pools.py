@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -137,26 +137,10 @@ class TorchPools:
         return TorchCopy(blocks, slots, stored)
 
     def pack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """EngineError when there is no memory for it."""
-        try:
-            with self._device.active():
-                for source, target in zip(sources, targets, strict=True):
-                    self.packed.pack(self._tensors, source, target)
-        except RuntimeError as error:
-            raise EngineError(
-                f"expected memory to pack a state, found too little ({error}): use smaller pools"
-            ) from error
+        self._move(self.packed.pack, sources, targets)
 
     def unpack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """EngineError when there is no memory for it."""
-        try:
-            with self._device.active():
-                for source, target in zip(sources, targets, strict=True):
-                    self.packed.unpack(self._tensors, source, target)
-        except RuntimeError as error:
-            raise EngineError(
-                f"expected memory to unpack a state, found too little ({error}): use smaller pools"
-            ) from error
+        self._move(self.packed.unpack, sources, targets)
 
     def packed_out(self, slot: int) -> PackedState:
         """EngineError when there is no memory for the copy."""
@@ -169,6 +153,22 @@ class TorchPools:
     def packed_in(self, state: PackedState, slot: int) -> None:
         with self._device.active():
             self.packed.copy_in(state, slot)
+
+    def _move(
+        self,
+        move: Callable[[Mapping[str, torch.Tensor], int, int], None],
+        sources: Sequence[int],
+        targets: Sequence[int],
+    ) -> None:
+        """EngineError when there is no memory for what is between."""
+        try:
+            with self._device.active():
+                for source, target in zip(sources, targets, strict=True):
+                    move(self._tensors, source, target)
+        except RuntimeError as error:
+            raise EngineError(
+                f"expected memory to pack or unpack {len(sources)} states, found none ({error}): use smaller pools"
+            ) from error
 
     def _parts(
         self, blocks: Sequence[int], slots: Sequence[int]
