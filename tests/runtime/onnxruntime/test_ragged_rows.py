@@ -21,6 +21,9 @@ from tests.support.held_rows import Rows, assert_alone
 from tests.support.tiny_models import EXPERTS
 
 MOST_ROWS, MOST_TOKENS = 5, 8
+# Of the logits of one token, as in test_paged_engine: where there are experts, steps without candidates differ from the
+# same tokens at once by up to 1.3e-5, these by 1.5e-5.
+TOLERANCE = 5e-5
 FAMILIES = {
     "nemotron_h": {},
     "mamba2": {},
@@ -80,7 +83,7 @@ def test_rows_are_those_of_their_right_tokens_alone(
 
 def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
     assert found.shape == expected.shape
-    assert (np.linalg.norm(found - expected, axis=1) <= 1e-5 * np.linalg.norm(expected, axis=1)).all()
+    assert (np.linalg.norm(found - expected, axis=1) <= TOLERANCE * np.linalg.norm(expected, axis=1)).all()
 
 
 def begun(engine: OnnxRuntimePagedEngine, slots: np.ndarray) -> tuple[Rows, PackedInputs]:
