@@ -24,4 +24,3 @@ def with_candidates(inputs: PackedInputs, columns: int) -> PackedInputs:
     table = np.full((rows, columns), -1, np.int32)
     table[np.arange(rows), counts - 1] = inputs.state_indices
     return replace(inputs, state_indices=table, num_accepted_tokens=counts)
-
