@@ -112,7 +112,9 @@ class LoopMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        id_ = data.draw(st.sampled_from(sorted(self.requests)))
+        self.leave(data.draw(st.sampled_from(sorted(self.requests))))
+
+    def leave(self, id_: int) -> None:
         self.requests[id_].cancelled = True
         self.quietly(lambda: self.loop.cancel(id_))
         assert not self.loop.has(id_)
@@ -139,6 +141,12 @@ class LoopMachine(RuleBasedStateMachine):
     def settle(self) -> None:
         self.quietly(self.loop.settle)
 
+    @property
+    def calm(self) -> bool:
+        """Whether something may break."""
+        return True
+
+    @precondition(lambda self: self.calm)
     @rule(
         call=st.sampled_from(["step", "copy_blocks", "copy_slots", "zero_slots", "swap_in", "advance", "launch"]),
         interrupts=st.booleans(),
@@ -146,6 +154,7 @@ class LoopMachine(RuleBasedStateMachine):
     def break_a_call(self, call: str, interrupts: bool) -> None:
         self.engine.breaks = call, interrupts
 
+    @precondition(lambda self: self.calm)
     @rule(row=st.integers(0, 3))
     def spoil_logits(self, row: int) -> None:
         self.engine.spoils = row
