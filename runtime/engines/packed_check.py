@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from artifact.config import RuntimeConfig
@@ -96,11 +98,10 @@ def _range(array: np.ndarray) -> tuple[int, int]:
     return (min(numbers), max(numbers)) if numbers else (-1, -1)
 
 
-def check_accepted(accepted: np.ndarray, counts: np.ndarray) -> None:
+def check_accepted(accepted: Sequence[int], counts: Sequence[int]) -> None:
     """EngineError when a row's states are to advance by other than 0 to ``counts`` [rows] tokens, 0 if not held."""
-    if accepted.shape != counts.shape:
-        raise EngineError(f"expected tokens to advance by for {len(counts)} rows, found {list(accepted.shape)}")
-    wrong = (accepted < 0) | (accepted > counts)
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise EngineError(f"row {row}: expected 0 to {counts[row]} tokens to advance by, found {accepted[row]}")
+    if len(accepted) != len(counts):
+        raise EngineError(f"expected tokens to advance by for {len(counts)} rows, found {len(accepted)}")
+    for row, (found, most) in enumerate(zip(accepted, counts, strict=True)):
+        if not 0 <= found <= most:
+            raise EngineError(f"row {row}: expected 0 to {most} tokens to advance by, found {found}")

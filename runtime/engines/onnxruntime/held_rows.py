@@ -13,8 +13,9 @@ import onnxruntime as ort
 from artifact.errors import EngineError
 from runtime.engines.onnxruntime.held_memory import Bound, HeldMemory, bound
 from runtime.engines.onnxruntime.held_states import ACCEPTED, HeldState, advance_model, advanced_output
-from runtime.engines.onnxruntime.kernels import installed_kernels, quiet_options
+from runtime.engines.onnxruntime.kernels import installed_kernels
 from runtime.engines.onnxruntime.paged_pools import ArrayPools
+from runtime.engines.onnxruntime.session import threaded_options
 from runtime.engines.packed_check import check_accepted
 
 # Parts of the pools that are remembered as sessions take them.
@@ -48,8 +49,7 @@ class HeldRows:
     def __init__(self, held: Sequence[HeldState], folder: Path, threads: int) -> None:
         """EngineError when ONNX Runtime refuses the graph."""
         self._held = tuple(held)
-        options = quiet_options()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options = threaded_options(threads)
         model = ir.to_proto(advance_model(self._held, installed_kernels())).SerializeToString()
         try:
             self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -107,7 +107,7 @@ class HeldRows:
         if batch is not None:
             counts[batch.rows] = np.where(batch.waits, batch.counts, 0)
         try:
-            check_accepted(accepted, counts)
+            check_accepted(accepted.tolist(), counts.tolist())
         except EngineError:
             self.settle()
             self.forget()

@@ -49,9 +49,9 @@ def installed_kernels() -> Kernels:
 
 
 def quiet_options() -> ort.SessionOptions:
-    """Session options that log nothing below errors."""
+    """Options of a session that is run once or twice: it logs nothing below errors, and starts no threads."""
     options = ort.SessionOptions()
-    options.log_severity_level = 4
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
     return options
 
 

@@ -28,10 +28,6 @@ class HeldRows:
     slots: np.ndarray
 
 
-_NOTHING = np.zeros(0, np.int64)
-_NO_ROWS = HeldRows(_NOTHING, _NOTHING, _NOTHING, _NOTHING)
-
-
 @dataclass(frozen=True)
 class AdvanceShape:
     """rows: of the step that were held. tokens: of which inputs are kept. most: tokens of a row."""
@@ -77,7 +73,8 @@ class AdvanceStep:
         self._slots = self._slots.view(parts, shape.most)
         here = self._host.numpy()
         self._arrays = [here[place] for place in places]
-        self._held, self._index, self._before = _NO_ROWS, _NOTHING, _NOTHING
+        self._starts: list[int] = []
+        self._own: list[int] = []
         # Layers advance at the same time: one by one their kernels are short of work for a GPU.
         self._parts = [part % MOST_PARTS for part in parts_of(self._calls)]
         self._branches = Branches(device, len(set(self._parts)))
@@ -89,7 +86,7 @@ class AdvanceStep:
         That is while the device runs the step, so that little is left to do behind it.
         """
         bounds, slots, counts, sources, targets = self._arrays
-        rows, most = len(held.rows), self._shape.most
+        rows = len(held.rows)
         bounds[1 : 1 + 2 * rows : 2] = held.starts
         bounds[1 + 2 * rows :] = self._shape.tokens
         slots.fill(-1)
@@ -97,23 +94,22 @@ class AdvanceStep:
         if self._states.pools:
             sources.fill(self._states.nowhere)
             targets.fill(self._states.nowhere)
-        self._held, self._index = held, np.arange(rows)
-        # Of the tokens of the row before each row of accepted tokens, the last.
-        self._before = (1 + 2 * self._index) * most - 1
+        self._starts, self._own = held.starts.tolist(), held.slots.tolist()
 
-    def launch(self, accepted: np.ndarray) -> None:
-        """Enqueue it for rows of which the first ``accepted`` [rows] tokens advance the state; 0: none."""
+    def launch(self, accepted: Sequence[int]) -> None:
+        """Enqueue it for rows of which the first ``accepted`` [rows] tokens advance the state; 0: none.
+
+        The rows are few: one by one they take less time than as arrays.
+        """
         bounds, slots, counts, sources, targets = self._arrays
-        rows, index, before, own = len(accepted), self._index, self._before, self._held.slots
-        np.add(self._held.starts, accepted, out=bounds[2 : 2 + 2 * rows : 2], casting="unsafe")
-        counts[1 : 1 + 2 * rows : 2] = np.maximum(accepted, 1)
-        if not accepted.all():
-            index = np.flatnonzero(accepted)
-            accepted, before, own = accepted[index], before[index], own[index]
-        slots[before + accepted] = own
-        if self._states.pools:
-            sources[index] = self._states.first + index * self._shape.most + accepted - 1
-            targets[index] = own
+        most, first = self._shape.most, self._states.first
+        for index, (start, count, slot) in enumerate(zip(self._starts, accepted, self._own, strict=True)):
+            row = 1 + 2 * index
+            bounds[row + 1] = start + count
+            if count:
+                counts[row], slots[row * most + count - 1] = count, slot
+                if self._states.pools:
+                    sources[index], targets[index] = first + index * most + count - 1, slot
         if self.repeated.is_replayed:
             self.repeated.run()
             return

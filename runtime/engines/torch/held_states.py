@@ -59,7 +59,7 @@ class HeldStates:
         self._rows: HeldRows | None = None
         self._calls: KeptCalls | None = None
         # Tokens of the rows of the step that waits, 0 of those that it does not hold, and what advances it.
-        self._counts: np.ndarray | None = None
+        self._counts: list[int] | None = None
         self._waiting: AdvanceStep | None = None
 
     @property
@@ -128,9 +128,9 @@ class HeldStates:
                 f"expected at most {self.limits.rows} held rows in a step, found {count}: prepare for more of them"
             )
         found, rows = held_inputs(inputs, self.limits.tokens, self._states.first)
-        self._counts = np.zeros(len(inputs.held), np.int64)
-        self._counts[rows.rows] = rows.counts
-        self._rows = rows
+        counts = np.zeros(len(inputs.held), np.int64)
+        counts[rows.rows] = rows.counts
+        self._counts, self._rows = counts.tolist(), rows
         return found
 
     def calls(self, size: StepSize, tensors: Mapping[str, torch.Tensor]) -> KeptCalls:
@@ -157,12 +157,10 @@ class HeldStates:
         """As ``PagedEngine.advance``."""
         rows, counts, waiting = self._rows, self._counts, self._waiting
         self.forget()
-        check_accepted(accepted, np.zeros(len(accepted), np.int64) if counts is None else counts)
-        if rows is None or waiting is None:
-            return
-        taken = accepted[rows.rows]
-        if taken.any():
-            waiting.launch(taken)
+        taken = accepted.tolist()
+        check_accepted(taken, [0] * len(taken) if counts is None else counts)
+        if rows is not None and waiting is not None and any(taken):
+            waiting.launch([taken[row] for row in rows.rows.tolist()])
 
     def _step(self, shape: AdvanceShape, calls: KeptCalls) -> AdvanceStep:
         assert self._states is not None
