@@ -135,6 +135,22 @@ def test_cancelling_while_candidates_are_under_way_harms_nobody_else(mode) -> No
 
 
 @pytest.mark.parametrize("mode", ["snapshot", "replay"])
+def test_candidates_that_were_under_way_at_a_cancellation_never_reach_the_prefix_cache(mode) -> None:
+    loop, engine, _ = speculating(HYBRID, [0], mode=mode, ahead=True, prefix_cache="radix")
+    gone, _ = loop.add(asked([1, 2], 30)), loop.add(asked([3], 30))
+    for _ in range(4):
+        loop.step()
+    loop.cancel(gone)
+    run_all(loop)
+    text = [1, 2, *toy_greedy(engine.config, [1, 2], 12)]
+    again = loop.add(asked(text, 5))
+    outputs = run_all(loop)
+    assert answers(outputs) == {(again, 0): tuple(toy_greedy(engine.config, text, 5))}
+    # Two steps for its prompt, and a token of each one after: the state after the last of them is there.
+    assert next(o.piece.generation.cached_tokens for o in outputs if o.piece and o.piece.generation) == 5
+
+
+@pytest.mark.parametrize("mode", ["snapshot", "replay"])
 def test_an_answer_that_fails_among_candidates_takes_its_siblings_along_and_nobody_else(monkeypatch, mode) -> None:
     loop, engine, _ = speculating(HYBRID, [MOST], mode=mode)
     bad, good = loop.add(asked([1, 2], 30, n=2)), loop.add(asked([3], 30))
