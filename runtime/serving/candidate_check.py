@@ -35,12 +35,13 @@ class CandidateCheck:
     def propose(self) -> Mapping[int, tuple[int, ...]]:
         """Candidates by sequence; nothing, and errors of the requests that it was asked for, where the drafter
         failed."""
-        decoding = []
+        decoding, rows = [], 0
         for sequence in self._scheduler.decoding():
+            rows += 1
             known = self._requests.of(sequence)
             if known is not None and known[1].candidates != 0:
                 decoding.append((sequence, known[1].candidates, known[1].draw(sequence)))
-        wanted = self._speculator.wanted(decoding)
+        wanted = self._speculator.wanted(decoding, rows)
         try:
             return self._speculator.propose(wanted)
         except Exception as error:

@@ -18,10 +18,13 @@ from runtime.speculation import (
     StepCost,
     Wanted,
 )
+from runtime.speculation.candidate_count import expected_tokens
 from runtime.speculation.settings import AUTO, SNAPSHOT
 
 # Steps of so many rows that do without candidates to learn their time: the first may have to prepare something.
 _COMPARED = 2
+# Of the steps whose candidates are not worth what they cost the other rows, one in so many runs with them.
+_PROBE_STEPS = 16
 
 
 class Speculator:
@@ -43,6 +46,8 @@ class Speculator:
         self._counts: dict[int, CandidateCount] = {}
         # By sequence, of the step that is under way.
         self._proposals: dict[int, Proposal] = {}
+        # Rows that decode in it; how many steps did without their candidates, and whether this one does.
+        self._rows, self._waived, self._waives = 0, 0, False
 
     @property
     def candidate_slots(self) -> int | None:
@@ -54,13 +59,17 @@ class Speculator:
         """The drafter, where it has to see the steps of the model."""
         return self._drafter if isinstance(self._drafter, StepRunner) else None
 
-    def wanted(self, sequences: Iterable[tuple[ScheduledSequence, int | None, Draw | None]]) -> list[Wanted]:
+    def wanted(self, sequences: Iterable[tuple[ScheduledSequence, int | None, Draw | None]], rows: int) -> list[Wanted]:
         """What to ask the drafter for; each sequence comes with how many candidates its request allows at most, and how
-        it draws."""
+        it draws.
+
+        ``rows``: that decode in the step, those without candidates included.
+        """
         if self._plain_next:
             self._plain_next = False
             return []
         found = []
+        self._rows = rows
         for sequence, asked, draw in sequences:
             if sequence.id not in self._counts:
                 self._counts[sequence.id] = self._settings.make_count(asked, self.cost)
@@ -76,7 +85,26 @@ class Speculator:
         for each, proposal in zip(wanted, found, strict=True):
             if len(proposal):
                 self._proposals[each.sequence] = self._checked(proposal.first(each.most))
+        self._waives = self._measures and bool(self._proposals) and not self._pays()
+        if self._waives:
+            self._waived += 1
+            self._waives = self._waived % _PROBE_STEPS != 0
+        if self._waives:
+            self._proposals = {}
         return {sequence: proposal.token_ids for sequence, proposal in self._proposals.items()}
+
+    def _pays(self) -> bool:
+        """Whether all rows together are expected to get more tokens in the time of a step with these candidates.
+
+        Each sequence chooses as if all rows had as many as it; where few have some, the others wait for them.
+        """
+        if self._rows < 2:
+            return True
+        tokens, candidates = float(self._rows - len(self._proposals)), 0
+        for sequence, proposal in self._proposals.items():
+            tokens += expected_tokens(self._counts[sequence].acceptance, len(proposal))[-1]
+            candidates += len(proposal)
+        return tokens > self._rows * self.cost.relative_time(candidates / self._rows)
 
     def ran(self, plan: StepPlan) -> None:
         """The step has run: count the rows that decoded without candidates."""
@@ -84,7 +112,8 @@ class Speculator:
 
     def took(self, plan: StepPlan, seconds: float) -> None:
         """The step took so long, drafts and acceptance included; ``learn`` makes something of it."""
-        self._unlearned = (plan, seconds) if self._measures else None
+        # A step without the candidates that were drafted for it took the time of the drafts.
+        self._unlearned = (plan, seconds) if self._measures and not self._waives else None
 
     def learn(self) -> None:
         """What candidates cost, from the last step that ended; only one that does nothing but decode says much."""

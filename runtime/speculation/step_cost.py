@@ -35,7 +35,7 @@ class StepCost:
         """Whether the time of a step of so many rows without candidates is known."""
         return rows in self._plain_seconds
 
-    def relative_time(self, candidates: int) -> float:
+    def relative_time(self, candidates: float) -> float:
         """Of a step with so many candidates in each row; 1 is the time of one without."""
         fixed, slope = self._line
         return 1.0 + fixed + slope * candidates if candidates else 1.0

@@ -1,0 +1,74 @@
+"""Whether candidates of few rows are worth the time that all rows of a step wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from runtime.speculation import Proposal, SpeculationSettings, Wanted
+from tests.runtime.serving.toy_loop import answers, asked, run_all, toy_loop
+from tests.runtime.toy_engine import HYBRID
+from tests.runtime.toy_paged_engine import VOCAB, paged_config, toy_greedy
+
+MOST, NEW = 4, 120
+
+
+class RightForOne:
+    """Right about the sequence that it was asked for first, and without a proposal for all others."""
+
+    def __init__(self) -> None:
+        self.config, self.first = paged_config(HYBRID), -1
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+        if self.first < 0:
+            self.first = wanted[0].sequence
+        return [
+            Proposal(tuple(toy_greedy(self.config, each.tokens, each.most)) if each.sequence == self.first else ())
+            for each in wanted
+        ]
+
+    def forget(self, sequence: int) -> None:
+        """It knows nothing."""
+
+
+def steps_with_candidates(requests: int, time: float, monkeypatch: pytest.MonkeyPatch, cost: float | None = None):
+    """How many steps there were, and how many of them had candidates, where one with any takes ``time``."""
+    speculation = SpeculationSettings(MOST, RightForOne(), candidate_cost=cost, mode="replay")
+    loop, engine = toy_loop(HYBRID, speculation=speculation, most_held=1 + MOST, max_seq_len=256, memory_bytes=40_000)
+    assert loop._speculator is not None
+    monkeypatch.setattr(loop._speculator.cost, "relative_time", lambda candidates: time if candidates else 1.0)
+    rng, wanted, found = np.random.default_rng(requests), {}, []
+    for _ in range(requests):
+        prompt = rng.integers(0, VOCAB, 5).tolist()
+        wanted[loop.add(asked(prompt, NEW)), 0] = tuple(toy_greedy(engine.config, prompt, NEW))
+    steps = tried = 0
+    while loop.busy:
+        found += loop.step()
+        steps += 1
+        tried += loop.last_plan is not None and any(row.candidates for row in loop.last_plan.rows)
+    found += run_all(loop)
+    assert answers(found) == wanted
+    return steps, tried
+
+
+def test_a_step_waives_what_the_others_would_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four rows one gains at most four tokens: with steps of 2.5 times the time all lose, and one of 16 tries."""
+    steps, tried = steps_with_candidates(4, 2.5, monkeypatch)
+    assert 0 < tried <= steps // 16 + 1
+
+
+def test_a_row_alone_has_its_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, tried = steps_with_candidates(1, 2.5, monkeypatch)
+    assert tried >= NEW // (1 + MOST) - 1
+
+
+def test_candidates_that_pay_for_all_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, tried = steps_with_candidates(4, 1.3, monkeypatch)
+    assert tried >= NEW // (1 + MOST) - 2
+
+
+def test_with_a_given_cost_the_company_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, tried = steps_with_candidates(4, 2.5, monkeypatch, cost=0.1)
+    assert tried >= NEW // (1 + MOST) - 2
