@@ -65,7 +65,12 @@ class ModelDrafter:
             most = min(each.most, self._tokens, self._length - len(each.tokens) + 1)
             if most < 1:
                 continue
-            known = self._caches.room(each.sequence, len(each.tokens) + most - 1, sequences)
+            length, known = len(each.tokens) + most - 1, self._caches.find(each.sequence)
+            if known is not None and known.slots and known.length >= len(each.tokens):
+                # Asked again without a new token, as the sequence found no room in the step: its state has consumed the
+                # last one already, and the state before that is gone.
+                self._caches.forget(each.sequence)
+            known = self._caches.room(each.sequence, length, sequences)
             if known is None:
                 continue
             known.rewind(each.tokens)

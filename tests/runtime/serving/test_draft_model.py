@@ -92,6 +92,18 @@ def test_there_is_none_beyond_the_drafts_own_length() -> None:
     assert sizes == [4, 3, 2, 1, 0, 0]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_whoever_found_no_room_in_a_step_asks_again(kind: str) -> None:
+    """With the same tokens, and another number of candidates; nothing was accepted in between."""
+    drafter, engine = drafter_of(KINDS[kind])
+    text = [1, 2, 3, 4, 5, 6, 7]
+    for most in (1, 1, MOST, 2, MOST):
+        [proposal] = drafter.propose([Wanted(0, text, most)])
+        assert proposal.token_ids == greedy(engine, text, most)
+    text += [*greedy(engine, text, 2), 60]
+    assert drafter.propose([Wanted(0, text, MOST)])[0].token_ids == greedy(engine, text, MOST)
+
+
 def test_after_a_failure_it_begins_anew() -> None:
     drafter, engine = drafter_of(HYBRID)
     engine.fail_at = {3}
