@@ -76,9 +76,9 @@ class Rows:
                 yield self.engine.read_pool(spec.name)[self.slots[:, 0]]
 
 
-def assert_alone(rows: Rows, states: Sequence[np.ndarray], limit: float = 1e-5) -> None:
-    """The states of ``rows`` are those of their tokens, each row's fed at once; ``limit``: relative norm."""
+def assert_alone(rows: Rows, states: Sequence[np.ndarray]) -> None:
+    """The states of ``rows`` are those of their tokens, each row's fed at once."""
     alone = Rows(rows.engine, rows.slots)
     alone.engine.step(alone.inputs(rows.tokens))
     for state, expected in zip(states, alone.states(), strict=True):
-        assert np.linalg.norm(state - expected) <= limit * np.linalg.norm(expected)
+        assert np.linalg.norm(state - expected) <= 1e-5 * np.linalg.norm(expected)

@@ -22,13 +22,15 @@ from tests.support.tiny_models import EXPERTS
 
 MOST_ROWS, MOST_TOKENS = 5, 8
 # Of the logits of one token, as in test_paged_engine: where there are experts, steps without candidates differ from the
-# same tokens at once by up to 1.3e-5, these by 1.5e-5. Their states, too: from 8e-8 in the first layer to 1.5e-5 in the
-# last of qwen3_next.
+# same tokens at once by up to 1.3e-5, these by 1.5e-5.
 TOLERANCE = 5e-5
+# Each layer of the tiny model with experts multiplies rounding by about ten: four of them pass the 1e-5 of states, these
+# reach 4e-6 at most in 650 histories.
+THREE_LAYERS = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 FAMILIES = {
     "nemotron_h": {},
     "mamba2": {},
-    "qwen3_next with experts": EXPERTS["qwen3_next"],
+    "qwen3_next with experts": EXPERTS["qwen3_next"] | THREE_LAYERS,
     "granitemoehybrid with experts": EXPERTS["granitemoehybrid"],
     "olmo_hybrid": {},
     "qwen3_5_text": {},
@@ -64,12 +66,7 @@ STEP = st.lists(st.tuples(st.integers(1, MOST_TOKENS), st.floats(0, 1)), min_siz
 @settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(2, MOST_ROWS), st.integers(0, 1), st.integers(0, 3), st.lists(STEP, min_size=1, max_size=4))
 def test_rows_are_those_of_their_right_tokens_alone(
-    engine: OnnxRuntimePagedEngine,
-    request: pytest.FixtureRequest,
-    count: int,
-    spare: int,
-    seed: int,
-    steps: list[list[tuple[int, float]]],
+    engine: OnnxRuntimePagedEngine, count: int, spare: int, seed: int, steps: list[list[tuple[int, float]]]
 ) -> None:
     rng, rows = np.random.default_rng(seed), Rows(engine, slots_of(count, spare, seed))
     found: list[list[np.ndarray]] = [[] for _ in range(count)]
@@ -84,7 +81,7 @@ def test_rows_are_those_of_their_right_tokens_alone(
     alone = Rows(engine, rows.slots)
     expected = alone.engine.step(alone.inputs(rows.tokens))
     assert_close(np.concatenate([part for parts in found for part in parts]), expected)
-    assert_alone(rows, states, TOLERANCE if "experts" in request.node.name else 1e-5)
+    assert_alone(rows, states)
 
 
 def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
