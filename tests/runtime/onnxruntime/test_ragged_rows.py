@@ -24,8 +24,8 @@ MOST_ROWS, MOST_TOKENS = 5, 8
 # Of the logits of one token, as in test_paged_engine: where there are experts, steps without candidates differ from the
 # same tokens at once by up to 1.3e-5, these by 1.5e-5.
 TOLERANCE = 5e-5
-# Each layer of the tiny model with experts multiplies rounding by about ten: four of them pass the 1e-5 of states, these
-# reach 4e-6 at most in 650 histories.
+# Each layer of the tiny model with experts multiplies rounding by about ten: four of them pass the 1e-5 of states,
+# these reach 4e-6 at most in 650 histories.
 THREE_LAYERS = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 FAMILIES = {
     "nemotron_h": {},
