@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from runtime.prefix_cache.eviction_queue import EvictionQueue
@@ -15,6 +17,7 @@ from runtime.prefix_cache.tuner import Shadow
 from runtime.prefix_cache.worth import CacheCosts, LruWorth, ValueWorth, Worth
 from tests.runtime.prefix_cache.world import World, run
 
+KINDS = ("state", "kv")
 # The policy "value" with an alpha of zero is the order of use, too.
 ORDERS = pytest.mark.parametrize(
     "worth", [LruWorth(), ValueWorth(CacheCosts(1, 1000), alpha=0.0)], ids=["lru", "value"]
@@ -29,41 +32,43 @@ def first_tokens(world: World, count: int = 30) -> dict[int, tuple[int, ...]]:
     return sequences
 
 
+def gone(world: World, kind: str) -> list[tuple[int, ...]]:
+    """The sequences in the order in which their states, or their KV, go."""
+    return world.gone(world.tree.evict_state if kind == "state" else world.tree.evict_kv)
+
+
+def lengths_gone(worth: Worth, kept: Sequence[tuple[int, ...]], *touched: tuple[int, ...]) -> dict[str, list[int]]:
+    """The lengths of what goes, by kind, after some sequences were ``kept`` and then some of them ``touched``."""
+    orders = {}
+    for kind in KINDS:
+        world = World(worth=worth)
+        for tokens in kept:
+            world.keep(tokens)
+        for tokens in touched:
+            world.touch(tokens)
+        orders[kind] = [len(tokens) for tokens in gone(world, kind)]
+    return orders
+
+
 @ORDERS
-@pytest.mark.parametrize("kind", ["state", "kv"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_was_used_last_goes_last(worth: Worth, kind: str) -> None:
     world = World(worth=worth)
     sequences = first_tokens(world)
     world.touch(sequences[1])
-    evict = world.tree.evict_state if kind == "state" else world.tree.evict_kv
-    assert [tokens[0] for tokens in world.gone(evict)] == [2, 3, 1]
+    assert [tokens[0] for tokens in gone(world, kind)] == [2, 3, 1]
 
 
 @ORDERS
 def test_who_goes_on_from_a_state_refreshes_the_kv_before_it_and_not_the_state(worth: Worth) -> None:
     """A sequence goes on from 20 to 40 tokens after another came: the state at 20 is the oldest, its KV the newest."""
-    orders = {}
-    for kind in ("state", "kv"):
-        world = World(worth=worth)
-        world.keep(run(0, 20))
-        world.keep((7, 7, 7))
-        world.keep(run(0, 40))
-        evict = world.tree.evict_state if kind == "state" else world.tree.evict_kv
-        orders[kind] = [len(tokens) for tokens in world.gone(evict)]
+    orders = lengths_gone(worth, [run(0, 20), (7, 7, 7), run(0, 40)])
     assert orders == {"state": [20, 3, 40], "kv": [3, 40, 20]}
 
 
 @ORDERS
 def test_touching_an_inner_state_keeps_it_longer_than_the_leaf_but_not_its_kv(worth: Worth) -> None:
-    orders = {}
-    for kind in ("state", "kv"):
-        world = World(worth=worth)
-        world.keep(run(0, 20))
-        world.keep(run(0, 40))
-        world.keep((7, 7, 7))
-        world.touch(run(0, 20))
-        evict = world.tree.evict_state if kind == "state" else world.tree.evict_kv
-        orders[kind] = [len(tokens) for tokens in world.gone(evict)]
+    orders = lengths_gone(worth, [run(0, 20), run(0, 40), (7, 7, 7)], run(0, 20))
     # A leaf always goes before what it stands on, whoever was touched last.
     assert orders == {"state": [40, 3, 20], "kv": [40, 3, 20]}
 
@@ -92,13 +97,12 @@ def test_what_is_locked_waits_at_its_place(worth: Worth) -> None:
     assert world.gone(world.tree.evict_state) == [sequences[1]], "a lock alone is no use"
 
 
-def test_a_state_that_saves_more_goes_later_and_a_longer_leaf_too() -> None:
-    for kind in ("state", "kv"):
-        world = World(worth=ValueWorth(CacheCosts(1, 1000), alpha=1000.0))
-        for first, count in ((1, 300), (2, 100), (3, 50)):
-            world.keep((first, *run(400, 399 + count)))
-        evict = world.tree.evict_state if kind == "state" else world.tree.evict_kv
-        assert [tokens[0] for tokens in world.gone(evict)] == [3, 2, 1]
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_that_saves_more_goes_later_and_a_longer_leaf_too(kind: str) -> None:
+    world = World(worth=ValueWorth(CacheCosts(1, 1000), alpha=1000.0))
+    for first, count in ((1, 300), (2, 100), (3, 50)):
+        world.keep((first, *run(400, 399 + count)))
+    assert [tokens[0] for tokens in gone(world, kind)] == [3, 2, 1]
 
 
 def test_a_match_alone_refreshes_nothing() -> None:
