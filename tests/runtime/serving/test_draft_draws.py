@@ -12,15 +12,14 @@ from runtime.sampling import Sampler, SamplingParams
 from runtime.serving.draft_model import ModelDrafter
 from runtime.serving.settings import ServingSettings
 from runtime.speculation import DraftModel, Proposal, SpeculationSettings, Wanted
-from tests.runtime.sampling.chi_square import chi_square_fits
-from tests.runtime.serving.toy_loop import answers, asked, toy_loop
-from tests.runtime.speculation.processed import joint, processed
+from tests.runtime.serving.joint_draws import check_draws
+from tests.runtime.serving.toy_loop import toy_loop
+from tests.runtime.speculation.processed import processed
 from tests.runtime.toy_engine import HYBRID
 from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config, toy_logits
 from tests.support.artifacts import ArtifactCache
 
 VOCAB, MOST, NEW, RUNS = 5, 3, 3, 2_500
-PROMPT = [1, 2, 1, 3, 1, 2, 1]
 
 
 def drawing(layers: list[str], vocab: int = VOCAB, rows: int = 12) -> ModelDrafter:
@@ -83,18 +82,7 @@ def test_answers_follow_the_model(vocab: int, params: dict[str, float]) -> None:
     drafter = Watched(drawing(["attention"], vocab))
     speculation = SpeculationSettings(MOST, drafter, adaptive=False)
     loop, engine = toy_loop(HYBRID, vocab=VOCAB, speculation=speculation, most_held=1 + MOST)
-    for seed in range(RUNS):
-        # The last token is never a candidate: more than those that are counted.
-        loop.add(asked(PROMPT, NEW + 2, seed=seed, **params))
-    outputs = []
-    while loop.busy:
-        outputs += loop.step()
-    drawn = np.zeros((VOCAB,) * NEW, np.int64)
-    for tokens in answers(outputs).values():
-        drawn[tokens[:NEW]] += 1
-    assert drawn.sum() == RUNS
-    expected = joint(lambda tokens: toy_logits(engine.config, tokens), SamplingParams(**params), PROMPT, NEW)
-    assert chi_square_fits(drawn.ravel(), RUNS * expected.ravel())
+    check_draws(loop, engine, params, NEW, RUNS)
     metrics = loop.speculation
     assert metrics is not None and RUNS / 4 < metrics.accepted < 0.9 * metrics.proposed
     assert all(proposal.probabilities is not None for proposal in drafter.proposals)

@@ -7,17 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from runtime.sampling import SamplingParams
 from runtime.serving.draft_model import ModelDrafter
 from runtime.speculation import NgramDrafter, Proposal, SpeculationSettings, Wanted
-from tests.runtime.sampling.chi_square import chi_square_fits
-from tests.runtime.serving.toy_loop import answers, asked, toy_loop
-from tests.runtime.speculation.processed import joint
+from tests.runtime.serving.joint_draws import check_draws
+from tests.runtime.serving.toy_loop import toy_loop
 from tests.runtime.toy_engine import HYBRID
-from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config, toy_logits
+from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config
 
 VOCAB, MOST, NEW, RUNS = 5, 3, 2, 1_200
-PROMPT = [1, 2, 1, 3, 1, 2, 1]
 PARAMS = {
     "temperature": {"temperature": 0.9},
     "top": {"temperature": 1.3, "top_k": 4, "top_p": 0.9},
@@ -69,17 +66,6 @@ def test_tokens_together_follow_the_model(kind: str, filters: str, mode: str, ad
     speculation = SpeculationSettings(MOST, drafter(kind), adaptive=adaptive, candidate_cost=0.1, mode=mode)
     keeps = {"most_held": 1 + MOST} if mode == "replay" else {"speculative_tokens": MOST}
     loop, engine = toy_loop(HYBRID, vocab=VOCAB, speculation=speculation, prefix_cache="radix", **keeps)
-    for seed in range(RUNS):
-        # The last token is never a candidate: more than those that are counted.
-        loop.add(asked(PROMPT, NEW + 2, seed=seed, **PARAMS[filters]))
-    outputs = []
-    while loop.busy:
-        outputs += loop.step()
-    drawn = np.zeros((VOCAB,) * NEW, np.int64)
-    for tokens in answers(outputs).values():
-        drawn[tokens[:NEW]] += 1
-    assert drawn.sum() == RUNS
-    expected = joint(lambda tokens: toy_logits(engine.config, tokens), SamplingParams(**PARAMS[filters]), PROMPT, NEW)
-    assert chi_square_fits(drawn.ravel(), RUNS * expected.ravel())
+    check_draws(loop, engine, PARAMS[filters], NEW, RUNS)
     metrics = loop.speculation
     assert metrics is not None and RUNS / 10 < metrics.accepted < 0.9 * metrics.proposed

@@ -1,0 +1,33 @@
+"""What is drawn through a whole serving loop against the distribution that its model gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from runtime.sampling import SamplingParams
+from runtime.serving.loop import ServingLoop
+from tests.runtime.sampling.chi_square import chi_square_fits
+from tests.runtime.serving.toy_loop import answers, asked
+from tests.runtime.speculation.processed import joint
+from tests.runtime.toy_paged_engine import ToyPagedEngine, toy_logits
+
+PROMPT = [1, 2, 1, 3, 1, 2, 1]
+
+
+def check_draws(loop: ServingLoop, engine: ToyPagedEngine, params: dict[str, Any], new: int, runs: int) -> None:
+    """AssertionError unless the first ``new`` tokens of ``runs`` answers, together, follow the product of the
+    written-out distributions."""
+    for seed in range(runs):
+        # The last token is never a candidate: more than those that are counted.
+        loop.add(asked(PROMPT, new + 2, seed=seed, **params))
+    outputs = []
+    while loop.busy:
+        outputs += loop.step()
+    drawn = np.zeros((engine.config.vocab_size,) * new, np.int64)
+    for tokens in answers(outputs).values():
+        drawn[tokens[:new]] += 1
+    assert drawn.sum() == runs
+    expected = joint(lambda tokens: toy_logits(engine.config, tokens), SamplingParams(**params), PROMPT, new)
+    assert chi_square_fits(drawn.ravel(), runs * expected.ravel())
