@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -21,43 +22,29 @@ from runtime.sampling import SamplingParams
 from runtime.serving.pinned import PrefixEvictedError
 from runtime.serving.settings import ServingSettings
 from tests.runtime.prefix_cache.oracle import Oracle, check_all, poison
+from tests.runtime.serving.conftest import MAX_SEQ, ROWS, Opened
 from tests.support.artifacts import ArtifactCache
 
-MAX_SEQ, ROWS = 96, 3
 RNG = np.random.default_rng(5)
 SYSTEM, OTHER, THIRD = (RNG.integers(3, 97, 41).tolist() for _ in range(3))
-Opened = Callable[..., LLM]
-
-
-@pytest.fixture(scope="module")
-def folder(artifacts: ArtifactCache) -> Path:
-    return artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=ROWS, max_seq_len=MAX_SEQ).folder
-
-
-@pytest.fixture(scope="module")
-def oracle(folder: Path) -> Oracle:
-    return Oracle(folder, MAX_SEQ)
 
 
 @pytest.fixture(params=["onnxruntime", "torch"])
 def opened(folder: Path, request: pytest.FixtureRequest) -> Iterator[Opened]:
     """Opens the artifact with a radix tree and room for ``sequences`` of full length and ``slots`` states."""
-    open_now: list[LLM] = []
+    with ExitStack() as open_now:
 
-    def open_llm(
-        sequences: int = 4, slots: int = 12, block_size: int = 16, kind: str | None = None, **cache: object
-    ) -> LLM:
-        engine = create_paged_engine(folder, kind or request.param, EngineOptions(threads=1))
-        blocks = sequences * (-(-MAX_SEQ // block_size) + 1)
-        memory = blocks * engine.block_bytes(block_size) + slots * engine.slot_bytes
-        chosen = PrefixCacheSettings(cached_states=max(0, slots - ROWS), **cache)  # type: ignore[arg-type]
-        settings = ServingSettings(block_size, memory_bytes=memory, prefix_cache=chosen)
-        open_now.append(LLM(folder, engine=engine, serving=settings))
-        return open_now[-1]
+        def open_llm(
+            sequences: int = 4, slots: int = 12, block_size: int = 16, kind: str | None = None, **cache: object
+        ) -> LLM:
+            engine = create_paged_engine(folder, kind or request.param, EngineOptions(threads=1))
+            blocks = sequences * (-(-MAX_SEQ // block_size) + 1)
+            memory = blocks * engine.block_bytes(block_size) + slots * engine.slot_bytes
+            chosen = PrefixCacheSettings(cached_states=max(0, slots - ROWS), **cache)  # type: ignore[arg-type]
+            settings = ServingSettings(block_size, memory_bytes=memory, prefix_cache=chosen)
+            return open_now.enter_context(LLM(folder, engine=engine, serving=settings))
 
-    yield open_llm
-    for llm in open_now:
-        llm.close()
+        yield open_llm
 
 
 def ask(llm: LLM, prompt: list[int], new: int = 5) -> Generation:

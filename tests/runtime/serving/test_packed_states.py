@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +25,11 @@ from runtime.serving.pools import CacheSlots, ServingShape, pools_in
 from runtime.serving.request import ServingRequest
 from runtime.serving.settings import ServingSettings
 from tests.runtime.prefix_cache.oracle import Oracle, check_all, poison
+from tests.runtime.serving.conftest import ROWS, Opened
 from tests.runtime.serving.toy_loop import answers
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config, toy_greedy
-from tests.support.artifacts import ArtifactCache
 
-MAX_SEQ, ROWS = 96, 3
 RNG = np.random.default_rng(9)
 SYSTEM, OTHER = (RNG.integers(3, 97, 41).tolist() for _ in range(2))
 
@@ -184,35 +184,21 @@ def test_settings_and_engines_that_do_not_fit_are_refused() -> None:
         ServingLoop(engine, ServingSettings(prefix_cache=PrefixCacheSettings(states="int8")), (), None)
 
 
-@pytest.fixture(scope="module")
-def folder(artifacts: ArtifactCache) -> Path:
-    return artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=ROWS, max_seq_len=MAX_SEQ).folder
-
-
-@pytest.fixture(scope="module")
-def oracle(folder: Path) -> Oracle:
-    return Oracle(folder, MAX_SEQ)
-
-
-Opened = Callable[..., LLM]
-
-
 @pytest.fixture(params=["onnxruntime", "torch"])
 def opened(folder: Path, request: pytest.FixtureRequest) -> Iterator[Opened]:
     """Opens the artifact with room for four sequences and ``count`` states of the cache, in int8."""
-    open_now: list[LLM] = []
+    with ExitStack() as open_now:
 
-    def open_llm(count: int = 8, kind: str | None = None, **cache: object) -> LLM:
-        engine = create_paged_engine(folder, kind or request.param, EngineOptions(threads=1))
-        chosen = PrefixCacheSettings(cached_states=count, **{"states": "int8", **cache})  # type: ignore[arg-type]
-        each = engine.slot_bytes if chosen.states == "exact" else engine.packed_slot_bytes(chosen.states)
-        memory = 28 * engine.block_bytes(16) + ROWS * engine.slot_bytes + (count + 1) * each
-        open_now.append(LLM(folder, engine=engine, serving=ServingSettings(memory_bytes=memory, prefix_cache=chosen)))
-        return open_now[-1]
+        def open_llm(count: int = 8, kind: str | None = None, **cache: object) -> LLM:
+            engine = create_paged_engine(folder, kind or request.param, EngineOptions(threads=1))
+            chosen = PrefixCacheSettings(cached_states=count, **{"states": "int8", **cache})  # type: ignore[arg-type]
+            each = engine.slot_bytes if chosen.states == "exact" else engine.packed_slot_bytes(chosen.states)
+            memory = 28 * engine.block_bytes(16) + ROWS * engine.slot_bytes + (count + 1) * each
+            return open_now.enter_context(
+                LLM(folder, engine=engine, serving=ServingSettings(memory_bytes=memory, prefix_cache=chosen))
+            )
 
-    yield open_llm
-    for llm in open_now:
-        llm.close()
+        yield open_llm
 
 
 def ask(llm: LLM, prompt: list[int], new: int = 5):
