@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -41,6 +42,19 @@ SAMPLING = [
     {"beam_width": 3, "length_penalty": 0.5},
     {"speculative_tokens": 1},
 ]
+# What any history begins with, and what those of small pools do.
+BEGINNING: dict[str, Any] = {
+    "kind": st.sampled_from(KINDS),
+    "swap_bytes": st.sampled_from([0, 200, 100_000]),
+    "policy": st.sampled_from([Fcfs(), Priority(patience=3)]),
+    "ahead": st.booleans(),
+}
+SMALL = BEGINNING | {
+    "memory": st.integers(310, 1200),
+    "rows": st.integers(1, 5),
+    "budget": st.integers(6, 24),
+    "pattern": st.lists(st.integers(0, MOST), min_size=1, max_size=5),
+}
 
 
 @dataclass
@@ -64,35 +78,36 @@ class LoopMachine(RuleBasedStateMachine):
     """Prompts of two tokens only, so that prefixes meet."""
 
     @initialize(
-        kind=st.sampled_from(KINDS),
-        memory=st.integers(310, 1200),
-        rows=st.integers(1, 5),
-        budget=st.integers(6, 24),
-        swap_bytes=st.sampled_from([0, 200, 100_000]),
         host=st.sampled_from([None, None, 300]),
-        policy=st.sampled_from([Fcfs(), Priority(patience=3)]),
         cache=st.sampled_from(CACHES),
         mode=st.sampled_from([None, None, "snapshot", "replay"]),
-        ahead=st.booleans(),
         pad_to=st.sampled_from([1, 4]),
-        pattern=st.lists(st.integers(0, MOST), min_size=1, max_size=5),
+        **SMALL,
     )
     def start(self, kind, memory, rows, budget, swap_bytes, host, policy, cache, mode, ahead, pad_to, pattern) -> None:
-        layers, window = kind
-        states = MOST if mode == "snapshot" else 0
-        self.config = paged_config(layers, MAX_SEQ, window=window, eos=EOS, speculative_tokens=states)
-        held = 1 + MOST if mode == "replay" else 0
-        engine_kind = TroubledAheadEngine if ahead else TroubledEngine
-        self.engine = engine_kind(self.config, budget + pad_to, rows + pad_to, pad_to, most_held=held)
+        self.build(kind, rows, budget, mode, ahead, MOST, pad_to)
         self.engine.host_bytes_left = host
         speculation = None
         if mode is not None:
             drafter = PartlyRight(self.config, pattern)
             speculation = SpeculationSettings(MOST, drafter, adaptive=False, mode=mode)
+        self.open(memory, rows, budget, swap_bytes, policy, cache, speculation)
+
+    def build(self, kind, rows, budget, mode, ahead, most, pad_to=1) -> None:
+        """The engine; its kind is layers and a window."""
+        layers, window = kind
+        states = most if mode == "snapshot" else 0
+        self.config = paged_config(layers, MAX_SEQ, window=window, eos=EOS, speculative_tokens=states)
+        held = 1 + most if mode == "replay" else 0
+        engine_kind = TroubledAheadEngine if ahead else TroubledEngine
+        self.engine = engine_kind(self.config, budget + pad_to, rows + pad_to, pad_to, most_held=held)
+
+    def open(self, memory, rows, budget, swap_bytes, policy, cache, speculation, tokenizer=None) -> None:
+        """The loop over the engine."""
         serving = ServingSettings(
             BLOCK, rows, max(rows, budget), MAX_SEQ, memory, 0.9, swap_bytes, policy, cache, speculation
         )
-        self.loop = ServingLoop(self.engine, serving, EOS, None)
+        self.loop = ServingLoop(self.engine, serving, EOS, tokenizer)
         self.requests: dict[int, Asked] = {}
 
     @rule(data=st.data(), params=st.sampled_from(SAMPLING), priority=st.integers(0, 2))

@@ -15,12 +15,11 @@ from runtime.generation import Request
 from runtime.prefix_cache.settings import PrefixCacheSettings
 from runtime.prefix_cache.token_key import key_from_tokens
 from runtime.sampling import SamplingParams
-from runtime.scheduler import Fcfs, Priority
 from runtime.serving.pinned import PinnedPrefix
 from runtime.serving.request import ServingRequest
 from tests.runtime.prefix_cache.fake_memory import tokens_of
 from tests.runtime.prefix_cache.replica import Replica
-from tests.runtime.serving.test_loop_machine import KINDS, MOST, Asked, LoopMachine
+from tests.runtime.serving.test_loop_machine import SMALL, Asked, LoopMachine
 from tests.runtime.toy_paged_engine import toy_kv, toy_state
 
 SETTINGS = st.builds(
@@ -44,18 +43,7 @@ class CacheMachine(LoopMachine):
 
     speculates = False
 
-    @initialize(
-        kind=st.sampled_from(KINDS),
-        memory=st.integers(310, 1200),
-        rows=st.integers(1, 5),
-        budget=st.integers(6, 24),
-        swap_bytes=st.sampled_from([0, 200, 100_000]),
-        policy=st.sampled_from([Fcfs(), Priority(patience=3)]),
-        cache=SETTINGS,
-        mode=st.sampled_from(["snapshot", "replay"]),
-        ahead=st.booleans(),
-        pattern=st.lists(st.integers(0, MOST), min_size=1, max_size=5),
-    )
+    @initialize(cache=SETTINGS, mode=st.sampled_from(["snapshot", "replay"]), **SMALL)
     def start(self, kind, memory, rows, budget, swap_bytes, policy, cache, mode, ahead, pattern) -> None:
         mode = mode if self.speculates else None
         super().start(kind, memory, rows, budget, swap_bytes, None, policy, cache, mode, ahead, 1, pattern)

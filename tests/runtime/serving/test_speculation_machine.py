@@ -22,18 +22,16 @@ from runtime.prefix_cache.radix_allocator import RadixAllocator
 from runtime.prefix_cache.settings import PrefixCacheSettings
 from runtime.prefix_cache.token_key import tokens_from_key
 from runtime.sampling import SamplingParams
-from runtime.scheduler import Fcfs, Priority, State
+from runtime.scheduler import State
 from runtime.serving.draft_model import ModelDrafter
-from runtime.serving.loop import ServingLoop
 from runtime.serving.request import Output
-from runtime.serving.settings import ServingSettings
 from runtime.speculation import NgramDrafter, Proposal, SpeculationSettings, Wanted
 from runtime.speculation.drafter import Drafter
 from runtime.text.detokenizer import ByteDetokenizer
-from tests.runtime.serving.test_loop_machine import BLOCK, EOS, KINDS, MAX_SEQ, Asked, LoopMachine
+from tests.runtime.serving.test_loop_machine import BEGINNING, BLOCK, EOS, MAX_SEQ, Asked, LoopMachine
 from tests.runtime.serving.test_prefix_cache import poison
 from tests.runtime.serving.test_speculation import PartlyRight
-from tests.runtime.serving.troubled_engine import TroubledAheadEngine, TroubledEngine
+from tests.runtime.serving.troubled_engine import TroubledEngine
 from tests.runtime.toy_engine import HYBRID, PURE_MAMBA
 from tests.runtime.toy_paged_engine import VOCAB, paged_config, toy_kv, toy_logits, toy_state
 
@@ -136,32 +134,24 @@ class SpeculationMachine(LoopMachine):
     """Prompts of two tokens only, so that prefixes meet."""
 
     @initialize(
-        kind=st.sampled_from(KINDS),
         memory=st.integers(400, 2400),
         rows=st.integers(1, 4),
         budget=st.integers(6, 30),
-        swap_bytes=st.sampled_from([0, 200, 100_000]),
-        policy=st.sampled_from([Fcfs(), Priority(patience=3)]),
         cache=st.sampled_from(CACHES),
         mode=st.sampled_from(["snapshot", "replay"]),
-        ahead=st.booleans(),
         most=st.integers(1, MOST),
         counting=st.sampled_from(["fixed", "fixed", "measured", "cheap"]),
         drafts=st.sampled_from(["pattern", "pattern", "ngram", "model", "draws"]),
         data=st.data(),
+        **BEGINNING,
     )
     def start(
         self, kind, memory, rows, budget, swap_bytes, policy, cache, mode, ahead, most, counting, drafts, data
     ) -> None:
-        layers, window = kind
-        states = most if mode == "snapshot" else 0
-        self.config = paged_config(layers, MAX_SEQ, window=window, eos=EOS, speculative_tokens=states)
-        held = 1 + most if mode == "replay" else 0
-        engine_kind = TroubledAheadEngine if ahead else TroubledEngine
-        self.engine = engine_kind(self.config, budget + 1, rows + 1, most_held=held)
+        self.build(kind, rows, budget, mode, ahead, most)
         self.draft_engine: TroubledEngine | None = None
         self.drawn = drafts == "draws"
-        self.drafter = TroubledDrafter(self.make_drafter(drafts, layers, rows, most, data), self.requests_of)
+        self.drafter = TroubledDrafter(self.make_drafter(drafts, kind[0], rows, most, data), self.requests_of)
         speculation = SpeculationSettings(
             most,
             self.drafter,
@@ -169,12 +159,8 @@ class SpeculationMachine(LoopMachine):
             candidate_cost=None if counting == "measured" else 0.0,
             mode=mode,
         )
-        serving = ServingSettings(
-            BLOCK, rows, max(rows, budget), MAX_SEQ, memory, 0.9, swap_bytes, policy, cache, speculation
-        )
-        self.loop = ServingLoop(self.engine, serving, EOS, Letters())
+        self.open(memory, rows, budget, swap_bytes, policy, cache, speculation, Letters())
         self.with_times_of_its_own()
-        self.requests: dict[int, Asked] = {}
         self.seen = self.seen_at = 0
         self.pieces: dict[tuple[int, int], list[Piece]] = defaultdict(list)
 
