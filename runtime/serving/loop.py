@@ -126,7 +126,7 @@ class ServingLoop:
         self.steps += 1
         self.last_plan = plan
         if self._speculator is not None:
-            self._speculator.ran(plan)
+            self._speculator.ran(plan, under_way.sampling, verdict.accepted)
         self.scheduler.commit(plan, verdict.accepted)
         if result is not None:
             self._requests.accept(verdict.others, result, best)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from artifact.errors import EngineError
 from runtime.engines.paged import PagedEngine
@@ -106,9 +106,19 @@ class Speculator:
             candidates += len(proposal)
         return tokens > self._rows * self.cost.relative_time(candidates / self._rows)
 
-    def ran(self, plan: StepPlan) -> None:
-        """The step has run: count the rows that decoded without candidates."""
-        self.metrics.observe_plain(sum(row.samples and row.new_tokens == 1 for row in plan.rows))
+    def ran(self, plan: StepPlan, sampling: Sequence[ScheduledSequence], accepted: Mapping[int, int]) -> None:
+        """The step has run: count the rows that decoded, whatever became of their requests.
+
+        ``sampling``: the sequences that get a token, in the plan's order; accepted: by sequence that had candidates.
+        """
+        plain = 0
+        for sequence, row in zip(sampling, (row for row in plan.rows if row.samples), strict=True):
+            if row.candidates:
+                self.metrics.observe(len(row.candidates), accepted[row.sequence])
+            else:
+                # One token may also be the last of a prompt.
+                plain += row.new_tokens == 1 and row.start >= len(sequence.request.prompt_ids)
+        self.metrics.observe_plain(plain)
 
     def took(self, plan: StepPlan, seconds: float) -> None:
         """The step took so long, drafts and acceptance included; ``learn`` makes something of it."""
@@ -134,8 +144,7 @@ class Speculator:
         return self._proposals[sequence].first(count) if count else Proposal()
 
     def observe(self, sequence: int, proposed: int, accepted: int) -> None:
-        """A row of the sequence ran with ``proposed`` candidates, of which ``accepted`` were right."""
-        self.metrics.observe(proposed, accepted)
+        """``accepted`` of the ``proposed`` candidates of the sequence were right: what it will choose follows that."""
         count = self._counts.get(sequence)
         if count is not None:
             count.observe(proposed, accepted)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass
 class SpeculationMetrics:
-    """rows: decoded rows. proposed, accepted: candidates that ran, and those that the model agreed with.
+    """rows: decoded rows; a prompt's last chunk is none, however short. proposed, accepted: candidates that ran, and
+    those that the model agreed with; of a request that was cancelled meanwhile, none.
 
     chosen: rows by the number of candidates that they ran with. state_bytes: device memory of the states of one
     candidate of one row; 0 for a model without recurrent layers.
