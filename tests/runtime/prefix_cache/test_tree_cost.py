@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -56,6 +57,22 @@ def reserve(tree: RadixTree, turn: int) -> None:
     tree.lock(node)
     tree.unlock_state(node)
     tree.unlock_kv(node)
+
+
+def test_work_is_counted_alone() -> None:
+    """Not what is called when garbage is collected, which may be at any time."""
+
+    def work() -> list[list[int]]:
+        return [[] for _ in range(5_000)]
+
+    alone, calls = bytecodes(work), []
+    gc.callbacks.append(lambda phase, info: calls.append(phase))
+    try:
+        assert bytecodes(work) == alone and gc.isenabled()
+        gc.collect()
+    finally:
+        gc.callbacks.pop()
+    assert calls
 
 
 WORKS: dict[str, Work] = {
