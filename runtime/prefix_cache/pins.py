@@ -26,7 +26,11 @@ class Pins:
         self._pins: dict[Pin, None] = {}
 
     def add(self, node: Node) -> Pin:
-        """Keep ``node`` until ``remove``; a node can be kept more than once."""
+        """Keep ``node`` until ``remove``; a node can be kept more than once.
+
+        Where states on the way are after a part of a block, each has a copy of it: one is enough to keep.
+        """
+        self._tree.unite(node, set(self.held_blocks()))
         pin = Pin(node, tuple(dict.fromkeys(block for part in node.path() for block in part.blocks)))
         self._tree.lock(node)
         self._pool.retain(pin.blocks)

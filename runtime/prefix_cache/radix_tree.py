@@ -14,7 +14,7 @@ has no recurrent layers at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 from runtime.prefix_cache.events import Change, EventLog
 from runtime.prefix_cache.eviction_queue import EvictionQueue
@@ -95,6 +95,10 @@ class RadixTree:
             self._tokens.record(Change.STATE_INSERTED, node)
         self.touch(node)
         return node, took
+
+    def unite(self, node: Node, spared: Container[int]) -> None:
+        """Hold no more blocks for the tokens up to ``node`` than they fill, those that are ``spared`` aside."""
+        self._tokens.unite(node, spared)
 
     def touch(self, node: Node) -> None:
         """Note that the state of ``node`` and the KV up to it were of use."""

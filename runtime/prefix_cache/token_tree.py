@@ -6,7 +6,7 @@ for a node to end. States, and what may go, are the business of ``RadixTree``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 from runtime.prefix_cache.block_runs import block_span, blocks_of_path, join_blocks, split_blocks
@@ -127,6 +127,16 @@ class TokenTree:
     def blocks_of(self, node: Node, length: int) -> list[int]:
         """The KV blocks of the first ``length`` tokens on the path to ``node``."""
         return blocks_of_path(node, length, self._block_size) if self._has_kv else []
+
+    def unite(self, node: Node, spared: Container[int]) -> None:
+        """Let nodes above ``node`` have no copy of a block of their own, unless it is ``spared``, where that of the
+        node below, which holds the same tokens and more, does for both."""
+        path = node.path()
+        for upper, lower in zip(path[-2::-1], path[:0:-1], strict=True):
+            if self._has_kv and lower.start % self._block_size and upper.blocks[-1] not in spared:
+                self._blocks.retain(lower.blocks[:1])
+                self._blocks.release(upper.blocks[-1:])
+                upper.blocks = upper.blocks[:-1] + lower.blocks[:1]
 
     def record(self, change: Change, node: Node) -> None:
         """Log what came to ``node`` or went from it."""

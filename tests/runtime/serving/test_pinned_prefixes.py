@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from artifact.errors import RequestError
 from runtime.prefix_cache.settings import PrefixCacheSettings
 from runtime.serving.loop import ServingLoop
 from runtime.serving.pinned import PinnedPrefix, PrefixEvictedError, checked_name
-from runtime.serving.request import ServingRequest
+from runtime.serving.request import Output, ServingRequest
 from tests.runtime.serving.test_prefix_cache import cached_tokens, line, poison
 from tests.runtime.serving.test_prefix_cache_pressure import kept, pin
 from tests.runtime.serving.test_prefix_cache_troubles import MODES, finish
@@ -191,6 +192,50 @@ def test_the_beginning_of_something_longer_is_kept_alone() -> None:
     assert loop.prefix_cache.pins.held() == (8, 0)
     empty(loop)
     assert kept(loop, [*SYSTEM, *line(2, 60)]) == 30 and loop.scheduler.manager.pool.used == 8
+
+
+@MODES
+@pytest.mark.parametrize("grid", [1, 3, 5])
+@pytest.mark.parametrize("under_way", [False, True], ids=["comes later", "under way"])
+def test_states_on_the_way_cost_nobody_a_block(grid: int, mode: str, under_way: bool) -> None:
+    """After each of them a sequence went on inside a block with a copy of it."""
+    cache = PrefixCacheSettings(mode=mode, grid=grid, path_states=None, cached_states=30)
+    loop, engine = toy_loop(prefix_cache=cache, max_rows=2, memory_bytes=40 * 32 + 16 * 34)
+    prompt = line(2, 90)
+    found: list[Output] = []
+    if under_way:
+        id_ = loop.add(asked(prompt, 7))
+        found += loop.step()
+
+    def compute() -> None:
+        computed = loop.add(asked(line(1, 57), 1))
+        while loop.has(computed):
+            found.extend(loop.step())
+
+    loop.served_cache.pinned.add(PinnedPrefix("system", tuple(line(1, 57))), compute)
+    assert loop.prefix_cache.pins.held() == (15, 1)
+    assert kept(loop, line(1, 57)) == 57
+    if not under_way:
+        id_ = loop.add(asked(prompt, 7))
+    poison(loop, engine)
+    found += run_all(loop)
+    wanted = tuple(toy_greedy(engine.config, prompt, 7))
+    assert [o.piece.generation.token_ids for o in found if o.request_id == id_ and o.piece.generation] == [wanted]
+
+
+@pytest.mark.parametrize("stays", range(3))
+@pytest.mark.parametrize("order", permutations(range(3)), ids=str)
+def test_a_prefix_that_is_dropped_leaves_nothing_behind_in_one_that_stays(order: tuple[int, ...], stays: int) -> None:
+    """Nested, and parted after a part of a block: all that cannot go is counted."""
+    loop, _ = opened(grid=3, path_states=None, cached_states=40)
+    prefixes = [SYSTEM, [*SYSTEM[:15], *line(5, 7)], SYSTEM[:18]]
+    for number in order:
+        pin(loop, prefixes[number], str(number))
+    for number in {*order} - {stays}:
+        loop.served_cache.pinned.drop(str(number))
+    empty(loop)
+    assert loop.prefix_cache.pins.held()[0] == loop.scheduler.manager.pool.used
+    assert kept(loop, prefixes[stays]) == len(prefixes[stays])
 
 
 @pytest.mark.parametrize("pushed_out", [1, 2, 3])

@@ -113,6 +113,9 @@ class CacheMachine(LoopMachine):
         for prefix in self.pins:
             match = tree.match(key_from_tokens(prefix.token_ids), prefix.namespace)
             assert match.length == prefix.length, "a pinned prefix is gone"
+        capacity, manager = self.loop.scheduler.capacity, self.loop.scheduler.manager
+        longest = manager.most_blocks(self.loop.shape.max_seq_len, self.loop.shape.max_tokens)
+        assert capacity.blocks >= longest and capacity.slots >= manager.needs.state, "a sequence misses what is pinned"
         self.replica.follow(tree.events.drain())
         self.replica.check(tree)
         host = self.loop.served_cache.host
