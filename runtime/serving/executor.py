@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -32,15 +32,14 @@ class StepExecutor:
         Whatever the engine raises passes through; then nothing is known of the memory that the plan names.
         """
         engine, sequences = self._engine, self._scheduler.sequences
-        for sources, targets in independent(plan.slot_copies):
-            engine.copy_slots(sources, targets)
+        self._copy_slots(plan.slot_copies)
         for swap in plan.swap_outs:
             self._swap_out(swap)
         for swap in plan.swap_ins:
             copy = sequences[swap.sequence].host_copy
             assert copy is not None, "a sequence is swapped in that was never swapped out"
             engine.swap_in(copy, swap.blocks, swap.slots)
-        self._resume(plan)
+        self._copy_states(plan.resumed_slots, engine.unpack_slots)
         if plan.zeroed_slots:
             engine.zero_slots(plan.zeroed_slots)
         for sources, targets in independent(plan.block_copies):
@@ -51,7 +50,7 @@ class StepExecutor:
         runner = self._runner
         result = engine.launch(inputs) if runner is None else runner.launch(engine, inputs, plan.rows)
         try:
-            self._take(plan)
+            self._copy_states(plan.taken_slots, engine.pack_slots)
         except BaseException:
             # Nobody will ask for the step any more, and the next one must not begin before its end.
             with suppress(Exception):
@@ -68,20 +67,15 @@ class StepExecutor:
             counts = [1 + accepted[row.sequence] if row.candidates else 0 for row in plan.rows]
             self._engine.advance(np.array(counts, np.int32))
 
-    def _resume(self, plan: StepPlan) -> None:
-        """Let rows begin with states of the prefix cache."""
-        if self._manager.packs_states and plan.resumed_slots:
-            self._engine.unpack_slots(*zip(*plan.resumed_slots, strict=True))
-            return
-        for sources, targets in independent(plan.resumed_slots):
-            self._engine.copy_slots(sources, targets)
+    def _copy_states(self, pairs: Sequence[Pair], recode: Callable[[Sequence[int], Sequence[int]], None]) -> None:
+        """Between slots of rows and of the prefix cache: by ``recode`` where the cache packs its states."""
+        if self._manager.packs_states and pairs:
+            recode(*zip(*pairs, strict=True))
+        else:
+            self._copy_slots(pairs)
 
-    def _take(self, plan: StepPlan) -> None:
-        """Let the prefix cache have states of rows."""
-        if self._manager.packs_states and plan.taken_slots:
-            self._engine.pack_slots(*zip(*plan.taken_slots, strict=True))
-            return
-        for sources, targets in independent(plan.taken_slots):
+    def _copy_slots(self, pairs: Sequence[Pair]) -> None:
+        for sources, targets in independent(pairs):
             self._engine.copy_slots(sources, targets)
 
     def _swap_out(self, swap: Swap) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +20,13 @@ from runtime.text import Tokenizer
 
 # Makes a piece of a token that has been chosen, once, before the next one is.
 MakePiece = Callable[[], Piece]
+
+
+class Drawing(NamedTuple):
+    """What draws the next token of a sequence, together with others', and goes on from what it has drawn."""
+
+    sampler: Sampler
+    take: Callable[[Drawn], list[MakePiece]]
 
 
 @dataclass(frozen=True)
@@ -48,18 +57,14 @@ class Group(ABC):
         """How many candidate tokens a sequence may have in a step at most; None: as many as there are."""
         return 0
 
-    def sampler(self, sequence: ScheduledSequence) -> Sampler | None:
-        """What draws the next token of ``sequence``, to be given to ``take``; None where ``accept`` has to choose."""
+    def drawing(self, sequence: ScheduledSequence) -> Drawing | None:
+        """How the next token of ``sequence`` is drawn; None where ``accept`` has to choose."""
         return None
 
     def draw(self, sequence: ScheduledSequence) -> Draw | None:
         """How a draft draws for ``sequence``; None where its most likely tokens are taken."""
-        sampler = self.sampler(sequence)
-        return sampler.guess if sampler is not None and sampler.draws else None
-
-    def take(self, sequence: ScheduledSequence, drawn: Drawn) -> list[MakePiece]:
-        """``accept``, where the ``sampler`` has drawn the token already."""
-        raise NotImplementedError("this group has no sampler to draw for it")
+        drawing = self.drawing(sequence)
+        return drawing.sampler.guess if drawing is not None and drawing.sampler.draws else None
 
     @property
     @abstractmethod
@@ -108,10 +113,12 @@ class SamplingGroup(Group):
         self._unforked = 0
         return [self._choose(member, logits, best) for member in chosen]
 
-    def sampler(self, sequence: ScheduledSequence) -> Sampler | None:
-        return None if self._unforked else self._answers[sequence].sampler
+    def drawing(self, sequence: ScheduledSequence) -> Drawing | None:
+        if self._unforked:
+            return None
+        return Drawing(self._answers[sequence].sampler, partial(self._take, sequence))
 
-    def take(self, sequence: ScheduledSequence, drawn: Drawn) -> list[MakePiece]:
+    def _take(self, sequence: ScheduledSequence, drawn: Drawn) -> list[MakePiece]:
         answer = self._answers[sequence]
         answer.take(drawn)
         return [self._chosen(sequence, answer)]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+
 from artifact.errors import EngineError
 from runtime.engines.step_result import StepResult
-from runtime.sampling import sample_rows
+from runtime.sampling import Drawn, sample_rows
 from runtime.scheduler import ScheduledSequence, Scheduler
 from runtime.serving.beam import BeamGroup
 from runtime.serving.candidate_outcome import NO_LOGITS
-from runtime.serving.group import Group, GroupContext, MakePiece, SamplingGroup
+from runtime.serving.group import Drawing, Group, GroupContext, MakePiece, SamplingGroup
 from runtime.serving.request import Output, ServingRequest
 from runtime.text import Tokenizer
 
@@ -107,21 +109,20 @@ class LiveRequests:
         except EngineError as error:
             self.end_with(self.ids_of(sequence for sequence, _ in sampling), error)
             return
-        samplers = [group.sampler(sequence) for group, (sequence, _) in zip(members, sampling, strict=True)]
-        places = [place for place, sampler in enumerate(samplers) if sampler is not None]
-        drawing = rows if len(places) == len(rows) else rows[places]
-        drawn = dict(zip(places, sample_rows([s for s in samplers if s is not None], drawing), strict=True))
+        drawings = [group.drawing(sequence) for group, (sequence, _) in zip(members, sampling, strict=True)]
+        drawn = _draw_together(drawings, rows)
         for place, (group, (sequence, index)) in enumerate(zip(members, sampling, strict=True)):
             id_ = self._request_of.get(sequence)
             if id_ is None:
                 continue  # it ended with another of its sequences
-            token = drawn.get(place)
+            drawing = drawings[place]
             try:
-                if isinstance(token, EngineError):
+                if drawing is None:
+                    chosen = group.accept(sequence, rows[place], best[index])
+                elif isinstance(token := drawn[place], EngineError):
                     raise token
-                chosen = (
-                    group.accept(sequence, rows[place], best[index]) if token is None else group.take(sequence, token)
-                )
+                else:
+                    chosen = drawing.take(token)
                 self._unmade.append((id_, chosen))
             except Exception as error:
                 self._broken(id_, error)
@@ -203,6 +204,13 @@ class LiveRequests:
     def _forget(self, sequence: ScheduledSequence) -> None:
         self._request_of.pop(sequence, None)
         self._forget_sequence(sequence.id)
+
+
+def _draw_together(drawings: Sequence[Drawing | None], rows: np.ndarray) -> dict[int, Drawn | EngineError]:
+    """What those that draw have drawn from their ``rows`` [n, vocab] of logits, by place."""
+    drawing = {place: one.sampler for place, one in enumerate(drawings) if one is not None}
+    logits = rows if len(drawing) == len(rows) else rows[list(drawing)]
+    return dict(zip(drawing, sample_rows(list(drawing.values()), logits), strict=True))
 
 
 def engine_error(error: BaseException, what: str) -> EngineError:
