@@ -61,7 +61,7 @@ lint: setup ## ruff, the formatter and mypy, over every folder
 kernels: setup ## compile every CUDA kernel for every architecture; no GPU needed
 	$(BIN)/python -m trt_plugins.kernels.check --jobs $(JOBS)
 
-bench: setup ## measure; BENCH=NAME for one of export, cpu_decode, step_cost, perplexity, scheduler, serving
+bench: setup ## measure; BENCH=NAME for one of those that python -m benchmarks --help names
 	$(BIN)/python -m benchmarks $(BENCH)
 
 hw-check: setup ## build, run, verify and measure engines on this machine's GPU (ARTIFACT=..., HW_CHECK="--engine plugins")
