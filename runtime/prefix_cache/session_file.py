@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ import numpy as np
 
 from artifact.dtypes import DType
 from artifact.errors import HybridgeError, OutputError, RequestError
-from artifact.json_fields import Fields
+from artifact.json_fields import Fields, is_count
 
 MAGIC = b"HYBSESS1"
 VERSION = 1
@@ -94,7 +95,7 @@ def read_session(path: Path) -> SavedSession:
     end = start + int.from_bytes(data[len(MAGIC) : start], "little")
     try:
         return _parsed(path, json.loads(data[start:end]), data[end:-_DIGEST])
-    except (KeyError, TypeError, ValueError, HybridgeError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError, HybridgeError) as error:
         if isinstance(error, RequestError):
             raise
         raise RequestError(f"{path}: its header is not that of a saved session ({error}): save it again") from error
@@ -108,10 +109,14 @@ def _parsed(path: Path, header: Mapping[str, Any], data: bytes) -> SavedSession:
         raise RequestError(f"{path}: expected version {VERSION} of saved sessions, found {version}: save it again")
     arrays, end = {}, 0
     for entry in fields.array("arrays"):
-        dtype, shape = DType(entry["dtype"]).numpy, tuple(entry["shape"])
-        count = int(np.prod(shape, dtype=np.int64))
-        arrays[entry["name"]] = np.frombuffer(data, dtype, count, end).reshape(shape)
-        end += count * np.dtype(dtype).itemsize
+        name, dtype, shape = entry["name"], np.dtype(DType(entry["dtype"]).numpy), tuple(entry["shape"])
+        if not isinstance(name, str) or not all(map(is_count, shape)):
+            raise ValueError(f"array {name!r} of shape {list(shape)}")
+        count = math.prod(shape)
+        if count * dtype.itemsize > len(data) - end:
+            raise ValueError(f"array {name!r} beyond the end of the file")
+        arrays[name] = np.frombuffer(data, dtype, count, end).reshape(shape)
+        end += count * dtype.itemsize
     tokens = tuple(fields.array("tokens"))
     if end != len(data) or not all(isinstance(token, int) for token in tokens):
         raise RequestError(f"{path}: expected tokens and {end} bytes of arrays, found {len(data)}: save it again")

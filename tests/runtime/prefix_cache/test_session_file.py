@@ -74,6 +74,11 @@ def test_half_a_file_is_refused(tmp_path: Path) -> None:
         ({"arrays": [{"name": "conv_state_0", "dtype": "float33", "shape": [1]}]}, "header is not that of"),
         ({"arrays": [{"name": "conv_state_0", "dtype": "float32", "shape": [1 << 40]}]}, "header is not that of"),
         ({"arrays": [{}]}, "header is not that of"),
+        ({"arrays": [{"name": 5, "dtype": "float32", "shape": [1]}]}, "header is not that of"),
+        *(
+            ({"arrays": [{"name": "conv_state_0", "dtype": "float32", "shape": shape}]}, "header is not that of")
+            for shape in ([-1], [True], ["a"], [[1]], [1.5], [1e400], [1 << 62, 4], [1 << 64, 0], [10**30], 5)
+        ),
         ({"weights": 5}, "weights: expected"),
     ],
     ids=str,
@@ -88,6 +93,17 @@ def test_a_header_that_was_changed_is_refused(tmp_path: Path, change: dict[str, 
     changed = data[:8] + len(header).to_bytes(8, "little") + header + data[end:-32]
     file.write_bytes(changed + hashlib.sha256(changed).digest())
     with pytest.raises(RequestError, match=reason):
+        read_session(file)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"null", b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"{}"], ids=lambda t: t[:5]
+)
+def test_a_header_that_is_none_is_refused(tmp_path: Path, text: bytes) -> None:
+    file = tmp_path / "chat.session"
+    data = session_file.MAGIC + len(text).to_bytes(8, "little") + text
+    file.write_bytes(data + hashlib.sha256(data).digest())
+    with pytest.raises(RequestError, match=r"chat\.session: .*(save it again|version: expected)"):
         read_session(file)
 
 
