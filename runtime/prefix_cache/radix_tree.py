@@ -199,7 +199,7 @@ class RadixTree:
 
     def clear(self) -> None:
         """Give up all that is not locked."""
-        while self.evict_kv():
+        while self.evict_kv() or self.evict_state():
             pass
 
     def _tidy(self, node: Node) -> None:

@@ -63,7 +63,10 @@ class DeviceCache:
     def copy_in(self, key: bytes, namespace: str, source: Source) -> bool:
         """Put a prefix into the tree, its state and the blocks that are not there; False when there is no room."""
         cache, length = self.cache, key_length(key)
-        needs_state = cache.needs.state
+        there, needs_state = cache.tree.match(key, namespace), cache.needs.state
+        if there.length == length:
+            cache.tree.touch(there.node)
+            return True
         room = self._room_for(key, namespace)
         if room is None:
             return False
@@ -90,6 +93,8 @@ class DeviceCache:
         """What the tree has of ``key``, blocks for the rest and a slot (-1 without states)."""
         cache = self.cache
         slot = NONE
+        if cache.free < self._missing(cache.tree.match(key, namespace), key):
+            return None  # before a state has gone for it
         if cache.needs.state:
             if not cache.states.free:
                 return None

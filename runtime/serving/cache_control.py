@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Sequence
+from operator import index
 from pathlib import Path
 
 from artifact.errors import RequestError
 from runtime.generation import Generation
 from runtime.prefix_cache.metrics import CacheReport
 from runtime.prefix_cache.settings import RADIX
+from runtime.prefix_cache.token_key import key_from_tokens
 from runtime.serving.loop import ServingLoop
 from runtime.serving.pinned import PinnedPrefix, checked_name
 from runtime.serving.prefix_cache import ServedCache
@@ -40,7 +43,9 @@ class CacheControl:
 
     def save(self, path: Path, tokens: Sequence[int], namespace: str = "") -> Session:
         """See ``sessions.save_session``."""
-        return save_session(self._between_steps().device, self._folder, path, tokens, namespace)
+        served = self._between_steps()
+        served.bring_back(tokens, namespace)
+        return save_session(served.device, self._folder, path, tokens, namespace)
 
     def load(self, path: Path) -> Session:
         """See ``sessions.load_session``."""
@@ -67,7 +72,12 @@ class CacheControl:
 
 
 def conversation_tokens(conversation: Generation | Sequence[int]) -> tuple[int, ...]:
-    """The tokens of a prompt and its answer, or tokens as they are."""
+    """The tokens of a prompt and its answer, or tokens as they are; RequestError for what is neither."""
     if isinstance(conversation, Generation):
         return (*conversation.prompt_token_ids, *conversation.token_ids)
-    return tuple(conversation)
+    try:
+        tokens = tuple(index(token) for token in conversation)
+        key_from_tokens(tokens)
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"expected an answer or its token ids, found {reprlib.repr(conversation)}") from error
+    return tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from runtime.blocks import CacheNeeds
@@ -11,6 +12,7 @@ from runtime.prefix_cache.costs import costs_of_model
 from runtime.prefix_cache.host_tier import HostTier
 from runtime.prefix_cache.kinds import Chances
 from runtime.prefix_cache.metrics import CacheReport
+from runtime.prefix_cache.node import Node
 from runtime.prefix_cache.radix_allocator import RadixAllocator
 from runtime.prefix_cache.settings import EXTRA_BUFFER, LRU, RADIX, PrefixCacheSettings
 from runtime.prefix_cache.token_key import key_from_tokens
@@ -62,15 +64,27 @@ class ServedCache:
             cache.spill = self.host.spill
 
     def restore(self) -> None:
-        """Bring back from host memory what the next requests begin with."""
+        """Bring back from host memory what the next requests begin with; none before them loses its own for it."""
         if self.host is None or not self._scheduler.settled:
             return
-        waiting = self._scheduler.first_waiting()
-        for sequence in waiting:
-            if sequence not in self._seen:
-                key = key_from_tokens(sequence.tokens[:-1])
-                self.host.restore(key, sequence.memory.namespace)
+        waiting, tree = self._scheduler.first_waiting(), self.cache.tree
+        begins: list[Node] = []
+        try:
+            for sequence in () if self._seen.issuperset(waiting) else waiting:
+                key, namespace = key_from_tokens(sequence.tokens[:-1]), sequence.memory.namespace
+                if sequence not in self._seen:
+                    self.host.restore(key, namespace)
+                begins.append(tree.match(key, namespace).node)
+                tree.lock(begins[-1])
+        finally:
+            for node in begins:
+                tree.unlock(node)
         self._seen = set(waiting)
+
+    def bring_back(self, tokens: Sequence[int], namespace: str) -> None:
+        """Bring back from host memory what is there of ``tokens``, as far as the device has room."""
+        if self.host is not None:
+            self.host.restore(key_from_tokens(tokens), namespace)
 
     def report(self, block_bytes: int, state_bytes: int) -> CacheReport:
         """What the cache holds now."""

@@ -211,6 +211,19 @@ def test_what_was_evicted_comes_back_from_host_memory(opened: Opened, oracle: Or
     assert last.cached_tokens < 41
 
 
+def test_a_session_is_saved_from_host_memory(opened: Opened, oracle: Oracle, tmp_path: Path) -> None:
+    """What had to give way on the device is not lost to those who save it."""
+    llm = opened(host_bytes=1 << 20)
+    answer = ask(llm, SYSTEM)
+    llm.loop.prefix_cache.tree.clear()
+    assert not llm.prefix_cache_report().states
+    assert llm.save_session(tmp_path / "chat.session", answer).length == len(SYSTEM) + 4
+    again = opened()
+    poison(again.loop, again.engine)
+    assert again.load_session(tmp_path / "chat.session").length == len(SYSTEM) + 4
+    check_all(again.loop, again.engine, oracle)
+
+
 @pytest.mark.parametrize(("states", "most"), [("int8", 1e-2), ("fp8", 6e-2)])
 def test_states_in_8_bits_come_back_nearly_exact(opened: Opened, oracle: Oracle, states: str, most: float) -> None:
     llm = opened(host_bytes=1 << 20, host_states=states)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -181,3 +182,12 @@ def test_a_session_comes_into_a_pool_that_is_nearly_full(
             assert llm.load_session(file).length == len(chat.tokens), "nobody is left who needs the memory"
             assert llm.generate([*chat.tokens, 7], max_new_tokens=1).cached_tokens == len(chat.tokens)
         assert outcomes
+
+
+@pytest.mark.parametrize("tokens", [[-1], [3, 1 << 31], ["a", 1], "text", [1.5], [None], 5, [[1, 2]]], ids=repr)
+def test_what_is_no_conversation_cannot_be_saved(artifacts: ArtifactCache, tmp_path: Path, tokens: Any) -> None:
+    with opened(folder_of(artifacts)) as llm:
+        with pytest.raises(RequestError, match="expected an answer or its token ids, found "):
+            llm.save_session(tmp_path / "chat.session", tokens)
+        llm.generate(PROMPT, max_new_tokens=2)
+        assert llm.save_session(tmp_path / "chat.session", np.array(PROMPT)).token_ids == tuple(PROMPT[:-1])
