@@ -111,10 +111,11 @@ class Scheduler:
             return
         self._queues.finish(sequence)
 
-    def decoding(self) -> list[ScheduledSequence]:
-        """Those that one token is to be fed of, in whose row there is room for candidate tokens."""
+    def decoding(self) -> list[tuple[ScheduledSequence, int]]:
+        """Those that one token is to be fed of, each with how many candidate tokens its row has room for, none if below
+        1."""
         most = self._planner.most_candidates
-        return [sequence for sequence in self._queues.running if sequence.pending == 1 and most(sequence) > 0]
+        return [(sequence, most(sequence)) for sequence in self._queues.running if sequence.pending == 1]
 
     def plan(self, candidates: Mapping[int, tuple[int, ...]] = _NO_CANDIDATES) -> StepPlan | None:
         """The next step, whose memory is reserved; None when there is nothing to do.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
-from types import MappingProxyType
 from typing import NamedTuple
 
 from runtime.engines.step_result import StepResult
@@ -33,22 +32,14 @@ class CandidateCheck:
         self._speculator, self._scheduler, self._requests = speculator, scheduler, requests
 
     def propose(self) -> Mapping[int, tuple[int, ...]]:
-        """Candidates by sequence; nothing, and errors of the requests that it was asked for, where the drafter
-        failed."""
-        decoding, rows = [], 0
-        for sequence in self._scheduler.decoding():
+        """Candidates by sequence."""
+        asked, rows = [], 0
+        for sequence, room in self._scheduler.decoding():
             rows += 1
             known = self._requests.of(sequence)
-            if known is not None and known[1].candidates != 0:
-                decoding.append((sequence, known[1].candidates, known[1].draw(sequence)))
-        wanted = self._speculator.wanted(decoding, rows)
-        try:
-            return self._speculator.propose(wanted)
-        except Exception as error:
-            sequences = self._scheduler.sequences
-            asked = self._requests.ids_of(sequences[each.sequence] for each in wanted)
-            self._requests.end_with(asked, engine_error(error, "the drafter failed"))
-            return MappingProxyType({})
+            if room > 0 and known is not None and known[1].candidates != 0:
+                asked.append((sequence, room, known[1].candidates, known[1].draw(sequence)))
+        return self._speculator.propose(self._speculator.wanted(asked, rows))
 
     def verdict(
         self, plan: StepPlan, sampling: Sequence[ScheduledSequence], result: StepResult, best: Sequence[int | None]

@@ -41,6 +41,8 @@ class MtpDrafter:
         self._places = HiddenPlaces(self._hidden, rows + 1)
         head.read_from(self._hidden)
         self._caches = DraftCaches(head, rows, self._length, 0, None)
+        # Of the head while a step of the model was under way, until somebody asks for a proposal.
+        self._failure: Exception | None = None
 
     def launch(self, engine: PagedEngine, inputs: PackedInputs, rows: Sequence[PlannedRow]) -> StepResult:
         """Run a step of the model, whose first rows are ``rows``."""
@@ -53,6 +55,9 @@ class MtpDrafter:
         return result
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
         sequences = {each.sequence for each in wanted}
         drafts: dict[int, _HeadDraft] = {}
         for each in wanted[: self._rows]:
@@ -115,19 +120,23 @@ class MtpDrafter:
             if known is not None:
                 self._places.drop(sequence, known.length - (sequence not in starts))
             if len(states.places) > _MOST_WAITING:
-                late += self._late(sequence, states)
+                late += self._late(sequence, states, {sequence, *(draft.sequence for draft in late)})
         try:
             self._consume(late)
-        except BaseException:
+        except BaseException as error:
             for draft in late:
                 self.forget(draft.sequence)
-            raise
+            if not isinstance(error, Exception):
+                raise
+            # The model's step needs nothing of the head.
+            self._failure = error
         self._places.keep()
 
-    def _late(self, sequence: int, states: HiddenStates) -> list[_HeadDraft]:
-        """A draft of no candidates that consumes all of a sequence that is certain; none where there is no room."""
+    def _late(self, sequence: int, states: HiddenStates, kept: set[int]) -> list[_HeadDraft]:
+        """A draft of no candidates that consumes all of a sequence that is certain; none where there is no room beside
+        the sequences ``kept``."""
         positions = min(states.certain - 1, self._length)
-        known = self._ready(sequence, positions, 1, {sequence})
+        known = self._ready(sequence, positions, 1, kept)
         if known is None or known.length >= positions:
             return []
         tokens = [0] * states.begin + states.tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -59,9 +60,11 @@ class Speculator:
         """The drafter, where it has to see the steps of the model."""
         return self._drafter if isinstance(self._drafter, StepRunner) else None
 
-    def wanted(self, sequences: Iterable[tuple[ScheduledSequence, int | None, Draw | None]], rows: int) -> list[Wanted]:
-        """What to ask the drafter for; each sequence comes with how many candidates its request allows at most, and how
-        it draws.
+    def wanted(
+        self, sequences: Iterable[tuple[ScheduledSequence, int, int | None, Draw | None]], rows: int
+    ) -> list[Wanted]:
+        """What to ask the drafter for; each sequence comes with how many candidates its row has room for, how many its
+        request allows at most, and how it draws.
 
         ``rows``: that decode in the step, those without candidates included.
         """
@@ -70,21 +73,25 @@ class Speculator:
             return []
         found = []
         self._rows = rows
-        for sequence, asked, draw in sequences:
+        for sequence, room, asked, draw in sequences:
             if sequence.id not in self._counts:
                 self._counts[sequence.id] = self._settings.make_count(asked, self.cost)
-            most = self._counts[sequence.id].choose()
+            most = min(room, self._counts[sequence.id].choose())
             if most:
                 found.append(Wanted(sequence.id, sequence.tokens, most, draw))
         return found
 
     def propose(self, wanted: Sequence[Wanted]) -> dict[int, tuple[int, ...]]:
-        """Candidates for the next step by sequence; what the drafter raises passes through."""
-        found = self._drafter.propose(wanted) if wanted else []
+        """Candidates for the next step by sequence.
+
+        Where the drafter fails, or proposes what is no token, the sequences that it was asked for go on without: it is
+        not asked for them again. The first time a RuntimeWarning says so.
+        """
         self._proposals = {}
-        for each, proposal in zip(wanted, found, strict=True):
-            if len(proposal):
-                self._proposals[each.sequence] = self._checked(proposal.first(each.most))
+        try:
+            self._proposals = self._proposed(wanted)
+        except Exception as error:
+            self._do_without(wanted, error)
         self._waives = self._measures and bool(self._proposals) and not self._pays()
         if self._waives:
             self._waived += 1
@@ -92,6 +99,25 @@ class Speculator:
         if self._waives:
             self._proposals = {}
         return {sequence: proposal.token_ids for sequence, proposal in self._proposals.items()}
+
+    def _proposed(self, wanted: Sequence[Wanted]) -> dict[int, Proposal]:
+        found = self._drafter.propose(wanted) if wanted else []
+        return {
+            each.sequence: self._checked(proposal.first(each.most))
+            for each, proposal in zip(wanted, found, strict=True)
+            if len(proposal)
+        }
+
+    def _do_without(self, wanted: Sequence[Wanted], error: Exception) -> None:
+        for each in wanted:
+            self._counts[each.sequence] = self._settings.make_count(0, self.cost)
+        self.metrics.failures += 1
+        if self.metrics.failures == 1:
+            warnings.warn(
+                f"the drafter failed, and requests go on without candidates, which is slower: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _pays(self) -> bool:
         """Whether all rows together are expected to get more tokens in the time of a step with these candidates.

@@ -15,7 +15,10 @@ class StepRunner(Protocol):
     """Runs the steps of an engine, to see more of them than their result."""
 
     def launch(self, engine: PagedEngine, inputs: PackedInputs, rows: Sequence[PlannedRow]) -> StepResult:
-        """As ``engine.launch(inputs)``. The first rows of ``inputs`` are ``rows``, any others are padding."""
+        """As ``engine.launch(inputs)``. The first rows of ``inputs`` are ``rows``, any others are padding.
+
+        What fails beside the engine's own step ends nobody's: ``Drafter.propose`` raises it when it is called next.
+        """
 
     def fork(self, parent: int, child: int) -> None:
         """The sequence ``child`` goes on from where ``parent`` is: what the last step computed is of both."""

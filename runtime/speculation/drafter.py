@@ -32,7 +32,10 @@ class Drafter(Protocol):
     """Proposes for all sequences of a step at once, so that a draft model can run them in one batch."""
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
-        """A proposal for each, which may be shorter than wanted, or empty."""
+        """A proposal for each, which may be shorter than wanted, or empty.
+
+        Whatever it raises costs these sequences their candidates, and nobody anything else.
+        """
 
     def forget(self, sequence: int) -> None:
         """The sequence has ended. One that was never proposed for is none to forget."""

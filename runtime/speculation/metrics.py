@@ -12,7 +12,7 @@ class SpeculationMetrics:
     those that the model agreed with; of a request that was cancelled meanwhile, none.
 
     chosen: rows by the number of candidates that they ran with. state_bytes: device memory of the states of one
-    candidate of one row; 0 for a model without recurrent layers.
+    candidate of one row; 0 for a model without recurrent layers. failures: how often the drafter failed.
     """
 
     state_bytes: int = 0
@@ -20,6 +20,7 @@ class SpeculationMetrics:
     proposed: int = 0
     accepted: int = 0
     chosen: Counter[int] = field(default_factory=Counter)
+    failures: int = 0
 
     @property
     def acceptance(self) -> float | None:
@@ -41,6 +42,7 @@ class SpeculationMetrics:
             "tokens_per_row": self.tokens_per_row,
             "rows_by_candidates": {str(count): rows for count, rows in sorted(self.chosen.items())},
             "state_bytes_per_candidate": self.state_bytes,
+            "drafter_failures": self.failures,
         }
 
     def observe(self, proposed: int, accepted: int) -> None:

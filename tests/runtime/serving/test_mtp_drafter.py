@@ -33,7 +33,11 @@ PROMPTS = ([4, 5, 6, 4, 5, 6, 4], [9] * 21, [1, 2], [7])
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("mtp")
+    return exported_with_head(tmp_path_factory.mktemp("mtp"))
+
+
+def exported_with_head(folder: Path) -> Path:
+    """An artifact in ``folder`` of a model with a head, for three rows of up to 64 tokens."""
     save_with_mtp_head(folder / "checkpoint", "qwen3_next")
     options = ExportOptions(layout="paged", speculative_tokens=MOST, max_batch_size=3, max_seq_len=64)
     export_checkpoint(folder / "checkpoint", folder / "artifact", options)

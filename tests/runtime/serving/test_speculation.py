@@ -180,47 +180,6 @@ def test_a_request_cancelled_between_steps_gives_everything_back(mode) -> None:
     assert loop.scheduler.manager.slots.used == loop.scheduler.manager.pool.used == 0 and drafter.forgotten == [0]
 
 
-@pytest.mark.parametrize("broken", ["raises", "foreign"])
-def test_a_drafter_that_fails_ends_its_requests_only(broken) -> None:
-    loop, engine, drafter = speculating(HYBRID, [1])
-    loop.add(asked([1, 2], 9))
-    loop.add(asked([1, 2], 9, speculative_tokens=0))
-
-    def propose(wanted):
-        if broken == "raises":
-            raise ValueError("no memory")
-        return [Proposal((VOCAB,)) for _ in wanted]
-
-    drafter.propose = propose
-    outputs = run_all(loop)
-    (error,) = [output for output in outputs if output.error]
-    assert error.request_id == 0 and ("no memory" if broken == "raises" else "same tokenizer") in str(error.error)
-    assert answers(outputs) == {(1, 0): tuple(toy_greedy(engine.config, [1, 2], 9))}
-
-
-def test_a_drafter_that_fails_harms_nobody_that_it_was_not_asked_for() -> None:
-    """Nothing of the first request was right: no candidate is worth its cost, and none is asked for."""
-    loop, engine, drafter = speculating(HYBRID, [0], adaptive=True, cost=0.4)
-    loop.add(asked([1, 2], 40))
-    outputs = [output for _ in range(9) for output in loop.step()]
-    calls = drafter.calls
-    outputs += loop.step()
-    assert drafter.calls == calls
-    loop.add(asked([3], 9))
-    outputs += loop.step()
-
-    def propose(wanted):
-        assert [each.sequence for each in wanted] == [1]
-        raise ValueError("no memory")
-
-    drafter.propose = propose
-    outputs += loop.step()
-    drafter.propose = type(drafter).propose.__get__(drafter)
-    outputs += run_all(loop)
-    assert [output.request_id for output in outputs if output.error] == [1]
-    assert answers(outputs) == {(0, 0): tuple(toy_greedy(engine.config, [1, 2], 40))}
-
-
 @pytest.mark.parametrize("mode", ["snapshot", "replay"])
 def test_a_proposal_that_its_distribution_cannot_give_ends_its_request_only(mode) -> None:
     loop, engine, drafter = speculating(HYBRID, [2], mode=mode)
@@ -233,14 +192,6 @@ def test_a_proposal_that_its_distribution_cannot_give_ends_its_request_only(mode
     (error,) = [output for output in outputs if output.error]
     assert error.request_id == bad and "its distribution can give" in str(error.error)
     assert answers(outputs) == {(good, 0): tuple(toy_greedy(engine.config, [3], 9))}
-
-
-def test_probabilities_of_another_vocabulary_are_refused() -> None:
-    loop, _, drafter = speculating(HYBRID, [2])
-    loop.add(asked([1, 2], 9, temperature=1.0))
-    drafter.propose = lambda wanted: [Proposal((1,), np.full((1, VOCAB + 3), 0.1))]
-    (error,) = [output for output in run_all(loop) if output.error]
-    assert f"probabilities of the model's {VOCAB} tokens, found {VOCAB + 3}" in str(error.error)
 
 
 def test_rows_do_without_candidates_where_slots_are_short() -> None:

@@ -10,6 +10,7 @@ import pytest
 from runtime.speculation import Proposal, SpeculationSettings, Wanted
 from tests.runtime.serving.toy_loop import answers, asked, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID
+from tests.runtime.toy_engine import PURE_MAMBA as RECURRENT
 from tests.runtime.toy_paged_engine import VOCAB, paged_config, toy_greedy
 
 MOST, NEW = 4, 120
@@ -18,8 +19,8 @@ MOST, NEW = 4, 120
 class RightForOne:
     """Right about the sequence that it was asked for first, and without a proposal for all others."""
 
-    def __init__(self) -> None:
-        self.config, self.first = paged_config(HYBRID), -1
+    def __init__(self, layers: Sequence[str]) -> None:
+        self.config, self.first = paged_config(layers), -1
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
         if self.first < 0:
@@ -33,10 +34,18 @@ class RightForOne:
         """It knows nothing."""
 
 
-def steps_with_candidates(requests: int, time: float, monkeypatch: pytest.MonkeyPatch, cost: float | None = None):
-    """How many steps there were, and how many of them had candidates, where one with any takes ``time``."""
-    speculation = SpeculationSettings(MOST, RightForOne(), candidate_cost=cost, mode="replay")
-    loop, engine = toy_loop(HYBRID, speculation=speculation, most_held=1 + MOST, max_seq_len=256, memory_bytes=40_000)
+def steps_with_candidates(
+    requests: int, time: float, monkeypatch: pytest.MonkeyPatch, cost: float | None = None, slots: int = 0
+):
+    """How many steps there were, and how many of them had candidates, where one with any takes ``time``.
+
+    ``slots``: of a model of recurrent layers alone, which keeps a state after each candidate; 0: states are held.
+    """
+    layers, mode = (RECURRENT, "snapshot") if slots else (HYBRID, "replay")
+    options = {"max_rows": requests, "memory_bytes": 16 * slots} if slots else {"memory_bytes": 40_000}
+    speculation = SpeculationSettings(MOST, RightForOne(layers), candidate_cost=cost, mode=mode)
+    keeps = {"speculative_tokens": MOST} if slots else {"most_held": 1 + MOST}
+    loop, engine = toy_loop(layers, speculation=speculation, max_seq_len=256, **keeps, **options)
     assert loop._speculator is not None
     monkeypatch.setattr(loop._speculator.cost, "relative_time", lambda candidates: time if candidates else 1.0)
     rng, wanted, found = np.random.default_rng(requests), {}, []
@@ -56,6 +65,12 @@ def steps_with_candidates(requests: int, time: float, monkeypatch: pytest.Monkey
 def test_a_step_waives_what_the_others_would_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four rows one gains at most four tokens: with steps of 2.5 times the time all lose, and one of 16 tries."""
     steps, tried = steps_with_candidates(4, 2.5, monkeypatch)
+    assert 0 < tried <= steps // 16 + 1
+
+
+def test_rows_that_have_no_room_for_candidates_wait_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slots are enough for the candidates of the first row."""
+    steps, tried = steps_with_candidates(4, 2.5, monkeypatch, slots=4 + MOST)
     assert 0 < tried <= steps // 16 + 1
 
 

@@ -1,0 +1,96 @@
+"""A drafter that fails costs the sequences that it was asked for their candidates, and nobody a token."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from runtime.speculation import Proposal, Wanted
+from tests.runtime.serving.test_speculation import speculating
+from tests.runtime.serving.toy_loop import answers, asked, run_all
+from tests.runtime.toy_engine import HYBRID
+from tests.runtime.toy_paged_engine import VOCAB, toy_greedy
+
+SLOWER = "requests go on without candidates, which is slower: "
+
+
+def raises(wanted: Sequence[Wanted]) -> list[Proposal]:
+    raise ValueError("no memory")
+
+
+FAILURES: dict[str, tuple[Callable[[Sequence[Wanted]], list[Proposal]], str]] = {
+    "raises": (raises, "no memory"),
+    "too few": (lambda wanted: [], "shorter than argument 1"),
+    "foreign": (
+        lambda wanted: [Proposal((VOCAB,)) for _ in wanted],
+        f"expected proposed tokens from 0 to {VOCAB - 1}, found {VOCAB}: use a drafter with the same tokenizer",
+    ),
+    "negative": (lambda wanted: [Proposal((1, -1)) for _ in wanted], f"from 0 to {VOCAB - 1}, found -1"),
+    "other probabilities": (
+        lambda wanted: [Proposal((1,), np.full((1, VOCAB + 3), 0.1)) for _ in wanted],
+        f"expected probabilities of the model's {VOCAB} tokens, found {VOCAB + 3}",
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", ["snapshot", "replay"])
+@pytest.mark.parametrize("failure", FAILURES)
+def test_requests_go_on_without_candidates(failure: str, mode: str) -> None:
+    """Those that come later are drafted for again; that something failed is said once, and counted."""
+    fails, words = FAILURES[failure]
+    loop, engine, drafter = speculating(HYBRID, [2], mode=mode)
+    propose = drafter.propose
+    prompts = {loop.add(asked(prompt, 20)): prompt for prompt in ([1, 2], [3])}
+    outputs = loop.step() + loop.step()
+    proposed = loop.speculation.proposed
+    assert proposed
+    drafter.propose = fails
+    with pytest.warns(RuntimeWarning, match=SLOWER) as told:
+        outputs += loop.step()
+    assert len(told) == 1 and words in str(told[0].message)
+    drafter.propose = propose
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outputs += loop.step() + loop.step()
+        assert loop.speculation.proposed == proposed, "it is asked again for sequences that it has failed"
+        prompts[loop.add(asked([7], 20))] = [7]
+        outputs += loop.step() + loop.step()
+        assert loop.speculation.proposed > proposed
+        drafter.propose = fails
+        prompts[loop.add(asked([8, 9], 20))] = [8, 9]
+        outputs += run_all(loop)
+    # Of the first two at once, then of each of the others.
+    assert loop.speculation.failures == loop.speculation.to_json()["drafter_failures"] == 3
+    found = {(id_, 0): tuple(toy_greedy(engine.config, prompt, 20)) for id_, prompt in prompts.items()}
+    assert answers(outputs) == found and not [output for output in outputs if output.error]
+
+
+def test_a_sequence_that_it_was_not_asked_for_keeps_its_candidates() -> None:
+    """Nothing of the first request was right at first: no candidate is worth its cost, and none is asked for."""
+    loop, engine, drafter = speculating(HYBRID, [0], adaptive=True, cost=0.4)
+    loop.add(asked([1, 2], 60))
+    outputs = [output for _ in range(9) for output in loop.step()]
+    calls = drafter.calls
+    outputs += loop.step()
+    assert drafter.calls == calls
+    loop.add(asked([3], 9))
+    outputs += loop.step()
+    drafter.propose = raises
+    with pytest.warns(RuntimeWarning, match=SLOWER):
+        outputs += loop.step()
+    wanted: list[int] = []
+
+    def propose(given: Sequence[Wanted]) -> list[Proposal]:
+        wanted.extend(each.sequence for each in given)
+        return type(drafter).propose(drafter, given)
+
+    drafter.propose = propose
+    outputs += run_all(loop)
+    assert set(wanted) == {0}
+    assert answers(outputs) == {
+        (0, 0): tuple(toy_greedy(engine.config, [1, 2], 60)),
+        (1, 0): tuple(toy_greedy(engine.config, [3], 9)),
+    }

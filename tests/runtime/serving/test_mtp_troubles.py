@@ -1,0 +1,86 @@
+"""A head that fails, or has memory for few sequences, costs candidates and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from artifact.errors import EngineError
+from runtime.engines.mtp_factory import open_mtp_head
+from runtime.engines.mtp_head import HeadInputs
+from runtime.llm import LLM
+from runtime.sampling import SamplingParams
+from runtime.serving.mtp_drafter import MtpDrafter
+from runtime.serving.settings import ServingSettings
+from runtime.speculation import Proposal, SpeculationSettings, Wanted
+from tests.runtime.serving.test_mtp_drafter import MOST, NEW, exported_with_head
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported_with_head(tmp_path_factory.mktemp("mtp"))
+
+
+def speculating(artifact: Path, llm: LLM, drafter: MtpDrafter) -> LLM:
+    """Over the engine of ``llm``, with at most 40 tokens in a step."""
+    speculation = SpeculationSettings(MOST, drafter, adaptive=False)
+    serving = ServingSettings(prefix_cache="off", max_tokens=40, speculation=speculation)
+    return LLM(artifact, llm.engine, serving=serving)
+
+
+@pytest.mark.parametrize("when", ["proposing", "making way"])
+def test_a_head_that_fails_costs_candidates_alone(artifact: Path, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, for a proposal or before a step of the model, which overwrites what the head has not seen of a prompt."""
+    prompts, params = [[9 + i % 7 for i in range(45)], [4, 5, 6]], SamplingParams(ignore_eos=True)
+    with LLM(artifact, "onnxruntime") as llm:
+        plain = [answer.token_ids for answer in llm.generate(prompts, params, NEW)]
+        head = open_mtp_head(artifact, llm.engine)
+        drafter, run, failed = MtpDrafter(head, llm.engine, 3, 60, MOST), head.run, list[HeadInputs]()
+        propose, proposing = drafter.propose, list[bool]()
+
+        def watched(wanted: Sequence[Wanted]) -> list[Proposal]:
+            proposing.append(True)
+            try:
+                return propose(wanted)
+            finally:
+                proposing.pop()
+
+        def failing(inputs: HeadInputs) -> list[list[int]]:
+            if not failed and bool(proposing) == (when == "proposing"):
+                failed.append(inputs)
+                raise EngineError("out of memory")
+            return run(inputs)
+
+        monkeypatch.setattr(drafter, "propose", watched)
+        monkeypatch.setattr(head, "run", failing)
+        over = speculating(artifact, llm, drafter)
+        with pytest.warns(RuntimeWarning, match="which is slower: out of memory") as told:
+            answers = over.generate(prompts, params, NEW)
+        assert [answer.token_ids for answer in answers] == plain and failed and len(told) == 1
+        metrics = over.loop.speculation
+        assert metrics is not None and metrics.failures == 1
+        # Requests that come later have candidates again.
+        proposed = metrics.proposed
+        assert over.generate(prompts[1:], params, NEW)[0].token_ids == plain[1] and metrics.proposed > proposed
+        assert not list(drafter._places) and len(drafter._places._free) == drafter._hidden.kept - 3
+
+
+def test_sequences_that_make_way_together_keep_their_blocks(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes two of three blocks at first: none takes those that the head is about to write for another."""
+    prompts, params = [[9 + i % 7 for i in range(40)], [4 + i % 5 for i in range(40)]], SamplingParams(ignore_eos=True)
+    with LLM(artifact, "onnxruntime") as llm:
+        head = open_mtp_head(artifact, llm.engine)
+        drafter, run, written = MtpDrafter(head, llm.engine, 3, 60, MOST), head.run, list[list[int]]()
+        del drafter._caches._blocks[3:]
+
+        def watched(inputs: HeadInputs) -> list[list[int]]:
+            written.append(inputs.block_table[inputs.block_table >= 0].tolist())
+            return run(inputs)
+
+        monkeypatch.setattr(head, "run", watched)
+        plain = [answer.token_ids for answer in llm.generate(prompts, params, NEW)]
+        over = speculating(artifact, llm, drafter)
+        assert [answer.token_ids for answer in over.generate(prompts, params, NEW)] == plain
+        assert written and all(len(blocks) == len(set(blocks)) for blocks in written)
