@@ -12,7 +12,7 @@ from artifact.errors import RequestError
 from artifact.json_fields import Fields, load_json_object
 from runtime.prefix_cache.pins import Pin
 from runtime.prefix_cache.radix_allocator import RadixAllocator
-from runtime.prefix_cache.token_key import key_from_tokens
+from runtime.prefix_cache.token_key import common_length, key_from_tokens
 from runtime.scheduler import Scheduler
 
 
@@ -95,12 +95,19 @@ class PinnedPrefixes:
 
     def _check(self, prefix: PinnedPrefix) -> None:
         blocks, slots = self._held()
-        manager = self._scheduler.manager
+        manager, token_ids = self._scheduler.manager, prefix.token_ids
+        others = [each.token_ids for each, _ in self._pins.values() if each.namespace == prefix.namespace]
+        shared = max((_common_length(token_ids, other) for other in others), default=0)
         # One block more: whoever goes on inside the last one has a copy.
-        blocks += manager.blocks_for(prefix.length) + 1
-        slots += self._slots(int(manager.needs.state))
+        blocks += manager.blocks_for(prefix.length) - shared // manager.block_size + 1
+        slots += self._slots(int(manager.needs.state and token_ids not in others))
         under_way = [sequence.request for sequence in self._scheduler.sequences.values()]
         self._scheduler.capacity.check_aside(blocks * manager.needs.kv, slots, prefix.name, under_way)
+
+
+def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    return common_length(key_from_tokens(a), key_from_tokens(b), 0)
 
 
 def read_prefixes(path: Path) -> list[tuple[str, Any]]:

@@ -194,6 +194,32 @@ def test_the_beginning_of_something_longer_is_kept_alone() -> None:
     assert kept(loop, [*SYSTEM, *line(2, 60)]) == 30 and loop.scheduler.manager.pool.used == 8
 
 
+@LAYERS
+@pytest.mark.parametrize(("length", "tail"), [(30, 0), (17, 0), (30, 2), (23, 1)])
+def test_what_another_has_already_needs_no_more_room(layers: tuple[str, ...], length: int, tail: int) -> None:
+    """The same tokens, a beginning of them, more, or others behind a beginning: only the rest is to be found."""
+    kv, state = layers != PURE_MAMBA, layers != PURE_ATTENTION
+    slots = 3 if tail or length < 30 else 2
+    cache = PrefixCacheSettings(cached_states=slots - 1, spread=0)
+    loop, engine = toy_loop(
+        layers, prefix_cache=cache, memory_bytes=(24 + 8 + 4) * 32 * kv + 16 * slots * state, max_rows=1
+    )
+    pin(loop, SYSTEM, "system")
+    with pytest.raises(RequestError, match="expected one that leaves"):
+        for seed in range(9):
+            pin(loop, line(seed + 9, 30), f"a stranger {seed}")
+    for seed in range(9):
+        if f"a stranger {seed}" in loop.served_cache.pinned.names():
+            loop.served_cache.pinned.drop(f"a stranger {seed}")
+    other = [*SYSTEM[:length], *line(7, tail)]
+    pin(loop, other, "other")
+    empty(loop)
+    assert kept(loop, SYSTEM) == 30 and kept(loop, other) == length + tail
+    prompt = line(2, 90)
+    id_ = loop.add(asked(prompt, 7))
+    assert finish(loop, engine)[id_, 0] == tuple(toy_greedy(engine.config, prompt, 7))
+
+
 @MODES
 @pytest.mark.parametrize("grid", [1, 3, 5])
 @pytest.mark.parametrize("under_way", [False, True], ids=["comes later", "under way"])
