@@ -204,7 +204,7 @@ class AsyncLLM:
 
         As ``LLM.cache_prefix`` for paged artifacts; errors as there.
         """
-        request = self._text.prefix_request(prompt, self.max_seq_len)
+        request = self._text.prefix_request(prompt, self.max_seq_len, name)
         ids, tries = request.prompt_ids, 0
         while True:
             await self._add(request, 0, namespace).result()

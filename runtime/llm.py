@@ -221,7 +221,7 @@ class LLM:
         A paged artifact needs a prefix cache of kind "radix" for it, and keeps the prefix by ``name``. RequestError
         when its pools are too small for it.
         """
-        request = self._text.prefix_request(prompt, self.max_seq_len)
+        request = self._text.prefix_request(prompt, self.max_seq_len, name)
         streams = self._streams
         if isinstance(streams, DenseStreams):
             return streams.prefixes.add(request.prompt_ids)

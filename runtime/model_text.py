@@ -47,11 +47,12 @@ class ModelText:
         limits = RequestLimits(self._config.vocab_size, max_seq_len)
         return Request.from_prompt(prompt, params, limits, self.tokenizer, name, special_tokens)
 
-    def prefix_request(self, prompt: Any, max_seq_len: int) -> Request:
+    def prefix_request(self, prompt: Any, max_seq_len: int, name: str | None = None) -> Request:
         """The request that computes ``prompt``: text, token ids, or the first messages of conversations."""
         is_chat = isinstance(prompt, (list, tuple)) and bool(prompt) and isinstance(prompt[0], Mapping)
         text: Any = self.chat_template.render(prompt, add_generation_prompt=False) if is_chat else prompt
-        return self.request(text, SamplingParams(max_new_tokens=1), max_seq_len, special_tokens=not is_chat)
+        called = "prompt" if name is None else f"prefix {name!r}"
+        return self.request(text, SamplingParams(max_new_tokens=1), max_seq_len, called, special_tokens=not is_chat)
 
     def _eos(self) -> tuple[int, ...]:
         """The artifact's EOS tokens and the generation config's; the tokenizer's own where neither names any."""

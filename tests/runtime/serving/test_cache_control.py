@@ -80,6 +80,9 @@ def test_prefixes_come_from_a_file(opened: Opened, tmp_path: Path) -> None:
     file.write_text(json.dumps({"prefixes": {"a": 5}}), encoding="utf-8")
     with pytest.raises(RequestError, match="expected text, token ids or messages"):
         llm.cache_prefixes(file)
+    file.write_text(json.dumps({"prefixes": {"c": SYSTEM, "d": [5, -1]}}), encoding="utf-8")
+    with pytest.raises(RequestError, match="prefix 'd': expected token ids from 0 to 96, found -1"):
+        llm.cache_prefixes(file)
 
 
 def test_a_prefix_that_leaves_no_room_is_refused(opened: Opened) -> None:
