@@ -11,7 +11,8 @@ from artifact.bindings import Binding
 from artifact.config import RuntimeConfig, read_config
 from artifact.errors import EngineError, RequestError
 from runtime.engines.base import Engine, StateSet
-from runtime.engines.onnxruntime.model_file import read_model
+from runtime.engines.graph_check import check_graph
+from runtime.engines.onnxruntime.model_file import MODEL_FILE, read_model
 from runtime.engines.onnxruntime.rewrite import StateLayout
 from runtime.engines.onnxruntime.states import ArrayStateSet, engine_specs
 
@@ -56,7 +57,9 @@ class ArrayEngine(Engine):
         return ArrayStateSet(self._specs, self._layouts, batch, max_seq, self.max_seq_len)
 
     def _read_model(self) -> ir.Model:
-        return read_model(self._folder)
+        model = read_model(self._folder)
+        check_graph(self._folder / MODEL_FILE, model.graph, self.config.bindings)
+        return model
 
 
 def own_states(states: StateSet) -> ArrayStateSet:

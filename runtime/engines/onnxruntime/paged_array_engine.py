@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from artifact.kv_dtypes import filled_with
 from artifact.names import layer_output
+from runtime.engines.graph_check import check_graph
 from runtime.engines.hidden_rows import ArrayRows
 from runtime.engines.onnxruntime.model_file import MODEL_FILE, read_model
 from runtime.engines.onnxruntime.paged_pools import ArrayPools
@@ -63,4 +64,6 @@ class PagedArrayEngine(PooledEngine[ArrayPools]):
         return {}
 
     def _read_model(self) -> ir.Model:
-        return read_model(self._folder, self._model_file)
+        model = read_model(self._folder, self._model_file)
+        check_graph(self._folder / self._model_file, model.graph, self.config.bindings)
+        return model

@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from artifact.config import RuntimeConfig
+from runtime.engines.graph_check import check_graph
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.fusion import Phase, fuse_graph
 from runtime.engines.torch.fusion.held_slots import operators_of_pools
@@ -39,11 +40,13 @@ class TorchModel:
     def program(self, phase: Phase, values: Sequence[str] = (), kept: frozenset[str] = frozenset()) -> Program:
         """What runs a step; the inner ``values`` of the graph are outputs too. ``kept``: as in ``fuse_graph``.
 
-        EngineError naming an operator that this engine does not know, or a value that the graph does not have.
+        EngineError naming an operator that this engine does not know, or a value that the graph does not have;
+        ArtifactError for a graph that is damaged or of another artifact.
         """
         key = (phase, tuple(values), kept)
         if key not in self._programs:
             model = read_model(self._folder, self._file)
+            check_graph(self._folder / self._file, model.graph, self._config.bindings)
             expose_values(model.graph, values)
             # On a CPU the merged weights would lie in memory beside those of the file.
             fuse_graph(model, self._config, phase, merge=self._device.is_gpu, kept=kept)
