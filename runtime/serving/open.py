@@ -44,6 +44,5 @@ def refuse_speculation(settings: ServingSettings | None, config: RuntimeConfig) 
     """EngineError where ``settings`` ask for candidates; for an artifact of a layout that has none."""
     if settings is not None and settings.speculation is not None:
         raise EngineError(
-            f"speculation: expected an artifact of layout paged, found {config.layout}: export with --layout paged, "
-            "and where the model has recurrent layers with --speculative-tokens"
+            f"speculation: expected an artifact of layout paged, found {config.layout}: export with --layout paged"
         )
