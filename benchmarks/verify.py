@@ -5,9 +5,11 @@ python -m benchmarks.verify > benchmarks/results/verify.json
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,12 @@ def verified(checkpoint: Path, out: Path) -> dict[str, Any]:
     return {**{name: report.to_json()[name] for name in names}, "largest_errors": largest}
 
 
-def main() -> int:
-    """The exit code: 0, or 1 when a checkpoint is not verified."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 0, or 1 when a checkpoint is not verified. ``argv``: None for the arguments of the process."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.verify", description="Verify the checkpoints that ship and print one JSON document."
+    )
+    parser.parse_args(argv)
     document: dict[str, Any] = {"benchmark": "verify", **machine_json(), "checkpoints": {}}
     with tempfile.TemporaryDirectory(prefix="hybridge-bench-") as name:
         for checkpoint in sorted(path for path in CHECKPOINTS.iterdir() if path.is_dir()):
