@@ -88,7 +88,7 @@ def rewrite_paged(
     advanced = frozenset(state.pool for state in held)
     fix_axes(model, {**_FIXED_AXES[form], **_axes_of(form, candidates)})
     remove_idle_reshapes(model)
-    if form is PagedForm.TOKEN_PER_ROW or ((candidates or form is PagedForm.RAGGED) and not packs):
+    if not packs and (candidates or form in (PagedForm.TOKEN_PER_ROW, PagedForm.RAGGED)):
         put_weights_left(model)
     remove_dead_code(model)
     for value in [value for value in model.graph.inputs if not value.uses()]:

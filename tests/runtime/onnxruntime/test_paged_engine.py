@@ -12,6 +12,11 @@ from artifact.errors import EngineError
 from exporter.models.registry import FAMILIES
 from hybridge.verification.paged_sequences import PagedSequences
 from hybridge.verification.reference import Reference, ReferenceRun
+from runtime.engines.onnxruntime import columns, paged_engine
+from runtime.engines.onnxruntime.kernels import installed_kernels
+from runtime.engines.onnxruntime.model_file import read_model
+from runtime.engines.onnxruntime.paged_forms import PagedForm
+from runtime.engines.onnxruntime.paged_rewrite import rewrite_paged
 from runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
 from runtime.engines.paged_factory import PAGED_ENGINES, create_paged_engine
 from tests.support.artifacts import ArtifactCache, Exported
@@ -138,6 +143,25 @@ def packed(tokens: np.ndarray, past: int, pages: list[int], slot: int) -> Packed
         state_indices=np.array([slot], np.int32),
         logits_indices=np.array([len(tokens) - 1], np.int32),
     )
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_weights_are_on_the_left_where_no_session_packs_them(
+    hybrid: Exported, monkeypatch: pytest.MonkeyPatch, packs: bool
+) -> None:
+    monkeypatch.setattr(columns, "SMALLEST_WEIGHT", 1)
+    form, kernels = PagedForm.TOKEN_PER_ROW, installed_kernels()
+    rewritten = rewrite_paged(read_model(hybrid.folder), hybrid.config, form, kernels, neighbours=True, packs=packs)
+    products = [node for node in rewritten.model.graph if node.op_type == "FusedMatMul"]
+    left = [node for node in products if node.inputs[0] is not None and node.inputs[0].is_initializer()]
+    assert products and bool(left) is not packs
+
+
+def test_mixed_rows_of_weights_too_large_to_pack(artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "SMALLEST_WEIGHT", 1)
+    monkeypatch.setattr(paged_engine, "_MOST_PACKED_BYTES", 0)
+    case = Case(artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=6))
+    check_mixed_rows(case, "onnxruntime", block_size=4)
 
 
 def test_weights_are_used_from_their_files(hybrid: Exported) -> None:
