@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from runtime.llm import LLM
 from runtime.prefix_cache.session_file import read_session
 from runtime.prefix_cache.settings import PrefixCacheSettings
 from runtime.sampling import SamplingParams
+from runtime.scheduler import StepPlan
 from runtime.serving.settings import ServingSettings
 from runtime.speculation import SpeculationMetrics, SpeculationSettings
 from tests.runtime.serving.test_real_speculation import Knowing
@@ -68,7 +69,9 @@ def test_keys_and_values_in_e4m3(family: str, artifacts: ArtifactCache) -> None:
 
 @pytest.mark.parametrize("full_layers", [0, 1])
 @pytest.mark.parametrize("cache", ["off", "radix"])
-def test_sliding_windows(full_layers: int, cache: str, artifacts: ArtifactCache) -> None:
+def test_sliding_windows(
+    full_layers: int, cache: str, artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks behind the window are given back as candidates are accepted, unless a layer sees all or a cache keeps
     them."""
     window = 5
@@ -80,11 +83,11 @@ def test_sliding_windows(full_layers: int, cache: str, artifacts: ArtifactCache)
     llm = served.opened(cache, "auto")
     passed, commit = list[int](), llm.loop.scheduler.commit
 
-    def watched(plan, accepted):  # type: ignore[no-untyped-def]
+    def watched(plan: StepPlan, accepted: Mapping[int, int]) -> None:
         commit(plan, accepted)
         passed.extend(sequence.memory.passed for sequence in llm.loop.scheduler.sequences.values())
 
-    llm.loop.scheduler.commit = watched  # type: ignore[method-assign]
+    monkeypatch.setattr(llm.loop.scheduler, "commit", watched)
     served.check(llm)
     longest = 30 + NEW
     assert max(passed) == (0 if full_layers or cache == "radix" else (longest - 1 - window) // BLOCK)
