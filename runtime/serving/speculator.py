@@ -205,6 +205,11 @@ def _holds_states(settings: SpeculationSettings, engine: PagedEngine) -> bool:
     """Whether states wait to be advanced; else one is kept after each candidate."""
     config, most = engine.config, settings.tokens
     if not config.recurrent_layers:
+        if isinstance(settings.mode, Mapping) and settings.mode:
+            raise EngineError(
+                f"speculation: mode: expected none by operator for a model without recurrent layers, found "
+                f"{', '.join(settings.mode)}: leave it out"
+            )
         return False
     if settings.mode != SNAPSHOT and engine.most_held_tokens > most:
         return True

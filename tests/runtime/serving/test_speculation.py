@@ -223,6 +223,13 @@ def test_states_that_cannot_be_taken_back_are_refused() -> None:
     toy_loop(ATTENTION, speculation=SpeculationSettings(4))
 
 
+def test_modes_of_operators_are_refused_where_there_are_none() -> None:
+    with pytest.raises(EngineError, match=r"for a model without recurrent layers, found causal_conv1d: leave it out"):
+        toy_loop(ATTENTION, speculation=SpeculationSettings(4, mode={"causal_conv1d": "replay"}))
+    for mode in ("auto", "replay", "snapshot"):
+        toy_loop(ATTENTION, speculation=SpeculationSettings(4, mode=mode))
+
+
 def test_states_that_are_held_take_no_slots() -> None:
     loop, engine, _ = speculating(HYBRID, [MOST], mode="replay", max_rows=3)
     assert loop.pools.sizes.num_slots == 3 and loop.speculation.state_bytes == engine.held_token_bytes
