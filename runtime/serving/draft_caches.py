@@ -28,7 +28,9 @@ class DraftCaches:
         blocks = -(-length // BLOCK_SIZE) if needs.kv else 0
         each = blocks * engine.block_bytes(BLOCK_SIZE) + self._states * engine.slot_bytes
         free = engine.free_memory()
-        budget = memory_bytes or (max(each, GIB) if free is None else int(_SHARE * free))
+        budget = memory_bytes
+        if budget is None:
+            budget = max(each, GIB) if free is None else int(_SHARE * free)
         if each > budget:
             raise EngineError(
                 f"speculation: expected at least {each} bytes for the draft model's caches of one sequence of {length} "

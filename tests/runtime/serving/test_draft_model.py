@@ -125,9 +125,11 @@ def test_a_failure_before_the_first_token_gives_all_memory_back(monkeypatch: pyt
     assert drafter.propose([Wanted(1, [1, 2], MOST)])[0].token_ids == greedy(engine, [1, 2], MOST)
 
 
-def test_too_little_memory_is_refused() -> None:
-    with pytest.raises(EngineError, match=r"draft model's caches of one sequence of 94 tokens, found 100: give them"):
-        drafter_of(HYBRID, memory=100)
+@pytest.mark.parametrize("memory", [100, 0])
+def test_too_little_memory_is_refused(memory: int) -> None:
+    words = rf"draft model's caches of one sequence of 94 tokens, found {memory}: give them"
+    with pytest.raises(EngineError, match=words):
+        drafter_of(HYBRID, memory=memory)
 
 
 def test_the_loop_gets_the_same_tokens_from_a_model_that_often_is_right() -> None:
