@@ -118,8 +118,21 @@ class CacheMachine(LoopMachine):
         assert capacity.blocks >= longest and capacity.slots >= manager.needs.state, "a sequence misses what is pinned"
         self.replica.follow(tree.events.drain())
         self.replica.check(tree)
-        host = self.loop.served_cache.host
-        assert host is None or host.nbytes <= self.loop.prefix_cache.settings.host_bytes
+        self.count_bytes()
+
+    def count_bytes(self) -> None:
+        """What is said to be held is what the nodes hold, here and on the host."""
+        tree, pools, host = self.loop.prefix_cache.tree, self.loop.pools, self.loop.served_cache.host
+        report = self.loop.served_cache.report(pools.block_bytes, pools.cached_bytes)
+        held = {block for node in tree.walk() for block in node.blocks}
+        states = [node for node in tree.walk() if node.state is not None]
+        assert report.kv_bytes == len(held) * pools.block_bytes
+        assert report.state_bytes == len(states) * pools.cached_bytes and report.states == len(states)
+        if host is not None:
+            blocks = {block for node in host.tree.walk() for block in node.blocks}
+            copies = [host._slots[node.state] for node in host.tree.walk() if node.state is not None]
+            copies += [host._blocks[block] for block in blocks]
+            assert host.nbytes == sum(copy.nbytes for copy in copies) <= self.loop.prefix_cache.settings.host_bytes
 
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
