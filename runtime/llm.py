@@ -21,7 +21,7 @@ from runtime.sampling import SamplingParams
 from runtime.serving.cache_control import CacheControl, conversation_tokens
 from runtime.serving.draft_model import ModelDrafter
 from runtime.serving.mtp_drafter import MtpDrafter
-from runtime.serving.open import open_engine, open_loop, refuse_speculation
+from runtime.serving.open import open_engine, open_loop, refuse_paged_settings
 from runtime.serving.open_drafter import with_opened_drafter
 from runtime.serving.pinned import PinnedPrefix, read_prefixes
 from runtime.serving.sessions import Session
@@ -72,7 +72,7 @@ class LLM:
             self._streams, self._cache = PieceStreams(self.loop), CacheControl(self.loop, folder)
             self.max_batch_size, self.max_seq_len = self.loop.shape.max_rows, self.loop.shape.max_seq_len
         else:
-            refuse_speculation(serving, self.config)
+            refuse_paged_settings(serving, self.config)
             self.max_batch_size = _lowered("max_batch_size", max_batch_size, self.engine.max_batch_size)
             self.max_seq_len = _lowered("max_seq_len", max_seq_len, self.engine.max_seq_len)
             self._streams = DenseStreams(self.engine, self.max_batch_size, self.eos_token_ids, self.tokenizer)

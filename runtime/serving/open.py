@@ -13,6 +13,7 @@ from runtime.engines.factory import EngineOptions, check_engine
 from runtime.engines.paged import PagedEngine
 from runtime.engines.paged_factory import create_paged_engine
 from runtime.model_text import ModelText
+from runtime.prefix_cache.settings import RADIX
 from runtime.serving.loop import ServingLoop
 from runtime.serving.settings import ServingSettings
 
@@ -40,9 +41,12 @@ def open_loop(engine: PagedEngine, settings: ServingSettings, text: ModelText) -
     return ServingLoop(engine, settings, text.eos_token_ids, text.tokenizer)
 
 
-def refuse_speculation(settings: ServingSettings | None, config: RuntimeConfig) -> None:
-    """EngineError where ``settings`` ask for candidates; for an artifact of a layout that has none."""
-    if settings is not None and settings.speculation is not None:
+def refuse_paged_settings(settings: ServingSettings | None, config: RuntimeConfig) -> None:
+    """EngineError where ``settings`` ask for candidates or a prefix tree; for an artifact of a layout that has none."""
+    if settings is None:
+        return
+    asked = {"speculation": settings.speculation is not None, "prefix_cache": settings.cache.kind == RADIX}
+    for name in (name for name, is_asked in asked.items() if is_asked):
         raise EngineError(
-            f"speculation: expected an artifact of layout paged, found {config.layout}: export with --layout paged"
+            f"{name}: expected an artifact of layout paged, found {config.layout}: export with --layout paged"
         )

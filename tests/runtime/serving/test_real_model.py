@@ -18,6 +18,7 @@ from runtime.sampling import SamplingParams
 from runtime.serving.loop import ServingLoop
 from runtime.serving.request import ServingRequest
 from runtime.serving.settings import ServingSettings
+from runtime.speculation.settings import SpeculationSettings
 from tests.runtime.serving.toy_loop import answers
 from tests.support.artifacts import ArtifactCache, Exported
 
@@ -65,6 +66,21 @@ def test_a_dense_artifact_is_not_served(artifacts: ArtifactCache) -> None:
         AsyncLLM(folder)
     with LLM(folder) as llm, pytest.raises(RequestError, match="layout paged"):
         llm.generate([1, 2], SamplingParams(n=2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        (ServingSettings(prefix_cache="radix"), "prefix_cache"),
+        (ServingSettings(speculation=SpeculationSettings()), "speculation"),
+    ],
+)
+def test_what_a_dense_artifact_has_not_is_refused(
+    settings: ServingSettings, name: str, artifacts: ArtifactCache
+) -> None:
+    folder = artifacts.get("nemotron_h", "float32").folder
+    with pytest.raises(EngineError, match=f"^{name}: expected an artifact of layout paged, found dense: export with"):
+        LLM(folder, serving=settings)
 
 
 def test_200_disturbed_requests_get_the_tokens_of_each_alone(artifacts: ArtifactCache) -> None:
