@@ -220,8 +220,10 @@ def _holds_states(settings: SpeculationSettings, engine: PagedEngine) -> bool:
             "lower tokens"
         )
     if config.speculative_tokens < most:
+        enough = max(config.speculative_tokens, 0 if settings.mode == SNAPSHOT else engine.most_held_tokens - 1)
         raise EngineError(
             f"speculation: expected an artifact exported with --speculative-tokens of at least {most}, since its "
-            f"states cannot be taken back otherwise, found {config.speculative_tokens}: export it so, or lower tokens"
+            f"states cannot be taken back otherwise, found {config.speculative_tokens}: export it so"
+            + (f", or lower tokens to {enough}" if enough > 0 else "")
         )
     return False
