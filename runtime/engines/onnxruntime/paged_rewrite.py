@@ -23,7 +23,7 @@ from runtime.engines.onnxruntime.opset import lower_opset
 from runtime.engines.onnxruntime.paged_attention import POOL_ORDER, use_paged_attention
 from runtime.engines.onnxruntime.paged_forms import PagedForm
 from runtime.engines.onnxruntime.paged_recurrent import hold_states, use_dense_bodies, use_one_slot
-from runtime.engines.onnxruntime.reshapes import remove_idle_reshapes
+from runtime.engines.onnxruntime.reshapes import join_reshapes
 from runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
 from runtime.engines.onnxruntime.widen_types import widen_types
 
@@ -87,7 +87,7 @@ def rewrite_paged(
     parts = use_dense_bodies(model, kernels, form, neighbours, candidates)
     advanced = frozenset(state.pool for state in held)
     fix_axes(model, {**_FIXED_AXES[form], **_axes_of(form, candidates)})
-    remove_idle_reshapes(model)
+    join_reshapes(model)
     if not packs and (candidates or form in (PagedForm.TOKEN_PER_ROW, PagedForm.RAGGED)):
         put_weights_left(model)
     remove_dead_code(model)

@@ -1,41 +1,79 @@
-"""Remove Reshapes that only undo each other."""
+"""Chains of Reshapes as one Reshape, or none.
+
+The bodies of operators want their inputs as they define them, so what is one row of numbers goes through several shapes
+on its way from one product to the next. For one token each of these nodes costs as much as an addition.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
 import onnx_ir as ir
 
-from runtime.engines.onnxruntime.graph_edit import replace_node
+from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, replace_node
 
 # Operators that give the elements of their first input in their order.
 _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
+# Sizes of a value, -1 the one that only a run knows.
+_Sizes = tuple[int, ...]
 
 
-def remove_idle_reshapes(model: ir.Model) -> None:
-    """Let users of a Reshape read the value it began as, where a chain of Reshapes leads back to that shape."""
+def join_reshapes(model: ir.Model) -> None:
+    """Let every chain of Reshapes whose last shape is known be one, of the value that it began as; none where that
+    value, or one on the way, has the shape already."""
     for node in list(model.graph):
-        if node.op_type != "Reshape" or node.domain or node.outputs[0].is_graph_output():
+        if not _is_reshape(node):
             continue
-        origin = _origin_of_shape(node)
-        if origin is not None:
-            replace_node(node, [origin])
+        sizes, sources = _sizes(node.outputs[0]), list(_sources(node))
+        same = next((value for value in sources if _same(value, node.outputs[0])), None)
+        if same is not None and not node.outputs[0].is_graph_output():
+            shape = same.shape
+            replace_node(node, [same])
+            same.shape = shape or same.shape
+        elif sizes is not None and len(sources) > 1:
+            insert = Inserter(model.graph, node)
+            replace_node(node, [insert.op("Reshape", sources[-1], insert.ints(*sizes))])
 
 
-def _origin_of_shape(node: ir.Node) -> ir.Value | None:
-    shape = node.outputs[0].shape
+def _is_reshape(node: ir.Node | None) -> bool:
+    return node is not None and node.op_type in _RESHAPES and not node.domain
+
+
+def _sources(node: ir.Node) -> Iterator[ir.Value]:
+    """What ``node`` reads, what the Reshape in front of it reads, and so on, to the value that is not reshaped."""
     value = node.inputs[0]
-    while value is not None and shape is not None:
-        if value.shape is not None and _same(value.shape, shape):
-            return value
+    while value is not None:
+        yield value
         producer = value.producer()
-        if producer is None or producer.op_type not in _RESHAPES or producer.domain:
-            return None
-        value = producer.inputs[0]
-    return None
+        value = producer.inputs[0] if producer is not None and _is_reshape(producer) else None
 
 
-def _same(first: ir.Shape, second: ir.Shape) -> bool:
-    """Equal sizes, by number or by name; a size without either equals nothing."""
-    if len(first) != len(second):
-        return False
-    names = [[size if isinstance(size, int) else size.value for size in shape] for shape in (first, second)]
-    return None not in names[0] and names[0] == names[1]
+def _sizes(value: ir.Value) -> _Sizes | None:
+    """None where more than one size is unknown, or one is 0 and says nothing of the others."""
+    found = fixed_shape(value)
+    if found is not None and found.count(None) <= 1:
+        return None if 0 in found else tuple(-1 if size is None else size for size in found)
+    producer = value.producer()
+    if producer is None or producer.op_type != "Reshape" or producer.domain:
+        return None
+    shape = producer.inputs[1]
+    if shape is None or shape.const_value is None:
+        return None
+    sizes = np.asarray(shape.const_value.numpy()).tolist()
+    # 0 stands for a size of the input.
+    return None if 0 in sizes else tuple(sizes)
+
+
+def _same(first: ir.Value, second: ir.Value) -> bool:
+    """Whether two values of as many elements have one shape: all sizes but one are equal numbers, or each is equal to
+    its fellow by number or by name."""
+    sizes = _sizes(first)
+    if sizes is not None and sizes == _sizes(second):
+        return True
+    names = _names(first)
+    return names is not None and None not in names and names == _names(second)
+
+
+def _names(value: ir.Value) -> list[int | str | None] | None:
+    return None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape.dims]

@@ -20,7 +20,7 @@ from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.linear import use_stored_weights
 from runtime.engines.onnxruntime.op_bodies import use_op_bodies
 from runtime.engines.onnxruntime.opset import lower_opset
-from runtime.engines.onnxruntime.reshapes import remove_idle_reshapes
+from runtime.engines.onnxruntime.reshapes import join_reshapes
 from runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
 from runtime.engines.onnxruntime.widen_types import widen_types
 
@@ -78,7 +78,7 @@ def rewrite(model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Ke
     use_group_query_attention(model, config, kernels, padded)
     fix_axes(model, _FIXED_AXES[form])
     use_op_bodies(model, kernels, padded)
-    remove_idle_reshapes(model)
+    join_reshapes(model)
     if form is GraphForm.TOKEN_PER_ROW:
         put_weights_left(model)
     remove_dead_code(model)

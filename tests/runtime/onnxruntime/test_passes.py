@@ -23,7 +23,7 @@ from runtime.engines.onnxruntime.in_place import updates_in_place
 from runtime.engines.onnxruntime.kernels import Kernels, installed_kernels, quiet_options
 from runtime.engines.onnxruntime.linear import use_stored_weights
 from runtime.engines.onnxruntime.opset import lower_opset
-from runtime.engines.onnxruntime.reshapes import remove_idle_reshapes
+from runtime.engines.onnxruntime.reshapes import join_reshapes
 from runtime.engines.onnxruntime.rewrite import GraphForm, rewrite
 from runtime.engines.onnxruntime.widen_types import widen_types
 from tests.runtime.onnxruntime.hand_made import HandMade
@@ -265,7 +265,7 @@ def test_reshapes_that_lead_back_to_a_shape_disappear() -> None:
     shapes = {"split": np.array([0, 0, 2, 3]), "flat": np.array([0, 0, 6])}
     inner = {"heads": (FLOAT, ["b", "t", 2, 3]), "back": (FLOAT, ["b", "t", 6])}
     model = graph_of(nodes, {"x": (FLOAT, ["b", "t", 6])}, {"y": (FLOAT, ["b", "t", 6])}, shapes, inner)
-    remove_idle_reshapes(model)
+    join_reshapes(model)
     remove_dead_code(model)
     assert op_types(model) == ["Neg"]
 
@@ -279,20 +279,53 @@ def test_a_reshape_that_undoes_an_unsqueeze_disappears() -> None:
     shapes = {"axis": np.array([2]), "flat": np.array([0, 0])}
     inner = {"column": (FLOAT, ["b", 6, 1]), "back": (FLOAT, ["b", 6])}
     model = graph_of(nodes, {"x": (FLOAT, ["b", 6])}, {"y": (FLOAT, ["b", 6])}, shapes, inner)
-    remove_idle_reshapes(model)
+    join_reshapes(model)
     remove_dead_code(model)
     assert op_types(model) == ["Neg"]
 
 
-def test_reshapes_to_another_or_an_unknown_shape_stay() -> None:
+def test_a_chain_of_reshapes_becomes_one() -> None:
+    nodes = [
+        helper.make_node("Reshape", ["x", "split"], ["heads"]),
+        helper.make_node("Unsqueeze", ["heads", "axis"], ["rows"]),
+        helper.make_node("Reshape", ["rows", "joined"], ["pairs"]),
+        helper.make_node("Neg", ["pairs"], ["y"]),
+    ]
+    shapes = {"split": np.array([0, 2, 6]), "axis": np.array([1]), "joined": np.array([-1, 3, 4])}
+    model = graph_of(nodes, {"x": (FLOAT, ["b", 12])}, {"y": (FLOAT, ["b", 3, 4])}, shapes)
+    join_reshapes(model)
+    remove_dead_code(model)
+    assert op_types(model) == ["Reshape", "Neg"]
+    x = np.arange(60, dtype=np.float32).reshape(5, 12)
+    np.testing.assert_array_equal(run(model, x=x)[0], -x.reshape(5, 3, 4))
+
+
+@pytest.mark.parametrize("axis", ["c", None])
+def test_one_unknown_size_is_what_the_others_leave(axis: str | None) -> None:
     nodes = [
         helper.make_node("Reshape", ["x", "split"], ["heads"]),
         helper.make_node("Reshape", ["heads", "flat"], ["back"]),
         helper.make_node("Neg", ["back"], ["y"]),
     ]
     shapes = {"split": np.array([0, 2, 3]), "flat": np.array([-1, 6])}
-    for axis in ("c", None):
-        inner = {"heads": (FLOAT, ["b", 2, 3]), "back": (FLOAT, [axis, 6])}
-        model = graph_of(nodes, {"x": (FLOAT, ["b", 6])}, {"y": (FLOAT, ["b", 6])}, shapes, inner)
-        remove_idle_reshapes(model)
-        assert op_types(model) == ["Reshape", "Reshape", "Neg"]
+    inner = {"heads": (FLOAT, ["b", 2, 3]), "back": (FLOAT, [axis, 6])}
+    model = graph_of(nodes, {"x": (FLOAT, ["b", 6])}, {"y": (FLOAT, ["b", 6])}, shapes, inner)
+    join_reshapes(model)
+    remove_dead_code(model)
+    assert op_types(model) == ["Neg"]
+    assert list(model.graph.inputs[0].shape or ()) == [ir.SymbolicDim("b"), 6]
+
+
+def test_reshapes_to_unknown_shapes_stay() -> None:
+    nodes = [
+        helper.make_node("Reshape", ["x", "split"], ["heads"]),
+        helper.make_node("Reshape", ["heads", "shape"], ["back"]),
+        helper.make_node("Neg", ["back"], ["y"]),
+    ]
+    inner = {"heads": (FLOAT, ["b", 2, 3]), "back": (FLOAT, ["c", "d"])}
+    inputs = {"x": (FLOAT, ["b", 6]), "shape": (TensorProto.INT64, [2])}
+    model = graph_of(nodes, inputs, {"y": (FLOAT, ["c", "d"])}, {"split": np.array([0, 2, 3])}, inner)
+    join_reshapes(model)
+    assert op_types(model) == ["Reshape", "Reshape", "Neg"]
+    x = np.arange(12, dtype=np.float32).reshape(2, 6)
+    np.testing.assert_array_equal(run(model, x=x, shape=np.array([3, 4]))[0], -x.reshape(3, 4))
