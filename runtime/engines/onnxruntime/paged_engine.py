@@ -99,14 +99,14 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             found = candidate_step(inputs, pools.sizes.num_slots)
             inputs, kept = found.inputs, found.kept
             pools.copy_slots(found.sources.tolist(), found.targets.tolist())
-        held = np.zeros(len(inputs.seq_lens), bool) if inputs.held is None else inputs.held
+        held = inputs.held
         if self._held is not None:
             self._held.forget()
-        if self._kv_shapes:
-            pools.zero_blocks(begun_blocks(inputs, pools.sizes.block_size).tolist())
+        if self._kv_shapes and (begun := begun_blocks(inputs, pools.sizes.block_size)).size:
+            pools.zero_blocks(begun.tolist())
         logits = np.zeros((len(inputs.logits_indices), self.config.vocab_size), np.float32)
         place = np.full(len(inputs.input_ids), -1, np.int32)
-        alone = (*kept, *np.flatnonzero(held).tolist())
+        alone = (*kept, *(() if held is None else np.flatnonzero(held).tolist()))
         for unordered in paged_runs(inputs, alone, self._together(inputs, held)):
             run, slots = by_slot(unordered, inputs, pools.sizes.num_slots)
             place[run.tokens] = np.arange(len(run.tokens), dtype=np.int32)
@@ -116,8 +116,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             shown = {name: np.empty((len(run.tokens), self.config.hidden_size), np.float32) for name in self._shown}
             neighbours = slots.stop - slots.start == len(run.rows) or not self.config.recurrent_layers
             places, written = place[inputs.logits_indices[wanted]], kept.get(int(run.rows[0]), ())
-            waits = held[run.rows]
-            if waits.any():
+            if held is not None and (waits := held[run.rows]).any():
                 # The body for states that are kept is made for a number of tokens.
                 tried = 0 if run.is_ragged and not self._kept_operators else run.time
                 form = PagedForm.RAGGED if run.is_ragged else PagedForm.ONE_ROW
@@ -231,10 +230,12 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         self._sessions[key] = PagedSession(session, graph, self._replaced_by)
         return graph
 
-    def _together(self, inputs: PackedInputs, held: np.ndarray) -> list[int]:
+    def _together(self, inputs: PackedInputs, held: np.ndarray | None) -> list[int]:
         """The rows that share a run with candidate tokens: those that have some, and those of one token."""
         counts = np.diff(inputs.query_start_loc)
         if self.config.recurrent_layers:
+            if held is None:
+                return []
             several = held
         else:
             wanted = np.zeros(len(inputs.input_ids) + 1, np.int32)

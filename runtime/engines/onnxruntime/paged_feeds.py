@@ -38,8 +38,11 @@ def paged_runs(inputs: PackedInputs, alone: Collection[int] = (), together: Coll
 
     A longer row shares no run: its tokens alone keep the processor busy while the weights are read.
     """
-    counts = np.diff(inputs.query_start_loc)
+    counts = inputs.query_start_loc[1:] - inputs.query_start_loc[:-1]
     others = inputs.seq_lens > 0
+    if not alone and not together and len(inputs.input_ids) == len(counts) and others.all():
+        yield PagedRun(np.arange(len(counts)), inputs.query_start_loc[:-1], counts)  # a step as most are
+        return
     if len(together) > 1:
         others[list(together)] = False
         yield _run(inputs, np.array(sorted(together)), is_ragged=True)
@@ -68,15 +71,19 @@ def by_slot(run: PagedRun, inputs: PackedInputs, num_slots: int) -> tuple[PagedR
     """
     slots = inputs.state_indices[run.rows]
     slots = np.where(slots < 0, num_slots, slots)
+    if not (slots[1:] < slots[:-1]).any():
+        return run, slice(int(slots[0]), int(slots[-1]) + 1)
     order = np.argsort(slots, kind="stable")
     span = slice(int(slots[order[0]]), int(slots[order[-1]]) + 1)
-    return (run if len(run.rows) == 1 else _run(inputs, run.rows[order], run.is_ragged)), span
+    return _run(inputs, run.rows[order], run.is_ragged), span
 
 
 def begun_blocks(inputs: PackedInputs, block_size: int) -> np.ndarray:
     """Blocks whose first place this step fills, but not the last: what else they hold has to be cleared."""
     slots = inputs.slot_mapping[inputs.slot_mapping >= 0]
     blocks, offsets = np.divmod(slots, block_size)
+    if not (offsets == 0).any():
+        return blocks[:0]
     return np.setdiff1d(blocks[offsets == 0], blocks[offsets == block_size - 1])
 
 
@@ -84,13 +91,14 @@ def run_feeds(
     inputs: PackedInputs, run: PagedRun, shapes: Iterable[KvShape], sizes: PoolSizes
 ) -> dict[str, np.ndarray]:
     """Everything that the graph of ``run`` may read but the pools and the logits' indices."""
-    slots = inputs.state_indices[run.rows]
+    slots, bounds = inputs.state_indices[run.rows], np.zeros(len(run.rows) + 1, np.int32)
+    run.counts.cumsum(out=bounds[1:])
     feeds = {
         names.INPUT_IDS: inputs.input_ids[run.tokens],
         names.POSITIONS: inputs.positions[run.tokens],
         names.STATE_INDICES: np.where(slots < 0, sizes.num_slots, slots).astype(np.int32),
         names.NUM_ACCEPTED_TOKENS: np.ones(len(slots), np.int32),
-        names.QUERY_START_LOC: np.concatenate(([0], np.cumsum(run.counts))).astype(np.int32),
+        names.QUERY_START_LOC: bounds,
     }
     if run.is_ragged:
         feeds |= ragged_feeds(run.counts) | decay_feeds(run.time)
@@ -121,8 +129,7 @@ def _seen(inputs: PackedInputs, run: PagedRun, shape: KvShape, sizes: PoolSizes)
     last = (lengths - 1) // size
     columns = first[:, None] + np.arange((last - first).max() + 1)
     # Shorter rows repeat their last block: what lies there has been written or cleared.
-    table = inputs.block_table[run.rows]
-    blocks = np.take_along_axis(table, np.minimum(columns, last[:, None]), axis=1).astype(np.int64)
+    blocks = inputs.block_table[run.rows[:, None], np.minimum(columns, last[:, None])].astype(np.int64)
     keys = blocks[:, None, :] * shape.kv_heads + np.arange(shape.kv_heads)[:, None]
     position = (columns[:, :, None] * size + np.arange(size)).reshape(len(lengths), 1, -1)
     # What fills up shorter rows sees what their last token does.

@@ -18,6 +18,7 @@ from runtime.engines.onnxruntime.paged_pools import ArrayPools
 from runtime.engines.onnxruntime.paged_rewrite import PagedGraph
 
 _NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
+_NOT_FED = np.empty(0, bool), None
 # Ranges of slots of which a session remembers the states as it takes them, those that came last.
 _MOST_RANGES = 64
 
@@ -38,6 +39,7 @@ class PagedSession:
     def bind(self, pools: ArrayPools) -> None:
         """Use the arrays of ``pools``; those that the graph cannot update in place get a second one."""
         self._io = self._session.io_binding()
+        self._fed: dict[str, tuple[np.ndarray, ort.OrtValue | None]] = {}
         # Some versions of ONNX Runtime keep only the address.
         self._kept: list[object] = []
         self._copied = [self._bind_pool(n, a, self._kept) for n, a in pools.arrays.items() if n not in self._part_names]
@@ -75,9 +77,11 @@ class PagedSession:
             else:
                 for name in self._parts:
                     self._bind_candidates(name, slots.start, kept)
-        for name, array in {**feeds, LOGITS_INDICES: logits_indices}.items():
+        for name, array in feeds.items():
             if name in self._inputs:
-                self._io.bind_ortvalue_input(name, _value(np.ascontiguousarray(array), values))
+                self._feed(name, array)
+        if LOGITS_INDICES in self._inputs:
+            self._feed(LOGITS_INDICES, logits_indices)
         for name, array in {**shown, LOGITS: logits}.items():
             self._io.bind_ortvalue_output(name, _value(array, values))
         try:
@@ -87,6 +91,17 @@ class PagedSession:
         for array, other in copied:
             if other is not array:
                 array[...] = other
+
+    def _feed(self, name: str, array: np.ndarray) -> None:
+        """Bind a copy of ``array``; where the last one bound has its shape, write over that."""
+        fed, _ = self._fed.get(name, _NOT_FED)
+        if fed.shape == array.shape and fed.dtype == array.dtype:
+            fed[...] = array
+            return
+        fed = np.array(array, order="C")
+        value = ort.OrtValue.ortvalue_from_numpy(fed)
+        self._io.bind_ortvalue_input(name, value)
+        self._fed[name] = fed, value
 
     def _bind_pool(self, name: str, array: np.ndarray, kept: list[object]) -> tuple[np.ndarray, np.ndarray]:
         """``array``, and the one that the session writes its next value to."""
