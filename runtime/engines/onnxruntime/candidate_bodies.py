@@ -15,7 +15,7 @@ import onnx_ir as ir
 from runtime.engines.onnxruntime.gated_delta_rule import delta_rule, delta_rule_inputs
 from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
 from runtime.engines.onnxruntime.kernels import Kernels
-from runtime.engines.onnxruntime.ssm_decode import one_token_update
+from runtime.engines.onnxruntime.ssm_walk import walk_tokens
 from runtime.engines.onnxruntime.update_ssm_state import ssm_inputs, with_skip
 
 # (dense node of one row, inserter, kernels, tokens) -> y and the state after each token, or None where there is none.
@@ -53,7 +53,7 @@ def update_ssm_state_candidates(
         return None
     state, parts, states = inputs.state, [], []
     for token in inputs.tokens(insert, count):
-        y, state = one_token_update(insert, token.after(state), kernels)
+        y, state = walk_tokens(insert, token.after(state), kernels)
         parts.append(y)
         states.append(state)
     return with_skip(node, insert, inputs, insert.op("Concat", *parts, axis=1)), states

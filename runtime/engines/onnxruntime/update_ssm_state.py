@@ -1,6 +1,6 @@
-"""Body of ``update_ssm_state``: one form for one token, one for many.
+"""Body of ``update_ssm_state``: LinearAttention, or standard operators, in one form for one token and one for many.
 
-Both keep the state as [state_size, head_dim] per head, the order of ONNX Runtime's LinearAttention, against
+All keep the state as [state_size, head_dim] per head, the order of ONNX Runtime's LinearAttention, against
 [head_dim, state_size] in the declaration (``TRANSPOSED_STATE``). The engine turns rows when they are read.
 """
 
@@ -14,9 +14,9 @@ import onnx_ir as ir
 from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
 from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.padding import without_padding
-from runtime.engines.onnxruntime.ssm_decode import one_token_update
 from runtime.engines.onnxruntime.ssm_inputs import SsmInputs
 from runtime.engines.onnxruntime.ssm_prefill import chunked_scan
+from runtime.engines.onnxruntime.ssm_walk import walk_tokens
 
 TRANSPOSED_STATE = "engine.transposed_state"
 """Key in the ``meta`` of a state's graph input: its last two axes are swapped against the declaration."""
@@ -31,8 +31,8 @@ def update_ssm_state_body(node: ir.Node, insert: Inserter, kernels: Kernels, pad
     if inputs is None:
         return None
     shape = fixed_shape(node.inputs[0])
-    one_token = shape is not None and shape[1] == 1
-    y, new_state = one_token_update(insert, inputs, kernels) if one_token else chunked_scan(insert, inputs)
+    walks = kernels.recurrent_ops or (shape is not None and shape[1] == 1)
+    y, new_state = walk_tokens(insert, inputs, kernels) if walks else chunked_scan(insert, inputs)
     return [with_skip(node, insert, inputs, y), new_state]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from runtime.engines.onnxruntime.graph_edit import remove_dead_code
 from runtime.engines.onnxruntime.in_place import updates_in_place
 from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.op_bodies import use_op_bodies
@@ -165,6 +166,19 @@ def test_padding_reaches_no_state_of_the_delta_rule(lengths: tuple[int, ...], de
 
 @NEEDS_LINEAR_ATTENTION
 @pytest.mark.parametrize("padded", [False, True], ids=["equal", "padded"])
+def test_many_tokens_are_one_walk_that_updates_the_state_in_place(padded: bool) -> None:
+    model = op_model("update_ssm_state", ssm_case((2,), 2))
+    use_op_bodies(model, NEWEST, padded)
+    remove_dead_code(model)
+    past = next(value for value in model.graph.inputs if value.name == "state")
+    present = next(value for value in model.graph.outputs if value.name == "state_out")
+    assert updates_in_place(past, present)
+    assert [node.op_type for node in model.graph].count("LinearAttention") == 1
+    assert "MatMul" not in [node.op_type for node in model.graph]
+
+
+@NEEDS_LINEAR_ATTENTION
+@pytest.mark.parametrize("padded", [False, True], ids=["equal", "padded"])
 def test_the_delta_rule_updates_its_state_in_place(padded: bool) -> None:
     model = op_model("gated_delta_rule", delta_case((2,), 2))
     declared = next(value for value in model.graph.inputs if value.name == "state").shape
@@ -181,9 +195,10 @@ def test_without_linear_attention_the_delta_rule_keeps_its_function() -> None:
     assert [node.op_type for node in model.graph] == ["gated_delta_rule"]
 
 
-def test_the_error_of_many_chunks_is_that_of_one() -> None:
+@WITH_KERNELS
+def test_the_error_of_many_tokens_is_that_of_few(kernels: Kernels) -> None:
     case = ssm_case((4096,), 4096, heads=2, groups=1)
-    y, state = run_op("update_ssm_state", case, KERNELS["standard"])
+    y, state = run_op("update_ssm_state", case, kernels)
     expected_y, expected_state = ssm_step_loop(case)
     assert relative_error(y, expected_y) < TOLERANCE
     assert relative_error(state, expected_state) < TOLERANCE

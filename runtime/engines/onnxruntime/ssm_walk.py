@@ -1,4 +1,8 @@
-"""One token of Mamba2's state update: a LinearAttention node, or standard operators where there is none."""
+"""Mamba2's state update token by token: a LinearAttention node, or standard operators for one token.
+
+The node walks through the state of a head while that is in the processor's caches: any number of tokens take 0.2 to 0.5
+of the time of the same as matrix products over chunks (docs/onnxruntime_engine.md).
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,9 @@ from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.ssm_inputs import SsmInputs
 
 
-def one_token_update(insert: Inserter, i: SsmInputs, kernels: Kernels) -> tuple[ir.Value, ir.Value]:
-    """y [b, 1, heads * head_dim], without the skip connection, and the new state."""
-    return _linear_attention(insert, i) if kernels.recurrent_ops else _standard(insert, i)
+def walk_tokens(insert: Inserter, i: SsmInputs, kernels: Kernels) -> tuple[ir.Value, ir.Value]:
+    """y [b, t, heads * head_dim], without the skip connection, and the new state; t is 1 without ``recurrent_ops``."""
+    return _linear_attention(insert, i) if kernels.recurrent_ops else _one_token(insert, i)
 
 
 def _linear_attention(insert: Inserter, i: SsmInputs) -> tuple[ir.Value, ir.Value]:
@@ -32,7 +36,7 @@ def _linear_attention(insert: Inserter, i: SsmInputs) -> tuple[ir.Value, ir.Valu
     return y, new_state
 
 
-def _standard(insert: Inserter, i: SsmInputs) -> tuple[ir.Value, ir.Value]:
+def _one_token(insert: Inserter, i: SsmInputs) -> tuple[ir.Value, ir.Value]:
     """The same: state * decay + outer(B, step * x), read by C."""
     scaled = insert.reshape(i.scaled, 0, i.heads, 1, i.head_dim)
     written = insert.op("MatMul", _per_head(insert, i, i.B, i.state_size, 1), scaled)
