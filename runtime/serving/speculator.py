@@ -20,12 +20,11 @@ from runtime.speculation import (
     Wanted,
 )
 from runtime.speculation.candidate_count import expected_tokens
+from runtime.speculation.probes import Probes
 from runtime.speculation.settings import AUTO, SNAPSHOT
 
 # Steps of so many rows that do without candidates to learn their time: the first may have to prepare something.
 _COMPARED = 2
-# Of the steps whose candidates are not worth what they cost the other rows, one in so many runs with them.
-_PROBE_STEPS = 16
 
 
 class Speculator:
@@ -47,8 +46,8 @@ class Speculator:
         self._counts: dict[int, CandidateCount] = {}
         # By sequence, of the step that is under way.
         self._proposals: dict[int, Proposal] = {}
-        # Rows that decode in it; how many steps did without their candidates, and whether this one does.
-        self._rows, self._waived, self._waives = 0, 0, False
+        # Rows that decode in it, and whether it does without its candidates, which would not pay.
+        self._rows, self._waives, self._probes = 0, False, Probes()
 
     @property
     def candidate_slots(self) -> int | None:
@@ -92,10 +91,7 @@ class Speculator:
             self._proposals = self._proposed(wanted)
         except Exception as error:
             self._do_without(wanted, error)
-        self._waives = self._measures and bool(self._proposals) and not self._pays()
-        if self._waives:
-            self._waived += 1
-            self._waives = self._waived % _PROBE_STEPS != 0
+        self._waives = self._measures and bool(self._proposals) and self._probes.skips(self._pays())
         if self._waives:
             self._proposals = {}
         return {sequence: proposal.token_ids for sequence, proposal in self._proposals.items()}

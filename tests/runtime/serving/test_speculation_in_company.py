@@ -35,7 +35,12 @@ class RightForOne:
 
 
 def steps_with_candidates(
-    requests: int, time: float, monkeypatch: pytest.MonkeyPatch, cost: float | None = None, slots: int = 0
+    requests: int,
+    time: float,
+    monkeypatch: pytest.MonkeyPatch,
+    cost: float | None = None,
+    slots: int = 0,
+    new: int = NEW,
 ):
     """How many steps there were, and how many of them had candidates, where one with any takes ``time``.
 
@@ -45,13 +50,13 @@ def steps_with_candidates(
     options = {"max_rows": requests, "memory_bytes": 16 * slots} if slots else {"memory_bytes": 40_000}
     speculation = SpeculationSettings(MOST, RightForOne(layers), candidate_cost=cost, mode=mode)
     keeps = {"speculative_tokens": MOST} if slots else {"most_held": 1 + MOST}
-    loop, engine = toy_loop(layers, speculation=speculation, max_seq_len=256, **keeps, **options)
+    loop, engine = toy_loop(layers, speculation=speculation, max_seq_len=8 + new, **keeps, **options)
     assert loop._speculator is not None
     monkeypatch.setattr(loop._speculator.cost, "relative_time", lambda candidates: time if candidates else 1.0)
     rng, wanted, found = np.random.default_rng(requests), {}, []
     for _ in range(requests):
         prompt = rng.integers(0, VOCAB, 5).tolist()
-        wanted[loop.add(asked(prompt, NEW)), 0] = tuple(toy_greedy(engine.config, prompt, NEW))
+        wanted[loop.add(asked(prompt, new)), 0] = tuple(toy_greedy(engine.config, prompt, new))
     steps = tried = 0
     while loop.busy:
         found += loop.step()
@@ -66,6 +71,12 @@ def test_a_step_waives_what_the_others_would_wait_for(monkeypatch: pytest.Monkey
     """Of four rows one gains at most four tokens: with steps of 2.5 times the time all lose, and one of 16 tries."""
     steps, tried = steps_with_candidates(4, 2.5, monkeypatch)
     assert 0 < tried <= steps // 16 + 1
+
+
+def test_tries_that_do_not_pay_become_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 16 steps, 32 more, and then 64 more each."""
+    steps, tried = steps_with_candidates(4, 2.5, monkeypatch, new=500)
+    assert 3 <= tried <= 3 + (steps - 16 - 32) // 64
 
 
 def test_rows_that_have_no_room_for_candidates_wait_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
