@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -26,7 +27,7 @@ class PagedRun:
     counts: np.ndarray
     is_ragged: bool = False
 
-    @property
+    @cached_property
     def time(self) -> int:
         """Tokens of the longest row."""
         return int(self.counts.max())
@@ -111,29 +112,36 @@ def run_feeds(
 
 def _places(slot_mapping: np.ndarray, kv_heads: int, sizes: PoolSizes) -> np.ndarray:
     """[2 * tokens * kv_heads, 4]: keys or values, block, head, offset. What has no place goes to the last block."""
-    nowhere = slot_mapping < 0
     places = np.empty((2, len(slot_mapping), kv_heads, 4), np.int64)
-    places[..., 0] = np.arange(2)[:, None, None]
-    places[..., 1] = np.where(nowhere, sizes.num_blocks, slot_mapping // sizes.block_size)[:, None]
+    places[0, ..., 0], places[1, ..., 0] = 0, 1
     places[..., 2] = np.arange(kv_heads)
-    places[..., 3] = np.where(nowhere, 0, slot_mapping % sizes.block_size)[:, None]
+    blocks, offsets = np.divmod(slot_mapping, sizes.block_size)
+    nowhere = slot_mapping < 0
+    if nowhere.any():
+        blocks[nowhere], offsets[nowhere] = sizes.num_blocks, 0
+    places[..., 1], places[..., 3] = blocks[:, None], offsets[:, None]
     return places.reshape(-1, 4)
 
 
 def _seen(inputs: PackedInputs, run: PagedRun, shape: KvShape, sizes: PoolSizes) -> dict[str, np.ndarray]:
     """The blocks that each row sees, as rows of the pools, and what each token sees of them."""
     lengths, size = inputs.seq_lens[run.rows].astype(np.int64), sizes.block_size
-    first = np.zeros_like(lengths)
+    last = (lengths - 1) // size
     if shape.window:
         first = np.maximum(lengths - run.counts - shape.window + 1, 0) // size
-    last = (lengths - 1) // size
-    columns = first[:, None] + np.arange((last - first).max() + 1)
+        columns = first[:, None] + np.arange((last - first).max() + 1)
+        position = (columns[:, :, None] * size + np.arange(size)).reshape(len(lengths), 1, -1)
+    else:
+        columns = np.arange(last.max() + 1)
+        position = np.arange(len(columns) * size)
     # Shorter rows repeat their last block: what lies there has been written or cleared.
     blocks = inputs.block_table[run.rows[:, None], np.minimum(columns, last[:, None])].astype(np.int64)
     keys = blocks[:, None, :] * shape.kv_heads + np.arange(shape.kv_heads)[:, None]
-    position = (columns[:, :, None] * size + np.arange(size)).reshape(len(lengths), 1, -1)
     # What fills up shorter rows sees what their last token does.
-    token = ((lengths - run.counts)[:, None] + np.minimum(np.arange(run.time), run.counts[:, None] - 1))[:, :, None]
+    token = (lengths - run.counts)[:, None]
+    if run.time > 1:
+        token = token + np.minimum(np.arange(run.time), run.counts[:, None] - 1)
+    token = token[:, :, None]
     visible = position <= token
     if shape.window:
         visible &= position > token - shape.window
