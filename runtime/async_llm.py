@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -122,18 +123,25 @@ class AsyncLLM:
         """ArtifactError: not a valid artifact. EngineError: no such engine, or its layout is not paged."""
         folder = Path(path)
         options = EngineOptions(threads)
-        self.engine = open_paged_engine(folder, engine, options) if isinstance(engine, str) else engine
-        self.config = self.engine.config.require_logits()
-        self._text = text = ModelText(folder, self.config)
-        self.tokenizer, self.chat_template, self.eos_token_ids = text.tokenizer, text.chat_template, text.eos_token_ids
-        settings = (serving or ServingSettings()).limited(max_batch_size, max_seq_len)
-        settings, self._drafter = with_opened_drafter(self.engine, settings, text)
-        self.loop = open_loop(self.engine, settings, text)
-        self.max_seq_len = self.loop.shape.max_seq_len
-        self._cache = CacheControl(self.loop, folder)
-        self._pending: dict[RequestStream, list[Output]] = {}
-        self._event_loop: asyncio.AbstractEventLoop | None = None
-        self._worker = ServingWorker(self.loop, self._flush)
+        with ExitStack() as opened:
+            if isinstance(engine, str):
+                engine = opened.enter_context(closing(open_paged_engine(folder, engine, options)))
+            self.engine = engine
+            self.config = self.engine.config.require_logits()
+            self._text = text = ModelText(folder, self.config)
+            self.tokenizer, self.chat_template = text.tokenizer, text.chat_template
+            self.eos_token_ids = text.eos_token_ids
+            settings = (serving or ServingSettings()).limited(max_batch_size, max_seq_len)
+            settings, self._drafter = with_opened_drafter(self.engine, settings, text)
+            if self._drafter is not None:
+                opened.enter_context(closing(self._drafter))
+            self.loop = open_loop(self.engine, settings, text)
+            self.max_seq_len = self.loop.shape.max_seq_len
+            self._cache = CacheControl(self.loop, folder)
+            self._pending: dict[RequestStream, list[Output]] = {}
+            self._event_loop: asyncio.AbstractEventLoop | None = None
+            self._worker = ServingWorker(self.loop, self._flush)
+            opened.pop_all()
 
     @property
     def recommended_sampling(self) -> SamplingParams:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, cast, overload
@@ -57,25 +58,32 @@ class LLM:
         """Load the artifact folder ``path``. ArtifactError: not a valid artifact. EngineError: no such engine."""
         self.folder = folder = Path(path)
         options = EngineOptions(threads, engine_folder)
-        # An Engine, or a PagedEngine where the artifact's layout is paged.
-        self.engine: Any = open_engine(folder, engine, options) if isinstance(engine, str) else engine
-        self.config = self.engine.config.require_logits()
-        self._text = text = ModelText(folder, self.config)
-        self.tokenizer, self.chat_template, self.eos_token_ids = text.tokenizer, text.chat_template, text.eos_token_ids
-        self._streams: DenseStreams | PieceStreams
-        self._cache: CacheControl | None = None
-        self._drafter: ModelDrafter | MtpDrafter | None = None
-        if isinstance(self.engine, PagedEngine):
-            settings = (serving or ServingSettings()).limited(max_batch_size, max_seq_len)
-            settings, self._drafter = with_opened_drafter(self.engine, settings, text)
-            self.loop = open_loop(self.engine, settings, text)
-            self._streams, self._cache = PieceStreams(self.loop), CacheControl(self.loop, folder)
-            self.max_batch_size, self.max_seq_len = self.loop.shape.max_rows, self.loop.shape.max_seq_len
-        else:
-            refuse_paged_settings(serving, self.config)
-            self.max_batch_size = _lowered("max_batch_size", max_batch_size, self.engine.max_batch_size)
-            self.max_seq_len = _lowered("max_seq_len", max_seq_len, self.engine.max_seq_len)
-            self._streams = DenseStreams(self.engine, self.max_batch_size, self.eos_token_ids, self.tokenizer)
+        with ExitStack() as opened:
+            # An Engine, or a PagedEngine where the artifact's layout is paged.
+            if isinstance(engine, str):
+                engine = opened.enter_context(closing(open_engine(folder, engine, options)))
+            self.engine: Any = engine
+            self.config = self.engine.config.require_logits()
+            self._text = text = ModelText(folder, self.config)
+            self.tokenizer, self.chat_template = text.tokenizer, text.chat_template
+            self.eos_token_ids = text.eos_token_ids
+            self._streams: DenseStreams | PieceStreams
+            self._cache: CacheControl | None = None
+            self._drafter: ModelDrafter | MtpDrafter | None = None
+            if isinstance(self.engine, PagedEngine):
+                settings = (serving or ServingSettings()).limited(max_batch_size, max_seq_len)
+                settings, self._drafter = with_opened_drafter(self.engine, settings, text)
+                if self._drafter is not None:
+                    opened.enter_context(closing(self._drafter))
+                self.loop = open_loop(self.engine, settings, text)
+                self._streams, self._cache = PieceStreams(self.loop), CacheControl(self.loop, folder)
+                self.max_batch_size, self.max_seq_len = self.loop.shape.max_rows, self.loop.shape.max_seq_len
+            else:
+                refuse_paged_settings(serving, self.config)
+                self.max_batch_size = _lowered("max_batch_size", max_batch_size, self.engine.max_batch_size)
+                self.max_seq_len = _lowered("max_seq_len", max_seq_len, self.engine.max_seq_len)
+                self._streams = DenseStreams(self.engine, self.max_batch_size, self.eos_token_ids, self.tokenizer)
+            opened.pop_all()
 
     @property
     def recommended_sampling(self) -> SamplingParams:

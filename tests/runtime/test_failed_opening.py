@@ -1,0 +1,64 @@
+"""Whoever cannot be opened leaves nothing open behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from artifact.errors import EngineError
+from runtime import async_llm, llm
+from runtime.async_llm import AsyncLLM
+from runtime.llm import LLM
+from runtime.serving.settings import ServingSettings
+from tests.runtime.generation.toy_llm import VOCAB
+from tests.runtime.text.tokenizer_files import byte_level_tokenizer
+from tests.runtime.toy_engine import HYBRID
+from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config
+
+TOO_LITTLE = ServingSettings(block_size=4, memory_bytes=100)
+BOTH = pytest.mark.parametrize("opened", [LLM, AsyncLLM])
+
+
+class Drafter:
+    def __init__(self) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyPagedEngine:
+    """What the name of an engine opens."""
+    byte_level_tokenizer(tmp_path)
+    engine = ToyPagedEngine(paged_config(HYBRID, vocab=VOCAB), max_tokens=32, max_rows=8)
+    monkeypatch.setattr(llm, "open_engine", lambda *_: engine)
+    monkeypatch.setattr(async_llm, "open_paged_engine", lambda *_: engine)
+    return engine
+
+
+@BOTH
+def test_an_engine_is_closed_when_its_pools_cannot_be_had(tmp_path: Path, engine: ToyPagedEngine, opened: type) -> None:
+    with pytest.raises(EngineError, match="found 100"):
+        opened(tmp_path, serving=TOO_LITTLE)
+    assert engine.closed
+
+
+@BOTH
+def test_an_engine_that_was_passed_stays_open(tmp_path: Path, engine: ToyPagedEngine, opened: type) -> None:
+    with pytest.raises(EngineError, match="found 100"):
+        opened(tmp_path, engine, serving=TOO_LITTLE)
+    assert not engine.closed
+
+
+@BOTH
+def test_a_drafter_is_closed_with_it(
+    tmp_path: Path, engine: ToyPagedEngine, opened: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = Drafter()
+    for module in (llm, async_llm):
+        monkeypatch.setattr(module, "with_opened_drafter", lambda _, settings, __: (settings, drafter))
+    with pytest.raises(EngineError, match="found 100"):
+        opened(tmp_path, serving=TOO_LITTLE)
+    assert drafter.closed and engine.closed
