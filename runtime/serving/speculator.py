@@ -75,7 +75,7 @@ class Speculator:
         for sequence, room, asked, draw in sequences:
             if sequence.id not in self._counts:
                 self._counts[sequence.id] = self._settings.make_count(asked, self.cost)
-            most = min(room, self._counts[sequence.id].choose())
+            most = min(room, self._counts[sequence.id].choose(rows))
             if most:
                 found.append(Wanted(sequence.id, sequence.tokens, most, draw))
         return found
@@ -126,7 +126,7 @@ class Speculator:
         for sequence, proposal in self._proposals.items():
             tokens += expected_tokens(self._counts[sequence].acceptance, len(proposal))[-1]
             candidates += len(proposal)
-        return tokens > self._rows * self.cost.relative_time(candidates / self._rows)
+        return tokens > self._rows * self.cost.relative_time(candidates / self._rows, self._rows)
 
     def ran(self, plan: StepPlan, sampling: Sequence[ScheduledSequence], accepted: Mapping[int, int]) -> None:
         """The step has run: count the rows that decoded, whatever became of their requests.

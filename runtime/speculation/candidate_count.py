@@ -27,11 +27,11 @@ class CandidateCount:
     """Chooses the count, 0 to ``most``, that gives the most tokens for the time of a step.
 
     ``cost`` is the share of a step that one more candidate takes, so that the time is 1 + cost * count; or it says the
-    time for a count. The acceptance is that of this sequence alone, older steps counting less: accepted / tried, where
-    the candidates tried are those accepted and the first that was not. Among equals the fewer.
+    time for a count and the rows of the step. The acceptance is that of this sequence alone, older steps counting less:
+    accepted / tried, where the candidates tried are those accepted and the first that was not. Among equals the fewer.
     """
 
-    def __init__(self, most: int, cost: float | Callable[[int], float], adaptive: bool = True) -> None:
+    def __init__(self, most: int, cost: float | Callable[[int, int], float], adaptive: bool = True) -> None:
         self._most, self._cost, self._adaptive = most, cost, adaptive
         self._accepted, self._tried = _PRIOR_ACCEPTED, _PRIOR_TRIED
         self._idle = 0
@@ -41,13 +41,13 @@ class CandidateCount:
         """The estimated probability that a candidate is accepted after all before it were."""
         return self._accepted / self._tried
 
-    def choose(self) -> int:
-        """Candidates for the next step."""
+    def choose(self, rows: int = 1) -> int:
+        """Candidates for the next step, in which so many ``rows`` decode."""
         if not self._adaptive or not self._most:
             return self._most
         cost, best, most = self._cost, 0, 0.0
         for count, tokens in enumerate(expected_tokens(self.acceptance, self._most)):
-            worth = tokens / (cost(count) if callable(cost) else 1.0 + cost * count)
+            worth = tokens / (cost(count, rows) if callable(cost) else 1.0 + cost * count)
             if worth > most:
                 best, most = count, worth
         self._idle = 0 if best else self._idle + 1

@@ -52,7 +52,7 @@ def steps_with_candidates(
     keeps = {"speculative_tokens": MOST} if slots else {"most_held": 1 + MOST}
     loop, engine = toy_loop(layers, speculation=speculation, max_seq_len=8 + new, **keeps, **options)
     assert loop._speculator is not None
-    monkeypatch.setattr(loop._speculator.cost, "relative_time", lambda candidates: time if candidates else 1.0)
+    monkeypatch.setattr(loop._speculator.cost, "relative_time", lambda candidates, rows: time if candidates else 1.0)
     rng, wanted, found = np.random.default_rng(requests), {}, []
     for _ in range(requests):
         prompt = rng.integers(0, VOCAB, 5).tolist()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from runtime.speculation.probes import FIRST_PROBE, MOST_APART, Probes
 
 
@@ -13,7 +15,7 @@ def tries(pays: list[bool]) -> list[int]:
 def test_tries_come_farther_and_farther_apart() -> None:
     found = tries([False] * 400)
     assert found[:4] == [16, 48, 112, 176]
-    assert all(later - earlier == MOST_APART for earlier, later in zip(found[2:], found[3:], strict=False))
+    assert all(later - earlier == MOST_APART for earlier, later in pairwise(found[2:]))
 
 
 def test_what_pays_is_always_tried_and_begins_the_count_anew() -> None:

@@ -14,17 +14,30 @@ def test_a_straight_line_is_found_among_delays(fixed: float, slope: float) -> No
         relative = 1 + (fixed + slope * candidates) * (candidates > 0)
         cost.observe(2, 2 * candidates, 0.003 * relative * (1 + 0.05 * rng.standard_normal()))
     for candidates in (1, 2, 4):
-        assert cost.relative_time(candidates) == pytest.approx(1 + fixed + slope * candidates, abs=0.1)
-    assert cost.relative_time(0) == 1
+        assert cost.relative_time(candidates, 2) == pytest.approx(1 + fixed + slope * candidates, abs=0.1)
+    assert cost.relative_time(0, 2) == 1
 
 
 def test_steps_of_other_numbers_of_rows_are_no_measure() -> None:
     cost = StepCost()
-    before = cost.relative_time(4)
+    before = cost.relative_time(4, 2)
     for _ in range(2):
         cost.observe(3, 0, 1.0)
         cost.observe(2, 8, 50.0)
-    assert cost.knows(3) and not cost.knows(2) and cost.relative_time(4) == before
+    assert cost.knows(3) and not cost.knows(2) and cost.relative_time(4, 2) == before
+
+
+def test_what_many_rows_take_says_nothing_of_one() -> None:
+    """Steps of one row with candidates take 1.3 times as long, those of eight with a few four times."""
+    cost = StepCost()
+    for _ in range(10):
+        cost.observe(1, 0, 1.0)
+        cost.observe(1, 4, 1.3)
+        cost.observe(8, 0, 2.0)
+        cost.observe(8, 4, 8.0)
+    assert cost.relative_time(4, 1) == pytest.approx(1.3, abs=0.05)
+    assert cost.relative_time(0.5, 8) == pytest.approx(4.0, abs=0.3)  # the guess counts for one of ten
+    assert cost.relative_time(0.5, 5) == cost.relative_time(0.5, 8)
 
 
 def test_delays_of_other_reasons_move_nothing() -> None:
