@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
 
 from runtime.blocks.errors import PoolError
 
 
 class SlotPool:
-    """Slots 0 to num_slots - 1."""
+    """Slots 0 to num_slots - 1. The lowest free one is taken next, so that those in use lie side by side: an engine may
+    take neighbouring states as they lie, and has to gather others."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self._free = list(range(num_slots))[::-1]
+        self._free = list(range(num_slots))  # a heap
         self._used: set[int] = set()
 
     @property
@@ -33,7 +35,7 @@ class SlotPool:
         """Take a free slot, whose content is undefined; PoolError when there is none."""
         if not self._free:
             raise PoolError(f"expected a free slot, found all {self.num_slots} in use")
-        slot = self._free.pop()
+        slot = heappop(self._free)
         self._used.add(slot)
         return slot
 
@@ -43,7 +45,7 @@ class SlotPool:
             if slot not in self._used:
                 raise PoolError(f"expected a slot in use, found the free slot {slot}: it was released twice")
             self._used.remove(slot)
-            self._free.append(slot)
+            heappush(self._free, slot)
 
     def check_integrity(self, held: Iterable[int]) -> None:
         """PoolError unless ``held``, one entry for each owner, names exactly the used slots, each once."""

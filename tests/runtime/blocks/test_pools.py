@@ -1,5 +1,7 @@
 """Pools refuse what would corrupt them, and their integrity checks see it."""
 
+from itertools import permutations
+
 import pytest
 
 from runtime.blocks import BlockPool, PoolError, SlotPool
@@ -52,3 +54,12 @@ def test_the_slot_pool_refuses(action, message):
     assert slots.allocate() == 0
     with pytest.raises(PoolError, match=message):
         action(slots)
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))), ids=str)
+def test_slots_in_use_lie_side_by_side_whatever_order_they_came_back_in(order: tuple[int, ...]) -> None:
+    slots = SlotPool(6)
+    for _ in range(5):
+        slots.allocate()
+    slots.release(order)
+    assert [slots.allocate() for _ in range(5)] == [0, 1, 2, 3, 5]

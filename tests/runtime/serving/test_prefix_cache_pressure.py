@@ -56,7 +56,7 @@ def test_second_slots_keep_no_row_out(rows: int) -> None:
     cache = PrefixCacheSettings(mode="extra_buffer", cached_states=0)
     memory = 16 * rows + 32 * 25 * rows
     loop, engine = toy_loop(prefix_cache=cache, max_rows=rows, memory_bytes=memory)
-    loop.scheduler.manager.slots._free = loop.scheduler.manager.slots._free[-rows:]
+    loop.scheduler.manager.slots._free = loop.scheduler.manager.slots._free[:rows]
     loop.scheduler.manager.slots.num_slots = rows
     prompts = [line(seed, 9) for seed in range(rows)]
     ids = [loop.add(asked(prompt, 5)) for prompt in prompts]
