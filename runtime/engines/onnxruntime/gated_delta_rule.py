@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
 from runtime.engines.onnxruntime.kernels import Kernels
+from runtime.engines.onnxruntime.linear_attention import linear_attention
 from runtime.engines.onnxruntime.padding import without_padding
 from runtime.engines.onnxruntime.ssm_inputs import split_tokens
 
@@ -96,21 +97,18 @@ def delta_rule_inputs(node: ir.Node, insert: Inserter, padded: bool) -> DeltaRul
 
 def delta_rule(insert: Inserter, i: DeltaRuleInputs) -> tuple[ir.Value, ir.Value]:
     """o [b, t, value_heads * value_size] and the new state."""
-    o, new_state = insert.microsoft(
-        "LinearAttention",
+    return linear_attention(
+        insert,
         i.q,
         i.k,
         i.v,
         i.state,
         i.decay,
         i.beta,
-        outputs=2,
-        q_num_heads=i.key_heads,
-        kv_num_heads=i.value_heads,
-        update_rule="gated_delta",
+        key_heads=i.key_heads,
+        value_heads=i.value_heads,
         scale=i.scale,
     )
-    return o, new_state
 
 
 def _normed(insert: Inserter, value: ir.Value, size: int, factor: float) -> ir.Value:

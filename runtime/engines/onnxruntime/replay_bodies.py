@@ -20,6 +20,7 @@ import onnx_ir as ir
 from runtime.engines.onnxruntime.gated_delta_rule import DeltaRuleInputs, delta_rule_inputs
 from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
 from runtime.engines.onnxruntime.kernels import Kernels
+from runtime.engines.onnxruntime.linear_attention import linear_attention
 from runtime.engines.onnxruntime.replay_rows import MOST_REPLAYED, TokenRows
 from runtime.engines.onnxruntime.update_ssm_state import ssm_inputs, with_skip
 from trt_plugins.catalog import DOMAIN, spec_of
@@ -162,18 +163,8 @@ def advance_recurrent(
     log_decay, left, right = kept
     if kernels.recurrent_ops:
         # What the tokens read of the states is nobody's business here.
-        _, after = insert.microsoft(
-            "LinearAttention",
-            left,
-            left,
-            right,
-            state,
-            log_decay,
-            outputs=2,
-            q_num_heads=groups,
-            kv_num_heads=all_heads,
-            update_rule="gated",
-            scale=1.0,
+        _, after = linear_attention(
+            insert, left, left, right, state, log_decay, key_heads=groups, value_heads=all_heads
         )
         return after
     heads, axis = all_heads // groups, insert.scalar(1)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from runtime.engines.onnxruntime.graph_edit import Inserter
 from runtime.engines.onnxruntime.kernels import Kernels
+from runtime.engines.onnxruntime.linear_attention import linear_attention
 from runtime.engines.onnxruntime.ssm_inputs import SsmInputs
 
 
@@ -19,21 +20,8 @@ def walk_tokens(insert: Inserter, i: SsmInputs, kernels: Kernels) -> tuple[ir.Va
 
 
 def _linear_attention(insert: Inserter, i: SsmInputs) -> tuple[ir.Value, ir.Value]:
-    """The "gated" rule with query C, key B and value step * x."""
-    y, new_state = insert.microsoft(
-        "LinearAttention",
-        i.C,
-        i.B,
-        i.scaled,
-        i.state,
-        i.log_decay,
-        outputs=2,
-        q_num_heads=i.groups,
-        kv_num_heads=i.heads,
-        update_rule="gated",
-        scale=1.0,
-    )
-    return y, new_state
+    """With query C, key B and value step * x."""
+    return linear_attention(insert, i.C, i.B, i.scaled, i.state, i.log_decay, key_heads=i.groups, value_heads=i.heads)
 
 
 def _one_token(insert: Inserter, i: SsmInputs) -> tuple[ir.Value, ir.Value]:
