@@ -112,27 +112,9 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             place[run.tokens] = np.arange(len(run.tokens), dtype=np.int32)
             wanted = np.flatnonzero(place[inputs.logits_indices] >= 0)
             part = logits if len(wanted) == len(logits) else np.zeros((len(wanted), logits.shape[1]), np.float32)
-            feeds = {**run_feeds(inputs, run, self._kv_shapes, pools.sizes), **self._more_feeds(inputs, run)}
-            shown = {name: np.empty((len(run.tokens), self.config.hidden_size), np.float32) for name in self._shown}
-            neighbours = slots.stop - slots.start == len(run.rows) or not self.config.recurrent_layers
-            places, written = place[inputs.logits_indices[wanted]], kept.get(int(run.rows[0]), ())
-            if held is not None and (waits := held[run.rows]).any():
-                # The body for states that are kept is made for a number of tokens.
-                tried = 0 if run.is_ragged and not self._kept_operators else run.time
-                form = PagedForm.RAGGED if run.is_ragged else PagedForm.ONE_ROW
-                session = self._session(SessionKey(form, True, tried, holds=True))
-                held_rows = self._held_rows(session)
-                batch = held_rows.batch(len(held), run.rows, inputs.state_indices[run.rows], run.counts, waits)
-                session.run(feeds, places, part, slots, held=batch, shown=shown)
-                held_rows.ran(batch)
-            else:
-                tried = len(written) or (run.time if self._tries(run, len(wanted)) else 0)
-                session = self._session(SessionKey(_form(run), neighbours, tried))
-                session.run(feeds, places, part, slots, written, shown=shown)
+            self._run(inputs, run, slots, place[inputs.logits_indices[wanted]], part, kept)
             if part is not logits:
                 logits[wanted] = part
-            if self._hidden is not None:
-                self._hidden[run.tokens] = shown[self._shown[0]]
             place[run.tokens] = -1
         return logits
 
@@ -181,6 +163,42 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
     def _show(self, hidden: np.ndarray) -> None:
         super()._show(hidden)
         self._sessions.clear()
+
+    def _run(
+        self,
+        inputs: PackedInputs,
+        run: PagedRun,
+        slots: slice,
+        places: np.ndarray,
+        logits: np.ndarray,
+        kept: Mapping[int, tuple[int, ...]],
+    ) -> None:
+        """Run some rows of a step, whose states are within ``slots``.
+
+        ``logits`` [m, vocab] receives those of the tokens ``places`` [m] of the run. kept: by row of candidate tokens,
+        the slots of the states after each of them.
+        """
+        # Not self.pools: rows that are held in a run before this one wait for the end of the step.
+        sizes, held = super().pools.sizes, inputs.held
+        feeds = {**run_feeds(inputs, run, self._kv_shapes, sizes), **self._more_feeds(inputs, run)}
+        shown = {name: np.empty((len(run.tokens), self.config.hidden_size), np.float32) for name in self._shown}
+        if held is not None and (waits := held[run.rows]).any():
+            # The body for states that are kept is made for a number of tokens.
+            tried = 0 if run.is_ragged and not self._kept_operators else run.time
+            form = PagedForm.RAGGED if run.is_ragged else PagedForm.ONE_ROW
+            session = self._session(SessionKey(form, True, tried, holds=True))
+            held_rows = self._held_rows(session)
+            batch = held_rows.batch(len(held), run.rows, inputs.state_indices[run.rows], run.counts, waits)
+            session.run(feeds, places, logits, slots, held=batch, shown=shown)
+            held_rows.ran(batch)
+        else:
+            neighbours = slots.stop - slots.start == len(run.rows) or not self.config.recurrent_layers
+            written = kept.get(int(run.rows[0]), ())
+            tried = len(written) or (run.time if self._tries(run, len(places)) else 0)
+            session = self._session(SessionKey(_form(run), neighbours, tried))
+            session.run(feeds, places, logits, slots, written, shown=shown)
+        if self._hidden is not None:
+            self._hidden[run.tokens] = shown[self._shown[0]]
 
     def _more_feeds(self, inputs: PackedInputs, run: PagedRun) -> Mapping[str, np.ndarray]:
         """What the graph of ``run`` reads beside what every paged graph does."""
