@@ -247,7 +247,7 @@ class LLM:
                 raise RequestError("expected a prefix of this artifact, found one of a dense artifact: use its own")
             self._streams.prefixes.remove(prefix)
         else:
-            self._control().drop(prefix if isinstance(prefix, str) else prefix.name)
+            self._control().drop(prefix.name if isinstance(prefix, PinnedPrefix) else prefix)
 
     def save_session(self, path: str | Path, conversation: Generation | Sequence[int]) -> Session:
         """Write what is known of a conversation (tokens, KV and states) to the file ``path``, whole or not at all.
