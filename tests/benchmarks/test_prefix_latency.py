@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from benchmarks import prefix_latency
 from benchmarks.prefix_latency import CPU, GPU, PrefixLatencyBenchmark, run
 from benchmarks.prefix_traces import Groups
+from runtime.engines.paged import PagedEngine
 from tests.benchmarks.shapes import TINY
 
 TRACE = Groups("small", 2, 3, 40, 10, 3, 2)
@@ -18,9 +20,19 @@ SMALL = PrefixLatencyBenchmark(engines=(CPU,), traces={CPU: TRACE, GPU: TRACE}, 
 
 
 @pytest.mark.parametrize("engine", [CPU, GPU])
-def test_it_measures(engine: str, tmp_path: Path) -> None:
-    document = run(replace(SMALL, engines=(engine,), device="cpu", work=str(tmp_path))).to_json()
-    assert document["correct"] and [gate["value"] > 0 for gate in document["gates"]] == [True]
+def test_it_measures(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states, computed = prefix_latency.paged_states, []
+
+    def counted(engine: PagedEngine, tokens: np.ndarray) -> Any:
+        computed.append(len(tokens))
+        return states(engine, tokens)
+
+    monkeypatch.setattr(prefix_latency, "paged_states", counted)
+    settings = replace(SMALL, engines=(engine,), device="cpu", work=str(tmp_path))
+    document = run(settings).to_json()
+    assert document["correct"] and len(document["gates"]) == 1
+    # States that are walked through are the same to the bit, so that the error says nothing of how many were compared.
+    assert 1 < len(computed) <= settings.gate_states and min(computed) >= 2
     ways = document["results"][engine]["ways"]
     assert ways["without"]["hit_rate"] == 0 < ways["value"]["hit_rate"]
     assert engine == GPU or [way["same_answers"] for way in ways.values()] == [1.0] * 2
