@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from artifact.dtypes import DType
@@ -76,7 +76,7 @@ def plan_prefill(paged: PagedCall, device: DeviceTraits) -> tuple[KernelLaunch, 
 
     UnsupportedError for pools that 31 bits do not reach through, and for grids over the limit.
     """
-    variant = replace(_variant(paged, device), wide=_is_wide(paged))
+    variant = _variant(paged, device)
     tiles = paged.tokens * paged.group // variant.rows + paged.rows  # the last one of a row may be a part
     blocks = tiles * paged.kv_heads
     if blocks > _LONGEST_GRID:
@@ -117,33 +117,39 @@ def prefill_sources() -> Iterator[KernelSource]:
     for head_dim in (128, 256):
         yield _mma_variant(DType.BFLOAT16, head_dim, softcap=True, fp8=True).source()
         yield _wgmma_variant(DType.BFLOAT16, head_dim, softcap=True, fp8=True).source()
-    for fp8 in (False, True):
-        yield replace(_mma_variant(DType.BFLOAT16, 128, fp8=fp8), wide=True).source()
-        yield replace(_wgmma_variant(DType.BFLOAT16, 128, fp8=fp8), wide=True).source()
+    for head_dim, fp8 in itertools.product((64, 128, 256), (False, True)):
+        yield _mma_variant(DType.BFLOAT16, head_dim, fp8=fp8, wide=True).source()
+        yield _wgmma_variant(DType.BFLOAT16, head_dim, fp8=fp8, wide=True).source()
 
 
 def _variant(paged: PagedCall, device: DeviceTraits) -> PrefillVariant:
     hopper = device.capability == HOPPER and paged.dtype is not DType.FLOAT32
     softcap = float(paged.call.attributes["softcap"]) != 0.0
-    return (_wgmma_variant if hopper else _mma_variant)(paged.dtype, paged.head_dim, softcap, paged.is_fp8)
+    choose = _wgmma_variant if hopper else _mma_variant
+    return choose(paged.dtype, paged.head_dim, softcap, paged.is_fp8, _is_wide(paged))
 
 
-def _mma_variant(dtype: DType, head_dim: int, softcap: bool = False, fp8: bool = False) -> PrefillVariant:
+def _mma_variant(
+    dtype: DType, head_dim: int, softcap: bool = False, fp8: bool = False, wide: bool = False
+) -> PrefillVariant:
     """Tiles whose accumulators fit the registers, and which fit 99 KiB of shared memory."""
     if dtype is DType.FLOAT32:
         rows, keys = 64, 32 if head_dim <= 128 else 16
     elif head_dim <= 64:
         rows, keys = 128, 64
     elif head_dim <= 128:
-        rows, keys = (64, 64) if softcap or fp8 else (128, 32)
+        rows, keys = (64, 64) if softcap or fp8 or wide else (128, 32)
     else:
         rows, keys = 64, 32
-    return PrefillVariant(dtype, head_dim, rows, keys, softcap, fp8=fp8)
+    return PrefillVariant(dtype, head_dim, rows, keys, softcap, fp8=fp8, wide=wide)
 
 
-def _wgmma_variant(dtype: DType, head_dim: int, softcap: bool = False, fp8: bool = False) -> PrefillVariant:
+def _wgmma_variant(
+    dtype: DType, head_dim: int, softcap: bool = False, fp8: bool = False, wide: bool = False
+) -> PrefillVariant:
     """Tiles of two warpgroups; keys as their accumulators leave registers for."""
-    return PrefillVariant(dtype, head_dim, 128, 128 if head_dim <= 128 else 64, softcap, hopper=True, fp8=fp8)
+    keys = 128 if head_dim <= 128 else 64
+    return PrefillVariant(dtype, head_dim, 128, keys, softcap, hopper=True, fp8=fp8, wide=wide)
 
 
 def _is_wide(paged: PagedCall) -> bool:
