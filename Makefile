@@ -9,6 +9,7 @@ BINDINGS := 10=tensorrt-cu12-bindings==10.16.1.11 11=tensorrt-cu13-bindings==11.
 EXTRAS ?= export,cpu,rtx,cuda,plot,dev
 JOBS ?= 2
 PYTEST_ARGS ?=
+FUZZ_SCALE ?= 100
 BENCH ?=
 ARTIFACT ?=
 HW_CHECK ?=
@@ -25,7 +26,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint kernels bench hw-check wheel clean distclean
+.PHONY: help setup demo test test-all fuzz lint kernels bench hw-check wheel clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,8 +51,14 @@ demo: setup ## export, verify, build an engine and generate text with the checkp
 	$(BIN)/hybridge build-engine $(DEMO)/artifact --target $(PRESET)
 	$(BIN)/hybridge run $(DEMO)/artifact --prompt "$(PROMPT)" --max-new-tokens 80
 
-test: setup ## run the tests
+test: setup ## run the tests of a push
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+test-all: setup ## run every test: also those marked slow, and all examples of property tests
+	HYBRIDGE_TEST_EFFORT=all $(BIN)/python -m pytest -n $(JOBS) -m "slow or not slow" $(PYTEST_ARGS)
+
+fuzz: setup ## fuzz the parsers of untrusted input; FUZZ_SCALE=1000 runs longer
+	HYBRIDGE_TEST_EFFORT=fuzz HYBRIDGE_FUZZ_SCALE=$(FUZZ_SCALE) $(BIN)/python -m pytest -n $(JOBS) -m fuzz $(PYTEST_ARGS)
 
 lint: setup ## ruff, the formatter and mypy, over every folder
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ from artifact.config import (
 )
 from artifact.errors import ArtifactError, HybridgeError
 from tests.artifact.samples import sample_config
+from tests.support.effort import examples
 
 DOCUMENTED_FIELDS = {
     *("format_version", "model_type", "layout", "dtype", "vocab_size", "hidden_size", "num_hidden_layers"),
@@ -187,7 +188,7 @@ def places(data: Any, path: tuple = ()) -> list[tuple]:
 PLACES = places(config_to_json(sample_config()))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from(PLACES), SCALARS | st.lists(SCALARS, max_size=3))
 def test_any_value_anywhere_is_read_or_refused(place: tuple, value: Any) -> None:
     data = copy.deepcopy(config_to_json(sample_config()))

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from artifact.errors import CheckpointError, HybridgeError, UnsupportedError
 from artifact.safetensors_file import MAX_HEADER_BYTES, read_safetensors
 from tests.artifact.samples import save_raw, save_sample
+from tests.support.effort import examples
 
 
 def entry(dtype: str = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
@@ -138,7 +139,7 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
         read_safetensors(tmp_path)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_damaged_files_never_crash(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Whatever a few bytes become: a typed error, or what the safetensors package reads too."""
@@ -174,7 +175,7 @@ ENTRY = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.dictionaries(st.text(max_size=4) | st.just("__metadata__"), ENTRY | JSON, max_size=4) | JSON)
 def test_any_header_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, header: object) -> None:
     path = save_raw(tmp_path_factory.mktemp("fuzz") / "t", header, bytes(12))

@@ -12,6 +12,7 @@ from artifact.errors import UnsupportedError
 from tests.ops.cases import delta_case, in_dtypes, poisoned, rounded_case
 from tests.ops.oracle import DeltaCase, delta_step_loop, relative_error
 from tests.ops.torch_call import as_float64, run_delta, tensors
+from tests.support.effort import examples
 
 # By the type of the output: fp32 inside and one rounding, whatever the types of the inputs.
 TOLERANCE = {"float64": 1e-11, "float32": 1e-5, "float16": 4e-4, "bfloat16": 2.5e-3}
@@ -105,7 +106,7 @@ def test_decode_form_equals_one_token_prefill() -> None:
     assert torch.equal(o.squeeze(1), o_decode) and torch.equal(state, state_decode)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(time=st.integers(2, 90), decay=st.sampled_from(DECAYS), data=st.data())
 def test_two_calls_equal_one(time: int, decay: str, data: st.DataObject) -> None:
     cut = data.draw(st.integers(1, time - 1))

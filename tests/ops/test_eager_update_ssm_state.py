@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.ops.cases import in_dtypes, poisoned, rounded_case, ssm_case
 from tests.ops.oracle import SsmCase, relative_error, ssm_step_loop
 from tests.ops.torch_call import as_float64, run_ssm, tensors
+from tests.support.effort import examples
 
 # By the type of the output: fp32 inside and one rounding, whatever the types of the inputs.
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-4, "bfloat16": 2.5e-3}
@@ -108,7 +109,7 @@ def test_decode_form_equals_one_token_prefill() -> None:
     assert torch.equal(y.squeeze(1), y_decode) and torch.equal(state, state_decode)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(time=st.integers(2, 90), data=st.data())
 def test_two_calls_equal_one(time: int, data: st.DataObject) -> None:
     cut = data.draw(st.integers(1, time - 1))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.ops.cases import delta_case, poisoned, rounded_case
 from tests.ops.node_model import node_model, types_of, wide_feeds
 from tests.ops.oracle import DeltaCase, delta_step_loop, relative_error
+from tests.support.effort import examples
 
 ort = pytest.importorskip("onnxruntime", reason="needs the onnxruntime package")
 from runtime.engines.onnxruntime.kernels import installed_kernels  # noqa: E402 (needs onnxruntime)
@@ -82,7 +83,7 @@ def test_attributes(attributes: dict) -> None:
     check(case, types_of(case, "float32"), **attributes)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     ratio=st.integers(1, 4),
     key_heads=st.integers(1, 3),

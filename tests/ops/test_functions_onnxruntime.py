@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.ops.cases import conv_case, poisoned, rounded_case, ssm_case
 from tests.ops.node_model import node_model, types_of, wide_feeds
 from tests.ops.oracle import ConvCase, SsmCase, conv_step_loop, relative_error, ssm_step_loop
+from tests.support.effort import examples
 
 ort = pytest.importorskip("onnxruntime", reason="needs the onnxruntime package")
 from runtime.engines.onnxruntime.kernels import installed_kernels  # noqa: E402 (needs onnxruntime)
@@ -126,7 +127,7 @@ def test_conv_rows(row: dict, activation: str) -> None:
     check_conv(case, types_of(case, "float32"), activation)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     ratio=st.integers(1, 4),
     groups=st.integers(1, 3),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.ops.cases import delta_case, ssm_case
 from tests.ops.oracle import DeltaCase, SsmCase, delta_step_loop, relative_error, ssm_step_loop
+from tests.support.effort import examples
 from trt_plugins.reference.replay import ReplayFactors, advance_states, delta_factors, ssm_factors
 
 ROWS, TIME = 3, 6
@@ -28,7 +29,7 @@ def delta_replay(case: DeltaCase) -> tuple[ReplayFactors, torch.Tensor]:
     return delta_factors(k, v, g, beta, state, 1), state
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(ACCEPTED, st.integers(0, 5), st.booleans())
 def test_mamba_states_equal_the_step_loop(accepted: list[int], seed: int, adversarial: bool) -> None:
     case = ssm_case((TIME,) * ROWS, TIME, adversarial=adversarial, seed=seed)
@@ -38,7 +39,7 @@ def test_mamba_states_equal_the_step_loop(accepted: list[int], seed: int, advers
     assert relative_error(found, wanted) < 1e-12
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(ACCEPTED, st.integers(0, 5), st.sampled_from(["head", "key_channel"]), st.booleans())
 def test_delta_states_equal_the_step_loop(accepted: list[int], seed: int, decay: str, adversarial: bool) -> None:
     adversarial &= decay == "head"

@@ -18,6 +18,7 @@ from artifact.errors import UnsupportedError
 from tests.ops.cases import rounded
 from tests.ops.expert_cases import ExpertCase, expert_case, expert_loop, expert_model
 from tests.ops.oracle import relative_error
+from tests.support.effort import examples
 from trt_plugins import torch_ops
 from trt_plugins.catalog import OPS
 from trt_plugins.specs.routed_experts import EXPERT_ACTIVATIONS
@@ -78,7 +79,7 @@ def test_function_in_float16() -> None:
     assert relative_error(function(case, data="float16"), expert_loop(case, "silu", 1)) < 2e-3
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     experts=st.integers(1, 7),
     top_k=st.integers(1, 3),

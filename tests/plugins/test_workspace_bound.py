@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifact.dtypes import DType
+from tests.support.effort import examples
 from trt_plugins.catalog import spec_of
 from trt_plugins.kernels.architectures import CHECKED, capability_from_architecture
 from trt_plugins.kernels.call import DeviceTraits
@@ -53,7 +54,7 @@ def call_range(op: str, version: int = 1) -> CallRange:
     multiprocessors=st.integers(1, 200),
     architecture=st.sampled_from(CHECKED),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_workspace_is_enough(op: str, batch: int, time: int, multiprocessors: int, architecture: str) -> None:
     capability = capability_from_architecture(architecture)
     known = traits_from_capability(capability)[0]
@@ -78,7 +79,7 @@ def test_workspace_is_enough(op: str, batch: int, time: int, multiprocessors: in
     multiprocessors=st.integers(1, 192),
     architecture=st.sampled_from(CHECKED),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_workspace_of_packed_rows_is_enough(
     op: str, version: int, tokens: int, rows: int, multiprocessors: int, architecture: str
 ) -> None:
@@ -99,7 +100,7 @@ def test_workspace_of_packed_rows_is_enough(
     multiprocessors=st.integers(1, 192),
     architecture=st.sampled_from(CHECKED),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_workspace_of_pages_is_enough(
     tokens: int, rows: int, max_blocks: int, multiprocessors: int, architecture: str
 ) -> None:

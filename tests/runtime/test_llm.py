@@ -15,6 +15,7 @@ from runtime.llm import LLM
 from runtime.sampling import SamplingParams
 from tests.runtime.generation.toy_llm import VOCAB, engine_of, greedy, toy_llm
 from tests.runtime.toy_engine import ToyEngine, toy_config
+from tests.support.effort import examples
 
 BOS = 0
 
@@ -164,7 +165,7 @@ def test_recommended_sampling_is_read_but_never_applied_by_itself(tmp_path: Path
         _ = LLM(tmp_path, engine=llm.engine).recommended_sampling
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data(), prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6))
 def test_a_stop_string_cuts_the_text_before_it(folder: Path, data: st.DataObject, prompt: list[int]) -> None:
     llm = toy_llm(folder)

@@ -20,6 +20,7 @@ from artifact.safetensors_file import TensorSlot, read_safetensors
 from exporter.checkpoint import scan
 from exporter.checkpoint.float_range import float_range
 from exporter.checkpoint.scan import ScanReport, scan_weights
+from tests.support.effort import examples
 
 F16, BF16, F32, F64 = DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64
 STORED, COMPUTE = (F16, BF16, F32, F64), (F16, BF16, F32)
@@ -104,7 +105,7 @@ def test_weights_that_become_zero_are_counted(tmp_path: Path) -> None:
     assert report.notes == ("16 of 74 weights, in 2 tensor(s), become zero in the compute type (most in first: 12)",)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_any_pattern_is_judged_like_a_cast(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     stored, compute = data.draw(st.sampled_from((F16, BF16, F32))), data.draw(st.sampled_from(COMPUTE))

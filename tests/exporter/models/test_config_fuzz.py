@@ -13,6 +13,7 @@ from exporter.graph.interface import runtime_config
 from exporter.models.decoder_config import DecoderConfig
 from exporter.models.registry import decoder_config
 from exporter.options import ExportOptions
+from tests.support.effort import examples
 from tests.support.tiny_models import BASE_CONFIGS
 
 ROPE_KEYS = (
@@ -91,7 +92,7 @@ def damaged_configs(draw: st.DrawFn) -> dict[str, Any]:
     return config
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(damaged_configs())
 def test_damaged_configs_give_typed_errors(config: dict[str, Any]) -> None:
     try:
@@ -133,7 +134,7 @@ def sound_configs(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(sound_configs())
 def test_sound_configs_are_described_as_they_are(config: dict[str, Any]) -> None:
     decoder = decoder_config(config)

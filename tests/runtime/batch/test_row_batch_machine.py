@@ -18,6 +18,7 @@ from artifact.errors import RequestError
 from runtime.batch import RowBatch
 from runtime.caches import RowSnapshot
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA, VOCAB, ToyEngine, toy_config, toy_logits
+from tests.support.effort import examples
 
 ROWS = 4
 tokens_lists = st.lists(st.integers(0, VOCAB - 1), max_size=11)
@@ -144,5 +145,5 @@ class RowBatchMachine(RuleBasedStateMachine):
             assert self.batch.length(handle) == len(tokens)
 
 
-RowBatchMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+RowBatchMachine.TestCase.settings = settings(max_examples=examples(120), stateful_step_count=40, deadline=None)
 TestRowBatch = RowBatchMachine.TestCase

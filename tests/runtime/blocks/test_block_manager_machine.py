@@ -8,6 +8,7 @@ from runtime.blocks import BlockManager, CacheNeeds, SequenceMemory
 from runtime.blocks.prefix_caching import PrefixCachingAllocator
 from runtime.engines.paged import PoolSizes
 from tests.runtime.blocks.fake_memory import FakeMemory
+from tests.support.effort import examples
 
 HYBRID, ATTENTION, RECURRENT = CacheNeeds(True, True), CacheNeeds(True, False), CacheNeeds(False, True)
 WINDOWED = CacheNeeds(True, True, window=5)
@@ -139,5 +140,5 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
 
 # 130 histories of up to 60 steps: with the scheduler's machine, above 10,000 steps in each run.
-BlockManagerMachine.TestCase.settings = settings(max_examples=130, stateful_step_count=60, deadline=None)
+BlockManagerMachine.TestCase.settings = settings(max_examples=examples(130), stateful_step_count=60, deadline=None)
 TestBlockManager = BlockManagerMachine.TestCase

@@ -18,6 +18,7 @@ from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
 from runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
 from runtime.engines.paged import PagedEngine
 from tests.support.artifacts import ArtifactCache
+from tests.support.effort import examples
 from tests.support.held_rows import MOST, ROWS, Pattern, Rows, assert_alone
 
 
@@ -47,7 +48,7 @@ def engine(request: pytest.FixtureRequest, artifacts: ArtifactCache) -> PagedEng
 STEP = st.lists(st.tuples(st.integers(0, MOST), st.floats(0, 1)), min_size=ROWS, max_size=ROWS)
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(STEP, min_size=1, max_size=5), st.integers(0, 1000))
 def test_states_are_those_of_the_right_tokens_alone(engine: PagedEngine, pattern: list[Pattern], seed: int) -> None:
     found = {}
@@ -105,7 +106,7 @@ def test_every_mode_gives_the_states_of_the_right_tokens_alone(
     assert engine.held_modes == {scan: REPLAY, **asked}
     assert (engine.held_token_bytes == engine.slot_bytes) == (mode == SNAPSHOT)
 
-    @settings(deadline=None, max_examples=6, suppress_health_check=list(HealthCheck))
+    @settings(deadline=None, max_examples=examples(6), suppress_health_check=list(HealthCheck))
     @given(st.lists(STEP, min_size=1, max_size=4), st.integers(0, 1000))
     def any_pattern(pattern: list[Pattern], seed: int) -> None:
         rng, rows = np.random.default_rng(seed), Rows(engine)

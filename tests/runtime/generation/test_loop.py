@@ -13,6 +13,7 @@ from runtime.llm import LLM
 from runtime.sampling import SamplingParams
 from tests.runtime.generation.toy_llm import VOCAB, engine_of, greedy, toy_llm
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
+from tests.support.effort import examples
 
 prompt_ids = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20)
 
@@ -22,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("toy")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     prompts=st.lists(prompt_ids, min_size=1, max_size=9),
     data=st.data(),

@@ -17,6 +17,7 @@ from runtime.engines.onnxruntime.paged_forms import PagedForm
 from runtime.engines.onnxruntime.paged_session import PagedSession
 from runtime.engines.paged import PackedInputs
 from tests.support.artifacts import ArtifactCache
+from tests.support.effort import examples
 from tests.support.held_rows import Rows, assert_alone
 from tests.support.tiny_models import EXPERTS
 
@@ -63,7 +64,7 @@ def slots_of(rows: int, spare: int, seed: int) -> np.ndarray:
 STEP = st.lists(st.tuples(st.integers(1, MOST_TOKENS), st.floats(0, 1)), min_size=MOST_ROWS, max_size=MOST_ROWS)
 
 
-@settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(2, MOST_ROWS), st.integers(0, 1), st.integers(0, 3), st.lists(STEP, min_size=1, max_size=4))
 def test_rows_are_those_of_their_right_tokens_alone(
     engine: OnnxRuntimePagedEngine, count: int, spare: int, seed: int, steps: list[list[tuple[int, float]]]

@@ -16,6 +16,7 @@ from runtime.prefix_cache.token_key import key_from_tokens
 from runtime.prefix_cache.worth import CacheCosts, LruWorth, ValueWorth
 from tests.runtime.prefix_cache.fake_memory import FakeBlocks, FakeSlots, check_tree, tokens_of, written_blocks
 from tests.runtime.prefix_cache.replica import Replica
+from tests.support.effort import examples
 
 # Few tokens and few lengths, so that sequences share prefixes and part inside nodes and blocks.
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14).map(tuple)
@@ -141,7 +142,7 @@ class WholeBlocksMachine(TreeMachine):
 )
 def test_random_histories(machine: type[TreeMachine]) -> None:
     case = machine.TestCase
-    case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    case.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
     case().runTest()
 
 

@@ -27,6 +27,7 @@ from runtime.serving.sessions import load_session, save_session
 from runtime.serving.settings import ServingSettings
 from tests.runtime.prefix_cache.oracle import TOLERANCE, Oracle, check_all, poison
 from tests.support.artifacts import ArtifactCache
+from tests.support.effort import examples
 
 MAX_SEQ, ROWS = 32, 3
 # Two tokens and a common beginning, so that prompts nest and part inside nodes and blocks.
@@ -185,5 +186,5 @@ def test_the_cache_never_lies(artifacts: ArtifactCache, family: str, on_device: 
         oracle = Oracle(folder, MAX_SEQ)
 
     case = Case.TestCase
-    case.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+    case.settings = settings(max_examples=examples(25), stateful_step_count=25, deadline=None)
     case().runTest()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from runtime.sampling import SamplingParams
 from runtime.sampling.filters import penalised
 from runtime.sampling.sampler import candidates
+from tests.support.effort import examples
 
 transformers = pytest.importorskip("transformers", reason="transformers is the oracle")
 torch = pytest.importorskip("torch", reason="transformers' processors need torch")
@@ -79,7 +80,7 @@ def test_distribution_equals_transformers(changes: dict[str, float], vocab: int)
     assert_same_distribution(logits, [5, 1, 5, vocab - 1, 17], SamplingParams(**{**BASE, **changes}))  # type: ignore[arg-type]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     vocab=st.integers(1, 200),

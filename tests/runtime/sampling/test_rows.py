@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from artifact.errors import EngineError
 from runtime.sampling import Sampler, SamplingParams
 from runtime.sampling.rows import sample_rows
+from tests.support.effort import examples
 
 FILTERS = [
     {},
@@ -69,7 +70,7 @@ def test_ties_infinities_and_nan(filters: dict) -> None:
     both(rows, logits, 10)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.lists(
         st.tuples(

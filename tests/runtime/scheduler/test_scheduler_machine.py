@@ -9,6 +9,7 @@ from runtime.scheduler import Fcfs, Priority, ScheduledRequest, ScheduledSequenc
 from tests.runtime.scheduler.toy_server import ToyServer
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.runtime.toy_paged_engine import paged_config
+from tests.support.effort import examples
 
 MAX_SEQ = 24
 KINDS = [(HYBRID, None), (HYBRID, 5), (PURE_ATTENTION, None), (PURE_ATTENTION, 4), (PURE_MAMBA, None)]
@@ -113,5 +114,5 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.server.manager.pool.used == self.server.manager.slots.used == self.scheduler.host_bytes == 0
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+SchedulerMachine.TestCase.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)
 TestScheduler = SchedulerMachine.TestCase

@@ -26,6 +26,7 @@ from tests.runtime.serving.test_speculation import PartlyRight
 from tests.runtime.serving.troubled_engine import TroubledAheadEngine, TroubledEngine
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.runtime.toy_paged_engine import paged_config, toy_logits
+from tests.support.effort import examples
 
 MAX_SEQ, BLOCK, MOST = 32, 4, 3
 EOS = (17, 40)
@@ -257,5 +258,5 @@ class LoopMachine(RuleBasedStateMachine):
         return tuple(tokens[len(request.prompt) :])
 
 
-LoopMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+LoopMachine.TestCase.settings = settings(max_examples=examples(80), stateful_step_count=30, deadline=None)
 TestLoop = LoopMachine.TestCase

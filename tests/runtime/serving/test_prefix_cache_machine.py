@@ -21,6 +21,7 @@ from tests.runtime.prefix_cache.fake_memory import tokens_of
 from tests.runtime.prefix_cache.replica import Replica
 from tests.runtime.serving.test_loop_machine import SMALL, Asked, LoopMachine
 from tests.runtime.toy_paged_engine import toy_kv, toy_state
+from tests.support.effort import examples
 
 SETTINGS = st.builds(
     PrefixCacheSettings,
@@ -158,5 +159,5 @@ class SpeculatingCacheMachine(CacheMachine):
 @pytest.mark.parametrize("machine", [CacheMachine, SpeculatingCacheMachine], ids=lambda machine: machine.__name__)
 def test_the_cache_is_honest_in_any_history(machine: type[CacheMachine]) -> None:
     case = machine.TestCase
-    case.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+    case.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
     case().runTest()

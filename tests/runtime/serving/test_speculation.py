@@ -18,6 +18,7 @@ from tests.runtime.toy_engine import HYBRID
 from tests.runtime.toy_engine import PURE_ATTENTION as ATTENTION
 from tests.runtime.toy_engine import PURE_MAMBA as RECURRENT
 from tests.runtime.toy_paged_engine import VOCAB, paged_config, toy_greedy
+from tests.support.effort import examples
 
 MOST = 4
 
@@ -58,7 +59,7 @@ def speculating(
 
 @pytest.mark.parametrize("mode", ["snapshot", "replay"])
 @pytest.mark.parametrize(("layers", "window"), [(HYBRID, None), (RECURRENT, None), (ATTENTION, None), (ATTENTION, 7)])
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=examples(12))
 @given(st.lists(st.integers(0, MOST), min_size=1, max_size=9), st.data())
 def test_any_accept_pattern_gives_the_tokens_of_each_alone(layers, window, mode, pattern, data) -> None:
     memory = {"memory_bytes": 1500, "swap_bytes": 300, "max_tokens": 40}

@@ -35,6 +35,7 @@ from tests.runtime.serving.test_speculation import PartlyRight
 from tests.runtime.serving.troubled_engine import TroubledEngine
 from tests.runtime.toy_engine import HYBRID, PURE_MAMBA
 from tests.runtime.toy_paged_engine import VOCAB, paged_config, toy_kv, toy_logits, toy_state
+from tests.support.effort import examples
 
 MOST = 4
 TROUBLES = ["raises", "interrupts", "foreign", "unlikely", "too few"]
@@ -333,5 +334,5 @@ def told(piece: Piece) -> tuple:
     return piece.text, piece.token_ids, piece.logprobs, piece.finish_reason, ending
 
 
-SpeculationMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+SpeculationMachine.TestCase.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)
 TestSpeculation = SpeculationMachine.TestCase

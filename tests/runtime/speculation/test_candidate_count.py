@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from runtime.speculation import CandidateCount
 from runtime.speculation.candidate_count import expected_tokens
+from tests.support.effort import examples
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.8, 1.0])
@@ -17,7 +18,7 @@ def test_expected_tokens_are_those_of_a_simulation(acceptance: float) -> None:
     np.testing.assert_allclose(expected_tokens(acceptance, 4), [1, *means], atol=0.02)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.integers(0, 8), st.floats(0, 1), st.lists(st.integers(0, 8), max_size=60))
 def test_counts_are_bounded_and_repeat(most: int, cost: float, history: list[int]) -> None:
     first, second = CandidateCount(most, cost), CandidateCount(most, cost)

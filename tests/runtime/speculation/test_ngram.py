@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from runtime.speculation import NgramDrafter, Wanted
 from runtime.speculation.ngram_index import NgramIndex
+from tests.support.effort import examples
 
 
 def searched(tokens: list[int], shortest: int, longest: int, count: int) -> tuple[int, ...]:
@@ -19,7 +20,7 @@ def searched(tokens: list[int], shortest: int, longest: int, count: int) -> tupl
     return ()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(
     st.lists(st.integers(0, 2), min_size=1, max_size=30),
     st.integers(1, 3),

@@ -15,6 +15,7 @@ from runtime.sampling import Guess, Sampler, SamplingParams
 from runtime.speculation import Proposal, accepted_count
 from tests.runtime.sampling.chi_square import chi_square_fits
 from tests.runtime.speculation.processed import joint
+from tests.support.effort import examples
 
 VOCAB = 4
 Draft = Callable[[list[int]], Proposal]
@@ -66,7 +67,7 @@ def partly_right(pattern: list[int]) -> Draft:
     return draft
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=8))
 def test_greedy_tokens_are_the_models_own(pattern: list[int]) -> None:
     alone, _ = generate(SamplingParams(), [1, 2], 40, no_draft)
@@ -75,7 +76,7 @@ def test_greedy_tokens_are_the_models_own(pattern: list[int]) -> None:
     assert accepted == (pattern * 100)[: len(accepted)]
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=8), st.integers(0, 1000))
 def test_drafts_that_do_not_draw_leave_seeded_tokens_as_they_are(pattern: list[int], seed: int) -> None:
     params = SamplingParams(temperature=0.8, top_k=3, repetition_penalty=1.4, seed=seed)

@@ -11,6 +11,7 @@ from runtime.text import Tokenizer
 from runtime.text.byte_level import byte_from_character
 from tests.runtime.text.test_tokenizer import texts
 from tests.runtime.text.tokenizer_files import byte_fallback_tokenizer, byte_level_tokenizer
+from tests.support.effort import examples
 
 transformers = pytest.importorskip("transformers", reason="transformers is the oracle")
 
@@ -40,7 +41,7 @@ def test_the_alphabet_is_that_of_byte_level_bpe() -> None:
     assert decoders.ByteLevel().decode([spelling[byte] for byte in text.encode()]) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(ids=st.lists(st.integers(0, 403), max_size=30), skip=st.booleans())
 def test_any_byte_level_tokens_stream_to_what_transformers_decodes(
     byte_level: Path, ids: list[int], skip: bool
@@ -50,7 +51,7 @@ def test_any_byte_level_tokens_stream_to_what_transformers_decodes(
     assert "".join(pieces) == oracle.decode(ids, skip_special_tokens=skip)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=texts, skip=st.booleans())
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 def test_text_streams_to_what_transformers_decodes(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from artifact.errors import ArtifactError, RequestError
 from runtime.text import Tokenizer
 from tests.runtime.text.tokenizer_files import CONFIG, byte_fallback_tokenizer, byte_level_tokenizer
+from tests.support.effort import examples
 
 transformers = pytest.importorskip("transformers", reason="transformers is the oracle")
 
@@ -27,7 +28,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Tokenizer.from_folder(folder), transformers.PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(text=texts, add_special_tokens=st.booleans())
 def test_ids_and_text_equal_transformers(pair: tuple[Tokenizer, Any], text: str, add_special_tokens: bool) -> None:
     ours, theirs = pair

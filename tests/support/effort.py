@@ -1,0 +1,17 @@
+"""How many generated examples property tests run: a quarter on push, all in `make test-all`, more in `make fuzz`."""
+
+from __future__ import annotations
+
+import os
+
+# Set by the Makefile: "push" (default), "all" or "fuzz".
+EFFORT = os.environ.get("HYBRIDGE_TEST_EFFORT", "push")
+_SCALE = {"push": 0.25, "all": 1.0, "fuzz": float(os.environ.get("HYBRIDGE_FUZZ_SCALE", "100"))}
+
+if EFFORT not in _SCALE:
+    raise ValueError(f"HYBRIDGE_TEST_EFFORT: expected one of {', '.join(_SCALE)}, found {EFFORT!r}")
+
+
+def examples(full: int) -> int:
+    """The number of examples to run for a property whose full check takes ``full`` examples; at least 2."""
+    return max(2, round(full * _SCALE[EFFORT]))
