@@ -1,0 +1,36 @@
+"""How large untrusted input may be. Every limit has one number, and it is here; docs/security.md lists them.
+
+A limit is some times what the largest published checkpoint needs, and small enough that a hostile file ends in an
+error within seconds and within the memory of a small device.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+
+# config.json, manifest.json, engine.json, tokenizer_config.json, a shard index: the largest published index is 13 MB.
+JSON_BYTES: Final = 64 * MIB
+# Nested objects and lists of such a file: published ones have at most 8 levels; Python recurses in most work on them.
+JSON_DEPTH: Final = 64
+# safetensors' own reference implementation refuses larger headers.
+SAFETENSORS_HEADER_BYTES: Final = 100_000_000
+# model.onnx and mtp.onnx hold no weights: 4 MB for 100 layers, 30 MB for 30,000 nodes of experts.
+ONNX_BYTES: Final = 256 * MIB
+# tokenizer.json and the other vocabulary files: the largest published one is 34 MB.
+TOKENIZER_BYTES: Final = 128 * MIB
+# One chat template: published ones have at most 30 kB.
+TEMPLATE_BYTES: Final = 1 * MIB
+# Templates in additional_chat_templates: published checkpoints have at most 3.
+TEMPLATE_FILES: Final = 64
+# The header of a saved session: its tokens are at most 8 bytes of text each, for 16 million of them.
+SESSION_HEADER_BYTES: Final = 128 * MIB
+# A saved session or pinned prefix: keys and values of 1 million tokens at 64 KiB each.
+SESSION_BYTES: Final = 64 * GIB
+# A compiled kernel or tactic in a cache folder: the largest has 0.4 MB.
+CACHE_ENTRY_BYTES: Final = 64 * MIB
+# A build preset has ten lines.
+PRESET_BYTES: Final = 64 * KIB
