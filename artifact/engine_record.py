@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from artifact.errors import ArtifactError
-from artifact.json_fields import Fields, load_json_object
+from artifact.json_fields import Fields, is_count, load_json_object
 
 ENGINE_FILE = "engine.json"
 ENGINE_VERSION = 2
+# The Python modules that may build and load an engine: no other name in an engine.json is ever imported.
+TENSORRT_LIBRARIES = ("tensorrt", "tensorrt_rtx")
 
 
 @dataclass(frozen=True)
@@ -94,19 +96,19 @@ def read_engine_record(path: Path) -> EngineRecord:
     if version != ENGINE_VERSION:
         raise ArtifactError(f"{path}: expected engine_version {ENGINE_VERSION}, found {version}: build it again")
     record = EngineRecord(
-        engine=f.string("engine"),
+        engine=_file_name(f),
         nbytes=f.integer("nbytes", minimum=0),
         sha256=f.string("sha256"),
-        library=f.string("library"),
+        library=f.choice("library", TENSORRT_LIBRARIES),
         library_version=f.string("library_version"),
         preset=f.string("preset"),
-        compute_capabilities=f.array("compute_capabilities"),
+        compute_capabilities=_strings(f, "compute_capabilities"),
         plugins=_plugins(f.fields("plugins")),
         max_batch_size=f.integer("max_batch_size", minimum=1),
         max_seq_len=f.integer("max_seq_len", minimum=1),
         profiles=_profiles(f),
-        bindings=f.array("bindings"),
-        layers=f.object("layers"),
+        bindings=list(f.map("bindings", _binding)),
+        layers=_counts(f, "layers"),
         model_sha256=f.string("model_sha256"),
         build_seconds=f.number("build_seconds"),
         advance=None if f.object("advance", None) is None else _advance(f.fields("advance")),
@@ -116,17 +118,71 @@ def read_engine_record(path: Path) -> EngineRecord:
 
 
 def _profiles(f: Fields) -> list[ProfileRecord]:
-    return list(f.map("profiles", lambda p: ProfileRecord(p.string("name"), p.object("shapes"))))
+    return list(f.map("profiles", _profile))
+
+
+def _profile(f: Fields) -> ProfileRecord:
+    shapes = f.object("shapes")
+    if not all(_is_range(shape) for shape in shapes.values()):
+        raise f.fail("shapes", "a minimum, an optimum and a maximum shape for each input")
+    return ProfileRecord(f.string("name"), shapes)
+
+
+def _is_range(shapes: object) -> bool:
+    return (
+        isinstance(shapes, list)
+        and len(shapes) == 3
+        and all(isinstance(shape, list) and all(map(is_count, shape)) for shape in shapes)
+    )
+
+
+def _binding(f: Fields) -> dict[str, Any]:
+    """The object as it stands, once its fields are known to have their types."""
+    shape = f.array("shape")
+    if not all(isinstance(size, (str, int)) and not isinstance(size, bool) for size in shape):
+        raise f.fail("shape", "a list of integers and axis names")
+    entry = {
+        "name": f.string("name"),
+        "mode": f.choice("mode", ("input", "output")),
+        "dtype": f.string("dtype"),
+        "shape": shape,
+    }
+    names = {key: f.string(key, None) for key in ("replaced_by", "aliases")}
+    f.refuse_unknown()
+    return {**entry, **{key: name for key, name in names.items() if name is not None}}
+
+
+def _file_name(f: Fields) -> str:
+    """The name of a file beside engine.json."""
+    name: str = f.string("engine")
+    if Path(name).name != name:
+        raise f.fail("engine", "the name of a file beside it")
+    return name
+
+
+def _strings(f: Fields, key: str) -> list[str]:
+    values: list[str] = f.array(key)
+    if not all(isinstance(value, str) for value in values):
+        raise f.fail(key, "a list of strings")
+    return values
+
+
+def _counts(f: Fields, key: str) -> dict[str, int]:
+    """An object of names to counts."""
+    counts: dict[str, int] = f.object(key)
+    if not all(map(is_count, counts.values())):
+        raise f.fail(key, "an object of counts")
+    return counts
 
 
 def _advance(f: Fields) -> AdvanceRecord:
     record = AdvanceRecord(
-        engine=f.string("engine"),
+        engine=_file_name(f),
         nbytes=f.integer("nbytes", minimum=0),
         sha256=f.string("sha256"),
         profiles=_profiles(f),
-        bindings=f.array("bindings"),
-        layers=f.object("layers"),
+        bindings=list(f.map("bindings", _binding)),
+        layers=_counts(f, "layers"),
     )
     f.refuse_unknown()
     return record
@@ -136,7 +192,7 @@ def _plugins(f: Fields) -> PluginsRecord:
     record = PluginsRecord(
         namespace=f.string("namespace"),
         version=f.string("version"),
-        ops=f.object("ops"),
+        ops=_counts(f, "ops"),
         aliased=f.boolean("aliased"),
         reason=f.string("reason"),
     )

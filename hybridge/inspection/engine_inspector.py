@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from artifact.child_python import child_command
 
 # Loading a large engine takes a while.
 TIMEOUT_SECONDS = 300
@@ -38,7 +39,7 @@ def inspector_view(engine: Path, library: str) -> dict[str, Any] | str:
 
 def run_inspector(engine: Path, library: str) -> dict[str, Any] | str:
     """As ``inspector_view``, once GPU and library are known to be there."""
-    command = [sys.executable, "-c", _PROCESS, library, str(engine)]
+    command = child_command(_PROCESS, library, str(engine))
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, errors="replace")
     except subprocess.TimeoutExpired:

@@ -168,11 +168,38 @@ class Runtime:
 def test_engine_inspector(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a module with TensorRT's interface: a real engine loads only on the GPU it was built for."""
     (tmp_path / "fake_tensorrt.py").write_text(FAKE_TENSORRT, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
     assert run_inspector(engine / "model.engine", "fake_tensorrt") == {"Layers": ["conv"], "Bindings": []}
     (engine / "model.engine").write_bytes(b"other")
     assert "not built for this GPU" in str(run_inspector(engine / "model.engine", "fake_tensorrt"))
     assert "no_such_module" in str(run_inspector(engine / "model.engine", "no_such_module"))
+
+
+def test_engine_inspector_runs_nothing_of_the_current_folder(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("json", "importlib", "tensorrt_rtx", "planted"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run_inspector(engine / "model.engine", "tensorrt_rtx")
+    assert "planted" in str(run_inspector(engine / "model.engine", "planted"))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_library_that_is_not_tensorrt_is_never_imported(
+    capfd: Capture, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even looking a module "package.name" up imports the package."""
+    (tmp_path / "planted").mkdir()
+    marker = f"open({str(tmp_path / 'ran')!r}, 'w')"
+    (tmp_path / "planted" / "__init__.py").write_text(marker, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("trt_plugins.build.capability.local_capability", lambda: "8.9")
+    record = json.loads((engine / "engine.json").read_text(encoding="utf-8"))
+    (engine / "engine.json").write_text(json.dumps({**record, "library": "planted.name"}), encoding="utf-8")
+    assert "library: expected one of" in hybridge(capfd, "inspect", engine).error
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("name", ["nothing", "empty", "file.txt"])

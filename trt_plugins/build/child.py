@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from artifact.child_python import child_command
 from artifact.errors import EngineError
 from artifact.progress import Progress
 from trt_plugins.build.job import BuildJob, BuildResult
 from trt_plugins.build.rtx_libraries import unversioned_links
 from trt_plugins.build.worker import OS_ERROR_KIND
 
-_COMMAND = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from trt_plugins.build.worker import main; main()"
+_COMMAND = "from trt_plugins.build.worker import main; main()"
 
 
 def run_job(job: BuildJob, model: bytes, log: Path, progress: Progress) -> BuildResult:
@@ -29,8 +29,6 @@ def run_job(job: BuildJob, model: bytes, log: Path, progress: Progress) -> Build
     EngineError: TensorRT failed or its process died. OSError: a file could not be written. The child never
     outlives this call, also when it is interrupted.
     """
-    if not sys.executable:
-        raise EngineError("expected a Python interpreter to start the build with, found none: run it from python")
     with tempfile.TemporaryDirectory(prefix="hybridge-") as folder, log.open("wb") as log_file:
         with _child(child_environment(Path(folder)), log_file) as child:
             stage, outcome = _follow(child, json.dumps(asdict(job)).encode() + b"\n" + model, progress)
@@ -39,10 +37,8 @@ def run_job(job: BuildJob, model: bytes, log: Path, progress: Progress) -> Build
 
 @contextmanager
 def _child(environment: dict[str, str], log_file: Any) -> Iterator[subprocess.Popen[bytes]]:
-    # -I: neither the user's folder nor PYTHON* variables change what is imported; sys.path is handed over instead.
-    paths = json.dumps([os.path.abspath(path) for path in sys.path])
     child = subprocess.Popen(
-        [sys.executable, "-I", "-c", _COMMAND, paths],
+        child_command(_COMMAND),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log_file,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from artifact.engine_record import TENSORRT_LIBRARIES
 from artifact.errors import UnsupportedError
 from trt_plugins.build.capability import normal_capability
 
-LIBRARIES = ("tensorrt", "tensorrt_rtx")
 PLUGIN_MODES = ("auto", "on", "off")
 ALIASED = "aliased"
 PLUGIN_STATES = (ALIASED, "separate")
@@ -62,8 +62,8 @@ class BuildOptions:
             raise UnsupportedError(f"--plugin-mixers: expected joined or separate, found {self.plugin_mixers}")
         if self.candidate_states not in CANDIDATE_STATES:
             raise UnsupportedError(f"--candidate-states: expected snapshot or replay, found {self.candidate_states}")
-        if self.library not in ("auto", *LIBRARIES):
-            raise UnsupportedError(f"--library: expected auto, {' or '.join(LIBRARIES)}, found {self.library}")
+        if self.library not in ("auto", *TENSORRT_LIBRARIES):
+            raise UnsupportedError(f"--library: expected auto, {' or '.join(TENSORRT_LIBRARIES)}, found {self.library}")
         for name, value in (
             ("--max-batch", self.max_batch_size),
             ("--max-seq-len", self.max_seq_len),

@@ -6,6 +6,7 @@ import importlib.util
 from dataclasses import dataclass
 
 from artifact.dtypes import DType
+from artifact.engine_record import TENSORRT_LIBRARIES
 from artifact.errors import EngineError, UnsupportedError
 from artifact.extras import install_command
 from trt_plugins.build.capability import (
@@ -18,10 +19,10 @@ from trt_plugins.build.capability import (
     normal_capability,
     sm_name,
 )
-from trt_plugins.build.options import LIBRARIES, BuildOptions
+from trt_plugins.build.options import BuildOptions
 from trt_plugins.build.presets import GENERIC, Preset, preset_for, read_preset
 
-TENSORRT, TENSORRT_RTX = LIBRARIES
+TENSORRT, TENSORRT_RTX = TENSORRT_LIBRARIES
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Target:
 
 def this_machine() -> Machine:
     """Look at this machine; imports no TensorRT."""
-    installed = tuple(name for name in LIBRARIES if importlib.util.find_spec(name) is not None)
+    installed = tuple(name for name in TENSORRT_LIBRARIES if importlib.util.find_spec(name) is not None)
     return Machine(installed, local_capability())
 
 
