@@ -34,3 +34,9 @@ SESSION_BYTES: Final = 64 * GIB
 CACHE_ENTRY_BYTES: Final = 64 * MIB
 # A build preset has ten lines.
 PRESET_BYTES: Final = 64 * KIB
+# Processor seconds and memory of one rendering of a chat template, in a process of its own: 1,000 messages take
+# 0.1 s; the interpreter with Jinja takes 50 MiB of addresses, a conversation some 6 times its text.
+TEMPLATE_SECONDS: Final = 5.0
+TEMPLATE_MEMORY: Final = 512 * MIB
+# Messages, tools and variables of one rendering: 1 million tokens are about 5 MB of text.
+CONVERSATION_BYTES: Final = 32 * MIB

@@ -1,4 +1,4 @@
-"""Chat templates: Jinja programs that come with a checkpoint, run in a sandbox with transformers' conventions."""
+"""Chat templates: Jinja programs of a checkpoint, run in a process with limits and with transformers' conventions."""
 
 from __future__ import annotations
 
@@ -7,21 +7,44 @@ from pathlib import Path
 from typing import Any
 
 from artifact.errors import ArtifactError, RequestError
-from runtime.text.template_sandbox import compile_template, plain_data
+from artifact.limits import CONVERSATION_BYTES, TEMPLATE_MEMORY, TEMPLATE_SECONDS
+from runtime.sandbox.process import LimitedProcess, LimitError, ProcessLimits, RefusedError, raised
+from runtime.text.plain_data import plain_data
 
 CHAT_TEMPLATE_FILE, TEMPLATES_FOLDER = "chat_template.jinja", "additional_chat_templates"
 Message = Mapping[str, Any]
+_LIMITS = ProcessLimits(TEMPLATE_SECONDS, TEMPLATE_MEMORY, CONVERSATION_BYTES)
 
 
 class ChatTemplate:
-    """The named templates of a checkpoint (most have only "default") and the special tokens that they may print."""
+    """The named templates of a checkpoint (most have only "default") and the special tokens that they may print.
 
-    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+    They run in ``process``, by default one of their own, which starts at the first ``render`` and ends with ``close``
+    or with this object.
+    """
+
+    def __init__(
+        self,
+        templates: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        process: LimitedProcess | None = None,
+    ) -> None:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
+        self._process = process or LimitedProcess(_LIMITS)
+
+    def close(self) -> None:
+        """End the process that renders; calling it twice is allowed."""
+        self._process.close()
 
     @classmethod
-    def from_folder(cls, folder: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> ChatTemplate:
+    def from_folder(
+        cls,
+        folder: Path,
+        config: Mapping[str, Any],
+        special_tokens: Mapping[str, str],
+        process: LimitedProcess | None = None,
+    ) -> ChatTemplate:
         """Read chat_template.jinja and additional_chat_templates/NAME.jinja.
 
         Where there are such files, the chat_template of tokenizer_config.json (``config``) does not count.
@@ -30,8 +53,8 @@ class ChatTemplate:
         if (folder / CHAT_TEMPLATE_FILE).is_file():
             templates.setdefault("default", folder / CHAT_TEMPLATE_FILE)
         if templates:
-            return cls({name: _read(path) for name, path in templates.items()}, special_tokens)
-        return cls(_templates_from_config(config.get("chat_template")), special_tokens)
+            return cls({name: _read(path) for name, path in templates.items()}, special_tokens, process)
+        return cls(_templates_from_config(config.get("chat_template")), special_tokens, process)
 
     def render(
         self,
@@ -45,20 +68,32 @@ class ChatTemplate:
 
         ``tools`` are JSON schemas; ``template`` names one of several templates; ``variables`` reach the template
         as they are (for example enable_thinking=False). RequestError: no template, an empty or malformed
-        conversation, or one that the template refuses. ArtifactError: the template is not valid Jinja.
+        conversation, one that the template refuses, or one that takes it over the limits of time and memory.
+        ArtifactError: the template is not valid Jinja. May be called from several threads.
         """
         source = self._source(template, tools)
         conversation = [_checked_message(message) for message in messages]
         if not conversation:
             raise RequestError("messages: expected at least one message, found none")
-        values = {**self._special_tokens, **plain_data(variables)}
-        return compile_template(source).render(
-            messages=conversation,
-            tools=None if tools is None else plain_data(list(tools)),
-            documents=values.pop("documents", None),
-            add_generation_prompt=add_generation_prompt,
-            **values,
-        )
+        values = {
+            "documents": None,
+            **self._special_tokens,
+            **plain_data(variables),
+            "messages": conversation,
+            "tools": None if tools is None else plain_data(list(tools)),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return self._rendered(source, values)
+
+    def _rendered(self, source: str, values: dict[str, Any]) -> str:
+        try:
+            return self._process.call("render", source, values).decode("utf-8", "surrogatepass")
+        except RefusedError as error:
+            raise raised(error, {"request": RequestError, "artifact": ArtifactError}) from None
+        except LimitError as error:
+            raise RequestError(
+                f"the chat template needs {error} for this conversation: shorten it, or use another template"
+            ) from None
 
     def _source(self, name: str | None, tools: object) -> str:
         if not self._templates:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from artifact.errors import ArtifactError, RequestError
+from artifact.limits import JSON_DEPTH, MIB
+from runtime.sandbox.process import LimitedProcess, ProcessLimits
 from runtime.text import ChatTemplate
 from tests.runtime.text.tokenizer_files import byte_level_tokenizer
 
@@ -48,9 +50,21 @@ TEMPLATES = {
 }
 
 
-def template(source: str | list[dict[str, str]] | None) -> ChatTemplate:
+# One process for all: it holds nothing of a template but its compiled form.
+PROCESS = LimitedProcess(ProcessLimits(seconds=5, memory=256 * MIB, request=MIB))
+HURRIED = LimitedProcess(ProcessLimits(seconds=0.2, memory=256 * MIB, request=MIB))
+
+
+def template(source: str | list[dict[str, str]] | None, process: LimitedProcess = PROCESS) -> ChatTemplate:
     special = {"bos_token": "<s>", "eos_token": "</s>"}
-    return ChatTemplate.from_folder(Path("/nonexistent"), {"chat_template": source}, special)
+    return ChatTemplate.from_folder(Path("/nonexistent"), {"chat_template": source}, special, process)
+
+
+def nested(depth: int) -> list[Any]:
+    inner: list[Any] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
 
 
 def test_named_templates_in_files_render_as_in_transformers(tmp_path: Path) -> None:
@@ -61,7 +75,7 @@ def test_named_templates_in_files_render_as_in_transformers(tmp_path: Path) -> N
     assert (tmp_path / "saved" / "additional_chat_templates" / "rag.jinja").is_file()
     # What the config holds does not count beside files.
     config = {"chat_template": "from the config"}
-    ours = ChatTemplate.from_folder(tmp_path / "saved", config, {})
+    ours = ChatTemplate.from_folder(tmp_path / "saved", config, {}, PROCESS)
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "saved")
     messages = [{"role": "user", "content": "Who?"}]
     for tools, name in ((None, None), (TOOLS, None), (TOOLS, "default"), (None, "rag")):
@@ -104,9 +118,9 @@ def test_the_date_is_that_of_today() -> None:
 
 def test_the_file_goes_before_the_config(tmp_path: Path) -> None:
     config = {"chat_template": "from the config"}
-    assert ChatTemplate.from_folder(tmp_path, config, {}).render(MESSAGES) == "from the config"
+    assert ChatTemplate.from_folder(tmp_path, config, {}, PROCESS).render(MESSAGES) == "from the config"
     (tmp_path / "chat_template.jinja").write_text("from the file: é", encoding="utf-8")
-    assert ChatTemplate.from_folder(tmp_path, config, {}).render(MESSAGES) == "from the file: é"
+    assert ChatTemplate.from_folder(tmp_path, config, {}, PROCESS).render(MESSAGES) == "from the file: é"
 
 
 def test_named_templates_are_chosen_by_name_and_by_tools() -> None:
@@ -141,6 +155,69 @@ def test_what_a_template_may_not_do_is_a_request_error(source: str, message: str
         template(source).render(MESSAGES)
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ lipsum(n=10000000) }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+        "{{ [1] | slice(10 ** 12) | list }}",
+    ],
+)
+def test_a_template_that_computes_for_ever_is_ended(source: str) -> None:
+    with pytest.raises(RequestError, match="needs more than 0.2 s of processor time"):
+        template(source, HURRIED).render(MESSAGES)
+    # The next one starts from a new process.
+    assert template("{{ 1 }}", HURRIED).render(MESSAGES) == "1"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set ns = namespace(s='ab') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
+        "{{ 'a' * 10 ** 12 }}",
+        "{{ 'a'.center(10 ** 12) }}",
+        "{{ '%1000000000000d' % 1 }}",
+        "{{ '{:>1000000000}'.format(1) }}",
+        "{{ strftime_now('%c' * 100000000) }}",
+        "{{ [1] | batch(10 ** 10, 1) | list }}",
+    ],
+)
+def test_a_template_that_fills_the_memory_is_ended(source: str) -> None:
+    with pytest.raises(RequestError, match="needs more than 256 MiB of memory"):
+        template(source).render(MESSAGES)
+
+
+def test_a_conversation_may_be_large_but_not_of_any_size() -> None:
+    text = "é" * (200 << 10)
+    assert template(SIMPLE).render([{"role": "user", "content": text}]) == f"[user]{text}[assistant]"
+    with pytest.raises(RequestError, match="needs more than 1 MiB of input"):
+        template(SIMPLE).render([{"role": "user", "content": 3 * text}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}",
+        "{% if 1 %}" * 400 + "{% endif %}" * 400,
+        "{% for a in [1] %}" * 30 + "{% endfor %}" * 30,
+        "{{ " + "9" * 10000 + " }}",
+        "{% break %}",
+        "{{ f(a=1, a=2) }}",
+        "{% macro f(a, a) %}{% endmacro %}",
+    ],
+)
+def test_what_python_does_not_compile_is_an_artifact_error(source: str) -> None:
+    with pytest.raises(ArtifactError, match="the chat template is not valid Jinja: "):
+        template(source).render(MESSAGES)
+
+
+def test_recursion_without_end_is_a_request_error() -> None:
+    with pytest.raises(RequestError, match="recursion"):
+        template("{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}").render(MESSAGES)
+
+
 def test_a_template_that_is_not_jinja_names_the_line() -> None:
     with pytest.raises(ArtifactError, match="not valid Jinja: line 2"):
         template("{{ 1 }}\n{% if %}").render(MESSAGES)
@@ -153,6 +230,7 @@ def test_a_template_that_is_not_jinja_names_the_line() -> None:
         (["hello"], "objects with a role and a content, found 'hello'"),
         ([{"content": "x"}], "objects with a role"),
         ([{"role": "user", "content": object()}], "found object"),
+        ([{"role": "user", "content": nested(JSON_DEPTH)}], "at most 64 levels of lists and objects, found more"),
     ],
 )
 def test_malformed_conversations_are_refused(messages: list[Any], message: str) -> None:

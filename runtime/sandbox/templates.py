@@ -1,4 +1,4 @@
-"""Run a checkpoint's Jinja template as untrusted code.
+"""Run a checkpoint's Jinja template as untrusted code, in the process of ``runtime.sandbox.worker``.
 
 The conventions are those of transformers: trimmed blocks, loop controls, a JSON filter that escapes no HTML,
 raise_exception, strftime_now, and a generation block that is printed as if it were not there.
@@ -7,7 +7,7 @@ raise_exception, strftime_now, and a generation block that is printed as if it w
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -19,7 +19,10 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
-from artifact.errors import ArtifactError, RequestError
+from runtime.sandbox.worker import RefusalError
+
+# Characters of a template's own words that an error sentence shows.
+_LONGEST_REASON = 500
 
 
 class _GenerationBlock(jinja2.ext.Extension):
@@ -53,43 +56,34 @@ class _Namespace(jinja2.utils.Namespace):
         super().__setitem__(name, value)
 
 
-class CompiledTemplate:
-    """One compiled template."""
-
-    def __init__(self, template: jinja2.Template) -> None:
-        self._template = template
-
-    def render(self, **variables: Any) -> str:
-        """The rendered text; RequestError when the template refuses its input or fails on it."""
-        try:
-            return self._template.render(**variables)
-        except jinja2.TemplateError as error:
-            raise RequestError(f"the chat template refuses the conversation: {error}") from error
-        except Exception as error:  # a template can fail in any way that Python can
-            raise RequestError(f"the chat template fails on the conversation: {error!r}") from error
+def render(source: str, variables: dict[str, Any]) -> bytes:
+    """The text that the template ``source`` makes of ``variables``, as UTF-8 that lets lone surrogates pass."""
+    template = _compiled(source)
+    try:
+        return template.render(**variables).encode("utf-8", "surrogatepass")
+    except jinja2.TemplateError as error:
+        raise RefusalError("request", f"the chat template refuses the conversation: {_short(str(error))}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # a template can fail in any way that Python can
+        raise RefusalError("request", f"the chat template fails on the conversation: {_short(repr(error))}") from error
 
 
 @lru_cache(maxsize=16)
-def compile_template(source: str) -> CompiledTemplate:
-    """Compile ``source``; ArtifactError with the line when it is not valid Jinja."""
+def _compiled(source: str) -> jinja2.Template:
     try:
-        return CompiledTemplate(_environment().from_string(source))
+        return _environment().from_string(source)
     except jinja2.TemplateSyntaxError as error:
-        raise ArtifactError(f"the chat template is not valid Jinja: line {error.lineno}: {error.message}") from error
+        where = f"line {error.lineno}: {_short(str(error.message))}"
+    except MemoryError:
+        raise
+    except Exception as error:  # Jinja passes on what Python's compiler says of the code that it made
+        where = _short(repr(error))
+    raise RefusalError("artifact", f"the chat template is not valid Jinja: {where}")
 
 
-def plain_data(value: Any) -> Any:
-    """``value`` rebuilt from plain JSON types, so that a template meets no object with methods of its own."""
-    if isinstance(value, Mapping):
-        return {plain_data(key): plain_data(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain_data(item) for item in value]
-    if value is None or isinstance(value, bool):
-        return value
-    for kind in (str, int, float):
-        if isinstance(value, kind):
-            return value if type(value) is kind else kind(value)
-    raise RequestError(f"messages: expected text, numbers, lists and objects, found {type(value).__name__}")
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:

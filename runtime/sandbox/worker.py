@@ -1,0 +1,70 @@
+"""The child's side: read requests from standard input, do them within the limits, write answers to standard output."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from runtime.sandbox.process import LENGTH_BYTES, NO_MEMORY, REFUSED, RESULT
+
+Job = Callable[..., bytes]
+
+
+class RefusalError(Exception):
+    """What a job does not do: the ``kind`` of error ("request", "artifact") and its sentence."""
+
+    def __init__(self, kind: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.kind = kind
+
+
+def main() -> None:
+    """Serve until standard input ends. Arguments: sys.path, bytes of memory, seconds of each request."""
+    memory, seconds = int(sys.argv[2]), float(sys.argv[3])
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    for name, value in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
+        resource.setrlimit(name, (value, value))
+    while (request := _read_request(requests)) is not None:
+        # The timer's signal ends the process wherever it is, in native code too: nothing handles it.
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        kind, payload = _answer(request)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        try:
+            frame = (1 + len(payload)).to_bytes(LENGTH_BYTES, "little") + kind + payload
+        except MemoryError:
+            frame = (1).to_bytes(LENGTH_BYTES, "little") + NO_MEMORY
+        answers.write(frame)
+        answers.flush()
+
+
+def _read_request(requests: BinaryIO) -> bytes | None:
+    head = requests.read(LENGTH_BYTES)
+    return requests.read(int.from_bytes(head, "little")) if len(head) == LENGTH_BYTES else None
+
+
+def _answer(request: bytes) -> tuple[bytes, bytes]:
+    try:
+        name, *arguments = marshal.loads(request)
+        return RESULT, _job(name)(*arguments)
+    except MemoryError:
+        return NO_MEMORY, b""
+    except RefusalError as refusal:
+        return REFUSED, f"{refusal.kind}:{refusal}".encode("utf-8", "replace")
+
+
+def _job(name: str) -> Job:
+    # Imported when asked for: a child that renders templates loads no tokenizer, and the other way round.
+    if name == "render":
+        from runtime.sandbox.templates import render
+
+        return render
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    from runtime.sandbox import encoding
+
+    jobs: dict[str, Any] = {"load": encoding.load, "encode": encoding.encode, "decode": encoding.decode}
+    return jobs[name]
