@@ -166,7 +166,7 @@ def test_what_a_template_may_not_do_is_a_request_error(source: str, message: str
     ],
 )
 def test_a_template_that_computes_for_ever_is_ended(source: str) -> None:
-    with pytest.raises(RequestError, match="needs more than 0.2 s of processor time"):
+    with pytest.raises(RequestError, match=r"needs more than 0\.2 s of processor time"):
         template(source, HURRIED).render(MESSAGES)
     # The next one starts from a new process.
     assert template("{{ 1 }}", HURRIED).render(MESSAGES) == "1"
