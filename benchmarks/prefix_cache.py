@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.command import run_command
 from benchmarks.measure import Spread, seconds
-from benchmarks.prefix_plot import plot_hits
+from benchmarks.plots import plot_hits
 from benchmarks.prefix_runs import DEFAULT, SIMPLE, WITHOUT, Compared, compare_on_engine, compare_on_model, demo_engine
 from benchmarks.prefix_traces import ALIGNED, LONG, SHORT, TALK, UNALIGNED, VARIED, Chats, Groups
 from benchmarks.report import Gate, Report, Target

@@ -20,8 +20,8 @@ import numpy as np
 from benchmarks.artifacts import DEMO_CHECKPOINT, exported
 from benchmarks.command import run_command
 from benchmarks.measure import Spread, take_turns
+from benchmarks.plots import plot_latencies
 from benchmarks.report import Gate, Report, Target
-from benchmarks.serving_plot import plot_latencies
 from benchmarks.traffic import poisson_arrivals, serve
 from exporter.export import export_checkpoint
 from exporter.options import ExportOptions
@@ -126,6 +126,7 @@ def main() -> int:
     parser.add_argument("--work")
     parser.add_argument("--plot", type=Path)
     known, rest = parser.parse_known_args()
+    hardware = "NVIDIA GPU" if known.engine == "torch" else "CPU"
 
     def benchmark(repeats: int) -> Report:
         if known.engine == "torch":
@@ -135,7 +136,7 @@ def main() -> int:
         else:
             report = run(ServingBenchmarkSettings(repeats=repeats))
         if report.passed and known.plot:
-            plot_latencies(report.results["latency_ms"], known.plot)
+            plot_latencies(report.results["latency_ms"], known.plot, hardware)
         return report
 
     return run_command(__doc__ or "", benchmark, REPEATS, rest)

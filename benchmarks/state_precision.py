@@ -10,11 +10,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.plots import plot_state_precision
 from benchmarks.report import Gate, Report, Target, document_text, table_text
 from trt_plugins.reference.gated_delta_rule import gated_delta_rule
 
@@ -137,24 +137,6 @@ def _error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
-def plot(results: Mapping[str, Any], path: Path) -> None:
-    """Draw the errors over the tokens into ``path``; its ending chooses the format."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    # Fixed names inside and no date: the same numbers give the same file.
-    with rc_context({"svg.hashsalt": NAME}):
-        figure = Figure(figsize=(7, 4), layout="constrained")
-        axes = figure.subplots()
-        for name, errors in results["relative_error"].items():
-            style = "-" if name.endswith("float32 state") else "--"
-            axes.plot(results["tokens"], errors, style, label=name)
-        axes.axhline(MOST_ERROR, color="grey", linewidth=0.8)
-        axes.set(yscale="log", xlabel="tokens", ylabel="relative error of the output, against float64")
-        figure.legend(loc="outside upper center", ncols=2)
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-
-
 def main() -> int:
     """The exit code: 0, or 1 when the gate failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -165,7 +147,7 @@ def main() -> int:
     document = report.to_json()
     print(document_text(document) if arguments.json else table_text(document))
     if report.passed and arguments.plot:
-        plot(report.results, arguments.plot)
+        plot_state_precision(report.results, arguments.plot, MOST_ERROR)
     return 0 if report.passed else 1
 
 

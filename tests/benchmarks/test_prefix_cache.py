@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.plots import plot_hits
 from benchmarks.prefix_cache import PrefixCacheBenchmark, run
 from benchmarks.prefix_optimum import Optimum
-from benchmarks.prefix_plot import plot_hits
 from benchmarks.prefix_replay import CostEngine
 from benchmarks.prefix_traces import Chats, Groups
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.plots import plot_latencies
 from benchmarks.serving import ServingBenchmarkSettings, run
-from benchmarks.serving_plot import plot_latencies
 from benchmarks.traffic import Served, ServedStep, host_microseconds
 from tests.benchmarks.shapes import TINY
 
@@ -68,6 +68,6 @@ def test_the_same_latencies_give_the_same_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the plot extra (matplotlib)")
     latencies = {load: dict.fromkeys(LATENCIES, float(load)) for load in ("0.5", "0.25")}
     for name in ("a.svg", "b.svg"):
-        plot_latencies(latencies, tmp_path / name)
+        plot_latencies(latencies, tmp_path / name, "a CPU")
     first, second = ((tmp_path / name).read_bytes() for name in ("a.svg", "b.svg"))
     assert first == second and b"<path" in first

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
 from benchmarks.oracle_drafter import OracleDrafter
-from benchmarks.speculation_plot import plot_speculation
+from benchmarks.plots import plot_speculation
 from benchmarks.speculation_torch import SpeculationTorchSettings, run
 from runtime.speculation import Wanted
 from tests.benchmarks.shapes import TINY
@@ -54,5 +54,5 @@ def test_the_picture_has_every_chance(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the plot extra (matplotlib)")
     results = json.loads(RESULTS.read_text(encoding="utf-8"))["results"]
     for name in ("one.svg", "other.svg"):
-        plot_speculation(results, tmp_path / name)
+        plot_speculation(results, tmp_path / name, "a GPU")
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()

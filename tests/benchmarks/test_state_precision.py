@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.state_precision import BAD, CURVES, GOOD, PrecisionSettings, plot, run
+from benchmarks.plots import plot_state_precision
+from benchmarks.state_precision import BAD, CURVES, GOOD, PrecisionSettings, run
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,6 @@ def test_errors_of_every_pair_of_types(results: dict[str, Any]) -> None:
 def test_the_picture_is_the_same_for_the_same_numbers(results: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the plot extra (matplotlib)")
     for name in ("a.svg", "b.svg"):
-        plot(results, tmp_path / name)
+        plot_state_precision(results, tmp_path / name, 1e-3)
     first, second = ((tmp_path / name).read_bytes() for name in ("a.svg", "b.svg"))
     assert first == second and b"float32 state" in first

@@ -1,0 +1,121 @@
+"""The pictures of docs/pictures that show measurements: ``python -m benchmarks.plots`` draws them from kept results."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import ROOT
+
+RESULTS, PICTURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "pictures"
+_CACHES = (("without", "no cache"), ("lru", "LRU"), ("value", "this cache"))
+_LATENCIES = (("first_token", "time to first token, ms"), ("between_tokens", "time between tokens, ms"))
+
+
+@contextmanager
+def picture(path: Path, size: tuple[float, float], hardware: str) -> Iterator[Any]:
+    """A matplotlib figure of ``size`` inches that is saved as ``path``, with ``hardware`` written below it."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    # Fixed identifiers and no date: the same numbers give the same file.
+    with rc_context({"svg.hashsalt": "hybridge", "font.size": 9}):
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure
+        figure.supxlabel(hardware, fontsize=8, color="dimgrey", x=0.99, ha="right")
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def plot_hits(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Hit rates and 95th percentiles of time to first token of ``rows`` (Compared.to_json), one row a trace."""
+    labels = [f"{row['trace']}\n{row['states']} states" for row in rows]
+    places = range(len(rows))
+    with picture(
+        path, (9, 0.55 * len(rows) + 1.8), "modelled times: hybrid of 8 B parameters, H200-class GPU"
+    ) as figure:
+        hits, latency = figure.subplots(1, 2, sharey=True)
+        for shift, (way, label) in zip((-0.27, 0.0, 0.27), _CACHES, strict=True):
+            at = [place + shift for place in places]
+            hits.barh(at, [100 * row["ways"][way]["hit_rate"] for row in rows], 0.25, label=label)
+            latency.barh(at, [1e3 * row["ways"][way]["ttft_p95_s"] for row in rows], 0.25)
+        hits.plot([100 * row["optimum"] for row in rows], list(places), "k|", markersize=18, label="offline optimum")
+        hits.set(xlabel="prompt tokens served from the cache, %", yticks=list(places), yticklabels=labels)
+        hits.invert_yaxis()
+        latency.set(xlabel="95th percentile of time to first token, ms", xlim=(0, None))
+        figure.legend(loc="outside upper center", ncols=4)
+
+
+def plot_latencies(latencies: Mapping[str, Mapping[str, float]], path: Path, hardware: str) -> None:
+    """Milliseconds of ``latencies`` (by load, then by name) over the load; ``hardware`` names the machine."""
+    loads = sorted(latencies, key=float)
+    with picture(path, (7, 3.4), hardware) as figure:
+        for axes, (name, label) in zip(figure.subplots(1, 2), _LATENCIES, strict=True):
+            for quantile, style in (("p50", "-o"), ("p99", "--o")):
+                values = [latencies[load][f"{name}_{quantile}"] for load in loads]
+                axes.plot([float(load) for load in loads], values, style, label=quantile)
+            axes.set(xlabel="arrival rate / batched throughput", ylabel=label, ylim=(0, None))
+            axes.legend()
+
+
+def plot_speculation(results: Mapping[str, Any], path: Path, hardware: str) -> None:
+    """Speedup, acceptance rate and chosen number of draft tokens of ``results``, over the drafter's accuracy."""
+    ways = {chance: parts["adaptive"] for chance, parts in sorted(results["acceptance"].items(), key=_number)}
+    chances = [float(chance) for chance in ways]
+    with picture(path, (9.5, 3.6), hardware) as figure:
+        gain, accepted, chosen = figure.subplots(1, 3)
+        gain.plot(chances, [way["ratio"]["median"] for way in ways.values()], "-o")
+        gain.axhline(1, color="grey", linewidth=0.8)
+        gain.annotate("plain decoding", (chances[0], 1), xytext=(0, 4), textcoords="offset points", color="dimgrey")
+        gain.set(ylabel="speedup over plain decoding", ylim=(0, None))
+        accepted.plot(chances, [100 * way["acceptance"] for way in ways.values()], "-o")
+        accepted.set(ylabel="draft tokens accepted, %", ylim=(0, 100))
+        bottoms = [0.0] * len(chances)
+        for count in sorted({int(k) for way in ways.values() for k in way["rows_by_candidates"]}):
+            shares = [_share(way["rows_by_candidates"], count) for way in ways.values()]
+            chosen.bar(chances, shares, 0.1, bottoms, label=f"{count}")
+            bottoms = [bottom + share for bottom, share in zip(bottoms, shares, strict=True)]
+        chosen.set(ylabel="share of steps, %", ylim=(0, 100))
+        chosen.legend(title="draft tokens", loc="center left", bbox_to_anchor=(1.02, 0.5))
+        for axes in (gain, accepted, chosen):
+            axes.set(xlabel="probability that a draft token is right", xticks=chances)
+
+
+def plot_state_precision(results: Mapping[str, Any], path: Path, limit: float) -> None:
+    """Relative error of the output over the tokens for each pair of types; ``limit`` is the bound of the gate."""
+    with picture(path, (7, 4.2), "eager PyTorch on a CPU; no timing") as figure:
+        axes = figure.subplots()
+        for name, errors in results["relative_error"].items():
+            style = "-" if name.endswith("float32 state") else "--"
+            axes.plot(results["tokens"], errors, style, label=name)
+        axes.axhline(limit, color="grey", linewidth=0.8)
+        end = (results["tokens"][-1], limit)
+        label = {"textcoords": "offset points", "ha": "right", "color": "dimgrey"}
+        axes.annotate("limit for float32 states", end, xytext=(0, 4), **label)
+        axes.set(yscale="log", xlabel="tokens", ylabel="relative error of the output, against float64")
+        figure.legend(loc="outside upper center", ncols=2)
+
+
+def _number(item: tuple[str, Any]) -> float:
+    return float(item[0])
+
+
+def _share(rows: Mapping[str, int], count: int) -> float:
+    return 100 * rows.get(str(count), 0) / sum(rows.values())
+
+
+def main() -> int:
+    """Draw what benchmarks/results keeps: serving and speculation on a GPU."""
+    shape = "12 layers, 2.65 B parameters, bfloat16, NVIDIA H200"
+    serving = json.loads((RESULTS / "serving_torch.json").read_text(encoding="utf-8"))["results"]
+    plot_latencies(serving["latency_ms"], PICTURES / "serving.svg", shape)
+    speculation = json.loads((RESULTS / "speculation_torch.json").read_text(encoding="utf-8"))["results"]
+    plot_speculation(speculation, PICTURES / "speculation.svg", shape)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
