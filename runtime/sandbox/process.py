@@ -15,7 +15,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, Final
 
-from artifact.errors import EngineError, HybridgeError
+from artifact.errors import ArtifactError, EngineError, RequestError
 from artifact.limits import MIB
 
 _COMMAND = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from runtime.sandbox.worker import main; main()"
@@ -40,14 +40,6 @@ class LimitError(Exception):
     """A request went over a limit or ended the child; the text continues "it needs" (more than 5 s of ...)."""
 
 
-class RefusedError(Exception):
-    """The child's own sentence about a request that it refuses, after the kind of error that it named."""
-
-    def __init__(self, kind: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.kind = kind
-
-
 class LimitedProcess:
     """A child that answers one request at a time, started at the first one and again after it has died.
 
@@ -63,7 +55,10 @@ class LimitedProcess:
         self._release: weakref.finalize[..., LimitedProcess] | None = None
 
     def call(self, *request: Any) -> bytes:
-        """The answer to ``request``; LimitError, RefusedError. EngineError: no child can be started."""
+        """The answer to ``request``; LimitError, or the child's ArtifactError or RequestError.
+
+        EngineError: no child can be started.
+        """
         with self._lock:
             self._ensure_started()
             return self._exchange(request)
@@ -103,7 +98,7 @@ class LimitedProcess:
             raise LimitError(f"more than {self._limits.memory // MIB} MiB of memory")
         if kind == REFUSED:
             name, _, sentence = payload.decode("utf-8", "replace").partition(":")
-            raise RefusedError(name, sentence)
+            raise (RequestError if name == RequestError.__name__ else ArtifactError)(sentence)
         return payload
 
     def _cause_of_death(self) -> str:
@@ -123,11 +118,6 @@ class LimitedProcess:
         self._child = self._release = None
 
 
-def raised(error: RefusedError, kinds: dict[str, type[HybridgeError]]) -> HybridgeError:
-    """The typed error of a refusal; a child that names another kind is not trusted with it."""
-    return kinds.get(error.kind, EngineError)(str(error))
-
-
 def _start(limits: ProcessLimits) -> subprocess.Popen[bytes]:
     if not sys.executable:
         raise EngineError("expected a Python interpreter to start a process with, found none: run it from python")
@@ -145,7 +135,9 @@ def _start(limits: ProcessLimits) -> subprocess.Popen[bytes]:
             start_new_session=True,
         )
     except OSError as error:
-        raise EngineError(f"expected to start a process for chat templates: {error.strerror or error}") from error
+        raise EngineError(
+            f"expected to start a process for the checkpoint's own code, found {error.strerror or error}: free memory"
+        ) from error
 
 
 def _end_child(child: subprocess.Popen[bytes], owner: int) -> None:

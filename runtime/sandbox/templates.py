@@ -19,7 +19,7 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
-from runtime.sandbox.worker import RefusalError
+from artifact.errors import ArtifactError, RequestError
 
 # Characters of a template's own words that an error sentence shows.
 _LONGEST_REASON = 500
@@ -62,11 +62,11 @@ def render(source: str, variables: dict[str, Any]) -> bytes:
     try:
         return template.render(**variables).encode("utf-8", "surrogatepass")
     except jinja2.TemplateError as error:
-        raise RefusalError("request", f"the chat template refuses the conversation: {_short(str(error))}") from error
+        raise RequestError(f"the chat template refuses the conversation: {_short(str(error))}") from error
     except MemoryError:
         raise
     except Exception as error:  # a template can fail in any way that Python can
-        raise RefusalError("request", f"the chat template fails on the conversation: {_short(repr(error))}") from error
+        raise RequestError(f"the chat template fails on the conversation: {_short(repr(error))}") from error
 
 
 @lru_cache(maxsize=16)
@@ -79,7 +79,7 @@ def _compiled(source: str) -> jinja2.Template:
         raise
     except Exception as error:  # Jinja passes on what Python's compiler says of the code that it made
         where = _short(repr(error))
-    raise RefusalError("artifact", f"the chat template is not valid Jinja: {where}")
+    raise ArtifactError(f"the chat template is not valid Jinja: {where}")
 
 
 def _short(text: str) -> str:

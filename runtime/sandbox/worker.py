@@ -8,19 +8,12 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
+from artifact.errors import HybridgeError
 from runtime.sandbox.process import LENGTH_BYTES, NO_MEMORY, REFUSED, RESULT
 
 Job = Callable[..., bytes]
-
-
-class RefusalError(Exception):
-    """What a job does not do: the ``kind`` of error ("request", "artifact") and its sentence."""
-
-    def __init__(self, kind: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.kind = kind
 
 
 def main() -> None:
@@ -53,8 +46,8 @@ def _answer(request: bytes) -> tuple[bytes, bytes]:
         return RESULT, _job(name)(*arguments)
     except MemoryError:
         return NO_MEMORY, b""
-    except RefusalError as refusal:
-        return REFUSED, f"{refusal.kind}:{refusal}".encode("utf-8", "replace")
+    except HybridgeError as error:
+        return REFUSED, f"{type(error).__name__}:{error}".encode("utf-8", "replace")
 
 
 def _job(name: str) -> Job:
@@ -64,7 +57,6 @@ def _job(name: str) -> Job:
 
         return render
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    from runtime.sandbox import encoding
+    from runtime.sandbox import tokenizer
 
-    jobs: dict[str, Any] = {"load": encoding.load, "encode": encoding.encode, "decode": encoding.decode}
-    return jobs[name]
+    return getattr(tokenizer, f"{name}_job")

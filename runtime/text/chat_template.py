@@ -8,7 +8,7 @@ from typing import Any
 
 from artifact.errors import ArtifactError, RequestError
 from artifact.limits import CONVERSATION_BYTES, TEMPLATE_MEMORY, TEMPLATE_SECONDS
-from runtime.sandbox.process import LimitedProcess, LimitError, ProcessLimits, RefusedError, raised
+from runtime.sandbox.process import LimitedProcess, LimitError, ProcessLimits
 from runtime.text.plain_data import plain_data
 
 CHAT_TEMPLATE_FILE, TEMPLATES_FOLDER = "chat_template.jinja", "additional_chat_templates"
@@ -88,8 +88,6 @@ class ChatTemplate:
     def _rendered(self, source: str, values: dict[str, Any]) -> str:
         try:
             return self._process.call("render", source, values).decode("utf-8", "surrogatepass")
-        except RefusedError as error:
-            raise raised(error, {"request": RequestError, "artifact": ArtifactError}) from None
         except LimitError as error:
             raise RequestError(
                 f"the chat template needs {error} for this conversation: shorten it, or use another template"

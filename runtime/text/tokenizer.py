@@ -7,13 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-
-import tokenizers
+from typing import TYPE_CHECKING
 
 from artifact.errors import ArtifactError, RequestError
 from runtime.text.byte_level import bytes_from_token
 from runtime.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from runtime.text.limited_tokenizer import LimitedTokenizer
 from runtime.text.special_tokens import extra_special_tokens, named_special_tokens, read_tokenizer_config
+from runtime.text.tokenizer_shape import unbounded_part
+
+if TYPE_CHECKING:
+    from runtime.sandbox.tokenizer import TokenizerLibrary
 
 TOKENIZER_FILE = "tokenizer.json"
 # Tokens before a stream that a window detokenizer looks at.
@@ -25,10 +29,13 @@ class Tokenizer:
 
     BOS and EOS are added as the post-processor of tokenizer.json says; padding and truncation stored there are
     ignored. Special tokens written in a text are recognised. ``special_tokens`` maps names such as "bos_token"
-    to their text.
+    to their text. A tokenizer that nothing bounds (runtime.text.tokenizer_shape) runs in a child process. May be used
+    from several threads.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str], byte_level: bool) -> None:
+    def __init__(
+        self, backend: TokenizerLibrary | LimitedTokenizer, special_tokens: Mapping[str, str], byte_level: bool
+    ) -> None:
         self._backend = backend
         self._byte_level = byte_level
         self.special_tokens = MappingProxyType(dict(special_tokens))
@@ -42,16 +49,16 @@ class Tokenizer:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ArtifactError(f"{path}: expected a tokenizer ({error}): export the checkpoint again") from error
-        try:
-            backend = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises plain Exception
-            raise ArtifactError(f"{path}: the tokenizer is malformed ({error}): export the checkpoint again") from error
-        backend.no_padding()
-        backend.no_truncation()
         config = read_tokenizer_config(folder)
         named = named_special_tokens(folder, config)
-        _mark_special(backend, [*named.values(), *extra_special_tokens(config)])
-        return cls(backend, named, _is_byte_level(json.loads(text).get("decoder")))
+        data = _json_object(path, text)
+        backend = _backend(text, str(path), data, [*named.values(), *extra_special_tokens(config)])
+        return cls(backend, named, _is_byte_level(data.get("decoder")))
+
+    def close(self) -> None:
+        """End the child process where there is one; calling it twice is allowed."""
+        if isinstance(self._backend, LimitedTokenizer):
+            self._backend.close()
 
     @property
     def bos_token_id(self) -> int | None:
@@ -66,8 +73,7 @@ class Tokenizer:
     @property
     def content(self) -> Mapping[str, object]:
         """What decides which tokens a text has and what they mean: vocabulary, added tokens, and how text is split."""
-        found = json.loads(self._backend.to_str())
-        return {name: found.get(name) for name in ("added_tokens", "normalizer", "pre_tokenizer", "model")}
+        return self._backend.content()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of ``text``; RequestError when it is not valid Unicode (a lone surrogate)."""
@@ -75,11 +81,11 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise RequestError(f"prompt: expected valid Unicode text, found {error.object[error.start]!r}") from error
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        return self._backend.encode(text, add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``ids``; ids outside the vocabulary have none."""
-        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return self._backend.decode(ids, skip_special_tokens)
 
     def detokenizer(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
         """A streaming decoder for the tokens that follow ``context``."""
@@ -87,19 +93,19 @@ class Tokenizer:
             return ByteDetokenizer(self._token_bytes[skip_special_tokens])
 
         def decode(ids: list[int]) -> str:
-            return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+            return self._backend.decode(ids, skip_special_tokens)
 
         return WindowDetokenizer(decode, context[-_CONTEXT_TOKENS:])
 
     def _named_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
-        return None if text is None else self._backend.token_to_id(text)
+        return None if text is None else self._backend.token_id(text)
 
     def _bytes_reader(self, skip_special_tokens: bool) -> Callable[[int], bytes]:
-        special = {i for i, token in self._backend.get_added_tokens_decoder().items() if token.special}
+        special = set(self._backend.special_ids())
 
         def read(token: int) -> bytes:
-            text = self._backend.id_to_token(token)
+            text = self._backend.token_text(token)
             if text is None or (skip_special_tokens and token in special):
                 return b""
             return bytes_from_token(text)
@@ -107,15 +113,25 @@ class Tokenizer:
         return read
 
 
-def _mark_special(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> None:
-    """Make declared special tokens atomic where tokenizer.json has them as ordinary vocabulary only.
+def _backend(
+    text: str, where: str, data: Mapping[str, object], special_tokens: Sequence[str]
+) -> TokenizerLibrary | LimitedTokenizer:
+    part = unbounded_part(data)
+    if part is not None:
+        return LimitedTokenizer(text, where, special_tokens, part)
+    from runtime.sandbox.tokenizer import TokenizerLibrary
 
-    A token that the vocabulary lacks is left out: the model has no embedding for it.
-    """
-    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    missing = [text for text in texts if text not in special and backend.token_to_id(text) is not None]
-    if missing:
-        backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False) for text in missing])
+    return TokenizerLibrary(text, where, special_tokens)
+
+
+def _json_object(path: Path, text: str) -> dict[str, object]:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path}: the tokenizer is malformed ({error}): export the checkpoint again") from error
+    if not isinstance(data, dict):
+        raise ArtifactError(f"{path}: expected a JSON object, found {type(data).__name__}: export the checkpoint again")
+    return data
 
 
 def _is_byte_level(decoder: object) -> bool:
