@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -83,8 +84,8 @@ class GraphBindings:
     def check(self, where: str) -> None:
         """ArtifactError, which begins with ``where``: a name comes twice, or a state has no output of its type and
         shape."""
-        names = [b.name for b in (*self.inputs, *self.outputs)]
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
+        counts = Counter(b.name for b in (*self.inputs, *self.outputs))
+        if repeated := sorted(name for name, count in counts.items() if count > 1):
             raise ArtifactError(f"{where}: bindings: {repeated[0]} is given twice: export the checkpoint again")
         outputs = {b.name: b for b in self.outputs}
         for state in self.states:

@@ -12,6 +12,7 @@ from artifact.dtypes import DType
 from artifact.errors import ArtifactError, located
 from artifact.json_fields import Fields, is_count, load_json_object
 from artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3, kv_dtype_from_name, kv_dtype_name
+from artifact.limits import LAYERS
 from artifact.names import LOGITS
 from artifact.paged import PAGED, check_paged
 
@@ -197,9 +198,9 @@ def config_from_json(data: dict[str, Any]) -> RuntimeConfig:
         raise ArtifactError(
             f"{CONFIG_FILE}: expected format_version {FORMAT_VERSION}, found {version}: export the checkpoint again"
         )
-    layer_types = tuple(f.array("layer_types"))
-    if not all(isinstance(kind, str) for kind in layer_types):
-        raise f.fail("layer_types", "a list of strings")
+    layer_types = tuple(f.strings("layer_types"))
+    if len(layer_types) > LAYERS:
+        raise ArtifactError(f"{CONFIG_FILE}: layer_types: expected at most {LAYERS} layers, found {len(layer_types)}")
     config = RuntimeConfig(
         model_type=f.string("model_type"),
         layout=f.string("layout"),

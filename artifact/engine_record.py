@@ -102,7 +102,7 @@ def read_engine_record(path: Path) -> EngineRecord:
         library=f.choice("library", TENSORRT_LIBRARIES),
         library_version=f.string("library_version"),
         preset=f.string("preset"),
-        compute_capabilities=_strings(f, "compute_capabilities"),
+        compute_capabilities=f.strings("compute_capabilities"),
         plugins=_plugins(f.fields("plugins")),
         max_batch_size=f.integer("max_batch_size", minimum=1),
         max_seq_len=f.integer("max_seq_len", minimum=1),
@@ -158,13 +158,6 @@ def _file_name(f: Fields) -> str:
     if Path(name).name != name:
         raise f.fail("engine", "the name of a file beside it")
     return name
-
-
-def _strings(f: Fields, key: str) -> list[str]:
-    values: list[str] = f.array(key)
-    if not all(isinstance(value, str) for value in values):
-        raise f.fail(key, "a list of strings")
-    return values
 
 
 def _counts(f: Fields, key: str) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,7 @@ def _located(text: str, folder: Path, absolute: Path) -> str:
     if text.startswith((f"{folder}:", f"{folder}/")):
         return text
     name, colon, rest = text.partition(":")
-    if colon and Path(name).name == name and (absolute / name).is_file():
+    # os.path.isfile: the "name" may be any part of a sentence, which is too long for a file's name.
+    if colon and Path(name).name == name and os.path.isfile(absolute / name):
         return f"{folder}/{name}:{rest}"
     return f"{folder}: {text}"

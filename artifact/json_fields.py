@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from artifact.errors import ArtifactError, HybridgeError
+from artifact.limits import JSON_BYTES, JSON_DEPTH
+from artifact.untrusted_file import read_given, read_inside
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Enum)
@@ -20,21 +22,46 @@ class _Missing(Enum):
 
 
 MISSING = _Missing.MISSING
+_REMEDY = "fetch or export it again"
 
 
 def load_json_object(path: Path, error: type[HybridgeError] = ArtifactError) -> dict[str, Any]:
-    """The JSON object in ``path``; ``error`` when it is missing, unreadable, not JSON or not an object."""
+    """The JSON object in ``path``, a file of an untrusted folder.
+
+    ``error``: it is missing, unreadable, leaves its folder, is too large or too deep, no JSON or no object.
+    """
+    return json_object(read_inside(path.parent, path.name, JSON_BYTES, error, _REMEDY), str(path), error)
+
+
+def load_given_json_object(path: Path, error: type[HybridgeError]) -> dict[str, Any]:
+    """The JSON object in a file that the user names; errors as for ``load_json_object``."""
+    return json_object(read_given(path, JSON_BYTES, error), str(path), error)
+
+
+def json_object(raw: bytes, where: str, error: type[HybridgeError] = ArtifactError) -> dict[str, Any]:
+    """The JSON object that ``raw`` is; ``error``, which begins with ``where``, when it is none or nested too deeply."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as cause:
-        raise error(f"expected the file {path}, found none") from cause
-    except OSError as cause:
-        raise error(f"{path}: cannot be read: {cause.strerror or cause}") from cause
+        data = json.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as cause:
-        raise error(f"{path}: is not valid JSON ({cause}): fetch or export it again") from cause
+        raise error(f"{where}: is not valid JSON ({cause}): {_REMEDY}") from cause
     if not isinstance(data, dict):
-        raise error(f"{path}: expected a JSON object, found {type(data).__name__}")
+        raise error(f"{where}: expected a JSON object, found {type(data).__name__}")
+    if _is_deeper(data, JSON_DEPTH):
+        raise error(f"{where}: expected at most {JSON_DEPTH} levels of lists and objects, found more: {_REMEDY}")
     return data
+
+
+def _is_deeper(data: object, limit: int) -> bool:
+    level = [data]
+    for _ in range(limit):
+        level = [inner for outer in level for inner in _items(outer) if isinstance(inner, (dict, list))]
+        if not level:
+            return False
+    return True
+
+
+def _items(value: object) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value  # type: ignore[return-value]
 
 
 class Fields:
@@ -106,6 +133,13 @@ class Fields:
     def array(self, key: str, default: Any = MISSING) -> Any:
         """A JSON array."""
         return self._typed(key, default, lambda v: isinstance(v, list), "a list")
+
+    def strings(self, key: str) -> list[str]:
+        """A JSON array of strings."""
+        values: list[str] = self.array(key)
+        if not all(isinstance(value, str) for value in values):
+            raise self.fail(key, "a list of strings")
+        return values
 
     def object(self, key: str, default: Any = MISSING) -> Any:
         """A JSON object."""

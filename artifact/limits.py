@@ -16,8 +16,12 @@ GIB: Final = 1 << 30
 JSON_BYTES: Final = 64 * MIB
 # Nested objects and lists of such a file: published ones have at most 8 levels; Python recurses in most work on them.
 JSON_DEPTH: Final = 64
+# Layers of a model: the deepest published one has 160. Work on an artifact may take the square of their number.
+LAYERS: Final = 4096
 # safetensors' own reference implementation refuses larger headers.
 SAFETENSORS_HEADER_BYTES: Final = 100_000_000
+# Axes of one tensor; NumPy 1 refuses more than 32, weights have at most 4.
+TENSOR_AXES: Final = 8
 # model.onnx and mtp.onnx hold no weights: 4 MB for 100 layers, 30 MB for 30,000 nodes of experts.
 ONNX_BYTES: Final = 256 * MIB
 # tokenizer.json and the other vocabulary files: the largest published one is 34 MB.

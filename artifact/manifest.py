@@ -6,14 +6,16 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from artifact.errors import ArtifactError
 from artifact.json_fields import Fields, load_json_object
+from artifact.untrusted_file import has_file, open_inside, size_of
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_VERSION = 1
 _CHUNK = 1 << 22
+_REMEDY = "export again"
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,21 @@ def read_manifest(folder: Path) -> Manifest:
     if version != MANIFEST_VERSION:
         raise f.fail("manifest_version", f"{MANIFEST_VERSION} (export the checkpoint again)")
     manifest = Manifest(
-        f.object("versions"),
+        _versions(f),
         f.string("checkpoint"),
         f.object("arguments"),
         f.map("files", _record_from_json),
-        tuple(f.array("notes")),
+        tuple(f.strings("notes")),
     )
     f.refuse_unknown()
     return manifest
+
+
+def _versions(f: Fields) -> dict[str, str]:
+    versions: dict[str, str] = f.object("versions")
+    if not all(isinstance(version, str) for version in versions.values()):
+        raise f.fail("versions", "an object of strings")
+    return versions
 
 
 def _record_from_json(f: Fields) -> FileRecord:
@@ -70,44 +79,53 @@ def _record_from_json(f: Fields) -> FileRecord:
 
 def record_file(folder: Path, relative: str, header_bytes: int | None = None) -> FileRecord:
     """Hash ``folder``/``relative``: all of it, or only its first ``header_bytes`` bytes (a safetensors header)."""
-    path = folder / relative
-    digest = _sha256(path, header_bytes)
-    return FileRecord(relative, path.stat().st_size, digest, "full" if header_bytes is None else "header")
+    with open_inside(folder, relative, None) as file:
+        digest = _sha256(file, header_bytes)
+        return FileRecord(relative, size_of(file), digest, "full" if header_bytes is None else "header")
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
     """Raise ArtifactError naming the first file that is missing, resized or changed since the export."""
     for record in manifest.files:
-        path = folder / record.path
-        if Path(record.path).is_absolute() or ".." in Path(record.path).parts:
-            raise ArtifactError(f"{folder / MANIFEST_FILE}: {record.path!r} leaves the artifact: refused")
-        if not path.is_file():
-            raise ArtifactError(f"{folder}: expected the file {record.path}, found none: export again")
-        try:
-            _check_file(path, record)
-        except OSError as error:
-            raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
+        with open_inside(folder, record.path, None, remedy=_REMEDY) as file:
+            try:
+                _check_file(file, folder / record.path, record)
+            except OSError as error:
+                raise ArtifactError(f"{folder / record.path}: cannot be read: {error.strerror or error}") from error
 
 
-def _check_file(path: Path, record: FileRecord) -> None:
-    size = path.stat().st_size
+def damaged_files(folder: Path, manifest: Manifest) -> tuple[str, ...]:
+    """Files that are missing or have another size than when they were exported, one sentence each; reads none."""
+    damage = []
+    for record in manifest.files:
+        if not has_file(folder, record.path):
+            damage.append(f"{record.path}: missing")
+            continue
+        with open_inside(folder, record.path, None, remedy=_REMEDY) as file:
+            if (size := size_of(file)) != record.nbytes:
+                damage.append(f"{record.path}: expected {record.nbytes} bytes, found {size} ({MANIFEST_FILE})")
+    return tuple(damage)
+
+
+def _check_file(file: BinaryIO, path: Path, record: FileRecord) -> None:
+    size = size_of(file)
     if size != record.nbytes:
-        raise ArtifactError(f"{path}: expected {record.nbytes} bytes, found {size}: export again")
-    header = None if record.scope == "full" else _header_length(path)
-    if _sha256(path, header) != record.sha256:
-        raise ArtifactError(f"{path}: its content changed since the export: export again")
+        raise ArtifactError(f"{path}: expected {record.nbytes} bytes, found {size}: {_REMEDY}")
+    header = None if record.scope == "full" else _header_length(file)
+    if _sha256(file, header) != record.sha256:
+        raise ArtifactError(f"{path}: its content changed since the export: {_REMEDY}")
 
 
-def _header_length(path: Path) -> int:
-    with path.open("rb") as file:
-        return 8 + int.from_bytes(file.read(8), "little")
+def _header_length(file: BinaryIO) -> int:
+    length = 8 + int.from_bytes(file.read(8), "little")
+    file.seek(0)
+    return length
 
 
-def _sha256(path: Path, limit: int | None) -> str:
+def _sha256(file: BinaryIO, limit: int | None) -> str:
     digest = hashlib.sha256()
-    remaining = path.stat().st_size if limit is None else limit
-    with path.open("rb") as file:
-        while remaining > 0 and (chunk := file.read(min(_CHUNK, remaining))):
-            digest.update(chunk)
-            remaining -= len(chunk)
+    remaining = size_of(file) if limit is None else limit
+    while remaining > 0 and (chunk := file.read(min(_CHUNK, remaining))):
+        digest.update(chunk)
+        remaining -= len(chunk)
     return digest.hexdigest()

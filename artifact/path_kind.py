@@ -98,7 +98,6 @@ def _artifact_around(path: Path) -> Path | None:
 
 def _json_or_empty(path: Path) -> dict[str, Any]:
     try:
-        # Opening a pipe or a device would wait for ever.
-        return load_json_object(path) if path.is_file() else {}
+        return load_json_object(path)
     except HybridgeError:
         return {}

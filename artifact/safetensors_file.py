@@ -5,6 +5,7 @@ Format: 8 bytes little-endian header length, a JSON header {name: {dtype, shape,
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import struct
@@ -18,9 +19,11 @@ import numpy as np
 
 from artifact.dtypes import DType
 from artifact.errors import CheckpointError, UnsupportedError
+from artifact.limits import SAFETENSORS_HEADER_BYTES, TENSOR_AXES
+from artifact.mapped_file import map_inside
+from artifact.untrusted_file import open_inside, size_of
 
-# The reference implementation refuses larger headers.
-MAX_HEADER_BYTES = 100_000_000
+_REMEDY = "fetch it again"
 
 
 @dataclass(frozen=True)
@@ -36,31 +39,37 @@ class TensorSlot:
 
     def map(self) -> np.ndarray:
         """The tensor as a read-only memory map of shape ``shape``; nothing is read until it is used."""
-        if self.nbytes == 0:
-            return np.empty(self.shape, self.dtype.numpy)
-        raw = np.memmap(self.path, np.uint8, "r", self.offset, (self.nbytes,))
+        raw = map_inside(self.path.parent, self.path.name, self.offset, self.nbytes, error=CheckpointError)
         return raw.view(self.dtype.numpy).reshape(self.shape)
 
 
 @dataclass(frozen=True)
 class SafetensorsFile:
-    """The validated header of one file: ``data_start`` is the byte where the data section begins."""
+    """The validated header of one file: ``data_start`` is the byte where the data section begins.
+
+    header_sha256: of all bytes before that, by which a file that another one has replaced is told.
+    """
 
     path: Path
     tensors: Mapping[str, TensorSlot]
     metadata: Mapping[str, str]
     data_start: int
     nbytes: int
+    header_sha256: str
 
 
-def read_safetensors(path: Path) -> SafetensorsFile:
-    """Read and validate the header of ``path``; CheckpointError if it is truncated, corrupt or contradicts its size."""
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+def read_safetensors(path: Path, folder: Path | None = None) -> SafetensorsFile:
+    """Read and validate the header of ``path``, a file of the untrusted ``folder`` (default: the one that it lies in).
+
+    CheckpointError: it is missing, leaves the folder, is truncated, corrupt or contradicts its size.
+    """
+    folder = folder or path.parent
+    with open_inside(folder, path.relative_to(folder), None, CheckpointError, _REMEDY) as file:
+        size = size_of(file)
+        try:
             raw, data_start = _header_bytes(file.read(8), file, path, size)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}: {_REMEDY}") from error
     try:
         header = json.loads(raw, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -72,14 +81,15 @@ def read_safetensors(path: Path) -> SafetensorsFile:
         raise CheckpointError(f"{path}: __metadata__ is not an object of strings: fetch the file again")
     tensors = {name: _slot(name, entry, path, data_start, size) for name, entry in header.items()}
     _check_layout(tensors, path, data_start, size)
-    return SafetensorsFile(path, MappingProxyType(tensors), MappingProxyType(metadata), data_start, size)
+    digest = hashlib.sha256(struct.pack("<Q", len(raw)) + raw).hexdigest()
+    return SafetensorsFile(path, MappingProxyType(tensors), MappingProxyType(metadata), data_start, size, digest)
 
 
 def _header_bytes(prefix: bytes, file: BinaryIO, path: Path, size: int) -> tuple[bytes, int]:
     if len(prefix) < 8:
         raise CheckpointError(f"{path}: expected a safetensors file, found only {size} bytes: fetch it again")
     (length,) = struct.unpack("<Q", prefix)
-    if length > min(MAX_HEADER_BYTES, size - 8):
+    if length > min(SAFETENSORS_HEADER_BYTES, size - 8):
         raise CheckpointError(
             f"{path}: the header claims {length} bytes, the file has {size}: truncated or not safetensors"
         )
@@ -95,6 +105,10 @@ def _slot(name: str, entry: object, path: Path, data_start: int, size: int) -> T
         raise UnsupportedError(f"{path}: tensor {name}: {error}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: tensor {name} has a malformed header entry: fetch the file again") from error
+    if len(shape) > TENSOR_AXES:
+        raise CheckpointError(
+            f"{path}: tensor {name}: expected at most {TENSOR_AXES} axes, found {len(shape)}: {_REMEDY}"
+        )
     nbytes = math.prod(shape) * dtype.itemsize
     if end - begin != nbytes:
         raise CheckpointError(

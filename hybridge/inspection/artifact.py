@@ -12,8 +12,8 @@ from artifact.bindings import Binding
 from artifact.config import MTP_CONFIG_FILE, read_config
 from artifact.dtypes import DType
 from artifact.engine_record import ENGINE_FILE
-from artifact.errors import ArtifactError
-from artifact.manifest import MANIFEST_FILE, read_manifest
+from artifact.manifest import damaged_files, read_manifest
+from artifact.path_kind import MODEL_FILE
 from hybridge.inspection.summaries import (
     LayerSummary,
     StateSummary,
@@ -27,8 +27,6 @@ from hybridge.inspection.summaries import (
 
 if TYPE_CHECKING:
     import onnx
-
-MODEL_FILE = "model.onnx"
 
 
 @dataclass(frozen=True)
@@ -74,9 +72,11 @@ class ArtifactInspection:
 
 def inspect_artifact(folder: Path) -> ArtifactInspection:
     """Inspect ``folder``; ArtifactError when its contract or its graph cannot be read."""
+    from artifact.onnx_file import read_onnx
+
     config = read_config(folder)
     manifest = read_manifest(folder)
-    model = _read_model(folder)
+    model = read_onnx(folder, MODEL_FILE).model
     weights = _weights(model)
     states = state_summaries(config)
     return ArtifactInspection(
@@ -103,7 +103,7 @@ def inspect_artifact(folder: Path) -> ArtifactInspection:
         engines=_engines(folder),
         checkpoint=manifest.checkpoint,
         versions=manifest.versions,
-        damage=tuple(_damage(folder)),
+        damage=damaged_files(folder, manifest),
         notes=manifest.notes,
     )
 
@@ -112,19 +112,6 @@ def _mtp_layers(folder: Path) -> tuple[str, ...] | None:
     if not (folder / MTP_CONFIG_FILE).exists():
         return None
     return read_config(folder, MTP_CONFIG_FILE).layer_types
-
-
-def _read_model(folder: Path) -> onnx.ModelProto:
-    import onnx
-    from google.protobuf.message import DecodeError
-
-    path = folder / MODEL_FILE
-    try:
-        return onnx.load(path, load_external_data=False)
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}: export again") from error
-    except DecodeError as error:
-        raise ArtifactError(f"{path}: is not an ONNX file: export again") from error
 
 
 def _weights(model: onnx.ModelProto) -> list[Weight]:
@@ -149,15 +136,3 @@ def _domain(domain: str) -> str:
 
 def _engines(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(p.parent.relative_to(folder).as_posix() for p in folder.glob(f"engines/*/{ENGINE_FILE}")))
-
-
-def _damage(folder: Path) -> list[str]:
-    damage = []
-    for record in read_manifest(folder).files:
-        path = folder / record.path
-        size = path.stat().st_size if path.is_file() else None
-        if size is None:
-            damage.append(f"{record.path}: missing")
-        elif size != record.nbytes:
-            damage.append(f"{record.path}: expected {record.nbytes} bytes, found {size} ({MANIFEST_FILE})")
-    return damage

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from artifact.errors import ArtifactError, CheckpointError
-from artifact.json_fields import Fields, float_from_json, load_json_object
+from artifact.json_fields import Fields, float_from_json, load_given_json_object, load_json_object
+from artifact.limits import JSON_BYTES, JSON_DEPTH
 
 DATA = {"i": 3, "f": 2.5, "b": True, "s": "x", "a": [1, "y"], "o": {"k": 1}, "null": None, "objects": [{"k": 1}]}
 
@@ -137,8 +138,38 @@ def test_bad_files(tmp_path: Path, content: bytes, words: str) -> None:
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="expected the file"):
         load_json_object(tmp_path / "x.json")
-    with pytest.raises(ArtifactError, match="cannot be read"):
+    with pytest.raises(ArtifactError, match="found a folder"):
         load_json_object(tmp_path)
+
+
+def test_files_that_would_take_all_memory_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text("{}")
+    os.truncate(path, JSON_BYTES + 1)
+    for load in (load_json_object, load_given_json_object):
+        with pytest.raises(ArtifactError, match=f"expected at most {JSON_BYTES} bytes"):
+            load(path, ArtifactError)
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"b":', "}")])
+def test_nested_too_deeply(tmp_path: Path, opening: str, closing: str) -> None:
+    def nested(levels: int) -> str:
+        return '{"a":' + opening * (levels - 1) + ("1" if closing == "}" else "") + closing * (levels - 1) + "}"
+
+    (tmp_path / "x.json").write_text(nested(JSON_DEPTH))
+    load_json_object(tmp_path / "x.json")
+    (tmp_path / "x.json").write_text(nested(JSON_DEPTH + 1))
+    with pytest.raises(ArtifactError, match=r"x\.json: expected at most 64 levels"):
+        load_json_object(tmp_path / "x.json")
+
+
+def test_only_a_file_that_the_user_names_may_be_a_link_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "real.json").write_text('{"a": 1}')
+    (tmp_path / "folder" / "x.json").symlink_to(tmp_path / "real.json")
+    assert load_given_json_object(tmp_path / "folder" / "x.json", ArtifactError) == {"a": 1}
+    with pytest.raises(ArtifactError, match="found a link that leaves it"):
+        load_json_object(tmp_path / "folder" / "x.json")
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root reads every file")

@@ -144,6 +144,16 @@ def test_errors_are_typed(folder: Path, name: str, words: str) -> None:
         open_given(folder / name, 9, RequestError, "remedy")
 
 
+def test_a_file_without_permission(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", fail)
+    for read in (lambda: read_inside(folder, "file", 9), lambda: read_given(folder / "file", 9)):
+        with pytest.raises(ArtifactError, match="file: cannot be read: Permission denied"):
+            read()
+
+
 def test_loops_of_links_are_refused(folder: Path) -> None:
     (folder / "loop").symlink_to("loop")
     for read in (lambda: read_inside(folder, "loop", 9), lambda: read_given(folder / "loop", 9)):

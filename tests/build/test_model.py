@@ -25,9 +25,13 @@ def weight(model: onnx.ModelProto, name: str) -> TensorProto:
     return next(tensor for tensor in model.graph.initializer if tensor.name == name)
 
 
-def location(model: onnx.ModelProto, value: str) -> None:
-    entry = next(item for item in weight(model, "head").external_data if item.key == "location")
-    entry.value = value
+def external(key: str, value: str) -> Edit:
+    """Changes where the file says that the weight "head" lies."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        next(item for item in weight(model, "head").external_data if item.key == key).value = value
+
+    return edit
 
 
 def parsed(folder: Path, max_seq_len: int = 33, edit: Edit = lambda model: None) -> onnx.ModelProto:
@@ -91,20 +95,29 @@ def rename_logits(model: onnx.ModelProto) -> None:
     model.graph.node[-1].output[0] = "logits2"
 
 
-def grow_weight(model: onnx.ModelProto) -> None:
-    next(item for item in weight(model, "head").external_data if item.key == "length").value = "999999"
-
-
 @pytest.mark.parametrize(
     ("edit", "error", "words"),
     [
         (half_A, ArtifactError, r"input A of layers\.1\.ssm in float32, found float16"),
         (drop_functions, EngineError, "a function for trt_edgellm::causal_conv1d"),
         (rename_logits, ArtifactError, "another output logits"),
-        (grow_weight, ArtifactError, "bytes for head, found"),
-        (lambda model: location(model, "../outside.safetensors"), ArtifactError, "weight head inside .* refused"),
-        (lambda model: location(model, "/etc/passwd"), ArtifactError, "weight head inside .* refused"),
-        (lambda model: location(model, "weights/absent.safetensors"), ArtifactError, "weights/absent.* found none"),
+        (external("length", "999999"), ArtifactError, "expected length 528 for"),
+        (external("offset", "999999"), ArtifactError, "bytes for head, found"),
+        (
+            external("location", "../outside.safetensors"),
+            ArtifactError,
+            "weight .head.: expected a file inside",
+        ),
+        (
+            external("location", "/etc/passwd"),
+            ArtifactError,
+            "weight .head.: expected a file inside",
+        ),
+        (
+            external("location", "weights/absent.safetensors"),
+            ArtifactError,
+            "weights/absent.* found none",
+        ),
     ],
 )
 def test_damaged_model_is_refused(tmp_path: Path, edit: Edit, error: type[Exception], words: str) -> None:
@@ -120,7 +133,7 @@ def test_missing_input_is_refused(tmp_path: Path) -> None:
         parser_model(artifact, replace(config, bindings=bindings), 33)
 
 
-@pytest.mark.parametrize(("content", "words"), [(b"\xff\xff\xff", "is not an ONNX model"), (None, "found none")])
+@pytest.mark.parametrize(("content", "words"), [(b"\xff\xff\xff", "expected an ONNX model"), (None, "found none")])
 def test_unreadable_model_is_refused(tmp_path: Path, content: bytes | None, words: str) -> None:
     artifact = write_tiny_artifact(tmp_path / "artifact")
     (artifact / "model.onnx").unlink()

@@ -6,16 +6,17 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError
 
 from artifact.bindings import BLOCK_SIZE, MAX_SEQ, Binding
 from artifact.config import RuntimeConfig
 from artifact.dtypes import DType
 from artifact.errors import ArtifactError, EngineError, UnsupportedError
 from artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3
+from artifact.onnx_file import check_stored_weights, read_onnx
+from artifact.path_kind import MODEL_FILE
 from trt_plugins.build.attention import STANDARD_DOMAINS, support_attention
 from trt_plugins.build.options import REPLAY, SNAPSHOT
 from trt_plugins.build.plugin_choice import PluginChoice
@@ -28,7 +29,6 @@ from trt_plugins.rewrites.held_states import held_states
 from trt_plugins.spec import AttributeValue
 from trt_plugins.value_types import domain_version, node_attributes, operator_nodes, value_types
 
-MODEL_FILE = "model.onnx"
 # The attribute by which the parser finds the version of a plugin; 1 without it.
 _PLUGIN_VERSION = "plugin_version"
 
@@ -70,9 +70,9 @@ def parser_model(
     EngineError: an operator has no body that native layers could run, or keys and values are e4m3 and no plugins run.
     UnsupportedError: no operator has states to hold, or no plugin. What ``choose`` raises.
     """
-    path = artifact / MODEL_FILE
-    model, digest = _load(path)
-    check_weights(artifact, model)
+    file = read_onnx(artifact, MODEL_FILE)
+    model, digest = file.model, hashlib.sha256(file.raw).hexdigest()
+    check_stored_weights(artifact, model, MODEL_FILE)
     check_interface(model, config)
     check_bodies(model)
     fix_axes(model, {MAX_SEQ: max_seq_len, BLOCK_SIZE: PAGED_BLOCK_SIZE})
@@ -171,31 +171,6 @@ def float32_values(model: onnx.ModelProto) -> tuple[str, ...]:
     return tuple(names)
 
 
-def check_weights(artifact: Path, model: onnx.ModelProto) -> None:
-    """ArtifactError unless every external weight lies inside ``artifact`` and its file is long enough."""
-    sizes: dict[str, int] = {}
-    for tensor in model.graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            continue
-        entry = {item.key: item.value for item in tensor.external_data}
-        location = PurePosixPath(entry.get("location", ""))
-        if location.is_absolute() or ".." in location.parts or not location.parts:
-            raise ArtifactError(
-                f"{MODEL_FILE}: expected weight {tensor.name} inside {artifact}, found it at {str(location)!r}: refused"
-            )
-        file = artifact / location
-        if entry["location"] not in sizes:
-            if not file.is_file():
-                raise ArtifactError(f"{artifact}: expected the weights {location}, found none: export again")
-            sizes[entry["location"]] = file.stat().st_size
-        end = int(entry.get("offset", 0)) + int(entry.get("length", 0))
-        if end > sizes[entry["location"]]:
-            raise ArtifactError(
-                f"{file}: expected at least {end} bytes for {tensor.name}, "
-                f"found {sizes[entry['location']]}: export again"
-            )
-
-
 def check_interface(model: onnx.ModelProto, config: RuntimeConfig) -> None:
     """ArtifactError unless the graph's inputs and outputs are those of config.json, in order."""
     for kind, values, bindings in (
@@ -221,20 +196,6 @@ def check_bodies(model: onnx.ModelProto) -> None:
                 f"{MODEL_FILE}: expected a function for {node.domain}::{node.op_type} of node {node.name}, found none: "
                 "export the checkpoint again"
             )
-
-
-def _load(path: Path) -> tuple[onnx.ModelProto, str]:
-    try:
-        raw = path.read_bytes()
-        return onnx.load_model_from_string(raw), hashlib.sha256(raw).hexdigest()
-    except FileNotFoundError as error:
-        raise ArtifactError(
-            f"expected the file {path}, found none: give the folder that hybridge export wrote"
-        ) from error
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except DecodeError as error:
-        raise ArtifactError(f"{path}: is not an ONNX model: export the checkpoint again") from error
 
 
 def _shape(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:

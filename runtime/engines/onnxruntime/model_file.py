@@ -1,4 +1,4 @@
-"""The graph of an artifact."""
+"""The graph of an artifact as this engine rewrites it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,13 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from artifact.errors import ArtifactError
+from artifact.path_kind import MODEL_FILE
+from runtime.engines import artifact_graph
 from runtime.engines.onnxruntime.joined_weights import join_weights
-
-MODEL_FILE = "model.onnx"
 
 
 def read_model(folder: Path, file: str = MODEL_FILE) -> ir.Model:
     """The graph in ``folder``, weights by reference, those in parts joined; ArtifactError when it cannot be read."""
-    path = folder / file
-    try:
-        model = ir.load(path)
-    except Exception as error:  # protobuf and onnx_ir raise several kinds
-        raise ArtifactError(f"{path}: expected an ONNX model ({error}): export the checkpoint again") from error
+    model = artifact_graph.read_model(folder, file)
     join_weights(model)
     return model

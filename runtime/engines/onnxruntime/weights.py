@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from artifact.dtypes import DType
-from artifact.errors import ArtifactError
+from runtime.engines.artifact_graph import mapped_bytes
 from runtime.engines.onnxruntime.joined_weights import joined_weight
 from runtime.engines.onnxruntime.widen_types import widened
 
@@ -30,10 +30,7 @@ class WeightStore:
     """
 
     def __init__(self, model: ir.Model, folder: Path) -> None:
-        """The external initializers of ``model``, an artifact read from ``folder``; each is loaded at its first use.
-
-        ArtifactError, now and for all of them, when a file is missing or too short.
-        """
+        """The external initializers of ``model``, an artifact read from ``folder``; each is loaded at its first use."""
         self._folder = folder
         self._arrays: dict[str, np.ndarray] = {}
         self._values: dict[str, ort.OrtValue] = {}
@@ -44,8 +41,6 @@ class WeightStore:
             for name, value in model.graph.initializers.items()
             if isinstance(value.const_value, ir.ExternalTensor)
         }
-        for tensor in self._stored.values():
-            _checked_span(tensor, folder)
 
     def attach(self, model: ir.Model, options: ort.SessionOptions) -> None:
         """Give a session that is about to be created from ``model`` the weights that the model uses.
@@ -122,33 +117,8 @@ def _load(tensor: ir.ExternalTensor, folder: Path) -> np.ndarray:
 
 def _mapped(tensor: ir.ExternalTensor, folder: Path) -> np.ndarray:
     """The tensor as it lies in its file."""
-    path, dtype = folder / tensor.location, DType.from_onnx(int(tensor.dtype)).numpy
-    offset, nbytes = _checked_span(tensor, folder)
-    try:
-        raw = np.memmap(path, np.uint8, "r", offset, (nbytes,)) if nbytes else np.empty(0, np.uint8)
-    except OSError as error:
-        raise _unreadable(tensor, error) from error
-    return raw.view(dtype).reshape(tuple(tensor.shape.numpy()))
-
-
-def _checked_span(tensor: ir.ExternalTensor, folder: Path) -> tuple[int, int]:
-    """Offset and bytes of the tensor in its file; ArtifactError when the file does not hold them."""
-    offset = tensor.offset or 0
-    nbytes = int(np.prod(tensor.shape.numpy(), dtype=np.int64)) * DType.from_onnx(int(tensor.dtype)).itemsize
-    try:
-        size = (folder / tensor.location).stat().st_size
-    except OSError as error:
-        raise _unreadable(tensor, error) from error
-    if size < offset + nbytes:
-        raise ArtifactError(
-            f"{tensor.location}: expected {offset + nbytes} bytes for {tensor.name}, found {size}: the file is "
-            "truncated, export the checkpoint again"
-        )
-    return offset, nbytes
-
-
-def _unreadable(tensor: ir.ExternalTensor, error: OSError) -> ArtifactError:
-    return ArtifactError(f"{tensor.location}: cannot be read ({error.strerror or error}): export the checkpoint again")
+    dtype = DType.from_onnx(int(tensor.dtype)).numpy
+    return mapped_bytes(tensor, folder).view(dtype).reshape(tuple(tensor.shape.numpy()))
 
 
 def _is_mapped(array: np.ndarray) -> bool:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
-from artifact.errors import ArtifactError, EngineError
+from artifact.errors import EngineError
 
-MODEL_FILE = "model.onnx"
 # Nodes that only this engine knows.
 DOMAIN = "hybridge.torch"
 # The input that such nodes get the step's StepLengths by.
@@ -20,15 +18,6 @@ RESULT = "engine.result"
 # Inputs of steps that hold states (held_inputs.py): the slots that some operators get in place of state_indices, and
 # which tokens are those of held rows.
 KEPT_STATE_INDICES, HELD_TOKENS = "kept_state_indices", "held_tokens"
-
-
-def read_model(folder: Path, file: str = MODEL_FILE) -> ir.Model:
-    """A graph of an artifact, weights by reference; ArtifactError when the file is damaged."""
-    path = folder / file
-    try:
-        return ir.load(path)
-    except Exception as error:  # protobuf and onnx_ir raise several kinds
-        raise ArtifactError(f"{path}: expected an ONNX model ({error}): export the checkpoint again") from error
 
 
 def expose_values(graph: ir.Graph, names: Sequence[str]) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 import onnx_ir as ir
 
 from artifact.config import RuntimeConfig
+from artifact.path_kind import MODEL_FILE
+from runtime.engines.artifact_graph import read_model
 from runtime.engines.graph_check import check_graph
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.fusion import Phase, fuse_graph
 from runtime.engines.torch.fusion.held_slots import operators_of_pools
 from runtime.engines.torch.fusion.linear import let_head_write_its_result
-from runtime.engines.torch.graph import MODEL_FILE, expose_values, read_model
+from runtime.engines.torch.graph import expose_values
 from runtime.engines.torch.program import Program, compile_program
 from runtime.engines.torch.weights import WeightStore
 

@@ -11,6 +11,7 @@ import torch
 
 from artifact.errors import EngineError
 from artifact.names import LOGITS, layer_output
+from artifact.path_kind import MODEL_FILE
 from runtime.engines.held_modes import AUTO, SNAPSHOT, chosen_modes
 from runtime.engines.packed_check import check_packed
 from runtime.engines.paged import PackedInputs, PoolSizes
@@ -18,7 +19,6 @@ from runtime.engines.pooled import PooledEngine
 from runtime.engines.torch.advance_step import AdvanceStep
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.fusion import Phase
-from runtime.engines.torch.graph import MODEL_FILE
 from runtime.engines.torch.held_inputs import HeldInputs
 from runtime.engines.torch.held_states import MOST_HELD, HeldLimits, HeldStates
 from runtime.engines.torch.hidden_states import ShowingProgram, TorchRows

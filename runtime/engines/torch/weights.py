@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import onnx_ir as ir
 import torch
 
 from artifact.dtypes import DType
-from artifact.errors import ArtifactError
+from runtime.engines.artifact_graph import mapped_bytes
 from runtime.engines.torch.tensors import torch_from_dtype
 
 
@@ -71,24 +70,12 @@ class WeightStore:
         return sum({item.data_ptr(): item.nbytes() for item in storages if item.data_ptr() not in mapped}.values())
 
     def _load(self, tensor: ir.ExternalTensor) -> torch.Tensor:
-        path, dtype = self._folder / tensor.location, DType.from_onnx(int(tensor.dtype))
-        shape, offset = tuple(int(n) for n in tensor.shape.numpy()), tensor.offset or 0
-        nbytes = math.prod(shape) * dtype.itemsize
-        try:
-            size = path.stat().st_size
-            if size < offset + nbytes:
-                raise ArtifactError(
-                    f"{tensor.location}: expected {offset + nbytes} bytes for {tensor.name}, found {size}: "
-                    "the file is truncated, export the checkpoint again"
-                )
-            # Mapped copy-on-write, as torch wants memory that it could write to.
-            raw = np.memmap(path, np.uint8, "c", offset, (nbytes,)) if nbytes else np.empty(0, np.uint8)
-        except OSError as error:
-            raise ArtifactError(
-                f"{tensor.location}: cannot be read ({error.strerror or error}): export the checkpoint again"
-            ) from error
-        if offset % dtype.itemsize:
+        # Mapped copy-on-write, as torch wants memory that it could write to.
+        raw = mapped_bytes(tensor, self._folder, copy_on_write=True)
+        dtype = DType.from_onnx(int(tensor.dtype))
+        if (tensor.offset or 0) % dtype.itemsize:
             raw = np.array(raw)
+        shape = tuple(int(n) for n in tensor.shape.numpy())
         return torch.from_numpy(raw).view(torch_from_dtype(dtype)).reshape(shape)
 
 

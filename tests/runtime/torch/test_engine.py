@@ -236,8 +236,14 @@ def test_a_damaged_artifact_is_named(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="truncated"):
         TorchEngine(folder, device="cpu")
     shard.unlink()
-    with pytest.raises(ArtifactError, match="cannot be read"):
+    with pytest.raises(ArtifactError, match="found none"):
         TorchEngine(folder, device="cpu")
+    # What lies outside is not read, also where it would fit.
+    (tmp_path / "outside").write_bytes(content)
+    shard.symlink_to(tmp_path / "outside")
+    with pytest.raises(ArtifactError, match="found a link that leaves it"):
+        TorchEngine(folder, device="cpu")
+    shard.unlink()
     shard.write_bytes(content)
     (folder / "model.onnx").write_bytes(b"not a model")
     with pytest.raises(ArtifactError, match="expected an ONNX model"):

@@ -15,12 +15,13 @@ import torch
 
 from artifact.bindings import BATCH, MAX_SEQ, SEQ
 from artifact.config import RuntimeConfig, read_config
+from runtime.engines.artifact_graph import read_model
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.fusion import Phase, fuse_graph
 from runtime.engines.torch.fusion.attention import fuse_attention
 from runtime.engines.torch.fusion.linear import linears
 from runtime.engines.torch.fusion.projections import merge_projections
-from runtime.engines.torch.graph import LENGTHS, read_model, tidy_graph
+from runtime.engines.torch.graph import LENGTHS, tidy_graph
 from runtime.engines.torch.kernels import KernelRunner
 from runtime.engines.torch.lengths import StepLengths
 from runtime.engines.torch.program import compile_program

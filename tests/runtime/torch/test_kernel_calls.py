@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
 from artifact.dtypes import DType
+from runtime.engines.artifact_graph import read_model
 from runtime.engines.torch.fusion import Phase, fuse_graph
-from runtime.engines.torch.graph import read_model
 from tests.runtime.torch.planned_kernels import PlannedKernels
 from tests.runtime.torch.test_fusion import TOLERANCES, assert_same, run
 from tests.support.artifacts import ArtifactCache, Exported
