@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from runtime.engines.factory import AUTO, EngineOptions
 from runtime.engines.paged import PagedEngine
-from runtime.generation import Generation, Piece, Request
+from runtime.generation import Generation, Request
 from runtime.generation.request import Prompt
 from runtime.model_text import ModelText
 from runtime.prefix_cache.metrics import CacheReport
@@ -24,81 +24,13 @@ from runtime.serving.open import open_loop, open_paged_engine
 from runtime.serving.open_drafter import with_opened_drafter
 from runtime.serving.pinned import PIN_TRIES, PinnedPrefix, PrefixEvictedError, read_prefixes
 from runtime.serving.request import Output, ServingRequest
+from runtime.serving.request_stream import RequestStream
 from runtime.serving.sessions import Session
 from runtime.serving.settings import ServingSettings
-from runtime.serving.worker import ServingWorker
+from runtime.serving.text_queue import TextQueue
+from runtime.serving.worker import ServingWorker, ended_before_the_request
 
 T = TypeVar("T")
-
-
-class RequestStream:
-    """One request under way: an async iterator of its pieces, made by ``AsyncLLM.add``.
-
-    It runs on whether or not anybody reads it, until its end, ``cancel`` or ``aclose``: who may leave early, as a
-    generator or a task may, reads it in ``async with contextlib.aclosing(stream)``.
-    EngineError, from the iterator and from ``result``, when a step failed that the request took part in.
-    """
-
-    def __init__(self, owner: AsyncLLM, answers: int) -> None:
-        self._owner = owner
-        self._left = answers
-        self._outputs: deque[Output] = deque()
-        self._arrived = asyncio.Event()
-        self._cancelled = False
-
-    def __aiter__(self) -> AsyncIterator[Piece]:
-        return self
-
-    async def __anext__(self) -> Piece:
-        while not self._outputs:
-            if not self._left or self._cancelled:
-                raise StopAsyncIteration
-            self._arrived.clear()
-            await self._arrived.wait()
-        output = self._outputs.popleft()
-        if output.error is not None:
-            self._left = 0
-            raise output.error
-        assert output.piece is not None
-        self._left -= output.piece.generation is not None
-        return output.piece
-
-    async def result(self) -> Generation:
-        """Wait for the end; the first answer, with the others of ``n`` as its alternatives.
-
-        A task that is cancelled while it waits here cancels the request. asyncio.CancelledError when the request was
-        cancelled by ``cancel``.
-        """
-        answers: dict[int, Generation] = {}
-        try:
-            async for piece in self:
-                if piece.generation is not None:
-                    answers[piece.choice] = piece.generation
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-        if self._cancelled:
-            raise asyncio.CancelledError("the request was cancelled")
-        ordered = [answers[choice] for choice in sorted(answers)]
-        return replace(ordered[0], alternatives=tuple(ordered[1:]))
-
-    def cancel(self) -> None:
-        """End the request; the iterator ends after the pieces that are there already. Allowed at any time."""
-        if not self._cancelled and self._left:
-            self._cancelled = True
-            self._owner._cancel(self)
-            self._arrived.set()
-
-    async def aclose(self) -> None:
-        """End the request and the iterator, pieces that are there already included. Allowed at any time."""
-        self.cancel()
-        self._cancelled, self._left = True, 0
-        self._outputs.clear()
-
-    def _arrive(self, outputs: Sequence[Output]) -> None:
-        if not self._cancelled:
-            self._outputs.extend(outputs)
-            self._arrived.set()
 
 
 class AsyncLLM:
@@ -140,7 +72,7 @@ class AsyncLLM:
             self._cache = CacheControl(self.loop, folder)
             self._pending: dict[RequestStream, list[Output]] = {}
             self._event_loop: asyncio.AbstractEventLoop | None = None
-            self._worker = ServingWorker(self.loop, self._flush)
+            self._worker, self._texts = ServingWorker(self.loop, self._flush), TextQueue()
             opened.pop_all()
 
     @property
@@ -159,6 +91,8 @@ class AsyncLLM:
     def close(self) -> None:
         """End all requests (with an EngineError) and release the engine; calling it twice is allowed."""
         self._worker.close()
+        self._texts.close()
+        self._text.close()
         if self._drafter is not None:
             self._drafter.close()
         self.engine.close()
@@ -175,9 +109,14 @@ class AsyncLLM:
 
         ``sampling`` and ``max_new_tokens`` as in ``LLM.generate``. ``priority``: lower first, where the settings'
         policy knows priorities. ``namespace``: computed blocks are shared with prompts of the same one only.
-        RequestError, at once, names the prompt or parameter that is wrong, or what the pools could never hold.
+        A text is tokenized beside the event loop, in the order of the calls; what is wrong with it comes out of the
+        stream. RequestError, at once, names the token ids or parameter that is wrong, or what the pools could never
+        hold.
         """
-        return self._add(self._request(prompt, sampling, max_new_tokens, True), priority, namespace)
+        params = _params(sampling, max_new_tokens)
+        if isinstance(prompt, str):
+            return self._add_text(lambda: prompt, True, params, priority, namespace)
+        return self._add(self._request(prompt, params), priority, namespace)
 
     async def generate(
         self,
@@ -200,10 +139,13 @@ class AsyncLLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> RequestStream:
-        """``add`` for a conversation, through the checkpoint's chat template; a text is one message of the user."""
+        """``add`` for a conversation, through the checkpoint's chat template; a text is one message of the user.
+
+        What the template refuses comes out of the stream.
+        """
         given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        text = self.chat_template.render(given, tools, **variables)
-        return self._add(self._request(text, sampling, max_new_tokens, False), priority, namespace)
+        text = self.chat_template.rendering(given, tools, **variables)
+        return self._add_text(text, False, _params(sampling, max_new_tokens), priority, namespace)
 
     async def cache_prefix(
         self, prompt: Prompt | Sequence[Mapping[str, Any]], name: str | None = None, namespace: str = ""
@@ -212,7 +154,9 @@ class AsyncLLM:
 
         As ``LLM.cache_prefix`` for paged artifacts; errors as there.
         """
-        request = self._text.prefix_request(prompt, self.max_seq_len, name)
+        request = await asyncio.wrap_future(
+            self._texts.submit(lambda: self._text.prefix_request(prompt, self.max_seq_len, name))
+        )
         ids, tries = request.prompt_ids, 0
         while True:
             await self._add(request, 0, namespace).result()
@@ -249,27 +193,52 @@ class AsyncLLM:
     async def _between_steps(self, work: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._worker.call(work))
 
-    def _request(
-        self, prompt: Any, sampling: SamplingParams | None, max_new_tokens: int | None, special_tokens: bool
-    ) -> Request:
-        params = sampling or SamplingParams()
-        if max_new_tokens is not None:
-            params = replace(params, max_new_tokens=max_new_tokens)
+    def _request(self, prompt: Any, params: SamplingParams, special_tokens: bool = True) -> Request:
         return self._text.request(prompt, params, self.max_seq_len, "prompt", special_tokens)
 
     def _add(self, request: Request, priority: int, namespace: str) -> RequestStream:
+        """Add what needs no text work: at once, or in its turn behind texts that came before."""
         self._event_loop = asyncio.get_running_loop()
-        stream = RequestStream(self, request.params.n)
-        asked = ServingRequest(request, 0, priority, namespace)
+        stream = RequestStream(request.params.n, self._worker.cancel)
+        asked, started = ServingRequest(request, 0, priority, namespace), time.perf_counter()
+        if self._texts.busy:
+            self._worker.check(asked)
+            self._texts.add(lambda: asked, lambda made: self._admit(stream, made, started))
+        else:
+            self._start(stream, asked, started)
+        return stream
 
+    def _add_text(
+        self, text: Callable[[], str], special_tokens: bool, params: SamplingParams, priority: int, namespace: str
+    ) -> RequestStream:
+        self._event_loop = asyncio.get_running_loop()
+        stream, started = RequestStream(params.n, self._worker.cancel), time.perf_counter()
+
+        def make() -> ServingRequest | None:
+            if stream.cancelled:
+                return None
+            return ServingRequest(self._request(text(), params, special_tokens), 0, priority, namespace)
+
+        self._worker.check_open()
+        self._texts.add(make, lambda made: self._admit(stream, made, started))
+        return stream
+
+    def _admit(self, stream: RequestStream, made: Future[ServingRequest | None], started: float) -> None:
+        """In the event loop, so that no request starts behind its own cancellation."""
+        if stream.cancelled:
+            return
+        try:
+            asked = made.result()
+            if asked is not None:
+                self._start(stream, asked, started)
+        except Exception as error:
+            stream.arrive([Output(-1, error=ended_before_the_request() if self._worker.closed else error)])
+
+    def _start(self, stream: RequestStream, asked: ServingRequest, started: float) -> None:
         def deliver(output: Output) -> None:
             self._pending.setdefault(stream, []).append(output)
 
-        self._worker.add(stream, asked, time.perf_counter(), deliver)
-        return stream
-
-    def _cancel(self, stream: RequestStream) -> None:
-        self._worker.cancel(stream)
+        self._worker.add(stream, asked, started, deliver)
 
     def _flush(self) -> None:
         """In the worker's thread: hand what a step gave to all streams over to the event loop, in one call."""
@@ -279,10 +248,15 @@ class AsyncLLM:
             event_loop.call_soon_threadsafe(_arrive, pending)
 
 
+def _params(sampling: SamplingParams | None, max_new_tokens: int | None) -> SamplingParams:
+    params = sampling or SamplingParams()
+    return params if max_new_tokens is None else replace(params, max_new_tokens=max_new_tokens)
+
+
 def _computed_already() -> None:
     """The request before it has."""
 
 
 def _arrive(pending: Mapping[RequestStream, list[Output]]) -> None:
     for stream, outputs in pending.items():
-        stream._arrive(outputs)
+        stream.arrive(outputs)

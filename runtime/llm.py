@@ -104,6 +104,7 @@ class LLM:
             self._streams.prefixes.clear()
         if self._drafter is not None:
             self._drafter.close()
+        self._text.close()
         self.engine.close()
 
     @overload

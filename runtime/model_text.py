@@ -29,6 +29,12 @@ class ModelText:
             self._generation_config = read_generation_config(folder)
             self.eos_token_ids = self._eos()
 
+    def close(self) -> None:
+        """End the processes in which templates and tokenizers run; calling it twice is allowed."""
+        self.chat_template.close()
+        if self.tokenizer is not None:
+            self.tokenizer.close()
+
     @property
     def folder(self) -> Path:
         """The artifact's."""

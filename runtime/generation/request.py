@@ -11,6 +11,7 @@ import numpy as np
 from artifact.errors import RequestError
 from runtime.sampling import SamplingParams
 from runtime.text import Tokenizer
+from runtime.text.prompt_size import tokens_within
 
 # Used where neither the call nor its sampling parameters say how much to generate.
 DEFAULT_MAX_NEW_TOKENS = 256
@@ -55,7 +56,7 @@ class Request:
         if isinstance(prompt, str):
             if tokenizer is None:
                 raise RequestError(f"{name}: the artifact has no tokenizer.json: pass token ids instead of text")
-            ids = tuple(tokenizer.encode(prompt, add_special_tokens))
+            ids = tuple(tokens_within(tokenizer, prompt, limits.max_seq_len, name, add_special_tokens))
         else:
             ids = _checked_ids(prompt, name, limits)
         if not ids:

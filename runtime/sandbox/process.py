@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import marshal
 import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 import weakref
 from dataclasses import dataclass
 from typing import Any, Final
 
+from artifact.child_python import child_command
 from artifact.errors import ArtifactError, EngineError, RequestError
 from artifact.limits import MIB
 
-_COMMAND = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from runtime.sandbox.worker import main; main()"
+_CODE = "from runtime.sandbox.worker import main; main()"
 # A request that neither computes nor ends (the machine swaps, the child was stopped) is given up after this multiple
 # of its processor time.
 _PATIENCE: Final = 12
@@ -119,11 +118,7 @@ class LimitedProcess:
 
 
 def _start(limits: ProcessLimits) -> subprocess.Popen[bytes]:
-    if not sys.executable:
-        raise EngineError("expected a Python interpreter to start a process with, found none: run it from python")
-    # -I: neither the user's folder nor PYTHON* variables change what is imported; sys.path is handed over instead.
-    paths = json.dumps([os.path.abspath(path) for path in sys.path])
-    command = [sys.executable, "-I", "-S", "-c", _COMMAND, paths, str(limits.memory), str(limits.seconds)]
+    command = child_command(_CODE, str(limits.memory), str(limits.seconds))
     try:
         return subprocess.Popen(
             command,

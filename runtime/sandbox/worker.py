@@ -17,8 +17,8 @@ Job = Callable[..., bytes]
 
 
 def main() -> None:
-    """Serve until standard input ends. Arguments: sys.path, bytes of memory, seconds of each request."""
-    memory, seconds = int(sys.argv[2]), float(sys.argv[3])
+    """Serve until standard input ends. Arguments: bytes of memory, seconds of each request."""
+    memory, seconds = int(sys.argv[1]), float(sys.argv[2])
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     for name, value in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
         resource.setrlimit(name, (value, value))

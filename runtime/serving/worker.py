@@ -35,8 +35,23 @@ class ServingWorker:
 
     def add(self, key: object, asked: ServingRequest, started: float, deliver: Deliver) -> None:
         """Let a request take part, known by ``key`` from now on; RequestError when the pools could never hold it."""
-        self._loop.check(asked)
+        self.check(asked)
         self._send(lambda: self._add(key, asked, started, deliver))
+
+    @property
+    def closed(self) -> bool:
+        """Whether no request can be added any more."""
+        return self._closed
+
+    def check(self, asked: ServingRequest) -> None:
+        """RequestError when the pools could never hold the request, or when closed."""
+        self.check_open()
+        self._loop.check(asked)
+
+    def check_open(self) -> None:
+        """RequestError when closed."""
+        if self._closed:
+            raise _closed()
 
     def cancel(self, key: object) -> None:
         """End the request, whether it waits, runs or has ended."""
@@ -69,7 +84,7 @@ class ServingWorker:
     def _send(self, command: Callable[[], None]) -> None:
         with self._wake:
             if self._closed:
-                raise RequestError("expected an open AsyncLLM, found a closed one: open another")
+                raise _closed()
             self._commands.append(command)
             self._wake.notify()
 
@@ -83,7 +98,7 @@ class ServingWorker:
                 self._closed = True
             for command in self._commands:
                 command()
-            error = EngineError("the serving loop has ended before the request: open another AsyncLLM")
+            error = ended_before_the_request()
             self._give([Output(id_, error=error) for id_ in self._receivers])
 
     def _wait(self) -> bool:
@@ -126,3 +141,12 @@ class ServingWorker:
                 del self._ids[key]
         if outputs:
             self._flush()
+
+
+def ended_before_the_request() -> EngineError:
+    """What a request gets whose serving loop has ended."""
+    return EngineError("the serving loop has ended before the request: open another AsyncLLM")
+
+
+def _closed() -> RequestError:
+    return RequestError("expected an open AsyncLLM, found a closed one: open another")

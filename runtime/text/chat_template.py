@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,17 @@ class ChatTemplate:
         conversation, one that the template refuses, or one that takes it over the limits of time and memory.
         ArtifactError: the template is not valid Jinja. May be called from several threads.
         """
+        return self.rendering(messages, tools, add_generation_prompt, template, **variables)()
+
+    def rendering(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template: str | None = None,
+        **variables: Any,
+    ) -> Callable[[], str]:
+        """``render`` in two parts: checks the conversation and copies it, for the template to run in another thread."""
         source = self._source(template, tools)
         conversation = [_checked_message(message) for message in messages]
         if not conversation:
@@ -83,7 +94,7 @@ class ChatTemplate:
             "tools": None if tools is None else plain_data(list(tools)),
             "add_generation_prompt": add_generation_prompt,
         }
-        return self._rendered(source, values)
+        return lambda: self._rendered(source, values)
 
     def _rendered(self, source: str, values: dict[str, Any]) -> str:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -69,6 +69,11 @@ class Tokenizer:
     def eos_token_id(self) -> int | None:
         """The id of the tokenizer's own EOS token, None when the checkpoint names none."""
         return self._named_id("eos_token")
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token, at least 1."""
+        return max(1, self._backend.longest_token())
 
     @property
     def content(self) -> Mapping[str, object]:

@@ -13,6 +13,7 @@ from runtime.llm import LLM
 from runtime.sampling import SamplingParams
 from runtime.scheduler import Priority
 from runtime.serving.settings import ServingSettings
+from runtime.text import Tokenizer
 from tests.runtime.generation.toy_llm import VOCAB
 from tests.runtime.text.tokenizer_files import byte_level_tokenizer
 from tests.runtime.toy_engine import HYBRID
@@ -122,6 +123,88 @@ def test_bad_requests_are_refused_before_they_wait(tmp_path, engine):
             llm.add([1], SamplingParams(beam_width=9, n=2))
 
     run(tmp_path, engine, work)
+
+
+def test_texts_are_tokenized_beside_the_event_loop_and_in_order(tmp_path, engine, monkeypatch):
+    go, encode, started = threading.Event(), Tokenizer.encode, []
+
+    def encode_when_told(self, text, add_special_tokens=True):
+        assert threading.current_thread() is not threading.main_thread()
+        assert go.wait(30)
+        return encode(self, text, add_special_tokens)
+
+    async def work(llm):
+        add = llm.loop.add
+        monkeypatch.setattr(
+            llm.loop, "add", lambda asked, at: started.append(asked.request.prompt_ids) or add(asked, at)
+        )
+        streams = [llm.add("ab", max_new_tokens=3), llm.add([7], max_new_tokens=3), llm.add("c", max_new_tokens=3)]
+        await asyncio.sleep(0.05)
+        assert not started
+        go.set()
+        answers = [await stream.result() for stream in streams]
+        assert not llm.add([8]).cancelled
+        return [answer.prompt_token_ids for answer in answers]
+
+    monkeypatch.setattr(Tokenizer, "encode", encode_when_told)
+    in_order = run(tmp_path, engine, work)
+    assert started[:3] == in_order and in_order[1] == (7,) and started[3] == (8,)
+
+
+def test_a_text_may_be_cancelled_while_it_is_tokenized(tmp_path, engine, monkeypatch):
+    go, encode = threading.Event(), Tokenizer.encode
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, *rest: go.wait(30) and encode(self, *rest))
+
+    async def work(llm):
+        added, add = [], llm.loop.add
+        monkeypatch.setattr(llm.loop, "add", lambda *rest: added.append(rest) or add(*rest))
+        streams = [llm.add("ab", max_new_tokens=60) for _ in range(3)]
+        streams[0].cancel()
+        await streams[1].aclose()
+        go.set()
+        last = await streams[2].result()
+        assert len(added) == 1
+        with pytest.raises(asyncio.CancelledError):
+            await streams[0].result()
+        return last
+
+    assert run(tmp_path, engine, work).text
+
+
+def test_what_is_wrong_with_a_text_comes_out_of_the_stream(tmp_path, engine):
+    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
+
+    async def work(llm):
+        for stream, message in (
+            (llm.add("a" * 10_000_000), "expected at most .* tokens .max_seq_len., found a text of 10000000"),
+            (llm.add("\ud800"), "valid Unicode"),
+            (llm.chat("hello"), "refuses the conversation: no"),
+        ):
+            with pytest.raises(RequestError, match=message):
+                await stream.result()
+        with pytest.raises(RequestError, match="expected at least one message"):
+            llm.chat([])
+        with pytest.raises(RequestError, match="valid Unicode"):
+            await llm.cache_prefix("\ud800")
+
+    run(tmp_path, engine, work)
+
+
+def test_closing_ends_a_text_that_waits(tmp_path, engine, monkeypatch):
+    encode = Tokenizer.encode
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, *rest: time.sleep(0.1) or encode(self, *rest))
+
+    async def main():
+        llm = AsyncLLM(tmp_path, engine, serving=SETTINGS)
+        streams = [llm.add("ab") for _ in range(3)]
+        llm.close()
+        for stream in streams:
+            with pytest.raises(EngineError, match="has ended before the request"):
+                await stream.result()
+        with pytest.raises(RequestError, match="closed one"):
+            llm.add("ab")
+
+    asyncio.run(main())
 
 
 def test_closing_ends_what_is_under_way(tmp_path, engine, monkeypatch):

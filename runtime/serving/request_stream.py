@@ -1,0 +1,89 @@
+"""What a task holds of a request that AsyncLLM serves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+
+from runtime.generation import Generation, Piece
+from runtime.serving.request import Output
+
+
+class RequestStream:
+    """One request under way: an async iterator of its pieces, made by ``AsyncLLM.add``.
+
+    It runs on whether or not anybody reads it, until its end, ``cancel`` or ``aclose``: who may leave early, as a
+    generator or a task may, reads it in ``async with contextlib.aclosing(stream)``.
+    RequestError, from the iterator and from ``result``, for a text or conversation that is wrong; EngineError when a
+    step failed that the request took part in.
+    """
+
+    def __init__(self, answers: int, cancel: Callable[[RequestStream], None]) -> None:
+        """``cancel`` is told when the request is to end before its end."""
+        self._cancel = cancel
+        self._left = answers
+        self._outputs: deque[Output] = deque()
+        self._arrived = asyncio.Event()
+        self._cancelled = False
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self
+
+    async def __anext__(self) -> Piece:
+        while not self._outputs:
+            if not self._left or self._cancelled:
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        output = self._outputs.popleft()
+        if output.error is not None:
+            self._left = 0
+            raise output.error
+        assert output.piece is not None
+        self._left -= output.piece.generation is not None
+        return output.piece
+
+    async def result(self) -> Generation:
+        """Wait for the end; the first answer, with the others of ``n`` as its alternatives.
+
+        A task that is cancelled while it waits here cancels the request. asyncio.CancelledError when the request was
+        cancelled by ``cancel``.
+        """
+        answers: dict[int, Generation] = {}
+        try:
+            async for piece in self:
+                if piece.generation is not None:
+                    answers[piece.choice] = piece.generation
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        if self._cancelled:
+            raise asyncio.CancelledError("the request was cancelled")
+        ordered = [answers[choice] for choice in sorted(answers)]
+        return replace(ordered[0], alternatives=tuple(ordered[1:]))
+
+    def cancel(self) -> None:
+        """End the request; the iterator ends after the pieces that are there already. Allowed at any time."""
+        if not self._cancelled and self._left:
+            self._cancelled = True
+            self._cancel(self)
+            self._arrived.set()
+
+    async def aclose(self) -> None:
+        """End the request and the iterator, pieces that are there already included. Allowed at any time."""
+        self.cancel()
+        self._cancelled, self._left = True, 0
+        self._outputs.clear()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was cancelled or closed."""
+        return self._cancelled
+
+    def arrive(self, outputs: Sequence[Output]) -> None:
+        """In the event loop: take what the serving loop has made for it."""
+        if not self._cancelled:
+            self._outputs.extend(outputs)
+            self._arrived.set()

@@ -1,0 +1,53 @@
+"""Work on text (chat templates, tokenizing) beside an event loop: in one thread, in the order of the calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import TypeVar
+
+from artifact.errors import RequestError
+
+T = TypeVar("T")
+
+
+class TextQueue:
+    """One thread. ``add`` and ``busy`` are for the event loop's own thread."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hybridge-text")
+        self._waiting = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether the outcome of work that was added is still to be told."""
+        return self._waiting > 0
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Do ``work`` in its turn; RequestError when closed."""
+        try:
+            return self._thread.submit(work)
+        except RuntimeError:
+            raise RequestError("expected an open AsyncLLM, found a closed one: open another") from None
+
+    def add(self, work: Callable[[], T], done: Callable[[Future[T]], None]) -> None:
+        """Do ``work`` in its turn, and tell ``done`` of the outcome in the event loop, in the same order."""
+        event_loop = asyncio.get_running_loop()
+
+        def tell(future: Future[T]) -> None:
+            self._waiting -= 1
+            done(future)
+
+        def ended(future: Future[T]) -> None:
+            with suppress(RuntimeError):  # the event loop has ended
+                event_loop.call_soon_threadsafe(tell, future)
+
+        future = self.submit(work)
+        self._waiting += 1
+        future.add_done_callback(ended)
+
+    def close(self) -> None:
+        """Drop what waits and wait for what runs; calling it twice is allowed."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
