@@ -109,8 +109,9 @@ def check_engine(name: str) -> None:
 
 def _onnxruntime(folder: Path, options: EngineOptions) -> Engine:
     from runtime.engines.onnxruntime import OnnxRuntimeEngine
+    from runtime.engines.onnxruntime.graph_cache import user_graph_cache
 
-    return OnnxRuntimeEngine(folder, threads=options.threads)
+    return OnnxRuntimeEngine(folder, options.threads, user_graph_cache())
 
 
 def _onnxruntime_portable(folder: Path, options: EngineOptions) -> Engine:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from artifact.errors import EngineError
+from artifact.user_cache import user_cache_folder
 from trt_plugins.kernels.compiler import STANDARD, CompiledKernel, compile_kernel, compiler_version
 from trt_plugins.kernels.resource_report import ResourceReport
 from trt_plugins.kernels.source import KernelSource
@@ -77,17 +77,11 @@ def default_folder() -> Path:
     EngineError when none of them is known.
     """
     try:
-        return _user_folder() / "hybridge" / "kernels"
+        return user_cache_folder("kernels")
     except RuntimeError as error:  # a user of a container whom nobody has given a home
         raise EngineError(
             f"expected a home folder for compiled kernels, found none: set XDG_CACHE_HOME to one ({error})"
         ) from error
-
-
-def _user_folder() -> Path:
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def _read(path: Path) -> CompiledKernel | None:

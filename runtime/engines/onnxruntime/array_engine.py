@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-
-import onnx_ir as ir
+from typing import TYPE_CHECKING
 
 from artifact.bindings import Binding
 from artifact.config import RuntimeConfig, read_config
 from artifact.errors import EngineError, RequestError
+from artifact.path_kind import MODEL_FILE
 from runtime.engines.base import Engine, StateSet
-from runtime.engines.graph_check import check_graph
-from runtime.engines.onnxruntime.model_file import MODEL_FILE, read_model
-from runtime.engines.onnxruntime.rewrite import StateLayout
+from runtime.engines.onnxruntime.graph_form import StateLayout
 from runtime.engines.onnxruntime.states import ArrayStateSet, engine_specs
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 class ArrayEngine(Engine):
@@ -57,6 +58,10 @@ class ArrayEngine(Engine):
         return ArrayStateSet(self._specs, self._layouts, batch, max_seq, self.max_seq_len)
 
     def _read_model(self) -> ir.Model:
+        # Imported here: a start whose graphs are cached needs no onnx_ir, which takes most of a second to import.
+        from runtime.engines.graph_check import check_graph
+        from runtime.engines.onnxruntime.model_file import read_model
+
         model = read_model(self._folder)
         check_graph(self._folder / MODEL_FILE, model.graph, self.config.bindings)
         return model

@@ -17,11 +17,10 @@ from artifact.config import KVLayerConfig, RuntimeConfig
 from artifact.names import CONTEXT_LENGTHS, past_key, past_value
 from runtime.engines.onnxruntime.attention_mask import is_causal_mask
 from runtime.engines.onnxruntime.graph_edit import Inserter, add_input, fixed_shape, replace_node
+from runtime.engines.onnxruntime.graph_form import LAST_POSITIONS, LONGEST_CONTEXT
 from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.padding import without_padding
 
-# Graph inputs that the engine adds: per row the last position that is visible, and the largest context of all rows.
-LAST_POSITIONS, LONGEST_CONTEXT = "engine.last_positions", "engine.longest_context"
 _SWAP_HEADS_AND_TIME = [0, 2, 1, 3]
 # The kernel takes head sizes that are multiples of this; others are padded with zeros, in the caches too.
 _HEAD_DIM_MULTIPLE = 8

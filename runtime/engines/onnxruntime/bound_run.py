@@ -10,7 +10,7 @@ import onnxruntime as ort
 
 from artifact.errors import EngineError
 from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
-from runtime.engines.onnxruntime.attention import LAST_POSITIONS, LONGEST_CONTEXT
+from runtime.engines.onnxruntime.graph_form import LAST_POSITIONS, LONGEST_CONTEXT
 from runtime.engines.onnxruntime.row_runs import RowRun
 from runtime.engines.onnxruntime.states import ArrayStateSet
 

@@ -15,11 +15,11 @@ from runtime.engines.base import StateSet, StepInputs
 from runtime.engines.onnxruntime.array_engine import ArrayEngine, own_states
 from runtime.engines.onnxruntime.bound_run import BoundRun, FormSession
 from runtime.engines.onnxruntime.decoder import BoundDecoder
-from runtime.engines.onnxruntime.inner_values import expose_values
-from runtime.engines.onnxruntime.kernels import installed_kernels
-from runtime.engines.onnxruntime.rewrite import GraphForm, RewrittenGraph, rewrite
+from runtime.engines.onnxruntime.graph_cache import GraphCache
+from runtime.engines.onnxruntime.graph_form import GraphForm
 from runtime.engines.onnxruntime.row_runs import RowRun, row_runs
 from runtime.engines.onnxruntime.session import create_session
+from runtime.engines.onnxruntime.session_graph import SessionGraph
 from runtime.engines.onnxruntime.states import ArrayStateSet
 from runtime.engines.onnxruntime.weights import WeightStore
 
@@ -36,14 +36,16 @@ class OnnxRuntimeEngine(ArrayEngine):
 
     name: ClassVar[str] = "onnxruntime"
 
-    def __init__(self, folder: str | Path, threads: int | None = None) -> None:
+    def __init__(self, folder: str | Path, threads: int | None = None, graphs: GraphCache | None = None) -> None:
         """Load the artifact in ``folder``; ``threads`` defaults to the CPUs that this process may use.
 
+        graphs: where rewritten graphs are kept for later starts; None rewrites them each time.
         ArtifactError when the folder is not a complete artifact, EngineError when ONNX Runtime refuses it.
         """
         super().__init__(folder)
         self._threads = threads or available_cpus()
-        self._weights = WeightStore(self._read_model(), self._folder)
+        self._graphs = graphs
+        self._weights = WeightStore(self._folder)
         self._forms: dict[GraphForm, FormSession] = {}
         self._value_forms: dict[tuple[GraphForm, tuple[str, ...]], FormSession] = {}
         self._layouts = self._open(GraphForm.GENERAL).layouts
@@ -147,15 +149,27 @@ class OnnxRuntimeEngine(ArrayEngine):
             self._value_forms[form, values] = self._create(form, values)[0]
         return self._value_forms[form, values]
 
-    def _open(self, form: GraphForm) -> RewrittenGraph:
+    def _open(self, form: GraphForm) -> SessionGraph:
         self._forms[form], graph = self._create(form)
         return graph
 
-    def _create(self, form: GraphForm, values: Sequence[str] = ()) -> tuple[FormSession, RewrittenGraph]:
+    def _create(self, form: GraphForm, values: Sequence[str] = ()) -> tuple[FormSession, SessionGraph]:
+        if self._graphs is None or values:
+            graph = self._rewritten(form, values)
+        else:
+            graph = self._graphs.get(self._folder, form, lambda: self._rewritten(form))
+        repeats = form in (GraphForm.ONE_TOKEN, GraphForm.TOKEN_PER_ROW)
+        session = create_session(graph, self._weights, self._folder, self._threads, plans_memory=repeats)
+        return FormSession(session, graph.inputs, graph.in_place), graph
+
+    def _rewritten(self, form: GraphForm, values: Sequence[str] = ()) -> SessionGraph:
+        from runtime.engines.onnxruntime.inner_values import expose_values
+        from runtime.engines.onnxruntime.kernels import installed_kernels
+        from runtime.engines.onnxruntime.rewrite import rewrite
+
         graph = rewrite(self._read_model(), self.config, form, installed_kernels())
         expose_values(graph.model, values)
-        session = create_session(graph, self._weights, self._folder, self._threads)
-        return FormSession(session, graph.inputs, graph.in_place), graph
+        return graph.serialised()
 
     def _logits(self, rows: int, tokens: int) -> np.ndarray:
         return np.zeros(self.config.result.resolve(**{BATCH: rows, SEQ: tokens}), np.float32)

@@ -7,14 +7,9 @@ which the weight store fills from the parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import numpy as np
 import onnx_ir as ir
-
-from runtime.engines.onnxruntime.widen_types import widened
 
 _META = "engine.joined_weight"
 
@@ -29,26 +24,6 @@ class JoinedWeight:
     parts: tuple[ir.ExternalTensor, ...]
     shape: tuple[int, int, int]
     interleaved: bool = False
-
-    @property
-    def key(self) -> tuple:
-        """Equal for equal bytes."""
-        return (*((p.location, p.offset, p.dtype) for p in self.parts), self.shape, self.interleaved)
-
-    def filled(self, mapped: Callable[[ir.ExternalTensor, Path], np.ndarray], folder: Path) -> np.ndarray:
-        """The array; ``mapped`` gives a part as it is stored. Only one matrix at a time is widened."""
-        _, rows, columns = self.shape
-        stored = [mapped(part, folder) for part in self.parts]
-        matrices = [matrix for part in stored for matrix in part.reshape(-1, part.shape[-2], columns)]
-        whole = np.empty(self.shape, widened(stored[0][:0]).dtype)
-        if not self.interleaved:
-            for place, matrix in zip(whole.reshape(len(matrices), -1, columns), matrices, strict=True):
-                place[:] = matrix
-            return whole
-        halves = [half for matrix in matrices for half in _halves(matrix, rows)]
-        for index, half in enumerate(halves):
-            whole[index // 2, index % 2 :: 2] = half
-        return whole
 
 
 def join_weights(model: ir.Model) -> None:
@@ -108,8 +83,3 @@ def interleaved_weight(graph: ir.Graph, weight: ir.Value) -> ir.Value | None:
 
 def _is_weight(value: ir.Value | None) -> bool:
     return value is not None and value.is_initializer() and isinstance(value.const_value, ir.ExternalTensor)
-
-
-def _halves(matrix: np.ndarray, rows: int) -> list[np.ndarray]:
-    """The halves of a matrix of all ``rows`` of an expert; a matrix of half the rows is one of them."""
-    return [matrix] if len(matrix) * 2 == rows else [matrix[: rows // 2], matrix[rows // 2 :]]

@@ -12,6 +12,7 @@ import numpy as np
 from artifact.errors import EngineError
 from runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT, chosen_modes
 from runtime.engines.onnxruntime.engine import available_cpus
+from runtime.engines.onnxruntime.graph_weights import serialised_model
 from runtime.engines.onnxruntime.held_rows import HeldRows
 from runtime.engines.onnxruntime.kernels import installed_kernels
 from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
@@ -24,8 +25,8 @@ from runtime.engines.onnxruntime.paged_rewrite import PagedGraph, rewrite_paged
 from runtime.engines.onnxruntime.paged_session import PagedSession
 from runtime.engines.onnxruntime.replay_bodies import replays_all
 from runtime.engines.onnxruntime.replay_rows import MOST_REPLAYED
-from runtime.engines.onnxruntime.rewrite import GraphForm, RewrittenGraph
 from runtime.engines.onnxruntime.session import create_session
+from runtime.engines.onnxruntime.session_graph import SessionGraph
 from runtime.engines.onnxruntime.weights import WeightStore
 from runtime.engines.packed_check import check_packed
 from runtime.engines.paged import PackedInputs, PoolSizes
@@ -72,7 +73,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         super().__init__(folder)
         self._threads = threads or available_cpus()
         model = self._read_model()
-        self._weights = WeightStore(model, self._folder)
+        self._weights = WeightStore(self._folder)
         self._kv_shapes = tuple(
             dict.fromkeys(KvShape(layer.num_kv_heads, layer.sliding_window or 0) for layer in self.config.kv_layers)
         )
@@ -242,9 +243,9 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             self._shown,
             self._kept_operators,
         )
+        serialised = SessionGraph(*serialised_model(graph.model), graph.inputs, graph.in_place, {})
         # Steps of every size: a plan of memory for each would never be used again.
-        general = RewrittenGraph(graph.model, GraphForm.GENERAL, graph.inputs, graph.in_place, {})
-        session = create_session(general, self._weights, self._folder, self._threads, packs)
+        session = create_session(serialised, self._weights, self._folder, self._threads, packs)
         self._sessions[key] = PagedSession(session, graph, self._replaced_by)
         return graph
 

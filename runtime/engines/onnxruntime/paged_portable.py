@@ -19,7 +19,7 @@ from runtime.engines.candidates import with_candidates
 from runtime.engines.onnxruntime.inner_values import expose_values
 from runtime.engines.onnxruntime.kernels import installed_kernels
 from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
-from runtime.engines.onnxruntime.rewrite import GraphForm, RewrittenGraph, widen_only
+from runtime.engines.onnxruntime.rewrite import RewrittenGraph, widen_only
 from runtime.engines.onnxruntime.session import create_session
 from runtime.engines.onnxruntime.weights import WeightStore
 from runtime.engines.packed_check import check_packed
@@ -35,7 +35,7 @@ class PortablePagedEngine(PagedArrayEngine):
         """Load the artifact in ``folder``; EngineError when the installed ONNX Runtime lacks its operators."""
         super().__init__(folder)
         self._threads = threads or 1
-        self._weights = WeightStore(self._read_model(), self._folder)
+        self._weights = WeightStore(self._folder)
         self._values: tuple[str, ...] = ()
         self._session = self._open(())
 
@@ -72,5 +72,5 @@ class PortablePagedEngine(PagedArrayEngine):
         model = widen_only(self._read_model(), installed_kernels())
         expose_values(model, values)
         inputs = frozenset(str(value.name) for value in model.graph.inputs)
-        graph = RewrittenGraph(model, GraphForm.GENERAL, inputs, frozenset(), {})
-        return create_session(graph, self._weights, self._folder, self._threads)
+        graph = RewrittenGraph(model, inputs, frozenset(), {})
+        return create_session(graph.serialised(), self._weights, self._folder, self._threads)

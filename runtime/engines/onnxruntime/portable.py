@@ -15,9 +15,10 @@ import numpy as np
 from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
 from runtime.engines.base import StateSet, StepInputs
 from runtime.engines.onnxruntime.array_engine import ArrayEngine, own_states
+from runtime.engines.onnxruntime.graph_form import natural_layouts
 from runtime.engines.onnxruntime.inner_values import expose_values
 from runtime.engines.onnxruntime.kernels import installed_kernels
-from runtime.engines.onnxruntime.rewrite import GraphForm, RewrittenGraph, natural_layouts, widen_only
+from runtime.engines.onnxruntime.rewrite import RewrittenGraph, widen_only
 from runtime.engines.onnxruntime.session import create_session
 from runtime.engines.onnxruntime.weights import WeightStore
 
@@ -31,7 +32,7 @@ class PortableEngine(ArrayEngine):
         """Load the artifact in ``folder``; EngineError when the installed ONNX Runtime lacks its operators."""
         super().__init__(folder)
         self._threads = threads or 1
-        self._weights = WeightStore(self._read_model(), self._folder)
+        self._weights = WeightStore(self._folder)
         self._layouts = natural_layouts(self._specs)
         self._values: tuple[str, ...] = ()
         self._session = self._open(())
@@ -65,7 +66,7 @@ class PortableEngine(ArrayEngine):
         expose_values(model, values)
         inputs = frozenset(str(value.name) for value in model.graph.inputs)
         return create_session(
-            RewrittenGraph(model, GraphForm.GENERAL, inputs, frozenset(), self._layouts),
+            RewrittenGraph(model, inputs, frozenset(), self._layouts).serialised(),
             self._weights,
             self._folder,
             self._threads,

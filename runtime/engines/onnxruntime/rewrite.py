@@ -4,35 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from types import MappingProxyType
 
 import onnx_ir as ir
 
-from artifact.bindings import BATCH, SEQ, Binding
+from artifact.bindings import BATCH, SEQ
 from artifact.config import RuntimeConfig
 from runtime.engines.onnxruntime.attention import use_group_query_attention
 from runtime.engines.onnxruntime.columns import put_weights_left
 from runtime.engines.onnxruntime.fixed_axes import fix_axes
 from runtime.engines.onnxruntime.graph_edit import fixed_shape, remove_dead_code, state_pairs
+from runtime.engines.onnxruntime.graph_form import GraphForm, StateLayout
+from runtime.engines.onnxruntime.graph_weights import serialised_model
 from runtime.engines.onnxruntime.in_place import updates_in_place
 from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.linear import use_stored_weights
 from runtime.engines.onnxruntime.op_bodies import use_op_bodies
 from runtime.engines.onnxruntime.opset import lower_opset
 from runtime.engines.onnxruntime.reshapes import join_reshapes
+from runtime.engines.onnxruntime.session_graph import SessionGraph
 from runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
 from runtime.engines.onnxruntime.widen_types import widen_types
-
-
-class GraphForm(Enum):
-    """The shapes that a session is specialised for."""
-
-    ONE_TOKEN = "one token of one row"
-    TOKEN_PER_ROW = "one token of each row"
-    GENERAL = "equally many tokens of each row"
-    PADDED = "rows of unequal length, right-padded"
-
 
 _FIXED_AXES: Mapping[GraphForm, Mapping[str, int]] = MappingProxyType(
     {
@@ -45,14 +37,6 @@ _FIXED_AXES: Mapping[GraphForm, Mapping[str, int]] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class StateLayout:
-    """How a session holds a state: its last two axes swapped or not, its last axis as long as ``width``."""
-
-    transposed: bool
-    width: int
-
-
-@dataclass(frozen=True)
 class RewrittenGraph:
     """A model ready for a session.
 
@@ -61,10 +45,14 @@ class RewrittenGraph:
     """
 
     model: ir.Model
-    form: GraphForm
     inputs: frozenset[str]
     in_place: frozenset[str]
     layouts: Mapping[str, StateLayout]
+
+    def serialised(self) -> SessionGraph:
+        """The graph as sessions are made of it; its model is changed."""
+        model, weights = serialised_model(self.model)
+        return SessionGraph(model, weights, self.inputs, self.in_place, self.layouts)
 
 
 def rewrite(model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Kernels) -> RewrittenGraph:
@@ -87,7 +75,6 @@ def rewrite(model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Ke
     pairs = state_pairs(model, replaced_by)
     return RewrittenGraph(
         model,
-        form,
         frozenset(str(value.name) for value in model.graph.inputs),
         frozenset(str(past.name) for past, present in pairs if updates_in_place(past, present)),
         {str(past.name): _layout(past) for past, _ in pairs},
@@ -105,11 +92,6 @@ def widen_only(model: ir.Model, kernels: Kernels) -> ir.Model:
     remove_dead_code(model)
     lower_opset(model, kernels)
     return model
-
-
-def natural_layouts(specs: tuple[Binding, ...]) -> dict[str, StateLayout]:
-    """Every state as the artifact declares it."""
-    return {spec.name: StateLayout(False, int(spec.shape[-1])) for spec in specs}
 
 
 def _layout(past: ir.Value) -> StateLayout:

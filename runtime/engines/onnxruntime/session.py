@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnx_ir as ir
 import onnxruntime as ort
 
 from artifact.errors import EngineError
-from runtime.engines.onnxruntime.rewrite import GraphForm, RewrittenGraph
+from runtime.engines.onnxruntime.session_graph import SessionGraph
 from runtime.engines.onnxruntime.weights import WeightStore
 
 
@@ -26,21 +25,25 @@ def threaded_options(threads: int) -> ort.SessionOptions:
 
 
 def create_session(
-    graph: RewrittenGraph, weights: WeightStore, folder: Path, threads: int, packs: bool = False
+    graph: SessionGraph,
+    weights: WeightStore,
+    folder: Path,
+    threads: int,
+    packs: bool = False,
+    plans_memory: bool = False,
 ) -> ort.InferenceSession:
     """A CPU session of ``graph`` with ``threads`` threads; EngineError when ONNX Runtime refuses the graph.
 
     packs: let the session copy every weight into the order in which products with a few rows read it. The weights as
     they lie are as fast for one token, and for so many that packing them in each product is nothing.
+    plans_memory: pays for shapes that repeat; for prompts of every length it would hold one block each.
     """
     options = threaded_options(threads)
-    # A plan of memory pays for shapes that repeat; for prompts of every length it would hold one block each.
-    options.enable_mem_pattern = graph.form not in (GraphForm.GENERAL, GraphForm.PADDED)
+    options.enable_mem_pattern = plans_memory
     options.add_session_config_entry("session.disable_prepacking", "0" if packs else "1")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", f"{folder}/")
-    weights.attach(graph.model, options)
-    proto = ir.to_proto(graph.model)
+    weights.attach(graph.weights, options)
     try:
-        return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(graph.model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime has no common base class of its own
         raise EngineError(f"{folder}: ONNX Runtime {ort.__version__} cannot run this artifact: {error}") from error

@@ -13,7 +13,7 @@ from artifact.bindings import BATCH, MAX_SEQ, Binding
 from artifact.dtypes import DType
 from artifact.errors import EngineError, RequestError
 from runtime.engines.base import StateBuffer, StateSet
-from runtime.engines.onnxruntime.rewrite import StateLayout
+from runtime.engines.onnxruntime.graph_form import StateLayout
 
 # KV caches start with room for this many positions and at least double when they grow.
 SMALLEST_CACHE = 256

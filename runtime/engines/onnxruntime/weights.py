@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import mmap
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
-import onnx_ir as ir
 import onnxruntime as ort
 
-from artifact.dtypes import DType
-from runtime.engines.artifact_graph import mapped_bytes
-from runtime.engines.onnxruntime.joined_weights import joined_weight
-from runtime.engines.onnxruntime.widen_types import widened
+from artifact.mapped_file import map_inside
+from runtime.engines.onnxruntime.session_graph import GraphWeight, StoredTensor
 
-# By number of axes: operators, and which input, that read a weight where it lies.
-_READERS = {
-    2: {("Gather", 0), ("FusedMatMul", 0), ("FusedMatMul", 1), ("Gemm", 1), ("MatMul", 1)},
-    3: {("MoE", 2), ("MoE", 4), ("routed_experts", 3), ("routed_experts", 4)},
-}
+_NARROW_NUMPY = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+def widened(array: np.ndarray) -> np.ndarray:
+    """``array`` as float32 if it is float16 or bfloat16, else itself."""
+    return array.astype(np.float32) if array.dtype in _NARROW_NUMPY else array
 
 
 class WeightStore:
@@ -29,60 +29,29 @@ class WeightStore:
     may drop and reload its pages. A float16 or bfloat16 weight is widened once into memory of the store.
     """
 
-    def __init__(self, model: ir.Model, folder: Path) -> None:
-        """The external initializers of ``model``, an artifact read from ``folder``; each is loaded at its first use."""
+    def __init__(self, folder: Path) -> None:
+        """For graphs of the artifact in ``folder``; each weight is loaded at its first use."""
         self._folder = folder
         self._arrays: dict[str, np.ndarray] = {}
         self._values: dict[str, ort.OrtValue] = {}
-        self._files: dict[str, str] = {}
         self._loaded: dict[tuple, np.ndarray] = {}  # tied weights may be two initializers over the same bytes
-        self._stored = {
-            name: value.const_value
-            for name, value in model.graph.initializers.items()
-            if isinstance(value.const_value, ir.ExternalTensor)
-        }
 
-    def attach(self, model: ir.Model, options: ort.SessionOptions) -> None:
-        """Give a session that is about to be created from ``model`` the weights that the model uses.
+    def attach(self, weights: Iterable[GraphWeight], options: ort.SessionOptions) -> None:
+        """Give a session that is about to be created the ``weights`` of its model.
 
-        Matrices that are only multiplied with or looked up in are shared. Everything else (norms, biases,
-        convolutions: small) goes into the model itself, because ONNX Runtime's constant folding would read a
-        shared weight from the file, in the file's type.
+        Those that are shared stay where they are. Everything else (norms, biases, convolutions: small) is copied into
+        the model, because ONNX Runtime's constant folding would read a shared weight from the file, in the file's type.
+        ArtifactError when a file is missing, too short or outside of the artifact.
         """
-        for name, value in model.graph.initializers.items():
-            array = self._array(name, value)
-            if array is None:
-                continue
-            if not _is_streamed(value):
-                value.const_value = ir.tensor(np.ascontiguousarray(array), name=name)
-                continue
-            value.const_value = self._reference(name, array)
-            if name not in self._values:
-                self._values[name] = ort.OrtValue.ortvalue_from_numpy(array)
-            options.add_initializer(name, self._values[name])
-
-    def _array(self, name: str, value: ir.Value) -> np.ndarray | None:
-        """The weight that initializer ``name`` is; None for one of the graph's own."""
-        joined, tensor = joined_weight(value), self._stored.get(name)
-        if name in self._arrays:
-            return self._arrays[name]
-        if joined is not None:
-            key, file = joined.key, joined.parts[0].location
-            load = partial(joined.filled, _mapped, self._folder)
-        elif tensor is not None:
-            key, file = (tensor.location, tensor.offset, tensor.dtype, tuple(tensor.shape)), tensor.location
-            load = partial(_load, tensor, self._folder)
-        else:
-            return None
-        if key not in self._loaded:
-            self._loaded[key] = load()
-        self._arrays[name], self._files[name] = self._loaded[key], str(file)
-        return self._arrays[name]
-
-    def _reference(self, name: str, array: np.ndarray) -> ir.ExternalTensor:
-        """What ONNX Runtime lets be overridden: a reference to the weight's file."""
-        dtype, shape = ir.DataType.from_numpy(array.dtype), ir.Shape(array.shape)
-        return ir.ExternalTensor(self._files[name], None, None, dtype, shape=shape, name=name)
+        weights = tuple(weights)
+        for weight in weights:
+            if weight.name not in self._values:
+                self._values[weight.name] = ort.OrtValue.ortvalue_from_numpy(self._array(weight))
+            if weight.shared:
+                options.add_initializer(weight.name, self._values[weight.name])
+        copied = [weight.name for weight in weights if not weight.shared]
+        if copied:
+            options.add_external_initializers(copied, [self._values[name] for name in copied])
 
     @property
     def mapped_bytes(self) -> int:
@@ -99,26 +68,47 @@ class WeightStore:
         """Bytes of all weights that sessions use so far."""
         return self.mapped_bytes + self.copied_bytes
 
+    def _array(self, weight: GraphWeight) -> np.ndarray:
+        key = weight.parts, weight.joined, weight.interleaved
+        if key not in self._loaded:
+            self._loaded[key] = _filled(weight, self._folder)
+        self._arrays[weight.name] = self._loaded[key]
+        return self._loaded[key]
+
     def _unique(self) -> list[np.ndarray]:
         return list({id(array): array for array in self._arrays.values()}.values())
 
 
-def _is_streamed(value: ir.Value) -> bool:
-    """True for a matrix, or one of each expert, that only Gather and products read."""
-    rank = 0 if value.shape is None else len(value.shape)
-    return rank in _READERS and all((node.op_type, index) in _READERS[rank] for node, index in value.uses())
+def _filled(weight: GraphWeight, folder: Path) -> np.ndarray:
+    """The array of ``weight``; of a joined one, only one matrix at a time is widened."""
+    stored = [_mapped(part, folder) for part in weight.parts]
+    if weight.joined is None:
+        array = widened(stored[0])
+        # Offsets are not always multiples of the element size; kernels expect aligned data.
+        return array if array.flags.aligned else array.copy()
+    _, rows, columns = weight.joined
+    matrices = [matrix for part in stored for matrix in part.reshape(-1, part.shape[-2], columns)]
+    whole = np.empty(weight.joined, widened(stored[0][:0]).dtype)
+    if not weight.interleaved:
+        for place, matrix in zip(whole.reshape(len(matrices), -1, columns), matrices, strict=True):
+            place[:] = matrix
+        return whole
+    halves = [half for matrix in matrices for half in _halves(matrix, rows)]
+    for index, half in enumerate(halves):
+        whole[index // 2, index % 2 :: 2] = half
+    return whole
 
 
-def _load(tensor: ir.ExternalTensor, folder: Path) -> np.ndarray:
-    array = widened(_mapped(tensor, folder))
-    # Offsets are not always multiples of the element size; kernels expect aligned data.
-    return array if array.flags.aligned else array.copy()
+def _halves(matrix: np.ndarray, rows: int) -> list[np.ndarray]:
+    """The halves of a matrix of all ``rows`` of an expert; a matrix of half the rows is one of them."""
+    return [matrix] if len(matrix) * 2 == rows else [matrix[: rows // 2], matrix[rows // 2 :]]
 
 
-def _mapped(tensor: ir.ExternalTensor, folder: Path) -> np.ndarray:
+def _mapped(tensor: StoredTensor, folder: Path) -> np.ndarray:
     """The tensor as it lies in its file."""
-    dtype = DType.from_onnx(int(tensor.dtype)).numpy
-    return mapped_bytes(tensor, folder).view(dtype).reshape(tuple(tensor.shape.numpy()))
+    nbytes = math.prod(tensor.shape) * tensor.dtype.itemsize
+    mapped = map_inside(folder, tensor.location, tensor.offset, nbytes)
+    return mapped.view(tensor.dtype.numpy).reshape(tensor.shape)
 
 
 def _is_mapped(array: np.ndarray) -> bool:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import ml_dtypes
-import numpy as np
 import onnx_ir as ir
+
+from runtime.engines.onnxruntime.weights import widened
 
 NARROW_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 # Attributes that hold the number of an element type.
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "softmax_precision", "stash_type")
-_NARROW_NUMPY = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 def widen_types(model: ir.Model) -> None:
@@ -30,11 +29,6 @@ def widen_types(model: ir.Model) -> None:
                 if replacement is not None:
                     node.attributes[name] = replacement
     _remove_idle_casts(model.graph)
-
-
-def widened(array: np.ndarray) -> np.ndarray:
-    """``array`` as float32 if it is float16 or bfloat16, else itself."""
-    return array.astype(np.float32) if array.dtype in _NARROW_NUMPY else array
 
 
 def _widen_values(values: Iterable[ir.Value]) -> None:

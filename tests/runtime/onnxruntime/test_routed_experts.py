@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from artifact.safetensors_file import TensorSlot, read_safetensors
 from runtime.engines.onnxruntime.graph_edit import remove_dead_code
+from runtime.engines.onnxruntime.graph_weights import serialised_model
 from runtime.engines.onnxruntime.joined_weights import join_weights
 from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.op_bodies import use_op_bodies
@@ -73,14 +74,15 @@ def _value(name: str, dtype: ir.DataType, case: ExpertCase) -> ir.Value:
 
 def run(model: ir.Model, folder: Path, case: ExpertCase, kernels: Kernels) -> tuple[np.ndarray, WeightStore]:
     join_weights(model)
-    store = WeightStore(model, folder)
+    store = WeightStore(folder)
     use_op_bodies(model, kernels, padded=False)
     remove_dead_code(model)
     assert [node.op_type for node in model.graph].count("MoE") == 1
     options = ort.SessionOptions()
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", f"{folder}/")
-    store.attach(model, options)
-    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    serialised, weights = serialised_model(model)
+    store.attach(weights, options)
+    session = ort.InferenceSession(serialised, options, providers=["CPUExecutionProvider"])
     feeds = {n: getattr(case, n).astype(np.int32 if n == "expert_ids" else np.float32) for n in TOKENS}
     return session.run(None, feeds)[0], store
 

@@ -1,0 +1,150 @@
+"""Rewritten graphs on disk, so that a later start needs neither onnx_ir nor the passes.
+
+An entry is one file: a line with the sha256 of the rest, a line of JSON, then the serialised model. It holds no
+weights, only where they lie. Its name is the hash of everything that decides the graph, which the entry holds too.
+Files are written under another name and renamed; an entry that does not match its hash or its key is made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+import trt_plugins
+from artifact.config import CONFIG_FILE
+from artifact.dtypes import DType
+from artifact.errors import ArtifactError
+from artifact.limits import CACHE_ENTRY_BYTES, JSON_BYTES, ONNX_BYTES
+from artifact.path_kind import MODEL_FILE
+from artifact.untrusted_file import read_inside
+from artifact.user_cache import user_cache_folder
+from runtime.engines.onnxruntime.graph_form import GraphForm, StateLayout
+from runtime.engines.onnxruntime.session_graph import GraphWeight, SessionGraph, StoredTensor
+
+_FORMAT = 1
+_SUFFIX = ".graph"
+
+
+class GraphCache:
+    """Rewritten graphs in ``folder``, which is made when the first one is stored."""
+
+    def __init__(self, folder: Path, max_entries: int = 128) -> None:
+        """max_entries: forms of some dozens of artifacts; the least recently used are removed first."""
+        self.folder, self.max_entries = folder, max_entries
+
+    def get(self, artifact: Path, form: GraphForm, rewrite: Callable[[], SessionGraph]) -> SessionGraph:
+        """The graph of ``form`` of the artifact folder: from disk where a valid entry is there, else ``rewrite()``.
+
+        A folder that cannot be read or written is no error: the graph is rewritten at every start.
+        """
+        key = _key(artifact, form)
+        if key is None:
+            return rewrite()
+        path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}{_SUFFIX}"
+        graph = _read(path, key)
+        if graph is None:
+            graph = rewrite()
+            with contextlib.suppress(OSError):
+                self._store(path, _entry(graph, key))
+        return graph
+
+    def _store(self, path: Path, entry: bytes) -> None:
+        if len(entry) > CACHE_ENTRY_BYTES:
+            return
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(entry)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        entries = sorted(self.folder.glob(f"*{_SUFFIX}"), key=lambda entry: entry.stat().st_mtime)
+        for old in entries[: -self.max_entries]:
+            old.unlink(missing_ok=True)
+
+
+def user_graph_cache() -> GraphCache | None:
+    """The cache in the user's cache folder; None for a user who has none."""
+    try:
+        return GraphCache(user_cache_folder("graphs"))
+    except RuntimeError:
+        return None
+
+
+def _key(artifact: Path, form: GraphForm) -> str | None:
+    """Everything that decides the graph, as text; None where a file of it cannot be read."""
+    try:
+        code = _code_hash()
+        limits = {MODEL_FILE: ONNX_BYTES, CONFIG_FILE: JSON_BYTES}
+        files = [hashlib.sha256(read_inside(artifact, name, most)).hexdigest() for name, most in limits.items()]
+    except (OSError, ArtifactError):
+        return None
+    return json.dumps([_FORMAT, form.name, code, ort.__version__, ort.get_build_info(), *files])
+
+
+@lru_cache(maxsize=1)
+def _code_hash() -> str:
+    """The hash of the code that rewrites graphs: the engine's, and the operators' declarations."""
+    operators = Path(str(trt_plugins.__file__)).parent
+    files = [path for folder in (Path(__file__).parent, operators, operators / "specs") for path in folder.glob("*.py")]
+    if not files:
+        raise FileNotFoundError("the engine's sources are not there as files")
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()
+
+
+def _entry(graph: SessionGraph, key: str) -> bytes:
+    head = {
+        "key": key,
+        "weights": [_weight_record(weight) for weight in graph.weights],
+        "inputs": sorted(graph.inputs),
+        "in_place": sorted(graph.in_place),
+        "layouts": {name: [layout.transposed, layout.width] for name, layout in graph.layouts.items()},
+    }
+    rest = json.dumps(head).encode() + b"\n" + graph.model
+    return hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
+
+
+def _read(path: Path, key: str) -> SessionGraph | None:
+    """The graph of the entry ``path``; None where there is none that is whole and of this ``key``."""
+    try:
+        checksum, _, rest = read_inside(path.parent, path.name, CACHE_ENTRY_BYTES).partition(b"\n")
+        if checksum.decode() != hashlib.sha256(rest).hexdigest():
+            return None
+        line, _, model = rest.partition(b"\n")
+        head = json.loads(line)
+        if head["key"] != key:
+            return None
+        weights = tuple(_weight(record) for record in head["weights"])
+        layouts = {
+            str(name): StateLayout(bool(swapped), int(width)) for name, (swapped, width) in head["layouts"].items()
+        }
+        os.utime(path)
+        return SessionGraph(model, weights, frozenset(head["inputs"]), frozenset(head["in_place"]), layouts)
+    except (OSError, ArtifactError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _weight_record(weight: GraphWeight) -> list[Any]:
+    parts = [[part.location, part.offset, part.dtype.value, part.shape] for part in weight.parts]
+    return [weight.name, parts, weight.joined, weight.interleaved, weight.shared]
+
+
+def _weight(record: list[Any]) -> GraphWeight:
+    name, parts, joined, interleaved, shared = record
+    stored = tuple(
+        StoredTensor(str(location), int(offset), DType(dtype), tuple(map(int, shape)))
+        for location, offset, dtype, shape in parts
+    )
+    rows = None if joined is None else (int(joined[0]), int(joined[1]), int(joined[2]))
+    return GraphWeight(str(name), stored, rows, bool(interleaved), bool(shared))

@@ -1,0 +1,33 @@
+"""What a session of the dense engine is specialised for, and what it takes beside the artifact's inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from artifact.bindings import Binding
+
+# Graph inputs that the engine adds: per row the last position that is visible, and the largest context of all rows.
+LAST_POSITIONS, LONGEST_CONTEXT = "engine.last_positions", "engine.longest_context"
+
+
+class GraphForm(Enum):
+    """The shapes that a session is specialised for."""
+
+    ONE_TOKEN = "one token of one row"
+    TOKEN_PER_ROW = "one token of each row"
+    GENERAL = "equally many tokens of each row"
+    PADDED = "rows of unequal length, right-padded"
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """How a session holds a state: its last two axes swapped or not, its last axis as long as ``width``."""
+
+    transposed: bool
+    width: int
+
+
+def natural_layouts(specs: tuple[Binding, ...]) -> dict[str, StateLayout]:
+    """Every state as the artifact declares it."""
+    return {spec.name: StateLayout(False, int(spec.shape[-1])) for spec in specs}

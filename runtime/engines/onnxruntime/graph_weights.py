@@ -1,0 +1,55 @@
+"""Take the weights out of a rewritten graph: placeholders stay, and a list says what fills them."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from artifact.dtypes import DType
+from runtime.engines.onnxruntime.joined_weights import joined_weight
+from runtime.engines.onnxruntime.session_graph import GraphWeight, StoredTensor
+
+# By number of axes: operators, and which input, that read a weight where it lies.
+_READERS = {
+    2: {("Gather", 0), ("FusedMatMul", 0), ("FusedMatMul", 1), ("Gemm", 1), ("MatMul", 1)},
+    3: {("MoE", 2), ("MoE", 4), ("routed_experts", 3), ("routed_experts", 4)},
+}
+
+
+def serialised_model(model: ir.Model) -> tuple[bytes, tuple[GraphWeight, ...]]:
+    """``model`` as bytes, its external initializers replaced by placeholders, and what fills these."""
+    weights = tuple(
+        _placeholder(name, value)
+        for name, value in model.graph.initializers.items()
+        if isinstance(value.const_value, ir.ExternalTensor)
+    )
+    return ir.to_proto(model).SerializeToString(), weights
+
+
+def _placeholder(name: str, value: ir.Value) -> GraphWeight:
+    """Make ``value`` one that ONNX Runtime lets be replaced: a reference to a file, in the type of the graph."""
+    joined, tensor = joined_weight(value), value.const_value
+    assert isinstance(tensor, ir.ExternalTensor)
+    parts = (tensor,) if joined is None else joined.parts
+    weight = GraphWeight(
+        name,
+        tuple(_stored(part) for part in parts),
+        None if joined is None else joined.shape,
+        joined is not None and joined.interleaved,
+        _is_shared(value),
+    )
+    assert value.dtype is not None
+    value.const_value = ir.ExternalTensor(
+        weight.parts[0].location, None, None, value.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name
+    )
+    return weight
+
+
+def _stored(tensor: ir.ExternalTensor) -> StoredTensor:
+    dtype = DType.from_onnx(int(tensor.dtype))
+    return StoredTensor(str(tensor.location), tensor.offset or 0, dtype, tuple(tensor.shape.numpy()))
+
+
+def _is_shared(value: ir.Value) -> bool:
+    """True for a matrix, or one of each expert, that only Gather and products read."""
+    rank = 0 if value.shape is None else len(value.shape)
+    return rank in _READERS and all((node.op_type, index) in _READERS[rank] for node, index in value.uses())

@@ -1,0 +1,162 @@
+"""Rewritten graphs on disk: used where they are whole and of the same artifact and code, made again elsewhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifact.dtypes import DType
+from runtime.engines.onnxruntime import OnnxRuntimeEngine, graph_cache
+from runtime.engines.onnxruntime.graph_cache import GraphCache
+from runtime.engines.onnxruntime.graph_form import GraphForm, StateLayout
+from runtime.engines.onnxruntime.session_graph import GraphWeight, SessionGraph, StoredTensor
+from tests.runtime.onnxruntime.hand_made import HandMade
+from tests.runtime.onnxruntime.hand_made_plan import Plan
+from tests.runtime.onnxruntime.steps import TOLERANCE, relative_error, step_inputs
+from tests.support.effort import examples
+
+ROOT = Path(__file__).resolve().parents[3]
+PART = StoredTensor("weights/model.safetensors", 64, DType.BFLOAT16, (4, 8))
+GRAPH = SessionGraph(
+    b"serialised\nmodel",
+    (
+        GraphWeight("embedding", (PART,), None, False, True),
+        GraphWeight("experts", (PART, PART), (2, 4, 8), True, False),
+    ),
+    frozenset({"input_ids"}),
+    frozenset({"conv_state_0"}),
+    {"conv_state_0": StateLayout(True, 4)},
+)
+
+
+class Rewrites:
+    """Gives ``GRAPH`` and counts how often it was asked to."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> SessionGraph:
+        self.count += 1
+        return GRAPH
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    """A folder with the two files that are hashed."""
+    folder = tmp_path / "artifact"
+    folder.mkdir()
+    (folder / "model.onnx").write_bytes(b"model")
+    (folder / "config.json").write_bytes(b"{}")
+    return folder
+
+
+def test_a_second_start_needs_no_onnx_ir_and_computes_the_same(tmp_path: Path) -> None:
+    made = HandMade(Plan(dtype=DType.BFLOAT16))
+    folder, cache = made.write(tmp_path / "artifact"), GraphCache(tmp_path / "cache")
+    OnnxRuntimeEngine(folder, graphs=cache)
+    engine = OnnxRuntimeEngine(folder, graphs=cache)
+    tokens = np.arange(9)
+    logits = engine.step(step_inputs([tokens], [0]), engine.allocate_states(1, 32))
+    assert relative_error(logits[0], made.logits(tokens)[-1]) < TOLERANCE
+    code = (
+        "import sys; from pathlib import Path; from runtime.engines.onnxruntime import OnnxRuntimeEngine\n"
+        "from runtime.engines.onnxruntime.graph_cache import GraphCache\n"
+        "OnnxRuntimeEngine(sys.argv[1], graphs=GraphCache(Path(sys.argv[2])))\n"
+        "print({'onnx', 'onnx_ir', 'sympy'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-c", code, str(folder), str(cache.folder)]
+    started = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert started.stdout.strip() == "set()", started.stderr
+
+
+def test_an_entry_is_read_as_it_was_written(artifact: Path, tmp_path: Path) -> None:
+    cache, rewrites = GraphCache(tmp_path / "cache"), Rewrites()
+    assert [cache.get(artifact, GraphForm.GENERAL, rewrites) for _ in range(3)] == [GRAPH] * 3
+    assert rewrites.count == 1
+    assert (cache.folder.stat().st_mode & 0o777) == 0o700
+
+
+@pytest.mark.parametrize("changed", ["model.onnx", "config.json", "form", "onnxruntime", "build"])
+def test_another_artifact_form_or_onnxruntime_has_another_entry(
+    artifact: Path, tmp_path: Path, changed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, rewrites = GraphCache(tmp_path / "cache"), Rewrites()
+    cache.get(artifact, GraphForm.GENERAL, rewrites)
+    if changed == "onnxruntime":
+        monkeypatch.setattr(graph_cache.ort, "__version__", "0.0")
+    elif changed == "build":
+        monkeypatch.setattr(graph_cache.ort, "get_build_info", lambda: "another")
+    elif changed != "form":
+        (artifact / changed).write_bytes(b"other")
+    cache.get(artifact, GraphForm.PADDED if changed == "form" else GraphForm.GENERAL, rewrites)
+    assert rewrites.count == 2
+
+
+@pytest.mark.fuzz
+@settings(max_examples=examples(60), deadline=None)
+@given(data=st.data())
+def test_a_damaged_entry_is_made_again(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    (folder / "model.onnx").write_bytes(b"model")
+    (folder / "config.json").write_bytes(b"{}")
+    cache, rewrites = GraphCache(folder / "cache"), Rewrites()
+    cache.get(folder, GraphForm.GENERAL, rewrites)
+    (entry,) = cache.folder.iterdir()
+    whole = entry.read_bytes()
+    start = data.draw(st.integers(0, len(whole) - 1))
+    stop = data.draw(st.integers(start, len(whole)))
+    damaged = whole[:start] + data.draw(st.binary(max_size=40)) + whole[stop:]
+    if damaged == whole:
+        return
+    entry.write_bytes(damaged)
+    assert cache.get(folder, GraphForm.GENERAL, rewrites) == GRAPH and rewrites.count == 2
+    assert entry.read_bytes() == whole
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "link", "another artifact's"])
+def test_what_is_no_entry_of_this_key_is_not_read(artifact: Path, tmp_path: Path, kind: str) -> None:
+    cache, rewrites = GraphCache(tmp_path / "cache"), Rewrites()
+    cache.get(artifact, GraphForm.GENERAL, rewrites)
+    (entry,) = cache.folder.iterdir()
+    moved = entry.rename(tmp_path / "moved")
+    if kind == "folder":
+        entry.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(entry)
+    elif kind == "link":
+        entry.symlink_to(moved)
+    else:
+        (artifact / "config.json").write_bytes(b"other")
+        cache.get(artifact, GraphForm.GENERAL, rewrites)
+        (other,) = cache.folder.iterdir()
+        moved.replace(other)
+    assert cache.get(artifact, GraphForm.GENERAL, rewrites) == GRAPH
+    assert rewrites.count == (3 if kind == "another artifact's" else 2)
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(artifact: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    rewrites = Rewrites()
+    assert GraphCache(tmp_path / "file").get(artifact, GraphForm.GENERAL, rewrites) == GRAPH
+    assert GraphCache(tmp_path / "cache").get(tmp_path / "nothing", GraphForm.GENERAL, rewrites) == GRAPH
+    assert rewrites.count == 2 and not (tmp_path / "cache").exists()
+
+
+def test_the_least_recently_used_entries_are_removed(artifact: Path, tmp_path: Path) -> None:
+    cache, rewrites = GraphCache(tmp_path / "cache", max_entries=2), Rewrites()
+    for age, form in ((30, GraphForm.GENERAL), (20, GraphForm.PADDED)):
+        cache.get(artifact, form, rewrites)
+        for entry in cache.folder.iterdir():
+            os.utime(entry, (entry.stat().st_atime, entry.stat().st_mtime - age))
+    cache.get(artifact, GraphForm.GENERAL, rewrites)
+    cache.get(artifact, GraphForm.ONE_TOKEN, rewrites)
+    assert rewrites.count == 3 and len(list(cache.folder.iterdir())) == 2
+    cache.get(artifact, GraphForm.GENERAL, rewrites)
+    assert rewrites.count == 3
