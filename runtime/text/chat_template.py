@@ -83,6 +83,9 @@ class ChatTemplate:
     ) -> Callable[[], str]:
         """``render`` in two parts: checks the conversation and copies it, for the template to run in another thread."""
         source = self._source(template, tools)
+        for name, value in (("messages", messages), ("tools", tools or [])):
+            if not isinstance(value, (list, tuple)):
+                raise RequestError(f"{name}: expected a list of objects, found {type(value).__name__}")
         conversation = [_checked_message(message) for message in messages]
         if not conversation:
             raise RequestError("messages: expected at least one message, found none")

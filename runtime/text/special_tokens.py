@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from artifact.errors import ArtifactError
 from artifact.json_fields import load_json_object
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -32,8 +33,14 @@ def named_special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, s
 
 
 def extra_special_tokens(config: Mapping[str, Any]) -> list[str]:
-    """Special tokens without a name of their own."""
-    declared = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    """Special tokens without a name of their own; ArtifactError when they are neither a list nor an object."""
+    key = "extra_special_tokens" if config.get("extra_special_tokens") else "additional_special_tokens"
+    declared = config.get(key) or []
+    if not isinstance(declared, (list, Mapping)):
+        raise ArtifactError(
+            f"{TOKENIZER_CONFIG_FILE}: {key}: expected a list of tokens or an object of them, found "
+            f"{type(declared).__name__}: export the checkpoint again"
+        )
     values = declared.values() if isinstance(declared, Mapping) else declared
     return [text for text in map(_text, values) if text is not None]
 
