@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,6 +93,7 @@ def damaged_configs(draw: st.DrawFn) -> dict[str, Any]:
     return config
 
 
+@pytest.mark.fuzz
 @settings(max_examples=examples(400), deadline=None)
 @given(damaged_configs())
 def test_damaged_configs_give_typed_errors(config: dict[str, Any]) -> None:
