@@ -1,0 +1,123 @@
+"""Every code block of every page runs as it is printed, one after another, in a folder like a fresh checkout."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hybridge
+from hybridge.cli.main import run_command
+from tests.project.pages import LANGUAGES, PAGES, Block, blocks_of
+from tests.project.test_wheel import ROOT
+
+CHECKPOINT = ROOT / "examples" / "checkpoints" / "tiny-nemotron-h"
+# Lines of shell blocks that this test does not run, and what does.
+RUN_ELSEWHERE = {
+    "make demo": "every push runs it",
+    "python3 -m venv": "test_wheel.py makes such an environment",
+    "pip install": "test_wheel.py installs the wheel",
+}
+# Pages that export, verify or load a model of their own, as other tests do on every push (test_api.py runs what README
+# shows first).
+SLOW = {"README.md", "docs/add_a_model.md", "docs/python_api.md", "docs/transformers.md"}
+
+
+def pages_with(language: str) -> list[Any]:
+    """The pages that have blocks to run, those that take long marked slow."""
+    pages = [page for page in PAGES if any(runs(block, language) for block in blocks_of(page))]
+    return [pytest.param(page, marks=pytest.mark.slow) if page in SLOW else page for page in pages]
+
+
+def runs(block: Block, language: str) -> bool:
+    return block.language == language and block.reason_not_to_run is None
+
+
+@pytest.fixture(scope="module")
+def paged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact of layout paged for all pages that need one; its short rows bound what the examples generate."""
+    out = tmp_path_factory.mktemp("pages") / "paged"
+    hybridge.export(CHECKPOINT, out, layout="paged", speculative_tokens=4, max_seq_len=96, dtype="float32")
+    return out
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: the checkout's examples, and what pages call "path/to/checkpoint" and "prefixes.json"."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "path" / "to").mkdir(parents=True)
+    (tmp_path / "path" / "to" / "checkpoint").symlink_to(CHECKPOINT)
+    (tmp_path / "prefixes.json").write_text('{"prefixes": {"sea": "The sea", "ids": [5, 6, 7]}}')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def check_python_api(names: dict[str, Any], printed: list[str], folder: Path) -> None:
+    assert len(printed) == 8 and all(text.strip() for text in printed)
+    assert "verified" in printed[0]
+    assert "'rows'" in printed[6] and "state_bytes_per_candidate" in printed[6]
+    assert names["answer"].cached_tokens == names["prefix"].length > 0
+    assert "prompt: expected at most 512 tokens (max_seq_len)" in printed[7] and "nowhere" in printed[7]
+
+
+def check_transformers(names: dict[str, Any], printed: list[str], folder: Path) -> None:
+    assert "The President of the United States" in printed[0]
+    assert len(list((folder / "cache" / "hybridge" / "models" / "artifacts").iterdir())) == 1
+    assert type(names["model"].model).__name__ == "NemotronHModel"
+
+
+# What a page says that its blocks print or leave.
+CHECKS: dict[str, Callable[[dict[str, Any], list[str], Path], None]] = {
+    "docs/python_api.md": check_python_api,
+    "docs/transformers.md": check_transformers,
+}
+
+
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_python_blocks_run(
+    page: str, checkout: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks = [block for block in blocks_of(page) if runs(block, "python")]
+    if any(block.needs_paged for block in blocks):
+        shutil.copytree(request.getfixturevalue("paged"), checkout / "out")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    printed = []
+    for block in blocks:
+        capsys.readouterr()
+        # Lines of a traceback are those of the page.
+        exec(compile("\n" * block.line + block.text, page, "exec"), names)
+        printed.append(capsys.readouterr().out)
+    assert any(text.strip() for text in printed)
+    CHECKS.get(page, lambda *_: None)(names, printed, checkout)
+
+
+@pytest.mark.parametrize("page", pages_with("sh"))
+def test_commands_run(page: str, checkout: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for block in blocks_of(page):
+        for words in block.commands() if runs(block, "sh") else []:
+            if words[0] == "hybridge":
+                assert run_command(words[1:]) == 0, f"{block.place}: {' '.join(words)}: {capfd.readouterr().err}"
+            else:
+                assert " ".join(words).startswith(tuple(RUN_ELSEWHERE)), f"{block.place}: {words[0]}: nothing runs it"
+
+
+def test_every_block_says_what_it_is() -> None:
+    blocks = [block for page in PAGES for block in blocks_of(page)]
+    unnamed = [block.place for block in blocks if block.language not in LANGUAGES]
+    assert not unnamed, f"expected ```python, ```sh or ```text: {', '.join(unnamed)}"
+    assert not [block.place for block in blocks if block.reason_not_to_run == ""]
+    # Each fence of a page opens or ends one of these blocks.
+    fences = sum(
+        len(re.findall(r"^ *```", Path(ROOT, page).read_text(encoding="utf-8"), re.MULTILINE)) for page in PAGES
+    )
+    assert fences == 2 * len(blocks)
+
+
+def test_the_example_of_transformers_is_short() -> None:
+    (block,) = [block for block in blocks_of("docs/transformers.md") if block.language == "python"]
+    assert len([line for line in block.text.splitlines() if line]) <= 10
