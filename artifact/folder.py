@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from artifact.errors import OutputError
+from artifact.exchanged_names import exchange_names
 from artifact.path_kind import ARTIFACT_MARKS, ENGINE_MARKS, is_marked
 from artifact.temporary_folder import OLD, PARTIAL, REPLACED, clear_left_over, temporary_folder
 
@@ -88,18 +89,22 @@ def _check_output(out: Path, overwrite: bool, kind: FolderKind) -> None:
 
 
 def _replace(temporary: Path, out: Path) -> None:
-    """Rename ``temporary`` to ``out``; a previous ``out`` is set aside first and put back if the rename fails."""
+    """Give ``temporary`` the name ``out``; what had that name goes with the temporary folders.
+
+    Where the system can, the two names are exchanged at once, so that ``out`` is never absent. Else a previous ``out``
+    is set aside first, and put back if the rename fails; a run that is killed in between leaves it to the next one.
+    """
     if not out.exists():
         os.rename(temporary, out)
-        return
-    with temporary_folder(out, OLD) as aside:
-        old = aside / REPLACED
-        try:
-            os.rename(out, old)
-            os.rename(temporary, out)
-        finally:
-            if old.exists() and not out.exists():
-                os.rename(old, out)
+    elif not exchange_names(temporary, out):
+        with temporary_folder(out, OLD) as aside:
+            old = aside / REPLACED
+            try:
+                os.rename(out, old)
+                os.rename(temporary, out)
+            finally:
+                if old.exists() and not out.exists():
+                    os.rename(old, out)
 
 
 def _sync(folder: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from artifact.errors import OutputError
+from artifact.exchanged_names import exchange_names
 from artifact.folder import ENGINE, atomic_folder, check_output
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +90,39 @@ def test_failed_overwrite_keeps_the_old_folder(tmp_path: Path, error: type[BaseE
     assert content(tmp_path / "out") == "old"
 
 
+@pytest.fixture
+def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system that cannot exchange two names."""
+    monkeypatch.setattr("artifact.folder.exchange_names", lambda one, other: False)
+
+
+@pytest.mark.usefixtures("no_exchange")
+def test_overwrite_without_an_exchange_of_names(tmp_path: Path) -> None:
+    write(tmp_path / "out", "old")
+    with only(tmp_path, "out"):
+        write(tmp_path / "out", overwrite=True)
+    assert content(tmp_path / "out") == "new"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux exchanges names")
+def test_an_overwritten_folder_is_never_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed run leaves the old folder or the new one under the name, not none."""
+    write(tmp_path / "out", "old")
+    monkeypatch.setattr(os, "rename", lambda *paths: pytest.fail("out was renamed"))
+    with only(tmp_path, "out"):
+        write(tmp_path / "out", overwrite=True)
+    assert content(tmp_path / "out") == "new"
+
+
+def test_names_are_exchanged_or_stay(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a")
+    assert not exchange_names(tmp_path / "a", tmp_path / "none") and (tmp_path / "a").read_text() == "a"
+    (tmp_path / "b").mkdir()
+    exchanged = exchange_names(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "a").is_dir() == (tmp_path / "b").is_file() == exchanged
+
+
+@pytest.mark.usefixtures("no_exchange")
 @pytest.mark.parametrize("failing", [1, 2])
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), KeyboardInterrupt()])
 def test_failed_rename_puts_the_old_folder_back(
@@ -109,6 +143,7 @@ def test_failed_rename_puts_the_old_folder_back(
     assert content(tmp_path / "out") == "old"
 
 
+@pytest.mark.usefixtures("no_exchange")
 def test_interruption_right_after_a_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "out", "old")
     rename = os.rename

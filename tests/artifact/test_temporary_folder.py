@@ -15,10 +15,12 @@ from artifact.folder import atomic_folder, check_output
 from artifact.temporary_folder import OLD, PARTIAL, clear_left_over, temporary_folder
 from tests.artifact.test_folder import ROOT, content, only, write
 
-# Prints a line while it writes "out", then waits for its end; "swap" stops between the two renames of an overwrite.
+# Prints a line while it writes "out", then waits for its end; "swap" stops between the two renames of an overwrite
+# where names cannot be exchanged, "exchange" right after the exchange.
 WRITER = """
 import os, sys, time
 from pathlib import Path
+from artifact import folder as writing
 from artifact.folder import atomic_folder
 
 def wait():
@@ -32,8 +34,12 @@ def late(source, target):
 
 with atomic_folder(Path(sys.argv[1]), overwrite=True) as folder:
     (folder / "manifest.json").write_text('{"manifest_version": 1, "text": "killed"}')
+    exchange = writing.exchange_names
     if sys.argv[2] == "swap":
+        writing.exchange_names = lambda one, other: False
         os.rename = late
+    elif sys.argv[2] == "exchange":
+        writing.exchange_names = lambda one, other: exchange(one, other) and wait()
     else:
         wait()
 """
@@ -75,6 +81,15 @@ def test_an_output_that_a_killed_run_set_aside_gets_its_name_back(tmp_path: Path
     with only(tmp_path, "out"), pytest.raises(OutputError, match="exists already"):
         write(tmp_path / "out", "new")
     assert content(tmp_path / "out") == "old"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux exchanges names")
+def test_a_run_that_is_killed_after_the_exchange_leaves_the_new_output(tmp_path: Path) -> None:
+    write(tmp_path / "out", "old")
+    kill(start_writer(tmp_path / "out", "exchange"))
+    assert content(tmp_path / "out") == "killed" and len(list(tmp_path.iterdir())) == 2
+    with only(tmp_path, "out"):
+        write(tmp_path / "out", "new", overwrite=True)
 
 
 def test_an_output_that_was_replaced_is_removed(tmp_path: Path) -> None:
