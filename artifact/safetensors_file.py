@@ -85,6 +85,16 @@ def read_safetensors(path: Path, folder: Path | None = None) -> SafetensorsFile:
     return SafetensorsFile(path, MappingProxyType(tensors), MappingProxyType(metadata), data_start, size, digest)
 
 
+def has_header_of(path: Path, folder: Path, file: SafetensorsFile) -> bool:
+    """Whether ``path``, a file of the untrusted ``folder``, has the size and the header of ``file``.
+
+    CheckpointError: it cannot be read.
+    """
+    with open_inside(folder, path.relative_to(folder), None, CheckpointError, _REMEDY) as opened:
+        found = size_of(opened), hashlib.sha256(opened.read(file.data_start)).hexdigest()
+    return found == (file.nbytes, file.header_sha256)
+
+
 def _header_bytes(prefix: bytes, file: BinaryIO, path: Path, size: int) -> tuple[bytes, int]:
     if len(prefix) < 8:
         raise CheckpointError(f"{path}: expected a safetensors file, found only {size} bytes: fetch it again")

@@ -19,18 +19,19 @@ _CANNOT_LINK = frozenset(
 _CANNOT_OFFLOAD = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF, errno.EPERM})
 
 
-def share_file(source: Path, target: Path) -> bool:
-    """Make ``target`` a new file with the bytes of ``source`` without writing them; False where that cannot be.
+def share_file(reader: BinaryIO, source: Path, target: Path) -> bool:
+    """Make ``target`` a new file with the bytes of ``reader`` without writing them; False where that cannot be.
 
-    A reflink comes first: it is a file of its own, which later changes of ``source`` do not reach, and which tools
-    that refuse files with several hard links open. The other way is a hard link.
+    source: the name of the open file. A reflink comes first: it is a file of its own, which later changes of
+    ``source`` do not reach, and which tools that refuse files with several hard links open. The other way is a hard
+    link.
     """
-    return _clone_file(source, target) or _link_file(source, target)
+    return _clone_file(reader, target) or _link_file(source, target)
 
 
-def copy_file(source: Path, target: Path) -> None:
-    """Copy ``source`` to the new file ``target``. OSError when the disk is full or not writable."""
-    with source.open("rb") as reader, target.open("xb") as writer:
+def copy_file(reader: BinaryIO, target: Path) -> None:
+    """Copy the unread file ``reader`` to the new file ``target``. OSError when the disk is full or not writable."""
+    with target.open("xb") as writer:
         if _clone(reader, writer):
             return
         # The first stops where the kernel cannot serve the call (some answer 0); the second does the rest.
@@ -49,8 +50,8 @@ def _link_file(source: Path, target: Path) -> bool:
     return True
 
 
-def _clone_file(source: Path, target: Path) -> bool:
-    with source.open("rb") as reader, target.open("xb") as writer:
+def _clone_file(reader: BinaryIO, target: Path) -> bool:
+    with target.open("xb") as writer:
         if _clone(reader, writer):
             return True
     target.unlink()

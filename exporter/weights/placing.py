@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from artifact.errors import CheckpointError
-from artifact.safetensors_file import SafetensorsFile, TensorSlot
+from artifact.safetensors_file import SafetensorsFile, TensorSlot, has_header_of
+from artifact.untrusted_file import open_inside
 from exporter.weights.file_copy import copy_file, share_file
 
 WEIGHTS_FOLDER = "weights"
@@ -30,10 +31,11 @@ def place_shards(shards: tuple[SafetensorsFile, ...], folder: Path, mode: str) -
                 f"the checkpoint's shard {DERIVED_FILE} has the name of the artifact's own: rename it"
             )
         placed = target / shard.path.name
-        source = shard.path.resolve()
-        if mode == "copy" or not share_file(source, placed):
-            copy_file(source, placed)
-        if placed.stat().st_size != shard.nbytes:
+        with open_inside(shard.path.parent, shard.path.name, None, CheckpointError, "export again") as source:
+            if mode == "copy" or not share_file(source, shard.path.resolve(), placed):
+                copy_file(source, placed)
+        # Read again: another file may have taken its name since, also one of equal size.
+        if not has_header_of(placed, folder, shard):
             raise CheckpointError(f"{shard.path}: changed while it was read: export again")
         for name, slot in shard.tensors.items():
             tensors[name] = replace(slot, path=placed)

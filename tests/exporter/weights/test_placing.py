@@ -157,3 +157,27 @@ def test_checkpoint_that_changed_since_it_was_opened(tmp_path: Path, mode: str) 
     (tmp_path / "out").mkdir()
     with pytest.raises(CheckpointError, match="changed while it was read"):
         place_shards(shards, tmp_path / "out", mode)
+
+
+@pytest.mark.parametrize("mode", ["copy", "link"])
+def test_a_shard_that_another_of_equal_size_replaced_is_noticed(tmp_path: Path, mode: str) -> None:
+    """Between reading the header and placing the file: the graph would point at other tensors."""
+    checkpoint = single(tmp_path / "c")
+    shards = open_checkpoint(checkpoint).shards
+    path = checkpoint / "model.safetensors"
+    content = path.read_bytes()
+    other = content.replace(b"embedding", b"EMBEDDING")
+    assert other != content
+    path.unlink()
+    path.write_bytes(other)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: changed while it was read"):
+        place_shards(shards, tmp_path, mode)
+
+
+def test_a_shard_that_a_pipe_replaced_is_refused_at_once(tmp_path: Path) -> None:
+    checkpoint = single(tmp_path / "c")
+    shards = open_checkpoint(checkpoint).shards
+    (checkpoint / "model.safetensors").unlink()
+    os.mkfifo(checkpoint / "model.safetensors")
+    with pytest.raises(CheckpointError, match="found a pipe"):
+        place_shards(shards, tmp_path, "link")
