@@ -13,8 +13,10 @@ import numpy as np
 from artifact.bindings import BLOCK_SIZE
 from artifact.dtypes import DType
 from artifact.errors import EngineError, RequestError
+from artifact.limits import SESSION_BYTES, SESSION_HEADER_BYTES
 from artifact.manifest import read_manifest
 from artifact.safetensors_file import read_safetensors
+from artifact.untrusted_file import open_inside
 from runtime.blocks.sequence_memory import NONE
 from runtime.engines.paged import HostCopy, PagedEngine
 from runtime.prefix_cache.session_file import SavedSession, read_session, write_session
@@ -72,7 +74,7 @@ def load_session(device: DeviceCache, folder: Path, path: Path) -> Session:
 
     RequestError when the file is damaged, of other weights, or does not fit into the pools.
     """
-    saved = read_session(path)
+    saved = read_session(path, _most_bytes(device))
     if saved.weights != weights_name(folder):
         raise RequestError(f"{path}: expected a session of the weights in {folder}, found one of others")
     source = _Loaded(device.engine, device.cache.block_size, saved.arrays)
@@ -95,15 +97,23 @@ def weights_name(folder: Path) -> str:
     for record in sorted(read_manifest(folder).files, key=lambda record: record.path):
         if not record.path.endswith(".safetensors"):
             continue
-        weights = read_safetensors(folder / record.path)
+        weights = read_safetensors(folder / record.path, folder)
         digest.update(json.dumps([record.path, weights.nbytes]).encode())
-        with weights.path.open("rb") as file:
+        with open_inside(folder, record.path, None) as file:
             digest.update(file.read(weights.data_start))
             for tensor in sorted(weights.tensors.values(), key=lambda tensor: tensor.offset):
                 for at in (0, max(0, tensor.nbytes - _SAMPLE)):
                     file.seek(tensor.offset + at)
                     digest.update(file.read(min(_SAMPLE, tensor.nbytes)))
     return digest.hexdigest()
+
+
+def _most_bytes(device: DeviceCache) -> int:
+    """No session that fits into the pools has a larger file: elements are stored in 4 bytes at most."""
+    tokens, elements = device.cache.pool.num_blocks * device.cache.block_size, 0
+    for spec in device.engine.config.bindings.states:
+        elements += spec.unit_bytes // spec.dtype.itemsize * (tokens if spec.grows else 1)
+    return min(SESSION_BYTES, SESSION_HEADER_BYTES + 4 * elements)
 
 
 def _check_arrays(saved: SavedSession, engine: PagedEngine) -> None:

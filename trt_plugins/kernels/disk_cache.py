@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 from artifact.errors import EngineError
+from artifact.json_fields import json_object
+from artifact.limits import CACHE_ENTRY_BYTES
+from artifact.untrusted_file import read_given
 from artifact.user_cache import user_cache_folder
+from artifact.written_file import written_file
 from trt_plugins.kernels.compiler import STANDARD, CompiledKernel, compile_kernel, compiler_version
 from trt_plugins.kernels.resource_report import ResourceReport
 from trt_plugins.kernels.source import KernelSource
@@ -85,13 +87,14 @@ def default_folder() -> Path:
 
 
 def _read(path: Path) -> CompiledKernel | None:
+    """The entry; None where there is none, or something else than this version would write."""
     try:
-        head, _, code = path.read_bytes().partition(b"\n")
-        fields = json.loads(head)
+        head, _, code = read_given(path, CACHE_ENTRY_BYTES, EngineError).partition(b"\n")
+        fields = json_object(head, str(path), EngineError)
         if fields["format"] == FORMAT and fields["sha256"] == hashlib.sha256(code).hexdigest():
             report = fields["report"]
             return CompiledKernel(code, None if report is None else ResourceReport(**report))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (EngineError, KeyError, TypeError):
         pass
     return None
 
@@ -100,11 +103,5 @@ def _write(path: Path, compiled: CompiledKernel) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     report = None if compiled.report is None else asdict(compiled.report)
     head = {"format": FORMAT, "sha256": hashlib.sha256(compiled.cubin).hexdigest(), "report": report}
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(json.dumps(head).encode() + b"\n" + compiled.cubin)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with written_file(path, lasting=False) as file:
+        file.write(json.dumps(head).encode() + b"\n" + compiled.cubin)

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +26,7 @@ from artifact.limits import CACHE_ENTRY_BYTES, JSON_BYTES, ONNX_BYTES
 from artifact.path_kind import MODEL_FILE
 from artifact.untrusted_file import read_inside
 from artifact.user_cache import user_cache_folder
+from artifact.written_file import written_file
 from runtime.engines.onnxruntime.graph_form import GraphForm, StateLayout
 from runtime.engines.onnxruntime.session_graph import GraphWeight, SessionGraph, StoredTensor
 
@@ -61,14 +61,8 @@ class GraphCache:
         if len(entry) > CACHE_ENTRY_BYTES:
             return
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(entry)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with written_file(path, lasting=False) as file:
+            file.write(entry)
         entries = sorted(self.folder.glob(f"*{_SUFFIX}"), key=lambda entry: entry.stat().st_mtime)
         for old in entries[: -self.max_entries]:
             old.unlink(missing_ok=True)

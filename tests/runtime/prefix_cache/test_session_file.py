@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
 import threading
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from artifact.child_python import child_command
 from artifact.errors import OutputError, RequestError
 from runtime.prefix_cache import session_file
 from runtime.prefix_cache.session_file import SavedSession, read_session, write_session
@@ -38,6 +40,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     for tokens in (0, 1, 33):
         write_session(tmp_path / "a.session", session(tokens))
         assert same(read_session(tmp_path / "a.session"), session(tokens))
+    # It holds a conversation.
+    assert (tmp_path / "a.session").stat().st_mode & 0o777 == 0o600
 
 
 def test_every_byte_counts(tmp_path: Path) -> None:
@@ -59,9 +63,9 @@ def test_half_a_file_is_refused(tmp_path: Path) -> None:
         with pytest.raises(RequestError, match="save it again"):
             read_session(file)
     file.write_bytes(data + b"\0")
-    with pytest.raises(RequestError, match="checksum"):
+    with pytest.raises(RequestError, match=r"expected .* bytes, found"):
         read_session(file)
-    with pytest.raises(RequestError, match="cannot be read"):
+    with pytest.raises(RequestError, match="found none"):
         read_session(tmp_path / "none.session")
 
 
@@ -70,13 +74,16 @@ def test_half_a_file_is_refused(tmp_path: Path) -> None:
     [
         ({"version": 2}, "expected version 1"),
         ({"tokens": ["a"]}, "expected tokens and"),
-        ({"arrays": []}, "expected tokens and"),
+        ({"arrays": []}, "expected .* bytes, found"),
         ({"arrays": [{"name": "conv_state_0", "dtype": "float33", "shape": [1]}]}, "header is not that of"),
-        ({"arrays": [{"name": "conv_state_0", "dtype": "float32", "shape": [1 << 40]}]}, "header is not that of"),
+        ({"arrays": [{"name": "conv_state_0", "dtype": "float32", "shape": [1 << 40]}]}, "expected .* bytes, found"),
         ({"arrays": [{}]}, "header is not that of"),
         ({"arrays": [{"name": 5, "dtype": "float32", "shape": [1]}]}, "header is not that of"),
         *(
-            ({"arrays": [{"name": "conv_state_0", "dtype": "float32", "shape": shape}]}, "header is not that of")
+            (
+                {"arrays": [{"name": "conv_state_0", "dtype": "float32", "shape": shape}]},
+                "header is not that of|expected .* bytes, found",
+            )
             for shape in ([-1], [True], ["a"], [[1]], [1.5], [1e400], [1 << 62, 4], [1 << 64, 0], [10**30], 5)
         ),
         ({"weights": 5}, "weights: expected"),
@@ -117,7 +124,7 @@ def test_a_save_that_breaks_off_leaves_the_one_before(
     def broken(_: int) -> None:
         raise error
 
-    monkeypatch.setattr(session_file.os, "fsync", broken)
+    monkeypatch.setattr(os, "fsync", broken)
     with pytest.raises(OutputError if isinstance(error, OSError) else KeyboardInterrupt):
         write_session(file, session(9))
     assert same(read_session(file), session(3))
@@ -144,3 +151,35 @@ def test_those_who_save_at_the_same_time_leave_one_whole_file(tmp_path: Path) ->
     for thread in threads:
         thread.join()
     assert os.listdir(tmp_path) == ["a.session"]
+
+
+def test_what_a_killed_save_left_goes_with_the_next(tmp_path: Path) -> None:
+    file = tmp_path / "a.session"
+    code = (
+        "import os, sys; from pathlib import Path; from artifact.written_file import written_file\n"
+        "with written_file(Path(sys.argv[1])) as file:\n    file.write(b'half'); file.flush(); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run(child_command(code, str(file)))
+    assert not file.exists() and len(os.listdir(tmp_path)) == 1
+    write_session(file, session(3))
+    assert os.listdir(tmp_path) == ["a.session"]
+
+
+def test_a_file_of_more_than_the_pools_hold_is_not_read(tmp_path: Path) -> None:
+    """A sparse file of any size costs an attacker nothing."""
+    file = tmp_path / "a.session"
+    write_session(file, session(3))
+    size = file.stat().st_size
+    assert same(read_session(file, size), session(3))
+    with pytest.raises(RequestError, match=f"expected at most {size - 1} bytes"):
+        read_session(file, size - 1)
+    os.truncate(file, 1 << 42)
+    with pytest.raises(RequestError, match="expected at most"):
+        read_session(file)
+    file.write_bytes(session_file.MAGIC + (1 << 62).to_bytes(8, "little") + bytes(100))
+    with pytest.raises(RequestError, match="expected a header of at most"):
+        read_session(file)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(RequestError, match="found a pipe"):
+        read_session(file)
