@@ -80,7 +80,7 @@ def _record_from_json(f: Fields) -> FileRecord:
 def record_file(folder: Path, relative: str, header_bytes: int | None = None) -> FileRecord:
     """Hash ``folder``/``relative``: all of it, or only its first ``header_bytes`` bytes (a safetensors header)."""
     with open_inside(folder, relative, None) as file:
-        digest = _sha256(file, header_bytes)
+        digest = sha256_of(file, header_bytes)
         return FileRecord(relative, size_of(file), digest, "full" if header_bytes is None else "header")
 
 
@@ -92,6 +92,11 @@ def check_files(folder: Path, manifest: Manifest) -> None:
                 _check_file(file, folder / record.path, record)
             except OSError as error:
                 raise ArtifactError(f"{folder / record.path}: cannot be read: {error.strerror or error}") from error
+
+
+def check_artifact(folder: Path) -> None:
+    """``check_files`` with the folder's own manifest: it tells damage, not who wrote both."""
+    check_files(folder, read_manifest(folder))
 
 
 def damaged_files(folder: Path, manifest: Manifest) -> tuple[str, ...]:
@@ -112,7 +117,7 @@ def _check_file(file: BinaryIO, path: Path, record: FileRecord) -> None:
     if size != record.nbytes:
         raise ArtifactError(f"{path}: expected {record.nbytes} bytes, found {size}: {_REMEDY}")
     header = None if record.scope == "full" else _header_length(file)
-    if _sha256(file, header) != record.sha256:
+    if sha256_of(file, header) != record.sha256:
         raise ArtifactError(f"{path}: its content changed since the export: {_REMEDY}")
 
 
@@ -122,7 +127,8 @@ def _header_length(file: BinaryIO) -> int:
     return length
 
 
-def _sha256(file: BinaryIO, limit: int | None) -> str:
+def sha256_of(file: BinaryIO, limit: int | None = None) -> str:
+    """The hash of an open file from its position on: of all of it, or of ``limit`` bytes."""
     digest = hashlib.sha256()
     remaining = size_of(file) if limit is None else limit
     while remaining > 0 and (chunk := file.read(min(_CHUNK, remaining))):

@@ -156,11 +156,12 @@ def build_engine(
     return build(Path(out), options, progress or NoProgress())
 
 
-def inspect(path: StrPath) -> Inspection:
+def inspect(path: StrPath, check: bool = False) -> Inspection:
     """What a checkpoint folder, an artifact folder or an engine file holds; needs no torch.
 
-    HybridgeError when ``path`` is none of them or is damaged.
+    check: first compare every file of an artifact or an engine with the hash recorded when it was written.
+    HybridgeError when ``path`` is none of them or is damaged, or is a checkpoint, which has no hashes to ``check``.
     """
     from hybridge.inspection import inspect_path
 
-    return inspect_path(Path(path))
+    return inspect_path(Path(path), check)

@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from artifact.errors import ArtifactError
-from hybridge.cli.options import Json
+from hybridge.cli.options import Check, Json
 from hybridge.cli.terminal import Terminal
+from hybridge.cli.text import printable
 
 # Damaged files of which an error names each.
 MOST_NAMED = 3
@@ -24,6 +25,7 @@ def inspect(
             metavar="CHECKPOINT|OUT|ENGINE", help="A checkpoint, an exported folder or an engine.", show_default=False
         ),
     ],
+    check: Check = False,
     as_json: Json = False,
 ) -> None:
     """Show what a checkpoint, an artifact or an engine holds: layers, states, bytes, operators, bindings.
@@ -35,15 +37,17 @@ def inspect(
         from hybridge.cli.inspection_tables import tables_of
         from hybridge.inspection import ArtifactInspection
 
-        inspection = api.inspect(path)
+        inspection = api.inspect(path, check=check)
         terminal.show(*tables_of(inspection))
         terminal.document(inspection.to_json())
     # Shown all the same: what is left tells what is missing.
     damage = inspection.damage if isinstance(inspection, ArtifactInspection) else ()
     if damage:
         print(
-            f"error: {path}: expected the files as they were exported, found {_listed(damage)}: copy the whole folder "
-            "again (cp -rL, rsync), or export the checkpoint again",
+            printable(
+                f"error: {path}: expected the files as they were exported, found {_listed(damage)}: copy the whole "
+                "folder again (cp -rL, rsync), or export the checkpoint again"
+            ),
             file=sys.stderr,
         )
         raise typer.Exit(ArtifactError.exit_code)

@@ -19,6 +19,7 @@ from hybridge.cli.inspect import inspect
 from hybridge.cli.interruption import InterruptionHandler
 from hybridge.cli.run import run
 from hybridge.cli.terminal import json_text
+from hybridge.cli.text import printable
 from hybridge.cli.verify import verify
 
 INTERRUPTED = 130
@@ -106,7 +107,7 @@ def run_command(arguments: Sequence[str], signals: InterruptionHandler | None = 
 
 
 def _report(failure: Failure, as_json: bool) -> None:
-    sentence = " ".join(failure.message.split())
+    sentence = printable(" ".join(failure.message.split()))
     print(f"error: {sentence}", file=sys.stderr)
     if as_json:
         print(json_text({"error": sentence, "exit_code": failure.exit_code}), flush=True)

@@ -17,6 +17,9 @@ Checkpoint = Annotated[
     Path, typer.Argument(metavar="CHECKPOINT", help="Folder of a Hugging Face checkpoint.", show_default=False)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+Check = Annotated[
+    bool, typer.Option("--check", help="First compare every file of OUT with the hashes of its manifest.json.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no remarks on standard error.")]
 Engine = Annotated[EngineName, typer.Option("--engine", help="What computes; auto takes the best that is available.")]
 EngineFolder = Annotated[

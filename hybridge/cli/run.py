@@ -8,7 +8,7 @@ from hybridge.cli import generation_options as given
 from hybridge.cli.drafts import draft_settings, draft_summary
 from hybridge.cli.flag_names import flags_of, naming_flags
 from hybridge.cli.generation_report import generation_document, generation_summary
-from hybridge.cli.options import Artifact, Engine, EngineFolder, Json, Quiet, Threads, integers
+from hybridge.cli.options import Artifact, Check, Engine, EngineFolder, Json, Quiet, Threads, integers
 from hybridge.cli.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def run(
     speculative_mode: given.SpeculativeMode = "auto",
     engine_folder: EngineFolder = None,
     threads: Threads = None,
+    check: Check = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -50,9 +51,14 @@ def run(
     flag = given.one_of({"--prompt": prompt, "--chat": chat, "--prompt-ids": prompt_ids})
     ids = None if prompt_ids is None else list(integers(prompt_ids, flag))
     with Terminal(as_json, quiet) as terminal, naming_flags({**FLAGS, "prompt": flag, "messages": flag}):
+        from artifact.manifest import check_artifact
+        from artifact.path_kind import require_artifact
         from runtime.llm import LLM
         from runtime.sampling import SamplingParams
 
+        if check:
+            require_artifact(out)
+            check_artifact(out)
         sampling = SamplingParams(
             temperature=temperature,
             top_k=top_k,

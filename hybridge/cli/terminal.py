@@ -6,16 +6,31 @@ import contextlib
 import json
 import math
 import sys
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hybridge.cli.progress import progress_on
+from hybridge.cli.text import printable, printable_json
 
 if TYPE_CHECKING:
     from artifact.progress import Progress
 
 # Tables written to a file or a pipe are this wide.
 PLAIN_WIDTH = 120
+
+
+class _Printable:
+    """A table or another renderable of rich, whose texts may be names out of a file that somebody else wrote."""
+
+    def __init__(self, renderable: Any) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.segment import Segment
+
+        for segment in console.render(self._renderable, options):
+            yield Segment(printable(segment.text), segment.style, segment.control)
 
 
 class Terminal:
@@ -56,19 +71,22 @@ class Terminal:
         # Written here because rich ends the program when nobody reads its output.
         with console.capture() as captured:
             for renderable in renderables:
-                console.print(renderable, markup=False, soft_wrap=isinstance(renderable, str))
+                if isinstance(renderable, str):
+                    console.print(printable(renderable), markup=False, soft_wrap=True)
+                else:
+                    console.print(_Printable(renderable))
         self._out.write(captured.get())
 
     def write(self, text: str) -> None:
-        """Write ``text`` as it is and at once, for streaming."""
+        """Write ``text`` at once, for streaming: as it is, but for what a terminal would take for commands."""
         if not self.as_json:
-            self._out.write(text)
+            self._out.write(printable(text) if self._out.isatty() else text)
             self._out.flush()
 
     def remark(self, text: str) -> None:
         """A line on standard error, unless the user wants quiet."""
         if not self.quiet:
-            print(text, file=sys.stderr)
+            print(printable(text), file=sys.stderr)
 
     def document(self, data: Any) -> None:
         """The one JSON document of a command called with --json."""
@@ -78,7 +96,7 @@ class Terminal:
 
 def json_text(data: Any) -> str:
     """``data`` as strict JSON: numbers that are not finite become the strings "nan", "inf" and "-inf"."""
-    return json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False)
+    return printable_json(json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def _finite(value: Any) -> Any:

@@ -1,8 +1,22 @@
-"""Numbers as people read them."""
+"""Numbers and untrusted text as people read them."""
 
 from __future__ import annotations
 
+# Control characters but for line feeds and tabs, and those that turn the direction of text: a terminal obeys them.
+_CONTROLS = (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_VISIBLE = dict.fromkeys(_CONTROLS, "\ufffd")
+_ESCAPED = {code: f"\\u{code:04x}" for code in _CONTROLS}
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def printable(text: str) -> str:
+    """``text`` without what a terminal would take for commands; each such character becomes U+FFFD."""
+    return text.translate(_VISIBLE)
+
+
+def printable_json(text: str) -> str:
+    """A JSON document with the same characters, in its strings, as escapes."""
+    return text.translate(_ESCAPED)
 
 
 def bytes_text(count: int) -> str:

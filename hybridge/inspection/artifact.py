@@ -14,6 +14,7 @@ from artifact.dtypes import DType
 from artifact.engine_record import ENGINE_FILE
 from artifact.manifest import damaged_files, read_manifest
 from artifact.path_kind import MODEL_FILE
+from artifact.untrusted_file import has_file
 from hybridge.inspection.summaries import (
     LayerSummary,
     StateSummary,
@@ -109,7 +110,7 @@ def inspect_artifact(folder: Path) -> ArtifactInspection:
 
 
 def _mtp_layers(folder: Path) -> tuple[str, ...] | None:
-    if not (folder / MTP_CONFIG_FILE).exists():
+    if not has_file(folder, MTP_CONFIG_FILE):
         return None
     return read_config(folder, MTP_CONFIG_FILE).layer_types
 

@@ -9,9 +9,13 @@ from typing import Any
 
 from artifact.engine_record import ENGINE_FILE, EngineRecord, read_engine_record
 from artifact.errors import ArtifactError
+from artifact.limits import ONNX_BYTES
+from artifact.manifest import sha256_of
+from artifact.path_kind import MODEL_FILE
+from artifact.untrusted_file import has_file, open_inside, read_inside, size_of
 from hybridge.inspection.engine_inspector import inspector_view
 
-MODEL_FILE = "model.onnx"
+_REMEDY = "build it again"
 
 
 @dataclass(frozen=True)
@@ -35,32 +39,32 @@ class EngineInspection:
         return {"kind": self.kind, **asdict(self)}
 
 
-def inspect_engine(folder: Path) -> EngineInspection:
-    """Inspect the engine in ``folder``; ArtifactError when it or its record is missing or damaged."""
+def inspect_engine(folder: Path, check: bool = False) -> EngineInspection:
+    """Inspect the engine in ``folder``; ArtifactError when it or its record is missing or damaged.
+
+    check: compare the hashes of its files too.
+    """
     record = read_engine_record(folder / ENGINE_FILE)
-    engine = _file(folder, record.engine, record.nbytes)
-    if record.advance is not None:
-        _file(folder, record.advance.engine, record.advance.nbytes)
+    for part in (record, *([] if record.advance is None else [record.advance])):
+        _check_file(folder, part.engine, part.nbytes, part.sha256 if check else None)
+    engine = folder / record.engine
     view = inspector_view(engine, record.library)
     inspector, reason = (None, view) if isinstance(view, str) else (view, None)
     return EngineInspection(str(folder), record, _matches_model(folder, record), inspector, reason)
 
 
-def _file(folder: Path, name: str, nbytes: int) -> Path:
-    """The file ``name`` of ``folder``; ArtifactError unless it is there with ``nbytes`` bytes."""
-    file = folder / name
-    if Path(name).name != name:
-        raise ArtifactError(f"{ENGINE_FILE}: engine: expected a file beside it, found {name!r}: refused")
-    if not file.is_file():
-        raise ArtifactError(f"{folder}: expected the engine {name}, found none: build it again")
-    if file.stat().st_size != nbytes:
-        raise ArtifactError(f"{file}: expected {nbytes} bytes, found {file.stat().st_size}: build it again")
-    return file
+def _check_file(folder: Path, name: str, nbytes: int, sha256: str | None) -> None:
+    """ArtifactError unless ``folder`` has a file ``name`` of ``nbytes`` bytes, and of that hash where one is given."""
+    with open_inside(folder, name, None, remedy=_REMEDY) as file:
+        if (size := size_of(file)) != nbytes:
+            raise ArtifactError(f"{folder / name}: expected {nbytes} bytes, found {size}: {_REMEDY}")
+        if sha256 is not None and sha256_of(file) != sha256:
+            raise ArtifactError(f"{folder / name}: its content changed since the build: {_REMEDY}")
 
 
 def _matches_model(folder: Path, record: EngineRecord) -> bool | None:
     """Engines lie in OUT/engines/<target>/ of the artifact OUT."""
-    model = folder.resolve().parent.parent / MODEL_FILE
-    if not model.is_file():
+    artifact = folder.resolve().parent.parent
+    if not has_file(artifact, MODEL_FILE):
         return None
-    return hashlib.sha256(model.read_bytes()).hexdigest() == record.model_sha256
+    return hashlib.sha256(read_inside(artifact, MODEL_FILE, ONNX_BYTES)).hexdigest() == record.model_sha256

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from artifact.child_python import child_command
+from artifact.untrusted_file import open_inside
 
 # Loading a large engine takes a while.
 TIMEOUT_SECONDS = 300
@@ -17,8 +18,7 @@ _PROCESS = """
 import importlib, json, sys
 trt = importlib.import_module(sys.argv[1])
 runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
-with open(sys.argv[2], "rb") as file:
-    engine = runtime.deserialize_cuda_engine(file.read())
+engine = runtime.deserialize_cuda_engine(sys.stdin.buffer.read())
 if engine is None:
     sys.exit("the engine was not built for this GPU and this version of TensorRT")
 text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
@@ -39,9 +39,12 @@ def inspector_view(engine: Path, library: str) -> dict[str, Any] | str:
 
 def run_inspector(engine: Path, library: str) -> dict[str, Any] | str:
     """As ``inspector_view``, once GPU and library are known to be there."""
-    command = child_command(_PROCESS, library, str(engine))
+    command = child_command(_PROCESS, library)
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, errors="replace")
+        with open_inside(engine.parent, engine.name, None, remedy="build it again") as file:
+            result = subprocess.run(
+                command, stdin=file, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, errors="replace"
+            )
     except subprocess.TimeoutExpired:
         return f"TensorRT did not load the engine within {TIMEOUT_SECONDS} s"
     if result.returncode != 0:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from artifact.engine_record import ENGINE_FILE
 from artifact.errors import ArtifactError
+from artifact.manifest import check_artifact
 from artifact.path_kind import PathKind, kind_of_path
 from hybridge.inspection.artifact import ArtifactInspection, inspect_artifact
 from hybridge.inspection.checkpoint import CheckpointInspection, inspect_checkpoint
@@ -14,19 +15,25 @@ from hybridge.inspection.engine import EngineInspection, inspect_engine
 Inspection = CheckpointInspection | ArtifactInspection | EngineInspection
 
 
-def inspect_path(path: Path) -> Inspection:
+def inspect_path(path: Path, check: bool = False) -> Inspection:
     """Inspect a checkpoint folder, an artifact folder (or its model.onnx), or an engine (folder or file).
 
-    ArtifactError: ``path`` is none of them. Other errors say how what it is, is damaged.
+    check: compare hashes first. ArtifactError: ``path`` is none of them, a file is not as it was written, or a
+    checkpoint is to be checked. Other errors say how what it is, is damaged.
     """
     kind = kind_of_path(path)
     if kind is PathKind.ENGINE:
-        return inspect_engine(path if path.is_dir() else path.parent)
-    if kind is PathKind.MODEL:
-        return inspect_artifact(path.parent)
-    if kind is PathKind.ARTIFACT:
-        return inspect_artifact(path)
+        return inspect_engine(path if path.is_dir() else path.parent, check)
+    if kind in (PathKind.MODEL, PathKind.ARTIFACT):
+        folder = path if path.is_dir() else path.parent
+        if check:
+            check_artifact(folder)
+        return inspect_artifact(folder)
     if kind is PathKind.CHECKPOINT:
+        if check:
+            raise ArtifactError(
+                f"{path}: expected an artifact or an engine to check, found {kind.value}: export it first"
+            )
         return inspect_checkpoint(path)
     raise ArtifactError(
         f"{path}: expected a checkpoint folder (config.json, *.safetensors), a folder written by hybridge export or "

@@ -10,7 +10,7 @@ import numpy as np
 
 from artifact import names
 from artifact.config import RuntimeConfig, read_config
-from artifact.manifest import check_files, read_manifest
+from artifact.manifest import check_artifact
 from artifact.paged import PAGED
 from artifact.path_kind import require_artifact, require_checkpoint
 from artifact.progress import NoProgress, Progress
@@ -48,7 +48,7 @@ def verify(
     tolerance = options.tolerance or default_tolerance(options.engine, config.dtype, config.has_kv_scales)
     notes: list[str] = []
     engines = _engine_names(options.engine, config.layout, notes)
-    check_files(artifact, read_manifest(artifact))
+    check_artifact(artifact)
     progress.start("load the reference")
     reference = Reference(checkpoint, config)
     notes += reference.notes

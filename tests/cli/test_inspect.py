@@ -93,6 +93,19 @@ def test_an_artifact_without_weights_is_shown_and_is_an_error(capfd: Capture, ar
     assert f"weights/{weights[0]}: missing" in outcome.error and "export the checkpoint again" in outcome.error
 
 
+def test_check_compares_hashes(capfd: Capture, artifact: Path, checkpoint: Path, tmp_path: Path) -> None:
+    assert hybridge(capfd, "inspect", artifact, "--check").code == 0
+    copy = tmp_path / "copy"
+    shutil.copytree(artifact, copy)
+    path = copy / "generation_config.json"
+    path.write_bytes(path.read_bytes().replace(b"0", b"1", 1))
+    assert hybridge(capfd, "inspect", copy).code == 0
+    for command in (("inspect", copy), ("run", copy, "--prompt", "a")):
+        outcome = hybridge(capfd, *command, "--check")
+        assert outcome.code == 2 and "generation_config.json: its content changed since the export" in outcome.error
+    assert "found a checkpoint" in hybridge(capfd, "inspect", checkpoint, "--check").error
+
+
 @pytest.fixture
 def engine(artifact: Path, tmp_path: Path) -> Path:
     """An artifact with an engine folder as the builder writes it (the engine itself is not TensorRT's)."""
@@ -143,6 +156,7 @@ def test_artifact_lists_its_engines(capfd: Capture, engine: Path) -> None:
 
 
 def test_damaged_engine(capfd: Capture, engine: Path) -> None:
+    assert "its content changed since the build" in hybridge(capfd, "inspect", engine, "--check").error
     (engine / "model.engine").write_bytes(b"engin")
     assert "expected 6 bytes, found 5" in hybridge(capfd, "inspect", engine).error
     (engine / "model.engine").unlink()

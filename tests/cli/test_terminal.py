@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
-from hybridge.cli.main import READER_LEFT
+from hybridge.cli.main import READER_LEFT, run_command
 from hybridge.cli.progress import BarProgress, LineProgress, progress_on
 from hybridge.cli.terminal import Terminal, json_text
 from hybridge.cli.text import bytes_text, count_text, seconds_text
@@ -28,7 +29,7 @@ class Fine:
         os.write(1, b"descriptor noise\\n")
         ctypes.CDLL(None).puts(b"stdio noise")
         return {{"text": "\\u00e9", "error": float("nan")}}
-hybridge.api.inspect = lambda path: Fine()
+hybridge.api.inspect = lambda path, check: Fine()
 import hybridge.cli.inspection_tables as tables
 tables.tables_of = lambda inspection: []
 from hybridge.cli.main import main
@@ -82,6 +83,46 @@ def test_long_sentences_are_not_broken(capsys: pytest.CaptureFixture[str]) -> No
     with Terminal() as terminal:
         terminal.show("word " * 60)
     assert capsys.readouterr().out.count("\n") == 1
+
+
+HOSTILE = "a\x1b[2J\x07\x9b31m\r\u202eb\x7f"
+CLEAN = "a\ufffd[2J\ufffd\ufffd31m\ufffd\ufffdb\ufffd"
+
+
+def test_names_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Titles and cells of tables too, remarks and the document."""
+    table = Table(title=HOSTILE)
+    table.add_column(HOSTILE)
+    table.add_row(HOSTILE)
+    with Terminal() as terminal:
+        terminal.show(HOSTILE, table)
+        terminal.remark(HOSTILE)
+    shown = capsys.readouterr()
+    assert shown.out.startswith(CLEAN) and shown.out.count("[2J") == 4 and shown.err == CLEAN + "\n"
+    assert not set(shown.out) & {"\x1b", "\x07", "\x9b", "\r", "\u202e", "\x7f"}
+    with Terminal(as_json=True) as terminal:
+        terminal.document({"name": HOSTILE})
+    document = capsys.readouterr().out
+    assert json.loads(document) == {"name": HOSTILE} and document.replace("\n", "").isprintable()
+
+
+def test_generated_text_is_cleaned_only_for_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Terminal() as terminal:
+        terminal.write(HOSTILE + "\t\n")
+    assert capsys.readouterr().out == HOSTILE + "\t\n"
+    stream = FakeTerminal()
+    monkeypatch.setattr("sys.stdout", stream)
+    with Terminal() as terminal:
+        terminal.write(HOSTILE + "\t\n")
+    assert stream.getvalue() == CLEAN + "\t\n"
+
+
+def test_errors_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run_command(["inspect", str(tmp_path / HOSTILE)]) == 2
+    error = capsys.readouterr().err
+    assert "[2J" in error and "\x1b" not in error and "\x9b" not in error
 
 
 def test_lines_without_a_terminal() -> None:
