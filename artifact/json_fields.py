@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from artifact.errors import ArtifactError, HybridgeError
-from artifact.limits import JSON_BYTES, JSON_DEPTH
+from artifact.limits import JSON_BYTES, JSON_DEPTH, LARGEST_INTEGER
 from artifact.untrusted_file import read_given, read_inside
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ class Fields:
 
     def integer(self, key: str, default: Any = MISSING, minimum: int | None = None) -> Any:
         """An integer, at least ``minimum``."""
-        value = self._typed(key, default, lambda v: isinstance(v, int) and not isinstance(v, bool), "an integer")
+        value = self._typed(key, default, _is_integer, "an integer of 64 bits")
         if value is not None and minimum is not None and value < minimum:
             raise self.fail(key, f"an integer of at least {minimum}")
         return value
@@ -193,5 +193,10 @@ def float_from_json(value: Any) -> float | None:
 
 
 def is_count(value: object) -> bool:
-    """Whether ``value`` is an integer of at least 0."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    """Whether ``value`` is an integer from 0 on that 64 bits hold."""
+    return _is_integer(value) and value >= 0  # type: ignore[operator]
+
+
+def _is_integer(value: object) -> bool:
+    # What 64 bits hold neither overflows a float nor takes more room than its text.
+    return isinstance(value, int) and not isinstance(value, bool) and -LARGEST_INTEGER <= value <= LARGEST_INTEGER

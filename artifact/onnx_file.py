@@ -13,11 +13,10 @@ from google.protobuf.message import DecodeError
 
 from artifact.dtypes import DType
 from artifact.errors import ArtifactError, UnsupportedError
-from artifact.limits import ONNX_BYTES, TENSOR_AXES
+from artifact.limits import LARGEST_INTEGER, ONNX_BYTES, TENSOR_AXES
 from artifact.untrusted_file import open_inside, read_inside, size_of
 
 _REMEDY = "export the checkpoint again"
-_LARGEST = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def _stored_weight(tensor: onnx.TensorProto, where: str) -> StoredWeight:
     except UnsupportedError as error:
         raise ArtifactError(f"{where}: {error}: {_REMEDY}") from error
     weight = StoredWeight(tensor.name, location, _count(entries, "offset", 0, where), dtype, shape)
-    if weight.offset + weight.nbytes > _LARGEST:
+    if weight.offset + weight.nbytes > LARGEST_INTEGER:
         raise ArtifactError(f"{where}: expected a size that a file can have, found {list(shape)}: {_REMEDY}")
     if (length := _count(entries, "length", weight.nbytes, where)) != weight.nbytes:
         raise ArtifactError(f"{where}: expected length {weight.nbytes} for {list(shape)}, found {length}: {_REMEDY}")
@@ -112,7 +111,7 @@ def _count(entries: Mapping[str, str], key: str, default: int, where: str) -> in
     text = entries.get(key)
     if text is None:
         return default
-    if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= _LARGEST):
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= LARGEST_INTEGER):
         raise ArtifactError(f"{where}: expected a number of bytes as {key}, found {text[:200]!r}: {_REMEDY}")
     return int(text)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from artifact.safetensors_file import TensorSlot, read_safetensors
 from exporter.checkpoint import Checkpoint
 from exporter.checkpoint.background_scan import background_scan
 from exporter.checkpoint.checkpoint import TOKENIZER_FILE
+from exporter.checkpoint.entries import copy_side_file
 from exporter.checkpoint.scan import ScanReport
 from exporter.graph.interface import runtime_config
 from exporter.models.mtp import MtpHead
@@ -86,7 +86,7 @@ def _write(
     for path in source.side_files:
         copy = folder / path.relative_to(source.path)
         copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(path, copy)
+        copy_side_file(source.path, path.relative_to(source.path).as_posix(), copy)
     progress.start("scan weights")
     scanned = scan()
     notes = (*plan.notes, *_tokenizer_notes(source))

@@ -8,6 +8,7 @@ from typing import Any
 
 from artifact.config import RuntimeConfig
 from artifact.errors import located
+from artifact.untrusted_file import has_file
 from runtime.generation import Request, RequestLimits
 from runtime.generation.checkpoint_defaults import eos_token_ids, read_generation_config, recommended_sampling
 from runtime.sampling import SamplingParams
@@ -22,7 +23,7 @@ class ModelText:
     def __init__(self, folder: Path, config: RuntimeConfig) -> None:
         """ArtifactError when a file is malformed."""
         self._folder, self._config = folder, config
-        self.tokenizer = Tokenizer.from_folder(folder) if (folder / TOKENIZER_FILE).is_file() else None
+        self.tokenizer = Tokenizer.from_folder(folder) if has_file(folder, TOKENIZER_FILE) else None
         special = {} if self.tokenizer is None else self.tokenizer.special_tokens
         with located(folder):
             self.chat_template = ChatTemplate.from_folder(folder, read_tokenizer_config(folder), special)

@@ -9,9 +9,10 @@ from typing import Any
 
 from artifact.dtypes import DType
 from artifact.errors import CheckpointError, UnsupportedError
+from artifact.limits import TEMPLATE_FILES
 from artifact.path_kind import require_checkpoint
 from artifact.safetensors_file import SafetensorsFile, TensorSlot
-from exporter.checkpoint.entries import check_json, checked_file, read_json
+from exporter.checkpoint.entries import check_side_file, checked_file, read_json
 from exporter.checkpoint.shards import read_shards, tensors_of
 
 CONFIG_FILE, GENERATION_CONFIG_FILE, TOKENIZER_FILE = "config.json", "generation_config.json", "tokenizer.json"
@@ -75,11 +76,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def _side_files(folder: Path) -> tuple[Path, ...]:
     templates = sorted(path.name for path in (folder / TEMPLATES_FOLDER).glob("*.jinja"))
+    if len(templates) > TEMPLATE_FILES:
+        raise CheckpointError(
+            f"{folder / TEMPLATES_FOLDER}: expected at most {TEMPLATE_FILES} templates, found {len(templates)}: "
+            "remove those that are not needed"
+        )
     names = (*SIDE_FILES, *(f"{TEMPLATES_FOLDER}/{name}" for name in templates))
     found = tuple(path for name in names if (path := checked_file(folder, name)) is not None)
     for path in found:
-        if path.suffix == ".json":
-            check_json(path)
+        check_side_file(folder, path.relative_to(folder).as_posix())
     return found
 
 

@@ -1,44 +1,36 @@
-"""Which files of a checkpoint folder may be read.
-
-The rule: what a file name resolves to lies inside the folder, or is a blob of a Hugging Face cache
-(models--*/blobs/*), because a cache's snapshot folder and older downloads hold links to blobs. Any other link
-leaves the folder and is refused.
-"""
+"""Which files of a checkpoint folder may be read: those that artifact.untrusted_file lets be opened."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 from artifact.errors import CheckpointError
 from artifact.json_fields import load_json_object
+from artifact.limits import JSON_BYTES, TEMPLATE_BYTES, TOKENIZER_BYTES
+from artifact.untrusted_file import has_file, open_inside, read_inside
 
 _LFS_POINTER = b"version https://git-lfs"
+_REMEDY = "download the checkpoint again"
+_VOCABULARY_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json"})
 
 
 def checked_file(folder: Path, relative: str) -> Path | None:
     """``folder``/``relative`` as a readable regular file, or None if there is none.
 
-    CheckpointError: a link that leaves the folder (see the rule above) or leads nowhere, a folder or device,
-    a file without read permission, or a Git LFS pointer in place of the file.
+    CheckpointError: a link that leaves the folder or leads nowhere, a folder or device, a file without read
+    permission, or a Git LFS pointer in place of the file.
     """
+    if not has_file(folder, relative):
+        return None
     path = folder / relative
-    try:
-        if not path.is_symlink() and not path.exists():
-            return None
-        target = path.resolve()
-        if not target.is_relative_to(folder.resolve()) and not _is_cache_blob(target):
-            raise CheckpointError(f"{path}: is a link that leaves the checkpoint folder: put the file in its place")
-        if not target.exists():
-            raise CheckpointError(f"{path}: is a link to a missing file: download the checkpoint again")
-        if not target.is_file():
-            raise CheckpointError(f"{path}: expected a file, found something else: download the checkpoint again")
-        with target.open("rb") as file:
+    with open_inside(folder, relative, None, CheckpointError, _REMEDY) as file:
+        try:
             head = file.read(len(_LFS_POINTER))
-    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, in Python before 3.13
-        reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"{path}: cannot be read: {reason}") from error
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}: {_REMEDY}") from error
     if head == _LFS_POINTER:
         raise CheckpointError(f"{path}: is a Git LFS pointer, not the file itself: run git lfs pull in the checkpoint")
     return path
@@ -50,15 +42,28 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
     return None if path is None else load_json_object(path, CheckpointError)
 
 
-def check_json(path: Path) -> None:
-    """Raise CheckpointError unless ``path`` holds JSON (so that a truncated tokenizer is noticed at export)."""
+def check_side_file(folder: Path, relative: str) -> None:
+    """CheckpointError when a file that is carried along is too large, or is to be JSON and is not (truncated)."""
+    raw = read_inside(folder, relative, side_file_bytes(relative), CheckpointError, _REMEDY)
+    if not relative.endswith(".json"):
+        return
     try:
-        json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+        json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: is not valid JSON: download it again") from error
+        raise CheckpointError(f"{folder / relative}: is not valid JSON: download it again") from error
 
 
-def _is_cache_blob(target: Path) -> bool:
-    return target.parent.name == "blobs" and target.parent.parent.name.startswith("models--")
+def copy_side_file(folder: Path, relative: str, target: Path) -> None:
+    """Copy ``folder``/``relative`` to the new file ``target``. OSError: that cannot be written."""
+    with (
+        open_inside(folder, relative, side_file_bytes(relative), CheckpointError, _REMEDY) as source,
+        target.open("xb") as copy,
+    ):
+        shutil.copyfileobj(source, copy)
+
+
+def side_file_bytes(relative: str) -> int:
+    """The most bytes that a file beside the weights may have."""
+    if relative.endswith(".jinja"):
+        return TEMPLATE_BYTES
+    return TOKENIZER_BYTES if relative in _VOCABULARY_FILES else JSON_BYTES

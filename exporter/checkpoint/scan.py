@@ -17,6 +17,7 @@ from artifact.dtypes import DType
 from artifact.errors import CheckpointError
 from artifact.progress import NoProgress, Progress
 from artifact.safetensors_file import TensorSlot
+from artifact.untrusted_file import open_inside
 from exporter.checkpoint.float_range import FloatRange, float_range
 
 # Bytes that one thread reads and judges at once: few calls, so that a busy interpreter delays the scan little, and
@@ -159,18 +160,15 @@ def _peak(bits: np.ndarray, limits: FloatRange) -> int:
 
 
 def _read(slot: TensorSlot, offset: int, target: memoryview) -> None:
-    try:
-        handle = os.open(slot.path, os.O_RDONLY)
+    with open_inside(slot.path.parent, slot.path.name, None, CheckpointError, "fetch it again") as file:
         try:
             while target:
-                count = os.preadv(handle, [target], offset)
+                count = os.preadv(file.fileno(), [target], offset)
                 if count == 0:
                     raise CheckpointError(f"{slot.path}: ends inside tensor {slot.name}: fetch it again")
                 target, offset = target[count:], offset + count
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise CheckpointError(f"{slot.path}: tensor {slot.name} cannot be read: {error.strerror}") from error
+        except OSError as error:
+            raise CheckpointError(f"{slot.path}: tensor {slot.name} cannot be read: {error.strerror}") from error
 
 
 def _offence(piece: _Piece, flat: int, value: float) -> CheckpointError:

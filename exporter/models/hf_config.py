@@ -8,9 +8,10 @@ from typing import Any
 
 from artifact.errors import CheckpointError, UnsupportedError
 from artifact.json_fields import MISSING, Fields, float_from_json
+from artifact.limits import LAYERS
 
 # Larger numbers are damage: tensors and ONNX shapes of such sizes do not exist.
-LARGEST_SIZE, MOST_LAYERS = 2**31 - 1, 10_000
+LARGEST_SIZE = 2**31 - 1
 # Fields of every transformers config that do not change what the model computes at inference.
 HARMLESS_FIELDS = frozenset(
     {
@@ -136,8 +137,8 @@ class HfConfig(Fields):
     def layer_count(self) -> int:
         """The number of layers."""
         count = self.positive("num_hidden_layers")
-        if count > MOST_LAYERS:
-            raise self.fail("num_hidden_layers", f"at most {MOST_LAYERS}")
+        if count > LAYERS:
+            raise self.fail("num_hidden_layers", f"at most {LAYERS}")
         return count
 
     def flag(self, *names: str, default: bool) -> bool:

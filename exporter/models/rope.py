@@ -41,8 +41,10 @@ def rope_from_config(
     factor = _number(fields, "partial_rotary_factor") or outside
     if factor != default_partial and not partial:
         raise UnsupportedError(f"config.json: partial_rotary_factor: supported is {default_partial}, found {factor}")
+    if factor > 1:
+        raise UnsupportedError(f"config.json: partial_rotary_factor: expected at most 1, found {factor}")
     rotary_dim = int(head_dim * factor)
-    if factor > 1 or rotary_dim % 2 or rotary_dim == 0:
+    if rotary_dim % 2 or rotary_dim == 0:
         raise UnsupportedError(
             f"config.json: partial_rotary_factor {factor} of head_dim {head_dim} gives {rotary_dim} rotary "
             "dimensions: expected a positive even number"

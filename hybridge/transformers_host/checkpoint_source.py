@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from artifact.errors import HybridgeError
+from artifact.errors import CheckpointError, HybridgeError
+from artifact.limits import JSON_BYTES
 from artifact.temporary_folder import PARTIAL, temporary_folder
+from artifact.untrusted_file import read_inside
 from exporter.checkpoint import open_checkpoint
 from exporter.models.parameters import ROOTS
 
@@ -42,7 +44,7 @@ def fingerprint(checkpoint: Path) -> str:
 
     CheckpointError when the folder is not a complete checkpoint.
     """
-    digest = hashlib.sha256((checkpoint / "config.json").read_bytes())
+    digest = hashlib.sha256(read_inside(checkpoint, "config.json", JSON_BYTES, CheckpointError))
     for name, slot in sorted(open_checkpoint(checkpoint).tensors.items()):
         digest.update(f"{name} {slot.dtype.value} {slot.shape}".encode())
         flat = slot.map().reshape(-1)

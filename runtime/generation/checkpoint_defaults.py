@@ -6,6 +6,7 @@ from pathlib import Path
 
 from artifact.errors import ArtifactError, RequestError
 from artifact.json_fields import Fields, load_json_object
+from artifact.untrusted_file import has_file
 from runtime.sampling import SamplingParams
 
 GENERATION_CONFIG_FILE = "generation_config.json"
@@ -13,8 +14,8 @@ GENERATION_CONFIG_FILE = "generation_config.json"
 
 def read_generation_config(folder: Path) -> Fields:
     """The fields of generation_config.json; without the file, none."""
-    path = folder / GENERATION_CONFIG_FILE
-    return Fields(load_json_object(path) if path.is_file() else {}, GENERATION_CONFIG_FILE)
+    present = has_file(folder, GENERATION_CONFIG_FILE)
+    return Fields(load_json_object(folder / GENERATION_CONFIG_FILE) if present else {}, GENERATION_CONFIG_FILE)
 
 
 def eos_token_ids(config: Fields) -> tuple[int, ...]:

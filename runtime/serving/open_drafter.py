@@ -9,6 +9,7 @@ from artifact.config import MTP_CONFIG_FILE, read_config
 from artifact.errors import EngineError
 from artifact.paged import PAGED
 from artifact.path_kind import require_artifact
+from artifact.untrusted_file import has_file
 from runtime.engines.factory import AUTO, EngineOptions
 from runtime.engines.mtp_factory import open_mtp_head
 from runtime.engines.paged import PagedEngine
@@ -67,7 +68,7 @@ def _opened(
 def _opened_head(
     speculation: SpeculationSettings, engine: PagedEngine, settings: ServingSettings, text: ModelText
 ) -> MtpDrafter:
-    if not (text.folder / MTP_CONFIG_FILE).exists():
+    if not has_file(text.folder, MTP_CONFIG_FILE):
         raise EngineError(
             f"{text.folder}: expected an artifact with a multi-token prediction head, found none: export a checkpoint "
             "that has one with --layout paged, or use another drafter"

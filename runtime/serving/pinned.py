@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from artifact.errors import RequestError
-from artifact.json_fields import Fields, load_json_object
+from artifact.json_fields import Fields, load_given_json_object
 from runtime.prefix_cache.pins import Pin
 from runtime.prefix_cache.radix_allocator import RadixAllocator
 from runtime.prefix_cache.token_key import common_length, key_from_tokens
@@ -112,7 +112,7 @@ def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
 
 def read_prefixes(path: Path) -> list[tuple[str, Any]]:
     """Names and prompts of a file {"prefixes": {name: text, token ids or messages}}; RequestError when it is none."""
-    fields = Fields(load_json_object(path, RequestError), str(path), RequestError)
+    fields = Fields(load_given_json_object(path, RequestError), str(path), RequestError)
     prompts = fields.object("prefixes")
     fields.refuse_unknown()
     for name, prompt in prompts.items():

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from artifact.errors import ArtifactError, RequestError
-from artifact.limits import CONVERSATION_BYTES, TEMPLATE_MEMORY, TEMPLATE_SECONDS
+from artifact.limits import CONVERSATION_BYTES, TEMPLATE_BYTES, TEMPLATE_FILES, TEMPLATE_MEMORY, TEMPLATE_SECONDS
+from artifact.untrusted_file import has_file, read_inside
 from runtime.sandbox.process import LimitedProcess, LimitError, ProcessLimits
 from runtime.text.plain_data import plain_data
 
@@ -49,11 +50,8 @@ class ChatTemplate:
 
         Where there are such files, the chat_template of tokenizer_config.json (``config``) does not count.
         """
-        templates = {path.name.removesuffix(".jinja"): path for path in (folder / TEMPLATES_FOLDER).glob("*.jinja")}
-        if (folder / CHAT_TEMPLATE_FILE).is_file():
-            templates.setdefault("default", folder / CHAT_TEMPLATE_FILE)
-        if templates:
-            return cls({name: _read(path) for name, path in templates.items()}, special_tokens, process)
+        if templates := _template_files(folder):
+            return cls(templates, special_tokens, process)
         return cls(_templates_from_config(config.get("chat_template")), special_tokens, process)
 
     def render(
@@ -121,11 +119,28 @@ class ChatTemplate:
         return self._templates[wanted]
 
 
-def _read(path: Path) -> str:
+def _template_files(folder: Path) -> dict[str, str]:
+    """Templates by name, of the files that ``from_folder`` names."""
+    named = sorted((folder / TEMPLATES_FOLDER).glob("*.jinja"))
+    if len(named) > TEMPLATE_FILES:
+        raise ArtifactError(
+            f"{folder / TEMPLATES_FOLDER}: expected at most {TEMPLATE_FILES} templates, found {len(named)}: "
+            "export the checkpoint again"
+        )
+    files = {path.name.removesuffix(".jinja"): f"{TEMPLATES_FOLDER}/{path.name}" for path in named}
+    if has_file(folder, CHAT_TEMPLATE_FILE):
+        files.setdefault("default", CHAT_TEMPLATE_FILE)
+    return {name: _read(folder, file) for name, file in files.items()}
+
+
+def _read(folder: Path, file: str) -> str:
+    raw = read_inside(folder, file, TEMPLATE_BYTES)
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"{path}: cannot be read ({error}): export the checkpoint again") from error
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ArtifactError(
+            f"{folder / file}: expected UTF-8 text, found {error.reason}: export the checkpoint again"
+        ) from error
 
 
 def _templates_from_config(value: object) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from artifact.errors import ArtifactError
 from artifact.json_fields import load_json_object
+from artifact.untrusted_file import has_file
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_MAP_FILE = "special_tokens_map.json"
@@ -15,8 +16,8 @@ SPECIAL_TOKENS_MAP_FILE = "special_tokens_map.json"
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json, an empty object when there is none; ArtifactError when it is malformed."""
-    path = folder / TOKENIZER_CONFIG_FILE
-    return load_json_object(path) if path.is_file() else {}
+    present = has_file(folder, TOKENIZER_CONFIG_FILE)
+    return load_json_object(folder / TOKENIZER_CONFIG_FILE) if present else {}
 
 
 def named_special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -25,8 +26,8 @@ def named_special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, s
     special_tokens_map.json, written beside older configs, takes precedence there; a config with
     added_tokens_decoder is complete without it. This is what transformers does.
     """
-    path = folder / SPECIAL_TOKENS_MAP_FILE
-    legacy = load_json_object(path) if path.is_file() and "added_tokens_decoder" not in config else {}
+    present = has_file(folder, SPECIAL_TOKENS_MAP_FILE) and "added_tokens_decoder" not in config
+    legacy = load_json_object(folder / SPECIAL_TOKENS_MAP_FILE) if present else {}
     names = [name for name in (*config, *legacy) if name.endswith("_token")]
     texts = {name: _text(legacy.get(name, config.get(name))) for name in names}
     return {name: text for name, text in texts.items() if text is not None}

@@ -10,6 +10,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from artifact.errors import ArtifactError, RequestError
+from artifact.limits import TOKENIZER_BYTES
+from artifact.untrusted_file import read_inside
 from runtime.text.byte_level import bytes_from_token
 from runtime.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from runtime.text.limited_tokenizer import LimitedTokenizer
@@ -45,9 +47,10 @@ class Tokenizer:
     def from_folder(cls, folder: Path) -> Tokenizer:
         """Load the tokenizer files in ``folder``; ArtifactError when they are missing or malformed."""
         path = folder / TOKENIZER_FILE
+        raw = read_inside(folder, TOKENIZER_FILE, TOKENIZER_BYTES)
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
             raise ArtifactError(f"{path}: expected a tokenizer ({error}): export the checkpoint again") from error
         config = read_tokenizer_config(folder)
         named = named_special_tokens(folder, config)

@@ -141,6 +141,7 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
         read_safetensors(tmp_path)
 
 
+@pytest.mark.fuzz
 @settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_damaged_files_never_crash(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
@@ -177,6 +178,7 @@ ENTRY = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.fuzz
 @settings(max_examples=examples(200), deadline=None)
 @given(st.dictionaries(st.text(max_size=4) | st.just("__metadata__"), ENTRY | JSON, max_size=4) | JSON)
 def test_any_header_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, header: object) -> None:

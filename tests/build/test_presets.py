@@ -97,5 +97,5 @@ def test_unknown_name_lists_the_known_ones() -> None:
 
 
 def test_missing_file_is_named() -> None:
-    with pytest.raises(UnsupportedError, match=r"absent\.toml cannot be read"):
+    with pytest.raises(UnsupportedError, match=r"expected the file absent\.toml, found none"):
         read_preset("absent.toml")

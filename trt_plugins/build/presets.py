@@ -9,7 +9,9 @@ from typing import Any
 
 from artifact.errors import EngineError, UnsupportedError
 from artifact.json_fields import Fields
+from artifact.limits import PRESET_BYTES
 from artifact.resources import data_folder
+from artifact.untrusted_file import read_given
 from trt_plugins.build.capability import normal_capability
 
 if sys.version_info >= (3, 11):
@@ -64,10 +66,8 @@ def preset_for(capability: str) -> Preset | None:
 
 def _read(path: Path) -> Preset:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UnsupportedError(f"--target: {path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+        data = tomllib.loads(read_given(path, PRESET_BYTES, UnsupportedError).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise EngineError(f"{path}: is not valid TOML ({error}): correct the file") from error
     return _preset(path.stem, data, str(path))
 
@@ -95,10 +95,7 @@ def _preset(name: str, data: dict[str, Any], where: str) -> Preset:
 
 
 def _capabilities(f: Fields) -> tuple[str, ...]:
-    values = f.array("compute_capabilities")
-    if not all(isinstance(value, str) for value in values):
-        raise f.fail("compute_capabilities", 'a list of strings such as ["8.6"]')
-    return tuple(normal_capability(value) for value in values)
+    return tuple(normal_capability(value) for value in f.strings("compute_capabilities"))
 
 
 def _check_order(preset: Preset, where: str) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from artifact.errors import EngineError
+from artifact.limits import CACHE_ENTRY_BYTES
+from artifact.untrusted_file import has_file, read_inside
 from trt_plugins.build.capability import sm_name
 from trt_plugins.build.target import TENSORRT_RTX
 from trt_plugins.plugins.aliasing import aliasing_feature
@@ -75,7 +77,9 @@ class TensorRTLibrary:
         """
         if self.is_rtx:
             return None
-        content = path.read_bytes() if path is not None and path.is_file() else b""
+        content = b""
+        if path is not None and has_file(path.parent, path.name):
+            content = read_inside(path.parent, path.name, CACHE_ENTRY_BYTES, EngineError, "remove it")
         cache = config.create_timing_cache(content)
         # A cache of another version or device is refused: start with an empty one.
         if cache is None or not config.set_timing_cache(cache, False):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from artifact.errors import EngineError
+from artifact.untrusted_file import open_inside
 from trt_plugins.build.build_log import explain, make_logger
 from trt_plugins.build.tensorrt_library import TensorRTLibrary
 from trt_plugins.plugins import register_plugins
@@ -41,7 +42,8 @@ class RuntimeLibrary:
     def load(self, path: Path) -> Any:
         """The engine (trt.ICudaEngine) in ``path``; EngineError with TensorRT's reason when it refuses it."""
         # Mapped: TensorRT copies what it needs, and no second copy lies in the process's memory.
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
+        opened = open_inside(path.parent, path.name, None, EngineError, "build it again")
+        with opened as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
             self._check_validity(path, plan)
             return self._attempt(lambda: self._runtime.deserialize_cuda_engine(plan), f"load {path}")
 

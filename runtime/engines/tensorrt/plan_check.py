@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from artifact.errors import EngineError
+from artifact.manifest import sha256_of
+from artifact.untrusted_file import has_file, open_inside, size_of
 from runtime.engines.tensorrt.library import RuntimeLibrary
 from runtime.engines.tensorrt.selection import BuiltEngine
-
-_CHUNK = 1 << 24
 
 
 def load_plan(library: RuntimeLibrary, built: BuiltEngine) -> Any:
@@ -20,23 +19,24 @@ def load_plan(library: RuntimeLibrary, built: BuiltEngine) -> Any:
     failure: reading gigabytes twice would delay every start.
     """
     path, record = built.plan, built.record
-    found = path.stat().st_size if path.is_file() else None
+    found = None
+    if has_file(path.parent, path.name):
+        with _opened(path) as file:
+            found = size_of(file)
     if found != record.nbytes or not record.nbytes:
         size = "none" if found is None else f"{found} bytes"
         raise EngineError(f"{path}: expected an engine of {record.nbytes} bytes, found {size}: {built.build_again}")
     try:
         return library.load(path)
     except EngineError as error:
-        if _sha256(path) != record.sha256:
+        with _opened(path) as file:
+            whole = sha256_of(file) == record.sha256
+        if not whole:
             raise EngineError(
                 f"{path}: the file is damaged, its bytes are not those that engine.json describes: {built.build_again}"
             ) from error
         raise EngineError(f"{error}: {built.build_again}") from error
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+def _opened(path: Path) -> BinaryIO:
+    return open_inside(path.parent, path.name, None, EngineError, "build it again")

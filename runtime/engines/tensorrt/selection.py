@@ -9,13 +9,14 @@ from pathlib import Path
 from artifact.engine_record import ENGINE_FILE, EngineRecord, read_engine_record
 from artifact.errors import ArtifactError, EngineError
 from artifact.extras import install_command
+from artifact.limits import ONNX_BYTES
+from artifact.path_kind import MODEL_FILE
+from artifact.untrusted_file import has_file, read_inside
 from runtime.engines.tensorrt.cuda_memory import cuda_core
 from trt_plugins.build.builder import ENGINES_FOLDER
 from trt_plugins.build.presets import preset_for
 from trt_plugins.build.target import Machine, this_machine
 from trt_plugins.build.tensorrt_library import TensorRTLibrary
-
-MODEL_FILE = "model.onnx"
 
 
 @dataclass(frozen=True)
@@ -105,10 +106,9 @@ def misfit(record: EngineRecord, folder: Path, artifact: Path, machine: Machine)
     installed = TensorRTLibrary(record.library).version
     if installed != record.library_version:
         return f"built by {record.library} {record.library_version}, installed is {installed}"
-    if Path(record.engine).name != record.engine:
-        return f"{ENGINE_FILE} names a file elsewhere, {record.engine!r}"
-    model = artifact / MODEL_FILE
-    if model.is_file() and hashlib.sha256(model.read_bytes()).hexdigest() != record.model_sha256:
+    if not has_file(artifact, MODEL_FILE):
+        return None
+    if hashlib.sha256(read_inside(artifact, MODEL_FILE, ONNX_BYTES)).hexdigest() != record.model_sha256:
         return f"built from another {MODEL_FILE} than the artifact has now"
     return None
 

@@ -65,7 +65,9 @@ def test_named_chat_templates_are_side_files(tmp_path: Path) -> None:
     assert names == ["chat_template.jinja", "additional_chat_templates/rag.jinja"]
     (folder / "additional_chat_templates" / "away.jinja").symlink_to(tmp_path / "elsewhere.jinja")
     (tmp_path / "elsewhere.jinja").write_text("x")
-    with pytest.raises(CheckpointError, match=r"additional_chat_templates/away.jinja: is a link that leaves"):
+    with pytest.raises(
+        CheckpointError, match=r"additional_chat_templates/away.jinja: expected .* found a link that leaves"
+    ):
         open_checkpoint(folder)
 
 

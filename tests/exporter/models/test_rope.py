@@ -119,6 +119,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     ("bamba", {"partial_rotary_factor": 0.25}, "partial_rotary_factor"),
     ("bamba", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.5}}, "partial_rotary_factor"),
+    ("bamba", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1e308}}, "partial_rotary_factor"),
     ("bamba", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.075}}, "partial_rotary_factor"),
     (
         "llama",
