@@ -165,8 +165,9 @@ def test_any_tokenizer_loads_or_is_an_error(data: dict[str, Any], text: str, ids
             library.decode(ids, True)
             library.special_ids(), library.content(), library.longest_token()
         except (ArtifactError, RequestError) as error:
-            # Panics are errors too, but of the shapes that are not bounded.
-            assert "panicked" not in str(error) and "out of range" not in str(error) and len(str(error)) < 500
+            # A panic is an error too, but not one that a bounded shape may meet.
+            assert type(error.__context__).__module__ != "pyo3_runtime", error
+            assert len(str(error)) < 500
         return
     try:
         PROCESS.call("load", file, "tokenizer.json", ["<s>", "ab"])
