@@ -10,10 +10,12 @@ import numpy as np
 
 from artifact import names
 from artifact.config import RuntimeConfig, read_config
+from artifact.errors import located
 from artifact.manifest import check_artifact
 from artifact.paged import PAGED
 from artifact.path_kind import require_artifact, require_checkpoint
 from artifact.progress import NoProgress, Progress
+from exporter.checkpoint import open_checkpoint
 from hybridge.verification import paged_scenarios, scenarios
 from hybridge.verification.options import VerifyOptions, default_tolerance
 from hybridge.verification.reference import Reference, ReferenceRun
@@ -49,6 +51,9 @@ def verify(
     notes: list[str] = []
     engines = _engine_names(options.engine, config.layout, notes)
     check_artifact(artifact)
+    # transformers opens whatever lies there: the checks of an export come first.
+    with located(checkpoint):
+        open_checkpoint(checkpoint)
     progress.start("load the reference")
     reference = Reference(checkpoint, config)
     notes += reference.notes

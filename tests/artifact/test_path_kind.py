@@ -115,6 +115,14 @@ def test_errors_are_located(text: str, found: str, tmp_path: Path) -> None:
     assert str(caught.value) == found
 
 
+@pytest.mark.parametrize("text", ["x" * 300 + ": broken", "a\0b: broken"])
+def test_a_sentence_that_is_no_file_name_stays_whole(text: str) -> None:
+    """Looking for a file of that name would fail itself, and hide the error."""
+    with pytest.raises(CheckpointError) as caught, located(Path("checkpoint")):
+        raise CheckpointError(text)
+    assert str(caught.value) == f"checkpoint: {text}"
+
+
 def test_other_errors_are_not_located() -> None:
     with pytest.raises(ValueError, match=r"^x$"), located(Path("checkpoint")):
         raise ValueError("x")

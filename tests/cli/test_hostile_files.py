@@ -54,3 +54,13 @@ def test_what_stands_in_the_place_of_a_file(
     assert outcome.code == 2 and "internal error" not in outcome.error
     if name not in MARKS:
         assert Path(name).name in outcome.error
+
+
+def test_verify_looks_at_the_checkpoint_first(capfd: Capture, artifact: Path, checkpoint: Path, tmp_path: Path) -> None:
+    """transformers would wait for ever."""
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoint, copy)
+    (copy / "generation_config.json").unlink()
+    os.mkfifo(copy / "generation_config.json")
+    outcome = hybridge(capfd, "verify", copy, artifact)
+    assert outcome.code == 2 and "generation_config.json: expected a file, found a pipe" in outcome.error
