@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (view.slot < 0) return;
 
     Run<DATA_T, C * K> state, weight;
-    Run<DATA_T, C> x, bias;
+    Run<DATA_T, C> x = {}, bias = {};
     state.load(static_cast<const DATA_T*>(params.state) + view.slot * params.state_stride + channel * K);
     // An empty packed row has no token: what lies at its place may be outside of x.
     if (view.written > 0)

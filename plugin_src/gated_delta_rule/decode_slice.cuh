@@ -1,7 +1,7 @@
 // A slice of columns of one head's state in registers, between its one read and its one write, and the sums over its rows.
 //
 // Macros: DATA_T; STATE_T; KEY_SIZE (rows of a state); VALUE_SIZE (columns); COLUMN_LANES (threads side by side in a row, a
-// power of two up to 32); ROWS (of a thread, neighbours; 4 or 8); THREADS.
+// power of two up to 32); ROWS (of a thread, neighbours; 4 or 8); THREADS; MANY and SPECULATIVE (see decode_slices.cu).
 #pragma once
 
 #include "common/access.cuh"
@@ -47,8 +47,42 @@ struct Place {
     }
 };
 
+// One access of a row of the state as floats, which are rounded when it is stored.
+struct FloatRow {
+    float values[ACCESS];
+
+    __device__ __forceinline__ void load_streamed(const STATE_T* from) {
+        Access<STATE_T, ACCESS> packed;
+        packed.load_streamed(from);
+        packed.unpack(values);
+    }
+    __device__ __forceinline__ void store_streamed(STATE_T* to) const {
+        Access<STATE_T, ACCESS> packed;
+        packed.pack(values);
+        packed.store_streamed(to);
+    }
+    __device__ __forceinline__ void unpack(float* to) const {
+#pragma unroll
+        for (int e = 0; e < ACCESS; ++e) to[e] = values[e];
+    }
+    __device__ __forceinline__ void pack(const float* from) {
+#pragma unroll
+        for (int e = 0; e < ACCESS; ++e) values[e] = from[e];
+    }
+};
+
+template <bool FLOATS>
+struct RowOf {
+    using type = Access<STATE_T, ACCESS>;
+};
+template <>
+struct RowOf<true> {
+    using type = FloatRow;
+};
+
+// A 16-bit state is rounded once a call. Candidates are rounded after each token, as by as many calls.
 struct StateSlice {
-    Access<STATE_T, ACCESS> rows[ROWS];
+    RowOf<MANY && !SPECULATIVE>::type rows[ROWS];
 
     // head: the state of the block's head.
     __device__ __forceinline__ void load(const STATE_T* head, const Place& at) {

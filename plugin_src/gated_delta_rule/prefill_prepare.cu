@@ -8,6 +8,7 @@
 // Macros: DATA_T; KEY_SIZE; NORMED; ALIGNED. Grid: any number of blocks, each of which takes every gridDim-th chunk of a key
 // head; four warps, of which warp w has tokens 16w to 16w + 15. A chunk is announced as soon as it is written (`waiting`).
 #include "common/launch.cuh"
+#include "common/math.cuh"
 #include "gated_delta_rule/prefill_inverse.cuh"
 #include "gated_delta_rule/prefill_items.cuh"
 
@@ -34,12 +35,6 @@ struct Shared {
     Items items;
     Item item[2];  // the one at work and the one after it
 };
-
-__device__ __forceinline__ float exp2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 // Products of this warp's 16 tokens with all tokens up to them. WARP is a constant where later tokens are to cost nothing.
 struct Pairs {

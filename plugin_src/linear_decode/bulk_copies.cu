@@ -167,6 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_decode(const __g
     wait_for_earlier_kernels();
 
     Phase phase;
+    phase.valid = 0;
     int stage = 0, parity = 0;
     for (int pass = 0; pass < span.passes(); pass++) {
         const int stages = MATRICES * span.groups(pass);

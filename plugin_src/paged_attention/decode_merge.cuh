@@ -68,7 +68,7 @@ struct Partial {
     __device__ __forceinline__ void take(float2 other, float4 run) {
         const float now = fmaxf(largest, other.x), values[RUN] = {run.x, run.y, run.z, run.w};
         if (other.x == minus_infinity()) return;
-        const float mine = power_of_two(largest - now), theirs = power_of_two(other.x - now);
+        const float mine = exp2_approx(largest - now), theirs = exp2_approx(other.x - now);
         sum = sum * mine + other.y * theirs;
 #pragma unroll
         for (int i = 0; i < RUN; ++i) output[i] = output[i] * mine + values[i] * theirs;

@@ -5,17 +5,12 @@
 // of up to 8 heads fills one tile of columns and the accumulators of O take half the registers of the usual order.
 #pragma once
 
+#include "common/math.cuh"
 #include "paged_attention/decode_cache.cuh"
 
 constexpr float LOG2_E = 1.44269504f;
 
 __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
-
-__device__ __forceinline__ float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 // Q^T as columns of a product: lane 4 * g + t has query g.
 template <typename T>
@@ -144,7 +139,7 @@ __device__ __forceinline__ void step_scores(float (&scores)[QUERY_TILES][4], con
         for (int tile = 0; tile < QUERY_TILES; ++tile) {
             float score = scores[tile][i] * own;
             // tanh(x) = 1 - 2 / (exp(2x) + 1), whose error is absolute: 1e-7 of the bound.
-            if (capped) score = bound * (1.0f - __fdividef(2.0f, power_of_two(score) + 1.0f));
+            if (capped) score = bound * (1.0f - __fdividef(2.0f, exp2_approx(score) + 1.0f));
             scores[tile][i] = position >= low && position < high ? score : minus_infinity();
         }
     }
@@ -176,10 +171,10 @@ __device__ __forceinline__ void take_step(WarpState& state, const StepTiles& til
             const float before = state.largest[tile][i];
             const float now = fmaxf(before, largest_of_positions(fmaxf(scores[tile][i], scores[tile][i + 2])));
             moved |= now > before;
-            shrink[tile][i] = power_of_two(before - now);
+            shrink[tile][i] = exp2_approx(before - now);
             state.largest[tile][i] = now;
 #pragma unroll
-            for (int j = i; j < 4; j += 2) scores[tile][j] = power_of_two(scores[tile][j] - now);
+            for (int j = i; j < 4; j += 2) scores[tile][j] = exp2_approx(scores[tile][j] - now);
             state.sum[tile][i] = state.sum[tile][i] * shrink[tile][i] + (scores[tile][i] + scores[tile][i + 2]);
         }
     }

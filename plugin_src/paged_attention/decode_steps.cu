@@ -46,8 +46,8 @@ struct Unit {
 
 // Where the next 32 steps of a warp lie, one in each lane, and the copies that they become.
 struct StepSource {
-    Place place;
-    int seen;  // low + 32 * high
+    Place place = {};
+    int seen = 0;  // low + 32 * high
 
     __device__ __forceinline__ void find(const PagedDecode& p, const Work& work, int step) {
         if (step >= work.end) return;

@@ -65,6 +65,7 @@ template <int THREADS>
 __device__ __forceinline__ void find_items(const PagedDecode& p, Item* items) {
     const int thread = threadIdx.x, run = (p.items + THREADS - 1) / THREADS;
     bool other = false;
+#pragma unroll 1  // mostly one item
     for (int i = thread * run; i < min(p.items, (thread + 1) * run); ++i) {
         items[i] = item_from_row(p.call, i);
         other |= items[i].token != i || items[i].length < 0;

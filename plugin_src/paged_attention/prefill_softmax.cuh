@@ -2,18 +2,13 @@
 // thread's row h (row g + 8 * h, with lane = 4 * g + t) and key 8 * n + 2 * t + e of the block.
 #pragma once
 
+#include "common/math.cuh"
 #include "paged_attention/params.cuh"
 
 constexpr float LOG2_E = 1.44269504088896340736f;
 
 // The score of a key that is not seen.
 __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
-
-__device__ __forceinline__ float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 // What a score is multiplied by before the power of two that stands for its exponential. With the macro SOFTCAP, scores are
 // bounded first, and come out of it multiplied by this.
@@ -31,7 +26,7 @@ __device__ __forceinline__ void bound_scores(float (&s)[N], const PagedAttention
         if constexpr (EXACT) {
             s[i] = outer * tanhf(inner * s[i]);
         } else {
-            s[i] = outer - __fdividef(2.0f * outer, power_of_two(2.0f * LOG2_E * inner * s[i]) + 1.0f);
+            s[i] = outer - __fdividef(2.0f * outer, exp2_approx(2.0f * LOG2_E * inner * s[i]) + 1.0f);
         }
     }
 }
@@ -72,13 +67,13 @@ struct RunningSoftmax {
             most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
             most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
             const float reference = most == minus_infinity() ? 0.0f : most * factor;  // nothing seen yet: weights 0, not NaN
-            correction[half] = power_of_two(largest[half] * factor - reference);
+            correction[half] = exp2_approx(largest[half] * factor - reference);
             largest[half] = most;
             float total = 0.0f;
 #pragma unroll
             for (int i = 2 * half; i < N; i += 4) {
-                s[i] = power_of_two(fmaf(s[i], factor, -reference));
-                s[i + 1] = power_of_two(fmaf(s[i + 1], factor, -reference));
+                s[i] = exp2_approx(fmaf(s[i], factor, -reference));
+                s[i + 1] = exp2_approx(fmaf(s[i + 1], factor, -reference));
                 total += s[i] + s[i + 1];
             }
             sum[half] = sum[half] * correction[half] + total;
@@ -89,6 +84,6 @@ struct RunningSoftmax {
         float total = sum[half];
         total += __shfl_xor_sync(~0u, total, 1);
         total += __shfl_xor_sync(~0u, total, 2);
-        return 1.0f / (total + power_of_two(sink * LOG2_E - largest[half] * factor));
+        return 1.0f / (total + exp2_approx(sink * LOG2_E - largest[half] * factor));
     }
 };

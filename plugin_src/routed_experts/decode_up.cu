@@ -22,8 +22,8 @@ using Piece = Access<DATA_T, VECTOR>;
 
 __device__ __forceinline__ float activate(float x) {
     if (ACTIVATION == 0) return silu(x);
-    if (ACTIVATION == 1) return 0.5f * x * (1.0f + erff(x * 0.70710678f));
-    if (ACTIVATION == 2) return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+    if (ACTIVATION == 1) return gelu(x);
+    if (ACTIVATION == 2) return gelu_tanh(x);
     const float positive = fmaxf(x, 0.0f);
     return ACTIVATION == 3 ? positive : positive * positive;
 }
@@ -36,8 +36,10 @@ __device__ __forceinline__ void multiply(float (&sums)[ROWS][ROUTES], const DATA
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)
 #pragma unroll
-            for (int row = 0; row < ROWS; row++)
+            for (int row = 0; row < ROWS; row++) {
+                pieces[u][row] = {};
                 if (first + u * STEP < size) pieces[u][row].load(weights[row] + first + u * STEP);
+            }
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             if (first + u * STEP >= size) break;

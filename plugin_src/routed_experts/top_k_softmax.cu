@@ -33,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) top_k_softmax(const __grid
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         const int expert = 32 * i + lane;
+        logits[i] = 0.0f;
         if (expert < params.experts) logits[i] = params.logits[static_cast<int64_t>(token) * params.experts + expert];
     }
     unsigned taken = 0;

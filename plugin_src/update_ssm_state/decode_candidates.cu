@@ -21,7 +21,7 @@ struct Token {
         const DATA_T* token = static_cast<const DATA_T*>(params.x) + at * params.x_token + head * params.x_head;
 #pragma unroll
         for (int p = 0; p < PASSES; ++p)
-            if (StateTile::has_row(row, p)) x[p] = token[row + p * ROWS_OF_PASS];
+            x[p] = StateTile::has_row(row, p) ? token[row + p * ROWS_OF_PASS] : from_float<DATA_T>(0.0f);
         scalars.load(params, view, head);
         B.load(static_cast<const DATA_T*>(params.B) + at * params.B_token + blockIdx.y * params.B_group, lane);
         C.load(static_cast<const DATA_T*>(params.C) + at * params.C_token + blockIdx.y * params.C_group, lane);
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         STATE_T* kept = static_cast<STATE_T*>(params.state_out) + slot * params.state_out_slot + head_state;
 #pragma unroll
         for (int p = 0; p < PASSES; ++p) {
-            const float input = StateTile::has_row(row, p) ? to_float(token.x[p]) : 0.0f;
+            const float input = to_float(token.x[p]);
             y[p] = fmaf(step.skip, input, tile.update(p, step.decay, step.dt * input, B, C));
             if (slot >= 0) tile.store(kept, nullptr, row, lane, p);
         }

@@ -56,29 +56,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     tile.load(static_cast<const STATE_T*>(params.state) + view.slot * params.state_slot + head_row * STATE_SIZE,
               params.scale + view.slot * params.scale_slot + head_row, row, lane);
 
+    STATE_T* state_out = static_cast<STATE_T*>(params.state_out) + view.slot * params.state_out_slot + head_row * STATE_SIZE;
+    float* scale_out = params.scale_out + view.slot * params.scale_out_slot + head_row;
+    if (view.written == 0) {  // a packed row without a token
+#pragma unroll
+        for (int p = 0; p < PASSES; ++p) tile.store(state_out, scale_out, row, lane, p);
+        return;
+    }
+
+    // A dense row has a token to read even where its length is 0: these loads need not wait for the length.
     DATA_T x[PASSES], gate[PASSES];
     HeadScalars<DATA_T, D_T, BIAS_T> scalars;
     GroupRow B_row, C_row;
-    // A dense row has a token to read even where its length is 0: these loads need not wait for the length.
-    if (view.written > 0) {
-        const DATA_T* token = static_cast<const DATA_T*>(params.x) + view.row * params.x_row +
-                              view.first_token * params.x_token + head * params.x_head;
+    const DATA_T* token = static_cast<const DATA_T*>(params.x) + view.row * params.x_row +
+                          view.first_token * params.x_token + head * params.x_head;
+#pragma unroll
+    for (int p = 0; p < PASSES; ++p)
+        x[p] = StateTile::has_row(row, p) ? token[row + p * ROWS_OF_PASS] : from_float<DATA_T>(0.0f);
+    if (GATED) {
+        token = static_cast<const DATA_T*>(params.gate) + view.row * params.gate_row +
+                view.first_token * params.gate_token + head_row;
 #pragma unroll
         for (int p = 0; p < PASSES; ++p)
-            if (StateTile::has_row(row, p)) x[p] = token[row + p * ROWS_OF_PASS];
-        if (GATED) {
-            token = static_cast<const DATA_T*>(params.gate) + view.row * params.gate_row +
-                    view.first_token * params.gate_token + head_row;
-#pragma unroll
-            for (int p = 0; p < PASSES; ++p)
-                if (StateTile::has_row(row, p)) gate[p] = token[row + p * ROWS_OF_PASS];
-        }
-        scalars.load(params, view, head);
-        B_row.load(static_cast<const DATA_T*>(params.B) + view.row * params.B_row +
-                       view.first_token * params.B_token + blockIdx.y * params.B_group, lane);
-        C_row.load(static_cast<const DATA_T*>(params.C) + view.row * params.C_row +
-                       view.first_token * params.C_token + blockIdx.y * params.C_group, lane);
+            gate[p] = StateTile::has_row(row, p) ? token[row + p * ROWS_OF_PASS] : from_float<DATA_T>(0.0f);
     }
+    scalars.load(params, view, head);
+    B_row.load(static_cast<const DATA_T*>(params.B) + view.row * params.B_row + view.first_token * params.B_token +
+                   blockIdx.y * params.B_group, lane);
+    C_row.load(static_cast<const DATA_T*>(params.C) + view.row * params.C_row + view.first_token * params.C_token +
+                   blockIdx.y * params.C_group, lane);
     const HeadStep step = scalars.template step<SOFTPLUS>(params);
     float B[ELEMENTS], C[ELEMENTS], y[PASSES];
     B_row.unpack(B);
@@ -87,14 +93,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     for (int p = 0; p < PASSES; ++p) {
         y[p] = 0.0f;
         if (view.length > 0) {
-            const float input = StateTile::has_row(row, p) ? to_float(x[p]) : 0.0f;
+            const float input = to_float(x[p]);
             y[p] = fmaf(step.skip, input, tile.update(p, step.decay, step.dt * input, B, C));
-            if (GATED) y[p] *= StateTile::has_row(row, p) ? silu(to_float(gate[p])) : 0.0f;
+            if (GATED) y[p] *= silu(to_float(gate[p]));
         }
-        tile.store(static_cast<STATE_T*>(params.state_out) + view.slot * params.state_out_slot + head_row * STATE_SIZE,
-                   params.scale_out + view.slot * params.scale_out_slot + head_row, row, lane, p);
+        tile.store(state_out, scale_out, row, lane, p);
     }
-    if (view.written > 0)
-        write_rows(static_cast<DATA_T*>(params.y) + view.row * params.y_row + view.first_token * params.y_token +
-                       head * params.y_head, y, row, lane);
+    write_rows(static_cast<DATA_T*>(params.y) + view.row * params.y_row + view.first_token * params.y_token +
+                   head * params.y_head, y, row, lane);
 }

@@ -5,12 +5,6 @@
 #include "common/math.cuh"
 #include "update_ssm_state/prefill_params.cuh"
 
-__device__ __forceinline__ float exp2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // Token j of the chunk: log_decay[j] is the base-2 logarithm of the decay over tokens 0..j, with the bits that a float
 // cannot hold in log_decay_rest; step[j] is the time step (0 at padding); write[j] = step[j] * decay over the tokens behind j.
 struct ChunkDecay {

@@ -94,7 +94,7 @@ update_ssm_state_prefill_mma(const __grid_constant__ PrefillParams p) {
     if (PASS == 1 && task.segment == 0) state.keep(task.scratch_state(p, 0));
     if (PASS != 1) state.publish(shared.state);
     const auto valid_of = [&](int chunk) { return min(CHUNK, task.row.length - chunk * CHUNK); };
-    RawSteps<DATA_T> raw;
+    RawSteps<DATA_T> raw = {};
     if (warp == 0) {
         raw.load(in.dt + static_cast<int64_t>(task.first) * CHUNK * p.dt_token, p.dt_token, valid_of(task.first), lane);
         store_decay<LogSum<DATA_T>::type>(shared.decay[task.first & 1], raw, head, p, valid_of(task.first), lane);

@@ -146,7 +146,7 @@ __device__ __forceinline__ void produce(Shared& shared, const PrefillParams& p, 
     const HeadScalars head = {p.A[head_index] * 1.44269504088896340736f,
                               to_float(static_cast<const BIAS_T*>(p.dt_bias)[head_index])};
     const DATA_T* dt = second ? in_other.dt : in.dt;
-    RawSteps<DATA_T> raw;
+    RawSteps<DATA_T> raw = {};
     if (warp < UNITS_OF_BLOCK) {
         raw.load(dt + static_cast<int64_t>(task.first) * CHUNK * p.dt_token, p.dt_token, task.valid(task.first), lane);
     }

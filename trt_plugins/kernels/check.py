@@ -1,4 +1,4 @@
-"""Compiles every kernel for every architecture and fails on spills and local-memory stacks; needs no GPU.
+"""Compiles every kernel for every architecture; fails on unset registers, spills and local-memory stacks; needs no GPU.
 
 python -m trt_plugins.kernels.check [--architecture sm_87 ...] [--jobs N] [--entry TEXT] [--verbose]
 """
@@ -32,11 +32,11 @@ class Finding:
     def problem(self) -> str | None:
         if self.report is None:
             return self.error
-        return self.report.problem if self.source.hot else None
+        return self.report.fault or (self.report.problem if self.source.hot else None)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0 when every kernel compiles and no hot one uses local memory, 1 otherwise."""
+    """Exit code 0 when every kernel compiles, none uses unset registers and no hot one local memory, 1 otherwise."""
     parser = argparse.ArgumentParser(prog="python -m trt_plugins.kernels.check", description=__doc__.split("\n")[0])
     parser.add_argument("--architecture", action="append", choices=CHECKED, help="only this one; may be repeated")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilations at a time")

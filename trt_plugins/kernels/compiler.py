@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from artifact.errors import EngineError
 from trt_plugins.kernels.resource_report import ResourceReport, report_from_log
@@ -25,11 +26,13 @@ STANDARD = "c++17"
 class CompiledKernel:
     """Machine code for one architecture, and what the assembler said about its entry point.
 
-    report: None where it said nothing; the code is as good.
+    report: None where it said nothing; the code is as good. ptx: what the machine code was made of; "" where it
+    comes from the disk.
     """
 
     cubin: bytes
     report: ResourceReport | None
+    ptx: str = field(default="", repr=False, compare=False)
 
 
 def compile_kernel(source: KernelSource, architecture: str) -> CompiledKernel:
@@ -48,11 +51,23 @@ def compile_kernel(source: KernelSource, architecture: str) -> CompiledKernel:
         no_cache=True,  # NVRTC's own (with a driver): what it keeps comes without the assembler's report
     )
     try:
-        code = core.Program(path.read_text(encoding="utf-8"), "c++", options).compile("cubin", logs=log)
+        program = core.Program(path.read_text(encoding="utf-8"), "c++", options)
+        code = program.compile("cubin", logs=log)
     except Exception as error:  # cuda.core has no common base of its errors
         reason = " ".join((log.getvalue() or str(error)).split())
         raise EngineError(f"NVRTC cannot compile {source.label} for {architecture}: {reason[:2000]}") from error
-    return CompiledKernel(bytes(code.code), report_from_log(log.getvalue(), source.entry))
+    return CompiledKernel(bytes(code.code), report_from_log(log.getvalue(), source.entry), _ptx(program))
+
+
+def _ptx(program: Any) -> str:
+    """What the compiler made of ``program`` before the assembler; "" where it keeps nothing."""
+    from cuda.bindings import nvrtc
+
+    result, size = nvrtc.nvrtcGetPTXSize(program.handle)
+    text = bytes(max(size, 1)) if int(result) == 0 else b""
+    if not text or int(nvrtc.nvrtcGetPTX(program.handle, text)[0]) != 0:
+        return ""
+    return text.rstrip(b"\0").decode()
 
 
 @cache

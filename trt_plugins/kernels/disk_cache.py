@@ -11,7 +11,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from artifact.errors import EngineError
@@ -21,6 +21,7 @@ from artifact.untrusted_file import read_given
 from artifact.user_cache import user_cache_folder
 from artifact.written_file import written_file
 from trt_plugins.kernels.compiler import STANDARD, CompiledKernel, compile_kernel, compiler_version
+from trt_plugins.kernels.ptx_registers import unset_uses
 from trt_plugins.kernels.resource_report import ResourceReport
 from trt_plugins.kernels.source import KernelSource
 
@@ -45,12 +46,14 @@ class KernelCache:
         """The compiled kernel, from disk where a valid entry is there. A folder that cannot be written is no error, but
         a warning.
 
-        with_report: an entry without the assembler's report is compiled again.
+        with_report: an entry without the assembler's report, or whose PTX was not examined, is compiled again.
         """
         path = self.path(source, architecture)
         compiled = _read(path)
-        if compiled is None or (with_report and compiled.report is None):
+        if compiled is None or (with_report and (compiled.report is None or compiled.report.unset_use is None)):
             compiled = self._compile(source, architecture)
+            if with_report:
+                compiled = _examined(compiled, source.entry)
             try:
                 _write(path, compiled)
             except OSError as error:
@@ -71,6 +74,14 @@ class KernelCache:
         """Where the entry lies: its name is the hash of sources, macros, architecture, compiler and options."""
         key = repr((FORMAT, source.digest(), architecture, self._version(), STANDARD))
         return self.folder / f"{source.entry}-{architecture}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
+
+
+def _examined(compiled: CompiledKernel, entry: str) -> CompiledKernel:
+    """With the first use of an unset register in the report; unchanged where there is no report or no PTX."""
+    if compiled.report is None or not compiled.ptx:
+        return compiled
+    uses = unset_uses(compiled.ptx, entry)
+    return replace(compiled, report=replace(compiled.report, unset_use=uses[0].instruction if uses else ""))
 
 
 def default_folder() -> Path:

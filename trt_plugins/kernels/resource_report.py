@@ -1,4 +1,4 @@
-"""What the assembler says about a kernel: registers, shared memory, stack and spills."""
+"""What compiler and assembler say about a kernel: registers, shared memory, stack, spills, unset registers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,26 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 @dataclass(frozen=True)
 class ResourceReport:
-    """Per thread: registers; stack_bytes and spill_bytes (stored) of local memory. Per block: static shared_bytes."""
+    """Per thread: registers; stack_bytes and spill_bytes (stored) of local memory. Per block: static shared_bytes.
+
+    unset_use: the first instruction of the PTX that branches on a register, or addresses memory with one, that some
+    path has not written (ptx_registers.py); "" where there is none, None where the PTX was not examined.
+    """
 
     registers: int
     shared_bytes: int
     stack_bytes: int
     spill_bytes: int
+    unset_use: str | None = None
+
+    @property
+    def fault(self) -> str | None:
+        """Why the behaviour of the kernel is undefined, or not known to be defined; None where it is."""
+        if self.unset_use is None:
+            return "expected PTX from the compiler, found none: registers that are used unset cannot be found"
+        if not self.unset_use:
+            return None
+        return f"{self.unset_use} depends on a register that some path does not set: set its variable on every path"
 
     @property
     def problem(self) -> str | None:

@@ -34,6 +34,8 @@ _ONE_WAVE = {4: (8, 16, 512), 2: (4, 4, 1024)}
 _MANY_BYTES = {4: (16, 8, 640), 2: (8, 8, 512)}
 # Several tokens a row and decays of key channels keep more floats beside the state, and take no more rows than these.
 _LARGER_TOKENS = {4: (16, 8, 640), 2: (4, 4, 640)}
+# Where several tokens are walked, a 16-bit state is kept as floats between them.
+_WALKED = {4: _MANY_BYTES[4], 2: (8, 4, 448)}
 
 
 @dataclass(frozen=True)
@@ -112,9 +114,8 @@ def decode_launch(call: DeltaCall, device: DeviceTraits, candidates: bool = Fals
     if not many and share > _ONE_WAVE_BYTES and takes_columns(call):
         columns = Columns(call.dtype, call.key_size, call.value_size, call.normed)
         return _launch(call, device, columns.source(), columns.slices, columns.threads)
-    cut = _slice(
-        call.dtype, call.state.dtype, call.key_size, call.value_size, share, plain=not (many or call.channel_decay)
-    )
+    plain, walked = not (many or call.channel_decay), many and not candidates
+    cut = _slice(call.dtype, call.state.dtype, call.key_size, call.value_size, share, plain, walked)
     variant = _Variant(cut, call.channel_decay, call.normed, call.token_access_bytes("q", "k"), many, candidates)
     return _launch(call, device, variant.source(), cut.slices, cut.threads)
 
@@ -135,12 +136,12 @@ def decode_sources() -> Iterator[KernelSource]:
             for share in (0, _ONE_WAVE_BYTES, 2 * _ONE_WAVE_BYTES):
                 yield _Variant(_slice(dtype, state, 128, 128, share), False, True, ACCESS_BYTES, False).source()
                 larger = _slice(dtype, state, 128, 128, share, plain=False)
-                walking = _Variant(larger, False, True, ACCESS_BYTES, True)
-                yield replace(walking, channel_decay=True, many=False).source()
-                yield walking.source()
-                yield from (
-                    replace(walking, speculative=True, channel_decay=channel).source() for channel in (False, True)
-                )
+                single = _Variant(larger, True, True, ACCESS_BYTES, False)
+                yield single.source()
+                for channel in (False, True):
+                    yield replace(single, many=True, speculative=True, channel_decay=channel).source()
+                    walked = _slice(dtype, state, 128, 128, share, plain=False, walked=True)
+                    yield _Variant(walked, channel, True, ACCESS_BYTES, True).source()
     for key_size, value_size in ((64, 64), (64, 128), (96, 192), (128, 256), (192, 192), (256, 256), (16, 16)):
         for state in (DType.FLOAT32, DType.BFLOAT16):
             cut = _slice(DType.BFLOAT16, state, key_size, value_size, 2 * _ONE_WAVE_BYTES)
@@ -148,8 +149,9 @@ def decode_sources() -> Iterator[KernelSource]:
             yield _Variant(cut, False, False, 2, False).source()
     for key_size, value_size in ((8, 8), (40, 24)):
         for state in (DType.FLOAT32, DType.BFLOAT16):
-            cut = _slice(DType.BFLOAT16, state, key_size, value_size, 0, plain=False)
-            yield from (_Variant(cut, False, True, ACCESS_BYTES, many).source() for many in (False, True))
+            for many in (False, True):
+                cut = _slice(DType.BFLOAT16, state, key_size, value_size, 0, plain=False, walked=many)
+                yield _Variant(cut, False, True, ACCESS_BYTES, many).source()
     yield from columns_sources()
 
 
@@ -157,13 +159,15 @@ def _bytes_of_state(call: DeltaCall) -> int:
     return call.rows * call.value_heads * call.key_size * call.value_size * call.state.dtype.itemsize
 
 
-def _slice(dtype: DType, state: DType, key_size: int, value_size: int, share: float, plain: bool = True) -> Slice:
+def _slice(
+    dtype: DType, state: DType, key_size: int, value_size: int, share: float, plain: bool = True, walked: bool = False
+) -> Slice:
     """How a head's state is cut, from the bytes of all states for each multiprocessor.
 
-    plain: one token a row and one decay a head. docs/kernels/gated_delta_rule.md has the measurements behind the
-    numbers.
+    plain: one token a row and one decay a head. walked: several tokens a row, of which only the last one's state is
+    stored. docs/kernels/gated_delta_rule.md has the measurements behind the numbers.
     """
-    lanes, rows, at_once = _MANY_BYTES[state.itemsize]
+    lanes, rows, at_once = (_WALKED if walked else _MANY_BYTES)[state.itemsize]
     if key_size <= _LARGEST_SMALL_KEY and share <= _ONE_WAVE_BYTES:
         chosen = _LARGER_TOKENS if not plain else _FEW if share <= _FEW_BYTES else _ONE_WAVE
         lanes, rows, at_once = chosen[state.itemsize]
