@@ -30,10 +30,11 @@ PASSED, FAILED, STOPPED, SKIPPED = "passed", "failed", "out of time", "skipped"
 GROUPS = tuple(
     sorted(path.stem for path in (ROOT / "benchmarks" / "kernels").glob("*.py") if "def cases(" in path.read_text())
 )
-# Few tests of each kernel: packed rows, slots left out, slices of wider tensors, chunks of both lengths, rows in
-# segments, and every form of one-token attention and of the delta rule's decoding.
+# Few tests of each kernel: rows of no tokens, packed rows, slots left out, slices of wider tensors, chunks of both
+# lengths, rows in segments, and every form of one-token attention and of the delta rule's decoding.
 SANITIZED = (
-    "padding_rows or rows_may_be_slices or row_of_zeros or (little_shared and 33) or slices_of_one_projection "
+    "empty_rows or without_a_place or padding_rows or rows_may_be_slices or row_of_zeros or (little_shared and 33) "
+    "or slices_of_one_projection "
     "or (ragged_rows_in_segments and [True-base) or leaves_its_counters or (short_rows_take and 4]) "
     "or (any_share_of_the_work and 31) or (paged_attention_decode and block_sizes and 64) "
     "or (many_states_of_16_bits and 128-128 and dtype1 and True)"

@@ -256,6 +256,23 @@ def test_the_error_does_not_grow_with_steps(state):
     assert relative(carried, exact) <= (1e-5 if state is F32 else most)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"time": 500, "key_size": 40, "value_size": 24},
+        {"time": 500, "key_size": 40, "value_size": 24, "decay": "key_channel"},
+        {"time": 500, "key_size": 40, "value_size": 24, "dtype": F16, "state": F16},
+        {"time": 500, "key_size": 200, "value_size": 136, "rows": 40},
+        {"time": 8},
+        {"time": 30, "decay": "key_channel"},
+    ],
+    ids=str,
+)
+def test_walked_tokens_round_a_16_bit_state_once(change):
+    case = replace(Case(rows=2, state=BF16, decay_rate=1e-2), **change)
+    check(replace(case, lengths=(case.time,) * case.rows), in_place=True)
+
+
 @pytest.mark.parametrize("rows", [1, 64])
 def test_results_are_the_same_from_run_to_run(rows):
     case = Case(rows=rows, key_heads=16, value_heads=32)
