@@ -47,8 +47,9 @@ struct Place {
     }
 };
 
-// One access of a row of the state as floats, which are rounded when it is stored.
-struct FloatRow {
+#if MANY && !SPECULATIVE
+// One access of a row of the state as floats: a 16-bit state is rounded once a call, when it is stored.
+struct StateRow {
     float values[ACCESS];
 
     __device__ __forceinline__ void load_streamed(const STATE_T* from) {
@@ -70,19 +71,13 @@ struct FloatRow {
         for (int e = 0; e < ACCESS; ++e) values[e] = from[e];
     }
 };
+#else
+// Candidates are rounded after each token, as by as many calls of one token.
+using StateRow = Access<STATE_T, ACCESS>;
+#endif
 
-template <bool FLOATS>
-struct RowOf {
-    using type = Access<STATE_T, ACCESS>;
-};
-template <>
-struct RowOf<true> {
-    using type = FloatRow;
-};
-
-// A 16-bit state is rounded once a call. Candidates are rounded after each token, as by as many calls.
 struct StateSlice {
-    RowOf<MANY && !SPECULATIVE>::type rows[ROWS];
+    StateRow rows[ROWS];
 
     // head: the state of the block's head.
     __device__ __forceinline__ void load(const STATE_T* head, const Place& at) {
