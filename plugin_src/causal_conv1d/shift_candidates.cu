@@ -34,10 +34,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         int slots[STEP];
 #pragma unroll
         for (int i = 0; i < STEP; i++) {
-            slots[i] = -1;
-            if (begin + i >= view.length) continue;
-            tokens[i].load(x + (begin + i) * params.x_token_stride);
-            slots[i] = candidate_slot(params.rows, row, begin + i);
+            slots[i] = candidate_slot(params.rows, row, min(begin + i, view.length - 1));
+            if (begin + i < view.length) tokens[i].load(x + (begin + i) * params.x_token_stride);
         }
 #pragma unroll
         for (int i = 0; i < STEP; i++) {

@@ -63,7 +63,7 @@ struct Columns {
 // One channel of the convolution: what it reads, its output, and its state, which the update shifts by one column.
 struct Channel {
     Columns state, weight;
-    DATA_T input, bias;
+    DATA_T input = {}, bias = {};  // zero where there is none
     int index;  // among all channels
 
     // i counts the block's channels: x of its heads, then the group's B, then its C.
@@ -85,15 +85,13 @@ struct Channel {
         if (!rows.query_start_loc)
             prefetch_to_l2(static_cast<const DATA_T*>(params.conv_input) + row * params.conv_row + index);
     }
-    __device__ __forceinline__ void load_state(const Mamba2Step& params, const RowView& view) {
-        state.load(static_cast<const DATA_T*>(params.conv_state) + view.slot * params.conv_state_slot + index * KERNEL);
-    }
     __device__ __forceinline__ void load(const Mamba2Step& params, const RowView& view) {
-        load_state(params, view);
+        state.load(static_cast<const DATA_T*>(params.conv_state) + view.slot * params.conv_state_slot + index * KERNEL);
         weight.load(static_cast<const DATA_T*>(params.conv_weight) + index * KERNEL);
-        bias = params.conv_bias ? static_cast<const DATA_T*>(params.conv_bias)[index] : from_float<DATA_T>(0.0f);
-        input = static_cast<const DATA_T*>(params.conv_input)[view.row * params.conv_row +
-                                                              view.first_token * params.conv_token + index];
+        if (params.conv_bias) bias = static_cast<const DATA_T*>(params.conv_bias)[index];
+        if (view.written > 0)
+            input = static_cast<const DATA_T*>(params.conv_input)[view.row * params.conv_row +
+                                                                  view.first_token * params.conv_token + index];
     }
     __device__ __forceinline__ float update(const Mamba2Step& params) {
         float columns[KERNEL], taps[KERNEL];
@@ -103,7 +101,7 @@ struct Channel {
         for (int j = 0; j + 1 < KERNEL; ++j) columns[j] = columns[j + 1];
         columns[KERNEL - 1] = to_float(input);
         state.pack(columns);
-        float sum = to_float(bias);
+        float sum = params.conv_bias ? to_float(bias) : 0.0f;
 #pragma unroll
         for (int j = 0; j < KERNEL; ++j) sum = fmaf(taps[j], columns[j], sum);
         return SILU ? silu(sum) : sum;
@@ -124,35 +122,24 @@ __device__ __forceinline__ void load_group(float (&to)[ELEMENTS], const float* f
     }
 }
 
-// What a thread reads for one part of one head.
+// What a thread reads for one part of one head; zeros for the token of a row that has none.
 struct HeadPart {
     StateTile tile;
-    DATA_T gate[PASSES];
-    HeadScalars<DATA_T, D_T, BIAS_T> scalars;
+    DATA_T gate[PASSES] = {};
+    HeadScalars<DATA_T, D_T, BIAS_T> scalars = {};
 
     // row: the lane's first one, from the start of the head.
-    __device__ __forceinline__ void load_state(const Mamba2Step& params, const RowView& view, int head, int row, int lane) {
+    __device__ __forceinline__ void load(const Mamba2Step& params, const RowView& view, int head, int row, int lane) {
         const SsmDecode& ssm = params.ssm;
         const int64_t head_row = int64_t(head) * HEAD_DIM;
         tile.load(static_cast<const STATE_T*>(ssm.state) + view.slot * ssm.state_slot + head_row * STATE_SIZE,
                   ssm.scale + view.slot * ssm.scale_slot + head_row, row, lane);
-    }
-    __device__ __forceinline__ void store_state(const Mamba2Step& params, const RowView& view, int head, int row, int lane,
-                                                int p) const {
-        const SsmDecode& ssm = params.ssm;
-        const int64_t head_row = int64_t(head) * HEAD_DIM;
-        tile.store(static_cast<STATE_T*>(ssm.state_out) + view.slot * ssm.state_out_slot + head_row * STATE_SIZE,
-                   ssm.scale_out + view.slot * ssm.scale_out_slot + head_row, row, lane, p);
-    }
-    // Of a row that has a token.
-    __device__ __forceinline__ void load(const Mamba2Step& params, const RowView& view, int head, int row, int lane) {
-        load_state(params, view, head, row, lane);
-        const SsmDecode& ssm = params.ssm;
+        if (view.written == 0) return;
         const DATA_T* token = static_cast<const DATA_T*>(ssm.gate) + view.row * ssm.gate_row +
-                              view.first_token * ssm.gate_token + int64_t(head) * HEAD_DIM;
+                              view.first_token * ssm.gate_token + head_row;
 #pragma unroll
         for (int p = 0; p < PASSES; ++p)
-            gate[p] = StateTile::has_row(row, p) ? token[row + p * ROWS_OF_PASS] : from_float<DATA_T>(0.0f);
+            if (StateTile::has_row(row, p)) gate[p] = token[row + p * ROWS_OF_PASS];
         scalars.load(ssm, view, head);
     }
 
@@ -160,41 +147,26 @@ struct HeadPart {
     __device__ __forceinline__ void update(const Mamba2Step& params, const RowView& view, int head, int row, int lane,
                                            const float* x, const float (&B)[ELEMENTS], const float (&C)[ELEMENTS]) {
         const SsmDecode& ssm = params.ssm;
+        const int64_t head_row = int64_t(head) * HEAD_DIM;
         const HeadStep step = scalars.template step<SOFTPLUS>(ssm);
         float y[PASSES];
 #pragma unroll
         for (int p = 0; p < PASSES; ++p) {
             y[p] = 0.0f;
             if (view.length > 0) {
-                const float input = StateTile::has_row(row, p) ? x[row + p * ROWS_OF_PASS] : 0.0f;
+                const bool has_row = StateTile::has_row(row, p);
+                const float input = has_row ? x[row + p * ROWS_OF_PASS] : 0.0f;
                 y[p] = fmaf(step.skip, input, tile.update(p, step.decay, step.dt * input, B, C));
-                y[p] *= silu(to_float(gate[p]));
+                y[p] *= has_row ? silu(to_float(gate[p])) : 0.0f;
             }
-            store_state(params, view, head, row, lane, p);
+            tile.store(static_cast<STATE_T*>(ssm.state_out) + view.slot * ssm.state_out_slot + head_row * STATE_SIZE,
+                       ssm.scale_out + view.slot * ssm.scale_out_slot + head_row, row, lane, p);
         }
-        write_rows(static_cast<DATA_T*>(ssm.y) + view.row * ssm.y_row + view.first_token * ssm.y_token +
-                       head * ssm.y_head, y, row, lane);
+        if (view.written > 0)
+            write_rows(static_cast<DATA_T*>(ssm.y) + view.row * ssm.y_row + view.first_token * ssm.y_token +
+                           head * ssm.y_head, y, row, lane);
     }
 };
-
-// The states of a row without a token, as they were.
-__device__ __forceinline__ void keep_states(const Mamba2Step& params, const RowView& view, int head, int row, int lane) {
-#pragma unroll 1
-    for (int i = 0; i < TILES; ++i) {
-        const int at = i % PARTS * ROWS_OF_BLOCK + row;
-        HeadPart part;
-        part.load_state(params, view, head + i / PARTS, at, lane);
-#pragma unroll
-        for (int p = 0; p < PASSES; ++p) part.store_state(params, view, head + i / PARTS, at, lane, p);
-    }
-#pragma unroll 1
-    for (int i = threadIdx.x; i < (cluster_rank() == 0 ? BLOCK_CHANNELS : OWN_CHANNELS); i += THREADS) {
-        Channel channel;
-        channel.locate(params, i, head);
-        channel.load_state(params, view);
-        channel.store(params, view);
-    }
-}
 
 // Asks for what the block reads while earlier kernels still run.
 __device__ __forceinline__ void prefetch(const Mamba2Step& params, int head) {
@@ -227,8 +199,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) mamba2_step(const __grid_c
 
     const int lane = threadIdx.x % LANES;
     const int row_of_part = threadIdx.x / 32 * ROWS_OF_WARP + threadIdx.x % 32 / LANES;
-    if (view.written == 0) return keep_states(params, view, head, row_of_part, lane);
-
     HeadPart part;
     part.load(params, view, head, row_of_part, lane);
     Channel convolved[CHANNELS_OF_THREAD];
