@@ -36,10 +36,8 @@ __device__ __forceinline__ void multiply(float (&sums)[ROWS][ROUTES], const DATA
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)
 #pragma unroll
-            for (int row = 0; row < ROWS; row++) {
-                pieces[u][row] = {};
-                if (first + u * STEP < size) pieces[u][row].load(weights[row] + first + u * STEP);
-            }
+            for (int row = 0; row < ROWS; row++)  // past the end the last piece, which is not used
+                pieces[u][row].load(weights[row] + min(first + u * STEP, size - VECTOR));
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
             if (first + u * STEP >= size) break;
