@@ -14,6 +14,7 @@ from artifact.errors import ArtifactError, EngineError, RequestError
 from runtime.llm import LLM
 from runtime.sampling import SamplingParams
 from tests.runtime.generation.toy_llm import VOCAB, engine_of, greedy, toy_llm
+from tests.runtime.sandbox.test_process import children, needs_proc
 from tests.runtime.toy_engine import ToyEngine, toy_config
 from tests.support.effort import examples
 
@@ -243,6 +244,17 @@ def test_chat_encodes_the_rendered_conversation_as_it_stands(tmp_path: Path) -> 
     assert generation.prompt_token_ids == tuple(ids) and generation.token_ids == greedy(llm, ids, 4)
     assert [g.token_ids for g in llm.chat([messages, messages], max_new_tokens=4)] == [generation.token_ids] * 2
     assert "".join(piece.text for piece in llm.chat(messages, max_new_tokens=4, stream=True)) == generation.text
+
+
+@needs_proc
+def test_closing_ends_the_process_of_the_template(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    before = children()
+    with toy_llm(tmp_path) as llm:
+        assert children() <= before
+        llm.chat("Call me", max_new_tokens=1)
+        assert len(children() - before) == 1
+    assert children() <= before
 
 
 def test_a_text_is_one_message_of_the_user(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="n
 def test_the_child_ends_with_its_owner(way: str) -> None:
     before = children()
     process = LimitedProcess(LIMITS)
-    assert children() == before  # none is started before it is needed
+    assert children() <= before  # none is started before it is needed
     assert rendered(process, "{{ x + 1 }}", x=1) == "2"
     (child,) = children() - before
     if way == "close":
