@@ -14,6 +14,7 @@ from artifact.path_kind import require_checkpoint
 from artifact.safetensors_file import SafetensorsFile, TensorSlot
 from exporter.checkpoint.entries import check_side_file, checked_file, read_json
 from exporter.checkpoint.shards import read_shards, tensors_of
+from exporter.models.mamba_ssm import NOTE, is_mamba_ssm, mamba2_config
 
 CONFIG_FILE, GENERATION_CONFIG_FILE, TOKENIZER_FILE = "config.json", "generation_config.json", "tokenizer.json"
 # Carried into the artifact when present. Remote code (*.py) never is.
@@ -37,7 +38,8 @@ TEMPLATES_FOLDER = "additional_chat_templates"
 class Checkpoint:
     """An opened checkpoint; weights are mapped only when used.
 
-    ``config`` is config.json as it stands, ``dtype`` its type, else the type of most bytes of weights.
+    ``config`` is config.json as it stands, or the transformers config of the same model where it is one of mamba_ssm;
+    ``dtype`` is its type, else the type of most bytes of weights.
     ``side_files`` lie in ``path`` or in a folder of it. ``eos_token_ids`` come from generation_config.json, else from
     the config. ``notes`` say what was ignored.
     """
@@ -63,14 +65,17 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if config is None:
         raise CheckpointError(f"{folder}: expected {CONFIG_FILE}, found none: give the folder of a checkpoint")
     _refuse_quantised_config(config)
-    shards = read_shards(folder)
+    notes = _notes(config)
+    if original := is_mamba_ssm(config):
+        config, notes = mamba2_config(config), (*notes, NOTE)
+    shards = read_shards(folder, original)
     tensors = tensors_of(shards)
     if not tensors:
         raise CheckpointError(f"{folder}: the checkpoint holds no tensors: fetch it again")
     _refuse_quantised_tensors(tensors)
     eos_token_ids = _eos_token_ids(config, read_json(folder, GENERATION_CONFIG_FILE) or {})
     return Checkpoint(
-        folder, config, shards, tensors, _side_files(folder), _dtype(config, tensors), eos_token_ids, _notes(config)
+        folder, config, shards, tensors, _side_files(folder), _dtype(config, tensors), eos_token_ids, notes
     )
 
 

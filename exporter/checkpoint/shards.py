@@ -12,12 +12,13 @@ from typing import Any
 from artifact.errors import CheckpointError, UnsupportedError
 from artifact.safetensors_file import SafetensorsFile, TensorSlot, read_safetensors
 from exporter.checkpoint.entries import checked_file, read_json
+from exporter.checkpoint.torch_file import TORCH_FILE, read_torch_file
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 
-def read_shards(folder: Path) -> tuple[SafetensorsFile, ...]:
-    """The headers of all shards of the checkpoint in ``folder``.
+def read_shards(folder: Path, torch_file: bool = False) -> tuple[SafetensorsFile, ...]:
+    """The headers of all shards of the checkpoint in ``folder``; with ``torch_file`` also of a PyTorch file alone.
 
     CheckpointError: no safetensors, a missing or unsafe one, or an index that disagrees with its shards.
     UnsupportedError: element types of quantised weights, or the layout of another framework.
@@ -28,6 +29,8 @@ def read_shards(folder: Path) -> tuple[SafetensorsFile, ...]:
         return _indexed_shards(folder, index, single is not None)
     if single is not None:
         return (_read_shard(folder, SINGLE_FILE),)
+    if torch_file and (path := checked_file(folder, TORCH_FILE)) is not None:
+        return (read_torch_file(path),)
     raise _no_weights(folder)
 
 

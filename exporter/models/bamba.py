@@ -19,6 +19,9 @@ def parse(config: HfConfig) -> DecoderConfig:
     head_dim = head_dim_of(config, hidden_size, heads)
     bias = config.flag("attention_bias", default=False)
     config.same(PARTIAL_ROTARY, "the family", "partial_rotary_factor")
+    rope = rope_from_config(config, head_dim, PARTIAL_ROTARY, partial=True)
+    # The original name, which transformers' converter writes and its model does not read.
+    config.same(rope.rotary_dim, "the rotary embedding", "attn_rotary_emb")
     attention = AttentionConfig(
         heads,
         kv_heads,
@@ -26,7 +29,7 @@ def parse(config: HfConfig) -> DecoderConfig:
         scale=head_dim**-0.5,
         bias=bias,
         output_bias=bias,
-        rope=rope_from_config(config, head_dim, PARTIAL_ROTARY, partial=True),
+        rope=rope,
     )
     mamba = mamba_d_mixer(config, hidden_size)
     mlp = MlpConfig(config.positive("intermediate_size"), "silu", bias=config.flag("mlp_bias", default=False))
@@ -46,7 +49,7 @@ def parse(config: HfConfig) -> DecoderConfig:
     )
     return DecoderConfig(
         model_type="bamba",
-        vocab_size=config.positive("vocab_size"),
+        vocab_size=config.vocabulary(),
         hidden_size=hidden_size,
         layers=layers,
         norm_eps=config.scalar("rms_norm_eps", default=1e-5, positive=True),
@@ -59,8 +62,10 @@ def parse(config: HfConfig) -> DecoderConfig:
 
 def _attention_layers(config: HfConfig) -> list[bool]:
     count = config.layer_count()
-    indices = config.array("attn_layer_indices", None) or []
-    config.ignore("layers_block_type", "layer_types")
+    indices = set(config.array("attn_layer_indices", None) or [])
+    for name in ("layers_block_type", "layer_types"):
+        if name in config:
+            raise config.fail(name, "attn_layer_indices in its place, the one that transformers reads")
     if not all(type(i) is int and 0 <= i < count for i in indices):
-        raise config.fail("attn_layer_indices", f"layer indices from 0 to {count - 1}")
+        raise config.fail("attn_layer_indices", f"layer indices below num_hidden_layers {count}")
     return [i in indices for i in range(count)]

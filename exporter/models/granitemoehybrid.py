@@ -41,7 +41,7 @@ def parse(config: HfConfig) -> DecoderConfig:
     )
     return DecoderConfig(
         model_type="granitemoehybrid",
-        vocab_size=config.positive("vocab_size"),
+        vocab_size=config.vocabulary(),
         hidden_size=hidden_size,
         layers=layers,
         norm_eps=config.scalar("rms_norm_eps", default=1e-6, positive=True),
@@ -61,10 +61,12 @@ def _feed_forward(config: HfConfig) -> BlockConfig:
     experts = config.integer("num_local_experts", ABSENT_EXPERTS, minimum=0)
     if not experts:
         config.ignore("intermediate_size", "num_experts_per_tok")
+        # There is no router whose logits transformers could return.
+        config.expect("output_router_logits", (None, False), False)
         return BlockConfig(norm, "shared_mlp", shared)
     moe = MoeConfig(
         num_experts=experts,
-        top_k=top_k_of(config, experts, ABSENT_TOP_K),
+        top_k=top_k_of(config, experts, ABSENT_TOP_K, "num_local_experts"),
         intermediate_size=config.positive("intermediate_size", default=ABSENT_EXPERT_SIZE),
         activation="silu",
         layout="granite",
@@ -88,7 +90,7 @@ def _attention(config: HfConfig, hidden_size: int) -> AttentionConfig:
         heads,
         kv_heads,
         head_dim,
-        scale=config.scalar("attention_multiplier", default=1.0),
+        scale=config.scalar("attention_multiplier", default=1.0, null=head_dim**-0.5, positive=True),
         bias=bias,
         output_bias=bias,
         rope=rope,
@@ -106,5 +108,5 @@ def _attention_layers(config: HfConfig) -> list[bool]:
         or len(kinds) != count
         or not all(isinstance(k, str) and k in LAYER_KINDS for k in kinds)
     ):
-        raise config.fail(name, f"a list of {count} layer types among {', '.join(LAYER_KINDS)}")
+        raise config.fail(name, f"a list of num_hidden_layers {count} layer types among {', '.join(LAYER_KINDS)}")
     return [LAYER_KINDS[k] for k in kinds]

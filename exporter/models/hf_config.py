@@ -17,6 +17,8 @@ HARMLESS_FIELDS = frozenset(
     {
         "_attn_implementation",
         "_attn_implementation_autoset",
+        "_commit_hash",
+        "_model_name_or_path",
         "_name_or_path",
         "add_cross_attention",
         "architectures",
@@ -79,8 +81,10 @@ HARMLESS_FIELDS = frozenset(
         "top_p",
         "torch_dtype",
         "torchscript",
+        "transformers.js_config",
         "transformers_version",
         "typical_p",
+        "unk_token_id",
         "unsloth_fixed",
         "unsloth_version",
         "use_bfloat16",
@@ -104,18 +108,20 @@ class HfConfig(Fields):
     ``finish`` refuses fields that nothing has read.
     """
 
-    def __init__(self, data: Mapping[str, Any], ignored: Iterable[str] = ()) -> None:
-        super().__init__(data, "config.json", CheckpointError)
+    def __init__(self, data: Mapping[str, Any], ignored: Iterable[str] = (), where: str = "config.json") -> None:
+        super().__init__(data, where, CheckpointError)
         self._ignored = frozenset(ignored)
 
     def name_of(self, *names: str) -> str:
-        """The first of ``names`` that the config holds (and not as null); all of them count as read.
+        """The first of ``names`` that the config holds; all of them count as read.
 
         CheckpointError when two of them hold different values.
         """
-        held = [name for name in names if self.raw(name, None) is not None]
+        self.ignore(*names)
+        held = [name for name in names if name in self]
         for name in held[1:]:
-            self.same(self.raw(held[0]), held[0], name)
+            if self.raw(name) != self.raw(held[0]):
+                raise self.fail(name, f"{self.raw(held[0])!r} like {held[0]}")
         return held[0] if held else names[0]
 
     def same(self, value: Any, source: str, *names: str) -> None:
@@ -124,15 +130,29 @@ class HfConfig(Fields):
             if self.raw(name, None) not in (None, value):
                 raise self.fail(name, f"{value!r} like {source}")
 
-    def positive(self, *names: str, default: Any = MISSING) -> Any:
-        """A positive integer under one of ``names``; a null counts as absent where a default is given."""
-        name = self.name_of(*names)
-        if default is not MISSING and self.raw(name, None) is None:
+    def _instead(self, name: str, default: Any, null: Any) -> Any:
+        """What stands for the field where it is absent or null; MISSING where what it holds counts."""
+        if name not in self:
             return default
+        return null if self.raw(name) is None else MISSING
+
+    def positive(self, *names: str, default: Any = MISSING, null: Any = MISSING) -> Any:
+        """A positive integer under one of ``names``; ``default`` where absent, ``null`` where null, if given."""
+        name = self.name_of(*names)
+        if (value := self._instead(name, default, null)) is not MISSING:
+            return value
         value = self.integer(name, minimum=1)
         if value > LARGEST_SIZE:
             raise self.fail(name, f"at most {LARGEST_SIZE}")
         return value
+
+    def vocabulary(self, absent_padding: int | None = None) -> int:
+        """``vocab_size`` of a family whose embedding has a row for ``pad_token_id``, which it must then have."""
+        size: int = self.positive("vocab_size")
+        padding = self.raw("pad_token_id", absent_padding)
+        if padding is not None and not -size <= padding < size:
+            raise self.fail("pad_token_id", f"null or a token id below vocab_size {size}")
+        return size
 
     def layer_count(self) -> int:
         """The number of layers."""
@@ -141,24 +161,24 @@ class HfConfig(Fields):
             raise self.fail("num_hidden_layers", f"at most {LAYERS}")
         return count
 
-    def flag(self, *names: str, default: bool) -> bool:
-        """A boolean under one of ``names``; absent or null is ``default``."""
+    def flag(self, *names: str, default: bool, null: Any = MISSING) -> bool:
+        """A boolean under one of ``names``: ``default`` where absent, ``null`` where null, if that is given."""
         name = self.name_of(*names)
-        return default if self.raw(name, None) is None else self.boolean(name)
+        value = self._instead(name, default, null)
+        return bool(self.boolean(name) if value is MISSING else value)
 
-    def scalar(self, *names: str, default: Any = MISSING, positive: bool = False) -> float:
-        """A finite number under one of ``names``; absent or null is ``default``."""
+    def scalar(self, *names: str, default: Any = MISSING, null: Any = MISSING, positive: bool = False) -> float:
+        """A finite number under one of ``names``: ``default`` where absent, ``null`` where null, if given."""
         name = self.name_of(*names)
-        if default is not MISSING and self.raw(name, None) is None:
-            return float(default)
-        return finite(self, name, positive)
+        value = self._instead(name, default, null)
+        return finite(self, name, positive) if value is MISSING else float(value)
 
     def interval(self, *names: str, default: tuple[float, float]) -> tuple[float, float]:
-        """A pair [low, high] with 0 <= low < high, infinities allowed; absent or null is ``default``."""
+        """A pair [low, high] with 0 <= low < high, infinities allowed; ``default`` where absent."""
         name = self.name_of(*names)
-        value = self.raw(name, None)
-        if value is None:
+        if name not in self:
             return default
+        value = self.raw(name)
         pair = [float_from_json(v) for v in value] if isinstance(value, list) else []
         if len(pair) != 2 or pair[0] is None or pair[1] is None or not 0 <= pair[0] < pair[1]:
             raise self.fail(name, "two numbers [low, high] with 0 <= low < high")
@@ -170,7 +190,7 @@ class HfConfig(Fields):
         value = self.raw(name, default)
         if not any(type(value) is type(k) and value == k for k in known):
             listed = ", ".join(repr(k) for k in known)
-            raise UnsupportedError(f"config.json: {name}: supported is {listed}, found {value!r}")
+            raise UnsupportedError(f"{self._where}: {name}: supported is {listed}, found {value!r}")
         return value
 
     def ignore(self, *names: str) -> None:
@@ -191,6 +211,6 @@ class HfConfig(Fields):
         ]
         if unknown:
             raise UnsupportedError(
-                f"config.json: unknown field(s) {', '.join(unknown)}: they may change what the model computes; "
+                f"{self._where}: unknown field(s) {', '.join(unknown)}: they may change what the model computes; "
                 "if they do not, pass --ignore-config-field NAME for each"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exporter.models.decoder_config import AttentionConfig, BlockConfig, DecoderConfig, LayerConfig, MlpConfig
 from exporter.models.hf_config import HfConfig
-from exporter.models.mamba_fields import ACTIVATIONS, head_counts, head_dim_of
+from exporter.models.mamba_fields import activation_of, head_counts, head_dim_of
 from exporter.models.rope import rope_from_config
 
 
@@ -12,6 +12,8 @@ def parse(config: HfConfig) -> DecoderConfig:
     """Translate a llama config."""
     hidden_size = config.positive("hidden_size")
     heads, kv_heads = head_counts(config)
+    if hidden_size % heads:
+        raise config.fail("hidden_size", f"a multiple of num_attention_heads {heads}")
     head_dim = head_dim_of(config, hidden_size, heads)
     bias = config.flag("attention_bias", default=False)
     attention = AttentionConfig(
@@ -23,10 +25,12 @@ def parse(config: HfConfig) -> DecoderConfig:
         output_bias=bias,
         rope=rope_from_config(config, head_dim),
     )
-    activation = config.expect("hidden_act", ACTIVATIONS, "silu")
+    activation = activation_of(config)
     mlp = MlpConfig(config.positive("intermediate_size"), activation, bias=config.flag("mlp_bias", default=False))
+    # The original checkpoints' order of rotated elements, which transformers has for none.
+    config.expect("rope_interleaved", (False,), False)
     # pretraining_tp only chooses how transformers once sliced the same matrix products.
-    config.ignore("pretraining_tp")
+    config.ignore("pretraining_tp", "is_llama_config")
     layer = LayerConfig(
         (
             BlockConfig("input_layernorm", "self_attn", attention),
@@ -35,7 +39,7 @@ def parse(config: HfConfig) -> DecoderConfig:
     )
     return DecoderConfig(
         model_type="llama",
-        vocab_size=config.positive("vocab_size"),
+        vocab_size=config.vocabulary(),
         hidden_size=hidden_size,
         layers=(layer,) * config.layer_count(),
         norm_eps=config.scalar("rms_norm_eps", default=1e-6, positive=True),

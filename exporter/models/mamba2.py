@@ -14,7 +14,6 @@ UNUSED_FIELDS = (
     "time_step_init_scheme",
     "time_step_max",
     "time_step_min",
-    "time_step_rank",
     "time_step_scale",
 )
 
@@ -25,7 +24,7 @@ def parse(config: HfConfig) -> DecoderConfig:
     heads, head_dim = config.positive("num_heads"), config.positive("head_dim")
     expand = config.positive("expand", default=2)
     if heads * head_dim != expand * hidden_size:
-        raise config.fail("num_heads", f"num_heads x {head_dim} = expand x hidden_size = {expand * hidden_size}")
+        raise config.fail("num_heads", f"{expand * hidden_size} (expand x hidden_size) / head_dim {head_dim}")
     groups = config.positive("n_groups", default=8)
     if heads % groups:
         raise config.fail("n_groups", f"a divisor of num_heads {heads}")
@@ -44,6 +43,9 @@ def parse(config: HfConfig) -> DecoderConfig:
     )
     config.expect("rms_norm", (True,), True)
     config.same(heads * head_dim, "num_heads x head_dim", "intermediate_size")
+    rank = config.raw("time_step_rank", "auto")
+    if isinstance(rank, str) and rank != "auto":
+        raise config.fail("time_step_rank", 'an integer or "auto"')
     config.ignore(*UNUSED_FIELDS)
     layer = LayerConfig((BlockConfig("norm", "mixer", mixer),))
     return DecoderConfig(

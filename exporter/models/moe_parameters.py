@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from artifact.dtypes import DType
+from artifact.errors import CheckpointError
 from exporter.models.decoder_config import MoeConfig
 
 
@@ -85,14 +86,29 @@ def moe_tensors(moe: MoeConfig, block: str, hidden: int, held: Mapping[str, obje
         ("experts.down", names.down, names.each_down, (moe.num_experts, width, moe.intermediate_size)),
     ):
         sources = _any_of(block, stacked, held)
+        if sources[0] in held or not _holds_experts(moe, block, each, held):
+            yield MoeTensor(name, shape, sources)
+            continue
+        if moe.num_experts * len(each) > len(held):
+            raise CheckpointError(
+                f"{block}experts: expected {moe.num_experts} experts by the config, found a checkpoint of {len(held)} "
+                "tensors: it is incomplete, or its config does not describe it"
+            )
         parts = tuple(block + part.format(expert) for expert in range(moe.num_experts) for part in each)
-        # An incomplete set of parts is still that layout, so that the missing one is named.
-        per_expert = sources[0] not in held and any(part in held for part in parts)
-        yield MoeTensor(name, shape, parts, joins=True) if per_expert else MoeTensor(name, shape, sources)
+        yield MoeTensor(name, shape, parts, joins=True)
     if moe.shared_gate:
         yield MoeTensor("shared_gate.weight", (1, hidden), (block + names.shared_gate,))
     if moe.latent_size is not None:
         yield from _latent_tensors(moe, block, hidden, names)
+
+
+def _holds_experts(moe: MoeConfig, block: str, each: tuple[str, ...], held: Mapping[str, object]) -> bool:
+    """Whether the checkpoint has a tensor of some expert; a look at three of them, because there may be too many.
+
+    An incomplete set is still that layout, so that the missing tensor is named.
+    """
+    experts = {0, 1, moe.num_experts - 1}
+    return any(block + part.format(expert) in held for expert in experts for part in each)
 
 
 def _latent_tensors(moe: MoeConfig, block: str, hidden: int, names: MoeNames) -> Iterator[MoeTensor]:

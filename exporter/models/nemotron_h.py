@@ -13,15 +13,16 @@ from exporter.models.decoder_config import (
     MlpConfig,
     MoeConfig,
 )
-from exporter.models.hf_config import HfConfig
-from exporter.models.mamba_fields import ACTIVATIONS, CONV_ACTIVATIONS, UNBOUNDED, head_counts
+from exporter.models.hf_config import MOST_LAYERS, HfConfig
+from exporter.models.mamba_fields import CONV_ACTIVATIONS, UNBOUNDED, activation_of, head_counts
 from exporter.models.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
 from exporter.models.rope import ROPE_FIELDS
 
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 BLOCK_TYPES = {"linear_attention": "mamba", "full_attention": "attention", **{k: k for k in PATTERN.values()}}
-ABSENT_KV_HEADS, ABSENT_HEAD_DIM = 8, 128
 # What transformers builds where the config does not say.
+ABSENT_KV_HEADS, ABSENT_HEAD_DIM = 8, 128
+ABSENT_MAMBA_HEADS, ABSENT_MAMBA_HEAD_DIM, ABSENT_STATE_SIZE = 128, 64, 128
 ABSENT_EXPERTS, ABSENT_TOP_K, ABSENT_EXPERT_SIZE = 8, 2, 7688
 EXPERT_FIELDS = (
     "moe_intermediate_size",
@@ -45,7 +46,6 @@ UNUSED_FIELDS = (
     "mamba_expand",
     "mamba_ssm_cache_dtype",
     "moe_shared_expert_overlap",
-    "mtp_hybrid_override_pattern",
     "mtp_layers_block_type",
     "n_shared_experts",
     "num_hidden_layers",
@@ -71,12 +71,13 @@ def parse(config: HfConfig) -> DecoderConfig:
     bodies: dict[str, BodyConfig] = {"mamba": _mamba(config), "attention": _attention(config)}
     bodies["mlp"] = MlpConfig(
         config.positive("intermediate_size"),
-        config.expect("mlp_hidden_act", ACTIVATIONS, "relu2"),
+        activation_of(config, "mlp_hidden_act", "relu2"),
         "plain",
         config.flag("mlp_bias", default=False),
     )
     if "moe" in types:
         bodies["moe"] = _moe(config)
+    _check_mtp_pattern(config)
     config.ignore(*UNUSED_FIELDS)
     layers = tuple(LayerConfig((BlockConfig("norm", "mixer", bodies[kind]),)) for kind in types)
     return DecoderConfig(
@@ -99,7 +100,7 @@ def _block_types(config: HfConfig) -> list[str]:
     """One of mamba, attention, mlp, moe per layer, from ``layers_block_type`` or ``hybrid_override_pattern``."""
     given = [name for name in TYPE_FIELDS if config.raw(name, None) is not None]
     if not given:
-        raise config.fail(TYPE_FIELDS[0], "a list of layer types")
+        raise config.fail(TYPE_FIELDS[0], "a list of layer types, or a hybrid_override_pattern")
     types = _types_of(config, given[0])
     for name in given[1:]:
         if _types_of(config, name) != types:
@@ -107,11 +108,19 @@ def _block_types(config: HfConfig) -> list[str]:
     return types
 
 
+def _check_mtp_pattern(config: HfConfig) -> None:
+    """The tensors of the multi-token prediction head tell its layers; the field only has to be one."""
+    if set(config.string("mtp_hybrid_override_pattern", "")) - set(PATTERN):
+        raise config.fail("mtp_hybrid_override_pattern", f"letters of {''.join(PATTERN)}")
+
+
 def _types_of(config: HfConfig, name: str) -> list[str]:
     value = config.raw(name)
     table = PATTERN if name == "hybrid_override_pattern" else BLOCK_TYPES
     if not isinstance(value, (list, str)) or not value or not all(isinstance(v, str) for v in value):
         raise config.fail(name, "a non-empty pattern or list of layer types")
+    if len(value) > MOST_LAYERS:
+        raise config.fail(name, f"at most {MOST_LAYERS} layers")
     types = []
     for index, key in enumerate(value):
         kind = table.get(key)
@@ -129,11 +138,11 @@ def _moe(config: HfConfig) -> MoeConfig:
         raise config.fail("n_group", f"a divisor of n_routed_experts {experts} that leaves two experts a group")
     if kept > groups:
         raise config.fail("topk_group", f"at most n_group {groups}")
-    activation, bias = config.expect("mlp_hidden_act", ACTIVATIONS, "relu2"), config.flag("mlp_bias", default=False)
+    activation, bias = activation_of(config, "mlp_hidden_act", "relu2"), config.flag("mlp_bias", default=False)
     shared_size = config.positive("moe_shared_expert_intermediate_size", default=ABSENT_EXPERT_SIZE)
     return MoeConfig(
         num_experts=experts,
-        top_k=top_k_of(config, kept * experts // groups, ABSENT_TOP_K),
+        top_k=top_k_of(config, kept * experts // groups, ABSENT_TOP_K, "n_routed_experts / n_group x topk_group"),
         intermediate_size=config.positive("moe_intermediate_size", default=ABSENT_EXPERT_SIZE),
         activation=activation,
         layout="nemotron_h",
@@ -144,14 +153,16 @@ def _moe(config: HfConfig) -> MoeConfig:
         groups=groups,
         kept_groups=kept,
         shared=MlpConfig(shared_size, activation, "plain", bias),
-        latent_size=config.positive("moe_latent_size", default=None),
+        latent_size=config.positive("moe_latent_size", default=None, null=None),
         latent_bias=bias,
     )
 
 
 def _attention(config: HfConfig) -> AttentionConfig:
     heads, kv_heads = head_counts(config, ABSENT_KV_HEADS)
-    head_dim = config.positive("head_dim", "attention_head_dim", default=ABSENT_HEAD_DIM)
+    head_dim = config.positive("head_dim", default=ABSENT_HEAD_DIM)
+    # The original name, which transformers does not read.
+    config.same(head_dim, "head_dim", "attention_head_dim")
     config.expect("sliding_window", (None,), None)
     # transformers builds these projections without a bias whatever the config says.
     config.expect("attention_bias", (None, False), False)
@@ -166,7 +177,7 @@ def _norm_eps(config: HfConfig) -> float:
 
 
 def _mamba(config: HfConfig) -> MambaConfig:
-    heads = config.positive("mamba_num_heads")
+    heads = config.positive("mamba_num_heads", default=ABSENT_MAMBA_HEADS)
     groups = config.positive("n_groups", "mamba_n_groups", default=8)
     if heads % groups:
         raise config.fail("n_groups", f"a divisor of mamba_num_heads {heads}")
@@ -175,8 +186,8 @@ def _mamba(config: HfConfig) -> MambaConfig:
     config.ignore("mamba_proj_bias")
     return MambaConfig(
         num_heads=heads,
-        head_dim=config.positive("mamba_head_dim"),
-        state_size=config.positive("ssm_state_size"),
+        head_dim=config.positive("mamba_head_dim", default=ABSENT_MAMBA_HEAD_DIM),
+        state_size=config.positive("ssm_state_size", default=ABSENT_STATE_SIZE),
         num_groups=groups,
         conv_kernel=config.positive("conv_kernel", "mamba_d_conv", default=4),
         chunk_size=config.positive("chunk_size", "mamba_chunk_size", default=128),

@@ -12,10 +12,12 @@ from exporter.models.decoder_config import (
     RopeConfig,
 )
 from exporter.models.hf_config import HfConfig
-from exporter.models.mamba_fields import ACTIVATIONS, CONV_ACTIVATIONS, head_counts, head_dim_of
+from exporter.models.mamba_fields import CONV_ACTIVATIONS, activation_of, head_counts, head_dim_of
 from exporter.models.rope import rope_from_config
 
 LAYER_KINDS = ("linear_attention", "full_attention")
+# What transformers gives the embedding where the config does not say.
+ABSENT_PADDING = 100277
 # transformers fixes the epsilon of the norm of each head.
 HEAD_NORM_EPS = 1e-5
 # Fields of the first values of A_log and dt_bias.
@@ -32,12 +34,14 @@ def parse(config: HfConfig) -> DecoderConfig:
     """Translate an olmo_hybrid config."""
     hidden_size = config.positive("hidden_size")
     config.ignore(*TRAINING_FIELDS)
-    mlp = MlpConfig(config.positive("intermediate_size"), config.expect("hidden_act", ACTIVATIONS, "silu"))
+    # The output of every linear layer has a gate.
+    config.expect("linear_use_gate", (True,), True)
+    mlp = MlpConfig(config.positive("intermediate_size"), activation_of(config))
     attention = _attention_layer(_attention(config, hidden_size), mlp)
     recurrent = _recurrent_layer(_mixer(config, hidden_size), mlp)
     return DecoderConfig(
         model_type="olmo_hybrid",
-        vocab_size=config.positive("vocab_size"),
+        vocab_size=config.vocabulary(ABSENT_PADDING),
         hidden_size=hidden_size,
         layers=tuple(attention if kind == "full_attention" else recurrent for kind in _layer_kinds(config)),
         norm_eps=config.scalar("rms_norm_eps", default=1e-6, positive=True),
@@ -87,8 +91,7 @@ def _attention(config: HfConfig, hidden_size: int) -> AttentionConfig:
 
 def _rope(config: HfConfig, head_dim: int) -> RopeConfig | None:
     """The rotary embedding; none where rope_theta is given as null."""
-    name = config.name_of("rope_parameters", "rope_scaling")
-    value = config.raw(name, None)
+    value = config.raw("rope_parameters", None) or config.raw("rope_scaling", None)
     inside = value if isinstance(value, dict) else {}
     absent = inside["rope_theta"] is None if "rope_theta" in inside else config.raw("rope_theta", 0) is None
     return None if absent else rope_from_config(config, head_dim)
@@ -96,11 +99,12 @@ def _rope(config: HfConfig, head_dim: int) -> RopeConfig | None:
 
 def _mixer(config: HfConfig, hidden_size: int) -> GatedDeltaConfig:
     heads = config.positive("num_attention_heads")
-    key_heads = config.positive("linear_num_key_heads", default=heads)
-    value_heads = config.positive("linear_num_value_heads", default=heads)
+    key_heads = config.positive("linear_num_key_heads", default=heads, null=heads)
+    value_heads = config.positive("linear_num_value_heads", default=heads, null=heads)
     if value_heads % key_heads:
         raise config.fail("linear_num_key_heads", f"a divisor of linear_num_value_heads {value_heads}")
-    key_size = config.positive("linear_key_head_dim", default=int(0.75 * hidden_size / key_heads))
+    own = int(0.75 * hidden_size / key_heads)
+    key_size = config.positive("linear_key_head_dim", default=own, null=own)
     if key_size < 1:
         raise config.fail("linear_key_head_dim", "a positive integer")
     # The convolution has the activation of the MLP; the operator fuses SiLU.
@@ -109,7 +113,7 @@ def _mixer(config: HfConfig, hidden_size: int) -> GatedDeltaConfig:
         num_key_heads=key_heads,
         num_value_heads=value_heads,
         key_size=key_size,
-        value_size=config.positive("linear_value_head_dim", default=2 * key_size),
+        value_size=config.positive("linear_value_head_dim", default=2 * key_size, null=2 * key_size),
         conv_kernel=config.positive("linear_conv_kernel_dim", default=4),
         projections="separate",
         beta_scale=2.0 if config.flag("linear_allow_neg_eigval", default=True) else 1.0,
@@ -128,5 +132,5 @@ def _layer_kinds(config: HfConfig) -> list[str]:
         if kind not in LAYER_KINDS:
             raise config.fail("layer_types", f"{' or '.join(LAYER_KINDS)} for layer {index} (found {kind!r})")
     if len(kinds) != count:
-        raise config.fail("layer_types", f"a list of {count} entries")
+        raise config.fail("layer_types", f"a list of num_hidden_layers {count} entries")
     return list(kinds)

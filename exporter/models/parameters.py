@@ -28,6 +28,8 @@ from exporter.models.moe_parameters import MOE_NAMES, moe_tensors
 # The second one is that of the text model of a model of text and images.
 ROOTS = ("model.", "model.language_model.", "backbone.", "")
 LM_HEAD = "lm_head.weight"
+# Old checkpoints store what the config tells, as transformers does not any more.
+REDUNDANT = ".rotary_emb.inv_freq"
 # A gated delta net with separate projections has other names for these.
 SEPARATE_NAMES = {"norm.weight": "o_norm.weight", "out_proj.weight": "o_proj.weight"}
 
@@ -76,7 +78,7 @@ def bind_parameters(
     check_sources(parameters, tensors)
     used = {source for p in parameters for source in p.sources}
     ignored = tuple(config.ignored_sources) + tuple(root + s for s in config.ignored_sources)
-    unused = sorted(n for n in tensors if n not in used and not n.startswith(ignored))
+    unused = sorted(n for n in tensors if n not in used and not n.startswith(ignored) and not n.endswith(REDUNDANT))
     if config.tie_word_embeddings and LM_HEAD in unused and _same_bytes(tensors, LM_HEAD, parameters[0].source):
         unused.remove(LM_HEAD)
     if unused:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from exporter.models.decoder_config import AttentionConfig, BlockConfig, DecoderConfig, LayerConfig, MlpConfig
 from exporter.models.hf_config import HfConfig
-from exporter.models.mamba_fields import ACTIVATIONS, head_counts
+from exporter.models.mamba_fields import activation_of, head_counts
 from exporter.models.rope import rope_from_config
 
 ABSENT_KV_HEADS, ABSENT_HEAD_DIM, ABSENT_WINDOW = 32, 128, 4096
@@ -28,7 +28,7 @@ def parse(config: HfConfig) -> DecoderConfig:
         qk_norm=True,
         rope=rope_from_config(config, head_dim),
     )
-    mlp = MlpConfig(config.positive("intermediate_size"), config.expect("hidden_act", ACTIVATIONS, "silu"))
+    mlp = MlpConfig(config.positive("intermediate_size"), activation_of(config))
     windows = _windows(config)
     layers = tuple(
         LayerConfig(
@@ -41,7 +41,7 @@ def parse(config: HfConfig) -> DecoderConfig:
     )
     return DecoderConfig(
         model_type="qwen3",
-        vocab_size=config.positive("vocab_size"),
+        vocab_size=config.vocabulary(),
         hidden_size=hidden_size,
         layers=layers,
         norm_eps=config.scalar("rms_norm_eps", default=1e-6, positive=True),
@@ -56,16 +56,17 @@ def _windows(config: HfConfig) -> list[int | None]:
     """The sliding window of each layer, None for full attention."""
     count = config.layer_count()
     used = config.flag("use_sliding_window", default=False)
-    absent = None if "sliding_window" in config else ABSENT_WINDOW
     # The field is checked even where use_sliding_window switches it off.
-    window = config.positive("sliding_window", default=absent)
+    window = config.positive("sliding_window", default=ABSENT_WINDOW, null=None)
     window = window if used else None
     first = config.integer("max_window_layers", 28)
     kinds = config.array("layer_types", None)
     if kinds is None:
         kinds = ["sliding_attention" if window and i >= first else "full_attention" for i in range(count)]
     if len(kinds) != count or not all(kind in LAYER_KINDS for kind in kinds):
-        raise config.fail("layer_types", f"a list of {count} entries, full_attention or sliding_attention")
+        raise config.fail(
+            "layer_types", f"a list of num_hidden_layers {count} entries, full_attention or sliding_attention"
+        )
     if window is None and "sliding_attention" in kinds:
         raise config.fail("sliding_window", "a window, because layer_types has sliding_attention layers")
     return [window if kind == "sliding_attention" else None for kind in kinds]

@@ -14,9 +14,9 @@ from exporter.models.decoder_config import (
     MoeConfig,
 )
 from exporter.models.hf_config import HfConfig
-from exporter.models.mamba_fields import ACTIVATIONS, CONV_ACTIVATIONS, head_counts
+from exporter.models.mamba_fields import CONV_ACTIVATIONS, activation_of, head_counts
 from exporter.models.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
-from exporter.models.rope import rope_from_config
+from exporter.models.rope import SECTIONS, rope_from_config
 
 ABSENT_HEAD_DIM, ABSENT_INTERVAL = 256, 4
 PARTIAL_ROTARY = 0.25
@@ -34,7 +34,7 @@ EXPERT_FIELDS = (
     "shared_expert_intermediate_size",
 )
 # Which frequencies turn by height and width in a picture; those of a text all turn by its one position.
-PICTURE_FIELDS = ("mrope_section", "mrope_interleaved")
+PICTURE_FIELDS = (SECTIONS, "mrope_interleaved")
 LAYER_KINDS = ("linear_attention", "full_attention")
 
 
@@ -48,7 +48,7 @@ def parse_qwen3_next(config: HfConfig) -> DecoderConfig:
 def parse_qwen3_5(config: HfConfig) -> DecoderConfig:
     """Translate a qwen3_5_text config."""
     kinds = _layer_kinds(config)
-    mlp = MlpConfig(config.positive("intermediate_size"), config.expect("hidden_act", ACTIVATIONS, "silu"))
+    mlp = MlpConfig(config.positive("intermediate_size"), activation_of(config))
     return _decoder(config, "qwen3_5_text", kinds, _attention(config, 4), _mixer(config, "split"), [mlp] * len(kinds))
 
 
@@ -73,6 +73,9 @@ def _decoder(
     feed_forward: Sequence[MlpConfig | MoeConfig],
 ) -> DecoderConfig:
     config.expect("attn_output_gate", (True,), True)
+    config.expect("use_sliding_window", (False,), False)
+    # The gate of the gated norm.
+    config.expect("output_gate_type", ("silu", "swish"), "silu")
     config.ignore(*UNUSED_FIELDS)
     layers = tuple(
         LayerConfig(
@@ -87,7 +90,7 @@ def _decoder(
     )
     return DecoderConfig(
         model_type=model_type,
-        vocab_size=config.positive("vocab_size"),
+        vocab_size=config.vocabulary(),
         hidden_size=config.positive("hidden_size"),
         layers=layers,
         norm_eps=config.scalar("rms_norm_eps", default=1e-6, positive=True),
@@ -145,7 +148,7 @@ def _layer_kinds(config: HfConfig) -> list[str]:
         if kind not in LAYER_KINDS:
             raise config.fail("layer_types", f"{' or '.join(LAYER_KINDS)} for layer {index} (found {kind!r})")
     if len(kinds) != count:
-        raise config.fail("layer_types", f"a list of {count} entries")
+        raise config.fail("layer_types", f"a list of num_hidden_layers {count} entries")
     return list(kinds)
 
 
@@ -153,14 +156,17 @@ def _feed_forward(config: HfConfig, count: int) -> list[MlpConfig | MoeConfig]:
     """What follows the mixer in every layer."""
     experts = config.integer("num_experts", ABSENT_EXPERTS, minimum=0)
     every = config.positive("decoder_sparse_step", default=1)
-    plain = config.array("mlp_only_layers", None) or []
+    plain = set(config.array("mlp_only_layers", None) or [])
     sparse = [experts > 0 and index not in plain and (index + 1) % every == 0 for index in range(count)]
     kinds: dict[bool, MlpConfig | MoeConfig] = {}
-    if any(sparse):
+    if not any(sparse):
+        # There is no router whose logits transformers could return.
+        config.expect("output_router_logits", (False,), False)
+    else:
         normalized = config.flag("norm_topk_prob", default=True)
         kinds[True] = _moe(config, ABSENT_EXPERTS, ABSENT_TOP_K, normalized)
     if not all(sparse):
-        activation = config.expect("hidden_act", ACTIVATIONS, "silu")
+        activation = activation_of(config)
         kinds[False] = MlpConfig(config.positive("intermediate_size"), activation)
     config.ignore("intermediate_size", *EXPERT_FIELDS)
     return [kinds[is_sparse] for is_sparse in sparse]
@@ -168,11 +174,11 @@ def _feed_forward(config: HfConfig, count: int) -> list[MlpConfig | MoeConfig]:
 
 def _moe(config: HfConfig, absent_experts: int, absent_top_k: int, normalized: bool = True) -> MoeConfig:
     experts = config.positive("num_experts", default=absent_experts)
-    activation = config.expect("hidden_act", ACTIVATIONS, "silu")
+    activation = activation_of(config)
     config.ignore(*ROUTER_TRAINING_FIELDS)
     return MoeConfig(
         num_experts=experts,
-        top_k=top_k_of(config, experts, absent_top_k),
+        top_k=top_k_of(config, experts, absent_top_k, "num_experts"),
         intermediate_size=config.positive("moe_intermediate_size", default=512),
         activation=activation,
         layout="qwen",

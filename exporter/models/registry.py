@@ -9,6 +9,7 @@ from typing import Any
 from artifact.errors import CheckpointError, UnsupportedError
 from exporter.models import bamba, granitemoehybrid, llama, mamba2, nemotron_h, olmo_hybrid, qwen3, qwen3_next
 from exporter.models.decoder_config import DecoderConfig
+from exporter.models.field_kinds import check_kinds
 from exporter.models.hf_config import HfConfig
 
 FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
@@ -58,6 +59,7 @@ def decoder_config(raw: Mapping[str, Any], ignored_fields: Iterable[str] = ()) -
         why = f" ({layers})" if layers else ""
         raise UnsupportedError(f"unsupported model_type {model_type!r}{why}: supported are {known}")
     config = HfConfig(raw, ignored_fields)
+    check_kinds(config, raw, model_type)
     decoder = parse(config)
     config.finish()
     return decoder

@@ -10,12 +10,16 @@ import math
 from typing import Any
 
 from artifact.errors import UnsupportedError
-from artifact.json_fields import Fields
+from artifact.json_fields import Fields, is_count
 from exporter.models.decoder_config import RopeConfig
 from exporter.models.hf_config import HfConfig, finite
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 LARGEST_BETA = 1e9
+# Larger ones are damage: each dimension is a number of the graph.
+MOST_ROTARY = 2**16
+# How many frequencies turn by time, height and width in a picture.
+SECTIONS = "mrope_section"
 # Where a config may speak of a rotary embedding.
 ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
 
@@ -35,6 +39,8 @@ def rope_from_config(
     fields = _rope_fields(config)
     for name in ignored:
         fields.raw(name, None)
+    if SECTIONS in ignored:
+        _check_sections(fields)
     theta = _number(fields, "rope_theta") or config.scalar("rope_theta", default=10000.0, positive=True)
     config.ignore("rope_theta")
     outside = config.scalar("partial_rotary_factor", default=default_partial, positive=True)
@@ -49,6 +55,10 @@ def rope_from_config(
             f"config.json: partial_rotary_factor {factor} of head_dim {head_dim} gives {rotary_dim} rotary "
             "dimensions: expected a positive even number"
         )
+    if rotary_dim > MOST_ROTARY:
+        raise UnsupportedError(
+            f"config.json: head_dim: expected at most {MOST_ROTARY} rotary dimensions, found {rotary_dim}"
+        )
     if theta <= 1:
         raise UnsupportedError(f"config.json: rope_theta: expected a number above 1, found {theta}")
     max_positions = config.positive("max_position_embeddings", default=None)
@@ -60,22 +70,34 @@ def rope_from_config(
 
 def _rope_fields(config: HfConfig) -> Fields:
     """The object that holds the parameters: rope_scaling in older configs, rope_parameters in newer ones."""
-    name = config.name_of("rope_parameters", "rope_scaling")
+    config.ignore("rope_parameters", "rope_scaling")
+    held = [n for n in ("rope_parameters", "rope_scaling") if config.raw(n, None) is not None]
+    name = config.name_of(*held) if held else "rope_parameters"
     value = config.raw(name, None)
     if value is not None and not isinstance(value, dict):
         raise config.fail(name, "an object or null")
     data: dict[str, Any] = dict(value or {})
-    old_spelling = data.pop("type", None)
-    kind = data.get("rope_type", old_spelling)
-    if old_spelling not in (None, kind):
+    old_spelling = data.pop("type", data.get("rope_type", "default"))
+    kind = data.setdefault("rope_type", old_spelling)
+    if old_spelling != kind:
         raise UnsupportedError(f"config.json: {name}: type {old_spelling!r} and rope_type {kind!r} contradict")
-    data["rope_type"] = "default" if kind is None else kind
     return Fields(data, f"config.json: {name}", UnsupportedError)
 
 
-def _number(fields: Fields, name: str, positive: bool = True) -> float | None:
+def _number(fields: Fields, name: str) -> float | None:
+    """A positive finite number; None where it is absent."""
+    return finite(fields, name, positive=True) if name in fields else None
+
+
+def _number_or_null(fields: Fields, name: str, positive: bool = True) -> float | None:
     """A finite number, above 0 unless ``positive`` is false; None where it is absent or null."""
     return None if fields.raw(name, None) is None else finite(fields, name, positive)
+
+
+def _check_sections(fields: Fields) -> None:
+    sections = fields.raw(SECTIONS, [0, 0, 0])
+    if not isinstance(sections, list) or len(sections) < 3 or not all(is_count(size) for size in sections):
+        raise fields.fail(SECTIONS, "a list of three sizes")
 
 
 def _rope(fields: Fields, theta: float, rotary_dim: int, max_positions: int | None) -> RopeConfig:
@@ -92,7 +114,11 @@ def _rope(fields: Fields, theta: float, rotary_dim: int, max_positions: int | No
     elif kind == "yarn":
         base, scaling = _yarn(fields, base, theta, rotary_dim, max_positions)
     fields.raw("original_max_position_embeddings", None)
-    fields.refuse_unknown()
+    if unread := fields.unread():
+        raise UnsupportedError(
+            f"config.json: rope_type {kind!r}: expected no {', '.join(unread)} beside it, found values: they may "
+            "change the rotary embedding; remove them, or give the rope_type that they belong to"
+        )
     return RopeConfig(rotary_dim, tuple(base), scaling)
 
 
@@ -119,12 +145,14 @@ def _yarn(
     fields: Fields, base: list[float], theta: float, dim: int, max_positions: int | None
 ) -> tuple[list[float], float]:
     """YaRN: interpolate low frequencies, keep high ones, ramp between ``beta_fast`` and ``beta_slow`` rotations."""
-    original = fields.integer("original_max_position_embeddings", None, minimum=1) or max_positions
+    original = max_positions
+    if "original_max_position_embeddings" in fields:
+        original = fields.integer("original_max_position_embeddings", minimum=1)
     factor = finite(fields, "factor", positive=True)
     if original is None:
         raise fields.fail("original_max_position_embeddings", "an integer")
-    fast = _number(fields, "beta_fast") or 32.0
-    slow = _number(fields, "beta_slow") or 1.0
+    fast = _number_or_null(fields, "beta_fast") or 32.0
+    slow = _number_or_null(fields, "beta_slow") or 1.0
 
     if max(fast, slow) > LARGEST_BETA:
         raise fields.fail("beta_fast", f"numbers of rotations of at most {LARGEST_BETA:g}")
@@ -144,9 +172,9 @@ def _yarn(
 
 
 def _yarn_attention_scaling(fields: Fields, factor: float) -> float:
-    explicit = _number(fields, "attention_factor")
+    explicit = _number_or_null(fields, "attention_factor")
     # A weight of 0 counts as none.
-    mscale, mscale_all = (_number(fields, name, positive=False) for name in ("mscale", "mscale_all_dim"))
+    mscale, mscale_all = (_number_or_null(fields, name, positive=False) for name in ("mscale", "mscale_all_dim"))
 
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

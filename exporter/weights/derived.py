@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,10 +10,8 @@ import numpy as np
 from artifact.dtypes import DType
 from artifact.errors import CheckpointError
 from artifact.safetensors_file import TensorSlot, read_safetensors
+from artifact.safetensors_header import safetensors_header
 from exporter.weights.placing import DERIVED_FILE, WEIGHTS_FOLDER
-
-# The data section starts at a multiple of this, and wider elements come first: every tensor is aligned to its own.
-ALIGNMENT = 64
 
 
 def write_derived(folder: Path, tensors: Mapping[str, np.ndarray]) -> Mapping[str, TensorSlot]:
@@ -27,19 +23,11 @@ def write_derived(folder: Path, tensors: Mapping[str, np.ndarray]) -> Mapping[st
         _check_finite(name, value)
     path = folder / WEIGHTS_FOLDER / DERIVED_FILE
     path.parent.mkdir(exist_ok=True)
-    header: dict[str, object] = {}
-    position = 0
+    # Wider elements come first: every tensor is aligned to its own.
     ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])))
-    for name, value in ordered.items():
-        dtype = DType.from_numpy(value.dtype).safetensors
-        end = position + value.nbytes
-        header[name] = {"dtype": dtype, "shape": list(value.shape), "data_offsets": [position, end]}
-        position = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    header = safetensors_header({name: (DType.from_numpy(v.dtype), v.shape) for name, v in ordered.items()})
     with path.open("xb") as file:
-        file.write(struct.pack("<Q", len(text)))
-        file.write(text)
+        file.write(header)
         for value in ordered.values():
             file.write(np.ascontiguousarray(value).tobytes())
     return read_safetensors(path).tensors

@@ -9,18 +9,22 @@ from pathlib import Path
 from artifact.errors import CheckpointError
 from artifact.safetensors_file import SafetensorsFile, TensorSlot, has_header_of
 from artifact.untrusted_file import open_inside
+from exporter.weights.conversion import convert_torch_file
 from exporter.weights.file_copy import copy_file, share_file
 
 WEIGHTS_FOLDER = "weights"
 DERIVED_FILE = "derived.safetensors"
+# What a PyTorch file becomes.
+CONVERTED_FILE = "model.safetensors"
 
 
 def place_shards(shards: tuple[SafetensorsFile, ...], folder: Path, mode: str) -> Mapping[str, TensorSlot]:
     """Share (``mode`` "link") or copy ("copy") every shard into ``folder``/weights; all tensors at their new place.
 
     What is shared is the file behind a symbolic link, so that the artifact outlives a download cache's folder of
-    links. A shard that the file system cannot share (another device) is copied. CheckpointError: a shard has the
-    name of the artifact's own file, or changed since it was opened. OSError: the disk is full or not writable.
+    links. A PyTorch file is written as safetensors. A shard that the file system cannot share (another device) is
+    copied. CheckpointError: a shard has the name of the artifact's own file, or changed since it was opened. OSError:
+    the disk is full or not writable.
     """
     target = folder / WEIGHTS_FOLDER
     target.mkdir(exist_ok=True)
@@ -30,6 +34,9 @@ def place_shards(shards: tuple[SafetensorsFile, ...], folder: Path, mode: str) -
             raise CheckpointError(
                 f"the checkpoint's shard {DERIVED_FILE} has the name of the artifact's own: rename it"
             )
+        if shard.path.suffix == ".bin":
+            tensors |= convert_torch_file(shard, target / CONVERTED_FILE)
+            continue
         placed = target / shard.path.name
         with open_inside(shard.path.parent, shard.path.name, None, CheckpointError, "export again") as source:
             if mode == "copy" or not share_file(source, shard.path.resolve(), placed):

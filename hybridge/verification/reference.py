@@ -75,7 +75,7 @@ class Reference:
         try:
             with torch.no_grad():
                 given = {**self._arguments(len(tokens)), **self._rounding_cache()}
-                output = self._model(torch.from_numpy(tokens)[None], use_cache=True, **given)
+                output = self._model(torch.from_numpy(tokens)[None], use_cache=True, return_dict=True, **given)
         finally:
             for hook in hooks:
                 hook.remove()

@@ -19,6 +19,7 @@ from exporter.checkpoint import open_checkpoint
 from hybridge.verification import paged_scenarios, scenarios
 from hybridge.verification.options import VerifyOptions, default_tolerance
 from hybridge.verification.reference import Reference, ReferenceRun
+from hybridge.verification.reference_folder import reference_folder
 from hybridge.verification.report import Comparison, VerifyReport
 from hybridge.verification.scenarios import Observation
 from runtime.engines import create_engine
@@ -38,7 +39,11 @@ def verify(
     ArtifactError, CheckpointError, RequestError or EngineError when one of them cannot run; a disagreement is not
     an error but a report whose ``passed`` is false.
     """
-    options, progress = options or VerifyOptions(), progress or NoProgress()
+    with reference_folder(checkpoint) as folder:
+        return _verify(folder, artifact, options or VerifyOptions(), progress or NoProgress())
+
+
+def _verify(checkpoint: Path, artifact: Path, options: VerifyOptions, progress: Progress) -> VerifyReport:
     # What cannot be done is said before the long work: the reference may take minutes to load.
     check_engine(options.engine)
     require_checkpoint(checkpoint)

@@ -17,7 +17,7 @@ from exporter.export import export_checkpoint
 from exporter.options import ExportOptions
 from exporter.plan import plan_export
 from tests.support.agreement import assert_one_shot_agrees
-from tests.support.checkpoint_edits import copy_checkpoint, edit_tensors
+from tests.support.checkpoint_edits import copy_checkpoint, edit_config, edit_tensors
 from tests.support.tiny_models import EXPERTS, save_tiny_model
 
 Tensors = dict[str, torch.Tensor]
@@ -147,3 +147,10 @@ def test_the_scan_reads_every_expert(layouts: tuple[str, Path, Path], tmp_path: 
 
     with pytest.raises(CheckpointError, match=r"experts\.1\..*nan"):
         export_checkpoint(damaged(layouts, tmp_path, poison), tmp_path / "out")
+
+
+def test_more_experts_than_the_checkpoint_has_tensors_are_refused_at_once(tmp_path: Path) -> None:
+    """Without a name for each of them, which would take minutes and gigabytes."""
+    folder = edit_config(save_tiny_model(tmp_path / "a", "qwen3_next", **SMALL["qwen3_next"]), num_experts=10**8)
+    with pytest.raises(CheckpointError, match="expected 100000000 experts by the config"):
+        plan_export(folder)

@@ -1,0 +1,87 @@
+"""Where the tensors of a PyTorch file lie, without loading them: torch's reader for weights alone, which runs no code.
+
+A PyTorch file is a ZIP archive of a pickle and of one uncompressed entry for each storage.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from artifact.dtypes import DType
+from artifact.errors import CheckpointError, UnsupportedError
+from artifact.safetensors_file import MAX_HEADER_BYTES, SafetensorsFile, TensorSlot
+
+TORCH_FILE = "pytorch_model.bin"
+
+
+def read_torch_file(path: Path) -> SafetensorsFile:
+    """The tensors of ``path``, as those of a safetensors file are given.
+
+    CheckpointError: damaged, or something else than tensors in it. UnsupportedError: tensors that are not stored whole
+    and in order, or no torch to read it with.
+    """
+    _check_archive(path)
+    size = path.stat().st_size
+    entries = _fake_tensors(path)
+    if not isinstance(entries, dict) or not entries:
+        raise CheckpointError(f"{path}: expected an object of tensors, found {type(entries).__name__}")
+    slots = {}
+    for name, tensor in entries.items():
+        slots[str(name)] = _slot(str(name), tensor, path, size)
+    return SafetensorsFile(path, slots, {}, 0, size)
+
+
+def _check_archive(path: Path) -> None:
+    """What torch's reader would take for granted: entries without compression, and a pickle of bounded size."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise CheckpointError(
+            f"{path}: expected a PyTorch file of version 1.6 or later, found none: {error}: fetch it again, or convert "
+            "it with transformers' save_pretrained"
+        ) from error
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED:
+            raise CheckpointError(f"{path}: {entry.filename}: expected an entry without compression, found one with it")
+        if entry.filename.endswith(".pkl") and entry.file_size > MAX_HEADER_BYTES:
+            raise CheckpointError(f"{path}: {entry.filename}: expected at most {MAX_HEADER_BYTES} bytes")
+
+
+def _fake_tensors(path: Path) -> Any:
+    """What the pickle holds, with tensors that know the offset of their storage in the file and have no data."""
+    try:
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
+    except ImportError as error:
+        raise UnsupportedError(
+            f"{path}: expected torch to read a PyTorch file with, found none: pip install 'hybridge[export]'"
+        ) from error
+    try:
+        with FakeTensorMode():
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle raises errors of any type
+        reason = str(error).split("\n", 1)[0]
+        raise CheckpointError(
+            f"{path}: expected a PyTorch file of tensors alone, found another or a damaged one ({reason[:200]}): fetch "
+            "it again"
+        ) from error
+
+
+def _slot(name: str, tensor: Any, path: Path, size: int) -> TensorSlot:
+    offset = getattr(getattr(tensor, "untyped_storage", lambda: None)(), "_checkpoint_offset", None)
+    if offset is None:
+        raise CheckpointError(f"{path}: {name}: expected a tensor, found {type(tensor).__name__}")
+    known = {dtype.value: dtype for dtype in DType}
+    dtype = known.get(str(tensor.dtype).removeprefix("torch."))
+    if dtype is None or not tensor.is_contiguous():
+        found = tensor.dtype if dtype is None else "a view with strides"
+        raise UnsupportedError(f"{path}: {name}: expected a tensor of {', '.join(known)}, stored whole, found {found}")
+    start = offset + tensor.storage_offset() * dtype.itemsize
+    nbytes = math.prod(tensor.shape) * dtype.itemsize
+    if not 0 <= offset <= start <= start + nbytes <= size:
+        raise CheckpointError(f"{path}: tensor {name} ends at byte {start + nbytes}, found {size}: fetch it again")
+    return TensorSlot(name, dtype, tuple(tensor.shape), path, start, nbytes)

@@ -1,0 +1,213 @@
+"""What kind of value transformers takes for each field of a family's config, and whether null is one.
+
+transformers 5 checks its config classes strictly: no 1 for 1.0 where a float is declared, no null where none is. A
+config that it cannot load has no meaning here either. A kind ends in "?" where null is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from artifact.json_fields import Fields, float_from_json
+
+Table = Mapping[str, str]
+
+_ALWAYS: Table = {
+    "bool": "use_cache tie_word_embeddings is_encoder_decoder",
+    "bool?": "output_hidden_states return_dict",
+    "int": "vocab_size hidden_size chunk_size_feed_forward",
+    "int?": "pad_token_id bos_token_id",
+    "ints?": "eos_token_id",
+    "float": "initializer_range",
+    "str?": "transformers_version problem_type",
+    "[str]?": "architectures",
+    "object?": "id2label label2id",
+}
+_ATTENTION: Table = {
+    "int": "num_hidden_layers num_attention_heads max_position_embeddings",
+    "bool": "attention_bias",
+    "float": "rms_norm_eps",
+    "str": "hidden_act",
+    "object?": "rope_parameters",
+}
+_MAMBA_D: Table = {
+    "int?": "num_key_value_heads mamba_n_heads mamba_n_groups mamba_d_state mamba_d_conv mamba_expand mamba_chunk_size",
+    "int or str?": "mamba_d_head",
+    "bool?": "mamba_conv_bias mamba_proj_bias",
+    "[float]?": "time_step_limit",
+    "number?": "attention_dropout",
+    "int": "intermediate_size",
+}
+_DELTA: Table = {
+    "int": "num_key_value_heads head_dim linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim "
+    "linear_num_key_heads linear_num_value_heads",
+    "[str]?": "layer_types",
+    "number": "attention_dropout",
+}
+_QWEN_EXPERTS: Table = {
+    "int": "moe_intermediate_size shared_expert_intermediate_size num_experts_per_tok num_experts",
+    "bool": "output_router_logits",
+    "float": "router_aux_loss_coef",
+}
+_LLAMA: Table = {
+    "fraction": "initializer_range",
+    "int": "intermediate_size",
+    "int?": "num_key_value_heads pretraining_tp head_dim",
+    "bool": "mlp_bias",
+    "number?": "attention_dropout",
+}
+_QWEN3: Table = {
+    "int": "intermediate_size head_dim max_window_layers",
+    "int?": "num_key_value_heads sliding_window",
+    "bool": "use_sliding_window",
+    "[str]?": "layer_types",
+    "number": "attention_dropout",
+}
+_BAMBA: Table = {
+    "bool": "mlp_bias",
+    "int?": "num_logits_to_keep",
+    "[int]?": "attn_layer_indices",
+    "float?": "z_loss_coefficient",
+}
+_GRANITE: Table = {
+    "int": "shared_intermediate_size",
+    "int?": "num_local_experts num_experts_per_tok",
+    "number?": "embedding_multiplier logits_scaling residual_multiplier attention_multiplier",
+    "bool?": "output_router_logits",
+    "float?": "router_aux_loss_coef",
+    "str?": "position_embedding_type",
+    "[str]?": "layer_types",
+}
+_OLMO_HYBRID: Table = {
+    "fraction": "initializer_range",
+    "int": "intermediate_size linear_conv_kernel_dim",
+    "int?": "num_key_value_heads linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim",
+    "float": "linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max linear_dt_init_floor",
+    "bool": "linear_allow_neg_eigval",
+    "[str]?": "layer_types",
+    "number?": "attention_dropout",
+}
+_MAMBA2: Table = {
+    "int": "num_heads head_dim state_size num_hidden_layers expand conv_kernel n_groups chunk_size",
+    "float": "layer_norm_epsilon time_step_min time_step_max time_step_floor",
+    "bool": "use_bias use_conv_bias residual_in_fp32 rescale_prenorm_residual",
+    "str": "hidden_act",
+    "int or str": "time_step_rank",
+    "[float]": "time_step_limit",
+}
+_NEMOTRON_H: Table = {
+    "int": "num_logits_to_keep num_attention_heads num_key_value_heads head_dim max_position_embeddings "
+    "intermediate_size ssm_state_size mamba_num_heads mamba_head_dim n_groups conv_kernel expand chunk_size "
+    "n_routed_experts n_shared_experts moe_intermediate_size moe_shared_expert_intermediate_size num_experts_per_tok "
+    "n_group topk_group num_nextn_predict_layers",
+    "int?": "sliding_window moe_latent_size",
+    "[str]?": "layers_block_type mtp_layers_block_type",
+    "bool": "attention_bias mlp_bias use_mamba_kernels use_conv_bias mamba_proj_bias output_router_logits "
+    "moe_shared_expert_overlap norm_topk_prob use_bias residual_in_fp32 rescale_prenorm_residual",
+    "number": "attention_dropout routed_scaling_factor hidden_dropout",
+    "str": "mlp_hidden_act mamba_hidden_act mamba_ssm_cache_dtype",
+    "float": "time_step_min time_step_max time_step_floor layer_norm_epsilon",
+    "[float]": "time_step_limit",
+}
+_NEXT: Table = {
+    "int": "intermediate_size decoder_sparse_step",
+    "bool": "norm_topk_prob",
+    "[int]?": "mlp_only_layers",
+}
+# Fields that transformers reads without declaring them: other spellings, and what its models look for by name.
+_UNDECLARED_ROPE: Table = {"object?": "rope_scaling"}
+_UNDECLARED: Mapping[str, Table] = {
+    "bamba": {**_UNDECLARED_ROPE, "int": "head_dim"},
+    "granitemoehybrid": {**_UNDECLARED_ROPE, "int": "head_dim", "[str]": "layers_block_type"},
+    "olmo_hybrid": {**_UNDECLARED_ROPE, "int": "head_dim"},
+    "nemotron_h": {
+        "object?": "rope_parameters rope_scaling",
+        "[str]": "layer_types",
+        "[float]": "mamba_dt_limit",
+        "float": "mamba_dt_min mamba_dt_max mamba_dt_init_floor",
+        "int": "mamba_n_groups mamba_d_conv mamba_chunk_size mamba_expand num_local_experts",
+        "bool": "mamba_conv_bias",
+        "str": "hybrid_override_pattern mtp_hybrid_override_pattern",
+    },
+}
+
+
+def _kinds(*tables: Table) -> Mapping[str, str]:
+    """field -> kind."""
+    return {name: kind for table in (_ALWAYS, *tables) for kind, names in table.items() for name in names.split()}
+
+
+# model_type -> field -> kind, as transformers declares them.
+DECLARED_KINDS: Mapping[str, Mapping[str, str]] = {
+    "bamba": _kinds(_ATTENTION, _MAMBA_D, _BAMBA),
+    "granitemoehybrid": _kinds(_ATTENTION, _MAMBA_D, _GRANITE),
+    "llama": _kinds(_ATTENTION, _LLAMA),
+    "mamba2": _kinds(_MAMBA2),
+    "nemotron_h": _kinds(_NEMOTRON_H),
+    "olmo_hybrid": _kinds(_ATTENTION, _OLMO_HYBRID),
+    "qwen3": _kinds(_ATTENTION, _QWEN3),
+    "qwen3_5_moe_text": _kinds(_ATTENTION, _DELTA, _QWEN_EXPERTS),
+    "qwen3_5_text": _kinds(_ATTENTION, _DELTA, {"int": "intermediate_size"}),
+    "qwen3_next": _kinds(_ATTENTION, _DELTA, _QWEN_EXPERTS, _NEXT),
+}
+
+
+def check_kinds(fields: Fields, data: Mapping[str, Any], model_type: str) -> None:
+    """Raise the error of ``fields``, naming the field, where ``data`` holds a value of another kind.
+
+    Fields that are in no table are left to the family's parser.
+    """
+    undeclared = _kinds(_UNDECLARED.get(model_type, _UNDECLARED_ROPE))
+    for name, kind in {**undeclared, **DECLARED_KINDS[model_type]}.items():
+        if name in data and not _is_of_kind(data[name], kind):
+            raise fields.fail(name, " or ".join(_expected(kind)))
+
+
+def _is_of_kind(value: Any, kind: str) -> bool:
+    if value is None:
+        return kind.endswith("?")
+    return any(accepts(value) for _, accepts in _ways(kind))
+
+
+def _expected(kind: str) -> Iterator[str]:
+    yield from (text for text, _ in _ways(kind))
+    if kind.endswith("?"):
+        yield "null"
+
+
+def _ways(kind: str) -> tuple[tuple[str, Callable[[Any], bool]], ...]:
+    return _WAYS[kind.removesuffix("?")]
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_float(value: Any) -> bool:
+    """A float, or an infinity as transformers writes it: {"__float__": "Infinity"}."""
+    return isinstance(value, float) or (isinstance(value, Mapping) and float_from_json(value) is not None)
+
+
+def _list_of(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(accepts, value))
+
+
+_INT = ("an integer", _is_int)
+_TEXT = ("a string", lambda value: isinstance(value, str))
+_FLOAT = ("a number with a decimal point", _is_float)
+# kind -> what may stand there, in words and as a check.
+_WAYS: Mapping[str, tuple[tuple[str, Callable[[Any], bool]], ...]] = {
+    "bool": (("true or false", lambda value: isinstance(value, bool)),),
+    "int": (_INT,),
+    "ints": (_INT, ("a list of integers", _list_of(_is_int))),
+    "float": (_FLOAT,),
+    "fraction": (("a number with a decimal point from 0 to 1", lambda value: _is_float(value) and 0 <= value <= 1),),
+    "number": (("a number", lambda value: _is_int(value) or _is_float(value)),),
+    "str": (_TEXT,),
+    "int or str": (_INT, _TEXT),
+    "object": (("an object", lambda value: isinstance(value, Mapping)),),
+    "[int]": (("a list of integers", _list_of(_is_int)),),
+    "[float]": (("a list of numbers with a decimal point", _list_of(_is_float)),),
+    "[str]": (("a list of strings", _list_of(lambda value: isinstance(value, str))),),
+}

@@ -1,0 +1,39 @@
+"""Write the tensors of a PyTorch file as a safetensors file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from artifact.safetensors_file import SafetensorsFile, TensorSlot, read_safetensors
+from artifact.safetensors_header import safetensors_header
+
+_BLOCK = 1 << 22
+
+
+def convert_torch_file(source: SafetensorsFile, target: Path) -> Mapping[str, TensorSlot]:
+    """Copy the tensors of ``source`` into the new file ``target``; the slot there of each of their names.
+
+    Names that share their bytes (a head tied to the embedding) keep sharing them. OSError: the disk is full or not
+    writable.
+    """
+    first: dict[tuple[object, ...], str] = {}
+    for slot in sorted(source.tensors.values(), key=lambda slot: (-slot.dtype.itemsize, slot.offset, slot.name)):
+        first.setdefault(_place(slot), slot.name)
+    written = {name: source.tensors[name] for name in first.values()}
+    header = safetensors_header({name: (slot.dtype, slot.shape) for name, slot in written.items()})
+    with source.path.open("rb") as reader, target.open("xb") as writer:
+        writer.write(header)
+        for slot in written.values():
+            reader.seek(slot.offset)
+            left = slot.nbytes
+            while left:
+                block = reader.read(min(left, _BLOCK))
+                writer.write(block)
+                left -= len(block)
+    placed = read_safetensors(target).tensors
+    return {name: placed[first[_place(slot)]] for name, slot in source.tensors.items()}
+
+
+def _place(slot: TensorSlot) -> tuple[object, ...]:
+    return slot.offset, slot.dtype, slot.shape
