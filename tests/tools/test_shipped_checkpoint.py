@@ -41,6 +41,14 @@ def model(checkpoint: Path, report: dict[str, Any]) -> Any:
     return loaded.eval()
 
 
+def test_transformers_as_it_comes_computes_what_the_config_states(checkpoint: Path, tokenizer: Any, model: Any) -> None:
+    """Also where transformers clamps dt at time_step_min in the place of time_step_limit."""
+    stock = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    ids = tokenizer("And the king said unto him, Go and call me Ishmael.", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        assert torch.equal(stock(ids).logits, model(ids).logits)
+
+
 def test_size_limits(checkpoint: Path, report: dict[str, Any], model: Any) -> None:
     assert sum(path.stat().st_size for path in checkpoint.rglob("*")) <= 12_000_000
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -11,6 +11,9 @@ from demo_training.chat import END
 from demo_training.families import Family
 
 REPORT_NAME = "training_report.json"
+# transformers clamps dt at time_step_min, which otherwise only says where dt_bias begins. So small a number clamps
+# none, as the Mamba2 paper and its kernels have it; 0 would have no logarithm when a model is made from the config.
+NO_CLAMP = 1e-20
 
 
 def to_shipped_types(model: Any, family: Family) -> None:
@@ -28,6 +31,8 @@ def save_checkpoint(model: Any, tokenizer: Any, family: Family, out: Path) -> No
     from transformers import GenerationConfig
 
     to_shipped_types(model.to("cpu"), family)
+    if hasattr(model.config, "time_step_min"):
+        model.config.time_step_min = NO_CLAMP
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=[tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(END)],
