@@ -87,7 +87,8 @@ def _write(
         copy = folder / path.relative_to(source.path)
         copy.parent.mkdir(exist_ok=True)
         copy_side_file(source.path, path.relative_to(source.path).as_posix(), copy)
-    progress.start("scan weights")
+    if options.scan:
+        progress.start("scan weights")
     scanned = scan()
     notes = (*plan.notes, *_tokenizer_notes(source))
     notes = (*notes, *(scanned.notes if scanned else ("the weights were not scanned (--no-scan)",)))

@@ -14,6 +14,8 @@ from artifact.config import RuntimeConfig
 from artifact.dtypes import DType
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+# Parts of a checkpoint beside its decoder, which may have layers of their own: prediction head, vision tower.
+_PARTS = ("mtp.", "model.visual.")
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class Weight:
 
 @dataclass(frozen=True)
 class WeightTotal:
-    """Weights outside the layers (embedding, last norm, output projection), one tensor each."""
+    """Weights outside the layers: a tensor (embedding, last norm, output projection), or all of a part beside the
+    decoder, as "mtp.*"."""
 
     name: str
     parameters: int
@@ -98,9 +101,15 @@ def layer_summaries(
 
 
 def totals_outside_layers(weights: Iterable[Weight]) -> tuple[WeightTotal, ...]:
-    """The tensors that belong to no layer, largest first."""
-    outside = [WeightTotal(w.name, prod(w.shape), w.nbytes) for w in weights if layer_of(w.name) is None]
-    return tuple(sorted(outside, key=lambda total: -total.weight_bytes))
+    """The tensors that belong to no layer of the decoder, and the parts beside it, largest first."""
+    parameters: Counter[str] = Counter()
+    weight_bytes: Counter[str] = Counter()
+    for weight in weights:
+        if layer_of(weight.name) is None:
+            name = next((f"{part}*" for part in _PARTS if weight.name.startswith(part)), weight.name)
+            parameters[name] += prod(weight.shape)
+            weight_bytes[name] += weight.nbytes
+    return tuple(WeightTotal(name, parameters[name], nbytes) for name, nbytes in weight_bytes.most_common())
 
 
 def bytes_by_type(weights: Iterable[Weight]) -> dict[str, int]:
@@ -113,5 +122,5 @@ def bytes_by_type(weights: Iterable[Weight]) -> dict[str, int]:
 
 def layer_of(tensor: str) -> int | None:
     """The decoder layer that the tensor of this name belongs to."""
-    match = _LAYER.search(tensor)
+    match = None if tensor.startswith(_PARTS) else _LAYER.search(tensor)
     return None if match is None else int(match[1])

@@ -7,13 +7,17 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from artifact.config import read_config
 from artifact.engine_record import EngineRecord, PluginsRecord, ProfileRecord, write_engine_record
 from artifact.manifest import record_file
 from artifact.safetensors_file import read_safetensors
+from hybridge.inspection import inspect_path
 from hybridge.inspection.engine_inspector import run_inspector
+from hybridge.inspection.summaries import WeightTotal
 from tests.cli.command import hybridge
+from tests.support.checkpoint_edits import copy_checkpoint, edit_tensors
 
 Capture = pytest.CaptureFixture[str]
 
@@ -29,6 +33,15 @@ def test_checkpoint(capfd: Capture, checkpoint: Path) -> None:
     assert len(kinds) == 12 and set(kinds) == {"mamba", "mlp", "attention"}
     table = hybridge(capfd, "inspect", checkpoint)
     assert table.code == 0 and "can be exported" in table.out
+
+
+def test_parts_beside_the_decoder_are_counted_apart(checkpoint: Path, tmp_path: Path) -> None:
+    before = inspect_path(checkpoint)
+    copy = copy_checkpoint(checkpoint, tmp_path / "copy")
+    extra = {"mtp.layers.0.norm.weight": torch.zeros(5), "mtp.layers.3.mixer.q_proj.weight": torch.zeros(2, 2)}
+    after = inspect_path(edit_tensors(copy, lambda tensors: tensors.update(extra)))
+    assert after.layers == before.layers
+    assert {*after.outside_layers} - {*before.outside_layers} == {WeightTotal("mtp.*", 9, 36)}
 
 
 def test_checkpoint_that_cannot_be_exported(capfd: Capture, checkpoint: Path, tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from safetensors import safe_open
 
 from artifact.dtypes import DType
 from artifact.manifest import check_files, read_manifest
+from artifact.progress import NoProgress
 from exporter.export import export_checkpoint
+from exporter.options import ExportOptions
 from tests.support.artifacts import ArtifactCache, Exported
 from tests.support.export_cases import CASES, ExportCase
 from tests.support.tiny_models import save_tiny_model
@@ -36,6 +38,24 @@ def exported(case: ExportCase, artifacts: ArtifactCache) -> Exported:
 @pytest.fixture(scope="module")
 def model(exported: Exported) -> onnx.ModelProto:
     return onnx.load(exported.folder / "model.onnx", load_external_data=False)
+
+
+class Steps(NoProgress):
+    """The names of the steps of some work."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def start(self, name: str, *_rest: object) -> None:
+        self.names.append(name)
+
+
+def test_a_step_that_is_left_out_is_not_announced(tmp_path: Path) -> None:
+    checkpoint = save_tiny_model(tmp_path / "c", "llama", num_hidden_layers=1)
+    for scan in (True, False):
+        steps = Steps()
+        export_checkpoint(checkpoint, tmp_path / f"out{scan}", ExportOptions(scan=scan), steps)
+        assert ("scan weights" in steps.names) == scan
 
 
 def external_bytes(folder: Path, tensor: onnx.TensorProto) -> bytes:
