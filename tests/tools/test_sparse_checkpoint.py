@@ -1,0 +1,51 @@
+"""Sparse checkpoints: real names and sizes, and an export that takes them."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from exporter.checkpoint import open_checkpoint
+from exporter.plan import plan_export
+from tests.support.tiny_models import BASE_CONFIGS, EXPERTS, save_tiny_model
+from tools.published_configs import PUBLISHED
+from tools.sparse_checkpoint import tensors_of_config, write_sparse_checkpoint
+
+# Published checkpoints have other norm names and whole convolutions (olmo_hybrid), and stacked experts, than what
+# transformers saves.
+OTHERWISE_SAVED = ("olmo_hybrid", "qwen3_5_moe_text")
+
+
+@pytest.mark.parametrize("family", [*BASE_CONFIGS, *(f"{family} with experts" for family in EXPERTS)])
+def test_names_and_shapes_are_those_that_transformers_saves(family: str, tmp_path: Path) -> None:
+    family, _, experts = family.partition(" with ")
+    fields = {**BASE_CONFIGS[family], **(EXPERTS[family] if experts else {})}
+    saved = {
+        name: slot.shape for name, slot in open_checkpoint(save_tiny_model(tmp_path, family, **fields)).tensors.items()
+    }
+    ours = {name: shape for name, (_, shape) in tensors_of_config({"model_type": family, **fields}).items()}
+    renamed = {name.replace("embedding.weight", "embeddings.weight"): shape for name, shape in saved.items()}
+    if family in OTHERWISE_SAVED:
+        assert sum(map(prod, ours.values())) == sum(map(prod, renamed.values()))
+    else:
+        assert ours == renamed
+
+
+@pytest.mark.parametrize("name", ["Qwen3-0.6B", "NVIDIA-Nemotron-3-Nano-30B-A3B", "Qwen3.5-35B-A3B"])
+def test_real_sizes_take_no_room_and_can_be_exported(name: str, tmp_path: Path) -> None:
+    nbytes = write_sparse_checkpoint(tmp_path / "a", PUBLISHED[name])
+    assert nbytes > 1e9
+    assert sum(512 * path.stat().st_blocks for path in (tmp_path / "a").iterdir()) < 20e6
+    plan = plan_export(tmp_path / "a")
+    assert plan.weight_bytes == nbytes
+    first = next((tmp_path / "a").glob("*.safetensors"))
+    with safe_open(first, "np") as weights:
+        assert len(list(weights.keys())) > 10
+
+
+def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(FileExistsError):
+        write_sparse_checkpoint(tmp_path, PUBLISHED["Qwen3-0.6B"])

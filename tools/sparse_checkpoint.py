@@ -1,0 +1,135 @@
+"""Make a checkpoint of a model's real size, with its real tensor names, that takes no room on the disk.
+
+Its weights are zeros that the file system does not store (sparse files), so that an export of any size can be tried. A
+scan or a hash of such weights still reads every byte.
+
+    python tools/sparse_checkpoint.py Qwen3-0.6B /tmp/qwen3
+    python tools/sparse_checkpoint.py path/to/config.json /tmp/model
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # the packages lie beside this folder
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from artifact.dtypes import DType
+from artifact.errors import HybridgeError
+from artifact.safetensors_header import safetensors_header
+from exporter.models.decoder_config import DecoderConfig, MoeConfig
+from exporter.models.moe_parameters import MOE_NAMES
+from exporter.models.parameters import Parameter, declared
+from exporter.models.registry import TEXT_MODELS, decoder_config
+from tools.published_configs import PUBLISHED
+
+# What publishers split weights at.
+SHARD_BYTES = 5_000_000_000
+ROOTS = {"nemotron_h": "backbone.", "mamba2": "backbone."}
+# Families whose checkpoints hold one tensor for each matrix of each expert.
+EXPERT_BY_EXPERT = ("qwen3_next", "nemotron_h")
+FLOAT32 = ("A_log", ".D", "dt_bias", "e_score_correction_bias")
+
+Tensors = dict[str, tuple[DType, tuple[int, ...]]]
+
+
+def write_sparse_checkpoint(folder: Path, config: Mapping[str, Any], shard_bytes: int = SHARD_BYTES) -> int:
+    """Write the new ``folder`` for ``config``, the object of a config.json; the bytes that its weights have.
+
+    HybridgeError: no supported family. OSError: the folder exists, or the file system is out of names.
+    """
+    tensors = tensors_of_config(config)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"torch_dtype": "bfloat16", **config}, indent=2), encoding="utf-8")
+    shards = list(_shards(tensors, shard_bytes))
+    names = {}
+    for number, shard in enumerate(shards, 1):
+        name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        _write_sparse(folder / name, shard)
+        names |= dict.fromkeys(shard, name)
+    size = sum(_nbytes(*tensor) for tensor in tensors.values())
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": size}, "weight_map": names}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    return size
+
+
+def tensors_of_config(config: Mapping[str, Any]) -> Tensors:
+    """Every tensor of a published checkpoint with ``config``: bfloat16, but float32 where publishers keep it."""
+    decoder = decoder_config(config)
+    root = ROOTS.get(decoder.model_type, "model.")
+    if config.get("model_type") in TEXT_MODELS:
+        root = "model.language_model."
+    held = dict(_expert_names(decoder, root)) if decoder.model_type in EXPERT_BY_EXPERT else {}
+    tensors: Tensors = {}
+    for parameter in declared(decoder, root, held):
+        for name, shape in _stored(parameter):
+            tensors[name] = (DType.FLOAT32 if name.endswith(FLOAT32) else DType.BFLOAT16, shape)
+    return tensors
+
+
+def _expert_names(decoder: DecoderConfig, root: str) -> Iterator[tuple[str, None]]:
+    """The names of all experts' tensors, by which their layout is known."""
+    for index, layer in enumerate(decoder.layers):
+        for block in layer.blocks:
+            if isinstance(block.body, MoeConfig):
+                names = MOE_NAMES[block.body.layout]
+                for expert in range(block.body.num_experts):
+                    for part in (*names.each_up, *names.each_down):
+                        yield f"{root}layers.{index}.{block.source}.{part.format(expert)}", None
+
+
+def _stored(parameter: Parameter) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for name in parameter.sources:
+        yield name, parameter.source_shape
+
+
+def _shards(tensors: Tensors, shard_bytes: int) -> Iterator[Tensors]:
+    shard: Tensors = {}
+    size = 0
+    for name, tensor in tensors.items():
+        if shard and size + _nbytes(*tensor) > shard_bytes:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = tensor
+        size += _nbytes(*tensor)
+    yield shard
+
+
+def _write_sparse(path: Path, tensors: Tensors) -> None:
+    header = safetensors_header(tensors)
+    with path.open("xb") as file:
+        file.write(header)
+    os.truncate(path, len(header) + sum(_nbytes(*tensor) for tensor in tensors.values()))
+
+
+def _nbytes(dtype: DType, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+def main() -> int:
+    """Exit code 0, or 2 when the checkpoint cannot be made."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", metavar="MODEL", help=f"a config.json, or one of {', '.join(PUBLISHED)}")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="the new checkpoint")
+    arguments = parser.parse_args()
+    try:
+        config = PUBLISHED.get(arguments.model) or json.loads(Path(arguments.model).read_text(encoding="utf-8"))
+        size = write_sparse_checkpoint(arguments.folder, config)
+    except (HybridgeError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    stored = sum(512 * path.stat().st_blocks for path in arguments.folder.iterdir())
+    print(f"{arguments.folder}: {size / 1e9:.1f} GB of weights in {stored / 1e6:.1f} MB on disk")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
