@@ -5,14 +5,17 @@ A PyTorch file is a ZIP archive of a pickle and of one uncompressed entry for ea
 
 from __future__ import annotations
 
+import hashlib
 import math
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from artifact.dtypes import DType
 from artifact.errors import CheckpointError, UnsupportedError
-from artifact.safetensors_file import MAX_HEADER_BYTES, SafetensorsFile, TensorSlot
+from artifact.limits import SAFETENSORS_HEADER_BYTES
+from artifact.safetensors_file import SafetensorsFile, TensorSlot
+from artifact.untrusted_file import open_inside, size_of
 
 TORCH_FILE = "pytorch_model.bin"
 
@@ -23,35 +26,46 @@ def read_torch_file(path: Path) -> SafetensorsFile:
     CheckpointError: damaged, or something else than tensors in it. UnsupportedError: tensors that are not stored whole
     and in order, or no torch to read it with.
     """
-    _check_archive(path)
-    size = path.stat().st_size
-    entries = _fake_tensors(path)
+    with open_inside(path.parent, path.name, None, CheckpointError, "fetch it again") as file:
+        pickle_sha256 = _check_archive(file, path)
+        size = size_of(file)
+        file.seek(0)
+        entries = _fake_tensors(file, path)
     if not isinstance(entries, dict) or not entries:
         raise CheckpointError(f"{path}: expected an object of tensors, found {type(entries).__name__}")
     slots = {}
     for name, tensor in entries.items():
         slots[str(name)] = _slot(str(name), tensor, path, size)
-    return SafetensorsFile(path, slots, {}, 0, size)
+    return SafetensorsFile(path, slots, {}, 0, size, pickle_sha256)
 
 
-def _check_archive(path: Path) -> None:
-    """What torch's reader would take for granted: entries without compression, and a pickle of bounded size."""
+def _check_archive(file: BinaryIO, path: Path) -> str:
+    """Check what torch's reader takes for granted: entries without compression, and a pickle of bounded size.
+
+    Returns the hash of the pickle, which says what tensors there are.
+    """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
+            _check_entries(entries, path)
+            pickles = [archive.read(entry) for entry in entries if entry.filename.endswith("data.pkl")]
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise CheckpointError(
             f"{path}: expected a PyTorch file of version 1.6 or later, found none: {error}: fetch it again, or convert "
             "it with transformers' save_pretrained"
         ) from error
+    return hashlib.sha256(b"".join(pickles)).hexdigest()
+
+
+def _check_entries(entries: list[zipfile.ZipInfo], path: Path) -> None:
     for entry in entries:
         if entry.compress_type != zipfile.ZIP_STORED:
             raise CheckpointError(f"{path}: {entry.filename}: expected an entry without compression, found one with it")
-        if entry.filename.endswith(".pkl") and entry.file_size > MAX_HEADER_BYTES:
-            raise CheckpointError(f"{path}: {entry.filename}: expected at most {MAX_HEADER_BYTES} bytes")
+        if entry.filename.endswith(".pkl") and entry.file_size > SAFETENSORS_HEADER_BYTES:
+            raise CheckpointError(f"{path}: {entry.filename}: expected at most {SAFETENSORS_HEADER_BYTES} bytes")
 
 
-def _fake_tensors(path: Path) -> Any:
+def _fake_tensors(file: BinaryIO, path: Path) -> Any:
     """What the pickle holds, with tensors that know the offset of their storage in the file and have no data."""
     try:
         import torch
@@ -62,7 +76,7 @@ def _fake_tensors(path: Path) -> Any:
         ) from error
     try:
         with FakeTensorMode():
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle raises errors of any type
         reason = str(error).split("\n", 1)[0]
         raise CheckpointError(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from artifact.errors import CheckpointError
 from artifact.safetensors_file import SafetensorsFile, TensorSlot, read_safetensors
 from artifact.safetensors_header import safetensors_header
+from artifact.untrusted_file import open_inside
 
 _BLOCK = 1 << 22
 
@@ -15,20 +17,26 @@ def convert_torch_file(source: SafetensorsFile, target: Path) -> Mapping[str, Te
     """Copy the tensors of ``source`` into the new file ``target``; the slot there of each of their names.
 
     Names that share their bytes (a head tied to the embedding) keep sharing them. OSError: the disk is full or not
-    writable.
+    writable. CheckpointError: ``source`` became shorter.
     """
     first: dict[tuple[object, ...], str] = {}
     for slot in sorted(source.tensors.values(), key=lambda slot: (-slot.dtype.itemsize, slot.offset, slot.name)):
         first.setdefault(_place(slot), slot.name)
     written = {name: source.tensors[name] for name in first.values()}
     header = safetensors_header({name: (slot.dtype, slot.shape) for name, slot in written.items()})
-    with source.path.open("rb") as reader, target.open("xb") as writer:
+    path = source.path
+    with (
+        open_inside(path.parent, path.name, None, CheckpointError, "export again") as reader,
+        target.open("xb") as writer,
+    ):
         writer.write(header)
         for slot in written.values():
             reader.seek(slot.offset)
             left = slot.nbytes
             while left:
                 block = reader.read(min(left, _BLOCK))
+                if not block:
+                    raise CheckpointError(f"{path}: changed while it was read: export again")
                 writer.write(block)
                 left -= len(block)
     placed = read_safetensors(target).tensors
