@@ -12,13 +12,16 @@ from typing import Any
 
 from benchmarks.__main__ import BENCHMARKS
 from benchmarks.kernels.render import group_tables, machine_table
-from benchmarks.markdown import spread_cell, table
+from benchmarks.markdown import number, spread_cell, table
 
 TEMPLATE = Path(__file__).with_name("template.md")
 KERNELS = Path(__file__).with_name("results") / "kernels.json"
 """The kept run of ``python -m benchmarks.kernels --json`` on a GPU."""
 VERIFY = KERNELS.with_name("verify.json")
 """The kept output of ``python -m benchmarks.verify``."""
+EXPORT_SIZES = KERNELS.with_name("export_sizes.json")
+"""The kept run of ``python -m benchmarks.export_sizes --json``."""
+NO_EXPORT_SIZES = "No run is kept in `benchmarks/results/export_sizes.json` yet."
 NO_VERIFY = "No run is kept in `benchmarks/results/verify.json` yet."
 NO_KERNELS = (
     "No run is kept in `benchmarks/results/kernels.json` yet. [kernels.md](kernels.md) has what was measured while "
@@ -29,11 +32,15 @@ Documents = Mapping[str, Mapping[str, Any]]
 
 
 def page(
-    documents: Documents, kernels: Mapping[str, Any] | None = None, verify: Mapping[str, Any] | None = None
+    documents: Documents,
+    kernels: Mapping[str, Any] | None = None,
+    verify: Mapping[str, Any] | None = None,
+    export_sizes: Mapping[str, Any] | None = None,
 ) -> str:
     """The page of the documents of all benchmarks; ValueError names a benchmark that is missing or was not correct.
 
-    kernels, verify: the documents of the kernel benchmarks and of ``benchmarks.verify``, None where no run is kept.
+    kernels, verify, export_sizes: the documents of the kernel benchmarks, of ``benchmarks.verify`` and of
+    ``benchmarks.export_sizes``, None where no run is kept.
     """
     for name in BENCHMARKS:
         if name not in documents:
@@ -44,6 +51,7 @@ def page(
         **_values(documents),
         "kernels": NO_KERNELS if kernels is None else _kernels(kernels),
         "verify": NO_VERIFY if verify is None else _verify(verify),
+        "export_sizes": NO_EXPORT_SIZES if export_sizes is None else _export_sizes(export_sizes),
     }
     text = TEMPLATE.read_text(encoding="utf-8")
     return _PLACEHOLDER.sub(lambda match: values[match.group(1)], text)
@@ -103,6 +111,24 @@ def _verify(document: Mapping[str, Any]) -> str:
     ]
     verdicts = "\n".join(f"- {name}: {checkpoint['verdict']}" for name, checkpoint in found.items())
     return f"{verdicts}\n\n{table(('checkpoint', 'engine', 'scenario', 'largest relative error'), rows)}"
+
+
+def _export_sizes(document: Mapping[str, Any]) -> str:
+    rows = [
+        (
+            f"{name} (constructed)" if result["constructed"] else name,
+            f"{result['checkpoint_bytes'] / 1e9:.1f}",
+            number(result["wall_s"]["median"]),
+            number(result["cpu_s"]["median"]),
+            number(result["peak_rss_bytes"]["max"] / 1e6),
+            number(next(t["limit"] for t in document["targets"] if t["name"] == f"{name}, wall time")),
+        )
+        for name, result in document["results"].items()
+    ]
+    machine = f"{document['machine']['cores']} cores, commit `{document['commit']}`"
+    other = f"processor time taken by other work {100 * document['machine']['other_work']:.0f} %"
+    header = ("model", "weights, GB", "wall, s", "processor, s", "peak, MB", "at most, s")
+    return f"{machine}, {other}.\n\n{table(header, rows)}"
 
 
 def _machine(documents: Documents) -> str:
@@ -251,7 +277,8 @@ def main() -> int:
         documents = json.loads(parser.parse_args().results.read_text(encoding="utf-8"))["benchmarks"]
         kernels = json.loads(KERNELS.read_text(encoding="utf-8")) if KERNELS.exists() else None
         verify = json.loads(VERIFY.read_text(encoding="utf-8")) if VERIFY.exists() else None
-        sys.stdout.write(page(documents, kernels, verify))
+        sizes = json.loads(EXPORT_SIZES.read_text(encoding="utf-8")) if EXPORT_SIZES.exists() else None
+        sys.stdout.write(page(documents, kernels, verify, sizes))
     except (OSError, ValueError, KeyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -94,6 +94,7 @@ def test_a_kept_run_of_the_kernels_is_rendered(tmp_path: Path, monkeypatch: pyte
     results.write_text(json.dumps({"benchmarks": all_documents()}), encoding="utf-8")
     monkeypatch.setattr(render, "KERNELS", kept)
     monkeypatch.setattr(render, "VERIFY", tmp_path / "none.json")
+    monkeypatch.setattr(render, "EXPORT_SIZES", tmp_path / "none.json")
     monkeypatch.setattr("sys.argv", ["render", str(results)])
     assert main() == 0
     assert capsys.readouterr().out == page(all_documents(), kernels_document())
@@ -123,3 +124,22 @@ def test_what_verify_found_is_shown() -> None:
     found = {"verdict": "verified: 2 comparisons", "largest_errors": {"onnxruntime": {"decode": 6.54e-7}}}
     text = page(all_documents(), None, {"checkpoints": {"tiny": found}})
     assert "- tiny: verified: 2 comparisons" in text and "| tiny | onnxruntime | decode | 6.5e-07 |" in text
+
+
+def test_exports_of_real_sizes_are_shown() -> None:
+    spread = {"median": 12.34, "min": 12.0, "max": 13.0}
+    result = {
+        "constructed": True,
+        "checkpoint_bytes": 1_098_600_000_000,
+        "wall_s": spread,
+        "cpu_s": spread,
+        "peak_rss_bytes": {"median": 8e8, "min": 8e8, "max": 9e8},
+    }
+    document = {
+        "machine": {"cores": 2, "other_work": 0.01},
+        "commit": "abc",
+        "results": {"Large": result},
+        "targets": [{"name": "Large, wall time", "limit": 60}],
+    }
+    text = page(all_documents(), None, None, document)
+    assert "| Large (constructed) | 1098.6 | 12.3 | 12.3 | 900 | 60 |" in text
