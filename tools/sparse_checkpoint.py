@@ -49,7 +49,7 @@ def write_sparse_checkpoint(folder: Path, config: Mapping[str, Any], shard_bytes
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"torch_dtype": "bfloat16", **config}, indent=2), encoding="utf-8")
     shards = list(_shards(tensors, shard_bytes))
-    names = {}
+    names: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         _write_sparse(folder / name, shard)

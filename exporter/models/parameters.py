@@ -108,7 +108,7 @@ def derived_value(parameter: Parameter, config: DecoderConfig, tensors: Mapping[
     return np.array(rope.inv_freq, dtype=np.float64).astype(np.float32)
 
 
-def declared(config: DecoderConfig, root: str, tensors: Mapping[str, TensorSlot]) -> Iterator[Parameter]:
+def declared(config: DecoderConfig, root: str, tensors: Mapping[str, object]) -> Iterator[Parameter]:
     """Every parameter of the decoder whose tensors' names begin with ``root``."""
     hidden, vocab = config.hidden_size, config.vocab_size
     embeddings = [root + s for s in config.embedding_sources]
@@ -145,7 +145,7 @@ def _checkpoint_suffix(body: BodyConfig, suffix: str) -> str:
 
 
 def _body_parameters(
-    body: BodyConfig, ours: str, theirs: str, hidden: int, tensors: Mapping[str, TensorSlot]
+    body: BodyConfig, ours: str, theirs: str, hidden: int, tensors: Mapping[str, object]
 ) -> Iterator[Parameter]:
     """The parameters of a block's body; ``ours`` and ``theirs`` are what its names begin with."""
     if not isinstance(body, MoeConfig):

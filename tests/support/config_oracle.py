@@ -133,8 +133,8 @@ class Judge:
             found = ours.step([tokens], [0], ours.zero_states(1, len(tokens))).logits[0].numpy()
         except HybridgeError as error:
             return f"accepted, but its tensors are not: {error}"
-        error = float(np.linalg.norm(found - wanted) / (np.linalg.norm(wanted) or 1.0))
-        return AGREES if error < TOLERANCE else f"logits differ by {error:.1e}"
+        difference = float(np.linalg.norm(found - wanted) / (np.linalg.norm(wanted) or 1.0))
+        return AGREES if difference < TOLERANCE else f"logits differ by {difference:.1e}"
 
 
 def _random_model(config: Any) -> Any:

@@ -21,7 +21,7 @@ from tests.support.config_oracle import AGREES, TOO_LARGE, Judge, complete_confi
 from tests.support.tiny_models import BASE_CONFIGS, EXPERTS
 
 ABSENT = object()
-ODD = (True, False, 0, -1, 1, 3, 2.5, 0.5, "x", "3", "auto", [], [1], ["x"], {}, {"a": 1})
+ODD: tuple[Any, ...] = (True, False, 0, -1, 1, 3, 2.5, 0.5, "x", "3", "auto", [], [1], ["x"], {}, {"a": 1})
 # What the type of the weights is, and names of classes: no field of a decoder.
 NOT_JUDGED = {"model_type", "dtype", "torch_dtype", "id2label", "label2id", "problem_type"}
 BASES: dict[str, dict[str, Any]] = {
