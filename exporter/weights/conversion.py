@@ -8,7 +8,7 @@ from pathlib import Path
 from artifact.errors import CheckpointError
 from artifact.safetensors_file import SafetensorsFile, TensorSlot, read_safetensors
 from artifact.safetensors_header import safetensors_header
-from artifact.untrusted_file import open_inside
+from artifact.untrusted_file import open_inside, size_of
 
 _BLOCK = 1 << 22
 
@@ -17,7 +17,7 @@ def convert_torch_file(source: SafetensorsFile, target: Path) -> Mapping[str, Te
     """Copy the tensors of ``source`` into the new file ``target``; the slot there of each of their names.
 
     Names that share their bytes (a head tied to the embedding) keep sharing them. OSError: the disk is full or not
-    writable. CheckpointError: ``source`` became shorter.
+    writable. CheckpointError: ``source`` changed since it was opened.
     """
     first: dict[tuple[object, ...], str] = {}
     for slot in sorted(source.tensors.values(), key=lambda slot: (-slot.dtype.itemsize, slot.offset, slot.name)):
@@ -29,6 +29,8 @@ def convert_torch_file(source: SafetensorsFile, target: Path) -> Mapping[str, Te
         open_inside(path.parent, path.name, None, CheckpointError, "export again") as reader,
         target.open("xb") as writer,
     ):
+        if size_of(reader) != source.nbytes:
+            raise CheckpointError(f"{path}: changed while it was read: export again")
         writer.write(header)
         for slot in written.values():
             reader.seek(slot.offset)
