@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from artifact.errors import UnsupportedError
+from artifact.limits import LAYERS
 from exporter.models.decoder_config import (
     AttentionConfig,
     BlockConfig,
@@ -13,7 +14,7 @@ from exporter.models.decoder_config import (
     MlpConfig,
     MoeConfig,
 )
-from exporter.models.hf_config import MOST_LAYERS, HfConfig
+from exporter.models.hf_config import HfConfig
 from exporter.models.mamba_fields import CONV_ACTIVATIONS, UNBOUNDED, activation_of, head_counts
 from exporter.models.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
 from exporter.models.rope import ROPE_FIELDS
@@ -119,8 +120,8 @@ def _types_of(config: HfConfig, name: str) -> list[str]:
     table = PATTERN if name == "hybrid_override_pattern" else BLOCK_TYPES
     if not isinstance(value, (list, str)) or not value or not all(isinstance(v, str) for v in value):
         raise config.fail(name, "a non-empty pattern or list of layer types")
-    if len(value) > MOST_LAYERS:
-        raise config.fail(name, f"at most {MOST_LAYERS} layers")
+    if len(value) > LAYERS:
+        raise config.fail(name, f"at most {LAYERS} layers")
     types = []
     for index, key in enumerate(value):
         kind = table.get(key)
