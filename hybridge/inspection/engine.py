@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from artifact.engine_record import ENGINE_FILE, EngineRecord, read_engine_record
+from artifact.engine_record import ENGINE_FILE, AdvanceRecord, EngineRecord, read_engine_record
 from artifact.errors import ArtifactError
 from artifact.limits import ONNX_BYTES
 from artifact.manifest import sha256_of
@@ -45,7 +45,8 @@ def inspect_engine(folder: Path, check: bool = False) -> EngineInspection:
     check: compare the hashes of its files too.
     """
     record = read_engine_record(folder / ENGINE_FILE)
-    for part in (record, *([] if record.advance is None else [record.advance])):
+    parts: list[EngineRecord | AdvanceRecord] = [record] if record.advance is None else [record, record.advance]
+    for part in parts:
         _check_file(folder, part.engine, part.nbytes, part.sha256 if check else None)
     engine = folder / record.engine
     view = inspector_view(engine, record.library)

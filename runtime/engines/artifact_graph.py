@@ -38,4 +38,4 @@ def mapped_bytes(tensor: ir.ExternalTensor, folder: Path, copy_on_write: bool = 
     copy_on_write: the array may be written to, the file stays as it is; else it is read-only.
     """
     nbytes = math.prod(int(n) for n in tensor.shape.numpy()) * DType.from_onnx(int(tensor.dtype)).itemsize
-    return map_inside(folder, tensor.location, tensor.offset or 0, nbytes, copy_on_write)
+    return map_inside(folder, str(tensor.location), tensor.offset or 0, nbytes, copy_on_write)

@@ -28,7 +28,8 @@ def changed(document: Any, changes: list[tuple[list[int], str, Any]]) -> Any:
     """A copy of ``document`` with each change made: in the child of a child ... that the numbers choose."""
     root = {"root": copy.deepcopy(document)}
     for steps, action, value in changes:
-        parent, key = root, "root"
+        parent: Any = root
+        key: Any = "root"
         for step in steps:
             inner = parent[key]
             if not isinstance(inner, (dict, list)) or not inner:
