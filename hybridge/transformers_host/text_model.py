@@ -20,6 +20,8 @@ from hybridge.transformers_host.masks import tokens_from_mask
 from hybridge.transformers_host.positions import check_positions
 from hybridge.transformers_host.rows import TextBackend, TextRows
 
+# Arguments of generate() that transformers also hands to the forward, which ignores them.
+_OF_GENERATE = ("tokenizer", "assistant_tokenizer", "assistant_model", "streamer", "synced_gpus")
 _SHOWN = ("output_hidden_states", "output_attentions", "output_router_logits")
 
 
@@ -97,6 +99,8 @@ class AcceleratedTextModel(nn.Module):
                     f"{name}: expected False, found True: an accelerated model computes no inner values; undo the "
                     "acceleration for that call"
                 )
+        for name in _OF_GENERATE:
+            kwargs.pop(name, None)
         unknown = sorted(name for name, value in kwargs.items() if value is not None and value is not False)
         if unknown:
             raise RequestError(
