@@ -50,3 +50,20 @@ CONVERSATION_BYTES: Final = 32 * MIB
 # in 0.5 s, 1 million tokens are made in 3 s; both take 200 bytes for each byte.
 TOKENIZER_SECONDS: Final = 20.0
 TOKENIZER_MEMORY: Final = 2 * GIB
+
+# What one request may ask for, so that no request holds up the steps of others. OpenAI's API allows 128 answers,
+# 20 log-probabilities and 4 stop texts.
+REQUEST_ANSWERS: Final = 128
+REQUEST_LOGPROBS: Final = 64
+REQUEST_STOP_TEXTS: Final = 128
+# Of all stop texts together: every new token is compared with all of them.
+REQUEST_STOP_CHARACTERS: Final = 8 * KIB
+REQUEST_STOP_TOKENS: Final = 1024
+REQUEST_BIASED_TOKENS: Final = 1024
+REQUEST_ALLOWED_TOKENS: Final = 1 << 20
+REQUEST_BAD_WORDS: Final = 1024
+REQUEST_BAD_WORD_CHARACTERS: Final = 64 * KIB
+REQUEST_LOGITS_PROCESSORS: Final = 16
+REQUEST_NAMESPACE_CHARACTERS: Final = 1024
+# Logits of prompt tokens that one step computes for prompt_logprobs: a step of 64 rows has as many of its own.
+PROMPT_LOGITS_BYTES: Final = 64 * MIB

@@ -7,18 +7,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from runtime.engines.factory import AUTO, EngineOptions
 from runtime.engines.paged import PagedEngine
 from runtime.generation import Generation, Request
-from runtime.generation.request import Prompt
+from runtime.generation.call import call_of, checked_namespace, checked_priority, split_options
+from runtime.generation.prompts import Prompt, prompt_of
 from runtime.model_text import ModelText
 from runtime.prefix_cache.metrics import CacheReport
 from runtime.sampling import SamplingParams
+from runtime.score import Score, ScoreRequest
 from runtime.serving.cache_control import CacheControl, conversation_tokens
 from runtime.serving.open import open_loop, open_paged_engine
 from runtime.serving.open_drafter import with_opened_drafter
@@ -29,6 +30,11 @@ from runtime.serving.sessions import Session
 from runtime.serving.settings import ServingSettings
 from runtime.serving.text_queue import TextQueue
 from runtime.serving.worker import ServingWorker, ended_before_the_request
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from runtime.generation.call import OtherNames
 
 T = TypeVar("T")
 
@@ -99,35 +105,39 @@ class AsyncLLM:
 
     def add(
         self,
-        prompt: Prompt,
+        prompt: Prompt | None = None,
         sampling: SamplingParams | None = None,
         max_new_tokens: int | None = None,
         priority: int = 0,
         namespace: str = "",
+        **names: Unpack[OtherNames],
     ) -> RequestStream:
         """Let a prompt (text or token ids) take part from the next step on; call it from a task.
 
-        ``sampling`` and ``max_new_tokens`` as in ``LLM.generate``. ``priority``: lower first, where the settings'
-        policy knows priorities. ``namespace``: computed blocks are shared with prompts of the same one only.
-        A text is tokenized beside the event loop, in the order of the calls; what is wrong with it comes out of the
-        stream. RequestError, at once, names the token ids or parameter that is wrong, or what the pools could never
+        ``sampling``, ``max_new_tokens`` and other ``names`` as in ``LLM.generate``. ``priority``: lower first, where
+        the settings' policy knows priorities. ``namespace``: computed blocks are shared with prompts of the same one
+        only. A text is tokenized beside the event loop, in the order of the calls; what is wrong with it comes out of
+        the stream. RequestError, at once, names the token ids or parameter that is wrong, or what the pools could never
         hold.
         """
-        params = _params(sampling, max_new_tokens)
-        if isinstance(prompt, str):
-            return self._add_text(lambda: prompt, True, params, priority, namespace)
-        return self._add(self._request(prompt, params), priority, namespace)
+        call = call_of(sampling, max_new_tokens, {**names, "priority": priority, "namespace": namespace})
+        given, params = prompt_of(prompt, call.token_ids), call.params(1)[0]
+        checked_priority(priority)
+        if isinstance(given, str):
+            return self._add_text(lambda: given, True, params, priority, namespace)
+        return self._add(self._request(given, params), priority, namespace)
 
     async def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | None = None,
         sampling: SamplingParams | None = None,
         max_new_tokens: int | None = None,
         priority: int = 0,
         namespace: str = "",
+        **names: Unpack[OtherNames],
     ) -> Generation:
         """``add``, and wait for the whole answer. Cancelling the task that waits cancels the request."""
-        return await self.add(prompt, sampling, max_new_tokens, priority, namespace).result()
+        return await self.add(prompt, sampling, max_new_tokens, priority, namespace, **names).result()
 
     def chat(
         self,
@@ -143,9 +153,18 @@ class AsyncLLM:
 
         What the template refuses comes out of the stream.
         """
+        names, variables = split_options(variables)
+        call = call_of(sampling, max_new_tokens, {**names, "priority": priority, "namespace": namespace})
+        call.refuse_token_ids()
         given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         text = self.chat_template.rendering(given, tools, **variables)
-        return self._add_text(text, False, _params(sampling, max_new_tokens), priority, namespace)
+        return self._add_text(text, False, call.params(1)[0], checked_priority(priority), namespace)
+
+    async def score(self, prompt: Prompt, continuation: str | Sequence[int] | None = None) -> Score:
+        """As ``LLM.score`` for one prompt."""
+        given = prompt_of(prompt)
+        asked = await self._prepared(lambda: ScoreRequest.of(self._text, given, continuation, self.max_seq_len))
+        return asked.score(await self._add(asked.request, 0, "").result())
 
     async def cache_prefix(
         self, prompt: Prompt | Sequence[Mapping[str, Any]], name: str | None = None, namespace: str = ""
@@ -154,9 +173,8 @@ class AsyncLLM:
 
         As ``LLM.cache_prefix`` for paged artifacts; errors as there.
         """
-        request = await asyncio.wrap_future(
-            self._texts.submit(lambda: self._text.prefix_request(prompt, self.max_seq_len, name))
-        )
+        checked_namespace(namespace)
+        request = await self._prepared(lambda: self._text.prefix_request(prompt, self.max_seq_len, name))
         ids, tries = request.prompt_ids, 0
         while True:
             await self._add(request, 0, namespace).result()
@@ -175,6 +193,10 @@ class AsyncLLM:
         """Let a prefix go; RequestError when there is none of that name."""
         await self._between_steps(lambda: self._cache.drop(name))
 
+    async def reset_prefix_cache(self) -> None:
+        """As ``LLM.reset_prefix_cache``."""
+        await self._between_steps(self._cache.reset)
+
     async def save_session(
         self, path: str | Path, conversation: Generation | Sequence[int], namespace: str = ""
     ) -> Session:
@@ -189,6 +211,11 @@ class AsyncLLM:
     async def prefix_cache_report(self) -> CacheReport:
         """As ``LLM.prefix_cache_report``."""
         return await self._between_steps(self._cache.report)
+
+    async def _prepared(self, work: Callable[[], T]) -> T:
+        """What ``work`` makes of a text, beside the event loop."""
+        self._worker.check_open()
+        return await asyncio.wrap_future(self._texts.submit(work))
 
     async def _between_steps(self, work: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._worker.call(work))
@@ -246,11 +273,6 @@ class AsyncLLM:
         event_loop = self._event_loop
         if event_loop is not None and not event_loop.is_closed():
             event_loop.call_soon_threadsafe(_arrive, pending)
-
-
-def _params(sampling: SamplingParams | None, max_new_tokens: int | None) -> SamplingParams:
-    params = sampling or SamplingParams()
-    return params if max_new_tokens is None else replace(params, max_new_tokens=max_new_tokens)
 
 
 def _computed_already() -> None:

@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from artifact.errors import EngineError, RequestError
 from runtime.engines import Engine
 from runtime.engines.factory import AUTO, EngineOptions
 from runtime.engines.paged import PagedEngine
-from runtime.generation import DenseStreams, Generation, Piece, Prefix
-from runtime.generation.call import Messages, Sampling, conversations_of, params_of_prompts
-from runtime.generation.request import Prompt, is_one_prompt
+from runtime.generation import DenseStreams, Generation, Request
+from runtime.generation.call import Call, Messages, Sampling, call_of, conversations_of, split_options
+from runtime.generation.prompts import Prompt, prompts_of
 from runtime.generation.results import generations_of
+from runtime.llm_prefixes import PrefixMethods
 from runtime.model_text import ModelText
-from runtime.prefix_cache.metrics import CacheReport
 from runtime.sampling import SamplingParams
-from runtime.serving.cache_control import CacheControl, conversation_tokens
+from runtime.score import Score, score_requests
+from runtime.serving.cache_control import CacheControl
 from runtime.serving.draft_model import ModelDrafter
 from runtime.serving.mtp_drafter import MtpDrafter
 from runtime.serving.open import open_engine, open_loop, refuse_paged_settings
 from runtime.serving.open_drafter import with_opened_drafter
-from runtime.serving.pinned import PinnedPrefix, read_prefixes
-from runtime.serving.sessions import Session
 from runtime.serving.settings import ServingSettings
 from runtime.serving.stream import PieceStreams
+from runtime.turns import PieceStream, Turns
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from runtime.generation.call import CallOptions
 
 Tools = Sequence[Mapping[str, Any]] | None
+OnePrompt = str | list[int] | tuple[int, ...] | dict[str, Any]
+SeveralPrompts = list[str] | list[list[int]] | list[tuple[int, ...]] | list[dict[str, Any]]
 
 
-class LLM:
-    """An artifact with an engine, a tokenizer and the prefixes kept for it. Not for use from several threads at once.
+class LLM(PrefixMethods):
+    """An artifact with an engine, a tokenizer and the prefixes kept for it.
+
+    Any thread may call it: calls take turns between steps, and those on an artifact of layout paged share them. After
+    ``close`` every call, and every stream that is still open, raises RequestError.
 
     ``engine`` is a name ("auto", "onnxruntime", ...) or an Engine over the same artifact. ``max_batch_size`` and
     ``max_seq_len`` may lower the engine's limits; ``threads`` are CPU threads; ``engine_folder``
@@ -57,6 +67,7 @@ class LLM:
     ) -> None:
         """Load the artifact folder ``path``. ArtifactError: not a valid artifact. EngineError: no such engine."""
         self.folder = folder = Path(path)
+        self._turns = Turns()
         options = EngineOptions(threads, engine_folder)
         with ExitStack() as opened:
             # An Engine, or a PagedEngine where the artifact's layout is paged.
@@ -99,7 +110,10 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Release the engine and the prefixes; calling it twice is allowed."""
+        """End open streams, release the engine and the prefixes; calling it twice is allowed."""
+        self._turns.close(self._release)
+
+    def _release(self) -> None:
         if isinstance(self._streams, DenseStreams):
             self._streams.prefixes.clear()
         if self._drafter is not None:
@@ -110,52 +124,71 @@ class LLM:
     @overload
     def generate(
         self,
-        prompt: str | list[int] | tuple[int, ...],
+        prompt: OnePrompt,
         sampling: Sampling = ...,
         max_new_tokens: int | None = ...,
         stream: Literal[False] = ...,
+        **options: Unpack[CallOptions],
     ) -> Generation: ...
 
     @overload
     def generate(
         self,
-        prompt: list[str] | list[list[int]],
+        prompt: SeveralPrompts,
         sampling: Sampling = ...,
         max_new_tokens: int | None = ...,
         stream: Literal[False] = ...,
+        **options: Unpack[CallOptions],
     ) -> list[Generation]: ...
 
     @overload
     def generate(
-        self, prompt: Any, sampling: Sampling = ..., max_new_tokens: int | None = ..., *, stream: Literal[True]
-    ) -> Iterator[Piece]: ...
+        self,
+        prompt: Any = ...,
+        sampling: Sampling = ...,
+        max_new_tokens: int | None = ...,
+        *,
+        stream: Literal[True],
+        **options: Unpack[CallOptions],
+    ) -> PieceStream: ...
 
     @overload
     def generate(
-        self, prompt: Any, sampling: Sampling = ..., max_new_tokens: int | None = ..., stream: bool = ...
-    ) -> Generation | list[Generation] | Iterator[Piece]: ...
+        self,
+        prompt: Any = ...,
+        sampling: Sampling = ...,
+        max_new_tokens: int | None = ...,
+        stream: bool = ...,
+        **options: Unpack[CallOptions],
+    ) -> Generation | list[Generation] | PieceStream: ...
 
     def generate(
         self,
-        prompt: Prompt | Sequence[Prompt],
+        prompt: Prompt | Sequence[Prompt] | None = None,
         sampling: Sampling = None,
         max_new_tokens: int | None = None,
         stream: bool = False,
-    ) -> Generation | list[Generation] | Iterator[Piece]:
+        **options: Unpack[CallOptions],
+    ) -> Generation | list[Generation] | PieceStream:
         """Continue a prompt (text or token ids) or each of a list of prompts.
 
         ``sampling`` is greedy by default, one for all prompts or a list of one per prompt (``recommended_sampling``
         is what the checkpoint asks for). ``max_new_tokens`` goes before that of ``sampling``; with neither it is
         256. More prompts than max_batch_size wait for a free row. Generation also ends at max_seq_len: the prompt
-        and all but the last new token fit in it.
+        and all but the last new token fit in it. Token ids may be an array or tensor, of two axes for several prompts.
+
+        options: ``priority`` (of all, or a list of one per prompt; lower first) and ``namespace`` (computed blocks are
+        shared with prompts of the same one only), for artifacts of layout paged; vLLM's names ``sampling_params``,
+        ``max_tokens`` and ``prompt_token_ids`` for sampling, max_new_tokens and prompt.
 
         One prompt gives a Generation (the others of ``n`` are its ``alternatives``), a list gives a list. With
         ``stream`` both give an iterator of pieces.
         RequestError, before anything is computed, names the prompt or parameter that is wrong.
         """
-        single = is_one_prompt(prompt)
-        prompts = [prompt] if single else list(prompt)
-        return self._run(prompts, single, sampling, max_new_tokens, stream, add_special_tokens=True)
+        self._turns.check_open()
+        call = call_of(sampling, max_new_tokens, options)
+        single, prompts = prompts_of(prompt, call.token_ids)
+        return self._run(prompts, single, call, stream, add_special_tokens=True)
 
     @overload
     def chat(
@@ -189,7 +222,7 @@ class LLM:
         stream: Literal[True],
         tools: Tools = ...,
         **variables: Any,
-    ) -> Iterator[Piece]: ...
+    ) -> PieceStream: ...
 
     @overload
     def chat(
@@ -200,7 +233,7 @@ class LLM:
         stream: bool = ...,
         tools: Tools = ...,
         **variables: Any,
-    ) -> Generation | list[Generation] | Iterator[Piece]: ...
+    ) -> Generation | list[Generation] | PieceStream: ...
 
     def chat(
         self,
@@ -210,88 +243,73 @@ class LLM:
         stream: bool = False,
         tools: Tools = None,
         **variables: Any,
-    ) -> Generation | list[Generation] | Iterator[Piece]:
+    ) -> Generation | list[Generation] | PieceStream:
         """Answer a conversation, or each of a list of them, through the checkpoint's chat template.
 
         ``messages`` are objects with "role" and "content"; a text is one message of the user. ``tools`` and
-        ``variables`` reach the template. The rest is as in ``generate``. RequestError when the checkpoint has no
-        template or the template refuses the messages.
+        ``variables`` reach the template, the options of ``generate`` aside. The rest is as in ``generate``.
+        RequestError when the checkpoint has no template or the template refuses the messages.
         """
+        self._turns.check_open()
+        options, variables = split_options(variables)
+        call = call_of(sampling, max_new_tokens, options)
+        call.refuse_token_ids()
         single, conversations = conversations_of(messages)
         prompts = [self.chat_template.render(c, tools, **variables) for c in conversations]
         # The template has written the special tokens itself.
-        return self._run(prompts, single, sampling, max_new_tokens, stream, add_special_tokens=False)
+        return self._run(prompts, single, call, stream, add_special_tokens=False)
 
-    def cache_prefix(self, prompt: Prompt | Messages, name: str | None = None) -> Prefix | PinnedPrefix:
-        """Compute the state after ``prompt`` once; later prompts whose tokens begin with it start from there.
+    @overload
+    def score(self, prompt: OnePrompt, continuation: str | Sequence[int] | None = ...) -> Score: ...
 
-        ``prompt`` is text, token ids or the first messages of conversations (a system prompt). Only equal tokens
-        count: a text is tokenized alone, so let it end where a token ends. The prefix stays until it is dropped.
-        A paged artifact needs a prefix cache of kind "radix" for it, and keeps the prefix by ``name``. RequestError
-        when its pools are too small for it.
+    @overload
+    def score(
+        self, prompt: SeveralPrompts, continuation: Sequence[str] | Sequence[Sequence[int]] | None = ...
+    ) -> list[Score]: ...
+
+    @overload
+    def score(self, prompt: Any, continuation: Any = ...) -> Score | list[Score]: ...
+
+    def score(self, prompt: Any, continuation: Any = None) -> Score | list[Score]:
+        """Log-probabilities of the tokens of ``continuation`` behind a prompt, or of the prompt's own tokens.
+
+        Prompts as in ``generate``; a list of them takes a list of continuations and gives a list. A continuation is
+        text or token ids. RequestError names what is wrong, or longer than max_seq_len together.
         """
-        request = self._text.prefix_request(prompt, self.max_seq_len, name)
-        streams = self._streams
-        if isinstance(streams, DenseStreams):
-            return streams.prefixes.add(request.prompt_ids)
-        return self._control().pin(request.prompt_ids, name, lambda: list(streams.pieces([request])))
-
-    def cache_prefixes(self, path: str | Path) -> list[PinnedPrefix]:
-        """``cache_prefix`` for all of a JSON file {"prefixes": {name: text, token ids or messages}}, paged only."""
-        self._control()
-        return [cast(PinnedPrefix, self.cache_prefix(prompt, name)) for name, prompt in read_prefixes(Path(path))]
-
-    def drop_prefix(self, prefix: Prefix | PinnedPrefix | str) -> None:
-        """Forget ``prefix``, of a paged artifact also by its name, and free its memory."""
-        if isinstance(prefix, Prefix):
-            if not isinstance(self._streams, DenseStreams):
-                raise RequestError("expected a prefix of this artifact, found one of a dense artifact: use its own")
-            self._streams.prefixes.remove(prefix)
-        else:
-            self._control().drop(prefix.name if isinstance(prefix, PinnedPrefix) else prefix)
-
-    def save_session(self, path: str | Path, conversation: Generation | Sequence[int]) -> Session:
-        """Write what is known of a conversation (tokens, KV and states) to the file ``path``, whole or not at all.
-
-        ``conversation`` is an answer, which stands for its prompt too, or token ids. For paged artifacts with a prefix
-        cache of kind "radix". RequestError when the cache does not know these tokens any more.
-        """
-        return self._control().save(Path(path), conversation_tokens(conversation))
-
-    def load_session(self, path: str | Path) -> Session:
-        """Take a saved session into the prefix cache: a prompt that begins with its tokens goes on from there.
-
-        RequestError when the file is damaged, of other weights or another version, or does not fit.
-        """
-        return self._control().load(Path(path))
-
-    def prefix_cache_report(self) -> CacheReport:
-        """Hits and misses with their reasons, what is held, what had to go; RequestError without a radix tree."""
-        return self._control().report()
+        self._turns.check_open()
+        single, asked = score_requests(self._text, prompt, continuation, self.max_seq_len)
+        generations = self._generations([each.request for each in asked])
+        scores = [each.score(generation) for each, generation in zip(asked, generations, strict=True)]
+        return scores[0] if single else scores
 
     def _run(
-        self,
-        prompts: Sequence[Any],
-        single: bool,
-        sampling: Sampling,
-        max_new_tokens: int | None,
-        stream: bool,
-        add_special_tokens: bool,
-    ) -> Generation | list[Generation] | Iterator[Piece]:
+        self, prompts: Sequence[Any], single: bool, call: Call, stream: bool, add_special_tokens: bool
+    ) -> Generation | list[Generation] | PieceStream:
         requests = []
-        for index, params in enumerate(params_of_prompts(sampling, max_new_tokens, len(prompts))):
+        for index, params in enumerate(call.params(len(prompts))):
             name = "prompt" if single else f"prompt {index}"
             requests.append(self._text.request(prompts[index], params, self.max_seq_len, name, add_special_tokens))
-        pieces = self._streams.pieces(requests)
         if stream:
-            return pieces
-        generations = generations_of(pieces, len(prompts))
+            return self._stream(requests, call)
+        generations = self._generations(requests, call)
         return generations[0] if single else generations
 
-    def _control(self) -> CacheControl:
-        if self._cache is None:
-            raise RequestError("expected an artifact of layout paged, found a dense one: export with --layout paged")
-        return self._cache
+    def _generations(self, requests: Sequence[Request], call: Call | None = None) -> list[Generation]:
+        with closing(self._stream(requests, call)) as pieces:
+            return generations_of(pieces, len(requests))
+
+    def _stream(self, requests: Sequence[Request], call: Call | None) -> PieceStream:
+        with self._turns.turn():
+            streams = self._streams
+            if isinstance(streams, PieceStreams):
+                given = () if call is None else (call.priorities(len(requests)), call.namespace)
+                return self._turns.stream(streams.pieces(requests, *given))
+            if call is not None and (any(call.priorities(len(requests))) or call.namespace):
+                raise RequestError(
+                    "priority and namespace: expected an artifact of layout paged, found a dense one, which runs "
+                    "prompts in their order and shares nothing: export with --layout paged, or leave them out"
+                )
+            return self._turns.stream(streams.pieces(requests))
 
 
 def _lowered(name: str, value: int | None, limit: int) -> int:

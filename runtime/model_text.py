@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from artifact.config import RuntimeConfig
-from artifact.errors import located
+from artifact.errors import RequestError, located
 from artifact.untrusted_file import has_file
 from runtime.generation import Request, RequestLimits
 from runtime.generation.checkpoint_defaults import eos_token_ids, read_generation_config, recommended_sampling
 from runtime.sampling import SamplingParams
 from runtime.text import ChatTemplate, Tokenizer
+from runtime.text.prompt_size import tokens_within
 from runtime.text.special_tokens import read_tokenizer_config
 from runtime.text.tokenizer import TOKENIZER_FILE
 
@@ -53,6 +54,12 @@ class ModelText:
         """Check and tokenize ``prompt``; RequestError, which calls it ``name``, if it is bad."""
         limits = RequestLimits(self._config.vocab_size, max_seq_len)
         return Request.from_prompt(prompt, params, limits, self.tokenizer, name, special_tokens)
+
+    def tokens(self, text: str, max_seq_len: int, name: str, special_tokens: bool) -> tuple[int, ...]:
+        """The token ids of ``text``; RequestError, which calls it ``name``, without a tokenizer or if too long."""
+        if self.tokenizer is None:
+            raise RequestError(f"{name}: the artifact has no tokenizer.json: pass token ids instead of text")
+        return tuple(tokens_within(self.tokenizer, text, max_seq_len, name, special_tokens))
 
     def prefix_request(self, prompt: Any, max_seq_len: int, name: str | None = None) -> Request:
         """The request that computes ``prompt``: text, token ids, or the first messages of conversations."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -11,6 +12,10 @@ from artifact.errors import RequestError
 from runtime.batch.chunking import chunk_length
 from runtime.caches import HybridCacheManager, RowSnapshot
 from runtime.engines.base import Decoder, Engine, StepInputs
+
+# Takes logits [n, vocab], which are valid until it returns.
+LogitsReader = Callable[[np.ndarray], object]
+NO_READERS: Mapping[int, LogitsReader] = MappingProxyType({})
 
 
 class RowBatch:
@@ -107,20 +112,25 @@ class RowBatch:
         self._free = []
         self._decoding = {}
 
-    def feed(self, tokens: Mapping[int, Sequence[int] | np.ndarray]) -> dict[int, np.ndarray]:
+    def feed(
+        self, tokens: Mapping[int, Sequence[int] | np.ndarray], readers: Mapping[int, LogitsReader] = NO_READERS
+    ) -> dict[int, np.ndarray]:
         """Feed any number of tokens to each of the given rows, in as many steps as the engine and memory ask for.
 
         Returns, by handle, the logits [vocab] float32 after the row's last token; a row given no token has none.
-        Other rows keep their states.
+        Other rows keep their states. ``readers`` get, by handle, the logits [n, vocab] after each of the row's tokens,
+        from the first on; an engine that gives those of the last token alone then takes one token a step.
         """
+        longest = 1 if readers and not self._engine.config.all_logits else None
         pending = {handle: np.asarray(ids, np.int64) for handle, ids in tokens.items() if len(ids)}
         logits: dict[int, np.ndarray] = {}
         self._reserve({handle: ids.size for handle, ids in pending.items()})
         done = 0
         while pending:
-            size = chunk_length(self._engine, self.rows, max(ids.size for ids in pending.values()) - done)
+            left = max(ids.size for ids in pending.values()) - done
+            size = longest or chunk_length(self._engine, self.rows, left)
             chunk = {handle: ids[done : done + size] for handle, ids in pending.items()}
-            step = self._step(chunk)
+            step = self._step(chunk, readers)
             for handle, ids in chunk.items():
                 if done + ids.size == pending[handle].size:
                     logits[handle] = step[self._row_of[handle]].copy()
@@ -151,7 +161,7 @@ class RowBatch:
         self._decoding = {handle: row for row, handle in rows}
         self._decoder = self._engine.decoder(list(self._decoding.values()), self._cache.states)
 
-    def _step(self, chunk: Mapping[int, np.ndarray]) -> np.ndarray:
+    def _step(self, chunk: Mapping[int, np.ndarray], readers: Mapping[int, LogitsReader]) -> np.ndarray:
         """One ragged step; logits [rows, vocab] after the last token of each row in ``chunk``."""
         ids = np.zeros((self.rows, max(tokens.size for tokens in chunk.values())), np.int64)
         counts = np.zeros(self.rows, np.int32)
@@ -163,7 +173,10 @@ class RowBatch:
         logits = self._engine.step(StepInputs(ids, counts, np.array(self._cache.lengths, np.int32)), self._cache.states)
         self.engine_seconds += time.perf_counter() - started
         for handle, tokens in chunk.items():
-            self._cache.lengths[self._row_of[handle]] += tokens.size
+            row = self._row_of[handle]
+            self._cache.lengths[row] += tokens.size
+            if handle in readers:
+                readers[handle](logits[row, : tokens.size] if logits.ndim == 3 else logits[row : row + 1])
         return logits if logits.ndim == 2 else logits[np.arange(self.rows), np.maximum(counts - 1, 0)]
 
     def _reserve(self, new_tokens: Mapping[int, int]) -> None:

@@ -37,7 +37,7 @@ class BlockAllocator(ABC):
 
     @abstractmethod
     def adopt(self, memory: SequenceMemory) -> None:
-        """Give an empty ``memory`` the blocks of known content that its tokens begin with.
+        """Give an empty ``memory`` the blocks of known content that its tokens begin with, unless it computes all.
 
         At least one token is left to compute, whose logits the sequence needs.
         """
@@ -49,6 +49,9 @@ class BlockAllocator(ABC):
     @abstractmethod
     def cached(self) -> Iterable[int]:
         """Free blocks whose content can still be adopted."""
+
+    def forget_all(self) -> None:  # noqa: B027
+        """Make unknown what is kept for those who come later, as far as no sequence that runs uses it."""
 
     def make_room(self, count: int, spare: int = 0) -> bool:
         """Whether ``allocate`` can give ``count`` blocks and leave ``spare`` others, now."""

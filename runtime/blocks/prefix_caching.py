@@ -46,11 +46,17 @@ class PrefixCachingAllocator(BlockAllocator):
                 self._forget(content)
         return blocks
 
+    def forget_all(self) -> None:
+        self._by_hash.clear()
+        self._of_block.clear()
+
     def release(self, blocks: Sequence[int]) -> None:
         freed = self.pool.release(blocks)
         self.pool.prefer(block for block in freed if block not in self._of_block)
 
     def adopt(self, memory: SequenceMemory) -> None:
+        if memory.computes_all:
+            return
         for index in range((len(memory.tokens) - 1) // self.block_size):
             content = self._find(memory, self._tokens(memory, index))
             if content is None:

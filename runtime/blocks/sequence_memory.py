@@ -25,6 +25,7 @@ class SequenceMemory:
     spare     a slot of the prefix cache's states, to which its own is copied; -1: none
     source    slot of the prefix cache's states with which it begins; -1: none
     stop      tokens at which a step ends, because the prefix cache wants the state
+    computes_all  whether it begins with nothing that others computed
     exact     whether blocks and slot hold just what ``length`` says: not before a copy, and not after a failure
     content, prefix  what allocators know of its first ``published`` blocks, and of its tokens
     """
@@ -32,6 +33,7 @@ class SequenceMemory:
     __slots__ = (
         "blocks",
         "candidates",
+        "computes_all",
         "content",
         "exact",
         "length",
@@ -56,7 +58,7 @@ class SequenceMemory:
         self.length = self.passed = self.writable = self.published = 0
         self.slot = self.row = self.spare = self.source = NONE
         self.stop = NEVER
-        self.exact = False
+        self.exact = self.computes_all = False
         self.content: Content | None = None
         self.prefix: KnownPrefix | None = None
 

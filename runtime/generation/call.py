@@ -3,14 +3,107 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypedDict
 
 from artifact.errors import RequestError
+from artifact.limits import REQUEST_NAMESPACE_CHARACTERS
 from runtime.sampling import SamplingParams
+from runtime.sampling.checks import integer
+from runtime.sampling.names import INSTEAD, SAME
 
 Sampling = SamplingParams | Sequence[SamplingParams] | None
 Messages = Sequence[Mapping[str, Any]]
+# Priorities beyond are mistakes: a level is worth a thousand steps of waiting.
+_MOST_PRIORITY = 1 << 31
+
+
+class OtherNames(TypedDict, total=False):
+    """Names that vLLM has for arguments: the same as max_new_tokens, sampling and prompt."""
+
+    max_tokens: int | None
+    sampling_params: Sampling
+    prompt_token_ids: Any
+
+
+class CallOptions(OtherNames, total=False):
+    """priority: of all prompts, or a list of one per prompt; lower first, where the settings' policy knows priorities.
+    namespace: computed blocks are shared with prompts of the same one only. Both are for artifacts of layout paged."""
+
+    priority: int | Sequence[int]
+    namespace: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """The options of one call, checked. ``token_ids`` come in the place of the prompt, None without."""
+
+    sampling: Sampling
+    max_new_tokens: int | None
+    token_ids: Any
+    priority: int | Sequence[int]
+    namespace: str
+
+    def params(self, count: int) -> list[SamplingParams]:
+        """Those of each of ``count`` prompts; RequestError when ``sampling`` is of another number of them."""
+        given: list[Any]
+        if self.sampling is None or isinstance(self.sampling, SamplingParams):
+            given = [self.sampling or SamplingParams()] * count
+        else:
+            given = list(self.sampling)
+        if len(given) != count or not all(isinstance(params, SamplingParams) for params in given):
+            raise RequestError(
+                f"sampling: expected SamplingParams, or a list of {count} of them, found {self.sampling!r}"
+            )
+        most = self.max_new_tokens
+        return given if most is None else [replace(params, max_new_tokens=most) for params in given]
+
+    def refuse_token_ids(self) -> None:
+        """RequestError when there are token ids: of a call that takes messages."""
+        if self.token_ids is not None:
+            raise RequestError("prompt_token_ids: expected messages alone, found token ids too: use generate")
+
+    def priorities(self, count: int) -> list[int]:
+        """Those of each of ``count`` prompts; RequestError when there are others than as many integers."""
+        given = list(self.priority) if isinstance(self.priority, (list, tuple)) else [self.priority] * count
+        if len(given) != count:
+            raise RequestError(f"priority: expected an integer, or a list of {count}, found {len(given)} of them")
+        return [checked_priority(value) for value in given]
+
+
+def call_of(sampling: Sampling, max_new_tokens: int | None, options: Mapping[str, Any]) -> Call:
+    """The arguments of a call, ``options`` as in CallOptions; RequestError for unknown names, or two of one meaning."""
+    known = {"max_tokens", "sampling_params", "prompt_token_ids", "priority", "namespace"}
+    for name in options:
+        if name not in known:
+            raise RequestError(f"{name}: expected an argument of this call, found none of this name: {_hint(name)}")
+    return Call(
+        _one_of("sampling", sampling, "sampling_params", options.get("sampling_params")),
+        _one_of("max_new_tokens", max_new_tokens, "max_tokens", options.get("max_tokens")),
+        options.get("prompt_token_ids"),
+        options.get("priority", 0),
+        checked_namespace(options.get("namespace", "")),
+    )
+
+
+def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of a call, and the variables of a chat template among them."""
+    names = CallOptions.__annotations__.keys() | OtherNames.__annotations__.keys()
+    options = {name: value for name, value in given.items() if name in names}
+    return options, {name: value for name, value in given.items() if name not in names}
+
+
+def checked_priority(value: object) -> int:
+    """RequestError for what is no integer of a sensible size."""
+    return integer("priority", value, -_MOST_PRIORITY, _MOST_PRIORITY)
+
+
+def checked_namespace(value: object) -> str:
+    """RequestError for what is no text, or too long a one."""
+    if not isinstance(value, str) or len(value) > REQUEST_NAMESPACE_CHARACTERS:
+        found = f"one of {len(value)}" if isinstance(value, str) else repr(value)
+        raise RequestError(f"namespace: expected a text of at most {REQUEST_NAMESPACE_CHARACTERS}, found {found}")
+    return value
 
 
 def conversations_of(messages: object) -> tuple[bool, list[Any]]:
@@ -26,9 +119,13 @@ def conversations_of(messages: object) -> tuple[bool, list[Any]]:
     return single, [messages] if single else list(messages)
 
 
-def params_of_prompts(sampling: Sampling, max_new_tokens: int | None, count: int) -> list[SamplingParams]:
-    """Those of each of ``count`` prompts; RequestError when ``sampling`` is of another number of them."""
-    given = [sampling or SamplingParams()] * count if isinstance(sampling, SamplingParams | None) else list(sampling)
-    if len(given) != count or not all(isinstance(params, SamplingParams) for params in given):
-        raise RequestError(f"sampling: expected SamplingParams, or a list of {count} of them, found {sampling!r}")
-    return given if max_new_tokens is None else [replace(params, max_new_tokens=max_new_tokens) for params in given]
+def _one_of(name: str, value: Any, other: str, found: Any) -> Any:
+    if value is not None and found is not None:
+        raise RequestError(f"{other}: expected it alone, found {name} too, which means the same: leave one out")
+    return found if value is None else value
+
+
+def _hint(name: str) -> str:
+    if name in {field.name for field in fields(SamplingParams)} | SAME.keys():
+        return f"pass SamplingParams({name}=...)"
+    return f"use {INSTEAD[name]} of SamplingParams" if name in INSTEAD else "leave it out"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 from artifact.errors import RequestError
 from runtime.engines.base import Engine
@@ -12,6 +12,7 @@ from runtime.generation.prefix import PrefixStore
 from runtime.generation.request import Request
 from runtime.generation.results import Piece
 from runtime.generation.sequence import Sequence as RunningSequence
+from runtime.sampling import PromptLogprobs
 from runtime.text import Tokenizer
 
 
@@ -22,7 +23,7 @@ class DenseStreams:
         self.prefixes = PrefixStore(engine)
         self._engine, self._max_rows, self._eos, self._tokenizer = engine, max_rows, tuple(eos), tokenizer
 
-    def pieces(self, requests: Sequence[Request]) -> Iterator[Piece]:
+    def pieces(self, requests: Sequence[Request]) -> Generator[Piece]:
         """The pieces of ``requests``, which are marked with their place, as they come.
 
         RequestError, at once, for one that wants more than one answer. Nothing is computed before the first piece is
@@ -36,7 +37,14 @@ class DenseStreams:
                     "--layout paged, or pass the prompt several times"
                 )
         sequences = [
-            RunningSequence(index, request, self._eos, self._tokenizer, started)
+            RunningSequence(
+                index,
+                request,
+                self._eos,
+                self._tokenizer,
+                started,
+                prompt_logprobs=PromptLogprobs.of(request.params, request.prompt_ids),
+            )
             for index, request in enumerate(requests)
         ]
         return generate_pieces(self._engine, sequences, self._max_rows, self.prefixes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from runtime.batch import RowBatch
 from runtime.engines.base import Engine
@@ -14,7 +14,7 @@ from runtime.generation.sequence import Sequence as RunningSequence
 
 def generate_pieces(
     engine: Engine, sequences: Sequence[RunningSequence], max_rows: int, prefixes: PrefixStore
-) -> Iterator[Piece]:
+) -> Generator[Piece]:
     """Run all ``sequences`` to their end, at most ``max_rows`` at a time, and yield every step of each.
 
     A row that ends is given to the next waiting sequence at once; with none waiting the batch shrinks. The loop's
@@ -67,17 +67,20 @@ class _Loop:
         self, batch: RowBatch, newcomers: Sequence[RunningSequence]
     ) -> tuple[dict[int, RunningSequence], list[Piece]]:
         """Feed the prompts and choose the first tokens: the sequences that go on, by handle, and the pieces."""
-        joined, known, tokens = {}, {}, {}
+        joined, known, tokens, readers = {}, {}, {}, {}
         for sequence in newcomers:
-            prefix = self._prefixes.longest(sequence.prompt_ids)
+            # Of a cached prefix, the logits of its last token alone are known.
+            prefix = None if sequence.prompt_logprobs else self._prefixes.longest(sequence.prompt_ids)
             handle = batch.join(None if prefix is None else prefix.snapshot)
             joined[handle] = sequence
             if prefix is not None:
                 sequence.cached_tokens = prefix.length
                 known[handle] = prefix.logits
             tokens[handle] = sequence.prompt_ids[sequence.cached_tokens :]
+            if sequence.prompt_logprobs is not None:
+                readers[handle] = sequence.prompt_logprobs.add
         # A prompt that is a prefix itself has nothing to feed: its logits are kept with the prefix.
-        logits = {**known, **batch.feed(tokens)}
+        logits = {**known, **batch.feed(tokens, readers)}
         pieces = [sequence.accept(logits[handle]) for handle, sequence in joined.items()]
         return self._without_finished(batch, joined), pieces
 

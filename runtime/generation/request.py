@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from artifact.errors import RequestError
+from runtime.generation.prompts import Prompt, checked_ids
 from runtime.sampling import SamplingParams
 from runtime.text import Tokenizer
 from runtime.text.prompt_size import tokens_within
 
 # Used where neither the call nor its sampling parameters say how much to generate.
 DEFAULT_MAX_NEW_TOKENS = 256
-Prompt = str | Sequence[int] | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -31,11 +27,13 @@ class Request:
     """A prompt of at least one token, and how to continue it by at most ``max_new_tokens``.
 
     The last token generated is never fed back, so a prompt of exactly max_seq_len still gets one token.
+    bad_words: token ids of the texts that params.bad_words forbids.
     """
 
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     max_new_tokens: int
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def from_prompt(
@@ -49,16 +47,15 @@ class Request:
     ) -> Request:
         """Check ``prompt`` (text or token ids) and tokenize it; RequestError, which calls it ``name``, if it is bad.
 
-        An empty prompt becomes the BOS token where the tokenizer has one.
+        An empty text becomes the BOS token where the tokenizer has one.
         """
-        if params.stop and tokenizer is None:
-            raise RequestError("stop: the artifact has no tokenizer.json: use stop_token_ids")
+        _check_params(params, limits, tokenizer)
         if isinstance(prompt, str):
             if tokenizer is None:
                 raise RequestError(f"{name}: the artifact has no tokenizer.json: pass token ids instead of text")
             ids = tuple(tokens_within(tokenizer, prompt, limits.max_seq_len, name, add_special_tokens))
         else:
-            ids = _checked_ids(prompt, name, limits)
+            ids = checked_ids(prompt, name, limits.vocab_size)
         if not ids:
             bos = None if tokenizer is None else tokenizer.bos_token_id
             if bos is None:
@@ -69,32 +66,28 @@ class Request:
                 f"{name}: expected at most {limits.max_seq_len} tokens (max_seq_len), found {len(ids)}: shorten it, or "
                 "export with a larger --max-seq-len"
             )
-        wanted = params.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
-        return cls(ids, params, min(wanted, limits.max_seq_len - len(ids) + 1))
+        wanted = params.max_new_tokens or max(DEFAULT_MAX_NEW_TOKENS, params.min_tokens)
+        return cls(ids, params, min(wanted, limits.max_seq_len - len(ids) + 1), _bad_words(params, tokenizer))
 
 
-def is_one_prompt(prompt: object) -> bool:
-    """True for a text or a sequence of token ids, False for a sequence of prompts; RequestError for anything else."""
-    if isinstance(prompt, str):
-        return True
-    if isinstance(prompt, np.ndarray):
-        return prompt.ndim == 1
-    if not isinstance(prompt, (list, tuple)):
-        raise RequestError(f"prompt: expected text, token ids or a list of them, found {type(prompt).__name__}")
-    return bool(prompt) and not any(isinstance(item, (str, list, tuple, np.ndarray)) for item in prompt)
+def _check_params(params: SamplingParams, limits: RequestLimits, tokenizer: Tokenizer | None) -> None:
+    """RequestError for texts without a tokenizer, and tokens that the vocabulary does not have."""
+    for name, texts in (("stop", params.stop), ("bad_words", params.bad_words)):
+        if texts and tokenizer is None:
+            instead = "stop_token_ids" if name == "stop" else "allowed_token_ids or logit_bias"
+            raise RequestError(f"{name}: the artifact has no tokenizer.json: use {instead}")
+    biased = list(dict(params.logit_bias))
+    for name, ids in (("allowed_token_ids", params.allowed_token_ids or ()), ("logit_bias", biased)):
+        if ids and max(ids) >= limits.vocab_size:
+            raise RequestError(f"{name}: expected token ids from 0 to {limits.vocab_size - 1}, found {max(ids)}")
 
 
-def _checked_ids(prompt: object, name: str, limits: RequestLimits) -> tuple[int, ...]:
-    values = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
-    if not isinstance(values, (list, tuple)):
-        raise RequestError(f"{name}: expected text or token ids, found {type(prompt).__name__}")
-    ids = []
-    for value in values:
-        try:
-            token = -1 if isinstance(value, bool) else operator.index(value)
-        except TypeError:
-            token = -1
-        if not 0 <= token < limits.vocab_size:
-            raise RequestError(f"{name}: expected token ids from 0 to {limits.vocab_size - 1}, found {value!r}")
-        ids.append(token)
-    return tuple(ids)
+def _bad_words(params: SamplingParams, tokenizer: Tokenizer | None) -> tuple[tuple[int, ...], ...]:
+    """Token ids of each forbidden text: as it begins an answer, and as it follows other words."""
+    if tokenizer is None:
+        return ()
+    found = []
+    for word in params.bad_words:
+        for text in (word.lstrip(), f" {word.lstrip()}"):
+            found.append(tuple(tokenizer.encode(text, add_special_tokens=False)))
+    return tuple(dict.fromkeys(ids for ids in found if ids))

@@ -39,6 +39,7 @@ class Generation:
     finish_reason     "stop" (EOS, a stop token or a stop string) or "length" (max_new_tokens or max_seq_len)
     stopped_by        the token id or the stop string that ended it, None for "length"
     logprobs          per token of token_ids, when asked for
+    prompt_logprobs   per token of prompt_token_ids, None for the first, when asked for
     cached_tokens     prompt tokens that came from a cached prefix instead of being computed
     score             of a beam: its log-probability over its length to the power of length_penalty
     alternatives      the other answers where more than one was asked for, best first where they have scores
@@ -54,6 +55,7 @@ class Generation:
     timings: Timings
     score: float | None = None
     alternatives: tuple[Generation, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 class Piece(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 
 from runtime.generation.request import Request
 from runtime.generation.results import LENGTH, STOP, Generation, Piece, Timings
-from runtime.sampling import Drawn, Guess, Sampler, TokenLogprobs
+from runtime.sampling import Drawn, Guess, PromptLogprobs, Sampler, TokenLogprobs
 from runtime.text import StopStrings, Tokenizer
 
 
@@ -17,7 +17,7 @@ class Sequence:
     """Takes the logits after its last token, chooses the next one and decides whether it was the last.
 
     ``index`` is the prompt's place in the call, ``started`` the time (time.perf_counter) of that call, and ``choice``
-    counts the answers to one prompt.
+    counts the answers to one prompt. ``prompt_logprobs`` is filled by the caller, where the request asks for it.
     """
 
     def __init__(
@@ -28,6 +28,7 @@ class Sequence:
         tokenizer: Tokenizer | None,
         started: float,
         choice: int = 0,
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> None:
         params = request.params
         self.index, self._choice = index, choice
@@ -40,13 +41,17 @@ class Sequence:
         self._texts: list[str] = []
         self._max_new_tokens = request.max_new_tokens
         self._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
-        self.sampler, self._takes_best = Sampler(params, request.prompt_ids), params.plain_greedy
-        self._stops = StopStrings(params.stop)
+        self.sampler = Sampler(params, request.prompt_ids, self._stop_ids, request.bad_words)
+        self._takes_best = params.plain_greedy
+        self._min_tokens, self._shows_stop = params.min_tokens, params.include_stop_str_in_output
+        self._stops = StopStrings(params.stop, self._shows_stop)
         self._detokenizer = (
             None if tokenizer is None else tokenizer.detokenizer(request.prompt_ids, params.skip_special_tokens)
         )
         self._looks_for_text = bool(params.stop) and self._detokenizer is not None
         self._stopped_by: int | str | None = None
+        # What is known of the prompt, which all answers to it share; None where that was not asked for.
+        self.prompt_logprobs = prompt_logprobs
         # Of the token that was chosen last.
         self._text = ""
         self._started = started
@@ -77,8 +82,10 @@ class Sequence:
         self.last_token = token
         token_ids = self._token_ids
         token_ids.append(token)
-        if token in self._stop_ids:
+        if token in self._stop_ids and len(token_ids) > self._min_tokens:
             self._stopped_by, self.finished = token, True
+            if self._looks_for_text and self._shows_stop:
+                self._text = self._pushed(token)
         elif self._looks_for_text:
             self._text = self._pushed(token)
             self._stopped_by = self._stops.found
@@ -92,7 +99,7 @@ class Sequence:
         logprobs = self._logprobs[-1] if self._logprobs else None
         if self._looks_for_text:
             text, self._text = self._text, ""
-        elif self._detokenizer is not None and self._stopped_by is None:
+        elif self._detokenizer is not None and (self._stopped_by is None or self._shows_stop):
             text = self._detokenizer.push(token)
         if self.finished:
             return self._finish(token, text, logprobs)
@@ -104,11 +111,15 @@ class Sequence:
 
     def _pushed(self, token: int) -> str:
         assert self._detokenizer is not None
-        return self._stops.push(self._detokenizer.push(token))
+        return self._stops.push(self._detokenizer.push(token), self._may_stop)
+
+    @property
+    def _may_stop(self) -> bool:
+        return len(self._token_ids) > self._min_tokens
 
     def _finish(self, token: int, text: str, logprobs: TokenLogprobs | None) -> Piece:
         if self._detokenizer is not None and self._stops.found is None:
-            text += self._stops.push(self._detokenizer.flush())
+            text += self._stops.push(self._detokenizer.flush(), self._may_stop)
             text += self._stops.flush()
             self._stopped_by = self._stopped_by if self._stops.found is None else self._stops.found
         self._texts.append(text)
@@ -119,6 +130,7 @@ class Sequence:
             finish_reason=LENGTH if self._stopped_by is None else STOP,
             stopped_by=self._stopped_by,
             logprobs=None if self._logprobs is None else tuple(self._logprobs),
+            prompt_logprobs=None if self.prompt_logprobs is None else self.prompt_logprobs.result,
             cached_tokens=self.cached_tokens,
             timings=Timings(
                 first_token=self._first_token_at - self._started,

@@ -113,6 +113,10 @@ class HostTier:
         while self.nbytes > self._budget and tree.evict_kv():
             pass
 
+    def clear(self) -> None:
+        """Give up all of it."""
+        self.tree.clear()
+
     def restore(self, key: bytes, namespace: str) -> bool:
         """Bring back what ``key`` can be resumed from, if that is more than what the device has and can take."""
         match = self.tree.match(key, namespace)

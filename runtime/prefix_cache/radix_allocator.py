@@ -85,6 +85,7 @@ class RadixAllocator(BlockAllocator):
         # Called with a row's slot and one of ``states`` that is to hold the same, packed; EngineError when it cannot.
         self.pack: Callable[[int, int], None] = lambda slot, state: None
         self._readers = Readers(self.tree)
+        self._resets = False
         self.pins = Pins(self.tree, self.pool)
 
     @property
@@ -110,7 +111,7 @@ class RadixAllocator(BlockAllocator):
         prefix = memory.prefix = memory.prefix or KnownPrefix()
         prefix.asked = len(memory.tokens) - 1
         key = prefix.key(memory.tokens, prefix.asked)
-        match = self.tree.match(key, memory.namespace)
+        match = self.tree.match(b"" if memory.computes_all else key, memory.namespace)
         prefix.length, prefix.known, prefix.prompt = match.length, match.known, len(memory.tokens)
         expected = self._lengths.expected()
         parted = self.past.parted(memory.namespace, key)
@@ -210,6 +211,14 @@ class RadixAllocator(BlockAllocator):
             self._room.drop_chunk(chunk)
         self._room.tidy()
 
+    def forget_all(self) -> None:
+        self._readers.let_go()
+        self._resets = True
+        try:
+            self.tree.clear()
+        finally:
+            self._resets = False
+
     @contextmanager
     def keeping_ends(self) -> Iterator[None]:
         """Inside, the latest state at the end of a sequence does not give way at once."""
@@ -245,11 +254,15 @@ class RadixAllocator(BlockAllocator):
         return self.tree.evict_kv()
 
     def _before_eviction(self, node: Node, whole: bool) -> None:
+        resumable = node.state is not None or not self.needs.state
+        if resumable:
+            self.uses.gone(node)
+        if self._resets:
+            return  # not for want of room
         self.metrics.evicted_leaves += whole
         self.metrics.evicted_states += node.state is not None
-        if node.state is not None or not self.needs.state:
+        if resumable:
             self.ghosts.add(node.root.namespace, node.key)
-            self.uses.gone(node)
             self.spill(node)
 
     def _tuned(self, alpha: float) -> None:

@@ -1,6 +1,6 @@
 """Filters on the scores of one token position. Each returns the surviving candidates as ascending token ids.
 
-The semantics are those of transformers' logits processors (RepetitionPenalty, TopK, TopP, MinP). No filter sorts
+The semantics are those of transformers' logits processors (TopK, TopP, MinP). No filter sorts
 the vocabulary unless its answer needs that.
 """
 
@@ -10,17 +10,6 @@ import numpy as np
 
 # Weights that a search for the largest ones looks at first.
 FIRST_HEAD = 64
-
-
-def penalised(logits: np.ndarray, seen: np.ndarray, penalty: float) -> np.ndarray:
-    """A copy of ``logits`` [vocab] where the tokens ``seen`` are less likely: positive / penalty, negative * penalty.
-
-    Source: CTRL (Keskar et al. 2019), in the form that every runtime uses for negative scores.
-    """
-    scores = logits.copy()
-    values = scores[seen]
-    scores[seen] = np.where(values < 0, values * penalty, values / penalty)
-    return scores
 
 
 def top_k_ids(scores: np.ndarray, k: int) -> np.ndarray:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from artifact.errors import EngineError
+from runtime.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -31,3 +35,34 @@ def token_logprobs(logits: np.ndarray, token: int, count: int) -> TokenLogprobs:
     best = candidates[np.argsort(-logits[candidates], kind="stable")][:count]
     top = tuple((int(i), float(logits[i]) - normaliser) for i in best)
     return TokenLogprobs(token, float(logits[token]) - normaliser, top)
+
+
+class PromptLogprobs:
+    """Log-probabilities of the tokens of a prompt, each given those before it, with the ``count`` most likely ones."""
+
+    def __init__(self, prompt: Sequence[int], count: int) -> None:
+        self._prompt, self._count = prompt, count
+        # The first token follows nothing.
+        self._found: list[TokenLogprobs | None] = [None]
+
+    @classmethod
+    def of(cls, params: SamplingParams, prompt: Sequence[int]) -> PromptLogprobs | None:
+        """For a request with ``params``; None where it does not ask for any."""
+        return None if params.prompt_logprobs is None else cls(prompt, params.prompt_logprobs)
+
+    def add(self, logits: np.ndarray) -> None:
+        """Logits [n, vocab] after the next n tokens of the prompt; those after its last token count for nothing.
+
+        EngineError when they hold NaN or no finite value.
+        """
+        for row in logits[: len(self._prompt) - len(self._found)]:
+            if not np.isfinite(row.max()):
+                raise EngineError(
+                    f"expected finite logits, found {row.max()} in the prompt: verify the artifact, or use a wider type"
+                )
+            self._found.append(token_logprobs(row, self._prompt[len(self._found)], self._count))
+
+    @property
+    def result(self) -> tuple[TokenLogprobs | None, ...]:
+        """One for each token of the prompt, None for the first."""
+        return tuple(self._found)

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-import math
-import operator
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from artifact import limits
 from artifact.errors import RequestError
+from runtime.sampling.checks import biases, boolean, callables, failure, integer, number, texts, token_ids
+from runtime.sampling.names import own_names
+
+if TYPE_CHECKING:
+    from dataclasses import InitVar
+
+# (token ids of the answer so far, logits [vocab] float32, which may be changed in place) -> logits [vocab].
+LogitsProcessor = Callable[[tuple[int, ...], np.ndarray], np.ndarray]
+# The range of OpenAI's API. What should never, or always, be drawn has parameters of its own.
+MOST_BIAS, MOST_PENALTY = 100.0, 2.0
+# What beams are searched without.
+_NOT_WITH_BEAMS = (
+    "temperature",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "logits_processors",
+    "stop",
+    "logprobs",
+    "prompt_logprobs",
+)
 
 
 @dataclass(frozen=True)
@@ -16,26 +43,41 @@ class SamplingParams:
     """Sampling parameters of one request. The default is greedy decoding.
 
     temperature         0 is greedy (argmax; the filters below then have no effect)
-    top_k               keep the k most likely tokens (ties with the k-th stay); 0 turns it off
+    top_k               keep the k most likely tokens (ties with the k-th stay); 0 or -1 turns it off
     top_p               keep the smallest set of most likely tokens whose probability reaches top_p; 1 turns it off
     min_p               keep tokens at least min_p times as likely as the most likely one; 0 turns it off
-    repetition_penalty  above 1 makes tokens of the prompt and of the output less likely; 1 turns it off
+    repetition_penalty  above 1 makes tokens of the prompt and of the answer less likely; 1 turns it off
     seed                two runs with one seed draw the same tokens, whatever else is in the batch; None is random
-    max_new_tokens      stop with "length" after this many tokens; None leaves the choice to the caller
+    max_new_tokens      stop with "length" after this many tokens; None leaves the choice to the caller. Also accepted
+                        as max_tokens
     stop                texts that end the generation; the text returned ends before them
     stop_token_ids      tokens that end the generation, beside the model's own EOS tokens
     ignore_eos          generate past the model's EOS tokens
-    logprobs            None: off; n: log-probability of each token and of the n most likely ones
+    logprobs            None: off; n: log-probability of each token and of the n most likely ones, of the model's own
+                        distribution, before all of the steps below
     skip_special_tokens leave special tokens such as BOS out of the text
     n                   answers to one prompt; the i-th draws with seed + i. For artifacts of layout paged
     beam_width          search for the n most likely answers with this many beams, greedily; 0 turns it off. For
                         artifacts of layout paged
-    speculative_tokens  at most so many candidates a step where the engine speculates (docs/speculation.md); 0 turns it
-                        off, None leaves it to the engine
     length_penalty      a beam's log-probability is divided by its length to this power; below 1 favours short answers
+    speculative_tokens  at most so many draft tokens a step where the engine speculates (docs/speculation.md); 0 turns
+                        it off, None leaves it to the engine
+    min_tokens          for so many tokens, neither EOS nor stop tokens are drawn and no stop text ends the generation
+    presence_penalty    from -2 to 2, subtracted from the logits of tokens that the answer has already
+    frequency_penalty   from -2 to 2, subtracted once for each time that the answer has the token already
+    logit_bias          {token id: number from -100 to 100} added to the logits
+    bad_words           texts that are not written: the last token of each is not drawn where the answer ends with the
+                        ones before it, with a space before the text and without
+    allowed_token_ids   no other tokens are drawn; None allows all
+    logits_processors   callables (token_ids, logits) -> logits: the token ids of the answer so far, and logits [vocab]
+                        float32, which may be changed in place. Called once for each token that is drawn
+    include_stop_str_in_output  the text returned ends with the stop text, or the text of the stop token
+    prompt_logprobs     as logprobs, for each token of the prompt; the prefix cache is not used then
 
-    Order of the steps: repetition penalty, temperature, top_k, top_p, min_p, draw (that of transformers).
-    A stop or stop_token_ids given as one value is accepted as a list of one. RequestError names a bad value.
+    Order of the steps: allowed_token_ids, bad_words, min_tokens, logit_bias, logits_processors, repetition_penalty,
+    frequency_penalty, presence_penalty, temperature, top_k, top_p, min_p, draw. The penalties of frequency and presence
+    count tokens of the answer (as in vLLM), that of repetition those of prompt and answer (as in transformers).
+    A text or token id in the place of a list is a list of one. RequestError names a bad value.
     """
 
     temperature: float = 0.0
@@ -54,40 +96,89 @@ class SamplingParams:
     beam_width: int = 0
     length_penalty: float = 1.0
     speculative_tokens: int | None = None
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
+    bad_words: Sequence[str] = ()
+    allowed_token_ids: Sequence[int] | None = None
+    logits_processors: Sequence[LogitsProcessor] = ()
+    include_stop_str_in_output: bool = False
+    prompt_logprobs: int | None = None
+    if TYPE_CHECKING:
+        max_tokens: InitVar[int | None] = None
 
-    def __post_init__(self) -> None:
-        normal = {
-            "temperature": _number("temperature", self.temperature, "at least 0", lambda v: v >= 0),
-            "top_k": _integer("top_k", self.top_k, 0),
-            "top_p": _number("top_p", self.top_p, "above 0 and at most 1", lambda v: 0 < v <= 1),
-            "min_p": _number("min_p", self.min_p, "from 0 to 1", lambda v: 0 <= v <= 1),
-            "repetition_penalty": _number("repetition_penalty", self.repetition_penalty, "above 0", lambda v: v > 0),
-            "seed": None if self.seed is None else _integer("seed", self.seed, 0),
-            "max_new_tokens": None if self.max_new_tokens is None else _integer("max_new_tokens", self.max_new_tokens),
-            "stop": _stop_texts(self.stop),
-            "stop_token_ids": _token_ids(self.stop_token_ids),
-            "ignore_eos": _boolean("ignore_eos", self.ignore_eos),
-            "logprobs": None if self.logprobs is None else _integer("logprobs", self.logprobs, 0),
-            "skip_special_tokens": _boolean("skip_special_tokens", self.skip_special_tokens),
-            "n": _integer("n", self.n),
-            "beam_width": _integer("beam_width", self.beam_width, 0),
-            "length_penalty": _number("length_penalty", self.length_penalty, "of any size", lambda v: True),
-        }
-        if self.speculative_tokens is not None:
-            normal["speculative_tokens"] = _integer("speculative_tokens", self.speculative_tokens, 0)
+        def __post_init__(self, max_tokens: int | None) -> None: ...
+
+    else:
+
+        def __post_init__(self) -> None:
+            self._normalise()
+
+        @property
+        def max_tokens(self) -> int | None:
+            """``max_new_tokens``, under the name that vLLM has for it."""
+            return self.max_new_tokens
+
+    def _normalise(self) -> None:
+        normal = {**self._numbers(), **self._lists()}
         for name, value in normal.items():
             object.__setattr__(self, name, value)
+        if self.max_new_tokens is not None and self.min_tokens > self.max_new_tokens:
+            raise failure("min_tokens", f"at most the {self.max_new_tokens} of max_new_tokens", self.min_tokens)
         if self.beam_width:
             self._check_beams()
 
+    def _numbers(self) -> dict[str, object]:
+        most = limits.REQUEST_LOGPROBS
+        positive, any_size = ("above 0", lambda v: v > 0), ("of any size", lambda v: True)
+        penalty = (f"from {-MOST_PENALTY:g} to {MOST_PENALTY:g}", lambda v: abs(v) <= MOST_PENALTY)
+        return {
+            "temperature": number("temperature", self.temperature, "at least 0", lambda v: v >= 0),
+            "top_k": max(0, integer("top_k", self.top_k, -1)),
+            "top_p": number("top_p", self.top_p, "above 0 and at most 1", lambda v: 0 < v <= 1),
+            "min_p": number("min_p", self.min_p, "from 0 to 1", lambda v: 0 <= v <= 1),
+            "repetition_penalty": number("repetition_penalty", self.repetition_penalty, *positive),
+            "presence_penalty": number("presence_penalty", self.presence_penalty, *penalty),
+            "frequency_penalty": number("frequency_penalty", self.frequency_penalty, *penalty),
+            "length_penalty": number("length_penalty", self.length_penalty, *any_size),
+            "seed": _optional("seed", self.seed, 0, 2**128 - 1),
+            "max_new_tokens": _optional("max_new_tokens", self.max_new_tokens, 1),
+            "min_tokens": integer("min_tokens", self.min_tokens, 0),
+            "logprobs": _optional("logprobs", self.logprobs, 0, most),
+            "prompt_logprobs": _optional("prompt_logprobs", self.prompt_logprobs, 0, most),
+            "speculative_tokens": _optional("speculative_tokens", self.speculative_tokens, 0),
+            "n": integer("n", self.n, 1, limits.REQUEST_ANSWERS),
+            "beam_width": integer("beam_width", self.beam_width, 0),
+            "ignore_eos": boolean("ignore_eos", self.ignore_eos),
+            "skip_special_tokens": boolean("skip_special_tokens", self.skip_special_tokens),
+            "include_stop_str_in_output": boolean("include_stop_str_in_output", self.include_stop_str_in_output),
+        }
+
+    def _lists(self) -> dict[str, object]:
+        allowed = self.allowed_token_ids
+        if allowed is not None and not (
+            allowed := token_ids("allowed_token_ids", allowed, limits.REQUEST_ALLOWED_TOKENS)
+        ):
+            raise failure("allowed_token_ids", "at least one token id, or None for all", self.allowed_token_ids)
+        words, characters = limits.REQUEST_BAD_WORDS, limits.REQUEST_BAD_WORD_CHARACTERS
+        processors = callables("logits_processors", self.logits_processors, limits.REQUEST_LOGITS_PROCESSORS)
+        return {
+            "stop": texts("stop", self.stop, limits.REQUEST_STOP_TEXTS, limits.REQUEST_STOP_CHARACTERS),
+            "stop_token_ids": token_ids("stop_token_ids", self.stop_token_ids, limits.REQUEST_STOP_TOKENS),
+            "logit_bias": biases("logit_bias", self.logit_bias, limits.REQUEST_BIASED_TOKENS, MOST_BIAS),
+            "bad_words": texts("bad_words", self.bad_words, words, characters),
+            "allowed_token_ids": None if allowed is None else tuple(dict.fromkeys(allowed)),
+            "logits_processors": processors,
+        }
+
     def _check_beams(self) -> None:
         if self.n > self.beam_width:
-            raise _fail("n", f"at most the {self.beam_width} beams", self.n)
-        if not self.greedy or self.repetition_penalty != 1 or self.stop or self.logprobs is not None:
-            raise RequestError(
-                "beam_width: beams are searched without temperature, repetition_penalty, stop texts and logprobs: "
-                "leave these out"
-            )
+            raise failure("n", f"at most the {self.beam_width} beams", self.n)
+        defaults = {field.name: field.default for field in fields(self)}
+        for name in _NOT_WITH_BEAMS:
+            if getattr(self, name) != defaults[name]:
+                raise RequestError(f"beam_width: expected beams without {name}, found both: leave one of them out")
 
     @property
     def greedy(self) -> bool:
@@ -95,48 +186,38 @@ class SamplingParams:
         return self.temperature == 0
 
     @property
+    def edits_logits(self) -> bool:
+        """True when anything before the temperature changes the logits."""
+        return bool(
+            self.repetition_penalty != 1
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.min_tokens
+            or self.logit_bias
+            or self.bad_words
+            or self.allowed_token_ids is not None
+            or self.logits_processors
+        )
+
+    @property
     def plain_greedy(self) -> bool:
         """True when nothing but the most likely token of the logits as they are is asked for."""
-        return self.greedy and self.repetition_penalty == 1 and self.logprobs is None and not self.beam_width
+        return self.greedy and not self.edits_logits and self.logprobs is None and not self.beam_width
 
 
-def _fail(name: str, expected: str, found: object) -> RequestError:
-    return RequestError(f"{name}: expected {expected}, found {found!r}")
+def _optional(name: str, value: Any, minimum: int, maximum: int | None = None) -> int | None:
+    return None if value is None else integer(name, value, minimum, maximum)
 
 
-def _number(name: str, value: Any, expected: str, accept: Callable[[float], bool]) -> float:
-    try:
-        number = math.nan if isinstance(value, (bool, str, bytes)) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number) or not accept(number):
-        raise _fail(name, f"a number {expected}", value)
-    return number
+def _accept_other_names(cls: type[SamplingParams]) -> None:
+    """Let the constructor of ``cls`` take parameters under the names of other libraries."""
+    own, names = cls.__init__, [field.name for field in fields(cls)]
+
+    @wraps(own)
+    def init(self: SamplingParams, *args: Any, **kwargs: Any) -> None:
+        own(self, *args, **own_names(kwargs, names))
+
+    cls.__init__ = init  # type: ignore[method-assign]
 
 
-def _integer(name: str, value: Any, minimum: int = 1) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or number < minimum:
-        raise _fail(name, f"an integer of at least {minimum}", value)
-    return number
-
-
-def _boolean(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _fail(name, "True or False", value)
-    return value
-
-
-def _stop_texts(value: Any) -> tuple[str, ...]:
-    texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else None
-    if texts is None or not all(isinstance(text, str) and text for text in texts):
-        raise _fail("stop", "texts that are not empty", value)
-    return texts
-
-
-def _token_ids(value: Any) -> tuple[int, ...]:
-    ids = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
-    return tuple(_integer("stop_token_ids", token, 0) for token in ids)
+_accept_other_names(SamplingParams)

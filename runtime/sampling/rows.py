@@ -2,49 +2,76 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from artifact.errors import EngineError
+from artifact.errors import EngineError, RequestError
+from runtime.sampling.edits import edited_rows
 from runtime.sampling.filters import FIRST_HEAD
 from runtime.sampling.logprobs import TokenLogprobs
 from runtime.sampling.sampler import Sampler, block_size, draw
 
 Drawn = tuple[int, TokenLogprobs | None]
+DrawError = EngineError | RequestError
 # Numbers that are worked on together: with more of them, or fewer rows, a row by itself is as fast.
 _MOST_NUMBERS, _LEAST_ROWS = 1 << 15, 4
 
 
-def sample_rows(samplers: Sequence[Sampler], logits: np.ndarray) -> list[Drawn | EngineError]:
+def sample_rows(samplers: Sequence[Sampler], logits: np.ndarray) -> list[Drawn | DrawError]:
     """What ``sample`` of each sampler gives for its row of ``logits`` [n, vocab] float32, or the error that it raises.
 
-    Rows of equal top_k, top_p and min_p are drawn together, whatever their temperatures and seeds; those with a
-    repetition penalty or log-probabilities, and those of large vocabularies, one by one.
+    Logits are edited together, and rows of equal top_k, top_p and min_p are drawn together, whatever their
+    temperatures and seeds; those with functions of the caller, and those of large vocabularies, one by one.
     """
-    found: list[Drawn | EngineError | None] = [None] * len(samplers)
+    scores, edited = _edited(samplers, logits)
+    tokens = [-1] * len(samplers)
     at_once = _MOST_NUMBERS // logits.shape[1]
     alike: dict[tuple[int, float, float], list[int]] = {}
     if at_once >= _LEAST_ROWS:
         for place, sampler in enumerate(samplers):
-            if sampler.filters is not None:
+            if sampler.filters is not None and edited[place]:
                 alike.setdefault(sampler.filters, []).append(place)
     for filters, places in alike.items():
         for begin in range(0, len(places), at_once):
             some = places[begin : begin + at_once]
             if len(some) >= _LEAST_ROWS:
                 neighbours = some[-1] - some[0] < len(some)
-                scores = logits[some[0] : some[-1] + 1] if neighbours else logits[some]
-                tokens = _tokens([samplers[place] for place in some], scores, *filters)
-                for place, token in zip(some, tokens, strict=True):
-                    found[place] = None if token < 0 else (token, None)
-    return [_alone(s, logits[p]) if f is None else f for p, (s, f) in enumerate(zip(samplers, found, strict=True))]
+                rows = scores[some[0] : some[-1] + 1] if neighbours else scores[some]
+                for place, token in zip(some, _tokens([samplers[p] for p in some], rows, *filters), strict=True):
+                    tokens[place] = token
+    return [
+        s.took(logits[p], token) if token >= 0 else _alone(s, logits[p], scores[p] if edited[p] else None)
+        for p, (s, token) in enumerate(zip(samplers, tokens, strict=True))
+    ]
 
 
-def _alone(sampler: Sampler, logits: np.ndarray) -> Drawn | EngineError:
+def _edited(samplers: Sequence[Sampler], logits: np.ndarray) -> tuple[np.ndarray, list[bool]]:
+    """``logits`` after the edits of each sampler; whether each row is so: not where it has to be sampled alone."""
+    edits = {
+        place: edit
+        for place, sampler in enumerate(samplers)
+        if not sampler.has_processors and (edit := sampler.edits(logits.shape[1])) is not None
+    }
+    done = [not sampler.has_processors for sampler in samplers]
+    if not edits:
+        return logits, done
+    # Where the logits themselves are not finite, an edit might hide it.
+    for place, peak in zip(edits, logits[list(edits)].max(1).tolist(), strict=True):
+        done[place] = math.isfinite(peak)
+    places = [place for place in edits if done[place]]
+    scores = logits.copy()
+    if places:
+        scores[places] = edited_rows(logits[places], [edits[place] for place in places])
+    return scores, done
+
+
+def _alone(sampler: Sampler, logits: np.ndarray, scores: np.ndarray | None) -> Drawn | DrawError:
+    """``scores``: the logits after all edits, None where these are still to be made."""
     try:
-        return sampler.sample(logits)
-    except EngineError as error:
+        return sampler.sample(logits) if scores is None else sampler.sample_edited(logits, scores)
+    except (EngineError, RequestError) as error:
         return error
 
 

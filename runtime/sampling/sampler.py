@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from artifact.errors import EngineError
-from runtime.sampling.filters import min_p_positions, penalised, top_k_ids, top_p_positions
+from artifact.errors import EngineError, RequestError
+from runtime.sampling.edits import LogitEdits, checked_logits, edited_rows
+from runtime.sampling.filters import min_p_positions, top_k_ids, top_p_positions
+from runtime.sampling.history import AnswerHistory
 from runtime.sampling.logprobs import TokenLogprobs, token_logprobs
 from runtime.sampling.params import SamplingParams
 from runtime.sampling.rejection import Guess, kept_or_redrawn
@@ -20,25 +22,29 @@ FEW = 64
 
 
 class Sampler:
-    """Draws the tokens of one request from its logits; owns the request's random stream and its seen tokens.
+    """Draws the tokens of one request from its logits; owns the request's random stream and what it has drawn.
 
     Nothing of it depends on other requests of the batch, so a request draws the same tokens alone and in company.
     """
 
-    def __init__(self, params: SamplingParams, prompt: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Iterable[int] = (),
+        stop_ids: Iterable[int] = (),
+        bad_words: Sequence[tuple[int, ...]] = (),
+    ) -> None:
+        """``stop_ids``: not drawn for the first min_tokens tokens; ``bad_words``: token ids of the texts."""
         self._params = params
         self._plain_greedy = params.plain_greedy
         self._random = None if params.greedy else np.random.Generator(np.random.PCG64(params.seed))
-        # Insertion-ordered set of token ids; only kept where the penalty needs it.
-        self._seen = dict.fromkeys(prompt) if params.repetition_penalty != 1 else None
+        self._history = AnswerHistory(params, prompt, stop_ids, bad_words) if params.edits_logits else None
         self.temperature = _divisor(params)
-        # (top_k, top_p, min_p) of a sampler that makes one draw of the logits as they are; None for any other.
-        self.filters: tuple[int, float, float] | None = None
-        if self._random is not None and self._seen is None and params.logprobs is None:
-            self.filters = params.top_k, params.top_p, params.min_p
+        # (top_k, top_p, min_p) of a sampler that draws.
+        self.filters = None if self._random is None else (params.top_k, params.top_p, params.min_p)
 
     def uniform(self) -> float:
-        """The next number of the random stream, in [0, 1), for who draws in place of ``sample``."""
+        """The next number of the random stream, in [0, 1), for a draw in place of ``sample``."""
         assert self._random is not None, "a greedy sampler draws nothing"
         return self._random.random()
 
@@ -47,11 +53,20 @@ class Sampler:
         """Whether tokens are drawn; else the most likely one is taken."""
         return self._random is not None
 
+    @property
+    def has_processors(self) -> bool:
+        """Whether functions of the caller change the logits."""
+        return bool(self._params.logits_processors)
+
+    def edits(self, vocab: int) -> LogitEdits | None:
+        """What changes the next logits [vocab] before the temperature, logits_processors aside; None: nothing does."""
+        return None if self._history is None else self._history.edits(vocab)
+
     def guess(self, logits: np.ndarray) -> Guess:
         """A token for a draft with these ``logits`` [vocab] float32, drawn as the request draws its own.
 
-        Temperature and filters are the request's, and so is the random stream. The penalty is left out: it depends on
-        guesses before this one, of which nothing is remembered. EngineError as of ``sample``.
+        Temperature and filters are the request's, and so is the random stream. What changes logits before them is left
+        out: it depends on guesses before this one, which are not recorded. EngineError as of ``sample``.
         """
         assert self._random is not None, "a greedy sampler draws nothing"
         ids, weights = candidates(logits, float(logits[_argmax(logits)]), self._params)
@@ -69,19 +84,49 @@ class Sampler:
 
         ``best``: the most likely token where the caller knows it and that its logit is finite (``best_tokens``).
         ``guess``: the token is likely to be this one; its distribution is the same with any guess. A guess without
-        probabilities changes nothing at all. EngineError when the logits hold NaN or no finite value.
+        probabilities changes nothing at all. EngineError when the logits hold NaN or no finite value; RequestError
+        when the request forbids every token, or a function of the caller fails.
         """
         if self._plain_greedy:
             return _argmax(logits) if best is None else best, None
-        params, scores = self._params, logits
-        if self._seen:
-            seen = np.fromiter(self._seen, np.int64, len(self._seen))
-            scores = penalised(logits, seen, params.repetition_penalty)
-        best = _argmax(scores)
-        token = best if self._random is None else _draw_token(scores, float(scores[best]), params, self._random, guess)
-        if self._seen is not None:
-            self._seen[token] = None
-        return token, None if params.logprobs is None else token_logprobs(logits, token, params.logprobs)
+        if self._history is None:
+            return self.sample_edited(logits, logits, guess)
+        _argmax(logits)
+        edits = self._history.edits(logits.size)
+        return self.sample_edited(logits, edited_rows(logits[None], [edits], self._processed)[0], guess)
+
+    def sample_edited(
+        self, logits: np.ndarray, scores: np.ndarray, guess: Guess | None = None
+    ) -> tuple[int, TokenLogprobs | None]:
+        """``sample`` where ``scores`` [vocab] are the ``logits`` after ``edits``."""
+        best = _argmax(scores, self._history is not None)
+        token = (
+            best
+            if self._random is None
+            else _draw_token(scores, float(scores[best]), self._params, self._random, guess)
+        )
+        return self.took(logits, token)
+
+    def took(self, logits: np.ndarray, token: int) -> tuple[int, TokenLogprobs | None]:
+        """The token that was drawn after ``logits`` [vocab], and its log-probabilities if asked."""
+        if self._history is not None:
+            self._history.add(token)
+        count = self._params.logprobs
+        return token, None if count is None else token_logprobs(logits, token, count)
+
+    def _processed(self, rows: np.ndarray) -> np.ndarray:
+        """One row [1, vocab] after the functions of the caller."""
+        assert self._history is not None
+        tokens, scores = tuple(self._history.tokens), rows[0]
+        for index, process in enumerate(self._params.logits_processors):
+            name = f"logits_processors[{index}]"
+            try:
+                found = process(tokens, scores)
+            except Exception as error:
+                raise RequestError(f"{name}: expected logits, found {type(error).__name__}: {error}") from error
+            scores = checked_logits(found, scores.size, name)
+        # A copy: later steps write to it, and the caller may keep what it returned.
+        return scores[None].copy() if self.has_processors else rows
 
 
 def best_tokens(logits: np.ndarray) -> list[int | None]:
@@ -105,7 +150,7 @@ def _divisor(params: SamplingParams) -> float:
 def candidates(scores: np.ndarray, peak: float, params: SamplingParams) -> tuple[np.ndarray | None, np.ndarray]:
     """Token ids (None: all) that survive the filters, and their unnormalised probabilities after temperature.
 
-    ``scores`` [vocab] are the penalised logits and ``peak`` their maximum.
+    ``scores`` [vocab] are the logits after ``edited_rows`` and ``peak`` their maximum.
     """
     ids = top_k_ids(scores, params.top_k) if 0 < params.top_k < scores.size else None
     chosen = scores if ids is None else scores[ids]
@@ -124,10 +169,16 @@ def _select(ids: np.ndarray | None, weights: np.ndarray, kept: np.ndarray) -> tu
     return (kept if ids is None else ids[kept]), weights[kept]
 
 
-def _argmax(scores: np.ndarray) -> int:
+def _argmax(scores: np.ndarray, edited: bool = False) -> int:
+    """The most likely token; ``edited``: the request has changed logits that were finite."""
     best = int(scores.argmax())
     # argmax returns the first NaN if there is one, so one look finds any.
     if not math.isfinite(scores.item(best)):
+        if edited:
+            raise RequestError(
+                f"expected a token that can be drawn, found none (the largest logit is {scores[best]}): allow more by "
+                "allowed_token_ids, bad_words, min_tokens and logits_processors"
+            )
         raise EngineError(
             f"expected finite logits, found {scores[best]} at token {best}: verify the artifact, or use a wider type"
         )

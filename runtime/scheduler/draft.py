@@ -12,11 +12,14 @@ from runtime.scheduler.sequence import ScheduledSequence
 class Draft:
     """Rows in the order in which they were added, what is left of the token budget, and what has to be moved."""
 
-    def __init__(self, reservation: Reservation, budget: int) -> None:
+    def __init__(self, reservation: Reservation, budget: int, prompt_logits: int) -> None:
+        """``prompt_logits``: tokens of prompts whose logits the step may still give beside others."""
         self.reservation = reservation
         self.budget = budget
+        self.prompt_logits = prompt_logits
         self.rows: dict[ScheduledSequence, int] = {}
         self.candidates: dict[ScheduledSequence, tuple[int, ...]] = {}
+        self.logits: dict[ScheduledSequence, int] = {}
         self.admitted: list[ScheduledSequence] = []
         self.preempted: set[ScheduledSequence] = set()
         self.swap_outs: list[Swap] = []
@@ -26,6 +29,10 @@ class Draft:
         """Feed ``count`` tokens, for which memory is reserved."""
         self.rows[sequence] = count
         self.budget -= count
+        if sequence.prompt_logits_left:
+            wanted = sequence.prompt_logits_of(sequence.memory.length + count)
+            self.logits[sequence] = wanted
+            self.prompt_logits -= wanted
 
     def add_decoding(self, sequences: Sequence[ScheduledSequence]) -> None:
         """Feed one token of each, for which memory is reserved."""
@@ -42,6 +49,7 @@ class Draft:
         if sequence in self.rows:
             self.budget += self.rows.pop(sequence)
             self.candidates.pop(sequence, None)
+            self.prompt_logits += self.logits.pop(sequence, 0)
             self.reservation.drop(sequence.memory)
 
     def finish(
@@ -52,12 +60,16 @@ class Draft:
         rows = [
             new(
                 PlannedRow,
-                (each.id, (m := each.memory).length, n, m.row, m.slot, m.length + n == len(each.tokens), (), ()),
+                (each.id, (m := each.memory).length, n, m.row, m.slot, m.length + n == len(each.tokens), (), (), 0),
             )
             for each, n in self.rows.items()
         ]
         if self.candidates:
             rows = [self._with_candidates(*pair) for pair in zip(self.rows, rows, strict=True)]
+        if self.logits:
+            rows = [
+                row._replace(prompt_logits=self.logits.get(each, 0)) for each, row in zip(self.rows, rows, strict=True)
+            ]
         if not (rows or self.preempted or self.admitted or slot_copies):
             return None
         return StepPlan(

@@ -87,7 +87,7 @@ class Scheduler:
         """A second sequence with the tokens and, where memory allows, the memory of ``parent``; not during a step."""
         assert self._draft is None and parent.state is not State.FINISHED
         child = self._queues.make(parent.request, parent.tokens.copy(), *parent.order[:2])
-        child.cached_tokens = parent.cached_tokens
+        child.cached_tokens, child.logits_from = parent.cached_tokens, parent.logits_from
         memory = None
         if parent.state is State.RUNNING:
             memory = self.manager.fork(parent.memory, child.tokens)
@@ -123,7 +123,7 @@ class Scheduler:
         ``candidates``: by sequence that decodes, tokens to try behind its own, as many as find room.
         """
         assert self._draft is None, "the step before has neither been committed nor failed"
-        draft = Draft(self.manager.begin(), self.settings.max_tokens)
+        draft = Draft(self.manager.begin(), self.settings.max_tokens, self.settings.prompt_logits)
         self._planner.fill(draft, candidates)
         self._step += 1
         plan = draft.finish(self._step, self._slot_copies, self._forked)
@@ -137,6 +137,8 @@ class Scheduler:
         draft = self._close()
         draft.reservation.commit({each.memory: accepted.get(each.id, 0) for each in draft.candidates})
         self._queues.settle_swaps(plan)
+        for sequence, count in draft.logits.items():
+            sequence.logits_from += count
         for id_ in plan.forked:
             if id_ in self.sequences and self.sequences[id_].state is State.RUNNING:
                 self.sequences[id_].memory.exact = True

@@ -24,6 +24,7 @@ class ScheduledSequence:
     host_copy      its memory, while that lies on the host; host_bytes is what the scheduler counts for it
     cached_tokens  tokens that it found computed when it first ran
     preemptions    how often it lost its memory
+    logits_from    the first token of the prompt whose logits are still wanted
     """
 
     __slots__ = (
@@ -32,6 +33,7 @@ class ScheduledSequence:
         "host_bytes",
         "host_copy",
         "id",
+        "logits_from",
         "memory",
         "order",
         "preemptions",
@@ -46,12 +48,23 @@ class ScheduledSequence:
         self.state = State.WAITING
         self.host_copy: HostCopy | None = None
         self.host_bytes = self.preemptions = 0
+        # Those of the last token choose the next one.
+        self.logits_from = 0 if request.prompt_logits else len(request.prompt_ids) - 1
         self.cached_tokens: int | None = None
         self.cancelled = False
 
     def append(self, token: int) -> None:
         """The token that follows; it is fed in a later step."""
         self.tokens.append(token)
+
+    @property
+    def prompt_logits_left(self) -> int:
+        """Tokens of the prompt whose logits are still wanted."""
+        return len(self.request.prompt_ids) - 1 - self.logits_from
+
+    def prompt_logits_of(self, end: int) -> int:
+        """How many of them lie before token ``end``."""
+        return max(0, min(end, len(self.request.prompt_ids) - 1) - self.logits_from)
 
     @property
     def pending(self) -> int:

@@ -15,6 +15,7 @@ class SchedulerSettings:
     swap_bytes: host memory for sequences that lost their place; 0, or when it is full: they are computed again.
     block_bytes, slot_bytes: what a block and a slot take there.
     watermark: share of the blocks that newcomers leave free, so that those who run can grow for a while.
+    prompt_logits: tokens of prompts whose logits one step gives beside those that choose tokens, about.
     """
 
     max_tokens: int
@@ -25,6 +26,7 @@ class SchedulerSettings:
     block_bytes: int = 0
     slot_bytes: int = 0
     watermark: float = 0.02
+    prompt_logits: int = 1024
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_rows <= self.max_tokens:

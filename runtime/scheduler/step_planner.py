@@ -110,6 +110,7 @@ class StepPlanner:
         manager, queues, memory = self._manager, self._queues, sequence.memory
         begins = not memory.length
         if begins:
+            memory.computes_all = sequence.prompt_logits_left > 0
             manager.allocator.adopt(memory)
         count = _chunk(draft, sequence, len(queues.waiting) - 1)
         spare = 0
@@ -149,6 +150,9 @@ class StepPlanner:
 
 def _chunk(draft: Draft, sequence: ScheduledSequence, others: int) -> int:
     """Tokens of a prompt for this step: at most half of the budget that is left while others want some, and not past
-    the point where the prefix cache wants the state."""
+    the point where the prefix cache wants the state, nor with more logits of the prompt than the step may give."""
     budget, memory = draft.budget, sequence.memory
-    return min(sequence.pending, memory.stop - memory.length, budget if not others else max(1, budget // 2))
+    most = min(sequence.pending, memory.stop - memory.length, budget if not others else max(1, budget // 2))
+    if sequence.prompt_logits_left:
+        most = min(most, max(1, sequence.logits_from - memory.length + draft.prompt_logits))
+    return most

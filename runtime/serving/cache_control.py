@@ -19,7 +19,7 @@ from runtime.serving.sessions import Session, load_session, save_session
 
 
 class CacheControl:
-    """Ends the step that is under way, if there is one. RequestError from everything when there is no radix tree."""
+    """Ends the step that is under way, if there is one. RequestError from all but ``reset`` without a radix tree."""
 
     def __init__(self, loop: ServingLoop, folder: Path) -> None:
         self._loop, self._folder = loop, folder
@@ -40,6 +40,14 @@ class CacheControl:
     def drop(self, name: str) -> None:
         """Let a pinned prefix go; RequestError when there is none of that name."""
         self._served().pinned.drop(name)
+
+    def reset(self) -> None:
+        """Forget all that is kept for later prompts, on the device and on the host, but for pinned prefixes."""
+        self._loop.settle()
+        self._loop.scheduler.manager.allocator.forget_all()
+        served = self._loop.served_cache
+        if served is not None and served.host is not None:
+            served.host.clear()
 
     def save(self, path: Path, tokens: Sequence[int], namespace: str = "") -> Session:
         """See ``sessions.save_session``."""

@@ -12,7 +12,7 @@ from runtime.scheduler import PlannedRow, ScheduledSequence, Scheduler, StepPlan
 from runtime.scheduler.scheduler import NONE_ACCEPTED
 from runtime.serving.candidate_outcome import CandidateOutcome
 from runtime.serving.group import Group
-from runtime.serving.live_requests import LiveRequests, engine_error
+from runtime.serving.live_requests import LiveRequests, choice_error
 from runtime.serving.speculator import Speculator
 from runtime.speculation import accepted_count
 
@@ -47,13 +47,13 @@ class CandidateCheck:
         """Give the sequences with candidates their tokens; ``sampling`` are all that get one, in the plan's order."""
         accepted: dict[int, int] = {}
         others: list[tuple[ScheduledSequence, int]] = []
-        first = 0
-        for sequence, row in zip(sampling, (row for row in plan.rows if row.samples), strict=True):
+        places = [place for place in zip(plan.rows, plan.logits_places(), strict=True) if place[0].samples]
+        for sequence, (row, begin) in zip(sampling, places, strict=True):
+            first = begin + row.prompt_logits
             if row.candidates:
                 accepted[row.sequence] = self._verify(sequence, row, CandidateOutcome(result, best, first))
             else:
                 others.append((sequence, first))
-            first += 1 + len(row.candidates)
         return Verdict(others, accepted)
 
     def _verify(self, sequence: ScheduledSequence, row: PlannedRow, step: CandidateOutcome) -> int:
@@ -68,7 +68,7 @@ class CandidateCheck:
                 proposal, lambda place, guess: self._choose(sequence, id_, group, step, place, guess)
             )
         except Exception as error:
-            self._requests.end_with((id_,), engine_error(error, "the next token could not be chosen"))
+            self._requests.end_with((id_,), choice_error(error))
             # The sequence has its last token already where what failed came after the choice.
             new = sequence.tokens[row.start + 1 :]
             return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(new, row.candidates, strict=False)))

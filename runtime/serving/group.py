@@ -12,7 +12,7 @@ import numpy as np
 
 from runtime.generation import Piece
 from runtime.generation import Sequence as RunningSequence
-from runtime.sampling import Drawn, Guess, Sampler
+from runtime.sampling import Drawn, Guess, PromptLogprobs, Sampler
 from runtime.scheduler import ScheduledSequence
 from runtime.serving.request import ServingRequest
 from runtime.speculation import Draw
@@ -66,6 +66,10 @@ class Group(ABC):
         drawing = self.drawing(sequence)
         return drawing.sampler.guess if drawing is not None and drawing.sampler.draws else None
 
+    def read_prompt(self, logits: np.ndarray) -> None:
+        """Logits [n, vocab] after the next n tokens of the prompt, its last one aside; EngineError: not finite."""
+        raise AssertionError("a group that asks for no logits of its prompt was given some")
+
     @property
     @abstractmethod
     def sequences(self) -> Iterable[ScheduledSequence]:
@@ -89,6 +93,7 @@ class SamplingGroup(Group):
         self._asked, self._context = asked, context
         self.takes_best = asked.request.params.plain_greedy
         self._unforked = asked.request.params.n - 1
+        self._prompt_logprobs = PromptLogprobs.of(asked.request.params, asked.request.prompt_ids)
         self._answers = {root: self._answer(0)}
 
     @property
@@ -112,6 +117,10 @@ class SamplingGroup(Group):
             chosen.append(child)
         self._unforked = 0
         return [self._choose(member, logits, best) for member in chosen]
+
+    def read_prompt(self, logits: np.ndarray) -> None:
+        assert self._prompt_logprobs is not None
+        self._prompt_logprobs.add(logits)
 
     def drawing(self, sequence: ScheduledSequence) -> Drawing | None:
         if self._unforked:
@@ -146,4 +155,12 @@ class SamplingGroup(Group):
         seed = request.params.seed
         if choice and seed is not None:
             request = replace(request, params=replace(request.params, seed=seed + choice))
-        return RunningSequence(self._asked.index, request, context.eos, context.tokenizer, context.started, choice)
+        return RunningSequence(
+            self._asked.index,
+            request,
+            context.eos,
+            context.tokenizer,
+            context.started,
+            choice,
+            self._prompt_logprobs,
+        )

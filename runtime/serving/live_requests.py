@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from artifact.errors import EngineError
+from artifact.errors import EngineError, RequestError
 from runtime.engines.step_result import StepResult
-from runtime.sampling import Drawn, sample_rows
-from runtime.scheduler import ScheduledSequence, Scheduler
+from runtime.sampling import DrawError, Drawn, sample_rows
+from runtime.scheduler import ScheduledSequence, Scheduler, StepPlan
 from runtime.serving.beam import BeamGroup
 from runtime.serving.candidate_outcome import NO_LOGITS
 from runtime.serving.group import Drawing, Group, GroupContext, MakePiece, SamplingGroup
@@ -99,6 +99,21 @@ class LiveRequests:
         if others:
             self._accept_logits(others, result, best)
 
+    def read_prompts(self, plan: StepPlan, result: StepResult) -> None:
+        """Give each request the logits of its prompt that it asks for, or end it with an error."""
+        if plan.is_plain:
+            return
+        for row, begin in zip(plan.rows, plan.logits_places(), strict=True):
+            sequence = self._scheduler.sequences.get(row.sequence)
+            known = None if sequence is None or not row.prompt_logits else self.of(sequence)
+            if known is None:
+                continue
+            id_, group = known
+            try:
+                group.read_prompt(result.rows(range(begin, begin + row.prompt_logits)))
+            except Exception as error:
+                self._broken(id_, error)
+
     def _accept_logits(
         self, sampling: Sequence[tuple[ScheduledSequence, int]], result: StepResult, best: Sequence[int | None]
     ) -> None:
@@ -119,7 +134,7 @@ class LiveRequests:
             try:
                 if drawing is None:
                     chosen = group.accept(sequence, rows[place], best[index])
-                elif isinstance(token := drawn[place], EngineError):
+                elif isinstance(token := drawn[place], (EngineError, RequestError)):
                     raise token
                 else:
                     chosen = drawing.take(token)
@@ -130,7 +145,7 @@ class LiveRequests:
             self.drop_finished(id_)
 
     def _broken(self, request_id: int, error: Exception) -> None:
-        self.end_with((request_id,), engine_error(error, "the next token could not be chosen"))
+        self.end_with((request_id,), choice_error(error))
 
     def tell(self, request_id: int, pieces: Iterable[MakePiece]) -> None:
         """Make pieces of a request now, because its next token is chosen in the same step."""
@@ -166,7 +181,7 @@ class LiveRequests:
             self._outputs = [output for output in self._outputs if output.request_id != request_id]
             self._unmade = [unmade for unmade in self._unmade if unmade[0] != request_id]
 
-    def end_with(self, requests: Iterable[int], error: EngineError) -> None:
+    def end_with(self, requests: Iterable[int], error: DrawError) -> None:
         """End requests, which get the pieces that they have so far, and then ``error``."""
         self.make_pieces()
         for id_ in requests:
@@ -206,7 +221,7 @@ class LiveRequests:
         self._forget_sequence(sequence.id)
 
 
-def _draw_together(drawings: Sequence[Drawing | None], rows: np.ndarray) -> dict[int, Drawn | EngineError]:
+def _draw_together(drawings: Sequence[Drawing | None], rows: np.ndarray) -> dict[int, Drawn | DrawError]:
     """What those that draw have drawn from their ``rows`` [n, vocab] of logits, by place."""
     drawing = {place: one.sampler for place, one in enumerate(drawings) if one is not None}
     logits = rows if len(drawing) == len(rows) else rows[list(drawing)]
@@ -216,3 +231,8 @@ def _draw_together(drawings: Sequence[Drawing | None], rows: np.ndarray) -> dict
 def engine_error(error: BaseException, what: str) -> EngineError:
     """The error as it is if it is one of an engine, else ``what`` with its sentence."""
     return error if isinstance(error, EngineError) else EngineError(f"{what}: {error}")
+
+
+def choice_error(error: Exception) -> DrawError:
+    """The error of a request whose next token could not be chosen: as it is where the request is at fault."""
+    return error if isinstance(error, RequestError) else engine_error(error, "the next token could not be chosen")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from artifact.errors import EngineError
 from runtime.engines.paged import PagedEngine
 from runtime.prefix_cache.radix_allocator import RadixAllocator
-from runtime.scheduler import StepPlan
+from runtime.scheduler import ScheduledSequence, StepPlan
 from runtime.serving.candidate_check import CandidateCheck, Verdict
 from runtime.serving.executor import StepExecutor
 from runtime.serving.live_requests import LiveRequests, engine_error
@@ -114,7 +114,7 @@ class ServingLoop:
         if under_way is None:
             return
         plan, result = under_way.plan, under_way.result
-        verdict = Verdict(zip(under_way.sampling, count(), strict=False))
+        verdict = Verdict(_sampled(plan, under_way.sampling))
         try:
             best = under_way.best_tokens()
             if self._candidates is not None and result is not None and any(row.candidates for row in plan.rows):
@@ -129,6 +129,7 @@ class ServingLoop:
             self._speculator.ran(plan, under_way.sampling, verdict.accepted)
         self.scheduler.commit(plan, verdict.accepted)
         if result is not None:
+            self._requests.read_prompts(plan, result)
             self._requests.accept(verdict.others, result, best)
         self.last_times = under_way.times()
         if self._speculator is not None:
@@ -167,6 +168,14 @@ class ServingLoop:
         self._requests.died(self.scheduler.fail(plan), reason)
         if not isinstance(error, Exception):
             raise error
+
+
+def _sampled(plan: StepPlan, sampling: Sequence[ScheduledSequence]) -> Iterable[tuple[ScheduledSequence, int]]:
+    """The sequences that get a token each, with the index of their logits; no row of the plan has draft tokens."""
+    if plan.is_plain:
+        return zip(sampling, count(), strict=False)
+    places = zip(plan.rows, plan.logits_places(), strict=True)
+    return zip(sampling, [begin + row.prompt_logits for row, begin in places if row.samples], strict=True)
 
 
 def _nobody_remembers(*sequences: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from artifact.limits import PROMPT_LOGITS_BYTES
 from runtime.blocks import BlockManager, CacheNeeds
 from runtime.engines.paged import PagedEngine
 from runtime.prefix_cache.settings import BLOCKS, RADIX
@@ -50,6 +51,7 @@ def loop_memory(
             settings.swap_bytes,
             pools.block_bytes,
             pools.slot_bytes,
+            prompt_logits=max(1, PROMPT_LOGITS_BYTES // (4 * engine.config.vocab_size)),
         ),
     )
     return LoopMemory(pools, manager, scheduler, None if radix is None else ServedCache(radix, engine, scheduler))

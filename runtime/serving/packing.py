@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from runtime.blocks import BlockManager
 from runtime.engines.paged import PackedInputs, PagedEngine
-from runtime.scheduler import PlannedRow, ScheduledSequence, StepPlan
+from runtime.scheduler import ScheduledSequence, StepPlan
 from runtime.serving.candidate_slots import with_candidate_slots
 
 
@@ -18,7 +18,7 @@ def packed_inputs(
 ) -> PackedInputs:
     """The arrays of ``plan``, which has at least one row; rows that all decode are padded as the engine asks."""
     rows = plan.rows
-    ids, starts, counts, table_rows, slots, samples, candidates, _ = zip(*rows, strict=True)
+    ids, starts, counts, table_rows, slots, samples, candidates, *_ = zip(*rows, strict=True)
     total = sum(counts)
     start = np.array(starts, np.int64)
     table_row = np.array(table_rows, np.intp)
@@ -37,9 +37,11 @@ def packed_inputs(
         np.cumsum(count, out=bounds[1:])
         positions = np.arange(total) + np.repeat(start - bounds[:-1], count)
         owner, lengths = np.repeat(table_row, count), start + count
-        last = (bounds[1:] - 1)[np.array(samples)]
-        if any(candidates):
-            last = np.concatenate([np.arange(end - len(row.candidates), end + 1) for end, row in _sampling(last, rows)])
+        if plan.is_plain:
+            last = (bounds[1:] - 1)[np.array(samples)]
+        else:
+            ends = zip(bounds[1:].tolist(), rows, strict=True)
+            last = np.concatenate([np.arange(end - row.logits, end) for end, row in ends])
     table = manager.rows.array
     if manager.needs.kv:
         block, offset = np.divmod(positions, manager.block_size)
@@ -63,11 +65,6 @@ def packed_inputs(
         return with_candidate_slots(inputs, rows, 1 + engine.config.speculative_tokens)
     decodes = total == len(rows) == last.size
     return padded(inputs, engine.padded_rows(total) - total) if decodes else inputs
-
-
-def _sampling(last: np.ndarray, rows: Sequence[PlannedRow]) -> Iterator[tuple[int, PlannedRow]]:
-    """The last token of each row that samples, and the row."""
-    return zip(last.tolist(), (row for row in rows if row.samples), strict=True)
 
 
 def padded(inputs: PackedInputs, rows: int) -> PackedInputs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from artifact.errors import EngineError
+from artifact.errors import EngineError, RequestError
 from runtime.generation import Piece, Request
 from runtime.scheduler import ScheduledRequest
 
@@ -25,9 +25,15 @@ class ServingRequest:
 
     def scheduled(self) -> ScheduledRequest:
         """What the scheduler has to know."""
-        request = self.request
-        beams = max(1, request.params.beam_width)
-        return ScheduledRequest(request.prompt_ids, request.max_new_tokens, self.priority, self.namespace, beams)
+        request, params = self.request, self.request.params
+        return ScheduledRequest(
+            request.prompt_ids,
+            request.max_new_tokens,
+            self.priority,
+            self.namespace,
+            max(1, params.beam_width),
+            params.prompt_logprobs is not None,
+        )
 
 
 class Output(NamedTuple):
@@ -35,4 +41,4 @@ class Output(NamedTuple):
 
     request_id: int
     piece: Piece | None = None
-    error: EngineError | None = None
+    error: EngineError | RequestError | None = None

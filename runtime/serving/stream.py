@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from runtime.generation import Piece, Request
 from runtime.serving.loop import ServingLoop
@@ -18,18 +18,23 @@ class PieceStreams:
         self._loop = loop
         self._inboxes: dict[int, deque[Output]] = {}
 
-    def pieces(self, requests: Sequence[Request]) -> Iterator[Piece]:
+    def pieces(
+        self, requests: Sequence[Request], priorities: Sequence[int] | None = None, namespace: str = ""
+    ) -> Generator[Piece]:
         """The pieces of ``requests``, which are marked with their place, as they come.
+
+        ``priorities`` of each, 0 by default, and the ``namespace`` of all: see ServingRequest.
 
         RequestError, at once, for one that the pools could never hold. Nothing is computed before the first piece is
         asked for; an iterator that is closed before its end cancels its requests. EngineError when a step failed.
         """
-        asked = [ServingRequest(request, index) for index, request in enumerate(requests)]
+        ranks = priorities or [0] * len(requests)
+        asked = [ServingRequest(request, index, ranks[index], namespace) for index, request in enumerate(requests)]
         for each in asked:
             self._loop.check(each)
         return self._stream(asked, time.perf_counter())
 
-    def _stream(self, asked: Sequence[ServingRequest], started: float) -> Iterator[Piece]:
+    def _stream(self, asked: Sequence[ServingRequest], started: float) -> Generator[Piece]:
         inbox: deque[Output] = deque()
         left: dict[int, int] = {}
         try:

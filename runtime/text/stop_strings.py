@@ -12,24 +12,33 @@ class StopStrings:
     and of several that end together the longest.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+    def __init__(self, stops: Sequence[str], shows_stop: bool = False) -> None:
+        """``shows_stop``: the text ends with the stop string, else before it."""
+        self._stops, self._shows_stop = tuple(stops), shows_stop
         self._longest = max(map(len, stops), default=0)
         self._held = ""
         self.found: str | None = None
 
-    def push(self, text: str) -> str:
-        """The text that is now safe to show. Once ``found`` is set, nothing more comes out."""
+    def push(self, text: str, may_end: bool = True) -> str:
+        """The text that is now safe to show. Once ``found`` is set, nothing more comes out.
+
+        may_end: whether a stop string that is complete with ``text`` counts.
+        """
         if not self._stops:
             return text
         if self.found is not None:
             return ""
-        held = self._held + text
-        matches = [(at + len(stop), at, stop) for stop in self._stops if (at := held.find(stop)) >= 0]
+        # A stop string that lies in what was held back already was complete when it did not count.
+        known, held = len(self._held), self._held + text
+        matches = [
+            (at + len(stop), at, stop)
+            for stop in self._stops
+            if may_end and (at := held.find(stop, max(0, known - len(stop) + 1))) >= 0
+        ]
         if matches:
-            _, start, self.found = min(matches)
+            end, start, self.found = min(matches)
             self._held = ""
-            return held[:start]
+            return held[: end if self._shows_stop else start]
         keep = self._possible_start(held)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.sampling import SamplingParams
-from runtime.sampling.filters import penalised
+from runtime.sampling.edits import edited_rows
+from runtime.sampling.history import AnswerHistory
 from runtime.sampling.sampler import candidates
 from tests.support.effort import examples
 
@@ -35,7 +36,7 @@ def oracle_probabilities(logits: np.ndarray, seen: list[int], params: SamplingPa
 
 
 def our_probabilities(logits: np.ndarray, seen: list[int], params: SamplingParams) -> np.ndarray:
-    scores = penalised(logits, np.unique(seen), params.repetition_penalty)
+    scores = edited_rows(logits[None], [AnswerHistory(params, seen).edits(logits.size)])[0]
     ids, weights = candidates(scores, float(scores.max()), params)
     probabilities = np.zeros(logits.size)
     probabilities[slice(None) if ids is None else ids] = weights.astype(np.float64) / weights.sum(dtype=np.float64)

@@ -21,7 +21,7 @@ DRAWS = 6_000
 )
 def test_guesses_are_drawn_from_what_they_say(params: SamplingParams) -> None:
     logits = (1.5 * np.random.default_rng(1).standard_normal(13)).astype(np.float32)
-    expected, sampler, given = processed(logits, (), params), Sampler(params), logits.copy()
+    expected, sampler, given = processed(logits, (), (), params), Sampler(params), logits.copy()
     drawn = np.zeros(13, np.int64)
     for _ in range(DRAWS):
         guess = sampler.guess(given)

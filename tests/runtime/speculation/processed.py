@@ -7,28 +7,24 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from runtime.sampling import SamplingParams
+from tests.runtime.sampling.edited import edited
 
 
 def joint(
     logits_of: Callable[[list[int]], np.ndarray], params: SamplingParams, prompt: Sequence[int], count: int
 ) -> np.ndarray:
-    """Probability [vocab, ...] of all continuations by ``count`` tokens; the repetition penalty follows them."""
+    """Probability [vocab, ...] of all continuations by ``count`` tokens, which the penalties follow."""
     whole = np.ones(())
     for place in range(count):
-        next_one = [
-            processed(logits_of([*prompt, *index]), [*prompt, *index], params) for index in np.ndindex(whole.shape)
-        ]
+        next_one = [processed(logits_of([*prompt, *index]), prompt, index, params) for index in np.ndindex(whole.shape)]
         whole = whole[..., None] * np.reshape(next_one, (*whole.shape, -1))
         assert whole.ndim == place + 1
     return whole
 
 
-def processed(logits: np.ndarray, seen: Sequence[int], params: SamplingParams) -> np.ndarray:
-    """Probabilities [vocab] after penalty, temperature, top_k, top_p and min_p. No two logits may be equal."""
-    scores = logits.astype(np.float64)
-    for token in set(seen):
-        penalty = params.repetition_penalty
-        scores[token] = scores[token] * penalty if scores[token] < 0 else scores[token] / penalty
+def processed(logits: np.ndarray, prompt: Sequence[int], answer: Sequence[int], params: SamplingParams) -> np.ndarray:
+    """Probabilities [vocab] after edits, temperature, top_k, top_p and min_p. No two logits may be equal."""
+    scores = edited(logits, params, prompt, answer)
     p = np.exp(scores / params.temperature)
     order = np.argsort(-p)
     if params.top_k:

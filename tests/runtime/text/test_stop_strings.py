@@ -50,3 +50,22 @@ def test_text_flows_as_soon_as_no_stop_string_can_begin_in_it() -> None:
 def test_without_a_match_everything_comes_out(stops: list[str]) -> None:
     matcher = StopStrings(stops)
     assert matcher.push("fizz"[:3]) + matcher.push("") + matcher.flush() == "fiz"
+
+
+@given(text=letters, stops=st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3), data=st.data())
+def test_a_stop_string_counts_where_it_ends_late_enough(text: str, stops: list[str], data: st.DataObject) -> None:
+    """Text up to ``least`` may hold stop strings, also ones that begin in it and end behind it."""
+    least, matcher, shown, done = data.draw(st.integers(0, len(text))), StopStrings(stops, shows_stop=True), "", 0
+    while done < len(text):
+        size = data.draw(st.integers(1, (least if done < least else len(text)) - done))
+        shown += matcher.push(text[done : done + size], may_end=done >= least)
+        done += size
+    ends = sorted(
+        (at + len(stop), at, stop)
+        for stop in stops
+        for at in range(len(text))
+        if text.startswith(stop, at) and at + len(stop) > least
+    )
+    if matcher.found is None:
+        shown += matcher.flush()
+    assert (shown, matcher.found) == ((text[: ends[0][0]], ends[0][2]) if ends else (text, None))

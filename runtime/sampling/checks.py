@@ -1,0 +1,104 @@
+"""Checks of single sampling parameters: each returns the value in its normal form or raises RequestError."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from artifact.errors import RequestError
+
+
+def failure(name: str, expected: str, found: object) -> RequestError:
+    """The error for a parameter of a wrong value."""
+    return RequestError(f"{name}: expected {expected}, found {_shortened(found)}")
+
+
+def number(name: str, value: Any, expected: str, accept: Callable[[float], bool]) -> float:
+    """A finite number that ``accept`` takes."""
+    try:
+        found = math.nan if isinstance(value, (bool, str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not math.isfinite(found) or not accept(found):
+        raise failure(name, f"a number {expected}", value)
+    return found
+
+
+def integer(name: str, value: Any, minimum: int = 1, maximum: int | None = None) -> int:
+    """An integer from ``minimum`` to ``maximum``."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or isinstance(value, bool) or found < minimum:
+        raise failure(name, f"an integer of at least {minimum}", value)
+    if maximum is not None and found > maximum:
+        raise failure(name, f"an integer of at most {maximum}", value)
+    return found
+
+
+def boolean(name: str, value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise failure(name, "True or False", value)
+    return value
+
+
+def texts(name: str, value: Any, most: int, most_characters: int) -> tuple[str, ...]:
+    """At most ``most`` texts of together at most ``most_characters``; a single text is a list of one."""
+    found = (value,) if isinstance(value, str) else () if value is None else _items(value)
+    if found is None or not all(isinstance(text, str) and text for text in found):
+        raise failure(name, "texts that are not empty", value)
+    _check_count(name, "texts", len(found), most)
+    _check_count(name, "characters", sum(map(len, found)), most_characters)
+    return found
+
+
+def token_ids(name: str, value: Any, most: int | None = None) -> tuple[int, ...]:
+    """At most ``most`` token ids; a single id is a list of one."""
+    found = () if value is None else (value,) if isinstance(value, str) else _items(value)
+    ids = tuple(integer(name, token, 0) for token in ((value,) if found is None else found))
+    if most is not None:
+        _check_count(name, "token ids", len(ids), most)
+    return ids
+
+
+def biases(name: str, value: Any, most: int, bound: float) -> tuple[tuple[int, float], ...]:
+    """Pairs of token id and bias from -bound to bound, each token once, from a mapping or pairs.
+
+    A token id may be a text of digits, as JSON has it.
+    """
+    pairs = value.items() if isinstance(value, Mapping) else () if value is None else _items(value)
+    if pairs is None or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        raise failure(name, "a mapping from token ids to numbers", value)
+    _check_count(name, "token ids", len(pairs), most)
+    found = {}
+    for token, bias in pairs:
+        id_ = int(token) if isinstance(token, str) and token.isdecimal() and len(token) < 20 else token
+        found[integer(name, id_, 0)] = number(name, bias, f"from {-bound:g} to {bound:g}", lambda b: abs(b) <= bound)
+    return tuple(found.items())
+
+
+def callables(name: str, value: Any, most: int) -> tuple[Callable[..., Any], ...]:
+    """At most ``most`` callables; a single one is a list of one."""
+    found = () if value is None else (value,) if callable(value) else _items(value)
+    if found is None or not all(callable(item) for item in found):
+        raise failure(name, "callables", value)
+    _check_count(name, "callables", len(found), most)
+    return found
+
+
+def _items(value: Any) -> tuple[Any, ...] | None:
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)) else None
+
+
+def _check_count(name: str, what: str, found: int, most: int) -> None:
+    if found > most:
+        raise RequestError(f"{name}: expected at most {most} {what}, found {found}: pass fewer")
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,81 @@
+"""Changes of logits before the temperature: sparse arrays per row, applied to all rows in a few calls.
+
+The order is that of vLLM: allowed tokens, forbidden tokens, bias, the caller's processors, then the penalties of
+repetition (CTRL, Keskar et al. 2019), frequency and presence (OpenAI).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from artifact.errors import RequestError
+
+
+@dataclass(frozen=True, eq=False)
+class LogitEdits:
+    """What changes the logits of one row. All ids are int64 and each comes once in its array.
+
+    allowed     the only tokens that can be drawn, None for all
+    forbidden   tokens that cannot be drawn
+    biased      tokens with the ``bias`` float32 that is added
+    seen        tokens of prompt and answer, to which ``repetition`` applies: positive / it, negative * it
+    answered    tokens of the answer, with their ``counts`` float32, from which ``frequency`` times the count and
+                ``presence`` are subtracted
+    """
+
+    allowed: np.ndarray | None
+    forbidden: np.ndarray
+    biased: np.ndarray
+    bias: np.ndarray
+    seen: np.ndarray
+    repetition: float
+    answered: np.ndarray
+    counts: np.ndarray
+    frequency: float
+    presence: float
+
+
+def edited_rows(
+    logits: np.ndarray, edits: Sequence[LogitEdits], between: Callable[[np.ndarray], np.ndarray] | None = None
+) -> np.ndarray:
+    """``logits`` [n, vocab] float32 with the ``edits`` of each row, as a new array.
+
+    ``between`` takes and gives the rows [n, vocab] after the bias, before the penalties.
+    """
+    scores = logits.copy()
+    for row, edit in enumerate(edits):
+        if edit.allowed is not None:
+            scores[row] = -np.inf
+            scores[row, edit.allowed] = logits[row, edit.allowed]
+    rows, ids = _places([edit.forbidden for edit in edits])
+    scores[rows, ids] = -np.inf
+    rows, ids = _places([edit.biased for edit in edits])
+    scores[rows, ids] += np.concatenate([edit.bias for edit in edits])
+    if between is not None:
+        scores = between(scores)
+    rows, ids = _places([edit.seen for edit in edits])
+    values, penalty = scores[rows, ids], np.array([edit.repetition for edit in edits], np.float32)[rows]
+    scores[rows, ids] = np.where(values < 0, values * penalty, values / penalty)
+    rows, ids = _places([edit.answered for edit in edits])
+    penalties = np.array([(edit.frequency, edit.presence) for edit in edits], np.float32)[rows]
+    scores[rows, ids] -= penalties[:, 0] * np.concatenate([edit.counts for edit in edits]) + penalties[:, 1]
+    return scores
+
+
+def checked_logits(found: object, vocab: int, name: str) -> np.ndarray:
+    """What a processor gave, as logits [vocab] float32; RequestError, which calls it ``name``, for anything else."""
+    array = np.asarray(found)
+    if array.shape != (vocab,) or array.dtype.kind != "f":
+        raise RequestError(
+            f"{name}: expected logits [{vocab}] of a floating-point type, found {array.dtype}{list(array.shape)}: "
+            "return the logits, also where they were changed in place"
+        )
+    return array.astype(np.float32, copy=False)
+
+
+def _places(ids: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Row and token of each id of each row."""
+    return np.repeat(np.arange(len(ids)), [each.size for each in ids]), np.concatenate(ids)

@@ -1,0 +1,84 @@
+"""What one request has drawn so far, as the edits that its next logits get."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from runtime.sampling.edits import LogitEdits
+from runtime.sampling.params import SamplingParams
+
+
+class AnswerHistory:
+    """The tokens of an answer and of its prompt, as far as ``params`` ask for them.
+
+    ``stop_ids`` are forbidden for the first min_tokens tokens; ``bad_words`` are the token ids of the texts.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Iterable[int] = (),
+        stop_ids: Iterable[int] = (),
+        bad_words: Sequence[tuple[int, ...]] = (),
+    ) -> None:
+        self._params = params
+        self.tokens: list[int] = []
+        # Insertion-ordered set of token ids, kept where the penalty of repetition needs it.
+        self._seen = dict.fromkeys(prompt) if params.repetition_penalty != 1 else None
+        self._counts: dict[int, int] | None = {} if params.frequency_penalty or params.presence_penalty else None
+        self._allowed = None if params.allowed_token_ids is None else np.array(params.allowed_token_ids, np.int64)
+        self._biased, self._bias = _bias_arrays(params)
+        self._stop_ids = list(stop_ids) if params.min_tokens else []
+        self._never = [word[0] for word in bad_words if len(word) == 1]
+        # Words of several tokens, by the token before their last one.
+        self._words: dict[int, list[tuple[int, ...]]] = {}
+        for word in bad_words:
+            if len(word) > 1:
+                self._words.setdefault(word[-2], []).append(word)
+
+    def add(self, token: int) -> None:
+        """The token that was drawn."""
+        self.tokens.append(token)
+        if self._seen is not None:
+            self._seen[token] = None
+        if self._counts is not None:
+            self._counts[token] = self._counts.get(token, 0) + 1
+
+    def edits(self, vocab: int) -> LogitEdits:
+        """What the logits [vocab] after these tokens get."""
+        params, counts = self._params, self._counts or {}
+        forbidden = dict.fromkeys(self._forbidden())
+        return LogitEdits(
+            allowed=self._allowed,
+            forbidden=_ids(token for token in forbidden if token < vocab),
+            biased=self._biased,
+            bias=self._bias,
+            seen=_ids(self._seen or ()),
+            repetition=params.repetition_penalty,
+            answered=_ids(counts),
+            counts=np.fromiter(counts.values(), np.float32, len(counts)),
+            frequency=params.frequency_penalty,
+            presence=params.presence_penalty,
+        )
+
+    def _forbidden(self) -> list[int]:
+        found = list(self._never)
+        if len(self.tokens) < self._params.min_tokens:
+            found += self._stop_ids
+        if self._words and self.tokens:
+            tokens = self.tokens
+            for word in self._words.get(tokens[-1], ()):
+                if len(word) - 1 <= len(tokens) and tuple(tokens[1 - len(word) :]) == word[:-1]:
+                    found.append(word[-1])
+        return found
+
+
+def _ids(tokens: Iterable[int]) -> np.ndarray:
+    return np.array(list(tokens), np.int64)
+
+
+def _bias_arrays(params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+    pairs = dict(params.logit_bias)
+    return _ids(pairs), np.array(list(pairs.values()), np.float32)
