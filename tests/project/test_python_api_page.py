@@ -9,6 +9,7 @@ import pytest
 
 from hybridge import errors
 from runtime.generation import Generation
+from runtime.sampling import SamplingParams
 from tests.project.test_wheel import ROOT
 
 PAGE = ROOT / "docs" / "python_api.md"
@@ -23,6 +24,13 @@ def test_table_names_every_field_of_a_generation(page: str) -> None:
     table = page[page.index("| field |") : page.index("The prompt and all new tokens")]
     named = set(re.findall(r"`(\w+)`", "\n".join(row.split("|")[1] for row in table.splitlines() if "|" in row)))
     assert named == {field.name for field in dataclasses.fields(Generation)}
+
+
+def test_steps_of_sampling_are_in_the_order_of_the_parameters(page: str) -> None:
+    table = page[page.index("| step |") : page.index("def digits_first")]
+    named = re.findall(r"`(\w+)`", "\n".join(row.split("|")[1] for row in table.splitlines() if row.startswith("| `")))
+    order = (SamplingParams.__doc__ or "").split("Order of the steps: ")[1].split(", draw")[0]
+    assert named == re.split(r",\s+", order)
 
 
 def test_errors_of_the_table_exist(page: str) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from artifact.errors import EngineError, RequestError
@@ -17,7 +18,7 @@ from runtime.text import Tokenizer
 from tests.runtime.generation.toy_llm import VOCAB
 from tests.runtime.text.tokenizer_files import byte_level_tokenizer
 from tests.runtime.toy_engine import HYBRID
-from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config, toy_greedy
+from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config, toy_greedy, toy_logits
 
 SETTINGS = ServingSettings(block_size=4, memory_bytes=20_000)
 
@@ -342,3 +343,48 @@ def test_a_closed_stream_gives_nothing_more(tmp_path, engine):
         return [piece async for piece in stream] + [piece async for piece in ended]
 
     assert run(tmp_path, engine, work) == []
+
+
+def test_scores_names_and_resets(tmp_path, engine):
+    prompt = list(range(2, 30))
+
+    async def work(llm):
+        found = await llm.generate(prompt_token_ids=prompt, sampling_params=SamplingParams(max_tokens=3))
+        assert found.token_ids == tuple(toy_greedy(engine.config, prompt, 3))
+        assert (await llm.generate(prompt, max_new_tokens=1)).cached_tokens > 20
+        await llm.reset_prefix_cache()
+        assert (await llm.generate(prompt, max_new_tokens=1)).cached_tokens == 0
+        score = await llm.score("hello", " world")
+        whole = llm.tokenizer.encode("hello world")
+        first = len(whole) - len(score.token_ids)
+        assert score.token_ids == tuple(whole[first:]) and first == len(llm.tokenizer.encode("hello"))
+        for place, logprob in enumerate(score.logprobs, first):
+            logits = toy_logits(engine.config, whole[:place]).astype(np.float64)
+            assert logprob == pytest.approx(logits[whole[place]] - np.log(np.exp(logits).sum()), abs=1e-5)
+        answers = await llm.generate([7], SamplingParams(prompt_logprobs=1, n=2), max_new_tokens=2)
+        assert answers.prompt_logprobs == (None,) == answers.alternatives[0].prompt_logprobs
+        for arguments, words in (
+            (([[1], [2]],), "expected one prompt, found several"),
+            (([],), "prompt: expected at least one token id, found none"),
+            (([1], None, None, 0.5), "priority: expected an integer"),
+        ):
+            with pytest.raises(RequestError, match=words):
+                llm.add(*arguments)
+        with pytest.raises(RequestError, match=r"temperature: .*pass SamplingParams"):
+            llm.add([1], temperature=1)
+        # What fails in a processor of the caller is the request's error; the others go on.
+        bad = llm.add([1], SamplingParams(logits_processors=lambda tokens, logits: None))
+        good = llm.add([1], max_new_tokens=3)
+        with pytest.raises(RequestError, match=r"logits_processors\[0\]: expected logits"):
+            await bad.result()
+        assert (await good.result()).token_ids == tuple(toy_greedy(engine.config, [1], 3))
+        return llm
+
+    settings = ServingSettings(block_size=4, memory_bytes=40_000, prefix_cache="radix")
+    llm = run(tmp_path, engine, work, settings)
+
+    async def late():
+        await llm.score("a", "b")
+
+    with pytest.raises(RequestError, match="expected an open AsyncLLM, found a closed one"):
+        asyncio.run(late())

@@ -49,7 +49,7 @@ def test_candidates_say_what_they_were_drawn_from(kind: str, vocab: int) -> None
                 if drawn_from is None:
                     assert token == logits.argmax()
                     continue
-                expected = np.append(processed(logits, (), params), np.zeros(VOCAB - both))
+                expected = np.append(processed(logits, (), (), params), np.zeros(VOCAB - both))
                 np.testing.assert_allclose(drawn_from[place] / drawn_from[place].sum(), expected, atol=1e-6)
             right = int(rng.integers(0, len(proposal) + 1))
             texts[each.sequence] += [*proposal.token_ids[:right], int(rng.integers(0, both))]

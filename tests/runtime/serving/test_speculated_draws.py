@@ -20,6 +20,14 @@ PARAMS = {
     "top": {"temperature": 1.3, "top_k": 4, "top_p": 0.9},
     "min_p": {"temperature": 1.1, "min_p": 0.1},
     "penalty": {"temperature": 1.0, "repetition_penalty": 1.6},
+    "edits": {
+        "temperature": 1.1,
+        "frequency_penalty": 0.7,
+        "presence_penalty": -0.4,
+        "logit_bias": {1: 0.5, 2: -0.6},
+        "allowed_token_ids": [0, 1, 2, 4],
+        "logits_processors": [lambda tokens, logits: logits + np.float32(0.3) * (np.arange(VOCAB) == len(tokens))],
+    },
 }
 
 
@@ -58,6 +66,7 @@ def drafter(kind: str) -> Drawing | NgramDrafter | ModelDrafter:
         ("draws", "temperature", "snapshot", True),
         ("draws", "penalty", "snapshot", True),
         ("ngram", "penalty", "replay", False),
+        ("ngram", "edits", "replay", False),
         ("model", "top", "replay", False),
     ],
 )
