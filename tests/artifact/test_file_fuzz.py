@@ -31,7 +31,7 @@ CONFIG = config_to_json(sample_config())
 FILES = (FileRecord("model.onnx", 3, "0" * 64), FileRecord("weights/m.safetensors", 20, "1" * 64, "header"))
 MANIFEST = json.loads(json.dumps(asdict(Manifest({"hybridge": "1"}, "tiny", {"dtype": None}, FILES, ("a note",)))))
 ENGINE = {**asdict(RECORD), "advance": asdict(ADVANCE)}
-fuzzed = settings(max_examples=examples(400), deadline=None)
+fuzzed = settings(max_examples=examples(200), deadline=None)
 
 
 @pytest.fixture(scope="module")

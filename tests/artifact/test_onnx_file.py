@@ -159,7 +159,7 @@ DIMS = st.lists(st.integers(-3, 9) | st.sampled_from([2**31, 2**62, 2**63 - 1, -
 
 
 @pytest.mark.fuzz
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(weights=st.lists(st.tuples(ENTRIES, DIMS, st.integers(-1, 30)), min_size=1, max_size=3), cut=st.integers(0, 400))
 def test_fuzzed_weights(tmp_path_factory: pytest.TempPathFactory, weights: list, cut: int) -> None:
     """Any entries give weights inside their files, or a typed error."""
@@ -183,7 +183,7 @@ def test_fuzzed_weights(tmp_path_factory: pytest.TempPathFactory, weights: list,
 
 
 @pytest.mark.fuzz
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.binary(max_size=200))
 def test_fuzzed_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     folder = tmp_path_factory.getbasetemp()

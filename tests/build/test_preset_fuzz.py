@@ -25,7 +25,7 @@ EDITS = st.lists(st.tuples(st.integers(0, len(LINES) - 1), st.sampled_from(VALUE
 
 
 @pytest.mark.fuzz
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(edits=EDITS, splices=SPLICES, depth=st.sampled_from([0, 0, 0, 0, 0, 0, 0, 0, 100, 20_000]))
 def test_preset(
     tmp_path_factory: pytest.TempPathFactory,

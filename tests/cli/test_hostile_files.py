@@ -38,7 +38,12 @@ def large(path: Path) -> None:
 
 KINDS: dict[str, Callable[[Path], object]] = {"pipe": os.mkfifo, "device": to_zero, "large": large}
 # Weights may be large: nothing reads more of them than the graph names.
-CASES = [(name, kind) for name in FILES for kind in KINDS if (kind, name) != ("large", FILES[-1])]
+CASES = [
+    pytest.param(name, kind, marks=[] if kind == "pipe" else pytest.mark.slow)
+    for name in FILES
+    for kind in KINDS
+    if (kind, name) != ("large", FILES[-1])
+]
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)

@@ -41,7 +41,7 @@ def test_the_sample_is_valid(cache: KernelCache) -> None:
 
 
 @pytest.mark.fuzz
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(changes=CHANGES, splices=SPLICES, code=st.binary(max_size=20), deep=st.booleans())
 def test_entry(
     cache: KernelCache, changes: list[Any], splices: list[tuple[int, int, bytes]], code: bytes, deep: bool

@@ -45,7 +45,7 @@ def test_the_sample_is_valid(file: Path) -> None:
 
 
 @pytest.mark.fuzz
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     changes=CHANGES,
     splices=SPLICES,
