@@ -32,6 +32,12 @@ def explain(errors: list[str]) -> str:
     """The first error in one line, shortened, with a remedy where one is known."""
     text = " ".join(errors[0].split()) if errors else "no reason given"
     text = text if len(text) <= 600 else text[:597] + "..."
-    if any("OutOfMemory" in error for error in errors):
+    out_of_memory = [error for error in errors if "OutOfMemory" in error]
+    if any("HostBuffer" in error for error in out_of_memory):
+        text += (
+            ": this machine has no memory left for the weights, of which a build holds copies: free some, or build the "
+            "engine on a machine with more (--target names the GPU that it is for)"
+        )
+    elif out_of_memory:
         text += ": lower the preset's prefill.max_seq or --max-batch, or raise the limit of the workspace"
     return text
