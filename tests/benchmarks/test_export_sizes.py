@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.export_sizes import SIZES, Size, run
 from exporter.models.registry import decoder_config
 from tests.support.tiny_models import BASE_CONFIGS
@@ -13,6 +15,7 @@ def test_every_size_is_a_decoder() -> None:
     assert [len(decoder_config(size.config).layers) for size in SIZES] == [28, 32, 52, 48, 108]
 
 
+@pytest.mark.slow
 def test_a_run_says_time_and_memory(tmp_path: Path) -> None:
     size = Size("tiny", {"model_type": "llama", **BASE_CONFIGS["llama"], "head_dim": 8}, most_seconds=600)
     document = run(1, (size,), tmp_path).to_json()
