@@ -11,6 +11,7 @@ import pytest
 
 from artifact.errors import RequestError
 from runtime.llm import LLM
+from runtime.prefix_cache.settings import PrefixCacheSettings
 from runtime.sampling import SamplingParams
 from runtime.scheduler import Priority
 from runtime.serving.settings import ServingSettings
@@ -302,6 +303,19 @@ def test_namespaces_share_nothing_and_a_reset_forgets(tmp_path: Path, kind: str)
         assert list(answer.token_ids) == toy_paged_engine.toy_greedy(llm.config, prompt[:-1], 6)
         llm.reset_prefix_cache()
         assert cached("a") == (pinned.length if pinned else 0) and cached() == 0
+        llm.loop.scheduler.check_integrity()
+
+
+def test_a_reset_forgets_what_host_memory_keeps(tmp_path: Path) -> None:
+    cache = PrefixCacheSettings("radix", host_bytes=1 << 20)
+    with paged_llm(tmp_path, memory=11_000, prefix_cache=cache) as llm:
+        for first in range(2, 26):
+            llm.generate([first, *range(30)], max_new_tokens=2)
+        assert llm.prefix_cache_report().host_bytes > 0
+        llm.reset_prefix_cache()
+        report = llm.prefix_cache_report()
+        assert (report.host_bytes, report.nodes, report.states) == (0, 0, 0)
+        assert llm.generate([2, *range(30)], max_new_tokens=1).cached_tokens == 0
         llm.loop.scheduler.check_integrity()
 
 

@@ -34,6 +34,8 @@ def logprobs(model: Any, tokens: list[int]) -> np.ndarray:
     return found[np.arange(len(tokens) - 1), tokens[1:]]
 
 
+# On push, test_request_options.py compares with exact logits.
+@pytest.mark.slow
 def test_scores(pair: tuple[LLM, Any]) -> None:
     llm, model = pair
     rng = np.random.default_rng(0)
