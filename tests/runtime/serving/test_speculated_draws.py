@@ -22,6 +22,7 @@ PARAMS = {
     "penalty": {"temperature": 1.0, "repetition_penalty": 1.6},
     "edits": {
         "temperature": 1.1,
+        "repetition_penalty": 1.6,
         "frequency_penalty": 0.7,
         "presence_penalty": -0.4,
         "logit_bias": {1: 0.5, 2: -0.6},
@@ -65,7 +66,6 @@ def drafter(kind: str) -> Drawing | NgramDrafter | ModelDrafter:
         *(("draws", filters, "replay", False) for filters in PARAMS),
         ("draws", "temperature", "snapshot", True),
         ("draws", "penalty", "snapshot", True),
-        ("ngram", "penalty", "replay", False),
         ("ngram", "edits", "replay", False),
         ("model", "top", "replay", False),
     ],
