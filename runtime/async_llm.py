@@ -250,7 +250,7 @@ class AsyncLLM:
         self._texts.add(make, lambda made: self._admit(stream, made, started))
         return stream
 
-    def _admit(self, stream: RequestStream, made: Future[ServingRequest | None], started: float) -> None:
+    def _admit(self, stream: RequestStream, made: Future[Any], started: float) -> None:
         """In the event loop, so that no request starts behind its own cancellation."""
         if stream.cancelled:
             return

@@ -86,7 +86,5 @@ def score_requests(
     if not isinstance(continuations, Sequence) or isinstance(continuations, str) or len(continuations) != len(prompts):
         raise RequestError(f"continuation: expected a list of {len(prompts)}, one for each prompt, found another")
     names = ["prompt"] if single else [f"prompt {index}" for index in range(len(prompts))]
-    return single, [
-        ScoreRequest.of(text, *pair, max_seq_len, name)
-        for *pair, name in zip(prompts, continuations, names, strict=True)
-    ]
+    asked = zip(prompts, continuations, names, strict=True)
+    return single, [ScoreRequest.of(text, given, after, max_seq_len, name) for given, after, name in asked]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from artifact.errors import EngineError, RequestError
 from runtime.generation import Piece, Request
 from runtime.scheduler import ScheduledRequest
 
@@ -41,4 +40,4 @@ class Output(NamedTuple):
 
     request_id: int
     piece: Piece | None = None
-    error: EngineError | RequestError | None = None
+    error: Exception | None = None

@@ -180,7 +180,8 @@ def test_a_text_is_scored_behind_its_prompt(tmp_path: Path) -> None:
         before, whole = llm.tokenizer.encode("hello"), llm.tokenizer.encode("hello world")
         assert llm.score("hello", " world").token_ids == tuple(whole[len(before) :])
         assert llm.score(before, " world").token_ids == tuple(llm.tokenizer.encode(" world", False))
-        for arguments in (("a", ""), ("a", []), (["a", "b"], ["c"]), (["a", "b"], "cd"), ([1] * 60, [1] * 60)):
+        wrong: tuple[Any, ...] = (("a", ""), ("a", []), (["a", "b"], ["c"]), (["a", "b"], "cd"), ([1] * 60, [1] * 60))
+        for arguments in wrong:
             with pytest.raises(RequestError, match=r"continuation|at most 96 tokens"):
                 llm.score(*arguments)
 
