@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import onnx
 
+from trt_plugins.activations import silu
 from trt_plugins.functions.body import TO_END, Body
 from trt_plugins.functions.lengths import clamped_lengths, valid_tokens
 from trt_plugins.functions.signature import Signature
@@ -32,7 +33,7 @@ def conv_outputs(body: Body, x: str, weight: str, bias: str) -> tuple[str, str, 
     columns = body.concat(state, x, axis=1)
     y = _taps_sum(body, columns, weight, bias)
     if body.signature.attribute("activation") == "silu":
-        y = body.op("Mul", y, body.op("Sigmoid", y))
+        y = silu(body, y)
     y = body.op("Where", valid_tokens(body, lengths, time, rank=3), y, body.float32(0.0))
     return y, _last_columns(body, columns, lengths), lambda count: _columns_after(body, columns, count)
 

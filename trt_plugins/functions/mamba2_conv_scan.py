@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 
+from trt_plugins.activations import silu
 from trt_plugins.functions.body import TO_END, Body
 from trt_plugins.functions.causal_conv1d import conv_outputs
 from trt_plugins.functions.lengths import clamped_lengths, valid_tokens
@@ -23,7 +24,7 @@ def mamba2_conv_scan_function(signature: Signature) -> onnx.FunctionProto:
     y, state, after = ssm_outputs(body, x, B, C, dt)
     y = body.reshape(y, body.op("Shape", gate))
     time = body.size(gate, 1)
-    gated = body.op("Mul", y, body.op("Mul", gate, body.op("Sigmoid", gate)))
+    gated = body.op("Mul", y, silu(body, gate))
     valid = valid_tokens(body, clamped_lengths(body, time), time, rank=3)
     y = body.op("Where", valid, gated, body.float32(0.0))
     if not signature.has_time:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from trt_plugins.functions.activations import activated
+from trt_plugins.activations import activated
 from trt_plugins.functions.body import Body
 from trt_plugins.functions.signature import Signature
 

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from artifact.errors import UnsupportedError
+from trt_plugins.reference.activations import ACTIVATIONS
 from trt_plugins.reference.precision import work_dtype
-
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {
-        "silu": F.silu,
-        "gelu": F.gelu,
-        "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-        "relu": F.relu,
-        "relu2": lambda x: F.relu(x).square(),
-    }
-)
 
 
 def routed_experts(
@@ -43,7 +31,7 @@ def routed_experts(
         expert_weights: [batch, (time), top_k].
         up_weight: [experts, intermediate, hidden], with ``gated`` [experts, 2 * intermediate, hidden], the gate first.
         down_weight: [experts, hidden, intermediate].
-        activation: a name in ``ACTIVATIONS``.
+        activation: a name in ``reference.activations.ACTIVATIONS``.
         gated: 0 or 1.
 
     Returns:

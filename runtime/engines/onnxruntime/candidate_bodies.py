@@ -17,6 +17,7 @@ from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_att
 from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.ssm_walk import walk_tokens
 from runtime.engines.onnxruntime.update_ssm_state import ssm_inputs, with_skip
+from trt_plugins.activations import silu
 
 # (dense node of one row, inserter, kernels, tokens) -> y and the state after each token, or None where there is none.
 CandidateBody = Callable[[ir.Node, Inserter, Kernels, int], "tuple[ir.Value, list[ir.Value]] | None"]
@@ -40,7 +41,7 @@ def causal_conv1d_candidates(
     else:
         y = insert.op("Conv", _columns(insert, joined, 1, kernel + count), weight, bias, group=channels)
     if op_attributes(node)["activation"] == "silu":
-        y = insert.microsoft("QuickGelu", y, alpha=1.0)
+        y = silu(insert, y)
     return insert.op("Transpose", y, perm=[0, 2, 1]), states
 
 

@@ -2,7 +2,7 @@
 
 CausalConvWithState of a kernel of size n carries n - 1 columns. With a zero tap in front of the weight it carries
 exactly the kernel-wide state of the operator, in its layout, and may update it in place. Its own SiLU is a scalar
-loop; QuickGelu with alpha 1 is the same function, vectorised.
+loop, as fast as nodes for one token and a third as fast for many.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import onnx_ir as ir
 from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
 from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.padding import last_columns
+from trt_plugins.activations import silu
 
 _END = int(np.iinfo(np.int64).max)
 
@@ -26,15 +27,18 @@ def causal_conv1d_body(node: ir.Node, insert: Inserter, kernels: Kernels, padded
     assert x is not None and weight is not None and state is not None and lengths is not None
     channels, one_token = weight_shape[0], shape[1] == 1
     columns = insert.reshape(x, 0, channels, 1) if one_token else insert.op("Transpose", x, perm=[0, 2, 1])
+    activation = str(op_attributes(node)["activation"])
     if kernels.recurrent_ops and not padded:
+        inner = activation if one_token else "none"
         taps = insert.op("Concat", insert.constant(np.zeros((channels, 1, 1), np.float32)), weight, axis=2)
-        y, new_state = insert.microsoft("CausalConvWithState", columns, taps, bias, state, outputs=2)
+        y, new_state = insert.microsoft("CausalConvWithState", columns, taps, bias, state, outputs=2, activation=inner)
+        activation = "none" if one_token else activation
     elif one_token:
         y, new_state = _standard_step(insert, columns, weight, bias, state)
     else:
         y, new_state = _standard_prefill(insert, columns, weight, bias, state, lengths if padded else None)
-    if op_attributes(node)["activation"] == "silu":
-        y = insert.microsoft("QuickGelu", y, alpha=1.0)
+    if activation == "silu":
+        y = silu(insert, y)
     y = insert.reshape(y, 0, 1, channels) if one_token else insert.op("Transpose", y, perm=[0, 2, 1])
     return [y, new_state]
 

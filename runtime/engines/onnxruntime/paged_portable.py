@@ -1,7 +1,8 @@
 """A paged artifact's file as it is on ONNX Runtime: its own operator functions, one call for a whole step.
 
-Slower than OnnxRuntimePagedEngine, but every node is the file's own but for the widened types and for matrix products,
-which read the stored weights without transposing them. Verify uses it to show that the file carries its meaning.
+Slower than OnnxRuntimePagedEngine, but every node is the file's own but for the widened types, matrix products, which
+read the stored weights without transposing them, and the activations that activations.py replaces. Verify uses it to
+show that the file carries its meaning.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from artifact.bindings import SEQ
 from artifact.config import RuntimeConfig
 from artifact.paged import ROW_BOUNDS, ROWS, TOKENS
+from runtime.engines.onnxruntime.activations import use_exact_activations
 from runtime.engines.onnxruntime.columns import put_weights_left
 from runtime.engines.onnxruntime.fixed_axes import fix_axes
 from runtime.engines.onnxruntime.graph_edit import remove_dead_code, state_pairs
@@ -80,6 +81,7 @@ def rewrite_paged(
     if config.speculative_tokens:
         use_one_slot(model)
     widen_types(model)
+    use_exact_activations(model)
     expose_values(model, shown)
     use_stored_weights(model)
     use_paged_attention(model, form)

@@ -23,6 +23,7 @@ from runtime.engines.onnxruntime.kernels import Kernels
 from runtime.engines.onnxruntime.linear_attention import linear_attention
 from runtime.engines.onnxruntime.replay_rows import MOST_REPLAYED, TokenRows
 from runtime.engines.onnxruntime.update_ssm_state import ssm_inputs, with_skip
+from trt_plugins.activations import silu
 from trt_plugins.catalog import DOMAIN, spec_of
 from trt_plugins.specs.packed import PACKED_VERSION, STATE_INDICES
 
@@ -87,7 +88,7 @@ def causal_conv1d_replay(node: ir.Node, insert: Inserter, kernels: Kernels, coun
     else:
         y = insert.op("Conv", insert.op("Concat", before, columns, axis=2), weight, bias, group=channels)
     if op_attributes(node)["activation"] == "silu":
-        y = insert.microsoft("QuickGelu", y, alpha=1.0)
+        y = silu(insert, y)
     y = insert.op("Transpose", y, perm=[0, 2, 1])
     return Replayed(y, (Kept(x, (channels,)),), (channels, kernel))
 

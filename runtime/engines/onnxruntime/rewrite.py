@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from artifact.bindings import BATCH, SEQ
 from artifact.config import RuntimeConfig
+from runtime.engines.onnxruntime.activations import use_exact_activations
 from runtime.engines.onnxruntime.attention import use_group_query_attention
 from runtime.engines.onnxruntime.columns import put_weights_left
 from runtime.engines.onnxruntime.fixed_axes import fix_axes
@@ -61,6 +62,7 @@ def rewrite(model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Ke
     EngineError when the installed ONNX Runtime cannot run the result.
     """
     widen_types(model)
+    use_exact_activations(model)
     use_stored_weights(model)
     padded = form is GraphForm.PADDED
     use_group_query_attention(model, config, kernels, padded)
@@ -82,12 +84,13 @@ def rewrite(model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Ke
 
 
 def widen_only(model: ir.Model, kernels: Kernels) -> ir.Model:
-    """``model`` with float32 types, its matrices used as stored, and nothing else changed.
+    """``model`` with float32 types, its matrices used as stored, exact activations, and nothing else changed.
 
     Matrices behind a Transpose would have to be copied into the model, which cannot hold more than 2 GB. EngineError
     when the installed version is too old.
     """
     widen_types(model)
+    use_exact_activations(model)
     use_stored_weights(model)
     remove_dead_code(model)
     lower_opset(model, kernels)

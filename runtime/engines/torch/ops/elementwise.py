@@ -13,6 +13,7 @@ from artifact.errors import EngineError
 from runtime.engines.torch.node_context import Builder, NodeContext, Run
 from runtime.engines.torch.tensors import torch_from_dtype
 from runtime.engines.torch.weights import tensor_from_ir
+from trt_plugins.reference.activations import gelu, gelu_tanh
 
 _CONSTANT_KINDS = {
     "value_int": torch.int64,
@@ -46,8 +47,7 @@ def _cast_like(context: NodeContext) -> Run:
 
 
 def _gelu(context: NodeContext) -> Run:
-    approximate = context.attributes.take("approximate", "none")
-    return lambda x: F.gelu(x, approximate=approximate)
+    return gelu_tanh if context.attributes.take("approximate", "none") == "tanh" else gelu
 
 
 def _constant(context: NodeContext) -> Run:

@@ -13,7 +13,7 @@ from trt_plugins.catalog import OPS
 from trt_plugins.kernels.fused import routed_experts, top_k_softmax
 from trt_plugins.kernels.fused.routed_experts import LARGEST_ROUTES, ExpertsDecode
 from trt_plugins.kernels.fused.top_k_softmax import TopKSoftmax
-from trt_plugins.reference.routed_experts import ACTIVATIONS
+from trt_plugins.reference.activations import ACTIVATIONS
 
 # Up to this many routes (tokens x top_k) that our kernels refuse, the weights of each are gathered: the host needs to
 # know no choice then, so that decoding can be recorded. More routes are sorted by expert where torch has a product for

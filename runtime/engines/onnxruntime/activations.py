@@ -1,0 +1,67 @@
+"""Activations that ONNX Runtime computes with an absolute error only, as operators that are right on both tails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from runtime.engines.onnxruntime.graph_edit import replace_node
+from trt_plugins.activations import gelu, gelu_tanh, sigmoid, silu
+from trt_plugins.e4m3 import Nodes
+
+
+class _NodesBefore:
+    """Adds nodes in front of ``node``, in the graph, subgraph or function that it is part of."""
+
+    def __init__(self, node: ir.Node) -> None:
+        self._before = node
+
+    def op(self, op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+        node = ir.node(op_type, inputs, attributes or None)
+        assert self._before.graph is not None
+        self._before.graph.insert_before(self._before, node)
+        node.outputs[0].type, node.outputs[0].shape = self._before.outputs[0].type, self._before.outputs[0].shape
+        return node.outputs[0]
+
+    def array(self, value: np.ndarray) -> ir.Value:
+        # A function has no initializers.
+        constant = self.op("Constant", value=ir.tensor(value))
+        constant.type, constant.shape = ir.TensorType(ir.DataType.from_numpy(value.dtype)), ir.Shape(value.shape)
+        return constant
+
+
+def use_exact_activations(model: ir.Model) -> None:
+    """Replace every Sigmoid and Gelu of a graph in float32, its functions and subgraphs, in place."""
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        for node in list(graph.all_nodes()):
+            if not node.domain and node.op_type in _EXACT:
+                _EXACT[node.op_type](node)
+
+
+def _replace_sigmoid(node: ir.Node) -> None:
+    x, factor = node.inputs[0], node.outputs[0]
+    assert x is not None
+    for product in list(factor.consumers()):
+        if not product.domain and product.op_type == "Mul" and set(product.inputs) == {x, factor}:
+            replace_node(product, [silu(_NodesBefore(product), x)])
+    if factor.is_graph_output() or factor.uses():
+        replace_node(node, [sigmoid(_NodesBefore(node), x)])
+    else:
+        assert node.graph is not None
+        node.graph.remove(node, safe=True)
+
+
+def _replace_gelu(node: ir.Node) -> None:
+    x = node.inputs[0]
+    assert x is not None
+    exact: Callable[[Nodes[ir.Value], ir.Value], ir.Value] = (
+        gelu_tanh if node.attributes.get_string("approximate", "none") == "tanh" else gelu
+    )
+    replace_node(node, [exact(_NodesBefore(node), x)])
+
+
+_EXACT: Mapping[str, Callable[[ir.Node], None]] = MappingProxyType({"Sigmoid": _replace_sigmoid, "Gelu": _replace_gelu})
