@@ -271,7 +271,10 @@ class PagedEngine(ABC):
         raise EngineError(f"the {self.name} engine cannot save its states: use onnxruntime")
 
     def copy_from_arrays(self, arrays: Mapping[str, np.ndarray], blocks: int, slots: int) -> HostCopy:
-        """The inverse of ``arrays_from_copy``, for ``swap_in``; EngineError as there, or when the shapes do not fit."""
+        """The inverse of ``arrays_from_copy``, for ``swap_in``, of arrays of any type; they are rounded to the pools'.
+
+        EngineError as there, or when shapes or magnitudes do not fit.
+        """
         raise EngineError(f"the {self.name} engine cannot restore states: use onnxruntime")
 
     def free_memory(self) -> int | None:

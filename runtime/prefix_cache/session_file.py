@@ -5,7 +5,8 @@
     "HYBSESS1"  header length (8 bytes, little-endian)  header (JSON)  arrays, one after the other  sha256 of all before
 
 The arrays are those of the artifact's pools in their declared layout, so that another engine, block size or pool can
-take them. The header names the weights: a session of other weights is refused.
+take them, in the type that the engine held them in: that of the artifact or, from ONNX Runtime, float32 for 16 bits.
+The header names the weights: a session of other weights is refused.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ class PrefixCacheSettings:
 
     mode: "no_buffer" finds a slot for a state at the time when it is taken; "extra_buffer" gives each request a second
     slot from its beginning, so that taking a state never waits for one to become free.
-    cached_states: slots for states beside those of the rows; None takes half of what the rows leave.
+    cached_states: slots for states beside those of the rows; None takes half of the bytes that the rows leave, and more
+    where a state is larger than the KV of a whole sequence: all of a model without attention.
     branch_points, prompt_end: whether a prompt stops where it leaves a known one, and before its last token, for a
     state. spread: so many states, evenly, on the way of a prompt of which less than half is known, or fewer at the
     lengths at which other prompts parted. grid: also after every so many tokens; None: not. chunks: whether the state

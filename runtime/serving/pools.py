@@ -13,6 +13,9 @@ from runtime.engines.packed_rows import EXACT
 from runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
 from runtime.serving.settings import GIB, ServingSettings
 
+CACHED_SEQUENCES = 64
+"""Sequences for which a prefix cache has room by default, on a CPU."""
+
 
 @dataclass(frozen=True)
 class ServingShape:
@@ -80,7 +83,7 @@ class PoolReport:
 
 @dataclass(frozen=True)
 class CacheSlots:
-    """spares: second slots of the rows. states: slots of a prefix cache; None: half of what the rows leave.
+    """spares: second slots of the rows. states: slots of a prefix cache; None: by ``default_states``.
 
     kind: "exact", or "int8" or "fp8": the slots of both are packed.
     """
@@ -135,10 +138,18 @@ def pools_in(
 
 def _cached_states(cache: CacheSlots, left: int, longest: int, state_bytes: int) -> int:
     """States of the prefix cache in ``left`` bytes, of which ``longest`` are for the blocks of one sequence."""
-    own = left // (2 * state_bytes) if cache.states is None else cache.states
+    own = default_states(left, longest, state_bytes) if cache.states is None else cache.states
     if cache.kind != EXACT and cache.states:
         own += 1  # for the state of a sequence that ends: an exact one comes in the slot of its row
     return max(0, min((left - longest) // state_bytes, own + cache.spares))
+
+
+def default_states(left: int, longest: int, state_bytes: int) -> int:
+    """States of the prefix cache in ``left`` bytes, where a sequence of full length has ``longest`` bytes of blocks.
+
+    Half of the bytes, but where a state is larger than all blocks of a sequence: then one for each sequence.
+    """
+    return left // (state_bytes + min(state_bytes, longest))
 
 
 def memory_budget(
@@ -152,8 +163,8 @@ def memory_budget(
 ) -> int:
     """``memory_bytes`` if given, else what ``utilization`` of the device's memory leaves after the largest step.
 
-    Where no engine can say what is free (a CPU): what all rows can use, with a prefix cache (``cached``) twice that, at
-    most 1 GiB but enough for one sequence.
+    Where no engine can say what is free (a CPU): what all rows can use, at most 1 GiB but enough for one sequence; with
+    a prefix cache (``cached``) what CACHED_SEQUENCES of full length take beside that, at most 1 GiB too.
     """
     if memory_bytes is not None:
         return memory_bytes
@@ -162,7 +173,7 @@ def memory_budget(
         blocks_each = -(-shape.max_seq_len // shape.block_size) + 1
         each = blocks_each * engine.block_bytes(shape.block_size) + engine.slot_bytes
         rows = shape.max_rows * (each + candidates * engine.slot_bytes)
-        return max(each, min(GIB, (1 + cached) * rows))
+        return max(each, min(GIB, rows)) + cached * min(GIB, CACHED_SEQUENCES * each)
     run_largest_step(engine, needs, shape)
     after = engine.free_memory()
     # The small pools of that step are still there, and will be given back.

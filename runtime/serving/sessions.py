@@ -117,16 +117,23 @@ def _most_bytes(device: DeviceCache) -> int:
 
 
 def _check_arrays(saved: SavedSession, engine: PagedEngine) -> None:
-    """ValueError unless the arrays are those of the engine's pools, of as many tokens as there are."""
+    """ValueError unless the arrays are those of the artifact's pools, of as many tokens as there are."""
     pools, found = {spec.name: spec for spec in engine.config.bindings.states}, saved.arrays
     if found.keys() != pools.keys() or not saved.tokens:
         raise ValueError(f"expected tokens and {', '.join(sorted(pools))}, found {', '.join(sorted(found))}")
     for name, spec in pools.items():
         dtype, shape = DType.from_numpy(found[name].dtype), found[name].shape
-        if dtype != spec.dtype or (spec.grows and shape[1:2] != (len(saved.tokens),)):
+        types = _saved_types(spec.dtype)
+        if dtype not in types or (spec.grows and shape[1:2] != (len(saved.tokens),)):
+            expected = " or ".join(dtype.value for dtype in types)
             raise ValueError(
-                f"{name}: expected {spec.dtype.value} of {len(saved.tokens)} tokens, found {dtype.value}{list(shape)}"
+                f"{name}: expected {expected} of {len(saved.tokens)} tokens, found {dtype.value}{list(shape)}"
             )
+
+
+def _saved_types(declared: DType) -> tuple[DType, ...]:
+    """Types of a pool in a file: the artifact's, and float32 of an engine that holds 16-bit pools in it."""
+    return (declared, DType.FLOAT32) if declared in (DType.FLOAT16, DType.BFLOAT16) else (declared,)
 
 
 class _Loaded:

@@ -18,7 +18,8 @@ class ServingSettings:
     one step and tokens of one sequence; None takes the engine's limits.
 
     memory_bytes: of the pools; None takes memory_utilization of what the device has free after its largest step, and
-    on a CPU what all rows can use, at most 1 GiB. swap_bytes: host memory for sequences that lost their place; beyond,
+    on a CPU what all rows can use, at most 1 GiB, and with a prefix tree what 64 sequences of full length take beside
+    that, at most 1 GiB too. swap_bytes: host memory for sequences that lost their place; beyond,
     they are computed again. policy: the order of requests. prefix_cache: what is kept for requests that begin alike, as
     settings or their kind: "radix", "blocks" or "off". speculation: tokens that are tried
     before they are certain; None, the default, tries none.

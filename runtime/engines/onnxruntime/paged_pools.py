@@ -12,6 +12,7 @@ from artifact.errors import EngineError
 from runtime.engines.onnxruntime.packed_slots import PackedSlots
 from runtime.engines.packed_state import PackedState
 from runtime.engines.paged import HostCopy, PoolSizes
+from runtime.engines.pool_arrays import held_array
 
 # A KV pool has its blocks on axis 1 (keys and values are axis 0), a pool of states its slots on axis 0.
 _BLOCK_AXIS = 1
@@ -114,7 +115,7 @@ class ArrayPools:
         }
 
     def copy_from_arrays(self, arrays: Mapping[str, np.ndarray], blocks: int, slots: int) -> ArrayCopy:
-        """EngineError when an array is missing or of another shape."""
+        """EngineError when an array is missing, of another shape or beyond the pool's type."""
         axes = {NUM_BLOCKS: blocks, BLOCK_SIZE: self.sizes.block_size, NUM_SLOTS: slots}
         stored = {}
         for name, spec in self._specs.items():
@@ -122,7 +123,7 @@ class ArrayPools:
             if found != shape:
                 raise EngineError(f"{name}: expected an array {list(shape)}, found {found}: it is of another model")
             order = self._layouts.get(name, range(len(shape)))
-            stored[name] = arrays[name].transpose(tuple(order)).astype(spec.dtype.numpy)
+            stored[name] = held_array(name, arrays[name], spec.dtype).transpose(tuple(order)).copy()
         return ArrayCopy(blocks, slots, stored)
 
     def pack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:

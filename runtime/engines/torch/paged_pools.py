@@ -13,6 +13,7 @@ from artifact.errors import EngineError
 from artifact.kv_dtypes import filled_with
 from runtime.engines.packed_state import PackedState
 from runtime.engines.paged import HostCopy, PoolSizes
+from runtime.engines.pool_arrays import held_array
 from runtime.engines.torch.device import TorchDevice
 from runtime.engines.torch.packed_slots import PackedSlots
 from runtime.engines.torch.tensors import array_from_tensor, tensor_from_array, torch_from_dtype
@@ -126,14 +127,14 @@ class TorchPools:
         return {name: array_from_tensor(tensor, self._specs[name].dtype) for name, tensor in copy.tensors.items()}
 
     def copy_from_arrays(self, arrays: Mapping[str, np.ndarray], blocks: int, slots: int) -> TorchCopy:
-        """The inverse; EngineError when an array is missing or of another shape."""
+        """The inverse; EngineError when an array is missing, of another shape or beyond the pool's type."""
         axes = {NUM_BLOCKS: blocks, BLOCK_SIZE: self.sizes.block_size, NUM_SLOTS: slots}
         stored = {}
         for name, spec in self._specs.items():
             shape, found = spec.resolve(**axes), None if name not in arrays else arrays[name].shape
             if found != shape:
                 raise EngineError(f"{name}: expected an array {list(shape)}, found {found}: use one of the same model")
-            stored[name] = tensor_from_array(arrays[name].astype(spec.dtype.numpy), spec.dtype)
+            stored[name] = tensor_from_array(held_array(name, arrays[name], spec.dtype), spec.dtype)
         return TorchCopy(blocks, slots, stored)
 
     def pack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -14,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from artifact.dtypes import DType
 from artifact.errors import RequestError
+from artifact.kv_dtypes import FP8_E4M3
 from artifact.safetensors_file import read_safetensors
 from runtime.generation import Generation
 from runtime.llm import LLM
@@ -191,3 +194,63 @@ def test_what_is_no_conversation_cannot_be_saved(artifacts: ArtifactCache, tmp_p
             llm.save_session(tmp_path / "chat.session", tokens)
         llm.generate(PROMPT, max_new_tokens=2)
         assert llm.save_session(tmp_path / "chat.session", np.array(PROMPT)).token_ids == tuple(PROMPT[:-1])
+
+
+ENGINES = ("onnxruntime", "onnxruntime-portable", "torch")
+TYPES = {"bfloat16": {}, "float16": {}, "float32": {}, "bfloat16, 8-bit KV": {"kv_dtype": FP8_E4M3}}
+# Of the 16-bit types: rounding what the other engine computed in float32, after two layers that round too.
+ROUNDED = 2e-2
+
+
+def history_in(folder: Path, engine: str, file: Path, given: Path | None = None) -> tuple[int, Path]:
+    """Save to ``file`` what ``engine`` has of PROMPT, after it loaded ``given``: how many tokens it took from there."""
+    with LLM(folder, engine, serving=ServingSettings(prefix_cache="radix"), threads=1) as llm:
+        if given is not None:
+            llm.load_session(given)
+        cached = llm.generate(PROMPT, max_new_tokens=1).cached_tokens
+        llm.save_session(file, PROMPT[:-1])
+    return cached, file
+
+
+def norm_error(found: np.ndarray, expected: np.ndarray) -> float:
+    exact = expected.astype(np.float64)
+    return float(np.linalg.norm(found.astype(np.float64) - exact) / np.linalg.norm(exact))
+
+
+@pytest.mark.parametrize(
+    "kind", ["bfloat16", *(pytest.param(kind, marks=pytest.mark.slow) for kind in TYPES if kind != "bfloat16")]
+)
+def test_every_engine_loads_what_every_engine_saved(artifacts: ArtifactCache, tmp_path: Path, kind: str) -> None:
+    """Widened exactly or rounded once, and the numbers that it would have computed itself."""
+    pytest.importorskip("torch", reason="the torch engine needs torch")
+    stored = kind.split(",")[0]
+    options = {"layout": "paged", "max_batch_size": ROWS, "max_seq_len": MAX_SEQ, **TYPES[kind]}
+    folder = artifacts.get("nemotron_h", stored, {"hybrid_override_pattern": "M*"}, **options).folder
+    own = {engine: history_in(folder, engine, tmp_path / engine)[1] for engine in ENGINES}
+    for source, target in itertools.product(ENGINES, repeat=2):
+        cached, again = history_in(folder, target, tmp_path / "again", own[source])
+        assert cached == len(PROMPT) - 1
+        first, second, alone = (read_session(file).arrays for file in (own[source], again, own[target]))
+        for name, array in second.items():
+            held = DType.from_numpy(alone[name].dtype)
+            assert DType.from_numpy(array.dtype) == held
+            assert target == "torch" or held not in (DType.FLOAT16, DType.BFLOAT16), "ONNX Runtime rounds nothing"
+            np.testing.assert_array_equal(array, first[name].astype(array.dtype))
+            if held != DType.UINT8:  # bytes of e4m3 one apart say little
+                assert norm_error(array, alone[name]) < (1e-5 if stored == "float32" else ROUNDED)
+
+
+def test_numbers_beyond_the_type_of_the_pools_are_refused(artifacts: ArtifactCache, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the torch engine needs torch")
+    options = {"layout": "paged", "max_batch_size": ROWS, "max_seq_len": MAX_SEQ}
+    folder = artifacts.get("nemotron_h", "float16", {"hybrid_override_pattern": "M*"}, **options).folder
+    _, file = history_in(folder, "onnxruntime", tmp_path / "chat.session")
+    session = read_session(file)
+    arrays = {name: array.copy() for name, array in session.arrays.items()}
+    arrays["conv_state_0"][0, 0] = 1e5
+    write_session(file, replace(session, arrays=arrays))
+    with (
+        LLM(folder, "torch", serving=ServingSettings(prefix_cache="radix"), threads=1) as llm,
+        pytest.raises(RequestError, match="conv_state_0: expected numbers that float16 can hold, found up to 1e"),
+    ):
+        llm.load_session(file)
