@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 from artifact.limits import PROMPT_LOGITS_BYTES
 from runtime.blocks import BlockManager, CacheNeeds
+from runtime.engines.packed_rows import EXACT
 from runtime.engines.paged import PagedEngine
 from runtime.prefix_cache.settings import BLOCKS, RADIX
 from runtime.scheduler import Scheduler, SchedulerSettings
-from runtime.serving.pools import PoolReport, ServingShape, memory_budget, pools_in
+from runtime.serving.pools import PoolReport, ServingShape, memory_budget, pools_in, state_share
 from runtime.serving.prefix_cache import ServedCache, cached_slots, radix_allocator
 from runtime.serving.settings import ServingSettings
+
+FEW_STATES = 32
+"""Default pools with room for fewer cached states are worth a warning."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ def loop_memory(
     budget = memory_budget(engine, needs, shape, settings.memory_bytes, settings.memory_utilization, cached, slots)
     pools = pools_in(engine, needs, shape, budget, cached_slots(cache, shape), slots)
     sizes = pools.sizes
+    if cached and needs.state and cache.cached_states is None and settings.memory_bytes is None:
+        _warn_of_few_states(pools, shape, budget)
     engine.allocate_pools(sizes)
     radix = radix_allocator(engine, pools, needs, cache, shape.max_rows) if cached else None
     manager = BlockManager(
@@ -55,3 +62,18 @@ def loop_memory(
         ),
     )
     return LoopMemory(pools, manager, scheduler, None if radix is None else ServedCache(radix, engine, scheduler))
+
+
+def _warn_of_few_states(pools: PoolReport, shape: ServingShape, budget: int) -> None:
+    """``budget``: bytes that ``pools`` were made in."""
+    sizes = pools.sizes
+    states = max(0, sizes.num_slots - shape.max_rows) if sizes.packed == EXACT else sizes.num_packed - 1
+    if states < FEW_STATES:
+        longest = shape.blocks_of_longest * pools.block_bytes
+        enough = budget + (FEW_STATES - states) * state_share(pools.cached_bytes, longest)
+        warnings.warn(
+            f"the prefix cache has room for {states} states, and every prompt or chat to go on with takes one: set "
+            f"memory_bytes to {enough} for {FEW_STATES}, or lower max_rows or max_seq_len",
+            RuntimeWarning,
+            stacklevel=2,
+        )

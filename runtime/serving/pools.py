@@ -26,6 +26,11 @@ class ServingShape:
     max_seq_len: int
     block_size: int
 
+    @property
+    def blocks_of_longest(self) -> int:
+        """Blocks of a sequence of full length, and one more: a shared block is copied before it is given back."""
+        return -(-self.max_seq_len // self.block_size) + 1
+
 
 def serving_shape(engine: PagedEngine, settings: ServingSettings) -> ServingShape:
     """The settings with the engine's limits in place of None; EngineError for one beyond its limit."""
@@ -83,7 +88,7 @@ class PoolReport:
 
 @dataclass(frozen=True)
 class CacheSlots:
-    """spares: second slots of the rows. states: slots of a prefix cache; None: by ``default_states``.
+    """spares: second slots of the rows. states: slots of a prefix cache; None: by ``state_share``.
 
     kind: "exact", or "int8" or "fp8": the slots of both are packed.
     """
@@ -110,8 +115,7 @@ def pools_in(
     EngineError, naming the bytes that would do, when one sequence does not fit.
     """
     block, slot = engine.block_bytes(shape.block_size), engine.slot_bytes
-    # One block more than what the longest sequence has: a shared block is copied before it is given back.
-    blocks_each = -(-shape.max_seq_len // shape.block_size) + 1 if needs.kv else 0
+    blocks_each = shape.blocks_of_longest if needs.kv else 0
     each = blocks_each * block + slot * needs.state
     if each > budget:
         raise EngineError(
@@ -138,18 +142,18 @@ def pools_in(
 
 def _cached_states(cache: CacheSlots, left: int, longest: int, state_bytes: int) -> int:
     """States of the prefix cache in ``left`` bytes, of which ``longest`` are for the blocks of one sequence."""
-    own = default_states(left, longest, state_bytes) if cache.states is None else cache.states
+    own = left // state_share(state_bytes, longest) if cache.states is None else cache.states
     if cache.kind != EXACT and cache.states:
         own += 1  # for the state of a sequence that ends: an exact one comes in the slot of its row
     return max(0, min((left - longest) // state_bytes, own + cache.spares))
 
 
-def default_states(left: int, longest: int, state_bytes: int) -> int:
-    """States of the prefix cache in ``left`` bytes, where a sequence of full length has ``longest`` bytes of blocks.
+def state_share(state_bytes: int, longest: int) -> int:
+    """Bytes of a default prefix cache for each of its states; a sequence of full length has ``longest`` of blocks.
 
-    Half of the bytes, but where a state is larger than all blocks of a sequence: then one for each sequence.
+    As much for blocks as for states, but no more than a whole sequence has: a model without attention needs none.
     """
-    return left // (state_bytes + min(state_bytes, longest))
+    return state_bytes + min(state_bytes, longest)
 
 
 def memory_budget(
@@ -170,8 +174,7 @@ def memory_budget(
         return memory_bytes
     free = engine.free_memory()
     if free is None:
-        blocks_each = -(-shape.max_seq_len // shape.block_size) + 1
-        each = blocks_each * engine.block_bytes(shape.block_size) + engine.slot_bytes
+        each = shape.blocks_of_longest * engine.block_bytes(shape.block_size) + engine.slot_bytes
         rows = shape.max_rows * (each + candidates * engine.slot_bytes)
         return max(each, min(GIB, rows)) + cached * min(GIB, CACHED_SEQUENCES * each)
     run_largest_step(engine, needs, shape)

@@ -236,7 +236,7 @@ def test_every_engine_loads_what_every_engine_saved(artifacts: ArtifactCache, tm
             assert DType.from_numpy(array.dtype) == held
             assert target == "torch" or held not in (DType.FLOAT16, DType.BFLOAT16), "ONNX Runtime rounds nothing"
             np.testing.assert_array_equal(array, first[name].astype(array.dtype))
-            if held != DType.UINT8:  # bytes of e4m3 one apart say little
+            if "8-bit" not in kind or "kv" not in name:  # scales are powers of two: the next one is twice as large
                 assert norm_error(array, alone[name]) < (1e-5 if stored == "float32" else ROUNDED)
 
 
