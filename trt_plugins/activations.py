@@ -37,14 +37,14 @@ def activated(nodes: Nodes[V], x: V, name: str) -> V:
     return _ACTIVATIONS[name](nodes, x)
 
 
-def sigmoid(nodes: Nodes[V], x: V) -> V:
-    """1 / (1 + exp(-x)); 0 where exp(-x) overflows."""
-    return nodes.op("Reciprocal", _one_plus_exp(nodes, nodes.op("Neg", x)))
+def sigmoid_divisor(nodes: Nodes[V], x: V) -> V:
+    """1 + exp(-x), by which 1 is divided for a sigmoid of ``x``; infinite where it overflows."""
+    return _plus(nodes, nodes.op("Exp", nodes.op("Neg", x)), 1.0)
 
 
 def silu(nodes: Nodes[V], x: V) -> V:
-    """x / (1 + exp(-x))."""
-    return nodes.op("Div", x, _one_plus_exp(nodes, nodes.op("Neg", x)))
+    """x sigmoid(x) = x / (1 + exp(-x))."""
+    return nodes.op("Div", x, sigmoid_divisor(nodes, x))
 
 
 def gelu(nodes: Nodes[V], x: V) -> V:
@@ -73,10 +73,6 @@ def relu(nodes: Nodes[V], x: V) -> V:
 def relu2(nodes: Nodes[V], x: V) -> V:
     positive = nodes.op("Relu", x)
     return nodes.op("Mul", positive, positive)
-
-
-def _one_plus_exp(nodes: Nodes[V], x: V) -> V:
-    return _plus(nodes, nodes.op("Exp", x), 1.0)
 
 
 def _plus(nodes: Nodes[V], x: V, number: float) -> V:

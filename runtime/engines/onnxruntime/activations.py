@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from runtime.engines.onnxruntime.graph_edit import replace_node
-from trt_plugins.activations import gelu, gelu_tanh, sigmoid, silu
+from trt_plugins.activations import gelu, gelu_tanh, sigmoid_divisor
 from trt_plugins.e4m3 import Nodes
 
 
@@ -35,7 +35,10 @@ class _NodesBefore:
 
 
 def use_exact_activations(model: ir.Model) -> None:
-    """Replace every Sigmoid and Gelu of a graph in float32, its functions and subgraphs, in place."""
+    """Replace every Sigmoid and Gelu of a graph in float32, its functions and subgraphs, in place.
+
+    What guards a Softplus against overflow goes, too: ONNX Runtime's has none.
+    """
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         for node in list(graph.all_nodes()):
             if not node.domain and node.op_type in _EXACT:
@@ -43,16 +46,29 @@ def use_exact_activations(model: ir.Model) -> None:
 
 
 def _replace_sigmoid(node: ir.Node) -> None:
-    x, factor = node.inputs[0], node.outputs[0]
-    assert x is not None
+    x, factor, before = node.inputs[0], node.outputs[0], _NodesBefore(node)
+    assert x is not None and node.graph is not None
+    divisor = sigmoid_divisor(before, x)
     for product in list(factor.consumers()):
-        if not product.domain and product.op_type == "Mul" and set(product.inputs) == {x, factor}:
-            replace_node(product, [silu(_NodesBefore(product), x)])
+        others = [value for value in product.inputs if value is not factor]
+        if not product.domain and product.op_type == "Mul" and product.graph is node.graph and len(others) == 1:
+            replace_node(product, [_NodesBefore(product).op("Div", others[0], divisor)])
     if factor.is_graph_output() or factor.uses():
-        replace_node(node, [sigmoid(_NodesBefore(node), x)])
+        replace_node(node, [before.op("Reciprocal", divisor)])
     else:
-        assert node.graph is not None
         node.graph.remove(node, safe=True)
+
+
+def _replace_softplus(node: ir.Node) -> None:
+    """Where(x > limit, x, Softplus(x)), for engines whose Softplus overflows, becomes Softplus(x)."""
+    _, x, softplus = node.inputs
+    source = None if softplus is None else softplus.producer()
+    condition = None if node.inputs[0] is None else node.inputs[0].producer()
+    if source is None or condition is None or softplus is None:
+        return
+    compared = condition.inputs[0] if (condition.domain, condition.op_type) == ("", "Greater") else None
+    if (source.domain, source.op_type) == ("", "Softplus") and source.inputs[0] is x is compared:
+        replace_node(node, [softplus])
 
 
 def _replace_gelu(node: ir.Node) -> None:
@@ -64,4 +80,6 @@ def _replace_gelu(node: ir.Node) -> None:
     replace_node(node, [exact(_NodesBefore(node), x)])
 
 
-_EXACT: Mapping[str, Callable[[ir.Node], None]] = MappingProxyType({"Sigmoid": _replace_sigmoid, "Gelu": _replace_gelu})
+_EXACT: Mapping[str, Callable[[ir.Node], None]] = MappingProxyType(
+    {"Sigmoid": _replace_sigmoid, "Gelu": _replace_gelu, "Where": _replace_softplus}
+)
