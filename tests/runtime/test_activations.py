@@ -16,17 +16,19 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
 
+from runtime.engines.artifact_graph import read_model
 from runtime.engines.onnxruntime.activations import use_exact_activations
 from runtime.engines.onnxruntime.graph_edit import remove_dead_code
+from runtime.engines.onnxruntime.graph_form import GraphForm
 from runtime.engines.onnxruntime.kernels import Kernels, installed_kernels, quiet_options
 from runtime.engines.onnxruntime.op_bodies import use_op_bodies
 from runtime.engines.onnxruntime.opset import lower_opset
 from runtime.engines.onnxruntime.paged_forms import PagedForm
 from runtime.engines.onnxruntime.paged_rewrite import rewrite_paged
-from runtime.engines.onnxruntime.rewrite import GraphForm, rewrite, widen_only
+from runtime.engines.onnxruntime.rewrite import rewrite, widen_only
 from runtime.engines.torch.fusion import Phase, fuse_graph
 from runtime.engines.torch.fusion.elementwise import fuse_elementwise
-from runtime.engines.torch.graph import read_model, tidy_graph
+from runtime.engines.torch.graph import tidy_graph
 from runtime.engines.torch.program import compile_program
 from runtime.engines.torch.weights import WeightStore
 from tests.ops.oracle import ConvCase, DeltaCase, SsmCase
