@@ -125,9 +125,7 @@ def test_500_tokens_of_every_family_are_those_of_plain_greedy(family: str, artif
         assert [list(answer.token_ids) for answer in answers] == plain
         (alone,) = llm.generate(prompts[2:], sampling)
         assert list(alone.token_ids) == plain[2]
-        # Without keys and values there are few slots where candidates need none, and that of the prompt's few tokens
-        # is the first to go.
-        assert (alone.cached_tokens > 0) == (cache == "radix" and (family != "mamba2" or mode == "snapshot"))
+        assert (alone.cached_tokens > 0) == (cache == "radix")
         metrics = llm.loop.speculation
         assert LONG < metrics.rows < 4 * LONG and 0.3 < metrics.acceptance < 0.7
         assert (metrics.state_bytes == engine.slot_bytes) == (mode == "snapshot" or not candidates)
