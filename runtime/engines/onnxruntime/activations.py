@@ -50,7 +50,7 @@ def _replace_sigmoid(node: ir.Node) -> None:
     assert x is not None and node.graph is not None
     divisor = sigmoid_divisor(before, x)
     for product in list(factor.consumers()):
-        others = [value for value in product.inputs if value is not factor]
+        others = [value for value in product.inputs if value is not None and value is not factor]
         if not product.domain and product.op_type == "Mul" and product.graph is node.graph and len(others) == 1:
             replace_node(product, [_NodesBefore(product).op("Div", others[0], divisor)])
     if factor.is_graph_output() or factor.uses():
