@@ -74,4 +74,5 @@ def test_functions_of_the_kernels(library: ctypes.CDLL, name: str, sign: float) 
 
 def test_no_function_is_left_out() -> None:
     text = (source_folder() / "common/math.cuh").read_text()
-    assert set(re.findall(r"__forceinline__ float (\w+)\(", text)) == set(FUNCTIONS)
+    functions = set(re.findall(r"__forceinline__ float (\w+)\(", text))
+    assert functions - {"exp2_approx"} == set(FUNCTIONS), "the first is an instruction, of which others are made"
