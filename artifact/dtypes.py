@@ -64,6 +64,11 @@ class DType(str, Enum):
         return _lookup(_NUMPY, np.dtype(dtype), "NumPy dtype")
 
     @classmethod
+    def named(cls, name: object) -> DType:
+        """The type that a user names, also in short: "fp16", "half", "bf16", "fp32"; errors as for ``parse``."""
+        return _SHORT[name] if isinstance(name, str) and name in _SHORT else cls.parse(name)
+
+    @classmethod
     def parse(cls, name: object) -> DType:
         """The type named ``name``; UnsupportedError listing the known names otherwise."""
         try:
@@ -72,6 +77,8 @@ class DType(str, Enum):
             known = ", ".join(d.value for d in cls)
             raise UnsupportedError(f"expected a type among {known}, found {name!r}") from None
 
+
+_SHORT = {"fp32": DType.FLOAT32, "fp16": DType.FLOAT16, "half": DType.FLOAT16, "bf16": DType.BFLOAT16}
 
 _NUMPY: dict[DType, np.dtype] = {
     DType.FLOAT32: np.dtype(np.float32),

@@ -31,7 +31,7 @@ def export(
     max_batch_size: int = 8,
     max_seq_len: int | None = None,
     all_logits: bool = False,
-    weights: str = "link",
+    weights: str = "auto",
     overwrite: bool = False,
     scan: bool = True,
     full_hash: bool = False,
@@ -40,7 +40,8 @@ def export(
 ) -> ExportReport:
     """Export the Hugging Face checkpoint folder ``checkpoint`` into the artifact folder ``out``.
 
-    dtype: compute type, "auto" (the checkpoint's), "float16", "bfloat16" or "float32"; weights stay as they are.
+    dtype: compute type, "auto" (the checkpoint's), "float16", "bfloat16" or "float32", or as "fp16", "half",
+    "bf16" or "fp32"; weights stay as they are.
     state_dtype: type of the recurrent states. kv_dtype: type of keys and values, "auto" (dtype) or, in layout "paged",
     "fp8_e4m3": 8 bits and a scale for every token and head. kernels: "required" refuses sizes of recurrent layers that
     the CUDA kernels do not run, "optional" exports them for ONNX Runtime and for TensorRT's own layers.
@@ -61,8 +62,8 @@ def export(
 
     require("torch", "onnxscript")
     options = ExportOptions(
-        dtype=None if dtype == "auto" else DType.parse(dtype),
-        state_dtype=DType.parse(state_dtype),
+        dtype=None if dtype == "auto" else DType.named(dtype),
+        state_dtype=DType.named(state_dtype),
         kv_dtype=kv_dtype,
         layout=layout,
         kernels=kernels,

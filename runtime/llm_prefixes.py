@@ -69,14 +69,25 @@ class PrefixMethods:
             else:
                 self._control().drop(prefix.name if isinstance(prefix, PinnedPrefix) else prefix)
 
+    def keep_answers(self) -> None:
+        """From now on keep the state after the latest answer: a prompt that goes on from it starts there.
+
+        For a dense artifact. Of a paged one the prefix cache keeps answers, as ``ServingSettings`` say.
+        """
+        with self._turns.turn():
+            if isinstance(self._streams, DenseStreams):
+                self._streams.prefixes.keeps_answers = True
+
     def reset_prefix_cache(self) -> None:
         """Forget all that is kept for later prompts but prefixes of ``cache_prefix``, which ``drop_prefix`` forgets.
 
-        Prompts under way go on. A dense artifact keeps nothing else.
+        Prompts under way go on. Of a dense artifact that is the answer of ``keep_answers``.
         """
         with self._turns.turn():
             if self._cache is not None:
                 self._cache.reset()
+            elif isinstance(self._streams, DenseStreams):
+                self._streams.prefixes.forget_answer()
 
     def save_session(self, path: str | Path, conversation: Generation | Sequence[int], namespace: str = "") -> Session:
         """Write what is known of a conversation (tokens, KV and states) to the file ``path``, whole or not at all.

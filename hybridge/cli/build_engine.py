@@ -6,53 +6,74 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from hybridge.cli.options import Artifact, Json, Quiet
+from hybridge.cli.options import OUTPUT_PANEL, Artifact, Json, Quiet, flag, setting
 from hybridge.cli.terminal import Terminal
 from hybridge.cli.text import bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from artifact.engine_record import AdvanceRecord, EngineRecord
 
+_TARGET, _PLUGINS, _BUILD = "Target", "Plugins", "Build"
+
 
 def build_engine(
     out: Artifact,
     target: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE", help="A preset of configs/, or a TOML file.", show_default="this GPU's"),
+        setting(metavar="NAME", help="A preset of configs/, or a TOML file.", panel=_TARGET, show_default="this GPU's"),
     ] = None,
     compute_capability: Annotated[
         list[str] | None,
-        typer.Option(metavar="X.Y", help="Target GPU such as 8.7 (repeatable).", show_default="the preset's"),
+        setting(metavar="X.Y", help="Target GPU such as 8.7 (repeatable).", panel=_TARGET, show_default="the preset's"),
     ] = None,
-    plugins: Annotated[Literal["auto", "on", "off"], typer.Option(help="Use the project's CUDA plugins.")] = "auto",
+    max_batch: Annotated[
+        int | None, setting(metavar="N", help="Maximum batch size.", panel=_TARGET, show_default="the preset's")
+    ] = None,
+    max_seq_len: Annotated[
+        int | None,
+        setting(metavar="N", help="Maximum tokens of a sequence.", panel=_TARGET, show_default="the preset's"),
+    ] = None,
+    plugins: Annotated[
+        Literal["auto", "on", "off"],
+        setting(metavar="WHEN", help="Use the project's CUDA plugins: auto, on or off.", panel=_PLUGINS),
+    ] = "auto",
     plugin_states: Annotated[
-        Literal["aliased", "separate"], typer.Option(help="Plugins update states in place, or in a second buffer.")
+        Literal["aliased", "separate"],
+        setting(
+            metavar="HOW", help="Update states in place (aliased) or in a second buffer (separate).", panel=_PLUGINS
+        ),
     ] = "aliased",
     plugin_mixers: Annotated[
         Literal["joined", "separate"],
-        typer.Option(help="One plugin for a Mamba2 mixer's convolution, state update and gate, or two and the gate."),
+        setting(
+            metavar="HOW",
+            help="A Mamba2 mixer's convolution, state update and gate as one plugin (joined) or several (separate).",
+            panel=_PLUGINS,
+        ),
     ] = "joined",
     candidate_states: Annotated[
         Literal["snapshot", "replay"],
-        typer.Option(
-            help="Steps with candidate tokens keep a state after each, or hold them: a second engine advances them."
+        setting(
+            metavar="HOW",
+            help="States of draft tokens: kept after each (snapshot) or advanced by a second engine (replay).",
+            panel=_PLUGINS,
         ),
     ] = "snapshot",
-    max_batch: Annotated[int | None, typer.Option(help="Most rows.", show_default="the preset's")] = None,
-    max_seq_len: Annotated[int | None, typer.Option(help="Most tokens of a row.", show_default="the preset's")] = None,
     library: Annotated[
         Literal["auto", "tensorrt", "tensorrt_rtx"],
-        typer.Option(help="Which TensorRT builds; tensorrt_rtx needs no GPU."),
+        setting(metavar="NAME", help="auto, tensorrt or tensorrt_rtx, which needs no GPU.", panel=_BUILD),
     ] = "auto",
     workspace_mib: Annotated[
-        int | None, typer.Option(help="Limit of TensorRT's scratch memory.", show_default="the preset's")
+        int | None,
+        setting(metavar="MIB", help="Limit of TensorRT's scratch memory.", panel=_BUILD, show_default="the preset's"),
     ] = None,
     optimization_level: Annotated[
-        int | None, typer.Option(help="0 (fast build) to 5 (slow build).", show_default="the preset's")
+        int | None,
+        setting(metavar="N", help="0 (fast build) to 5 (slow build).", panel=_BUILD, show_default="the preset's"),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an engine of the same name.")] = False,
+    overwrite: Annotated[
+        bool, flag("--overwrite", help="Replace an engine of the same name.", panel=OUTPUT_PANEL)
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

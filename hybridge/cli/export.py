@@ -7,48 +7,75 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hybridge.cli.options import Checkpoint, ComputeType, Json, KvType, Quiet, StateType
+from hybridge.cli.options import OUTPUT_PANEL, Checkpoint, ComputeType, Json, KvType, Quiet, StateType, flag, setting
 from hybridge.cli.terminal import Terminal
 from hybridge.cli.text import bytes_text, count_text
 
 if TYPE_CHECKING:
     from exporter.options import ExportOptions
 
+_TYPES, _GRAPH, _WEIGHTS = "Types", "Graph", "Weights"
+
 
 def export(
     checkpoint: Checkpoint,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.", show_default=False)],
-    dtype: Annotated[ComputeType, typer.Option(help="Compute type; auto is the checkpoint's.")] = "auto",
-    state_dtype: Annotated[StateType, typer.Option(help="Type of the recurrent states.")] = "float32",
-    kv_dtype: Annotated[KvType, typer.Option(help="Type of keys and values (fp8_e4m3: paged only).")] = "auto",
-    layout: Annotated[Literal["dense", "paged"], typer.Option(help="How the KV caches lie in memory.")] = "dense",
-    kernels: Annotated[
-        Literal["required", "optional"], typer.Option(help="optional: also sizes that no CUDA kernel runs.")
-    ] = "required",
+    dtype: Annotated[
+        ComputeType,
+        setting(
+            metavar="TYPE", help="Compute type: float16, bfloat16, float32 or auto (the checkpoint's).", panel=_TYPES
+        ),
+    ] = "auto",
+    state_dtype: Annotated[
+        StateType, setting(metavar="TYPE", help="Recurrent states: float32, float16 or bfloat16.", panel=_TYPES)
+    ] = "float32",
+    kv_dtype: Annotated[
+        KvType, setting(metavar="TYPE", help="Keys and values: auto (as --dtype) or fp8_e4m3 (paged).", panel=_TYPES)
+    ] = "auto",
+    layout: Annotated[
+        Literal["dense", "paged"],
+        setting(metavar="LAYOUT", help="KV caches: dense (a row each) or paged (blocks, for serving).", panel=_GRAPH),
+    ] = "dense",
+    max_batch: Annotated[int, setting(metavar="N", help="Maximum batch size.", panel=_GRAPH)] = 8,
+    max_seq_len: Annotated[
+        int | None,
+        setting(metavar="N", help="Maximum tokens of a sequence.", panel=_GRAPH, show_default="the checkpoint's"),
+    ] = None,
+    all_logits: Annotated[
+        bool, flag("--all-logits", help="Logits of every token, not only the last.", panel=_GRAPH)
+    ] = False,
     speculative_tokens: Annotated[
-        int, typer.Option(metavar="K", help="Keep the states after K more tokens of a row (paged).")
+        int, setting(metavar="K", help="Keep the states after K draft tokens of a row (paged).", panel=_GRAPH)
     ] = 0,
     no_mtp: Annotated[
-        bool, typer.Option("--no-mtp", help="Leave out the checkpoint's multi-token prediction head (paged).")
+        bool, flag("--no-mtp", help="Leave out the multi-token prediction head (paged).", panel=_GRAPH)
     ] = False,
-    max_batch: Annotated[int, typer.Option(help="Most rows of one batch.")] = 8,
-    max_seq_len: Annotated[
-        int | None, typer.Option(help="Most tokens of one row.", show_default="the checkpoint's")
-    ] = None,
-    all_logits: Annotated[bool, typer.Option("--all-logits", help="Logits of every token, not only the last.")] = False,
-    weights: Annotated[Literal["link", "copy"], typer.Option(help="Hard-link or copy the weight files.")] = "link",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; trace and write nothing.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an earlier export, its engines included.")
-    ] = False,
+    kernels: Annotated[
+        Literal["required", "optional"],
+        setting(metavar="WHICH", help="optional: accept sizes that no CUDA kernel supports.", panel=_GRAPH),
+    ] = "required",
+    weights: Annotated[
+        Literal["auto", "reflink", "link", "copy"],
+        setting(
+            metavar="HOW",
+            help="Weight files: reflink, link (hard links), copy, or auto (the first of these that works).",
+            panel=_WEIGHTS,
+        ),
+    ] = "auto",
     no_scan: Annotated[
-        bool, typer.Option("--no-scan", help="Do not look for weights that are not finite or do not fit the type.")
+        bool, flag("--no-scan", help="Skip the search for weights that do not fit the type.", panel=_WEIGHTS)
     ] = False,
-    full_hash: Annotated[bool, typer.Option("--full-hash", help="Hash all weight bytes into the manifest.")] = False,
+    full_hash: Annotated[
+        bool, flag("--full-hash", help="Hash all weight bytes into the manifest.", panel=_WEIGHTS)
+    ] = False,
     ignore_config_field: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Accept this unknown config field (repeatable).", show_default=False),
+        setting(metavar="NAME", help="Accept this unknown config field (repeatable).", show_default=False),
     ] = None,
+    dry_run: Annotated[bool, flag("--dry-run", help="Print the plan; write nothing.", panel=OUTPUT_PANEL)] = False,
+    overwrite: Annotated[
+        bool, flag("--overwrite", help="Replace an earlier export, its engines included.", panel=OUTPUT_PANEL)
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -58,8 +85,8 @@ def export(
         from exporter.options import ExportOptions
 
         options = ExportOptions(
-            dtype=None if dtype == "auto" else DType(dtype),
-            state_dtype=DType(state_dtype),
+            dtype=None if dtype == "auto" else DType.named(dtype),
+            state_dtype=DType.named(state_dtype),
             kv_dtype=kv_dtype,
             layout=layout,
             kernels=kernels,

@@ -11,6 +11,12 @@ from hybridge.requirements import EXTRAS, missing
 
 BAD_INPUT = 2
 INTERNAL_ERROR = 3
+# What a shell reports of a program that Ctrl-C ended: 128 and the signal's number.
+INTERRUPTED = 130
+
+
+class AnswerInterrupted(Exception):
+    """Ctrl-C after a part of an answer was printed."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +32,10 @@ def failure_of(error: BaseException) -> Failure:
     """The failure that ``error`` stands for."""
     if isinstance(error, HybridgeError):
         return Failure(str(error), error.exit_code)
+    if isinstance(error, AnswerInterrupted):
+        return Failure("interrupted: the answer is not complete", INTERRUPTED)
     if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":
-        return Failure("interrupted: the command did not finish and left no partial output")
+        return Failure("interrupted: the command did not finish and left no partial output", INTERRUPTED)
     if hasattr(error, "format_message"):
         return Failure(usage_sentence(error))
     if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").split(".")[0]) in EXTRAS:

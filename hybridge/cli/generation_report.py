@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,18 @@ def generation_summary(generation: Generation, engine: str) -> str:
     timings = generation.timings
     rate = timings.decode_tokens_per_second
     speed = "" if rate is None else f", {rate:.1f} tokens/s"
+    cached = f" ({generation.cached_tokens} cached)" if generation.cached_tokens else ""
     return (
-        f"[{engine}: {len(generation.prompt_token_ids)} prompt tokens, {timings.new_tokens} new, first after "
+        f"[{engine}: {len(generation.prompt_token_ids)} prompt tokens{cached}, {timings.new_tokens} new, first after "
         f"{seconds_text(timings.first_token)}{speed}, ended by {generation.finish_reason}]"
     )
+
+
+def interruption_summary(times: Sequence[float], engine: str) -> str:
+    """The same of an answer that was interrupted; ``times``: when each token came, in seconds from the call."""
+    span = times[-1] - times[0]
+    speed = f", {(len(times) - 1) / span:.1f} tokens/s" if span > 0 else ""
+    return f"[{engine}: {len(times)} new tokens, first after {seconds_text(times[0])}{speed}, interrupted]"
 
 
 def generation_document(generation: Generation, max_new_tokens: int, llm: LLM) -> dict[str, Any]:

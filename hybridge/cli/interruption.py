@@ -16,11 +16,17 @@ class InterruptionHandler:
 
     def __init__(self) -> None:
         self._last: float | None = None
+        self._number = signal.SIGINT
 
     @property
     def interrupted(self) -> bool:
         """True once a signal has arrived."""
         return self._last is not None
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell reports of a program that the signal ended: 128 and its number."""
+        return 128 + self._number
 
     def install(self) -> None:
         """Take over the signals, but for those that whoever started the program wants ignored."""
@@ -32,5 +38,5 @@ class InterruptionHandler:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self._last is None or now - self._last > PATIENCE_SECONDS:
-            self._last = now
+            self._last, self._number = now, signal.Signals(number)
             raise KeyboardInterrupt

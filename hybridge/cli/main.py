@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, NoReturn
 
 import typer
@@ -14,7 +15,8 @@ import typer
 from hybridge.cli.bench import bench
 from hybridge.cli.build_engine import build_engine
 from hybridge.cli.export import export
-from hybridge.cli.failures import BAD_INPUT, Failure, failure_of
+from hybridge.cli.failures import BAD_INPUT, INTERRUPTED, AnswerInterrupted, Failure, failure_of
+from hybridge.cli.help_page import Command, CommandGroup
 from hybridge.cli.inspect import inspect
 from hybridge.cli.interruption import InterruptionHandler
 from hybridge.cli.run import run
@@ -22,16 +24,15 @@ from hybridge.cli.terminal import json_text
 from hybridge.cli.text import printable
 from hybridge.cli.verify import verify
 
-INTERRUPTED = 130
 # What a shell reports of a program that SIGPIPE ended (128 + 13), so that "hybridge inspect OUT | head -1" ends as
 # "cat FILE | head -1" does.
 READER_LEFT = 141
 
 app = typer.Typer(
     name="hybridge",
+    cls=CommandGroup,
     help="Export, verify, build and run hybrid language models at the edge.",
-    epilog="Exit codes: 0 good, 1 the check failed (verify), 2 bad input or usage.",
-    add_completion=False,
+    epilog="Exit codes: 0 good, 1 the check failed (verify), 2 bad input or usage, 130 interrupted by Ctrl-C.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -43,7 +44,7 @@ for name, command in (
     ("inspect", inspect),
     ("bench", bench),
 ):
-    app.command(name)(command)
+    app.command(name, cls=Command)(command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -57,7 +58,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("--version", "-V", metavar="", callback=_print_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     pass
@@ -98,12 +100,20 @@ def run_command(arguments: Sequence[str], signals: InterruptionHandler | None = 
             return _reader_left()
         raise
     except (Exception, KeyboardInterrupt) as error:
-        failure = failure_of(KeyboardInterrupt() if signals is not None and signals.interrupted else error)
+        failure = _failure(error, signals)
         if failure.internal:
             traceback.print_exc()
         with contextlib.suppress(BrokenPipeError):
             _report(failure, as_json="--json" in _before_separator(arguments))
         return failure.exit_code
+
+
+def _failure(error: BaseException, signals: InterruptionHandler | None) -> Failure:
+    """The failure that ``error`` stands for; after a signal, the interruption."""
+    if signals is None or not signals.interrupted:
+        return failure_of(error)
+    failure = failure_of(error if isinstance(error, AnswerInterrupted) else KeyboardInterrupt())
+    return replace(failure, exit_code=signals.exit_code)
 
 
 def _report(failure: Failure, as_json: bool) -> None:

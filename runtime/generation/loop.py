@@ -21,9 +21,13 @@ def generate_pieces(
     state belongs to this iterator alone, so that it may be left at any piece and may take turns with others.
     """
     loop = _Loop(engine, sequences, max_rows, prefixes)
-    while loop.busy:
-        # Pieces are made before any is handed out: the caller may use the engine in between.
-        yield from loop.advance()
+    try:
+        while loop.busy:
+            # Pieces are made before any is handed out: the caller may use the engine in between.
+            yield from loop.advance()
+    except GeneratorExit:
+        loop.leave()
+        raise
 
 
 class _Loop:
@@ -46,6 +50,12 @@ class _Loop:
         if self._waiting and (not self._running or self._batch is None or self._batch.free):
             return self._admit()
         return self._decode()
+
+    def leave(self) -> None:
+        """The caller wants no more: keep what is known of the answers."""
+        if self._batch is not None:
+            for handle, sequence in self._running.items():
+                self._keep(self._batch, handle, sequence)
 
     def _admit(self) -> list[Piece]:
         if not self._running:
@@ -112,9 +122,13 @@ class _Loop:
         else:
             batch.close_gaps()
 
-    @staticmethod
-    def _without_finished(batch: RowBatch, sequences: dict[int, RunningSequence]) -> dict[int, RunningSequence]:
+    def _keep(self, batch: RowBatch, handle: int, sequence: RunningSequence) -> None:
+        if self._prefixes.keeps_answers:
+            self._prefixes.keep_answer(sequence.all_ids[: batch.length(handle)], batch.capture(handle))
+
+    def _without_finished(self, batch: RowBatch, sequences: dict[int, RunningSequence]) -> dict[int, RunningSequence]:
         for handle, sequence in sequences.items():
             if sequence.finished:
+                self._keep(batch, handle, sequence)
                 batch.finish(handle)
         return {handle: sequence for handle, sequence in sequences.items() if not sequence.finished}

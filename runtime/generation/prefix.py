@@ -10,6 +10,8 @@ from runtime.batch import RowBatch
 from runtime.caches import RowSnapshot
 from runtime.engines.base import Engine
 
+_NO_LOGITS = np.empty(0, np.float32)
+
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
@@ -31,11 +33,16 @@ class Prefix:
 
 
 class PrefixStore:
-    """The prefixes of one engine. A prefix stays until it is removed: there is no eviction."""
+    """The prefixes of one engine. A prefix stays until it is removed: there is no eviction.
+
+    With ``keeps_answers`` the state after the latest answer is kept too, in the place of the one before.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._by_tokens: dict[tuple[int, ...], Prefix] = {}
+        self._answer: Prefix | None = None
+        self.keeps_answers = False
 
     def add(self, token_ids: tuple[int, ...]) -> Prefix:
         """Compute and keep the prefix of ``token_ids`` (at least one), starting from the longest one known."""
@@ -50,9 +57,21 @@ class PrefixStore:
         self._by_tokens[token_ids] = prefix
         return prefix
 
+    def keep_answer(self, token_ids: tuple[int, ...], snapshot: RowSnapshot) -> None:
+        """Keep the state after exactly ``token_ids``, a prompt and what was generated of its answer."""
+        self._answer = Prefix(token_ids, snapshot, _NO_LOGITS)
+
+    def forget_answer(self) -> None:
+        """Forget the answer that is kept, if any."""
+        self._answer = None
+
     def longest(self, token_ids: tuple[int, ...]) -> Prefix | None:
         """The longest prefix kept that ``token_ids`` begins with, or equals."""
-        matches = (p for p in self._by_tokens.values() if token_ids[: p.length] == p.token_ids)
+        known = [*self._by_tokens.values()]
+        # An answer's logits are not kept, so that at least one token has to follow it.
+        if self._answer is not None and self._answer.length < len(token_ids):
+            known.append(self._answer)
+        matches = (p for p in known if token_ids[: p.length] == p.token_ids)
         return max(matches, key=lambda prefix: prefix.length, default=None)
 
     def remove(self, prefix: Prefix) -> None:
@@ -62,3 +81,4 @@ class PrefixStore:
     def clear(self) -> None:
         """Forget all prefixes."""
         self._by_tokens.clear()
+        self._answer = None

@@ -54,6 +54,11 @@ class ChatTemplate:
             return cls(templates, special_tokens, process)
         return cls(_templates_from_config(config.get("chat_template")), special_tokens, process)
 
+    @property
+    def exists(self) -> bool:
+        """Whether the checkpoint has a template."""
+        return bool(self._templates)
+
     def render(
         self,
         messages: Sequence[Message],
