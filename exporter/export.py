@@ -28,6 +28,7 @@ from exporter.output import check_export_output
 from exporter.plan import ExportPlan, open_plan
 from exporter.versions import tool_versions
 from exporter.weights import place_shards, write_derived
+from exporter.weights.placing import WEIGHTS_FOLDER
 
 MODEL_FILE = "model.onnx"
 
@@ -104,7 +105,7 @@ def _write(
         nodes,
         linked,
         total - linked,
-        notes,
+        (*notes, *_link_notes(folder)),
     )
 
 
@@ -112,6 +113,15 @@ def _tokenizer_notes(source: Checkpoint) -> tuple[str, ...]:
     if any(path.name == TOKENIZER_FILE for path in source.side_files):
         return ()
     return (f"the checkpoint has no {TOKENIZER_FILE}: the artifact takes token ids, no text",)
+
+
+def _link_notes(folder: Path) -> tuple[str, ...]:
+    if all(path.stat().st_nlink == 1 for path in (folder / WEIGHTS_FOLDER).iterdir()):
+        return ()
+    return (
+        "the weights are hard links to the checkpoint's files, which onnx.load, onnx.checker and polygraphy refuse: "
+        "for these tools, export with --weights copy",
+    )
 
 
 def _weights(

@@ -10,6 +10,7 @@ from artifact.errors import UnsupportedError
 from artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3
 from artifact.paged import PAGED
 from exporter.models.hf_config import LARGEST_SIZE
+from exporter.weights.placing import MODES
 
 MOST_SPECULATIVE_TOKENS = 15
 COMPUTE_DTYPES = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
@@ -24,7 +25,7 @@ class ExportOptions:
 
     ``dtype`` None takes the checkpoint's type; ``kv_dtype`` "auto" holds keys and values in it, "fp8_e4m3" in 8 bits
     with a scale for every token and head, in the paged layout; ``max_seq_len`` None takes the checkpoint's own limit.
-    ``weights`` is "link" (hard link, falling back to a copy across file systems) or "copy".
+    ``weights`` is "reflink", "link" (hard links), "copy", or "auto": the first of these that the file system can do.
     ``head`` False leaves out the head: the graph ends in the hidden states of every token, for callers with their own.
     ``kernels`` "required" refuses sizes of recurrent layers that the CUDA kernels do not run; "optional" exports them
     for ONNX Runtime and for TensorRT's own layers.
@@ -44,7 +45,7 @@ class ExportOptions:
     max_seq_len: int | None = None
     all_logits: bool = False
     head: bool = True
-    weights: str = "link"
+    weights: str = "auto"
     overwrite: bool = False
     scan: bool = True
     full_hash: bool = False
@@ -68,8 +69,8 @@ class ExportOptions:
             raise UnsupportedError(f"--kernels: expected {' or '.join(KERNELS)}, found {self.kernels}")
         self._check_kv_dtype()
         self._check_speculative_tokens()
-        if self.weights not in ("link", "copy"):
-            raise UnsupportedError(f"--weights: expected link or copy, found {self.weights}")
+        if self.weights not in MODES:
+            raise UnsupportedError(f"--weights: expected one of {', '.join(MODES)}, found {self.weights}")
         for name, value in (("--max-batch", self.max_batch_size), ("--max-seq-len", self.max_seq_len)):
             if value is not None and (not isinstance(value, int) or not 1 <= value <= LARGEST_SIZE):
                 raise UnsupportedError(f"{name}: expected an integer from 1 to {LARGEST_SIZE}, found {value!r}")

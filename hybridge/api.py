@@ -38,7 +38,10 @@ def export(
     ignore_config_fields: Iterable[str] = (),
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Export the Hugging Face checkpoint folder ``checkpoint`` into the artifact folder ``out``.
+    """Export the Hugging Face checkpoint ``checkpoint`` into the artifact folder ``out``.
+
+    checkpoint: a folder, or where there is none the id of a model on the Hugging Face hub ("owner/name"), which is
+    downloaded where huggingface_hub is installed.
 
     dtype: compute type, "auto" (the checkpoint's), "float16", "bfloat16" or "float32", or as "fp16", "half",
     "bf16" or "fp32"; weights stay as they are.
@@ -48,9 +51,10 @@ def export(
     speculative_tokens: candidate tokens that a row may have behind its own in a step of layout "paged"; the state after
     each is kept. mtp: in layout "paged", write the checkpoint's multi-token prediction head too, where it has one.
     max_batch_size, max_seq_len: limits in rows and tokens that the runtime may rely on (max_seq_len None:
-    the checkpoint's). all_logits: logits of every token, not of the last. weights: "link" (hard links) or "copy". scan:
-    look for weights that are not finite or out of dtype's range. full_hash: hash all weights, not only their headers.
-    ignore_config_fields: fields known to be harmless.
+    the checkpoint's). all_logits: logits of every token, not of the last. weights: "reflink", "link" (hard links),
+    "copy", or "auto": the first of these that the file system can do. scan: look for weights that are not finite or out
+    of dtype's range. full_hash: hash all weights, not only their headers. ignore_config_fields: fields known to be
+    harmless.
 
     HybridgeError of a subclass in ``hybridge.errors`` says what was expected, found, and what to do; then, and
     when interrupted, ``out`` is as it was before.
@@ -58,6 +62,7 @@ def export(
     from artifact.dtypes import DType
     from exporter.export import export_checkpoint
     from exporter.options import ExportOptions
+    from hybridge.hub import checkpoint_folder
     from hybridge.requirements import require
 
     require("torch", "onnxscript")
@@ -78,7 +83,7 @@ def export(
         full_hash=full_hash,
         ignore_config_fields=tuple(ignore_config_fields),
     )
-    return export_checkpoint(Path(checkpoint), Path(out), options, progress)
+    return export_checkpoint(checkpoint_folder(checkpoint), Path(out), options, progress)
 
 
 def verify(
@@ -91,13 +96,14 @@ def verify(
     tolerance: float | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Compare the artifact ``out`` with transformers running ``checkpoint`` in float32.
+    """Compare the artifact ``out`` with transformers running ``checkpoint`` (as for ``export``) in float32.
 
     engine: what runs the artifact; "auto" runs it by the engine that generates and also exactly as it was exported.
     prompt_lengths: tokens of each random prompt; decode_steps: tokens generated after it; tolerance: largest
     relative L2 error of a tensor (None: the default). The report's ``passed`` is the verdict, and
     ``first_failing_layer`` names the layer. HybridgeError when the comparison cannot be made.
     """
+    from hybridge.hub import checkpoint_folder
     from hybridge.verification import VerifyOptions
     from hybridge.verification import verify as compare
 
@@ -107,7 +113,7 @@ def verify(
         decode_steps=decode_steps,
         tolerance=tolerance,
     )
-    return compare(Path(checkpoint), Path(out), options, progress)
+    return compare(checkpoint_folder(checkpoint), Path(out), options, progress)
 
 
 def build_engine(

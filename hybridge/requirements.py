@@ -16,6 +16,7 @@ EXTRAS = {
     "tensorrt_rtx": "rtx",
     "tensorrt": "tensorrt",
     "matplotlib": "plot",
+    "huggingface_hub": "hub",
 }
 
 

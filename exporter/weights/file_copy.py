@@ -19,14 +19,18 @@ _CANNOT_LINK = frozenset(
 _CANNOT_OFFLOAD = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF, errno.EPERM})
 
 
-def share_file(reader: BinaryIO, source: Path, target: Path) -> bool:
-    """Make ``target`` a new file with the bytes of ``reader`` without writing them; False where that cannot be.
+def reflink_file(reader: BinaryIO, source: Path, target: Path) -> bool:
+    """Make ``target`` a file that shares the blocks of ``reader``, copy on write; False where that cannot be.
 
-    source: the name of the open file. A reflink comes first: it is a file of its own, which later changes of
-    ``source`` do not reach, and which tools that refuse files with several hard links open. The other way is a hard
-    link.
+    source: the name of the open file, which is not looked at. The new file is one of its own: later changes of the
+    other do not reach it, and tools that refuse files with several hard links open it.
     """
-    return _clone_file(reader, target) or _link_file(source, target)
+    return _clone_file(reader, target)
+
+
+def link_file(reader: BinaryIO, source: Path, target: Path) -> bool:
+    """Make ``target`` a hard link of the file ``source``, open as ``reader``; False where that cannot be."""
+    return _link_file(source, target)
 
 
 def copy_file(reader: BinaryIO, target: Path) -> None:

@@ -6,25 +6,29 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from artifact.errors import CheckpointError
+from artifact.errors import CheckpointError, OutputError
 from artifact.safetensors_file import SafetensorsFile, TensorSlot, has_header_of
 from artifact.untrusted_file import open_inside
 from exporter.weights.conversion import convert_torch_file
-from exporter.weights.file_copy import copy_file, share_file
+from exporter.weights.file_copy import copy_file, link_file, reflink_file
 
 WEIGHTS_FOLDER = "weights"
 DERIVED_FILE = "derived.safetensors"
 # What a PyTorch file becomes.
 CONVERTED_FILE = "model.safetensors"
+AUTO, REFLINK, LINK, COPY = "auto", "reflink", "link", "copy"
+MODES = (AUTO, REFLINK, LINK, COPY)
+_WAYS = {AUTO: (reflink_file, link_file), REFLINK: (reflink_file,), LINK: (link_file,), COPY: ()}
 
 
 def place_shards(shards: tuple[SafetensorsFile, ...], folder: Path, mode: str) -> Mapping[str, TensorSlot]:
-    """Share (``mode`` "link") or copy ("copy") every shard into ``folder``/weights; all tensors at their new place.
+    """Bring every shard into ``folder``/weights; all tensors at their new place.
 
-    What is shared is the file behind a symbolic link, so that the artifact outlives a download cache's folder of
-    links. A PyTorch file is written as safetensors. A shard that the file system cannot share (another device) is
-    copied. CheckpointError: a shard has the name of the artifact's own file, or changed since it was opened. OSError:
-    the disk is full or not writable.
+    mode: "reflink" shares blocks, "link" makes hard links, "copy" copies, and "auto" takes the first of these that the
+    file system can do. What is shared is the file behind a symbolic link, so that the artifact outlives a download
+    cache's folder of links. A PyTorch file is written as safetensors, whatever the mode. CheckpointError: a shard has
+    the name of the artifact's own file, or changed since it was opened. OutputError: the file system cannot do what
+    ``mode`` asks for. OSError: the disk is full or not writable.
     """
     target = folder / WEIGHTS_FOLDER
     target.mkdir(exist_ok=True)
@@ -39,7 +43,12 @@ def place_shards(shards: tuple[SafetensorsFile, ...], folder: Path, mode: str) -
             continue
         placed = target / shard.path.name
         with open_inside(shard.path.parent, shard.path.name, None, CheckpointError, "export again") as source:
-            if mode == "copy" or not share_file(source, shard.path.resolve(), placed):
+            if not any(share(source, shard.path.resolve(), placed) for share in _WAYS[mode]):
+                if mode in (REFLINK, LINK):
+                    raise OutputError(
+                        f"{shard.path}: expected a file system on which a {mode} from the artifact is possible, found "
+                        f"one without it, or another one: take --weights {AUTO}"
+                    )
                 copy_file(source, placed)
         # Read again: another file may have taken its name since, also one of equal size.
         if not has_header_of(placed, folder, shard):

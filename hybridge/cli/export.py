@@ -83,6 +83,7 @@ def export(
     with Terminal(as_json, quiet) as terminal:
         from artifact.dtypes import DType
         from exporter.options import ExportOptions
+        from hybridge.hub import checkpoint_folder
 
         options = ExportOptions(
             dtype=None if dtype == "auto" else DType.named(dtype),
@@ -101,10 +102,11 @@ def export(
             full_hash=full_hash,
             ignore_config_fields=tuple(ignore_config_field or ()),
         )
+        folder = checkpoint_folder(checkpoint)
         if dry_run:
-            _show_plan(checkpoint, out, options, terminal)
+            _show_plan(folder, out, options, terminal)
         else:
-            _export(checkpoint, out, options, terminal)
+            _export(folder, out, options, terminal)
 
 
 def _export(checkpoint: Path, out: Path, options: ExportOptions, terminal: Terminal) -> None:

@@ -98,7 +98,9 @@ def run_command(arguments: Sequence[str], signals: InterruptionHandler | None = 
         # rich, which prints the help, ends the program when the reader has gone.
         if isinstance(ended.__context__, BrokenPipeError):
             return _reader_left()
-        raise
+        if isinstance(ended.code, str):
+            raise
+        return ended.code or 0  # as the commands for shell completion end
     except (Exception, KeyboardInterrupt) as error:
         failure = _failure(error, signals)
         if failure.internal:

@@ -15,7 +15,12 @@ StateType = Literal["float32", "float16", "bfloat16", "fp32", "fp16", "half", "b
 
 Artifact = Annotated[Path, typer.Argument(metavar="OUT", help="Folder written by hybridge export.", show_default=False)]
 Checkpoint = Annotated[
-    Path, typer.Argument(metavar="CHECKPOINT", help="Folder of a Hugging Face checkpoint.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="CHECKPOINT",
+        help="Folder of a Hugging Face checkpoint, or the id of one on the hub.",
+        show_default=False,
+    ),
 ]
 # Panels of help pages.
 OUTPUT_PANEL, ENGINE_PANEL = "Output", "Engine"

@@ -1,4 +1,4 @@
-"""Signals end a command with one sentence and exit code 2, and leave nothing behind."""
+"""Signals end a command with one sentence and the exit code of a shell, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from hybridge.cli import interruption
 from hybridge.cli.interruption import InterruptionHandler
 from hybridge.cli.main import run_command
+from hybridge.cli.terminal import Terminal
 from tests.cli.command import ROOT
 
 
@@ -24,7 +25,7 @@ def default_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM,)])
+@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM,)], ids=["int", "term"])
 def test_export_leaves_nothing(checkpoint: Path, tmp_path: Path, numbers: tuple[signal.Signals, ...]) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "hybridge", "export", checkpoint, tmp_path / "out", "--json"],
@@ -43,9 +44,31 @@ def test_export_leaves_nothing(checkpoint: Path, tmp_path: Path, numbers: tuple[
         time.sleep(0.1)
         process.send_signal(number)
     out, err = process.communicate(timeout=120)
-    assert process.returncode == 2, err
+    assert process.returncode == 128 + numbers[0], err
     assert "error: interrupted" in err and "Traceback" not in err and '"error": "interrupted' in out
     assert not list(tmp_path.iterdir())
+
+
+def test_an_answer_that_was_interrupted(
+    artifact: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C after the third piece of text: the speed so far is shown, and nothing is said of partial output."""
+    handler, pieces = InterruptionHandler(), []
+    write = Terminal.write
+
+    def interrupted(terminal: Terminal, text: str) -> None:
+        write(terminal, text)
+        pieces.append(text)
+        if len(pieces) == 3:
+            handler._handle(signal.SIGINT, None)
+
+    monkeypatch.setattr(Terminal, "write", interrupted)
+    arguments = ["run", str(artifact), "--prompt", "The captain stood upon the deck"]
+    assert run_command(arguments, handler) == 130
+    out, err = capfd.readouterr()
+    assert out == "".join(pieces[:3]) + "\n"
+    assert "[onnxruntime: 3 new tokens, first after" in err and "tokens/s, interrupted]" in err
+    assert "error: interrupted: the answer is not complete" in err and "partial output" not in err
 
 
 def test_an_error_that_a_signal_became(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +81,7 @@ def test_an_error_that_a_signal_became(capfd: pytest.CaptureFixture[str], monkey
         raise ImportError("numpy._core.umath failed to import")
 
     monkeypatch.setattr("hybridge.api.inspect", imported)
-    assert run_command(["inspect", "somewhere"], handler) == 2
+    assert run_command(["inspect", "somewhere"], handler) == 130
     assert capfd.readouterr().err.startswith("error: interrupted")
     monkeypatch.setattr("hybridge.cli.main._report", lambda failure, as_json: None)
     assert run_command(["inspect", "somewhere"]) == 3

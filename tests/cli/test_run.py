@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -122,3 +125,39 @@ def test_the_folder_of_another_engine_is_refused(capfd: Capture, artifact: Path,
     outcome = hybridge(capfd, name, artifact, *options, "--engine", "onnxruntime", "--engine-folder", "mine")
     assert outcome.code == 2 and not outcome.out
     assert outcome.error.startswith("--engine-folder: expected none for the engine onnxruntime, found 'mine'")
+
+
+def test_prompts_from_standard_input_and_a_file(
+    capfd: Capture, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = hybridge(capfd, "run", artifact, *PROMPT, "--max-new-tokens", "4", "--json").document["token_ids"]
+    (tmp_path / "prompt.txt").write_text(PROMPT[1] + "\n")
+    for options in (("--prompt", "-"), ("--prompt-file", tmp_path / "prompt.txt")):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(PROMPT[1].encode() + b"\n")))
+        found = hybridge(capfd, "run", artifact, *options, "--max-new-tokens", "4", "--json").document
+        assert found["token_ids"] == expected
+    (tmp_path / "prompt.txt").write_bytes(b"\xff")
+    outcome = hybridge(capfd, "run", artifact, "--prompt-file", tmp_path / "prompt.txt")
+    assert outcome.code == 2 and "prompt.txt: expected text in UTF-8, found the byte 0xff" in outcome.error
+
+
+def test_a_system_message_reaches_the_template(capfd: Capture, artifact: Path) -> None:
+    chat = ("--chat", "Hello", "--max-new-tokens", "1", "--json")
+    found = hybridge(capfd, "run", artifact, *chat, "--system", "Be brief.").document["prompt_token_ids"]
+    plain = hybridge(capfd, "run", artifact, *chat).document["prompt_token_ids"]
+    assert len(found) > len(plain) and found[-5:] == plain[-5:]
+
+
+def test_recommended_sampling_is_the_checkpoint_s(capfd: Capture, artifact: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "artifact"
+    shutil.copytree(artifact, folder)
+    fields = {"do_sample": True, "temperature": 1.7, "top_p": 0.9}
+    (folder / "generation_config.json").write_text(json.dumps(fields))
+    options = (*PROMPT, "--max-new-tokens", "12", "--json", "--seed", "3")
+    recommended = hybridge(capfd, "run", folder, *options, "--sampling", "recommended").document["token_ids"]
+    same = ("--temperature", "1.7", "--top-p", "0.9", "--top-k", "50")
+    assert recommended == hybridge(capfd, "run", folder, *options, *same).document["token_ids"]
+    greedy = hybridge(capfd, "run", folder, *options).document["token_ids"]
+    assert recommended != greedy
+    cold = hybridge(capfd, "run", folder, *options, "--sampling", "recommended", "--temperature", "0").document
+    assert cold["token_ids"] == greedy

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
+from typer.main import get_command
 
+from hybridge.cli.main import app
 from hybridge.cli.options import EngineName
 from runtime.engines.factory import AUTO, ENGINES
 from tests.cli.command import hybridge
@@ -15,7 +17,7 @@ FLAGS = {
     "--overwrite --no-scan --full-hash --ignore-config-field --json --quiet",
     "verify": "--engine --prompt-lengths --decode-steps --tolerance --json --quiet",
     "build-engine": "--target --compute-capability --plugins --max-batch --max-seq-len --overwrite --json --quiet",
-    "run": "--prompt --chat --prompt-ids --engine --max-new-tokens --temperature --top-k --top-p --min-p "
+    "run": "--prompt --prompt-file --chat --system --prompt-ids --sampling --engine --max-new-tokens --temperature --top-k --top-p --min-p "
     "--repetition-penalty --seed --stop --draft --draft-tokens --draft-draws --speculative-mode --engine-folder "
     "--threads --json --quiet",
     "inspect": "--json",
@@ -39,8 +41,29 @@ def test_help_lists_the_commands(capfd: Capture) -> None:
     assert all(command in outcome.out for command in FLAGS)
 
 
-def test_version(capfd: Capture) -> None:
-    outcome = hybridge(capfd, "--version")
+@pytest.mark.parametrize("command", ["", *sorted(FLAGS)])
+def test_help_fits_80_columns(capfd: Capture, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line is longer, no word of a help sentence is broken, and flags show no type."""
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = hybridge(capfd, *command.split(), "--help").out
+    assert max(map(len, shown.splitlines())) <= 80 and "<bool>" not in shown
+    whole = get_command(app)
+    parsed = whole.commands[command] if command else whole
+    words = set(shown.replace("│", " ").split())
+    for parameter in parsed.params:
+        broken = {word for word in (parameter.help or "").split() if word not in words}
+        assert not broken, (parameter.name, broken)
+        assert set(parameter.metavar.split() if parameter.metavar else ()) <= words, parameter.name
+
+
+def test_a_shell_gets_its_completion(capfd: Capture) -> None:
+    outcome = hybridge(capfd, "--show-completion", "bash")
+    assert outcome.code == 0 and "complete" in outcome.out and "hybridge" in outcome.out
+
+
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_version(capfd: Capture, flag: str) -> None:
+    outcome = hybridge(capfd, flag)
     assert outcome.code == 0 and outcome.out.startswith("hybridge ") and not outcome.err
 
 
@@ -58,7 +81,8 @@ def test_no_command_is_a_usage_error(capfd: Capture) -> None:
         (("export", "a", "b", "--wings"), "--wings"),
         (
             ("export", "a", "b", "--dtype", "int8"),
-            "--dtype: expected one of auto, float16, bfloat16, float32, found 'int8': see hybridge export --help",
+            "--dtype: expected one of auto, float16, bfloat16, float32, fp16, half, bf16, fp32, found 'int8': see hybridge "
+            "export --help",
         ),
         (("export", "a", "b", "--max-batch", "many"), "--max-batch: expected an integer, found 'many': see"),
         (("run", "a", "--prompt", "x", "--threads", "0"), "--threads: expected at least 1, found '0': see"),
@@ -67,7 +91,14 @@ def test_no_command_is_a_usage_error(capfd: Capture) -> None:
         (("run", "a", "--prompt"), "--prompt"),
         (("verify", "a", "b", "--prompt-lengths", "1,x"), "--prompt-lengths: expected integers such as 1,7,33, found"),
         (("run", "a", "--prompt-ids", "1;2"), "--prompt-ids: expected integers"),
-        (("run", "a"), "expected one of --prompt, --chat, --prompt-ids, found none of them: see"),
+        (
+            ("run", "a"),
+            "expected one of --prompt, --prompt-file, --chat, --prompt-ids, found none of them (without any, a",
+        ),
+        (
+            ("run", "a", "--prompt", "x", "--system", "y"),
+            "--system: expected it beside --chat or in a chat, found --prompt",
+        ),
         (("run", "a", "--prompt", "x", "--chat", "y"), "found --prompt and --chat"),
         (("run", "a", "--prompt", "x", "--engine", "abacus"), "found 'abacus'"),
     ],

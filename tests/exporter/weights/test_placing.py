@@ -11,7 +11,7 @@ from typing import BinaryIO
 import numpy as np
 import pytest
 
-from artifact.errors import CheckpointError
+from artifact.errors import CheckpointError, OutputError
 from exporter.checkpoint import open_checkpoint
 from exporter.weights import file_copy, place_shards
 from exporter.weights.placing import WEIGHTS_FOLDER
@@ -40,8 +40,9 @@ def no_clone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_clone")
 def test_link_shares_the_file(tmp_path: Path) -> None:
     checkpoint = sharded(tmp_path / "c")
-    for name, path in place(checkpoint, tmp_path / "out", "link").items():
-        assert path.samefile(checkpoint / name)
+    for mode in ("link", "auto"):
+        for name, path in place(checkpoint, tmp_path / mode, mode).items():
+            assert path.samefile(checkpoint / name)
 
 
 @pytest.mark.usefixtures("no_clone")
@@ -53,7 +54,7 @@ def test_link_goes_to_the_blob_of_a_download_cache(tmp_path: Path) -> None:
     assert files["model.safetensors"].read_bytes()
 
 
-@pytest.mark.parametrize("mode", ["copy", "link"])
+@pytest.mark.parametrize("mode", ["copy", "reflink", "auto"])
 def test_where_blocks_can_be_shared_that_comes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
@@ -67,7 +68,7 @@ def test_where_blocks_can_be_shared_that_comes_first(
         assert not path.samefile(checkpoint / name) and path.stat().st_nlink == 1
 
 
-@pytest.mark.parametrize("mode", ["copy", "link"])
+@pytest.mark.parametrize("mode", ["copy", "link", "auto"])
 def test_this_file_system(tmp_path: Path, mode: str) -> None:
     place(sharded(tmp_path / "c"), tmp_path / "out", mode)
 
@@ -88,8 +89,16 @@ def test_link_that_cannot_be_becomes_a_copy(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "link", fail)
     checkpoint = sharded(tmp_path / "c")
-    for name, path in place(checkpoint, tmp_path / "out", "link").items():
+    for name, path in place(checkpoint, tmp_path / "out", "auto").items():
         assert not path.samefile(checkpoint / name)
+    with pytest.raises(OutputError, match=r"file system on which a link .*--weights auto"):
+        place(checkpoint, tmp_path / "linked", "link")
+
+
+@pytest.mark.usefixtures("no_clone")
+def test_a_reflink_that_was_asked_for_and_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"file system on which a reflink .*--weights auto"):
+        place(sharded(tmp_path / "c"), tmp_path / "out", "reflink")
 
 
 def test_other_failures_of_a_link_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_clone: None) -> None:
@@ -107,7 +116,7 @@ def test_another_file_system(tmp_path: Path) -> None:
         pytest.skip("this system has no second file system to write to")
     out = memory / f"hybridge-test-{os.getpid()}"
     try:
-        place(sharded(tmp_path / "c"), out, "link")
+        place(sharded(tmp_path / "c"), out, "auto")
     finally:
         shutil.rmtree(out, ignore_errors=True)
 
