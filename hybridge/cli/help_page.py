@@ -1,4 +1,4 @@
-"""Help pages: commands whose --help flag shows no type, as all flags here."""
+"""Help pages on which no flag shows a type."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from typer.core import TyperCommand, TyperGroup
 
 
 class Command(TyperCommand):
-    def get_help_option(self, ctx: Any) -> Any:
-        return _without_type(super().get_help_option(ctx))
+    def get_params(self, ctx: Any) -> Any:
+        return _without_types(super().get_params(ctx))
 
 
 class CommandGroup(TyperGroup):
-    def get_help_option(self, ctx: Any) -> Any:
-        return _without_type(super().get_help_option(ctx))
+    def get_params(self, ctx: Any) -> Any:
+        return _without_types(super().get_params(ctx))
 
 
-def _without_type(option: Any) -> Any:
-    if option is not None:
-        option.metavar = ""
-    return option
+def _without_types(parameters: list[Any]) -> list[Any]:
+    """``parameters``, of which the parser's own flags (--help, --install-completion) are shown as all others."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
+    return parameters
