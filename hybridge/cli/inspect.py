@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from artifact.errors import ArtifactError
-from hybridge.cli.options import Check, Json
+from hybridge.cli.options import Check, Json, flag
 from hybridge.cli.terminal import Terminal
 from hybridge.cli.text import printable
 
@@ -26,6 +26,9 @@ def inspect(
         ),
     ],
     check: Check = False,
+    onnx_check: Annotated[
+        bool, flag("--onnx-check", help="First run onnx.checker over the graphs of OUT, also with linked weights.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show what a checkpoint, an artifact or an engine holds: layers, states, bytes, operators, bindings.
@@ -37,6 +40,10 @@ def inspect(
         from hybridge.cli.inspection_tables import tables_of
         from hybridge.inspection import ArtifactInspection
 
+        if onnx_check:
+            from hybridge.inspection.onnx_check import check_onnx
+
+            terminal.remark(f"onnx.checker accepts {' and '.join(check_onnx(path))}")
         inspection = api.inspect(path, check=check)
         terminal.show(*tables_of(inspection))
         terminal.document(inspection.to_json())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 
@@ -235,3 +237,19 @@ def test_something_else(capfd: Capture, tmp_path: Path, name: str) -> None:
     (tmp_path / "file.txt").write_text("hello", encoding="utf-8")
     outcome = hybridge(capfd, "inspect", tmp_path / name)
     assert outcome.code == 2 and name in outcome.error and "expected" in outcome.error
+
+
+def test_onnx_checker_sees_linked_weights(capfd: Capture, artifact: Path, tmp_path: Path) -> None:
+    """The checker itself refuses the artifact, whose weights are hard links; a graph that is wrong is still found."""
+    folder = tmp_path / "artifact"
+    shutil.copytree(artifact, folder, copy_function=os.link)
+    with pytest.raises(onnx.checker.ValidationError, match="hard link"):
+        onnx.checker.check_model(folder / "model.onnx")
+    outcome = hybridge(capfd, "inspect", folder, "--onnx-check")
+    assert outcome.code == 0 and "onnx.checker accepts model.onnx" in outcome.err
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    model.graph.node[0].input[0] = "nothing"
+    (folder / "model.onnx").unlink()
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    outcome = hybridge(capfd, "inspect", folder, "--onnx-check")
+    assert outcome.code == 2 and "onnx.checker refuses it" in outcome.error and "nothing" in outcome.error
