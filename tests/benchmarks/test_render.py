@@ -113,6 +113,7 @@ def test_the_command_prints_the_page(
     monkeypatch.setattr("sys.argv", ["render", str(results)])
     monkeypatch.setattr(render, "KERNELS", tmp_path / "none.json")
     monkeypatch.setattr(render, "VERIFY", tmp_path / "none.json")
+    monkeypatch.setattr(render, "EXPORT_SIZES", tmp_path / "none.json")
     assert main() == 2
     assert "No such file" in capsys.readouterr().err
     results.write_text(json.dumps({"benchmarks": all_documents()}), encoding="utf-8")
