@@ -56,7 +56,14 @@ def hit_rate(engine: ToyPagedEngine, settings: ServingSettings) -> float:
 # Of a Mamba2 model a state may weigh anything; of a hybrid, from the KV of a token to that of ten whole sequences.
 @pytest.mark.parametrize(
     ("kind", "tokens"),
-    [("attention", 0), ("mamba", 1), ("mamba", 1280), ("hybrid", 1), ("hybrid", 40), ("hybrid", 1280)],
+    [
+        ("mamba", 1),
+        ("hybrid", 40),
+        *(
+            pytest.param(kind, tokens, marks=pytest.mark.slow)
+            for kind, tokens in (("attention", 0), ("mamba", 1280), ("hybrid", 1), ("hybrid", 1280))
+        ),
+    ],
 )
 def test_default_pools_hit_what_tuned_ones_do(kind: str, tokens: int) -> None:
     engine = engine_of(LAYERS[kind], tokens)
