@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,29 +14,37 @@ import numpy as np
 
 from artifact import names
 from artifact.config import RuntimeConfig
-from artifact.errors import CheckpointError
+from artifact.errors import CheckpointError, HybridgeError
 from artifact.json_fields import float_from_json
 from hybridge.requirements import require
+from hybridge.verification.reference_weights import held_wide, stored_types, widen_in_turn
 
 
 @dataclass(frozen=True)
 class ReferenceRun:
     """One sequence of T tokens through the reference.
 
-    logits [T, vocab]; hidden[i] [T, hidden] after layer i; states by graph input name, of one row, after all T
-    tokens (KV caches [kv_heads, T, head_dim]).
+    logits [T, vocab]; embeddings [T, hidden], what the first layer gets; hidden[i] [T, hidden] after layer i; states by
+    graph input name, of one row, after all T tokens (KV caches [kv_heads, T, head_dim], with a sliding window its last).
     """
 
     logits: np.ndarray
+    embeddings: np.ndarray
     hidden: tuple[np.ndarray, ...]
     states: dict[str, np.ndarray]
 
 
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
+# transformers computes a Mamba2 layer in chunks of the config's size, whatever the prompt's length, with an array of
+# chunk x chunk x heads x state_size numbers. The size changes nothing but the order of sums.
+_CHUNK = 32
 
 
 class Reference:
-    """A transformers model of the checkpoint; never loads remote code."""
+    """A transformers model of the checkpoint; never loads remote code nor pickled weights.
+
+    CheckpointError, now and in ``run``, where transformers cannot load or run the checkpoint.
+    """
 
     def __init__(self, checkpoint: Path, config: RuntimeConfig) -> None:
         require("torch", "transformers")
@@ -43,46 +52,70 @@ class Reference:
         import transformers
 
         self._torch = torch
-        self._config = config
-        self.name = f"transformers {transformers.__version__}, torch {torch.__version__}, float32"
+        self._config, self._checkpoint = config, checkpoint
+        self._library = f"transformers {transformers.__version__}"
+        self.name = f"{self._library}, torch {torch.__version__}, float32"
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
-        try:
+        stored = stored_types(checkpoint)
+        with self._failures("load"), held_wide(stored.wide):
             _check_pair(checkpoint, transformers.AutoConfig.from_pretrained(checkpoint, **_LOCAL), config)
             loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                checkpoint, dtype=torch.float32, output_loading_info=True, **_LOCAL
+                checkpoint,
+                dtype=getattr(torch, stored.main.value),
+                use_safetensors=True,
+                output_loading_info=True,
+                **_LOCAL,
             )
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise CheckpointError(f"{checkpoint}: transformers cannot load it: {error}") from error
         self._model, loading = loaded[0].eval(), loaded[1]
-        self._use_plain_experts()
-        self.notes = (
-            *self._follow_time_step_limit(),
-            *self._group_gated_norms(),
-            *self._tie_head(loading["missing_keys"]),
-        )
+        with self._failures("run"):
+            self._use_plain_experts()
+            self.notes = (
+                *self._follow_time_step_limit(),
+                *self._group_gated_norms(),
+                *self._tie_head(loading["missing_keys"]),
+            )
+            self._shorten_chunks()
+            widen_in_turn(self._model, self._base().layers)
 
     def run(self, tokens: np.ndarray) -> ReferenceRun:
         """Process ``tokens`` [T] int64 in one call from empty states."""
-        torch = self._torch
+        torch, layers = self._torch, self._base().layers
         hidden: list[np.ndarray] = []
+
+        def record_input(_module: Any, inputs: Any, named: Any) -> None:
+            hidden.append((inputs[0] if inputs else named["hidden_states"])[0].float().numpy())
 
         def record(_module: Any, _inputs: Any, output: Any) -> None:
             value = output[0] if isinstance(output, tuple) else output
             hidden.append(value[0].float().numpy())
 
-        hooks = [layer.register_forward_hook(record) for layer in self._base().layers]
+        hooks = [layers[0].register_forward_pre_hook(record_input, with_kwargs=True)]
+        hooks += [layer.register_forward_hook(record) for layer in layers]
         try:
-            with torch.no_grad():
+            with self._failures("run"), torch.no_grad():
                 given = {**self._arguments(len(tokens)), **self._rounding_cache()}
                 output = self._model(torch.from_numpy(tokens)[None], use_cache=True, return_dict=True, **given)
+                cache = getattr(output, "past_key_values", None)
+                states = self._states(output.cache_params if cache is None else cache)
         finally:
             for hook in hooks:
                 hook.remove()
-        cache = getattr(output, "past_key_values", None)
-        if cache is None:
-            cache = output.cache_params
-        return ReferenceRun(output.logits[0].float().numpy(), tuple(hidden), self._states(cache))
+        return ReferenceRun(output.logits[0].float().numpy(), hidden[0], tuple(hidden[1:]), states)
+
+    @contextlib.contextmanager
+    def _failures(self, what: str) -> Iterator[None]:
+        """Whatever transformers raises in the block becomes a CheckpointError of one sentence."""
+        try:
+            yield
+        except (HybridgeError, MemoryError):
+            raise
+        except Exception as error:  # any kind: a config of a wrong kind fails wherever it is first used
+            cause = " ".join(str(error).split()) or "no message"
+            raise CheckpointError(
+                f"{self._checkpoint}: {self._library} cannot {what} it ({type(error).__name__}: {cause}): there is "
+                "nothing to compare with, correct the checkpoint"
+            ) from error
 
     def _arguments(self, length: int) -> dict[str, Any]:
         """What a hybrid model of transformers derives from its attention caches, where it has no attention layer."""
@@ -121,6 +154,11 @@ class Reference:
         """Run experts one by one: the grouped products that are the default refuse rows of some sizes."""
         if hasattr(self._model, "set_experts_implementation"):
             self._model.set_experts_implementation("eager")
+
+    def _shorten_chunks(self) -> None:
+        for module in self._model.modules():
+            if isinstance(getattr(module, "chunk_size", None), int) and hasattr(module, "ssm_state_size"):
+                module.chunk_size = min(module.chunk_size, _CHUNK)
 
     def _tie_head(self, missing: Collection[str]) -> tuple[str, ...]:
         """Tie the head of a family that transformers never ties, where config asks for it and no head is stored."""

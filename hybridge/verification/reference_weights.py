@@ -1,0 +1,114 @@
+"""Weights of the reference: mapped in the types in which the checkpoint stores them, float32 one layer at a time.
+
+So the reference takes the memory of the checkpoint's files and of one layer, not of the model in float32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from artifact.dtypes import DType
+from exporter.checkpoint.shards import read_shards, tensors_of
+
+# Names of one part that many tensors share: two parts tell them apart.
+_COMMON_PARTS = ("weight", "bias")
+
+
+@dataclass(frozen=True)
+class StoredTypes:
+    """``main``: the floating-point type of most bytes. ``wide``: ends of the names of tensors that it cannot hold."""
+
+    main: DType
+    wide: tuple[str, ...]
+
+
+def stored_types(checkpoint: Path) -> StoredTypes:
+    """The types of the safetensors files in ``checkpoint``; CheckpointError where there are none or they are damaged.
+
+    Where matrices have several types (a stacked expert may come from several tensors), all are held in float32.
+    """
+    floats = [t for t in tensors_of(read_shards(checkpoint)).values() if t.dtype in _FLOATS]
+    sizes: Counter[DType] = Counter()
+    for tensor in floats:
+        sizes[tensor.dtype] += tensor.nbytes
+    main = sizes.most_common(1)[0][0] if sizes else DType.FLOAT32
+    others = [t for t in floats if t.dtype is not main]
+    if main is DType.FLOAT32 or any(len(t.shape) > 1 for t in others):
+        return StoredTypes(DType.FLOAT32, ())
+    return StoredTypes(main, tuple(sorted({_end(t.name) for t in others})))
+
+
+_FLOATS = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
+
+
+def _end(name: str) -> str:
+    parts = name.split(".")
+    return ".".join(parts[-2:] if parts[-1] in _COMMON_PARTS else parts[-1:])
+
+
+@contextlib.contextmanager
+def held_wide(names: tuple[str, ...]) -> Iterator[None]:
+    """Within the block, transformers loads parameters whose names end in one of ``names`` in float32."""
+    import torch
+    import transformers
+
+    kind: Any = transformers.PreTrainedModel
+    plan = kind._get_dtype_plan
+
+    def extended(model: Any, dtype: Any) -> dict[str, Any]:
+        return {**plan(model, dtype), **dict.fromkeys(names, torch.float32)}
+
+    kind._get_dtype_plan = extended
+    try:
+        yield
+    finally:
+        kind._get_dtype_plan = plan
+
+
+def widen_in_turn(model: Any, layers: Any) -> None:
+    """Let ``model`` compute in float32, each of ``layers`` with parameters that are wide only while it computes.
+
+    Parameters outside of layers stay wide: some models round their input to the type of the final norm or of the head.
+    Embeddings are looked up as they are stored, and the result is widened.
+    """
+    import torch
+
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            buffer.data = buffer.data.float()
+    inside = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    for layer in layers:
+        _widen_during_forward(layer, list(layer.parameters()))
+    lookups = [module for module in model.modules() if type(module) is torch.nn.Embedding]
+    for module in model.modules():
+        if module not in lookups:
+            for parameter in module.parameters(recurse=False):
+                if id(parameter) not in inside:
+                    parameter.data = parameter.data.float()
+    for module in lookups:
+        module.register_forward_hook(lambda _module, _inputs, output: output.float())
+
+
+def _widen_during_forward(module: Any, parameters: list[Any]) -> None:
+    import torch
+
+    narrow: list[Any] = []
+
+    def widen(_module: Any, _inputs: Any) -> None:
+        narrow.extend(parameter.data for parameter in parameters)
+        for parameter in parameters:
+            if parameter.dtype in (torch.float16, torch.bfloat16):
+                parameter.data = parameter.data.float()
+
+    def restore(_module: Any, _inputs: Any, _output: Any) -> None:
+        for parameter, data in zip(parameters, narrow, strict=True):
+            parameter.data = data
+        narrow.clear()
+
+    module.register_forward_pre_hook(widen)
+    module.register_forward_hook(restore, always_call=True)
