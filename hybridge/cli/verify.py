@@ -18,8 +18,13 @@ def verify(
         typer.Option("--engine", help="What runs OUT; auto is the engine that generates and the file as exported."),
     ] = "auto",
     prompt_lengths: Annotated[
-        str, typer.Option(metavar="N,N,...", help="Tokens of each random prompt; they also form one ragged batch.")
-    ] = "1,7,33",
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="Tokens of each random prompt; they also form one ragged batch.",
+            show_default="1, 7 and one that crosses the model's chunks and sliding windows",
+        ),
+    ] = None,
     decode_steps: Annotated[int, typer.Option(help="Tokens generated after each prompt.")] = 16,
     tolerance: Annotated[
         float | None,
@@ -29,7 +34,7 @@ def verify(
     quiet: Quiet = False,
 ) -> int:
     """Compare an artifact with transformers in float32: logits and states, layer by layer. Exit code 1: differs."""
-    lengths = integers(prompt_lengths, "--prompt-lengths")
+    lengths = None if prompt_lengths is None else integers(prompt_lengths, "--prompt-lengths")
     with Terminal(as_json, quiet) as terminal:
         from hybridge import api
 

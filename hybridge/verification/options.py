@@ -10,6 +10,13 @@ from artifact.errors import RequestError
 
 # Engines that compute every artifact in float32, whatever its own type.
 FLOAT32_ENGINES = ("auto", "onnxruntime", "onnxruntime-portable")
+
+
+def computed_type(engine: str, dtype: DType) -> DType:
+    """The type in which ``engine`` computes an artifact of compute type ``dtype``."""
+    return DType.FLOAT32 if engine in FLOAT32_ENGINES else dtype
+
+
 # Relative L2 norm of the difference, float32 against float32; rounding in another order gives 1e-6.
 DEFAULT_TOLERANCE = 1e-4
 # An engine in 16 bits rounds every layer's values to 11 or 8 bits of mantissa, the reference to 24.
@@ -21,7 +28,7 @@ E4M3_TOLERANCE = 1e-2
 
 def default_tolerance(engine: str, dtype: DType, kv_scales: bool = False) -> float:
     """The tolerance for an artifact of compute type ``dtype``, with e4m3 in its pools or not, in that engine."""
-    computed = DEFAULT_TOLERANCE if engine in FLOAT32_ENGINES else NARROW_TOLERANCES.get(dtype, DEFAULT_TOLERANCE)
+    computed = NARROW_TOLERANCES.get(computed_type(engine, dtype), DEFAULT_TOLERANCE)
     return max(computed, E4M3_TOLERANCE) if kv_scales else computed
 
 
@@ -29,25 +36,27 @@ def default_tolerance(engine: str, dtype: DType, kv_scales: bool = False) -> flo
 class VerifyOptions:
     """Arguments of ``hybridge verify``. Prompts are random tokens of ``prompt_lengths``, from ``seed``.
 
+    prompt_lengths: None for some that cross the chunks and sliding windows of the model (``lengths.default_lengths``).
     tolerance: largest relative error; None is that of ``default_tolerance``.
     engine: what runs the artifact; "auto" runs it twice, by the engine that generates and exactly as it was exported.
     """
 
     engine: str = "auto"
-    prompt_lengths: tuple[int, ...] = (1, 7, 33)
+    prompt_lengths: tuple[int, ...] | None = None
     decode_steps: int = 16
     tolerance: float | None = None
     seed: int = 0
 
     def check(self, max_seq_len: int) -> VerifyOptions:
         """Return self; RequestError when a length is not positive or does not fit ``max_seq_len``."""
-        if not self.prompt_lengths or min(self.prompt_lengths) < 1:
-            raise RequestError(f"--prompt-lengths: expected positive lengths, found {list(self.prompt_lengths)}")
+        lengths = (1,) if self.prompt_lengths is None else self.prompt_lengths
+        if not lengths or min(lengths) < 1:
+            raise RequestError(f"--prompt-lengths: expected positive lengths, found {list(lengths)}")
         if self.decode_steps < 0:
             raise RequestError(f"--decode-steps: expected 0 or more, found {self.decode_steps}")
         if self.tolerance is not None and not 0 < self.tolerance < math.inf:
             raise RequestError(f"--tolerance: expected a positive finite number, found {self.tolerance}")
-        longest = max(self.prompt_lengths) + self.decode_steps
+        longest = max(lengths) + self.decode_steps
         if longest > max_seq_len:
             raise RequestError(
                 f"the longest prompt with its decode steps has {longest} tokens, the artifact holds {max_seq_len}: "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from hybridge.verification.lengths import parts_of
 from hybridge.verification.paged_sequences import PagedSequences
 from hybridge.verification.scenarios import Observation
 from runtime.engines.paged import PagedEngine
@@ -48,23 +50,24 @@ def _alone(engine: PagedEngine, prompts: list[np.ndarray]) -> Iterator[Observati
     for index, prompt in enumerate(prompts):
         pools = PagedSequences(engine, 1, len(prompt), BLOCK_SIZE, seed=index)
         handle = pools.add()
-        hidden: tuple[np.ndarray, ...] = ()
+        hidden: Sequence[np.ndarray] = ()
+        embeddings = None
         if engine.shows_values and len(prompt) <= engine.limits.max_tokens:
-            logits, hidden = pools.hidden(handle, prompt)
+            logits, embeddings, *hidden = pools.inner_values(handle, prompt)
         else:
             logits = _feed(engine, pools, {handle: prompt})[handle]
-        yield Observation("one-shot prefill", index, len(prompt), logits[-1], pools.states(handle), hidden)
+        held = pools.states(handle)
+        yield Observation("one-shot prefill", index, len(prompt), logits[-1], held, tuple(hidden), embeddings)
 
 
 def _chunked(engine: PagedEngine, prompts: list[np.ndarray]) -> Iterator[Observation]:
     for index, prompt in enumerate(prompts):
         if len(prompt) < 2:
             continue
-        cut = max(1, len(prompt) // 3)
         pools = PagedSequences(engine, 1, len(prompt), BLOCK_SIZE, seed=index)
         handle = pools.add()
-        _feed(engine, pools, {handle: prompt[:cut]})
-        logits = _feed(engine, pools, {handle: prompt[cut:]})[handle]
+        for part in np.split(prompt, np.cumsum(parts_of(len(prompt)))[:-1]):
+            logits = _feed(engine, pools, {handle: part})[handle]
         yield Observation("chunked prefill", index, len(prompt), logits[-1], pools.states(handle))
 
 
@@ -127,7 +130,7 @@ def _draft(right: np.ndarray, count: int, most: int, engine: PagedEngine, rng: n
 
 def _renumbered(observations: Iterator[Observation], start: int) -> Iterator[Observation]:
     for o in observations:
-        yield Observation(o.scenario, o.prompt + start, o.length, o.logits, o.states)
+        yield replace(o, prompt=o.prompt + start)
 
 
 def _feed(engine: PagedEngine, pools: PagedSequences, work: dict[int, np.ndarray]) -> dict[int, np.ndarray]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from artifact import names
 from artifact.kv_dtypes import E4M3_BYTES, floats_from_e4m3
+from hybridge.verification.scenarios import inner_values
 from runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
 
 
@@ -95,11 +96,11 @@ class PagedSequences:
         ends = np.cumsum([len(tokens) for tokens in work.values()])
         return dict(zip(work, np.split(logits, ends)[:-1], strict=True))
 
-    def hidden(self, handle: int, tokens: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-        """Feed ``tokens`` [n] to one sequence; their logits [n, vocab] and hidden states [n, hidden] of each layer."""
-        values = [names.layer_output(i) for i in range(self._engine.config.num_hidden_layers)]
+    def inner_values(self, handle: int, tokens: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Feed ``tokens`` [n] to one sequence; their logits [n, vocab], embeddings and each layer's hidden states."""
+        values = inner_values(self._engine.config.num_hidden_layers)
         found = self._engine.step_values(self._inputs({handle: tokens}, 0), values)
-        return found[names.LOGITS], tuple(found[name] for name in values)
+        return found[names.LOGITS], *(found[name] for name in values)
 
     def states(self, handle: int) -> dict[str, np.ndarray]:
         """States of one sequence by the names of the dense layout, KV caches [kv_heads, tokens, head_dim]."""

@@ -103,6 +103,13 @@ class Reference:
                 hook.remove()
         return ReferenceRun(output.logits[0].float().numpy(), hidden[0], tuple(hidden[1:]), states)
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The sliding window of each layer in tokens, None where it has none, as transformers understands the config."""
+        config = self._model.config.get_text_config()
+        kinds = getattr(config, "layer_types", None) or [None] * self._config.num_hidden_layers
+        return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in kinds)
+
     @contextlib.contextmanager
     def _failures(self, what: str) -> Iterator[None]:
         """Whatever transformers raises in the block becomes a CheckpointError of one sentence."""

@@ -1,8 +1,9 @@
-"""The outcome of a verification: every comparison, the first layer that differs, a table for people."""
+"""The outcome of a verification: every comparison, the first place that differs, a table for people."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,12 +11,24 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+EMBEDDINGS, UNCHANGED = "embeddings", "unchanged"
+# Columns of the tables, and what is compared in each. All fit into 80 characters.
+COLUMNS = {
+    "hidden": (EMBEDDINGS, "hidden"),
+    "keys": ("key",),
+    "values": ("value",),
+    "conv": ("conv_state",),
+    "state": ("recurrent_state",),
+    "logits": ("logits",),
+}
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """One tensor compared: relative L2 ``error`` of ``engine`` in ``scenario``; ``layer`` is absolute, None for logits.
+    """One tensor compared: relative L2 ``error`` of ``engine`` in ``scenario``.
 
-    ``item``: "logits", "hidden", "key", "value", "conv_state", "recurrent_state" or "unchanged".
+    ``item``: "embeddings", "hidden", "key", "value", "conv_state", "recurrent_state", "logits" or "unchanged".
+    ``layer`` is absolute, None for embeddings, logits and whole pools.
     """
 
     engine: str
@@ -28,12 +41,21 @@ class Comparison:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """All comparisons of one artifact with its checkpoint; ``engines`` are those that ran."""
+    """All comparisons of one artifact with its checkpoint.
+
+    engines: those that ran; computed_types: the type in which each computed. dtype: the artifact's compute type.
+    not_crossed: chunks and windows of the model that no prompt was long enough to cross, one phrase each.
+    """
 
     model_type: str
     engines: tuple[str, ...]
+    computed_types: tuple[str, ...]
+    dtype: str
     reference: str
     tolerance: float
+    prompt_lengths: tuple[int, ...]
+    decode_steps: int
+    not_crossed: tuple[str, ...]
     comparisons: tuple[Comparison, ...]
     layer_types: tuple[str, ...]
     notes: tuple[str, ...] = ()
@@ -47,15 +69,40 @@ class VerifyReport:
         """The first layer whose output or state differs; None when all agree or only the logits differ."""
         return min((c.layer for c in self.comparisons if not c.passed and c.layer is not None), default=None)
 
+    @property
+    def failing_place(self) -> str | None:
+        """What differs first: "embedding", "layer N", "head" or a whole pool; None where all agree."""
+        failed = [c for c in self.comparisons if not c.passed]
+        if not failed:
+            return None
+        if any(c.item == EMBEDDINGS for c in failed):
+            return "embedding"
+        if self.first_failing_layer is not None:
+            return f"layer {self.first_failing_layer}"
+        return "head" if any(c.item == "logits" for c in failed) else failed[0].scenario
+
     def verdict(self) -> str:
         """One sentence."""
-        if self.passed:
-            engines = " and ".join(self.engines)
-            return f"verified: {len(self.comparisons)} comparisons within {self.tolerance:g} ({engines})"
-        layer = self.first_failing_layer
-        if layer is None:
-            return "FAILED: all layers agree, the logits differ (final norm or output projection)"
-        return f"FAILED: the first layer that differs is layer {layer} ({self.layer_types[layer]})"
+        place, layer = self.failing_place, self.first_failing_layer
+        if place is None:
+            count, lengths = len(self.comparisons), _listed([str(n) for n in self.prompt_lengths])
+            missed = f"; no prompt crossed {_listed(self.not_crossed)}" if self.not_crossed else ""
+            return (
+                f"verified: {count} comparisons within {self.tolerance:g}, prompts of {lengths} tokens, "
+                f"{self._computed()}{missed}"
+            )
+        if place == "head":
+            return "FAILED: all layers agree, the logits differ: the head (final norm or output projection)"
+        if place == f"layer {layer}":
+            return f"FAILED: the first layer that differs is {place} ({self.layer_types[layer or 0]})"
+        return f"FAILED: the first that differs is the {place}"
+
+    def _computed(self) -> str:
+        """Who computed in which type, and that this is not the artifact's where that is so."""
+        types = dict.fromkeys(self.computed_types)
+        engines = {t: _listed([e for e, c in zip(self.engines, self.computed_types, strict=True) if c == t]) for t in types}
+        text = _listed([f"computed in {t} by {names}" for t, names in engines.items()])
+        return text if self.dtype in types else f"{text}, not in the artifact's {self.dtype}"
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with the verdict and every comparison."""
@@ -63,27 +110,63 @@ class VerifyReport:
         for comparison in document["comparisons"]:
             # JSON has no infinity or NaN; null is an error that has no size.
             comparison["error"] = comparison["error"] if math.isfinite(comparison["error"]) else None
-        verdict = {"passed": self.passed, "verdict": self.verdict(), "first_failing_layer": self.first_failing_layer}
+        verdict = {
+            "passed": self.passed,
+            "verdict": self.verdict(),
+            "first_failing_layer": self.first_failing_layer,
+            "failing_place": self.failing_place,
+        }
         return verdict | document
 
     def render(self) -> Group:
-        """Tables for a terminal: the worst error of every scenario, and of every layer."""
-        lines: list[Any] = [_table("scenario", self._worst(lambda c: f"{c.scenario} ({c.engine})"), self.tolerance)]
-        layers = self._worst(lambda c: None if c.layer is None else f"{c.layer} {self.layer_types[c.layer]}")
-        lines.append(_table("layer", layers, self.tolerance))
+        """Tables for a terminal of 80 columns: the worst error of every engine's scenarios, and of every layer."""
+        lines: list[Any] = []
+        for engine, dtype in zip(self.engines, self.computed_types, strict=True):
+            own = [c for c in self.comparisons if c.engine == engine]
+            lines.append(Text(f"{engine} in {dtype}: largest relative error (tolerance {self.tolerance:g})"))
+            lines.append(_table("scenario", _worst(own, lambda c: c.scenario), self.tolerance))
+            lines += [Text(f"  {line}", style=style) for line, style in _unchanged(own).items()]
+            lines.append(Text())
+        layers = _worst(self.comparisons, self._layer_of)
+        lines += [Text("largest relative error by layer"), _table("layer", layers, self.tolerance), Text()]
         lines += [Text(f"note: {note}") for note in self.notes]
         lines.append(Text(self.verdict(), style="bold green" if self.passed else "bold red"))
         return Group(*lines)
 
-    def _worst(self, key: Any) -> dict[str, dict[str, float]]:
-        """row -> item -> largest error."""
-        rows: dict[str, dict[str, float]] = {}
-        for comparison in self.comparisons:
-            row = key(comparison)
-            if row is not None:
-                items = rows.setdefault(row, {})
-                items[comparison.item] = _larger(items.get(comparison.item, 0.0), comparison.error)
-        return rows
+    def _layer_of(self, comparison: Comparison) -> str | None:
+        if comparison.item == EMBEDDINGS:
+            return "embedding"
+        return None if comparison.layer is None else f"{comparison.layer} {self.layer_types[comparison.layer]}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+Errors = Mapping[str, Mapping[str, float]]
+
+
+def _worst(comparisons: Iterable[Comparison], key: Callable[[Comparison], str | None]) -> Errors:
+    """row -> column -> largest error."""
+    columns = {item: column for column, items in COLUMNS.items() for item in items}
+    rows: dict[str, dict[str, float]] = {}
+    for comparison in comparisons:
+        row, column = key(comparison), columns.get(comparison.item)
+        if row is not None and column is not None:
+            errors = rows.setdefault(row, {})
+            errors[column] = _larger(errors.get(column, 0.0), comparison.error)
+    return rows
+
+
+def _unchanged(comparisons: Iterable[Comparison]) -> dict[str, str]:
+    """A line for each scenario in which something must stay as it is, and its style."""
+    kept: dict[str, bool] = {}
+    for c in comparisons:
+        if c.item == UNCHANGED:
+            kept[c.scenario] = kept.get(c.scenario, True) and c.passed
+    return {f"{name}: {'unchanged' if same else 'CHANGED'}": "" if same else "red" for name, same in kept.items()}
 
 
 def _larger(a: float, b: float) -> float:
@@ -91,17 +174,17 @@ def _larger(a: float, b: float) -> float:
     return b if not b <= a else a
 
 
-def _table(first: str, rows: dict[str, dict[str, float]], tolerance: float) -> Table:
-    items = list(dict.fromkeys(item for row in rows.values() for item in row))
-    table = Table(title=f"largest relative error by {first} (tolerance {tolerance:g})", title_justify="left")
-    table.add_column(first)
-    for item in items:
-        table.add_column(item, justify="right")
+def _table(first: str, rows: Errors, tolerance: float) -> Table:
+    columns = [column for column in COLUMNS if any(column in row for row in rows.values())]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(f"  {first}", overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right", min_width=7, no_wrap=True)
     for name, errors in rows.items():
         cells = []
-        for item in items:
-            error = errors.get(item)
+        for column in columns:
+            error = errors.get(column)
             bad = error is not None and not error <= tolerance
             cells.append(Text("" if error is None else f"{error:.1e}", style="red" if bad else ""))
-        table.add_row(name, *cells)
+        table.add_row(f"  {name}", *cells)
     return table

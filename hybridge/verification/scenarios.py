@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from artifact import names
+from hybridge.verification.lengths import parts_of
 from runtime.engines.base import Engine, StateSet, StepInputs
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What one row shows after ``length`` tokens of prompt ``prompt``: logits [vocab], its states, hidden states.
+    """What one row shows after ``length`` tokens of prompt ``prompt``: logits [vocab], its states, inner values.
 
-    ``hidden`` [T, hidden] per layer, empty where the engine was not asked for inner values.
+    ``hidden`` [T, hidden] per layer and ``embeddings`` [T, hidden], empty and None where the engine was not asked.
     """
 
     scenario: str
@@ -24,34 +25,42 @@ class Observation:
     logits: np.ndarray
     states: dict[str, np.ndarray]
     hidden: tuple[np.ndarray, ...] = ()
+    embeddings: np.ndarray | None = None
 
 
 def one_shot(engine: Engine, prompts: list[np.ndarray]) -> Iterator[Observation]:
     """Each prompt alone in one prefill, with the hidden states of every layer where the engine shows them."""
-    values = [names.layer_output(i) for i in range(engine.config.num_hidden_layers)]
+    values = inner_values(engine.config.num_hidden_layers) if engine.shows_values else ()
     for index, prompt in enumerate(prompts):
-        states, inputs, hidden = engine.allocate_states(1, len(prompt)), _inputs([prompt], [0]), ()
-        if engine.shows_values:
-            outputs = engine.step_values(inputs, states, values)
-            hidden = tuple(outputs[name][0] for name in values)
-            found = outputs[names.LOGITS]
-        else:
-            found = engine.step(inputs, states)
-        logits = last_logits(found, [len(prompt)])[0].copy()
-        yield Observation("one-shot prefill", index, len(prompt), logits, read_row(states, 0, len(prompt)), hidden)
+        states = engine.allocate_states(1, len(prompt))
+        shown: list[dict[str, np.ndarray]] = []
+        for past in range(0, len(prompt), engine.max_step_tokens):
+            inputs = _inputs([prompt[past : past + engine.max_step_tokens]], [past])
+            if values:
+                outputs = engine.step_values(inputs, states, values)
+                found = outputs[names.LOGITS]
+                shown.append({name: outputs[name][0] for name in values})
+            else:
+                found = engine.step(inputs, states)
+        logits = last_logits(found, [inputs.input_ids.shape[1]])[0].copy()
+        held = read_row(states, 0, len(prompt))
+        first, *rest = [np.concatenate([part[name] for part in shown]) for name in values] or [None]
+        yield Observation("one-shot prefill", index, len(prompt), logits, held, tuple(rest), first)
+
+
+def inner_values(layers: int) -> tuple[str, ...]:
+    """Names of the embeddings and of every layer's hidden states."""
+    return (names.EMBEDDINGS_OUTPUT, *(names.layer_output(i) for i in range(layers)))
 
 
 def chunked(engine: Engine, prompts: list[np.ndarray]) -> Iterator[Observation]:
-    """Each prompt of at least two tokens in two unequal chunks."""
+    """Each prompt of at least two tokens in unequal chunks."""
     for index, prompt in enumerate(prompts):
         if len(prompt) < 2:
             continue
-        cut = max(1, len(prompt) // 3)
         states = engine.allocate_states(1, len(prompt))
-        engine.step(_inputs([prompt[:cut]], [0]), states)
-        rest = prompt[cut:]
-        logits = last_logits(engine.step(_inputs([rest], [cut]), states), [len(rest)])[0]
-        yield Observation("chunked prefill", index, len(prompt), logits.copy(), read_row(states, 0, len(prompt)))
+        logits = _feed(engine, states, [prompt], parts_of(len(prompt)))[0]
+        yield Observation("chunked prefill", index, len(prompt), logits, read_row(states, 0, len(prompt)))
 
 
 def ragged_then_decode(engine: Engine, prompts: list[np.ndarray], steps: int) -> Iterator[Observation]:
@@ -62,17 +71,17 @@ def ragged_then_decode(engine: Engine, prompts: list[np.ndarray], steps: int) ->
     batch = len(prompts)
     states = engine.allocate_states(batch, max(len(p) for p in prompts))
     heads = [p[: len(p) - steps] for p in prompts]
-    logits = last_logits(engine.step(_inputs(heads, [0] * batch), states), [len(h) for h in heads])
+    logits = _feed(engine, states, heads, [max(len(head) for head in heads)])
     for row in range(batch):
         length = len(heads[row])
-        yield Observation("ragged batch", row, length, logits[row].copy(), read_row(states, row, length))
+        yield Observation("ragged batch", row, length, logits[row], read_row(states, row, length))
     for step in range(steps):
         tokens = [p[len(h) + step : len(h) + step + 1] for p, h in zip(prompts, heads, strict=True)]
         past = [len(h) + step for h in heads]
-        logits = last_logits(engine.step(_inputs(tokens, past), states), [1] * batch)
+        found = last_logits(engine.step(_inputs(tokens, past), states), [1] * batch)
         for row in range(batch):
             full = read_row(states, row, past[row] + 1) if step == steps - 1 else {}
-            yield Observation("decode", row, past[row] + 1, logits[row].copy(), full)
+            yield Observation("decode", row, past[row] + 1, found[row].copy(), full)
 
 
 def empty_row(engine: Engine, prompt: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -97,6 +106,22 @@ def last_logits(logits: np.ndarray, lengths: list[int]) -> np.ndarray:
     if logits.ndim == 2:
         return logits
     return np.stack([logits[row, max(length - 1, 0)] for row, length in enumerate(lengths)])
+
+
+def _feed(engine: Engine, states: StateSet, rows: list[np.ndarray], parts: Sequence[int]) -> list[np.ndarray]:
+    """Feed the first tokens of every row, as many as ``parts`` says, then the next; logits [vocab] of each last token.
+
+    A part of more tokens than the engine takes at once is fed in several; a row without tokens left takes no part.
+    """
+    found: list[np.ndarray] = [np.empty(0)] * len(rows)
+    past, most = 0, engine.max_step_tokens
+    for size in (min(most, part - done) for part in parts for done in range(0, part, most)):
+        tokens = [row[past : past + size] for row in rows]
+        inputs = _inputs(tokens, [min(past, len(row)) for row in rows])
+        logits = last_logits(engine.step(inputs, states), [len(part) for part in tokens])
+        found = [logits[row].copy() if len(tokens[row]) else last for row, last in enumerate(found)]
+        past += size
+    return found
 
 
 def _inputs(rows: list[np.ndarray], past: list[int]) -> StepInputs:

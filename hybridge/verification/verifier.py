@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,11 @@ from artifact.path_kind import require_artifact, require_checkpoint
 from artifact.progress import NoProgress, Progress
 from exporter.checkpoint import open_checkpoint
 from hybridge.verification import paged_scenarios, scenarios
-from hybridge.verification.options import VerifyOptions, default_tolerance
+from hybridge.verification.lengths import default_lengths, edges_of
+from hybridge.verification.options import VerifyOptions, computed_type, default_tolerance
 from hybridge.verification.reference import Reference, ReferenceRun
 from hybridge.verification.reference_folder import reference_folder
-from hybridge.verification.report import Comparison, VerifyReport
+from hybridge.verification.report import EMBEDDINGS, UNCHANGED, Comparison, VerifyReport
 from hybridge.verification.scenarios import Observation
 from runtime.engines import create_engine
 from runtime.engines.base import Engine
@@ -59,33 +61,53 @@ def _verify(checkpoint: Path, artifact: Path, options: VerifyOptions, progress: 
     # transformers opens whatever lies there: the checks of an export come first.
     with located(checkpoint):
         open_checkpoint(checkpoint)
-    progress.start("load the reference")
-    reference = Reference(checkpoint, config)
-    notes += reference.notes
-    comparisons: list[Comparison] = []
+    edges = edges_of(artifact, config)
+    lengths = options.prompt_lengths or default_lengths(edges, config.max_seq_len - options.decode_steps)
     try:
-        cases = Cases.of(reference, config, options, progress)
+        cases = _cases(checkpoint, config, options, lengths, progress)
+        # The reference is gone before the first engine is opened, and each engine before the next.
+        comparisons = [*_compare_windows(engines[0], cases)]
         for name in engines:
+            gc.collect()
             progress.start(f"run the artifact ({name})")
-            engine = create_paged_engine(artifact, name) if config.layout == PAGED else create_engine(artifact, name)
-            try:
-                if isinstance(engine, Engine):
-                    comparisons += _comparisons(engine, cases, options.decode_steps, tolerance, progress)
-                else:
-                    comparisons += _paged_comparisons(engine, cases, options.decode_steps, tolerance, progress)
-            finally:
-                engine.close()
+            comparisons += _run(artifact, name, cases, options.decode_steps, tolerance, progress)
     finally:
         progress.finish()
     return VerifyReport(
         config.model_type,
         engines,
-        reference.name,
+        tuple(computed_type(name, config.dtype).value for name in engines),
+        config.dtype.value,
+        cases.reference,
         tolerance,
+        lengths,
+        options.decode_steps,
+        tuple(str(edge) for edge in edges if not edge.crossed_by(max(lengths))),
         tuple(comparisons),
         config.layer_types,
-        tuple(notes),
+        (*notes, *cases.notes),
     )
+
+
+def _cases(
+    checkpoint: Path, config: RuntimeConfig, options: VerifyOptions, lengths: tuple[int, ...], progress: Progress
+) -> Cases:
+    progress.start("load the reference")
+    return Cases.of(Reference(checkpoint, config), config, options, lengths, progress)
+
+
+def _run(
+    artifact: Path, name: str, cases: Cases, decode_steps: int, tolerance: float, progress: Progress
+) -> list[Comparison]:
+    """All comparisons of the engine ``name``, which is open only here."""
+    paged = cases.config.layout == PAGED
+    engine = create_paged_engine(artifact, name) if paged else create_engine(artifact, name)
+    try:
+        if isinstance(engine, Engine):
+            return list(_comparisons(engine, cases, decode_steps, tolerance, progress))
+        return list(_paged_comparisons(engine, cases, decode_steps, tolerance, progress))
+    finally:
+        engine.close()
 
 
 def _engine_names(wanted: str, layout: str, notes: list[str]) -> tuple[str, ...]:
@@ -102,32 +124,63 @@ def _engine_names(wanted: str, layout: str, notes: list[str]) -> tuple[str, ...]
 
 @dataclass(frozen=True)
 class Cases:
-    """Random prompts, the same with decode tokens after them, and the reference's results for both."""
+    """Random prompts, the same with decode tokens after them, and the reference's results for both.
+
+    Of the logits only those of each prompt's last token and of the decode tokens are held, in ``ReferenceRun.logits``.
+    windows: the sliding window of each layer, or None. reference, notes: its name and what a user should know of it.
+    """
 
     config: RuntimeConfig
     prompts: list[np.ndarray]
     sequences: list[np.ndarray]
     at_prompt: list[ReferenceRun]
     at_end: list[ReferenceRun]
+    windows: tuple[int | None, ...]
+    reference: str
+    notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, reference: Reference, config: RuntimeConfig, options: VerifyOptions, progress: Progress) -> Cases:
-        generator = np.random.default_rng(options.seed)
-        lengths = options.prompt_lengths
-        sequences = [generator.integers(0, config.vocab_size, n + options.decode_steps) for n in lengths]
-        prompts = [s[:n] for s, n in zip(sequences, lengths, strict=True)]
+    def of(
+        cls,
+        reference: Reference,
+        config: RuntimeConfig,
+        options: VerifyOptions,
+        lengths: tuple[int, ...],
+        progress: Progress,
+    ) -> Cases:
+        steps = options.decode_steps
+        prompts, sequences = random_prompts(options.seed, config.vocab_size, lengths, steps)
         progress.start("run the reference", 2 * len(prompts))
         at_prompt, at_end = [], []
         for prompt, sequence in zip(prompts, sequences, strict=True):
-            at_prompt.append(reference.run(prompt))
-            at_end.append(reference.run(sequence))
-            progress.advance(2)
-        return cls(config, prompts, sequences, at_prompt, at_end)
+            for tokens, runs, rows in ((prompt, at_prompt, 1), (sequence, at_end, 1 + steps)):
+                run = reference.run(tokens)
+                runs.append(replace(run, logits=run.logits[-rows:].copy()))
+                progress.advance()
+        windows, name, notes = reference.windows, reference.name, reference.notes
+        return cls(config, prompts, sequences, at_prompt, at_end, windows, name, notes)
 
     def expected(self, observation: Observation) -> ReferenceRun:
         """The reference run whose states belong to the observation's number of tokens."""
         is_prompt = observation.length == len(self.prompts[observation.prompt])
         return (self.at_prompt if is_prompt else self.at_end)[observation.prompt]
+
+    def expected_logits(self, observation: Observation) -> np.ndarray:
+        """The logits [vocab] of the observation's last token."""
+        decoded = observation.length - len(self.prompts[observation.prompt])
+        return self.at_end[observation.prompt].logits[decoded]
+
+
+def random_prompts(
+    seed: int, vocab_size: int, lengths: tuple[int, ...], steps: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Prompts of ``lengths``, and the same with ``steps`` more tokens; no token comes back before all have come."""
+    generator, count = np.random.default_rng(seed), sum(lengths) + steps * len(lengths)
+    rounds = [generator.permutation(vocab_size) for _ in range(-(-count // vocab_size))]
+    ends = np.cumsum([*lengths, *(steps for _ in lengths)])
+    parts = np.split(np.concatenate(rounds), ends)[:-1]
+    prompts, tails = parts[: len(lengths)], parts[len(lengths) :]
+    return prompts, [np.concatenate(pair) for pair in zip(prompts, tails, strict=True)]
 
 
 def _comparisons(
@@ -135,7 +188,7 @@ def _comparisons(
 ) -> Iterator[Comparison]:
     for stream in _streams(engine, cases, decode_steps):
         for observation in stream:
-            yield from _compare(engine.name, observation, cases.expected(observation), cases.config, tolerance)
+            yield from _compare(engine.name, observation, cases, tolerance)
             progress.advance()
     prompt = cases.prompts[0]
     if engine.max_batch_size > 1 and 2 * len(prompt) <= engine.max_seq_len:
@@ -146,10 +199,10 @@ def _paged_comparisons(
     engine: PagedEngine, cases: Cases, decode_steps: int, tolerance: float, progress: Progress
 ) -> Iterator[Comparison]:
     for observation in paged_scenarios.observations(engine, cases.prompts, cases.sequences, decode_steps):
-        yield from _compare(engine.name, observation, cases.expected(observation), cases.config, tolerance)
+        yield from _compare(engine.name, observation, cases, tolerance)
         progress.advance()
     for scenario, same in paged_scenarios.untouched(engine, cases.prompts[0]):
-        yield Comparison(engine.name, scenario, "unchanged", None, 0.0 if same else float("inf"), same)
+        yield Comparison(engine.name, scenario, UNCHANGED, None, 0.0 if same else float("inf"), same)
 
 
 def _streams(engine: Engine, cases: Cases, decode_steps: int) -> Iterator[Iterable[Observation]]:
@@ -163,32 +216,44 @@ def _streams(engine: Engine, cases: Cases, decode_steps: int) -> Iterator[Iterab
 
 def _renumbered(observations: Iterable[Observation], start: int) -> Iterator[Observation]:
     for o in observations:
-        yield Observation(o.scenario, o.prompt + start, o.length, o.logits, o.states, o.hidden)
+        yield replace(o, prompt=o.prompt + start)
 
 
-def _compare(
-    engine: str, observed: Observation, expected: ReferenceRun, config: RuntimeConfig, tolerance: float
-) -> Iterator[Comparison]:
+def _compare(engine: str, observed: Observation, cases: Cases, tolerance: float) -> Iterator[Comparison]:
+    expected = cases.expected(observed)
+
     def comparison(item: str, layer: int | None, found: np.ndarray, wanted: np.ndarray) -> Comparison:
         error = relative_error(found, wanted)
         return Comparison(engine, observed.scenario, item, layer, error, error <= tolerance)
 
+    if observed.embeddings is not None:
+        yield comparison(EMBEDDINGS, None, observed.embeddings, expected.embeddings)
     for index, hidden in enumerate(observed.hidden):
         yield comparison("hidden", index, hidden, expected.hidden[index])
-    for name, layer, item in state_items(config):
+    for name, layer, item in state_items(cases.config):
         if name in observed.states:
             wanted = expected.states[name]
             found = observed.states[name]
             # A sliding window's reference cache keeps only the last positions.
             yield comparison(item, layer, found[:, -wanted.shape[1] :] if item in ("key", "value") else found, wanted)
-    yield comparison("logits", None, observed.logits, expected.logits[observed.length - 1])
+    yield comparison("logits", None, observed.logits, cases.expected_logits(observed))
+
+
+def _compare_windows(engine: str, cases: Cases) -> Iterator[Comparison]:
+    """Sliding windows as config.json declares them: schedulers drop what lies before them."""
+    config = cases.config
+    for layer, kv in zip(config.attention_layer_indices, config.kv_layers, strict=True):
+        declared, wanted = kv.sliding_window, cases.windows[layer]
+        if declared or wanted:
+            error = 0.0 if declared == wanted else float("inf")
+            yield Comparison(engine, "sliding windows in config.json", UNCHANGED, layer, error, not error)
 
 
 def _compare_empty_row(engine: Engine, prompt: np.ndarray, config: RuntimeConfig) -> Iterator[Comparison]:
     before, after = scenarios.empty_row(engine, prompt)
     for name, layer, _item in state_items(config):
         same = bool(np.array_equal(before[name], after[name]))
-        yield Comparison(engine.name, "row without tokens", "unchanged", layer, 0.0 if same else float("inf"), same)
+        yield Comparison(engine.name, "row without tokens", UNCHANGED, layer, 0.0 if same else float("inf"), same)
 
 
 def state_items(config: RuntimeConfig) -> Iterator[tuple[str, int, str]]:

@@ -1,0 +1,68 @@
+"""How long the prompts of a verification are, so that they cross what an engine may get wrong at a certain length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+
+from artifact.config import RuntimeConfig
+from runtime.engines.onnxruntime.model_file import MODEL_FILE
+
+# Tokens that engines and kernels handle as one matrix, whatever the file says.
+TILE = 64
+SHORT = (1, 7)
+# A long prompt has more than two tiles and is of odd length, so that the last one is not full.
+LONG = 2 * TILE + 5
+# Tokens behind the last edge: more than the last two parts of a prompt in parts.
+MARGIN = 37
+# A window is not crossed where that takes more tokens: the reference recomputes them all for every length.
+LONGEST = 1024
+# The first and the last part of a long prompt in parts.
+FIRST, LAST = 13, 8
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A number of tokens after which something else happens; ``name`` says what it belongs to."""
+
+    name: str
+    tokens: int
+
+    def crossed_by(self, length: int) -> bool:
+        """Whether a prompt of ``length`` tokens has tokens on both sides, and one more, so that an edge by one differs."""
+        return length >= self.tokens + 2
+
+    def __str__(self) -> str:
+        return f"the {self.name} of {self.tokens} tokens"
+
+
+def edges_of(artifact: Path, config: RuntimeConfig) -> tuple[Edge, ...]:
+    """The chunks of the graph's recurrent operators and its sliding windows, those that a row can reach at all."""
+    chunks = {TILE} if config.recurrent_layers else set()
+    for node in ir.load(artifact / MODEL_FILE).graph:
+        if "chunk_size" in node.attributes:
+            chunks.add(node.attributes["chunk_size"].as_int())
+    windows = {layer.sliding_window for layer in config.kv_layers if layer.sliding_window}
+    edges = [Edge("chunk", tokens) for tokens in sorted(chunks)]
+    edges += [Edge("sliding window", tokens) for tokens in sorted(windows)]
+    return tuple(edge for edge in edges if edge.tokens + 2 <= config.max_seq_len)
+
+
+def default_lengths(edges: tuple[Edge, ...], room: int) -> tuple[int, ...]:
+    """Short prompts and a long one of at most ``room`` tokens that crosses every edge, but none that is too far."""
+    near = [edge.tokens + MARGIN for edge in edges if edge.tokens + MARGIN <= LONGEST]
+    longest = min(room, max([LONG, *near]))
+    return tuple(sorted({length for length in (*SHORT, longest) if 1 <= length <= longest}))
+
+
+def parts_of(length: int) -> tuple[int, ...]:
+    """Lengths of the parts in which a prompt of at least two tokens is fed.
+
+    The middle part of a long one has more tokens than any edge that the prompt crosses, and the last begins behind it.
+    """
+    if length < FIRST + TILE + LAST:
+        first = max(1, length // 3)
+        return first, length - first
+    return FIRST, length - FIRST - LAST, LAST
