@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import onnx_ir as ir
-
 from artifact.config import RuntimeConfig
-from runtime.engines.onnxruntime.model_file import MODEL_FILE
+from runtime.engines.artifact_graph import read_model
 
 # Tokens that engines and kernels handle as one matrix, whatever the file says.
 TILE = 64
@@ -41,7 +39,7 @@ class Edge:
 def edges_of(artifact: Path, config: RuntimeConfig) -> tuple[Edge, ...]:
     """The chunks of the graph's recurrent operators and its sliding windows, those that a row can reach at all."""
     chunks = {TILE} if config.recurrent_layers else set()
-    for node in ir.load(artifact / MODEL_FILE).graph:
+    for node in read_model(artifact).graph:
         if "chunk_size" in node.attributes:
             chunks.add(node.attributes["chunk_size"].as_int())
     windows = {layer.sliding_window for layer in config.kv_layers if layer.sliding_window}
