@@ -109,8 +109,15 @@ def _verify(document: Mapping[str, Any]) -> str:
         for engine, scenarios in checkpoint["largest_errors"].items()
         for scenario, error in scenarios.items()
     ]
-    verdicts = "\n".join(f"- {name}: {checkpoint['verdict']}" for name, checkpoint in found.items())
+    verdicts = "\n".join(f"- {name}: {checkpoint['verdict']}{_use(checkpoint)}" for name, checkpoint in found.items())
     return f"{verdicts}\n\n{table(('checkpoint', 'engine', 'scenario', 'largest relative error'), rows)}"
+
+
+def _use(checkpoint: Mapping[str, Any]) -> str:
+    if "peak_bytes" not in checkpoint:
+        return ""
+    peak, ratio = checkpoint["peak_bytes"] / 1e9, checkpoint["peak_over_float32"]
+    return f"; {checkpoint['wall_s']:g} s, {peak:.2f} GB of memory, {ratio:g} times the weights in float32"
 
 
 def _export_sizes(document: Mapping[str, Any]) -> str:

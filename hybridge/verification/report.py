@@ -100,7 +100,9 @@ class VerifyReport:
     def _computed(self) -> str:
         """Who computed in which type, and that this is not the artifact's where that is so."""
         types = dict.fromkeys(self.computed_types)
-        engines = {t: _listed([e for e, c in zip(self.engines, self.computed_types, strict=True) if c == t]) for t in types}
+        engines = {
+            t: _listed([e for e, c in zip(self.engines, self.computed_types, strict=True) if c == t]) for t in types
+        }
         text = _listed([f"computed in {t} by {names}" for t, names in engines.items()])
         return text if self.dtype in types else f"{text}, not in the artifact's {self.dtype}"
 

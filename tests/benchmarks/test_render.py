@@ -122,9 +122,11 @@ def test_the_command_prints_the_page(
 
 
 def test_what_verify_found_is_shown() -> None:
-    found = {"verdict": "verified: 2 comparisons", "largest_errors": {"onnxruntime": {"decode": 6.54e-7}}}
+    use = {"wall_s": 9.5, "peak_bytes": 3_500_000_000, "peak_over_float32": 1.47}
+    found = {"verdict": "verified: 2 comparisons", **use, "largest_errors": {"onnxruntime": {"decode": 6.54e-7}}}
     text = page(all_documents(), None, {"checkpoints": {"tiny": found}})
-    assert "- tiny: verified: 2 comparisons" in text and "| tiny | onnxruntime | decode | 6.5e-07 |" in text
+    assert "- tiny: verified: 2 comparisons; 9.5 s, 3.50 GB of memory, 1.47 times the weights in float32\n" in text
+    assert "| tiny | onnxruntime | decode | 6.5e-07 |" in text
 
 
 def test_exports_of_real_sizes_are_shown() -> None:

@@ -17,7 +17,6 @@ from artifact.manifest import read_manifest, record_file, write_manifest
 from artifact.safetensors_file import read_safetensors
 
 
-
 class DamagedArtifact:
     """``model`` and ``config`` may be changed as one likes; ``write`` puts them into ``folder``."""
 

@@ -80,9 +80,15 @@ def test_pickled_weights_are_never_loaded(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("family", "field", "value"),
-    [("granitemoehybrid", "embedding_multiplier", None), ("mamba2", "time_step_limit", 3), ("llama", "rms_norm_eps", "x")],
+    [
+        ("granitemoehybrid", "embedding_multiplier", None),
+        ("mamba2", "time_step_limit", 3),
+        ("llama", "rms_norm_eps", "x"),
+    ],
 )
 def test_what_transformers_cannot_run_is_one_sentence(family: str, field: str, value: object, tmp_path: Path) -> None:
     checkpoint = edit_config(save_tiny_model(tmp_path, family), **{field: value})
-    with pytest.raises(CheckpointError, match=r"transformers [\d.]+ cannot (load|run) it \(\w+: .*\): there is nothing"):
+    with pytest.raises(
+        CheckpointError, match=r"transformers [\d.]+ cannot (load|run) it \(\w+: .*\): there is nothing"
+    ):
         Reference(checkpoint, config_of_broken(checkpoint)).run(np.arange(3))
