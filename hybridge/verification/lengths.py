@@ -29,7 +29,7 @@ class Edge:
     tokens: int
 
     def crossed_by(self, length: int) -> bool:
-        """Whether a prompt of ``length`` tokens has tokens on both sides, and one more, so that an edge by one differs."""
+        """Whether a prompt of ``length`` tokens has two behind the edge, so that an edge later by one differs."""
         return length >= self.tokens + 2
 
     def __str__(self) -> str:

@@ -25,7 +25,7 @@ class ReferenceRun:
     """One sequence of T tokens through the reference.
 
     logits [T, vocab]; embeddings [T, hidden], what the first layer gets; hidden[i] [T, hidden] after layer i; states by
-    graph input name, of one row, after all T tokens (KV caches [kv_heads, T, head_dim], with a sliding window its last).
+    graph input name, of one row, after all T tokens (KV caches [kv_heads, T, head_dim], of a window only its last).
     """
 
     logits: np.ndarray
@@ -105,7 +105,7 @@ class Reference:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The sliding window of each layer in tokens, None where it has none, as transformers understands the config."""
+        """The sliding window of each layer in tokens, None where it has none, as transformers reads the config."""
         config = self._model.config.get_text_config()
         kinds = getattr(config, "layer_types", None) or [None] * self._config.num_hidden_layers
         return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in kinds)
