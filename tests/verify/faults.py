@@ -96,18 +96,18 @@ def _number(source: str, place: str, op_type: str, output: str, index: int, valu
     return Fault(source, place, edit)
 
 
-def _shifted(source: str, place: str, op_type: str, output: str, index: int, dtype: type) -> Fault:
-    """A node that reads an integer input plus one."""
+def _shifted(source: str, place: str, op_type: str, output: str, index: int, dtype: type, by: int = 1) -> Fault:
+    """A node that reads an integer input plus ``by``."""
 
     def edit(artifact: DamagedArtifact) -> None:
         node = artifact.node(op_type, output)
-        node.input[index] = artifact.insert(node, "Add", [node.input[index], artifact.constant(1, dtype)])
+        node.input[index] = artifact.insert(node, "Add", [node.input[index], artifact.constant(by, dtype)])
 
     return Fault(source, place, edit)
 
 
 def _norm_epsilon(artifact: DamagedArtifact) -> None:
-    set_attribute(artifact.node("RMSNormalization", "rms_norm.1"), "epsilon", 1e-5)
+    set_attribute(artifact.node("RMSNormalization", "rms_norm.0"), "epsilon", 1e-5)
 
 
 def _causal_mask(artifact: DamagedArtifact) -> None:
@@ -167,7 +167,7 @@ FAULTS: dict[str, Fault] = {
     "position by one": _shifted("llama", "layer 0", "Cast", "val_16.0", 0, np.int64),
     "attention scale": _attribute("llama", "layer 1", "Attention", 1, "scale", 0.36),
     "causal mask by one": Fault("llama", "layer 0", _causal_mask),
-    "KV offset by one": _shifted("llama", "layer 0", "GreaterOrEqual", "val_45.0", 0, np.int64),
+    "KV offset by one": _shifted("llama", "layer 0", "Min", "val_50.0", 0, np.int64),
     "query heads swapped": _swapped("llama", "layer 1", "1.self_attn.q_proj.weight", slice(0, 8), slice(24, 32)),
     "key heads swapped": _swapped("llama", "layer 1", "1.self_attn.k_proj.weight", slice(0, 8), slice(8, 16)),
     "keys of another layer": _input("llama", "layer 1", "Attention", "attention.1", 1, "present_key_0"),
@@ -179,7 +179,7 @@ FAULTS: dict[str, Fault] = {
     "gate and query swapped": _input("qwen3_next", "layer 1", "Reshape", "flatten_7.1", 0, "getitem_13.1"),
     # Norms, MLPs, residuals, multipliers.
     "one weight of a norm": _weight("llama", "layer 1", "layers.1.input_layernorm.weight", 3),
-    "norm epsilon": Fault("llama", "layer 1", _norm_epsilon),
+    "norm epsilon": Fault("llama", "layer 0", _norm_epsilon),
     "norm without its offset": _number("qwen3_next", "layer 1", "Add", "add_9.1", 1, 0.0, np.float32),
     "one weight of the last layer": _weight("llama", "layer 1", "layers.1.mlp.down_proj.weight", (5, 7), 1.5),
     "residual of the wrong block": _input("llama", "layer 1", "Add", "layers.1.output", 0, "layers.0.output"),
@@ -212,7 +212,7 @@ FAULTS: dict[str, Fault] = {
     # Paged layout.
     "slots by one": _shifted("paged", "layer 1", "reshape_and_cache", "present_kv_pool_0", 3, np.int32),
     "paged attention scale": _attribute("paged", "layer 1", "paged_attention", 1, "scale", 0.33),
-    "logits of another token": _shifted("paged", "head", "Gather", "to_9.end", 1, np.int32),
+    "logits of another token": _shifted("paged", "head", "Gather", "to_9.end", 1, np.int32, by=-1),
 }
 
 ON_PUSH = (
