@@ -228,9 +228,7 @@ def _compare(engine: str, observed: Observation, cases: Cases, tolerance: float)
         return Comparison(engine, observed.scenario, item, layer, error, error <= tolerance)
 
     if observed.embeddings is not None:
-        # Token by token: one wrong row would be lost among many right ones.
-        errors = map(relative_error, observed.embeddings, expected.embeddings)
-        error = max((math.inf if math.isnan(found) else found for found in errors), default=0.0)
+        error = largest_row_error(observed.embeddings, expected.embeddings)
         yield Comparison(engine, observed.scenario, EMBEDDINGS, None, error, error <= tolerance)
     for index, hidden in enumerate(observed.hidden):
         yield comparison("hidden", index, hidden, expected.hidden[index])
@@ -277,3 +275,11 @@ def relative_error(found: np.ndarray, wanted: np.ndarray) -> float:
     difference = float(np.linalg.norm(found.astype(np.float64) - wanted.astype(np.float64)))
     norm = float(np.linalg.norm(wanted.astype(np.float64)))
     return difference / norm if norm > 0 else difference
+
+
+def largest_row_error(found: np.ndarray, wanted: np.ndarray) -> float:
+    """The largest ``relative_error`` of a row [T, size]: one wrong row would be lost among many right ones."""
+    if found.shape != wanted.shape:
+        return math.inf
+    errors = [relative_error(row, right) for row, right in zip(found, wanted, strict=True)]
+    return max((math.inf if math.isnan(error) else error for error in errors), default=0.0)

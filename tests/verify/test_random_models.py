@@ -12,7 +12,8 @@ from hybridge.verification import VerifyOptions, verify
 from tests.support.random_models import FAMILIES, random_model
 from tests.support.tiny_models import save_tiny_model
 
-SEEDS = range(2)
+# Seeds of a push, and those of every test.
+SEEDS = (0, pytest.param(1, marks=pytest.mark.slow))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
