@@ -1,4 +1,4 @@
-"""Artifacts agree with transformers through the engine, and a damaged one is found out by its layer."""
+"""Artifacts agree with transformers through the engine; changed files and options that cannot be followed are named."""
 
 from __future__ import annotations
 
