@@ -66,7 +66,7 @@ lint: setup ## ruff, the formatter and mypy, over every folder
 	$(BIN)/mypy
 
 kernels: setup ## compile every CUDA kernel for every architecture; no GPU needed
-	$(BIN)/python -m trt_plugins.kernels.check --jobs $(JOBS)
+	$(BIN)/python -m hybridge.trt_plugins.kernels.check --jobs $(JOBS)
 
 bench: setup ## measure; BENCH=NAME for one of those that python -m benchmarks --help names
 	$(BIN)/python -m benchmarks $(BENCH)

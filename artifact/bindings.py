@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from artifact.dtypes import DType
-from artifact.errors import ArtifactError
-from artifact.json_fields import Fields, is_count
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import ArtifactError
+from hybridge.artifact.json_fields import Fields, is_count
 
 # Symbolic axes of the dense layout.
 BATCH, SEQ, MAX_SEQ = "batch", "seq", "max_seq"

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError
 
 _PATHS = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1))\n"
 

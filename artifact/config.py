@@ -7,14 +7,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from artifact.bindings import Binding, GraphBindings
-from artifact.dtypes import DType
-from artifact.errors import ArtifactError, located
-from artifact.json_fields import Fields, is_count, load_json_object
-from artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3, kv_dtype_from_name, kv_dtype_name
-from artifact.limits import LAYERS
-from artifact.names import LOGITS
-from artifact.paged import PAGED, check_paged
+from hybridge.artifact.bindings import Binding, GraphBindings
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import ArtifactError, located
+from hybridge.artifact.json_fields import Fields, is_count, load_json_object
+from hybridge.artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3, kv_dtype_from_name, kv_dtype_name
+from hybridge.artifact.limits import LAYERS
+from hybridge.artifact.names import LOGITS
+from hybridge.artifact.paged import PAGED, check_paged
 
 FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"

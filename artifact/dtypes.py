@@ -7,7 +7,7 @@ from enum import Enum
 import ml_dtypes
 import numpy as np
 
-from artifact.errors import UnsupportedError
+from hybridge.artifact.errors import UnsupportedError
 
 
 class DType(str, Enum):

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from artifact.errors import ArtifactError
-from artifact.json_fields import Fields, is_count, load_json_object
+from hybridge.artifact.errors import ArtifactError
+from hybridge.artifact.json_fields import Fields, is_count, load_json_object
 
 ENGINE_FILE = "engine.json"
 ENGINE_VERSION = 2

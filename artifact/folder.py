@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from artifact.errors import OutputError
-from artifact.exchanged_names import exchange_names
-from artifact.path_kind import ARTIFACT_MARKS, ENGINE_MARKS, is_marked
-from artifact.temporary_folder import OLD, PARTIAL, REPLACED, clear_left_over, temporary_folder
+from hybridge.artifact.errors import OutputError
+from hybridge.artifact.exchanged_names import exchange_names
+from hybridge.artifact.path_kind import ARTIFACT_MARKS, ENGINE_MARKS, is_marked
+from hybridge.artifact.temporary_folder import OLD, PARTIAL, REPLACED, clear_left_over, temporary_folder
 
 
 @dataclass(frozen=True)

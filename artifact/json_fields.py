@@ -9,9 +9,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from artifact.errors import ArtifactError, HybridgeError
-from artifact.limits import JSON_BYTES, JSON_DEPTH, LARGEST_INTEGER
-from artifact.untrusted_file import read_given, read_inside
+from hybridge.artifact.errors import ArtifactError, HybridgeError
+from hybridge.artifact.limits import JSON_BYTES, JSON_DEPTH, LARGEST_INTEGER
+from hybridge.artifact.untrusted_file import read_given, read_inside
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Enum)

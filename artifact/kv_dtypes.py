@@ -8,7 +8,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from artifact.dtypes import DType
+from hybridge.artifact.dtypes import DType
 
 FP8_E4M3 = "fp8_e4m3"
 """Name of the type on the command line and in config.json."""

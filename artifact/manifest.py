@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from artifact.errors import ArtifactError
-from artifact.json_fields import Fields, load_json_object
-from artifact.untrusted_file import has_file, open_inside, size_of
+from hybridge.artifact.errors import ArtifactError
+from hybridge.artifact.json_fields import Fields, load_json_object
+from hybridge.artifact.untrusted_file import has_file, open_inside, size_of
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_VERSION = 1

@@ -6,8 +6,8 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
-from artifact.errors import ArtifactError, HybridgeError
-from artifact.untrusted_file import open_inside, size_of
+from hybridge.artifact.errors import ArtifactError, HybridgeError
+from hybridge.artifact.untrusted_file import open_inside, size_of
 
 
 def map_inside(

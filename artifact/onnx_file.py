@@ -11,10 +11,10 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError
 
-from artifact.dtypes import DType
-from artifact.errors import ArtifactError, UnsupportedError
-from artifact.limits import LARGEST_INTEGER, ONNX_BYTES, TENSOR_AXES
-from artifact.untrusted_file import open_inside, read_inside, size_of
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import ArtifactError, UnsupportedError
+from hybridge.artifact.limits import LARGEST_INTEGER, ONNX_BYTES, TENSOR_AXES
+from hybridge.artifact.untrusted_file import open_inside, read_inside, size_of
 
 _REMEDY = "export the checkpoint again"
 

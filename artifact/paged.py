@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from artifact import names
-from artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, Binding
-from artifact.dtypes import DType
-from artifact.errors import ArtifactError
-from artifact.kv_dtypes import E4M3_BYTES
+from hybridge.artifact import names
+from hybridge.artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, Binding
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import ArtifactError
+from hybridge.artifact.kv_dtypes import E4M3_BYTES
 
 if TYPE_CHECKING:
-    from artifact.config import KVLayerConfig, RecurrentLayerConfig, RuntimeConfig
+    from hybridge.artifact.config import KVLayerConfig, RecurrentLayerConfig, RuntimeConfig
 
 PAGED = "paged"
 # Symbolic axes of a step: all new tokens, rows, rows + 1, blocks of the longest row, tokens whose logits are wanted.

@@ -7,11 +7,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from artifact.config import CONFIG_FILE
-from artifact.engine_record import ENGINE_FILE
-from artifact.errors import ArtifactError, CheckpointError, HybridgeError
-from artifact.json_fields import load_json_object
-from artifact.manifest import MANIFEST_FILE
+from hybridge.artifact.config import CONFIG_FILE
+from hybridge.artifact.engine_record import ENGINE_FILE
+from hybridge.artifact.errors import ArtifactError, CheckpointError, HybridgeError
+from hybridge.artifact.json_fields import load_json_object
+from hybridge.artifact.manifest import MANIFEST_FILE
 
 MODEL_FILE = "model.onnx"
 # (file, field): JSON objects by which a folder that Hybridge wrote is told from one that holds files of these names.

@@ -17,11 +17,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from artifact.dtypes import DType
-from artifact.errors import CheckpointError, UnsupportedError
-from artifact.limits import SAFETENSORS_HEADER_BYTES, TENSOR_AXES
-from artifact.mapped_file import map_inside
-from artifact.untrusted_file import open_inside, size_of
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError, UnsupportedError
+from hybridge.artifact.limits import SAFETENSORS_HEADER_BYTES, TENSOR_AXES
+from hybridge.artifact.mapped_file import map_inside
+from hybridge.artifact.untrusted_file import open_inside, size_of
 
 _REMEDY = "fetch it again"
 

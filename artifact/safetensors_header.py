@@ -7,7 +7,7 @@ import math
 import struct
 from collections.abc import Mapping
 
-from artifact.dtypes import DType
+from hybridge.artifact.dtypes import DType
 
 # The data section starts at a multiple of this.
 ALIGNMENT = 64

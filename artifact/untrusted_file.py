@@ -19,7 +19,7 @@ import stat
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
-from artifact.errors import ArtifactError, HybridgeError
+from hybridge.artifact.errors import ArtifactError, HybridgeError
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from artifact.temporary_folder import PARTIAL, clear_left_over, temporary_folder
+from hybridge.artifact.temporary_folder import PARTIAL, clear_left_over, temporary_folder
 
 
 @contextlib.contextmanager

@@ -8,9 +8,9 @@ import numpy as np
 
 from benchmarks.peer import Peer
 from benchmarks.report import Gate
-from runtime.batch import RowBatch
-from runtime.engines import Engine, create_engine
-from runtime.engines.factory import EngineOptions
+from hybridge.runtime.batch import RowBatch
+from hybridge.runtime.engines import Engine, create_engine
+from hybridge.runtime.engines.factory import EngineOptions
 
 # Relative norm of the difference of logits; float32 sums in another order differ by 1e-6.
 LOGITS_TOLERANCE = 1e-4

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from artifact.config import RuntimeConfig
-from artifact.safetensors_file import read_safetensors
 from benchmarks.machine import ROOT
-from exporter.export import export_checkpoint
-from exporter.options import ExportOptions
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.safetensors_file import read_safetensors
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.options import ExportOptions
 
 CHECKPOINTS = ROOT / "examples" / "checkpoints"
 DEMO_CHECKPOINT = CHECKPOINTS / "tiny-nemotron-h"

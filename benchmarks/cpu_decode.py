@@ -20,9 +20,9 @@ from benchmarks.measure import Spread, seconds, take_turns
 from benchmarks.peer import Peer
 from benchmarks.random_checkpoint import DECODE_SHAPE, NemotronHShape, write_random_checkpoint
 from benchmarks.report import Gate, Report, Target
-from runtime.batch import RowBatch
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
+from hybridge.runtime.batch import RowBatch
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
 
 NAME, REPEATS = "cpu_decode", 7
 DEMO, DELTA, RANDOM = "demo", "demo Qwen3-Next", "random 150M"

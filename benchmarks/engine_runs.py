@@ -7,8 +7,8 @@ import time
 import numpy as np
 
 from benchmarks.measure import seconds
-from runtime.engines.base import StepInputs
-from runtime.engines.torch.engine import TorchEngine
+from hybridge.runtime.engines.base import StepInputs
+from hybridge.runtime.engines.torch.engine import TorchEngine
 
 # Steps before the clock starts: the first runs directly, the second records the graph.
 _WARM_STEPS = 3

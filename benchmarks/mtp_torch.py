@@ -24,13 +24,13 @@ from benchmarks.random_checkpoint import NemotronHShape
 from benchmarks.report import Gate, Report
 from benchmarks.serving_torch import linked_artifact
 from benchmarks.torch_engine import LOGITS_TOLERANCE, SHAPE
-from runtime.engines.mtp_factory import open_mtp_head
-from runtime.engines.torch.paged_engine import TorchPagedEngine
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
-from runtime.serving.mtp_drafter import MtpDrafter
-from runtime.serving.settings import ServingSettings
-from runtime.speculation import Proposal, SpeculationSettings, Wanted
+from hybridge.runtime.engines.mtp_factory import open_mtp_head
+from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.mtp_drafter import MtpDrafter
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.speculation import Proposal, SpeculationSettings, Wanted
 
 NAME, REPEATS = "mtp_torch", 5
 WITH_HEAD = replace(SHAPE, mtp_pattern="*-")
@@ -71,7 +71,7 @@ def run(settings: MtpTorchSettings) -> Report:
 
 def prepared(work: Path, settings: MtpTorchSettings) -> Path:
     """The artifact in the folder ``work``, made where it is missing."""
-    from exporter.options import ExportOptions
+    from hybridge.exporter.options import ExportOptions
 
     most, rows = max(settings.candidates), max(settings.rows)
     longest = settings.prompt_tokens + settings.new_tokens + most

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runtime.speculation import Proposal, Wanted
+from hybridge.runtime.speculation import Proposal, Wanted
 
 
 class OracleDrafter:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
+from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
 
 _BLOCK = 16
 

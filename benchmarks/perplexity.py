@@ -17,10 +17,10 @@ from benchmarks.command import run_command
 from benchmarks.machine import ROOT
 from benchmarks.peer import Peer
 from benchmarks.report import Report, Target
-from runtime.engines import Engine, create_engine
-from runtime.engines.base import StepInputs
-from runtime.engines.factory import EngineOptions
-from runtime.text import Tokenizer
+from hybridge.runtime.engines import Engine, create_engine
+from hybridge.runtime.engines.base import StepInputs
+from hybridge.runtime.engines.factory import EngineOptions
+from hybridge.runtime.text import Tokenizer
 
 NAME = "perplexity"
 HELD_OUT_TEXT = ROOT / "examples" / "text" / "heldout.txt"

@@ -20,10 +20,10 @@ import torch
 
 from benchmarks.kernels.device import device_json
 from benchmarks.machine import machine_json
+from hybridge.trt_plugins.kernels.catalog import dense_operators
+from hybridge.trt_plugins.plugins.registration import PluginRegistration
 from tests.plugins import stand_in
 from tests.support.plugin_calls import PluginCall, created_plugin, plugin_call
-from trt_plugins.kernels.catalog import dense_operators
-from trt_plugins.plugins.registration import PluginRegistration
 
 MOST_US = 12.0
 TOLERANCE = 3e-3  # of each launch: kernels hand each other 16-bit values

@@ -21,9 +21,9 @@ from benchmarks.plots import plot_hits
 from benchmarks.prefix_runs import DEFAULT, SIMPLE, WITHOUT, Compared, compare_on_engine, compare_on_model, demo_engine
 from benchmarks.prefix_traces import ALIGNED, LONG, SHORT, TALK, UNALIGNED, VARIED, Chats, Groups
 from benchmarks.report import Gate, Report, Target
-from runtime.prefix_cache.past_prompts import NoMemory
-from runtime.prefix_cache.radix_tree import RadixTree
-from runtime.prefix_cache.token_key import key_from_tokens
+from hybridge.runtime.prefix_cache.past_prompts import NoMemory
+from hybridge.runtime.prefix_cache.radix_tree import RadixTree
+from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 
 NAME, REPEATS = "prefix_cache", 5
 

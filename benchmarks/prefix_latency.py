@@ -27,11 +27,11 @@ from benchmarks.prefix_traces import ALIGNED, Groups, Trace
 from benchmarks.random_checkpoint import NemotronHShape
 from benchmarks.report import Gate, Report, Target
 from benchmarks.torch_engine import LOGITS_TOLERANCE, SHAPE
-from exporter.export import export_checkpoint
-from exporter.options import ExportOptions
-from runtime.engines.paged import PagedEngine
-from runtime.prefix_cache.token_key import tokens_from_key
-from runtime.serving.loop import ServingLoop
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.options import ExportOptions
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.prefix_cache.token_key import tokens_from_key
+from hybridge.runtime.serving.loop import ServingLoop
 
 NAME, REPEATS = "prefix_latency", 1
 CPU, GPU = "onnxruntime", "torch"
@@ -92,14 +92,14 @@ def _opened(name: str, trace: Trace, settings: PrefixLatencyBenchmark) -> Iterat
         options = ExportOptions(layout="paged", max_batch_size=trace.at_a_time, max_seq_len=trace.longest, scan=False)
         engine: PagedEngine
         if name == CPU:
-            from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+            from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
 
             folder = Path(temporary) / "artifact"
             export_checkpoint(DEMO_CHECKPOINT, folder, options)
             engine = OnnxRuntimePagedEngine(folder, threads=settings.threads)
         else:
             from benchmarks.serving_torch import linked_artifact
-            from runtime.engines.torch.paged_engine import TorchPagedEngine
+            from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 
             folder = linked_artifact(Path(settings.work or temporary), "artifact-prefix", settings.shape, options)
             engine = TorchPagedEngine(folder, device=settings.device)

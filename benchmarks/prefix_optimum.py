@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from runtime.prefix_cache.token_key import common_length, key_from_tokens
+from hybridge.runtime.prefix_cache.token_key import common_length, key_from_tokens
 
 # More sets than this at once: the trace is too irregular to be solved exactly.
 MOST_SETS = 20_000

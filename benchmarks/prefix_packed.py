@@ -17,8 +17,8 @@ from benchmarks.prefix_replay import Outcome
 from benchmarks.prefix_runs import demo_engine, replay_on_engine, replay_on_model
 from benchmarks.prefix_traces import ALIGNED, LONG, SHORT, UNALIGNED, Chats, Groups, Trace
 from benchmarks.report import Gate, Report, Target
-from runtime.engines.packed_rows import EXACT, FP8, INT8
-from runtime.prefix_cache.settings import OFF, PrefixCacheSettings
+from hybridge.runtime.engines.packed_rows import EXACT, FP8, INT8
+from hybridge.runtime.prefix_cache.settings import OFF, PrefixCacheSettings
 
 NAME, REPEATS = "prefix_packed", 1
 WITHOUT = "without"

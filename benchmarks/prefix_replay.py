@@ -8,15 +8,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from artifact.bindings import Binding, GraphBindings
-from artifact.config import ATTENTION, MAMBA, KVLayerConfig, RecurrentLayerConfig, RuntimeConfig
-from artifact.dtypes import DType
 from benchmarks.prefix_traces import Trace
-from runtime.engines.paged import HostCopy, PackedInputs, PagedEngine, PoolSizes, StepLimits
-from runtime.generation import Request
-from runtime.sampling import SamplingParams
-from runtime.serving.loop import ServingLoop
-from runtime.serving.request import ServingRequest
+from hybridge.artifact.bindings import Binding, GraphBindings
+from hybridge.artifact.config import ATTENTION, MAMBA, KVLayerConfig, RecurrentLayerConfig, RuntimeConfig
+from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.paged import HostCopy, PackedInputs, PagedEngine, PoolSizes, StepLimits
+from hybridge.runtime.generation import Request
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.request import ServingRequest
 
 VOCAB = 32_000
 

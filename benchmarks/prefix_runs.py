@@ -14,14 +14,14 @@ from benchmarks.artifacts import DEMO_CHECKPOINT
 from benchmarks.prefix_optimum import Optimum
 from benchmarks.prefix_replay import VOCAB, CostEngine, Outcome, replay
 from benchmarks.prefix_traces import Chats, Groups, Trace
-from exporter.export import export_checkpoint
-from exporter.options import ExportOptions
-from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
-from runtime.engines.packed_rows import EXACT
-from runtime.engines.paged import PagedEngine
-from runtime.prefix_cache.settings import LRU, OFF, PrefixCacheSettings
-from runtime.serving.loop import ServingLoop
-from runtime.serving.settings import ServingSettings
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.options import ExportOptions
+from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+from hybridge.runtime.engines.packed_rows import EXACT
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.prefix_cache.settings import LRU, OFF, PrefixCacheSettings
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.settings import ServingSettings
 
 WITHOUT, SIMPLE, DEFAULT = "without", "lru", "value"
 WAYS: Mapping[str, PrefixCacheSettings] = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from artifact.dtypes import DType
+from hybridge.artifact.dtypes import DType
 
 # Matrices are cut out of one pool of random numbers: an odd length, so that no two rows are alike.
 POOL_LENGTH = 2**22 + 7919

@@ -15,21 +15,21 @@ from typing import ClassVar
 
 import numpy as np
 
-from artifact.bindings import Binding, GraphBindings
-from artifact.config import ATTENTION, MAMBA, KVLayerConfig, RecurrentLayerConfig, RuntimeConfig
-from artifact.dtypes import DType
-from artifact.errors import EngineError
 from benchmarks.command import run_command
 from benchmarks.measure import Spread
 from benchmarks.report import Gate, Report, Target
-from runtime.engines.paged import HostCopy, PackedInputs, PagedEngine, PoolSizes, StepLimits
-from runtime.engines.step_result import StepResult
-from runtime.generation import Request
-from runtime.sampling import Sampler, SamplingParams
-from runtime.serving.loop import ServingLoop
-from runtime.serving.packing import packed_inputs
-from runtime.serving.request import Output, ServingRequest
-from runtime.serving.settings import ServingSettings
+from hybridge.artifact.bindings import Binding, GraphBindings
+from hybridge.artifact.config import ATTENTION, MAMBA, KVLayerConfig, RecurrentLayerConfig, RuntimeConfig
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.paged import HostCopy, PackedInputs, PagedEngine, PoolSizes, StepLimits
+from hybridge.runtime.engines.step_result import StepResult
+from hybridge.runtime.generation import Request
+from hybridge.runtime.sampling import Sampler, SamplingParams
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.packing import packed_inputs
+from hybridge.runtime.serving.request import Output, ServingRequest
+from hybridge.runtime.serving.settings import ServingSettings
 
 NAME, REPEATS = "scheduler", 5
 MOST_MICROSECONDS = 300.0

@@ -23,11 +23,11 @@ from benchmarks.measure import Spread, take_turns
 from benchmarks.plots import plot_latencies
 from benchmarks.report import Gate, Report, Target
 from benchmarks.traffic import poisson_arrivals, serve
-from exporter.export import export_checkpoint
-from exporter.options import ExportOptions
-from runtime.generation import Generation
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.options import ExportOptions
+from hybridge.runtime.generation import Generation
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
 
 NAME, REPEATS = "serving", 5
 LEAST_RATIO = 2.0

@@ -20,15 +20,15 @@ from benchmarks.random_checkpoint import NemotronHShape, write_random_checkpoint
 from benchmarks.report import Gate, Report, Target
 from benchmarks.torch_engine import LOGITS_TOLERANCE, SHAPE, WEIGHTS
 from benchmarks.traffic import Served, host_microseconds, poisson_arrivals, serve
-from runtime.engines.torch.engine import TorchEngine
-from runtime.engines.torch.paged_engine import TorchPagedEngine
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
-from runtime.serving.loop import ServingLoop
-from runtime.serving.settings import ServingSettings
+from hybridge.runtime.engines.torch.engine import TorchEngine
+from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.settings import ServingSettings
 
 if TYPE_CHECKING:
-    from exporter.options import ExportOptions
+    from hybridge.exporter.options import ExportOptions
 
 NAME = "serving_torch"
 LEAST_RATIO, MOST_HOST_MICROSECONDS = 20.0, 300.0
@@ -79,7 +79,7 @@ def run(settings: TorchServingSettings) -> Report:
 
 def prepared(work: Path, settings: TorchServingSettings) -> tuple[Path, Path]:
     """The dense and the paged artifact in the folder ``work``, made where they are missing."""
-    from exporter.options import ExportOptions
+    from hybridge.exporter.options import ExportOptions
 
     longest = settings.prompt + settings.new_tokens
     dense, paged = (
@@ -100,7 +100,7 @@ def linked_artifact(work: Path, name: str, shape: NemotronHShape, options: Expor
     if not (checkpoint / WEIGHTS).exists():
         write_random_checkpoint(checkpoint, shape)
     if not folder.exists():
-        from exporter.export import export_checkpoint
+        from hybridge.exporter.export import export_checkpoint
 
         export_checkpoint(checkpoint, folder, options)
     if not (folder / "weights" / WEIGHTS).exists():

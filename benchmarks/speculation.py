@@ -17,12 +17,12 @@ from benchmarks.artifacts import DEMO_CHECKPOINT
 from benchmarks.command import run_command
 from benchmarks.measure import Spread, take_turns
 from benchmarks.report import Gate, Report, Target
-from exporter.export import export_checkpoint
-from exporter.options import ExportOptions
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
-from runtime.serving.settings import ServingSettings
-from runtime.speculation import SpeculationMetrics, SpeculationSettings
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.options import ExportOptions
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.speculation import SpeculationMetrics, SpeculationSettings
 
 NAME, REPEATS = "speculation", 5
 LEAST_RATIO = 1.5

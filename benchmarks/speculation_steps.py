@@ -11,9 +11,9 @@ import numpy as np
 
 from benchmarks.measure import Spread, seconds, take_turns
 from benchmarks.paged_runs import decode_inputs
-from runtime.engines.held_modes import REPLAY
-from runtime.engines.paged import PackedInputs, PoolSizes
-from runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.runtime.engines.held_modes import REPLAY
+from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 
 _BLOCK = 16
 

@@ -21,13 +21,13 @@ from benchmarks.report import Gate, Report, Target
 from benchmarks.serving_torch import linked_artifact
 from benchmarks.speculation_steps import StepTimes, held_inputs
 from benchmarks.torch_engine import LOGITS_TOLERANCE, SHAPE
-from runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT
-from runtime.engines.paged import PackedInputs
-from runtime.engines.torch.paged_engine import TorchPagedEngine
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
-from runtime.serving.settings import ServingSettings
-from runtime.speculation import SpeculationSettings
+from hybridge.runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT
+from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.speculation import SpeculationSettings
 
 NAME, REPEATS = "speculation_torch", 5
 LEAST_RATIO, MOST_STEP_RATIO, MOST_COMMIT_SHARE, MOST_STATE_SHARE = 2.0, 1.25, 0.05, 0.03
@@ -83,7 +83,7 @@ def run(settings: SpeculationTorchSettings) -> Report:
 
 def prepared(work: Path, settings: SpeculationTorchSettings) -> Path:
     """The artifact in the folder ``work``, made where it is missing."""
-    from exporter.options import ExportOptions
+    from hybridge.exporter.options import ExportOptions
 
     longest = settings.prompt_tokens + settings.new_tokens + settings.tokens
     rows = max(settings.rows)

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.plots import plot_state_precision
 from benchmarks.report import Gate, Report, Target, document_text, table_text
-from trt_plugins.reference.gated_delta_rule import gated_delta_rule
+from hybridge.trt_plugins.reference.gated_delta_rule import gated_delta_rule
 
 NAME = "state_precision"
 MOST_ERROR, LEAST_RATIO = 3e-3, 10.0

@@ -17,9 +17,9 @@ from benchmarks.command import run_command
 from benchmarks.measure import Spread, take_turns
 from benchmarks.peer import Peer
 from benchmarks.report import Gate, Report, Target
-from runtime.engines import Engine, create_engine
-from runtime.engines.base import StateSet, StepInputs
-from runtime.engines.factory import EngineOptions
+from hybridge.runtime.engines import Engine, create_engine
+from hybridge.runtime.engines.base import StateSet, StepInputs
+from hybridge.runtime.engines.factory import EngineOptions
 
 NAME, REPEATS = "step_cost", 60
 MOST_RATIO = 1.2

@@ -24,7 +24,7 @@ from benchmarks.progress import note
 from benchmarks.random_checkpoint import NemotronHShape, write_random_checkpoint
 from benchmarks.report import Gate, Report, Target
 from benchmarks.torch_peer import TorchPeer
-from runtime.engines.torch.engine import TorchEngine
+from hybridge.runtime.engines.torch.engine import TorchEngine
 
 NAME, REPEATS = "torch_engine", 5
 # Relative norm of logits in bfloat16 against float32; verify has the same number for such engines.
@@ -97,8 +97,8 @@ def prepared(work: Path, settings: TorchEngineSettings) -> tuple[Path, Path]:
     if not (checkpoint / WEIGHTS).exists():
         write_random_checkpoint(checkpoint, settings.shape)
     if not artifact.exists():
-        from exporter.export import export_checkpoint
-        from exporter.options import ExportOptions
+        from hybridge.exporter.export import export_checkpoint
+        from hybridge.exporter.options import ExportOptions
 
         longest = max(*settings.goals.prompt_ms, settings.prompt_tokens + settings.new_tokens)
         options = ExportOptions(max_batch_size=max(settings.goals.decode), max_seq_len=longest, scan=False)

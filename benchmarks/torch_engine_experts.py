@@ -25,7 +25,7 @@ from benchmarks.progress import note
 from benchmarks.report import Gate, Report, Target
 from benchmarks.torch_engine import LOGITS_TOLERANCE, Goals, TorchEngineSettings, measured
 from benchmarks.torch_peer import TorchPeer
-from runtime.engines.torch.engine import TorchEngine
+from hybridge.runtime.engines.torch.engine import TorchEngine
 
 NAME, REPEATS = "torch_engine_experts", 3
 SPEED_UP = 3.0
@@ -140,8 +140,8 @@ def _make_decisive(model: Any) -> None:
 
 
 def _export(checkpoint: Path, artifact: Path, settings: ExpertsSettings) -> None:
-    from exporter.export import export_checkpoint
-    from exporter.options import ExportOptions
+    from hybridge.exporter.export import export_checkpoint
+    from hybridge.exporter.options import ExportOptions
 
     longest = max(*settings.prompts, settings.prompt_tokens + settings.new_tokens + settings.gate_steps)
     export_checkpoint(

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from runtime.generation import Request
-from runtime.sampling import SamplingParams
-from runtime.serving.loop import ServingLoop
-from runtime.serving.request import ServingRequest
+from hybridge.runtime.generation import Request
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.request import ServingRequest
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import hybridge
-from artifact.safetensors_file import read_safetensors
 from benchmarks.machine import machine_json
 from benchmarks.measured_process import run_measured
+from hybridge.artifact.safetensors_file import read_safetensors
 
 CHECKPOINTS = Path(__file__).resolve().parents[1] / "examples" / "checkpoints"
 # Of Qwen3-0.6B, whose weights are random here: 0.6 G parameters in bfloat16.

@@ -8,27 +8,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from artifact.config import CONFIG_FILE, MTP_CONFIG_FILE, MTP_MODEL_FILE, RuntimeConfig, config_text
-from artifact.dtypes import DType
-from artifact.errors import located
-from artifact.folder import atomic_folder
-from artifact.manifest import Manifest, record_file, write_manifest
-from artifact.paged import PAGED
-from artifact.progress import NoProgress, Progress
-from artifact.safetensors_file import TensorSlot, read_safetensors
-from exporter.checkpoint import Checkpoint
-from exporter.checkpoint.background_scan import background_scan
-from exporter.checkpoint.checkpoint import TOKENIZER_FILE
-from exporter.checkpoint.entries import copy_side_file
-from exporter.checkpoint.scan import ScanReport
-from exporter.graph.interface import runtime_config
-from exporter.models.mtp import MtpHead
-from exporter.options import ExportOptions
-from exporter.output import check_export_output
-from exporter.plan import ExportPlan, open_plan
-from exporter.versions import tool_versions
-from exporter.weights import place_shards, write_derived
-from exporter.weights.placing import WEIGHTS_FOLDER
+from hybridge.artifact.config import CONFIG_FILE, MTP_CONFIG_FILE, MTP_MODEL_FILE, RuntimeConfig, config_text
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import located
+from hybridge.artifact.folder import atomic_folder
+from hybridge.artifact.manifest import Manifest, record_file, write_manifest
+from hybridge.artifact.paged import PAGED
+from hybridge.artifact.progress import NoProgress, Progress
+from hybridge.artifact.safetensors_file import TensorSlot, read_safetensors
+from hybridge.exporter.checkpoint import Checkpoint
+from hybridge.exporter.checkpoint.background_scan import background_scan
+from hybridge.exporter.checkpoint.checkpoint import TOKENIZER_FILE
+from hybridge.exporter.checkpoint.entries import copy_side_file
+from hybridge.exporter.checkpoint.scan import ScanReport
+from hybridge.exporter.graph.interface import runtime_config
+from hybridge.exporter.models.mtp import MtpHead
+from hybridge.exporter.options import ExportOptions
+from hybridge.exporter.output import check_export_output
+from hybridge.exporter.plan import ExportPlan, open_plan
+from hybridge.exporter.versions import tool_versions
+from hybridge.exporter.weights import place_shards, write_derived
+from hybridge.exporter.weights.placing import WEIGHTS_FOLDER
 
 MODEL_FILE = "model.onnx"
 
@@ -142,11 +142,11 @@ def _graph(
     plan: ExportPlan, options: ExportOptions, slots: Mapping[str, TensorSlot], folder: Path, progress: Progress
 ) -> int:
     """Trace, finish, check and write model.onnx; the number of its nodes."""
-    from exporter.graph.garbage import paused_collection
+    from hybridge.exporter.graph.garbage import paused_collection
 
     progress.start("trace the graph")
     with paused_collection():
-        from exporter.graph.build import build_model
+        from hybridge.exporter.graph.build import build_model
 
         model = build_model(plan.decoder, plan.config, plan.parameters, slots, folder, options.all_logits, options.head)
         (folder / MODEL_FILE).write_bytes(model.SerializeToString())
@@ -157,7 +157,7 @@ def _graph(
 
 def _mtp_graph(head: MtpHead, model: RuntimeConfig, slots: Mapping[str, TensorSlot], folder: Path) -> None:
     """Write mtp.onnx and, as config.json does for the model, what is in it."""
-    from exporter.graph.build import build_mtp_model
+    from hybridge.exporter.graph.build import build_mtp_model
 
     own = ExportOptions(layout=PAGED, max_batch_size=model.max_batch_size, max_seq_len=model.max_seq_len)
     config = runtime_config(head.decoder, own, model.dtype, model.eos_token_ids)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from artifact.errors import UnsupportedError
-from exporter.models.decoder_config import DecoderConfig, GatedDeltaConfig, MambaConfig, RecurrentConfig
-from trt_plugins.catalog import OPS
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.exporter.models.decoder_config import DecoderConfig, GatedDeltaConfig, MambaConfig, RecurrentConfig
+from hybridge.trt_plugins.catalog import OPS
 
 
 def check_kernel_sizes(decoder: DecoderConfig) -> None:

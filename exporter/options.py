@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from artifact.config import LAYOUTS
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
-from artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3
-from artifact.paged import PAGED
-from exporter.models.hf_config import LARGEST_SIZE
-from exporter.weights.placing import MODES
+from hybridge.artifact.config import LAYOUTS
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3
+from hybridge.artifact.paged import PAGED
+from hybridge.exporter.models.hf_config import LARGEST_SIZE
+from hybridge.exporter.weights.placing import MODES
 
 MOST_SPECULATIVE_TOKENS = 15
 COMPUTE_DTYPES = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from artifact.errors import OutputError
-from artifact.folder import check_output
+from hybridge.artifact.errors import OutputError
+from hybridge.artifact.folder import check_output
 
 
 def check_export_output(checkpoint: Path, out: Path, overwrite: bool) -> None:

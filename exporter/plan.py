@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from artifact.config import RuntimeConfig
-from artifact.dtypes import DType
-from artifact.errors import CheckpointError, UnsupportedError, located
-from artifact.paged import PAGED
-from artifact.safetensors_file import TensorSlot
-from exporter.checkpoint import Checkpoint, open_checkpoint
-from exporter.graph.interface import runtime_config
-from exporter.kernel_sizes import check_kernel_sizes
-from exporter.models.decoder_config import DecoderConfig
-from exporter.models.mtp import MtpHead, has_mtp_head, mtp_head
-from exporter.models.parameters import Parameter, bind_parameters, derived_value
-from exporter.models.registry import decoder_config
-from exporter.models.stored_layout import as_stored
-from exporter.options import COMPUTE_DTYPES, REQUIRED, ExportOptions
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError, UnsupportedError, located
+from hybridge.artifact.paged import PAGED
+from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.exporter.checkpoint import Checkpoint, open_checkpoint
+from hybridge.exporter.graph.interface import runtime_config
+from hybridge.exporter.kernel_sizes import check_kernel_sizes
+from hybridge.exporter.models.decoder_config import DecoderConfig
+from hybridge.exporter.models.mtp import MtpHead, has_mtp_head, mtp_head
+from hybridge.exporter.models.parameters import Parameter, bind_parameters, derived_value
+from hybridge.exporter.models.registry import decoder_config
+from hybridge.exporter.models.stored_layout import as_stored
+from hybridge.exporter.options import COMPUTE_DTYPES, REQUIRED, ExportOptions
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from artifact import errors
-from artifact.errors import HybridgeError
+from hybridge.artifact import errors
+from hybridge.artifact.errors import HybridgeError
 
 if TYPE_CHECKING:
     from hybridge.api import build_engine, export, inspect, verify
+    from hybridge.runtime.async_llm import AsyncLLM
+    from hybridge.runtime.llm import LLM
+    from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+    from hybridge.runtime.sampling import SamplingParams
+    from hybridge.runtime.serving.settings import ServingSettings
+    from hybridge.runtime.speculation import DraftModel, SpeculationSettings
     from hybridge.transformers_host.accelerate import accelerate
-    from runtime.async_llm import AsyncLLM
-    from runtime.llm import LLM
-    from runtime.prefix_cache.settings import PrefixCacheSettings
-    from runtime.sampling import SamplingParams
-    from runtime.serving.settings import ServingSettings
-    from runtime.speculation import DraftModel, SpeculationSettings
 
 __all__ = [
     "LLM",
@@ -46,13 +46,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "runtime.llm",
-    "AsyncLLM": "runtime.async_llm",
-    "DraftModel": "runtime.speculation",
-    "PrefixCacheSettings": "runtime.prefix_cache.settings",
-    "SamplingParams": "runtime.sampling",
-    "ServingSettings": "runtime.serving.settings",
-    "SpeculationSettings": "runtime.speculation",
+    "LLM": "hybridge.runtime.llm",
+    "AsyncLLM": "hybridge.runtime.async_llm",
+    "DraftModel": "hybridge.runtime.speculation",
+    "PrefixCacheSettings": "hybridge.runtime.prefix_cache.settings",
+    "SamplingParams": "hybridge.runtime.sampling",
+    "ServingSettings": "hybridge.runtime.serving.settings",
+    "SpeculationSettings": "hybridge.runtime.speculation",
     "accelerate": "hybridge.transformers_host.accelerate",
     "build_engine": "hybridge.api",
     "export": "hybridge.api",

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from artifact.engine_record import EngineRecord
-    from artifact.progress import Progress
-    from exporter.export import ExportReport
+    from hybridge.artifact.engine_record import EngineRecord
+    from hybridge.artifact.progress import Progress
+    from hybridge.exporter.export import ExportReport
     from hybridge.inspection import Inspection
     from hybridge.verification import VerifyReport
 
@@ -59,9 +59,9 @@ def export(
     HybridgeError of a subclass in ``hybridge.errors`` says what was expected, found, and what to do; then, and
     when interrupted, ``out`` is as it was before.
     """
-    from artifact.dtypes import DType
-    from exporter.export import export_checkpoint
-    from exporter.options import ExportOptions
+    from hybridge.artifact.dtypes import DType
+    from hybridge.exporter.export import export_checkpoint
+    from hybridge.exporter.options import ExportOptions
     from hybridge.hub import checkpoint_folder
     from hybridge.requirements import require
 
@@ -143,9 +143,9 @@ def build_engine(
     "snapshot" (a state after each candidate token) or "replay" (states are held, a second engine advances them).
     library: "auto", "tensorrt" or "tensorrt_rtx" (which needs no GPU). HybridgeError when the engine cannot be built.
     """
-    from artifact.progress import NoProgress
-    from trt_plugins.build import BuildOptions
-    from trt_plugins.build import build_engine as build
+    from hybridge.artifact.progress import NoProgress
+    from hybridge.trt_plugins.build import BuildOptions
+    from hybridge.trt_plugins.build import build_engine as build
 
     options = BuildOptions(
         preset=target,

@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from artifact.errors import CheckpointError
-from artifact.extras import install_command
+from hybridge.artifact.errors import CheckpointError
+from hybridge.artifact.extras import install_command
 
 # Weights and what describes them, never code; files in subfolders are those of other formats.
 FILES = ("*.safetensors", "*.json", "*.jinja")

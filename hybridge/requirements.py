@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from artifact.errors import HybridgeError
-from artifact.extras import install_command
+from hybridge.artifact.errors import HybridgeError
+from hybridge.artifact.extras import install_command
 
 EXTRAS = {
     "torch": "export",

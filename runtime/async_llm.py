@@ -11,30 +11,30 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from runtime.engines.factory import AUTO, EngineOptions
-from runtime.engines.paged import PagedEngine
-from runtime.generation import Generation, Request
-from runtime.generation.call import call_of, checked_namespace, checked_priority, split_options
-from runtime.generation.prompts import Prompt, prompt_of
-from runtime.model_text import ModelText
-from runtime.prefix_cache.metrics import CacheReport
-from runtime.sampling import SamplingParams
-from runtime.score import Score, ScoreRequest
-from runtime.serving.cache_control import CacheControl, conversation_tokens
-from runtime.serving.open import open_loop, open_paged_engine
-from runtime.serving.open_drafter import with_opened_drafter
-from runtime.serving.pinned import PIN_TRIES, PinnedPrefix, PrefixEvictedError, read_prefixes
-from runtime.serving.request import Output, ServingRequest
-from runtime.serving.request_stream import RequestStream
-from runtime.serving.sessions import Session
-from runtime.serving.settings import ServingSettings
-from runtime.serving.text_queue import TextQueue
-from runtime.serving.worker import ServingWorker, ended_before_the_request
+from hybridge.runtime.engines.factory import AUTO, EngineOptions
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.generation import Generation, Request
+from hybridge.runtime.generation.call import call_of, checked_namespace, checked_priority, split_options
+from hybridge.runtime.generation.prompts import Prompt, prompt_of
+from hybridge.runtime.model_text import ModelText
+from hybridge.runtime.prefix_cache.metrics import CacheReport
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.score import Score, ScoreRequest
+from hybridge.runtime.serving.cache_control import CacheControl, conversation_tokens
+from hybridge.runtime.serving.open import open_loop, open_paged_engine
+from hybridge.runtime.serving.open_drafter import with_opened_drafter
+from hybridge.runtime.serving.pinned import PIN_TRIES, PinnedPrefix, PrefixEvictedError, read_prefixes
+from hybridge.runtime.serving.request import Output, ServingRequest
+from hybridge.runtime.serving.request_stream import RequestStream
+from hybridge.runtime.serving.sessions import Session
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.serving.text_queue import TextQueue
+from hybridge.runtime.serving.worker import ServingWorker, ended_before_the_request
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from runtime.generation.call import OtherNames
+    from hybridge.runtime.generation.call import OtherNames
 
 T = TypeVar("T")
 

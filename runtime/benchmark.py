@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from artifact.errors import RequestError
-from artifact.progress import NoProgress, Progress
-from runtime.batch import RowBatch
-from runtime.engines.base import Engine
-from runtime.sampling import Sampler, SamplingParams
+from hybridge.artifact.errors import RequestError
+from hybridge.artifact.progress import NoProgress, Progress
+from hybridge.runtime.batch import RowBatch
+from hybridge.runtime.engines.base import Engine
+from hybridge.runtime.sampling import Sampler, SamplingParams
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from artifact.errors import RequestError
-from runtime.generation.results import Piece
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.generation.results import Piece
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
 
 
 class Conversation:

@@ -8,31 +8,31 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from artifact.errors import EngineError, RequestError
-from runtime.engines import Engine
-from runtime.engines.factory import AUTO, EngineOptions
-from runtime.engines.paged import PagedEngine
-from runtime.generation import DenseStreams, Generation, Request
-from runtime.generation.call import Call, Messages, Sampling, call_of, conversations_of, split_options
-from runtime.generation.prompts import Prompt, prompts_of
-from runtime.generation.results import generations_of
-from runtime.llm_prefixes import PrefixMethods
-from runtime.model_text import ModelText
-from runtime.sampling import SamplingParams
-from runtime.score import Score, score_requests
-from runtime.serving.cache_control import CacheControl
-from runtime.serving.draft_model import ModelDrafter
-from runtime.serving.mtp_drafter import MtpDrafter
-from runtime.serving.open import open_engine, open_loop, refuse_paged_settings
-from runtime.serving.open_drafter import with_opened_drafter
-from runtime.serving.settings import ServingSettings
-from runtime.serving.stream import PieceStreams
-from runtime.turns import PieceStream, Turns
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.engines import Engine
+from hybridge.runtime.engines.factory import AUTO, EngineOptions
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.generation import DenseStreams, Generation, Request
+from hybridge.runtime.generation.call import Call, Messages, Sampling, call_of, conversations_of, split_options
+from hybridge.runtime.generation.prompts import Prompt, prompts_of
+from hybridge.runtime.generation.results import generations_of
+from hybridge.runtime.llm_prefixes import PrefixMethods
+from hybridge.runtime.model_text import ModelText
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.score import Score, score_requests
+from hybridge.runtime.serving.cache_control import CacheControl
+from hybridge.runtime.serving.draft_model import ModelDrafter
+from hybridge.runtime.serving.mtp_drafter import MtpDrafter
+from hybridge.runtime.serving.open import open_engine, open_loop, refuse_paged_settings
+from hybridge.runtime.serving.open_drafter import with_opened_drafter
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.serving.stream import PieceStreams
+from hybridge.runtime.turns import PieceStream, Turns
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from runtime.generation.call import CallOptions
+    from hybridge.runtime.generation.call import CallOptions
 
 Tools = Sequence[Mapping[str, Any]] | None
 OnePrompt = str | list[int] | tuple[int, ...] | dict[str, Any]

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from artifact.errors import RequestError
-from runtime.generation import DenseStreams, Generation, Prefix
-from runtime.generation.call import Messages, checked_namespace
-from runtime.generation.prompts import Prompt
-from runtime.model_text import ModelText
-from runtime.prefix_cache.metrics import CacheReport
-from runtime.serving.cache_control import CacheControl, conversation_tokens
-from runtime.serving.pinned import PinnedPrefix, read_prefixes
-from runtime.serving.sessions import Session
-from runtime.serving.stream import PieceStreams
-from runtime.turns import Turns
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.generation import DenseStreams, Generation, Prefix
+from hybridge.runtime.generation.call import Messages, checked_namespace
+from hybridge.runtime.generation.prompts import Prompt
+from hybridge.runtime.model_text import ModelText
+from hybridge.runtime.prefix_cache.metrics import CacheReport
+from hybridge.runtime.serving.cache_control import CacheControl, conversation_tokens
+from hybridge.runtime.serving.pinned import PinnedPrefix, read_prefixes
+from hybridge.runtime.serving.sessions import Session
+from hybridge.runtime.serving.stream import PieceStreams
+from hybridge.runtime.turns import Turns
 
 
 class PrefixMethods:

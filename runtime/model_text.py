@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from artifact.config import RuntimeConfig
-from artifact.errors import RequestError, located
-from artifact.untrusted_file import has_file
-from runtime.generation import Request, RequestLimits
-from runtime.generation.checkpoint_defaults import eos_token_ids, read_generation_config, recommended_sampling
-from runtime.sampling import SamplingParams
-from runtime.text import ChatTemplate, Tokenizer
-from runtime.text.prompt_size import tokens_within
-from runtime.text.special_tokens import read_tokenizer_config
-from runtime.text.tokenizer import TOKENIZER_FILE
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.errors import RequestError, located
+from hybridge.artifact.untrusted_file import has_file
+from hybridge.runtime.generation import Request, RequestLimits
+from hybridge.runtime.generation.checkpoint_defaults import eos_token_ids, read_generation_config, recommended_sampling
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.text import ChatTemplate, Tokenizer
+from hybridge.runtime.text.prompt_size import tokens_within
+from hybridge.runtime.text.special_tokens import read_tokenizer_config
+from hybridge.runtime.text.tokenizer import TOKENIZER_FILE
 
 
 class ModelText:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from artifact.errors import RequestError
-from runtime.generation.prompts import prompts_of
-from runtime.generation.request import Request
-from runtime.generation.results import Generation
-from runtime.model_text import ModelText
-from runtime.sampling import SamplingParams
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.generation.prompts import prompts_of
+from hybridge.runtime.generation.request import Request
+from hybridge.runtime.generation.results import Generation
+from hybridge.runtime.model_text import ModelText
+from hybridge.runtime.sampling import SamplingParams
 
 # The most likely token beside the given one, to tell whether these are the same; the token generated is not used.
 _PARAMS = SamplingParams(max_new_tokens=1, prompt_logprobs=1)

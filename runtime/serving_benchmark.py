@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from artifact.errors import RequestError
-from artifact.progress import NoProgress, Progress
-from runtime.async_llm import AsyncLLM
-from runtime.benchmark import Distribution
-from runtime.sampling import SamplingParams
+from hybridge.artifact.errors import RequestError
+from hybridge.artifact.progress import NoProgress, Progress
+from hybridge.runtime.async_llm import AsyncLLM
+from hybridge.runtime.benchmark import Distribution
+from hybridge.runtime.sampling import SamplingParams
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from weakref import WeakSet
 
-from artifact.errors import RequestError
-from runtime.generation.results import Piece
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.generation.results import Piece
 
 
 class Turns:

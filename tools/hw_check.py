@@ -23,10 +23,10 @@ from hardware.agreement import compare_engines
 from hardware.machine import machine_document
 
 import hybridge
-from artifact.errors import EngineError, HybridgeError
+from hybridge.artifact.errors import EngineError, HybridgeError
+from hybridge.runtime.benchmark import run_benchmark
+from hybridge.runtime.engines import create_engine
 from hybridge.version import version
-from runtime.benchmark import run_benchmark
-from runtime.engines import create_engine
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKPOINT = ROOT / "examples" / "checkpoints" / "tiny-nemotron-h"

@@ -21,13 +21,13 @@ from typing import Any
 if __name__ == "__main__":  # the packages lie beside this folder
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from artifact.dtypes import DType
-from artifact.errors import HybridgeError
-from artifact.safetensors_header import safetensors_header
-from exporter.models.decoder_config import DecoderConfig, MoeConfig
-from exporter.models.moe_parameters import MOE_NAMES
-from exporter.models.parameters import Parameter, declared
-from exporter.models.registry import TEXT_MODELS, decoder_config
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import HybridgeError
+from hybridge.artifact.safetensors_header import safetensors_header
+from hybridge.exporter.models.decoder_config import DecoderConfig, MoeConfig
+from hybridge.exporter.models.moe_parameters import MOE_NAMES
+from hybridge.exporter.models.parameters import Parameter, declared
+from hybridge.exporter.models.registry import TEXT_MODELS, decoder_config
 from tools.published_configs import PUBLISHED
 
 # What publishers split weights at.

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from trt_plugins.e4m3 import Nodes, V
+from hybridge.trt_plugins.e4m3 import Nodes, V
 
 # Phi(-a) = t R(t) exp(-a^2 / 2) with t = 1 / (1 + _SLOPE a), Phi the normal distribution. R is a minimax fit to the
 # relative error over a in [0, 14], 1.5e-7; highest power first.

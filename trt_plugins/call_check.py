@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
-from trt_plugins.spec import AttributeValue, OpSpec, TensorSpec
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.spec import AttributeValue, OpSpec, TensorSpec
 
 
 @dataclass(frozen=True)

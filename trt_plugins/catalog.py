@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from artifact.errors import UnsupportedError
-from trt_plugins.spec import OpSpec
-from trt_plugins.specs.causal_conv1d import CAUSAL_CONV1D
-from trt_plugins.specs.fp8_kv import fp8_form
-from trt_plugins.specs.gated_delta_rule import GATED_DELTA_RULE
-from trt_plugins.specs.mamba2_conv_scan import MAMBA2_CONV_SCAN
-from trt_plugins.specs.packed import PACKED_VERSION, packed_form
-from trt_plugins.specs.paged_attention import PAGED_ATTENTION
-from trt_plugins.specs.reshape_and_cache import RESHAPE_AND_CACHE
-from trt_plugins.specs.routed_experts import ROUTED_EXPERTS
-from trt_plugins.specs.speculative import SPECULATIVE_VERSION, speculative_form
-from trt_plugins.specs.update_ssm_state import UPDATE_SSM_STATE
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.spec import OpSpec
+from hybridge.trt_plugins.specs.causal_conv1d import CAUSAL_CONV1D
+from hybridge.trt_plugins.specs.fp8_kv import fp8_form
+from hybridge.trt_plugins.specs.gated_delta_rule import GATED_DELTA_RULE
+from hybridge.trt_plugins.specs.mamba2_conv_scan import MAMBA2_CONV_SCAN
+from hybridge.trt_plugins.specs.packed import PACKED_VERSION, packed_form
+from hybridge.trt_plugins.specs.paged_attention import PAGED_ATTENTION
+from hybridge.trt_plugins.specs.reshape_and_cache import RESHAPE_AND_CACHE
+from hybridge.trt_plugins.specs.routed_experts import ROUTED_EXPERTS
+from hybridge.trt_plugins.specs.speculative import SPECULATIVE_VERSION, speculative_form
+from hybridge.trt_plugins.specs.update_ssm_state import UPDATE_SSM_STATE
 
 DOMAIN = "trt_edgellm"
 DENSE_VERSION = 1

@@ -7,12 +7,18 @@ from dataclasses import dataclass
 
 import onnx
 
-from artifact.dtypes import DType
-from artifact.errors import ExportError, UnsupportedError
-from trt_plugins.call_check import CheckedCall, TensorType, check_call
-from trt_plugins.catalog import spec_of
-from trt_plugins.spec import OpSpec
-from trt_plugins.value_types import domain_version, node_arguments, node_attributes, operator_nodes, value_types
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import ExportError, UnsupportedError
+from hybridge.trt_plugins.call_check import CheckedCall, TensorType, check_call
+from hybridge.trt_plugins.catalog import spec_of
+from hybridge.trt_plugins.spec import OpSpec
+from hybridge.trt_plugins.value_types import (
+    domain_version,
+    node_arguments,
+    node_attributes,
+    operator_nodes,
+    value_types,
+)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar
 import ml_dtypes
 import numpy as np
 
-from artifact.dtypes import DType
-from artifact.kv_dtypes import E4M3_BYTES, E4M3_NAN
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.kv_dtypes import E4M3_BYTES, E4M3_NAN
 
 V = TypeVar("V")
 LARGEST = 448.0

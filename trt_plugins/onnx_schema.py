@@ -10,9 +10,9 @@ import onnx.shape_inference
 from onnx import defs
 from onnx.defs import OpSchema
 
-from artifact.dtypes import DType
-from trt_plugins.catalog import all_specs
-from trt_plugins.spec import AttributeSpec, OpSpec, TensorSpec
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.catalog import all_specs
+from hybridge.trt_plugins.spec import AttributeSpec, OpSpec, TensorSpec
 
 _TYPE_NAMES = {
     DType.FLOAT16: "tensor(float16)",

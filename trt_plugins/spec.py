@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
 
 AttributeValue = int | float | str
 AttributeKind = Literal["int", "float", "string"]

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import onnx
 import onnx.shape_inference
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
-from trt_plugins.call_check import TensorType
-from trt_plugins.catalog import DENSE_VERSION, DOMAIN
-from trt_plugins.onnx_schema import register_schemas
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.call_check import TensorType
+from hybridge.trt_plugins.catalog import DENSE_VERSION, DOMAIN
+from hybridge.trt_plugins.onnx_schema import register_schemas
 
 
 def operator_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:

@@ -14,14 +14,14 @@ import torch
 
 from benchmarks.kernels.case import KernelCase, Prepared
 from benchmarks.kernels.tensor_call import TensorCall, layout_of
-from trt_plugins.catalog import SPECULATIVE_OPS, spec_of
-from trt_plugins.kernels.call import OpCall, PackedRows
-from trt_plugins.kernels.catalog import plan
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.reference.causal_conv1d import causal_conv1d
-from trt_plugins.reference.gated_delta_rule import gated_delta_rule
-from trt_plugins.reference.speculative import speculative_reference
-from trt_plugins.reference.update_ssm_state import update_ssm_state
+from hybridge.trt_plugins.catalog import SPECULATIVE_OPS, spec_of
+from hybridge.trt_plugins.kernels.call import OpCall, PackedRows
+from hybridge.trt_plugins.kernels.catalog import plan
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.reference.causal_conv1d import causal_conv1d
+from hybridge.trt_plugins.reference.gated_delta_rule import gated_delta_rule
+from hybridge.trt_plugins.reference.speculative import speculative_reference
+from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
 
 COLUMNS, RIGHT = 5, 3
 KEPT, HELD, ADVANCE = "kept", "held", "advance"

@@ -9,11 +9,11 @@ import torch
 from benchmarks.kernels.case import KernelCase, Prepared
 from benchmarks.kernels.peers import peer_times
 from benchmarks.kernels.tensor_call import TensorCall, layout_of
-from trt_plugins.catalog import spec_of
-from trt_plugins.kernels.call import OpCall
-from trt_plugins.kernels.catalog import plan
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.reference.causal_conv1d import causal_conv1d
+from hybridge.trt_plugins.catalog import spec_of
+from hybridge.trt_plugins.kernels.call import OpCall
+from hybridge.trt_plugins.kernels.catalog import plan
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.reference.causal_conv1d import causal_conv1d
 
 GROUP = "causal_conv1d"
 CHANNELS, WIDTH = 10240, 4

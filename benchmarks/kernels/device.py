@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from artifact.errors import EngineError
-from trt_plugins.kernels.compiler import compiler_version
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.kernels.compiler import compiler_version
 
 
 def device_json() -> dict[str, Any]:

@@ -8,11 +8,11 @@ import torch
 
 from benchmarks.kernels.case import Prepared
 from benchmarks.kernels.tensor_call import TensorCall, layout_of
-from trt_plugins.catalog import spec_of
-from trt_plugins.kernels.call import OpCall
-from trt_plugins.kernels.catalog import plan
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.reference.gated_delta_rule import gated_delta_rule
+from hybridge.trt_plugins.catalog import spec_of
+from hybridge.trt_plugins.kernels.call import OpCall
+from hybridge.trt_plugins.kernels.catalog import plan
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.reference.gated_delta_rule import gated_delta_rule
 
 KEY_HEADS, VALUE_HEADS, SIZE = 16, 32, 128
 _CHECKED_TOKENS = 4096  # of the first row: what the float64 reference holds in memory at once

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.nn.functional as F
 
-from artifact.dtypes import DType
 from benchmarks.kernels.case import COPY_GBPS, KernelCase, Prepared
 from benchmarks.kernels.rotation import input_sets
 from benchmarks.kernels.tensor_call import TensorCall
 from benchmarks.kernels.timing import graph_time
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.fused.linear_decode import LinearDecode, plan
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.fused.linear_decode import LinearDecode, plan
 
 TOLERANCE = 3e-3
 PEER = "torch F.linear (same run)"

@@ -10,13 +10,13 @@ import torch
 from benchmarks.kernels.case import KernelCase, Prepared
 from benchmarks.kernels.tensor_call import TensorCall, layout_of
 from benchmarks.kernels.update_ssm_state_decode import HEAD_DIM, MODELS, STATE_SIZE, Model
-from trt_plugins.catalog import spec_of
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.ops.mamba2_conv_scan import plan
-from trt_plugins.kernels.ops.mamba2_parts import plan_separate_parts
-from trt_plugins.reference.causal_conv1d import causal_conv1d
-from trt_plugins.reference.update_ssm_state import update_ssm_state
+from hybridge.trt_plugins.catalog import spec_of
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.ops.mamba2_conv_scan import plan
+from hybridge.trt_plugins.kernels.ops.mamba2_parts import plan_separate_parts
+from hybridge.trt_plugins.reference.causal_conv1d import causal_conv1d
+from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
 
 KERNEL = 4
 TOLERANCE = 8e-3

@@ -14,11 +14,11 @@ import torch
 from benchmarks.kernels.case import KernelCase, Prepared
 from benchmarks.kernels.peers import peer_times
 from benchmarks.kernels.tensor_call import TensorCall, layout_of
-from trt_plugins.catalog import PACKED_OPS
-from trt_plugins.kernels.call import OpCall
-from trt_plugins.kernels.catalog import plan
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.reference.paged_attention import paged_attention, paged_attention_fp8
+from hybridge.trt_plugins.catalog import PACKED_OPS
+from hybridge.trt_plugins.kernels.call import OpCall
+from hybridge.trt_plugins.kernels.catalog import plan
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.reference.paged_attention import paged_attention, paged_attention_fp8
 
 GROUP = "paged_attention_decode"
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16

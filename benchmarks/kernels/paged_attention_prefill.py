@@ -21,12 +21,12 @@ from benchmarks.kernels.paged_attention_decode import random_pools
 from benchmarks.kernels.rotation import input_sets
 from benchmarks.kernels.tensor_call import TensorCall, layout_of
 from benchmarks.kernels.timing import graph_time
-from trt_plugins.catalog import PACKED_OPS
-from trt_plugins.kernels.call import CallPlan, OpCall
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.ops.paged_attention_call import PagedCall
-from trt_plugins.kernels.ops.paged_attention_prefill import plan_prefill
-from trt_plugins.reference.paged_attention import paged_attention, paged_attention_fp8
+from hybridge.trt_plugins.catalog import PACKED_OPS
+from hybridge.trt_plugins.kernels.call import CallPlan, OpCall
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.ops.paged_attention_call import PagedCall
+from hybridge.trt_plugins.kernels.ops.paged_attention_prefill import plan_prefill
+from hybridge.trt_plugins.reference.paged_attention import paged_attention, paged_attention_fp8
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
 TOLERANCE = 3e-3

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import torch
 
-from artifact.dtypes import DType
 from benchmarks.kernels.case import KernelCase, Prepared
 from benchmarks.kernels.rotation import input_sets
 from benchmarks.kernels.tensor_call import TensorCall
 from benchmarks.kernels.timing import graph_time
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.fused.routed_experts import ExpertsDecode, plan
-from trt_plugins.reference.routed_experts import routed_experts as reference
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.fused.routed_experts import ExpertsDecode, plan
+from hybridge.trt_plugins.reference.routed_experts import routed_experts as reference
 
 TOLERANCE = 3e-3
 PEER = "torch, gathered weights (same run)"

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from artifact.dtypes import DType
-from trt_plugins.kernels.call import CallPlan
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.layout import TensorLayout
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.kernels.call import CallPlan
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.layout import TensorLayout
 
 _ALIGNMENT = 256  # of a workspace
 

@@ -11,11 +11,11 @@ import torch
 from benchmarks.kernels.case import KernelCase, Prepared
 from benchmarks.kernels.peers import peer_times
 from benchmarks.kernels.tensor_call import TensorCall, layout_of
-from trt_plugins.catalog import spec_of
-from trt_plugins.kernels.call import OpCall
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.ops.update_ssm_state_prefill import plan_prefill
-from trt_plugins.reference.update_ssm_state import update_ssm_state
+from hybridge.trt_plugins.catalog import spec_of
+from hybridge.trt_plugins.kernels.call import OpCall
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill import plan_prefill
+from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
 
 GROUP = "update_ssm_state_prefill"
 TOLERANCE = 3e-3

@@ -1,5 +1,5 @@
 """Reading a Hugging Face checkpoint folder: config, shards, tensors, tokenizer files. No torch, nothing executed."""
 
-from exporter.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from hybridge.exporter.checkpoint.checkpoint import Checkpoint, open_checkpoint
 
 __all__ = ["Checkpoint", "open_checkpoint"]

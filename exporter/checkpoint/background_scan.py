@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from artifact.dtypes import DType
-from artifact.safetensors_file import TensorSlot
-from exporter.checkpoint.scan import ScanReport, scan_weights
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.exporter.checkpoint.scan import ScanReport, scan_weights
 
 
 @contextlib.contextmanager

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from artifact.errors import CheckpointError
-from artifact.json_fields import load_json_object
-from artifact.limits import JSON_BYTES, TEMPLATE_BYTES, TOKENIZER_BYTES
-from artifact.untrusted_file import has_file, open_inside, read_inside
+from hybridge.artifact.errors import CheckpointError
+from hybridge.artifact.json_fields import load_json_object
+from hybridge.artifact.limits import JSON_BYTES, TEMPLATE_BYTES, TOKENIZER_BYTES
+from hybridge.artifact.untrusted_file import has_file, open_inside, read_inside
 
 _LFS_POINTER = b"version https://git-lfs"
 _REMEDY = "download the checkpoint again"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from artifact.dtypes import DType
+from hybridge.artifact.dtypes import DType
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from artifact.dtypes import DType
-from artifact.errors import CheckpointError
-from artifact.progress import NoProgress, Progress
-from artifact.safetensors_file import TensorSlot
-from artifact.untrusted_file import open_inside
-from exporter.checkpoint.float_range import FloatRange, float_range
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError
+from hybridge.artifact.progress import NoProgress, Progress
+from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.artifact.untrusted_file import open_inside
+from hybridge.exporter.checkpoint.float_range import FloatRange, float_range
 
 # Bytes that one thread reads and judges at once: few calls, so that a busy interpreter delays the scan little, and
 # small enough to stay in a shared cache. A multiple of every item size.

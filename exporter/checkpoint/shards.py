@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from artifact.errors import CheckpointError, UnsupportedError
-from artifact.safetensors_file import SafetensorsFile, TensorSlot, read_safetensors
-from exporter.checkpoint.entries import checked_file, read_json
-from exporter.checkpoint.torch_file import TORCH_FILE, read_torch_file
+from hybridge.artifact.errors import CheckpointError, UnsupportedError
+from hybridge.artifact.safetensors_file import SafetensorsFile, TensorSlot, read_safetensors
+from hybridge.exporter.checkpoint.entries import checked_file, read_json
+from hybridge.exporter.checkpoint.torch_file import TORCH_FILE, read_torch_file
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 

@@ -11,11 +11,11 @@ import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from artifact.dtypes import DType
-from artifact.errors import CheckpointError, UnsupportedError
-from artifact.limits import SAFETENSORS_HEADER_BYTES
-from artifact.safetensors_file import SafetensorsFile, TensorSlot
-from artifact.untrusted_file import open_inside, size_of
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError, UnsupportedError
+from hybridge.artifact.limits import SAFETENSORS_HEADER_BYTES
+from hybridge.artifact.safetensors_file import SafetensorsFile, TensorSlot
+from hybridge.artifact.untrusted_file import open_inside, size_of
 
 TORCH_FILE = "pytorch_model.bin"
 

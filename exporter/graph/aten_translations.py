@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from onnxscript.onnx_opset import opset24
 
-from artifact.errors import ExportError
-from exporter.graph.onnx_types import ONNX_DTYPES
+from hybridge.artifact.errors import ExportError
+from hybridge.exporter.graph.onnx_types import ONNX_DTYPES
 
 # The recorder passes symbolic tensors, which the generated signatures do not know.
 op: Any = opset24

@@ -8,25 +8,25 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from artifact.config import RuntimeConfig
-from artifact.kv_dtypes import FP8_E4M3
-from artifact.paged import PAGED
-from artifact.safetensors_file import TensorSlot
-from exporter.graph.check import check_model
-from exporter.graph.finish import finish_model, name_axes
-from exporter.graph.interface import graph_bindings, mtp_bindings
-from exporter.graph.trace import trace_decoder, trace_module
-from exporter.graph.unroll import distinct_layers, unroll
-from exporter.layers.mtp_decoder import MtpDecoder
-from exporter.models.decoder_config import DecoderConfig
-from exporter.models.mtp import MtpHead
-from exporter.models.parameters import Parameter
-from exporter.options import ExportOptions
-from trt_plugins.catalog import DENSE_VERSION, DOMAIN
-from trt_plugins.checks import check_op_nodes
-from trt_plugins.functions import attach_functions
-from trt_plugins.specs.packed import PACKED_VERSION
-from trt_plugins.specs.speculative import SPECULATIVE_VERSION
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.kv_dtypes import FP8_E4M3
+from hybridge.artifact.paged import PAGED
+from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.exporter.graph.check import check_model
+from hybridge.exporter.graph.finish import finish_model, name_axes
+from hybridge.exporter.graph.interface import graph_bindings, mtp_bindings
+from hybridge.exporter.graph.trace import trace_decoder, trace_module
+from hybridge.exporter.graph.unroll import distinct_layers, unroll
+from hybridge.exporter.layers.mtp_decoder import MtpDecoder
+from hybridge.exporter.models.decoder_config import DecoderConfig
+from hybridge.exporter.models.mtp import MtpHead
+from hybridge.exporter.models.parameters import Parameter
+from hybridge.exporter.options import ExportOptions
+from hybridge.trt_plugins.catalog import DENSE_VERSION, DOMAIN
+from hybridge.trt_plugins.checks import check_op_nodes
+from hybridge.trt_plugins.functions import attach_functions
+from hybridge.trt_plugins.specs.packed import PACKED_VERSION
+from hybridge.trt_plugins.specs.speculative import SPECULATIVE_VERSION
 
 
 def build_model(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx
 
-from artifact.bindings import Binding, GraphBindings
-from artifact.dtypes import DType
-from artifact.errors import ExportError
+from hybridge.artifact.bindings import Binding, GraphBindings
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import ExportError
 
 STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
 PLUGIN_DOMAIN = "trt_edgellm"

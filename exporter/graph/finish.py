@@ -8,12 +8,12 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
 
-from artifact.bindings import Binding, GraphBindings
-from artifact.dtypes import DType
-from artifact.errors import ExportError
-from artifact.safetensors_file import TensorSlot
-from exporter.graph.translations import MARK_ATTRIBUTE, MARK_DOMAIN, MARK_OP
-from exporter.models.parameters import Parameter
+from hybridge.artifact.bindings import Binding, GraphBindings
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import ExportError
+from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.exporter.graph.translations import MARK_ATTRIBUTE, MARK_DOMAIN, MARK_OP
+from hybridge.exporter.models.parameters import Parameter
 
 PRODUCER = "hybridge"
 

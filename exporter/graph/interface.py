@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from artifact import names
-from artifact.bindings import BATCH, MAX_SEQ, SEQ, Binding, GraphBindings
-from artifact.config import RuntimeConfig
-from artifact.dtypes import DType
-from artifact.paged import NUM_LOGITS, PAGED, TOKENS, kv_pool_bindings, state_pool_bindings, step_inputs
-from exporter.models.decoder_config import DecoderConfig
-from exporter.options import ExportOptions
+from hybridge.artifact import names
+from hybridge.artifact.bindings import BATCH, MAX_SEQ, SEQ, Binding, GraphBindings
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.paged import NUM_LOGITS, PAGED, TOKENS, kv_pool_bindings, state_pool_bindings, step_inputs
+from hybridge.exporter.models.decoder_config import DecoderConfig
+from hybridge.exporter.options import ExportOptions
 
 # Without --max-seq-len, a model whose config states no limit gets this one.
 DEFAULT_MAX_SEQ_LEN = 4096

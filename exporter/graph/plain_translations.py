@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 from onnxscript.onnx_opset import opset24
 
-from artifact.errors import ExportError
+from hybridge.artifact.errors import ExportError
 
 # The recorder passes symbolic tensors, which the generated signatures do not know.
 op: Any = opset24

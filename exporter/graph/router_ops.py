@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from exporter.graph.standard_ops import NAMESPACE
+from hybridge.exporter.graph.standard_ops import NAMESPACE
 
 # Added to the sum that sigmoid scores are divided by, as their families do.
 SUM_EPSILON = 1e-20

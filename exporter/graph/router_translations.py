@@ -10,8 +10,8 @@ import onnx
 import torch
 from onnxscript.onnx_opset import opset24
 
-from exporter.graph.router_ops import SUM_EPSILON
-from exporter.graph.standard_ops import NAMESPACE
+from hybridge.exporter.graph.router_ops import SUM_EPSILON
+from hybridge.exporter.graph.standard_ops import NAMESPACE
 
 # The recorder passes symbolic tensors, which the generated signatures do not know.
 op: Any = opset24

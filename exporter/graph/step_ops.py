@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from exporter.graph.standard_ops import NAMESPACE
+from hybridge.exporter.graph.standard_ops import NAMESPACE
 
 
 @torch.library.custom_op(f"{NAMESPACE}::cache_slots", mutates_args=())

@@ -9,8 +9,8 @@ import onnx
 import torch
 from onnxscript.onnx_opset import opset24
 
-from exporter.graph.onnx_types import ONNX_DTYPES
-from exporter.graph.standard_ops import NAMESPACE
+from hybridge.exporter.graph.onnx_types import ONNX_DTYPES
+from hybridge.exporter.graph.standard_ops import NAMESPACE
 
 # The recorder passes symbolic tensors, which the generated signatures do not know.
 op: Any = opset24

@@ -14,22 +14,22 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim
 
-from artifact.bindings import BATCH, BLOCK_SIZE, MAX_SEQ, NUM_BLOCKS, NUM_SLOTS, SEQ, Binding, GraphBindings
-from artifact.dtypes import DType
-from artifact.errors import ExportError
-from artifact.kv_dtypes import FP8_E4M3
-from artifact.paged import MAX_BLOCKS, NUM_LOGITS, PAGED, ROW_BOUNDS, ROWS, TOKENS
-from exporter.graph.aten_translations import aten_translations
-from exporter.graph.lean_export import lean_passes, undecomposed
-from exporter.graph.plain_translations import plain_translations
-from exporter.graph.router_translations import router_translations
-from exporter.graph.step_translations import step_translations
-from exporter.graph.translations import standard_translations
-from exporter.layers.decoder import Decoder
-from exporter.layers.paged_decoder import PagedDecoder, SpeculativeDecoder
-from exporter.models.decoder_config import DecoderConfig
-from exporter.options import ExportOptions
-from trt_plugins import torch_ops
+from hybridge.artifact.bindings import BATCH, BLOCK_SIZE, MAX_SEQ, NUM_BLOCKS, NUM_SLOTS, SEQ, Binding, GraphBindings
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import ExportError
+from hybridge.artifact.kv_dtypes import FP8_E4M3
+from hybridge.artifact.paged import MAX_BLOCKS, NUM_LOGITS, PAGED, ROW_BOUNDS, ROWS, TOKENS
+from hybridge.exporter.graph.aten_translations import aten_translations
+from hybridge.exporter.graph.lean_export import lean_passes, undecomposed
+from hybridge.exporter.graph.plain_translations import plain_translations
+from hybridge.exporter.graph.router_translations import router_translations
+from hybridge.exporter.graph.step_translations import step_translations
+from hybridge.exporter.graph.translations import standard_translations
+from hybridge.exporter.layers.decoder import Decoder
+from hybridge.exporter.layers.paged_decoder import PagedDecoder, SpeculativeDecoder
+from hybridge.exporter.models.decoder_config import DecoderConfig
+from hybridge.exporter.options import ExportOptions
+from hybridge.trt_plugins import torch_ops
 
 OPSET = 24
 TORCH_DTYPES = {

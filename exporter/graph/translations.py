@@ -10,7 +10,7 @@ import torch
 from onnxscript import values
 from onnxscript.onnx_opset import opset24
 
-from exporter.graph import standard_ops
+from hybridge.exporter.graph import standard_ops
 
 # The recorder passes symbolic tensors, which the generated signatures do not know.
 op: Any = opset24

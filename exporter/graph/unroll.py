@@ -16,12 +16,12 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from artifact.bindings import GraphBindings
-from artifact.config import ATTENTION, RECURRENT_LAYER_TYPES
-from artifact.errors import ExportError
-from artifact.names import EMBEDDINGS_OUTPUT, layer_output
-from exporter.graph.translations import MARK_ATTRIBUTE, MARK_DOMAIN, MARK_OP
-from exporter.models.decoder_config import DecoderConfig, LayerConfig
+from hybridge.artifact.bindings import GraphBindings
+from hybridge.artifact.config import ATTENTION, RECURRENT_LAYER_TYPES
+from hybridge.artifact.errors import ExportError
+from hybridge.artifact.names import EMBEDDINGS_OUTPUT, layer_output
+from hybridge.exporter.graph.translations import MARK_ATTRIBUTE, MARK_DOMAIN, MARK_OP
+from hybridge.exporter.models.decoder_config import DecoderConfig, LayerConfig
 
 # States of a recurrent layer in every layout.
 RECURRENT_STATES = 2

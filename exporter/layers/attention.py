@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from exporter.graph import standard_ops as ops
-from exporter.layers.norm import RmsNorm
-from exporter.layers.packed_step import PackedStep
-from exporter.layers.step import Step
-from exporter.models.decoder_config import AttentionConfig
+from hybridge.exporter.graph import standard_ops as ops
+from hybridge.exporter.layers.norm import RmsNorm
+from hybridge.exporter.layers.packed_step import PackedStep
+from hybridge.exporter.layers.step import Step
+from hybridge.exporter.models.decoder_config import AttentionConfig
 
 
 class Attention(nn.Module):

@@ -5,19 +5,19 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from artifact.config import STATELESS_LAYER_TYPES
-from artifact.names import EMBEDDINGS_OUTPUT, FINAL_NORM_OUTPUT, layer_output
-from exporter.graph import standard_ops as ops
-from exporter.graph import step_ops
-from exporter.layers.attention import Attention
-from exporter.layers.gated_delta_net import GatedDeltaNet
-from exporter.layers.mamba2 import Mamba2Mixer
-from exporter.layers.mlp import MLPS
-from exporter.layers.moe import SparseMoe
-from exporter.layers.norm import RmsNorm
-from exporter.layers.packed_step import PackedStep
-from exporter.layers.step import Step
-from exporter.models.decoder_config import (
+from hybridge.artifact.config import STATELESS_LAYER_TYPES
+from hybridge.artifact.names import EMBEDDINGS_OUTPUT, FINAL_NORM_OUTPUT, layer_output
+from hybridge.exporter.graph import standard_ops as ops
+from hybridge.exporter.graph import step_ops
+from hybridge.exporter.layers.attention import Attention
+from hybridge.exporter.layers.gated_delta_net import GatedDeltaNet
+from hybridge.exporter.layers.mamba2 import Mamba2Mixer
+from hybridge.exporter.layers.mlp import MLPS
+from hybridge.exporter.layers.moe import SparseMoe
+from hybridge.exporter.layers.norm import RmsNorm
+from hybridge.exporter.layers.packed_step import PackedStep
+from hybridge.exporter.layers.step import Step
+from hybridge.exporter.models.decoder_config import (
     AttentionConfig,
     BlockConfig,
     BodyConfig,

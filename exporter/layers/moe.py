@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from exporter.graph import router_ops
-from exporter.layers.mlp import MLPS
-from exporter.models.decoder_config import MoeConfig
+from hybridge.exporter.graph import router_ops
+from hybridge.exporter.layers.mlp import MLPS
+from hybridge.exporter.models.decoder_config import MoeConfig
 
 
 class Router(nn.Module):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from exporter.graph import step_ops
-from exporter.layers.norm import RmsNorm
-from exporter.layers.packed_step import PackedStep
-from exporter.layers.paged_decoder import PagedDecoder
-from exporter.models.decoder_config import DecoderConfig
+from hybridge.exporter.graph import step_ops
+from hybridge.exporter.layers.norm import RmsNorm
+from hybridge.exporter.layers.packed_step import PackedStep
+from hybridge.exporter.layers.paged_decoder import PagedDecoder
+from hybridge.exporter.models.decoder_config import DecoderConfig
 
 
 class MtpDecoder(PagedDecoder):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from exporter.graph import standard_ops as ops
+from hybridge.exporter.graph import standard_ops as ops
 
 
 class RmsNorm(nn.Module):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from exporter.graph import step_ops
-from exporter.models.decoder_config import AttentionConfig, RopeConfig
+from hybridge.exporter.graph import step_ops
+from hybridge.exporter.models.decoder_config import AttentionConfig, RopeConfig
 
 
 @dataclass

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from exporter.graph import step_ops
-from exporter.layers.decoder import Decoder
-from exporter.layers.packed_step import PackedStep
-from exporter.models.decoder_config import DecoderConfig
+from hybridge.exporter.graph import step_ops
+from hybridge.exporter.layers.decoder import Decoder
+from hybridge.exporter.layers.packed_step import PackedStep
+from hybridge.exporter.models.decoder_config import DecoderConfig
 
 
 class PagedDecoder(Decoder):

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from exporter.graph import standard_ops as ops
-from exporter.graph import step_ops
-from exporter.models.decoder_config import AttentionConfig, RopeConfig
+from hybridge.exporter.graph import standard_ops as ops
+from hybridge.exporter.graph import step_ops
+from hybridge.exporter.models.decoder_config import AttentionConfig, RopeConfig
 
 
 @dataclass

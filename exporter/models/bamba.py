@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from exporter.models.decoder_config import AttentionConfig, BlockConfig, DecoderConfig, LayerConfig, MlpConfig
-from exporter.models.hf_config import HfConfig
-from exporter.models.mamba_fields import head_counts, head_dim_of, mamba_d_mixer
-from exporter.models.rope import rope_from_config
+from hybridge.exporter.models.decoder_config import AttentionConfig, BlockConfig, DecoderConfig, LayerConfig, MlpConfig
+from hybridge.exporter.models.hf_config import HfConfig
+from hybridge.exporter.models.mamba_fields import head_counts, head_dim_of, mamba_d_mixer
+from hybridge.exporter.models.rope import rope_from_config
 
 # Bamba rotates half of each head unless rope_parameters say otherwise; a factor outside of them was never honoured.
 PARTIAL_ROTARY = 0.5

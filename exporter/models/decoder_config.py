@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from artifact.config import (
+from hybridge.artifact.config import (
     ATTENTION,
     GATED_DELTA_NET,
     MAMBA,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from artifact.json_fields import Fields, float_from_json
+from hybridge.artifact.json_fields import Fields, float_from_json
 
 Table = Mapping[str, str]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exporter.models.decoder_config import (
+from hybridge.exporter.models.decoder_config import (
     AttentionConfig,
     BlockConfig,
     DecoderConfig,
@@ -10,10 +10,10 @@ from exporter.models.decoder_config import (
     MlpConfig,
     MoeConfig,
 )
-from exporter.models.hf_config import HfConfig
-from exporter.models.mamba_fields import head_counts, head_dim_of, mamba_d_mixer
-from exporter.models.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
-from exporter.models.rope import ROPE_FIELDS, rope_from_config
+from hybridge.exporter.models.hf_config import HfConfig
+from hybridge.exporter.models.mamba_fields import head_counts, head_dim_of, mamba_d_mixer
+from hybridge.exporter.models.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
+from hybridge.exporter.models.rope import ROPE_FIELDS, rope_from_config
 
 # transformers builds this many experts, and asks this many of them, where the config does not say.
 ABSENT_EXPERTS, ABSENT_TOP_K, ABSENT_EXPERT_SIZE = 8, 2, 11008

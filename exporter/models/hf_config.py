@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from artifact.errors import CheckpointError, UnsupportedError
-from artifact.json_fields import MISSING, Fields, float_from_json
-from artifact.limits import LAYERS
+from hybridge.artifact.errors import CheckpointError, UnsupportedError
+from hybridge.artifact.json_fields import MISSING, Fields, float_from_json
+from hybridge.artifact.limits import LAYERS
 
 # Larger numbers are damage: tensors and ONNX shapes of such sizes do not exist.
 LARGEST_SIZE = 2**31 - 1

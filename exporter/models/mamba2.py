@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from exporter.models.decoder_config import BlockConfig, DecoderConfig, LayerConfig, MambaConfig
-from exporter.models.hf_config import HfConfig
-from exporter.models.mamba_fields import CONV_ACTIVATIONS, UNBOUNDED
+from hybridge.exporter.models.decoder_config import BlockConfig, DecoderConfig, LayerConfig, MambaConfig
+from hybridge.exporter.models.hf_config import HfConfig
+from hybridge.exporter.models.mamba_fields import CONV_ACTIVATIONS, UNBOUNDED
 
 # Fields of initialisation. norm_before_gate is among them because early configs carry it as true though their models
 # were trained, and are run everywhere, with the gate before the norm.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from exporter.models.decoder_config import MambaConfig
-from exporter.models.hf_config import HfConfig
+from hybridge.exporter.models.decoder_config import MambaConfig
+from hybridge.exporter.models.hf_config import HfConfig
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "relu", "relu2")
 # The convolution op fuses SiLU; "swish" is its other name.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from artifact.errors import CheckpointError
-from exporter.models.hf_config import HfConfig
+from hybridge.artifact.errors import CheckpointError
+from hybridge.exporter.models.hf_config import HfConfig
 
 # Fields by which such a config is told from others.
 MARKS = ("d_model", "n_layer")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exporter.models.hf_config import HfConfig
+from hybridge.exporter.models.hf_config import HfConfig
 
 # Fields of the experts' training.
 ROUTER_TRAINING_FIELDS = ("output_router_logits", "router_aux_loss_coef")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from artifact.dtypes import DType
-from artifact.errors import CheckpointError
-from exporter.models.decoder_config import MoeConfig
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError
+from hybridge.exporter.models.decoder_config import MoeConfig
 
 
 @dataclass(frozen=True)

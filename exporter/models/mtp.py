@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from artifact.errors import UnsupportedError
-from artifact.safetensors_file import TensorSlot
-from exporter.models.decoder_config import (
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.exporter.models.decoder_config import (
     AttentionConfig,
     BlockConfig,
     BodyConfig,
@@ -21,14 +21,14 @@ from exporter.models.decoder_config import (
     MlpConfig,
     MoeConfig,
 )
-from exporter.models.parameters import LM_HEAD, Parameter, check_sources, declared
+from hybridge.exporter.models.parameters import LM_HEAD, Parameter, check_sources, declared
 
 ROOT = "mtp."
 
 
 @dataclass(frozen=True)
 class MtpHead:
-    """``decoder``: the head's own layers. parameters: those of ``exporter.layers.mtp_decoder.MtpDecoder``."""
+    """``decoder``: the head's own layers. parameters: those of ``hybridge.exporter.layers.mtp_decoder.MtpDecoder``."""
 
     decoder: DecoderConfig
     parameters: tuple[Parameter, ...]

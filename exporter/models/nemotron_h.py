@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from artifact.errors import UnsupportedError
-from artifact.limits import LAYERS
-from exporter.models.decoder_config import (
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.artifact.limits import LAYERS
+from hybridge.exporter.models.decoder_config import (
     AttentionConfig,
     BlockConfig,
     BodyConfig,
@@ -14,10 +14,10 @@ from exporter.models.decoder_config import (
     MlpConfig,
     MoeConfig,
 )
-from exporter.models.hf_config import HfConfig
-from exporter.models.mamba_fields import CONV_ACTIVATIONS, UNBOUNDED, activation_of, head_counts
-from exporter.models.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
-from exporter.models.rope import ROPE_FIELDS
+from hybridge.exporter.models.hf_config import HfConfig
+from hybridge.exporter.models.mamba_fields import CONV_ACTIVATIONS, UNBOUNDED, activation_of, head_counts
+from hybridge.exporter.models.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
+from hybridge.exporter.models.rope import ROPE_FIELDS
 
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 BLOCK_TYPES = {"linear_attention": "mamba", "full_attention": "attention", **{k: k for k in PATTERN.values()}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exporter.models.decoder_config import (
+from hybridge.exporter.models.decoder_config import (
     AttentionConfig,
     BlockConfig,
     DecoderConfig,
@@ -11,9 +11,9 @@ from exporter.models.decoder_config import (
     MlpConfig,
     RopeConfig,
 )
-from exporter.models.hf_config import HfConfig
-from exporter.models.mamba_fields import CONV_ACTIVATIONS, activation_of, head_counts, head_dim_of
-from exporter.models.rope import rope_from_config
+from hybridge.exporter.models.hf_config import HfConfig
+from hybridge.exporter.models.mamba_fields import CONV_ACTIVATIONS, activation_of, head_counts, head_dim_of
+from hybridge.exporter.models.rope import rope_from_config
 
 LAYER_KINDS = ("linear_attention", "full_attention")
 # What transformers gives the embedding where the config does not say.

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from artifact.dtypes import DType
-from artifact.errors import CheckpointError
-from artifact.safetensors_file import TensorSlot
-from exporter.models.decoder_config import (
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError
+from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.exporter.models.decoder_config import (
     AttentionConfig,
     BlockConfig,
     BodyConfig,
@@ -23,7 +23,7 @@ from exporter.models.decoder_config import (
     MlpConfig,
     MoeConfig,
 )
-from exporter.models.moe_parameters import MOE_NAMES, moe_tensors
+from hybridge.exporter.models.moe_parameters import MOE_NAMES, moe_tensors
 
 # The second one is that of the text model of a model of text and images.
 ROOTS = ("model.", "model.language_model.", "backbone.", "")

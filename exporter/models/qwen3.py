@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from exporter.models.decoder_config import AttentionConfig, BlockConfig, DecoderConfig, LayerConfig, MlpConfig
-from exporter.models.hf_config import HfConfig
-from exporter.models.mamba_fields import activation_of, head_counts
-from exporter.models.rope import rope_from_config
+from hybridge.exporter.models.decoder_config import AttentionConfig, BlockConfig, DecoderConfig, LayerConfig, MlpConfig
+from hybridge.exporter.models.hf_config import HfConfig
+from hybridge.exporter.models.mamba_fields import activation_of, head_counts
+from hybridge.exporter.models.rope import rope_from_config
 
 ABSENT_KV_HEADS, ABSENT_HEAD_DIM, ABSENT_WINDOW = 32, 128, 4096
 LAYER_KINDS = ("full_attention", "sliding_attention")

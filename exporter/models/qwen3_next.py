@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from exporter.models.decoder_config import (
+from hybridge.exporter.models.decoder_config import (
     AttentionConfig,
     BlockConfig,
     DecoderConfig,
@@ -13,10 +13,10 @@ from exporter.models.decoder_config import (
     MlpConfig,
     MoeConfig,
 )
-from exporter.models.hf_config import HfConfig
-from exporter.models.mamba_fields import CONV_ACTIVATIONS, activation_of, head_counts
-from exporter.models.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
-from exporter.models.rope import SECTIONS, rope_from_config
+from hybridge.exporter.models.hf_config import HfConfig
+from hybridge.exporter.models.mamba_fields import CONV_ACTIVATIONS, activation_of, head_counts
+from hybridge.exporter.models.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
+from hybridge.exporter.models.rope import SECTIONS, rope_from_config
 
 ABSENT_HEAD_DIM, ABSENT_INTERVAL = 256, 4
 PARTIAL_ROTARY = 0.25

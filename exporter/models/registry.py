@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from artifact.errors import CheckpointError, UnsupportedError
-from exporter.models import bamba, granitemoehybrid, llama, mamba2, nemotron_h, olmo_hybrid, qwen3, qwen3_next
-from exporter.models.decoder_config import DecoderConfig
-from exporter.models.field_kinds import check_kinds
-from exporter.models.hf_config import HfConfig
+from hybridge.artifact.errors import CheckpointError, UnsupportedError
+from hybridge.exporter.models import bamba, granitemoehybrid, llama, mamba2, nemotron_h, olmo_hybrid, qwen3, qwen3_next
+from hybridge.exporter.models.decoder_config import DecoderConfig
+from hybridge.exporter.models.field_kinds import check_kinds
+from hybridge.exporter.models.hf_config import HfConfig
 
 FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
     "bamba": bamba.parse,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from artifact.errors import UnsupportedError
-from artifact.json_fields import Fields, is_count
-from exporter.models.decoder_config import RopeConfig
-from exporter.models.hf_config import HfConfig, finite
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.artifact.json_fields import Fields, is_count
+from hybridge.exporter.models.decoder_config import RopeConfig
+from hybridge.exporter.models.hf_config import HfConfig, finite
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 LARGEST_BETA = 1e9

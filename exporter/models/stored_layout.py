@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from artifact.safetensors_file import TensorSlot
-from exporter.models.decoder_config import BlockConfig, DecoderConfig, GatedDeltaConfig
-from exporter.models.parameters import LM_HEAD, tensor_root
+from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.exporter.models.decoder_config import BlockConfig, DecoderConfig, GatedDeltaConfig
+from hybridge.exporter.models.parameters import LM_HEAD, tensor_root
 
 
 def as_stored(config: DecoderConfig, tensors: Mapping[str, TensorSlot]) -> DecoderConfig:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from artifact.errors import CheckpointError
-from artifact.safetensors_file import SafetensorsFile, TensorSlot, read_safetensors
-from artifact.safetensors_header import safetensors_header
-from artifact.untrusted_file import open_inside, size_of
+from hybridge.artifact.errors import CheckpointError
+from hybridge.artifact.safetensors_file import SafetensorsFile, TensorSlot, read_safetensors
+from hybridge.artifact.safetensors_header import safetensors_header
+from hybridge.artifact.untrusted_file import open_inside, size_of
 
 _BLOCK = 1 << 22
 

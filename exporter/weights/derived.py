@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from artifact.dtypes import DType
-from artifact.errors import CheckpointError
-from artifact.safetensors_file import TensorSlot, read_safetensors
-from artifact.safetensors_header import safetensors_header
-from exporter.weights.placing import DERIVED_FILE, WEIGHTS_FOLDER
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError
+from hybridge.artifact.safetensors_file import TensorSlot, read_safetensors
+from hybridge.artifact.safetensors_header import safetensors_header
+from hybridge.exporter.weights.placing import DERIVED_FILE, WEIGHTS_FOLDER
 
 
 def write_derived(folder: Path, tensors: Mapping[str, np.ndarray]) -> Mapping[str, TensorSlot]:

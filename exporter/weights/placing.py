@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from artifact.errors import CheckpointError, OutputError
-from artifact.safetensors_file import SafetensorsFile, TensorSlot, has_header_of
-from artifact.untrusted_file import open_inside
-from exporter.weights.conversion import convert_torch_file
-from exporter.weights.file_copy import copy_file, link_file, reflink_file
+from hybridge.artifact.errors import CheckpointError, OutputError
+from hybridge.artifact.safetensors_file import SafetensorsFile, TensorSlot, has_header_of
+from hybridge.artifact.untrusted_file import open_inside
+from hybridge.exporter.weights.conversion import convert_torch_file
+from hybridge.exporter.weights.file_copy import copy_file, link_file, reflink_file
 
 WEIGHTS_FOLDER = "weights"
 DERIVED_FILE = "derived.safetensors"

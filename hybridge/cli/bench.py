@@ -73,9 +73,9 @@ def bench(
 ) -> None:
     """Measure a dense artifact's prompt processing (pp) and token generation (tg), or many requests to a paged one."""
     with Terminal(as_json, quiet) as terminal, naming_flags(FLAGS):
-        from artifact.config import read_config
-        from artifact.paged import PAGED
-        from artifact.path_kind import require_artifact
+        from hybridge.artifact.config import read_config
+        from hybridge.artifact.paged import PAGED
+        from hybridge.artifact.path_kind import require_artifact
 
         require_artifact(out)
         layout = read_config(out).layout
@@ -115,8 +115,8 @@ def _bench_rows(
 ) -> None:
     from hybridge.cli.bench_tables import benchmark_table
     from hybridge.cli.plot import check_plot, plot_report
-    from runtime.benchmark import run_benchmark
-    from runtime.engines.factory import EngineOptions, create_engine
+    from hybridge.runtime.benchmark import run_benchmark
+    from hybridge.runtime.engines.factory import EngineOptions, create_engine
 
     plot, context = given.get("plot"), given.get("context", 1)
     if plot is not None:
@@ -153,9 +153,9 @@ def _bench_requests(
     terminal: Terminal,
 ) -> None:
     from hybridge.cli.bench_tables import serving_tables
-    from runtime.async_llm import AsyncLLM
-    from runtime.engines.factory import EngineOptions
-    from runtime.serving_benchmark import Workload, run_serving_benchmark
+    from hybridge.runtime.async_llm import AsyncLLM
+    from hybridge.runtime.engines.factory import EngineOptions
+    from hybridge.runtime.serving_benchmark import Workload, run_serving_benchmark
 
     engine, folder, threads = choice
     EngineOptions(threads, folder).check_engine_folder(engine)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runtime.benchmark import BenchmarkReport, Distribution
-    from runtime.serving_benchmark import ServingReport
+    from hybridge.runtime.benchmark import BenchmarkReport, Distribution
+    from hybridge.runtime.serving_benchmark import ServingReport
 
 
 def benchmark_table(report: BenchmarkReport) -> Any:

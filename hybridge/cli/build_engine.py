@@ -11,7 +11,7 @@ from hybridge.cli.terminal import Terminal
 from hybridge.cli.text import bytes_text, seconds_text
 
 if TYPE_CHECKING:
-    from artifact.engine_record import AdvanceRecord, EngineRecord
+    from hybridge.artifact.engine_record import AdvanceRecord, EngineRecord
 
 _TARGET, _PLUGINS, _BUILD = "Target", "Plugins", "Build"
 
@@ -114,8 +114,8 @@ def _preset(target: str | None) -> str | None:
 
 def _folder_of(out: Path, record: EngineRecord) -> Path:
     """The folder that holds the engine of ``record``."""
-    from artifact.engine_record import ENGINE_FILE, read_engine_record
-    from artifact.errors import ArtifactError, EngineError
+    from hybridge.artifact.engine_record import ENGINE_FILE, read_engine_record
+    from hybridge.artifact.errors import ArtifactError, EngineError
 
     for path in sorted(out.glob(f"engines/*/{ENGINE_FILE}")):
         with contextlib.suppress(ArtifactError):

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from artifact.errors import RequestError
+from hybridge.artifact.errors import RequestError
 from hybridge.cli.generation_report import generation_summary
 from hybridge.cli.terminal import Terminal
 
 if TYPE_CHECKING:
-    from runtime.conversation import Conversation
-    from runtime.llm import LLM
-    from runtime.sampling import SamplingParams
+    from hybridge.runtime.conversation import Conversation
+    from hybridge.runtime.llm import LLM
+    from hybridge.runtime.sampling import SamplingParams
 
 PROMPT = "> "
 HELP = (

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from artifact.errors import RequestError
+from hybridge.artifact.errors import RequestError
 
 if TYPE_CHECKING:
-    from runtime.serving.settings import ServingSettings
-    from runtime.speculation import SpeculationMetrics
+    from hybridge.runtime.serving.settings import ServingSettings
+    from hybridge.runtime.speculation import SpeculationMetrics
 
 # Drafts that are no folder.
 NAMES = ("ngram", "mtp")
@@ -39,10 +39,10 @@ def draft_settings(
                 f"--speculative-mode {mode}: expected --draft or --draft-tokens beside it, found neither"
             )
         return None
-    from artifact.config import read_config
-    from artifact.path_kind import require_artifact
-    from runtime.serving.settings import ServingSettings
-    from runtime.speculation import DraftModel, SpeculationSettings
+    from hybridge.artifact.config import read_config
+    from hybridge.artifact.path_kind import require_artifact
+    from hybridge.runtime.serving.settings import ServingSettings
+    from hybridge.runtime.speculation import DraftModel, SpeculationSettings
 
     require_artifact(out)
     kept = read_config(out).speculative_tokens
@@ -56,7 +56,7 @@ def parsed_mode(text: str) -> str | Mapping[str, str]:
 
     A usage error names ``--speculative-mode``.
     """
-    from runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT
+    from hybridge.runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT
 
     if text in (AUTO, REPLAY, SNAPSHOT):
         return text

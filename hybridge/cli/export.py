@@ -12,7 +12,7 @@ from hybridge.cli.terminal import Terminal
 from hybridge.cli.text import bytes_text, count_text
 
 if TYPE_CHECKING:
-    from exporter.options import ExportOptions
+    from hybridge.exporter.options import ExportOptions
 
 _TYPES, _GRAPH, _WEIGHTS = "Types", "Graph", "Weights"
 
@@ -81,8 +81,8 @@ def export(
 ) -> None:
     """Export a checkpoint to ONNX: graph, weights by reference and the runtime contract, in one folder."""
     with Terminal(as_json, quiet) as terminal:
-        from artifact.dtypes import DType
-        from exporter.options import ExportOptions
+        from hybridge.artifact.dtypes import DType
+        from hybridge.exporter.options import ExportOptions
         from hybridge.hub import checkpoint_folder
 
         options = ExportOptions(
@@ -110,7 +110,7 @@ def export(
 
 
 def _export(checkpoint: Path, out: Path, options: ExportOptions, terminal: Terminal) -> None:
-    from exporter.export import export_checkpoint
+    from hybridge.exporter.export import export_checkpoint
     from hybridge.requirements import require
 
     require("torch", "onnxscript")
@@ -125,8 +125,8 @@ def _export(checkpoint: Path, out: Path, options: ExportOptions, terminal: Termi
 
 
 def _show_plan(checkpoint: Path, out: Path, options: ExportOptions, terminal: Terminal) -> None:
-    from exporter.output import check_export_output
-    from exporter.plan import plan_export
+    from hybridge.exporter.output import check_export_output
+    from hybridge.exporter.plan import plan_export
 
     check_export_output(checkpoint, out, options.overwrite)
     plan = plan_export(checkpoint, options).to_json()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 
-from artifact.errors import HybridgeError
+from hybridge.artifact.errors import HybridgeError
 from hybridge.cli.usage_errors import usage_sentence
 from hybridge.requirements import EXTRAS, missing
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 
-from artifact.errors import HybridgeError
+from hybridge.artifact.errors import HybridgeError
 
 
 def flags_of(*parameters: str) -> dict[str, str]:

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from artifact.errors import RequestError
-from artifact.limits import CONVERSATION_BYTES
-from artifact.untrusted_file import read_given
+from hybridge.artifact.errors import RequestError
+from hybridge.artifact.limits import CONVERSATION_BYTES
+from hybridge.artifact.untrusted_file import read_given
 from hybridge.cli.options import flag, setting
 
 _PROMPT, _SAMPLING, _DRAFTS = "Prompt", "Sampling", "Speculative decoding"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from hybridge.cli.text import seconds_text
 
 if TYPE_CHECKING:
-    from runtime.generation import Generation
-    from runtime.llm import LLM
+    from hybridge.runtime.generation import Generation
+    from hybridge.runtime.llm import LLM
 
 
 def generation_summary(generation: Generation, engine: str) -> str:

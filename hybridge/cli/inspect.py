@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from artifact.errors import ArtifactError
+from hybridge.artifact.errors import ArtifactError
 from hybridge.cli.options import Check, Json, flag
 from hybridge.cli.terminal import Terminal
 from hybridge.cli.text import printable

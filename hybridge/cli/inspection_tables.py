@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from artifact.engine_record import PluginsRecord
+from hybridge.artifact.engine_record import PluginsRecord
 from hybridge.cli.text import bytes_text, count_text
 from hybridge.inspection import ArtifactInspection, CheckpointInspection, EngineInspection, Inspection
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from artifact.errors import OutputError
+from hybridge.artifact.errors import OutputError
 from hybridge.requirements import require
 
 if TYPE_CHECKING:
-    from runtime.benchmark import BenchmarkReport
+    from hybridge.runtime.benchmark import BenchmarkReport
 
 FORMATS = (".png", ".svg", ".pdf")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TextIO
 
-from artifact.progress import NoProgress, Progress
+from hybridge.artifact.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
     from rich import progress as bars

@@ -20,10 +20,10 @@ from hybridge.cli.terminal import Terminal
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from runtime.generation import Generation
-    from runtime.llm import LLM
-    from runtime.sampling import SamplingParams
-    from runtime.serving.settings import ServingSettings
+    from hybridge.runtime.generation import Generation
+    from hybridge.runtime.llm import LLM
+    from hybridge.runtime.sampling import SamplingParams
+    from hybridge.runtime.serving.settings import ServingSettings
 
 FLAGS = {
     **flags_of("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_new_tokens", "stop"),
@@ -70,10 +70,10 @@ def run(
         raise typer.BadParameter(f"expected it beside --chat or in a chat, found {flag}", param_hint="--system")
     ids = None if prompt_ids is None else list(integers(prompt_ids, flag))
     with Terminal(as_json, quiet) as terminal, naming_flags({**FLAGS, "prompt": flag, "messages": flag}):
-        from artifact.manifest import check_artifact
-        from artifact.path_kind import require_artifact
-        from runtime.llm import LLM
-        from runtime.sampling import SamplingParams
+        from hybridge.artifact.manifest import check_artifact
+        from hybridge.artifact.path_kind import require_artifact
+        from hybridge.runtime.llm import LLM
+        from hybridge.runtime.sampling import SamplingParams
 
         if check:
             require_artifact(out)
@@ -99,7 +99,7 @@ def run(
                 )
             if chats:
                 from hybridge.cli.chat_loop import chat_loop
-                from runtime.conversation import Conversation
+                from hybridge.runtime.conversation import Conversation
 
                 chat_loop(llm, Conversation(llm, system), params, terminal)
                 return
@@ -110,11 +110,11 @@ def run(
 
 def _chat_settings(out: Path, serving: ServingSettings | None) -> ServingSettings | None:
     """Settings that keep the turns of a chat; a dense artifact has none."""
-    from artifact.config import read_config
-    from artifact.paged import PAGED
-    from artifact.path_kind import require_artifact
-    from runtime.prefix_cache.settings import RADIX
-    from runtime.serving.settings import ServingSettings
+    from hybridge.artifact.config import read_config
+    from hybridge.artifact.paged import PAGED
+    from hybridge.artifact.path_kind import require_artifact
+    from hybridge.runtime.prefix_cache.settings import RADIX
+    from hybridge.runtime.serving.settings import ServingSettings
 
     require_artifact(out)
     if read_config(out).layout != PAGED:

@@ -14,7 +14,7 @@ from hybridge.cli.progress import progress_on
 from hybridge.cli.text import printable, printable_json
 
 if TYPE_CHECKING:
-    from artifact.progress import Progress
+    from hybridge.artifact.progress import Progress
 
 # Tables written to a file or a pipe are this wide.
 PLAIN_WIDTH = 120

@@ -8,13 +8,13 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from artifact.bindings import Binding
-from artifact.config import MTP_CONFIG_FILE, read_config
-from artifact.dtypes import DType
-from artifact.engine_record import ENGINE_FILE
-from artifact.manifest import damaged_files, read_manifest
-from artifact.path_kind import MODEL_FILE
-from artifact.untrusted_file import has_file
+from hybridge.artifact.bindings import Binding
+from hybridge.artifact.config import MTP_CONFIG_FILE, read_config
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.engine_record import ENGINE_FILE
+from hybridge.artifact.manifest import damaged_files, read_manifest
+from hybridge.artifact.path_kind import MODEL_FILE
+from hybridge.artifact.untrusted_file import has_file
 from hybridge.inspection.summaries import (
     LayerSummary,
     StateSummary,
@@ -73,7 +73,7 @@ class ArtifactInspection:
 
 def inspect_artifact(folder: Path) -> ArtifactInspection:
     """Inspect ``folder``; ArtifactError when its contract or its graph cannot be read."""
-    from artifact.onnx_file import read_onnx
+    from hybridge.artifact.onnx_file import read_onnx
 
     config = read_config(folder)
     manifest = read_manifest(folder)

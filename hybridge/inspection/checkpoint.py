@@ -7,10 +7,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from artifact.errors import CheckpointError, UnsupportedError, located
-from exporter.checkpoint import Checkpoint, open_checkpoint
-from exporter.options import ExportOptions
-from exporter.plan import ExportPlan, open_plan
+from hybridge.artifact.errors import CheckpointError, UnsupportedError, located
+from hybridge.exporter.checkpoint import Checkpoint, open_checkpoint
+from hybridge.exporter.options import ExportOptions
+from hybridge.exporter.plan import ExportPlan, open_plan
 from hybridge.inspection.summaries import (
     LayerSummary,
     StateSummary,

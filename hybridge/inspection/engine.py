@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from artifact.engine_record import ENGINE_FILE, AdvanceRecord, EngineRecord, read_engine_record
-from artifact.errors import ArtifactError
-from artifact.limits import ONNX_BYTES
-from artifact.manifest import sha256_of
-from artifact.path_kind import MODEL_FILE
-from artifact.untrusted_file import has_file, open_inside, read_inside, size_of
+from hybridge.artifact.engine_record import ENGINE_FILE, AdvanceRecord, EngineRecord, read_engine_record
+from hybridge.artifact.errors import ArtifactError
+from hybridge.artifact.limits import ONNX_BYTES
+from hybridge.artifact.manifest import sha256_of
+from hybridge.artifact.path_kind import MODEL_FILE
+from hybridge.artifact.untrusted_file import has_file, open_inside, read_inside, size_of
 from hybridge.inspection.engine_inspector import inspector_view
 
 _REMEDY = "build it again"

@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from artifact.child_python import child_command
-from artifact.untrusted_file import open_inside
+from hybridge.artifact.child_python import child_command
+from hybridge.artifact.untrusted_file import open_inside
 
 # Loading a large engine takes a while.
 TIMEOUT_SECONDS = 300
@@ -28,7 +28,7 @@ print("\\n" + json.dumps(json.loads(text)))
 
 def inspector_view(engine: Path, library: str) -> dict[str, Any] | str:
     """What the inspector of ``library`` (a TensorRT module) tells about ``engine``, or why it tells nothing."""
-    from trt_plugins.build.capability import local_capability
+    from hybridge.trt_plugins.build.capability import local_capability
 
     if local_capability() is None:
         return "no GPU on this machine"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from artifact.config import MTP_MODEL_FILE
-from artifact.errors import ArtifactError
-from artifact.onnx_file import check_stored_weights, read_onnx, stored_weights
-from artifact.path_kind import MODEL_FILE, require_artifact
-from artifact.untrusted_file import has_file, open_inside, size_of
+from hybridge.artifact.config import MTP_MODEL_FILE
+from hybridge.artifact.errors import ArtifactError
+from hybridge.artifact.onnx_file import check_stored_weights, read_onnx, stored_weights
+from hybridge.artifact.path_kind import MODEL_FILE, require_artifact
+from hybridge.artifact.untrusted_file import has_file, open_inside, size_of
 
 
 def check_onnx(folder: Path) -> tuple[str, ...]:

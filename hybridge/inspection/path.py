@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from artifact.engine_record import ENGINE_FILE
-from artifact.errors import ArtifactError
-from artifact.manifest import check_artifact
-from artifact.path_kind import PathKind, kind_of_path
+from hybridge.artifact.engine_record import ENGINE_FILE
+from hybridge.artifact.errors import ArtifactError
+from hybridge.artifact.manifest import check_artifact
+from hybridge.artifact.path_kind import PathKind, kind_of_path
 from hybridge.inspection.artifact import ArtifactInspection, inspect_artifact
 from hybridge.inspection.checkpoint import CheckpointInspection, inspect_checkpoint
 from hybridge.inspection.engine import EngineInspection, inspect_engine

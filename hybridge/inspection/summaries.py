@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from artifact import names
-from artifact.bindings import Binding
-from artifact.config import RuntimeConfig
-from artifact.dtypes import DType
+from hybridge.artifact import names
+from hybridge.artifact.bindings import Binding
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.dtypes import DType
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 # Parts of a checkpoint beside its decoder, which may have layers of their own: prediction head, vision tower.

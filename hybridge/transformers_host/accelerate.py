@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from artifact.errors import RequestError, UnsupportedError
+from hybridge.artifact.errors import RequestError, UnsupportedError
 from hybridge.requirements import require
 
 ENGINES = ("onnxruntime", "export", "torch", "tensorrt")
@@ -109,9 +109,9 @@ def _cache_len(model: Any, wanted: int | None) -> int:
 def _engine_backend(
     model: Any, engine: str, folder: Path, threads: int | None, *, max_cache_len: int, max_batch_size: int
 ) -> Any:
+    from hybridge.runtime.engines.factory import EngineOptions, check_engine, create_engine
     from hybridge.transformers_host.artifact_cache import cached_artifact
     from hybridge.transformers_host.engine_backend import EngineBackend
-    from runtime.engines.factory import EngineOptions, check_engine, create_engine
 
     check_engine(engine)
     artifact = cached_artifact(model, folder, max_batch_size, max_cache_len)

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from artifact.config import FORMAT_VERSION
-from artifact.dtypes import DType
-from artifact.errors import OutputError
-from exporter.export import export_checkpoint
-from exporter.options import OPTIONAL, ExportOptions
+from hybridge.artifact.config import FORMAT_VERSION
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import OutputError
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.options import OPTIONAL, ExportOptions
 from hybridge.transformers_host.checkpoint_source import checkpoint_of, fingerprint
 from hybridge.version import version
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from artifact.errors import UnsupportedError
+from hybridge.artifact.errors import UnsupportedError
 from hybridge.transformers_host.traced_cache import TracedCache
 
 # Sizes while tracing: no axis is one, which would be taken for constant.

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin
 
-from artifact.config import ATTENTION, STATELESS_LAYER_TYPES
-from artifact.errors import RequestError
+from hybridge.artifact.config import ATTENTION, STATELESS_LAYER_TYPES
+from hybridge.artifact.errors import RequestError
 from hybridge.transformers_host.rows import TextRows
 from hybridge.transformers_host.stateless_layer import stateless_layer
 

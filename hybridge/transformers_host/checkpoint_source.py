@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from artifact.errors import CheckpointError, HybridgeError
-from artifact.limits import JSON_BYTES
-from artifact.temporary_folder import PARTIAL, temporary_folder
-from artifact.untrusted_file import read_inside
-from exporter.checkpoint import open_checkpoint
-from exporter.models.parameters import ROOTS
+from hybridge.artifact.errors import CheckpointError, HybridgeError
+from hybridge.artifact.limits import JSON_BYTES
+from hybridge.artifact.temporary_folder import PARTIAL, temporary_folder
+from hybridge.artifact.untrusted_file import read_inside
+from hybridge.exporter.checkpoint import open_checkpoint
+from hybridge.exporter.models.parameters import ROOTS
 
 # Elements that are compared and hashed of each tensor: evenly spaced blocks.
 _BLOCK, _BLOCKS = 64, 64

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from artifact.config import ATTENTION, RECURRENT_LAYER_TYPES
-from artifact.errors import RequestError
-from artifact.names import conv_state, past_key, past_value, recurrent_state
+from hybridge.artifact.config import ATTENTION, RECURRENT_LAYER_TYPES
+from hybridge.artifact.errors import RequestError
+from hybridge.artifact.names import conv_state, past_key, past_value, recurrent_state
+from hybridge.runtime.caches import HybridCacheManager
+from hybridge.runtime.caches.snapshot import MambaSnapshot
+from hybridge.runtime.engines.base import Decoder, Engine, StateBuffer, StepInputs
 from hybridge.transformers_host.columns import Columns
 from hybridge.transformers_host.packing import RowPacking
 from hybridge.transformers_host.rollback import Rollback
 from hybridge.transformers_host.rows import LayerState, TextBackend, TextRows
-from runtime.caches import HybridCacheManager
-from runtime.caches.snapshot import MambaSnapshot
-from runtime.engines.base import Decoder, Engine, StateBuffer, StepInputs
 
 
 class EngineBackend(TextBackend):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from artifact.errors import RequestError
+from hybridge.artifact.errors import RequestError
 from hybridge.transformers_host.bucket import BucketKind
 from hybridge.transformers_host.columns import Columns
 from hybridge.transformers_host.rollback import Rollback

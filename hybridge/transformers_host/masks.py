@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from artifact.errors import RequestError
+from hybridge.artifact.errors import RequestError
 
 _REMEDY = "pass a 2-D attention_mask over all tokens, cached and new, or none"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from artifact.errors import RequestError
+from hybridge.artifact.errors import RequestError
 from hybridge.transformers_host.columns import Columns
 
 

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from artifact.errors import RequestError
+from hybridge.artifact.errors import RequestError
 
 KeptT = TypeVar("KeptT")
 

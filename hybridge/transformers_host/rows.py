@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from artifact.errors import RequestError
+from hybridge.artifact.errors import RequestError
 from hybridge.transformers_host.columns import Columns
 
 # One layer's state as transformers names and shapes it: "keys" and "values" [rows, kv_heads, columns, head_dim], or

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.utils import ModelOutput
 
-from artifact.errors import RequestError
+from hybridge.artifact.errors import RequestError
 from hybridge.transformers_host.cache_bridge import cached_columns, cached_rows, fill_rows, give_back
 from hybridge.transformers_host.cache_layers import HeldCache, held_cache
 from hybridge.transformers_host.masks import tokens_from_mask

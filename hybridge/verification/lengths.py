@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from artifact.config import RuntimeConfig
-from runtime.engines.artifact_graph import read_model
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.runtime.engines.artifact_graph import read_model
 
 # Tokens that engines and kernels handle as one matrix, whatever the file says.
 TILE = 64

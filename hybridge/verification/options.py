@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from artifact.dtypes import DType
-from artifact.errors import RequestError
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import RequestError
 
 # Engines that compute every artifact in float32, whatever its own type.
 FLOAT32_ENGINES = ("auto", "onnxruntime", "onnxruntime-portable")

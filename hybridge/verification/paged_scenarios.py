@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.verification.lengths import parts_of
 from hybridge.verification.paged_sequences import PagedSequences
 from hybridge.verification.scenarios import Observation
-from runtime.engines.paged import PagedEngine
 
 # Small and odd, so that rows end inside a page and window edges cross pages.
 BLOCK_SIZE = 5

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from artifact import names
-from artifact.kv_dtypes import E4M3_BYTES, floats_from_e4m3
+from hybridge.artifact import names
+from hybridge.artifact.kv_dtypes import E4M3_BYTES, floats_from_e4m3
+from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
 from hybridge.verification.scenarios import inner_values
-from runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
 
 
 @dataclass

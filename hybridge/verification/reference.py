@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from artifact import names
-from artifact.config import RuntimeConfig
-from artifact.errors import CheckpointError, HybridgeError
-from artifact.json_fields import float_from_json
+from hybridge.artifact import names
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.errors import CheckpointError, HybridgeError
+from hybridge.artifact.json_fields import float_from_json
 from hybridge.requirements import require
 from hybridge.verification.reference_weights import held_wide, stored_types, widen_in_turn
 
@@ -204,7 +204,7 @@ class Reference:
 
 def _update_rounded(update: Any, keys: Any, values: Any, *rest: Any, **more: Any) -> Any:
     """``update`` of a cache's layer with keys and values [batch, kv_heads, tokens, head_dim] rounded to e4m3."""
-    from trt_plugins.reference.e4m3 import e4m3_from, exact_from_e4m3
+    from hybridge.trt_plugins.reference.e4m3 import e4m3_from, exact_from_e4m3
 
     return update(*(exact_from_e4m3(*e4m3_from(x)).to(x.dtype) for x in (keys, values)), *rest, **more)
 

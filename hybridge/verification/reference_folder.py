@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from artifact.errors import CheckpointError
-from artifact.safetensors_file import SafetensorsFile
-from exporter.checkpoint import Checkpoint, open_checkpoint
-from exporter.checkpoint.checkpoint import CONFIG_FILE
-from exporter.checkpoint.entries import read_json
-from exporter.checkpoint.shards import SINGLE_FILE
-from exporter.models.mamba_ssm import is_mamba_ssm
-from exporter.weights.conversion import convert_torch_file
+from hybridge.artifact.errors import CheckpointError
+from hybridge.artifact.safetensors_file import SafetensorsFile
+from hybridge.exporter.checkpoint import Checkpoint, open_checkpoint
+from hybridge.exporter.checkpoint.checkpoint import CONFIG_FILE
+from hybridge.exporter.checkpoint.entries import read_json
+from hybridge.exporter.checkpoint.shards import SINGLE_FILE
+from hybridge.exporter.models.mamba_ssm import is_mamba_ssm
+from hybridge.exporter.weights.conversion import convert_torch_file
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from artifact.dtypes import DType
-from exporter.checkpoint.shards import read_shards, tensors_of
+from hybridge.artifact.dtypes import DType
+from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
 
 # Names of one part that many tensors share: two parts tell them apart.
 _COMMON_PARTS = ("weight", "bias")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from artifact import names
+from hybridge.artifact import names
+from hybridge.runtime.engines.base import Engine, StateSet, StepInputs
 from hybridge.verification.lengths import parts_of
-from runtime.engines.base import Engine, StateSet, StepInputs
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,19 @@ from pathlib import Path
 
 import numpy as np
 
-from artifact import names
-from artifact.config import RuntimeConfig, read_config
-from artifact.errors import located
-from artifact.manifest import check_artifact
-from artifact.paged import PAGED
-from artifact.path_kind import require_artifact, require_checkpoint
-from artifact.progress import NoProgress, Progress
-from exporter.checkpoint import open_checkpoint
+from hybridge.artifact import names
+from hybridge.artifact.config import RuntimeConfig, read_config
+from hybridge.artifact.errors import located
+from hybridge.artifact.manifest import check_artifact
+from hybridge.artifact.paged import PAGED
+from hybridge.artifact.path_kind import require_artifact, require_checkpoint
+from hybridge.artifact.progress import NoProgress, Progress
+from hybridge.exporter.checkpoint import open_checkpoint
+from hybridge.runtime.engines import create_engine
+from hybridge.runtime.engines.base import Engine
+from hybridge.runtime.engines.factory import AUTO, check_engine, portable_unavailable
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.paged_factory import check_paged_engine, create_paged_engine
 from hybridge.verification import paged_scenarios, scenarios
 from hybridge.verification.lengths import default_lengths, edges_of
 from hybridge.verification.options import VerifyOptions, computed_type, default_tolerance
@@ -25,11 +30,6 @@ from hybridge.verification.reference import Reference, ReferenceRun
 from hybridge.verification.reference_folder import reference_folder
 from hybridge.verification.report import EMBEDDINGS, UNCHANGED, Comparison, VerifyReport
 from hybridge.verification.scenarios import Observation
-from runtime.engines import create_engine
-from runtime.engines.base import Engine
-from runtime.engines.factory import AUTO, check_engine, portable_unavailable
-from runtime.engines.paged import PagedEngine
-from runtime.engines.paged_factory import check_paged_engine, create_paged_engine
 
 FAST, PORTABLE = "onnxruntime", "onnxruntime-portable"
 

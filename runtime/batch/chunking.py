@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.engines.base import Engine
+from hybridge.runtime.engines.base import Engine
 
 # Tokens of one step over all rows: enough to keep matrix products busy, few enough that activations stay small.
 STEP_TOKENS = 4096

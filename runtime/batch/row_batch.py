@@ -8,10 +8,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from artifact.errors import RequestError
-from runtime.batch.chunking import chunk_length
-from runtime.caches import HybridCacheManager, RowSnapshot
-from runtime.engines.base import Decoder, Engine, StepInputs
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.batch.chunking import chunk_length
+from hybridge.runtime.caches import HybridCacheManager, RowSnapshot
+from hybridge.runtime.engines.base import Decoder, Engine, StepInputs
 
 # Takes logits [n, vocab], which are valid until it returns.
 LogitsReader = Callable[[np.ndarray], object]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
-from runtime.blocks.block_pool import BlockPool
-from runtime.blocks.sequence_memory import NONE, SequenceMemory
+from hybridge.runtime.blocks.block_pool import BlockPool
+from hybridge.runtime.blocks.sequence_memory import NONE, SequenceMemory
 
 
 class BlockAllocator(ABC):

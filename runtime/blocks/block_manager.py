@@ -6,18 +6,18 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from runtime.blocks.allocator import BlockAllocator, NaiveAllocator
-from runtime.blocks.block_pool import BlockPool
-from runtime.blocks.needs import CacheNeeds
-from runtime.blocks.prefix_caching import PrefixCachingAllocator
-from runtime.blocks.reservation import Reservation
-from runtime.blocks.row_tables import RowTables
-from runtime.blocks.sequence_memory import NEVER, NONE, SequenceMemory
-from runtime.blocks.slot_pool import SlotPool
-from runtime.engines.paged import PoolSizes
+from hybridge.runtime.blocks.allocator import BlockAllocator, NaiveAllocator
+from hybridge.runtime.blocks.block_pool import BlockPool
+from hybridge.runtime.blocks.needs import CacheNeeds
+from hybridge.runtime.blocks.prefix_caching import PrefixCachingAllocator
+from hybridge.runtime.blocks.reservation import Reservation
+from hybridge.runtime.blocks.row_tables import RowTables
+from hybridge.runtime.blocks.sequence_memory import NEVER, NONE, SequenceMemory
+from hybridge.runtime.blocks.slot_pool import SlotPool
+from hybridge.runtime.engines.paged import PoolSizes
 
 if TYPE_CHECKING:
-    from runtime.prefix_cache.radix_allocator import RadixAllocator
+    from hybridge.runtime.prefix_cache.radix_allocator import RadixAllocator
 
 
 class BlockManager:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from runtime.blocks.errors import PoolError
+from hybridge.runtime.blocks.errors import PoolError
 
 
 class BlockPool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from runtime.blocks.block_pool import BlockPool
+from hybridge.runtime.blocks.block_pool import BlockPool
 
 
 class KeptBlockPool(BlockPool):

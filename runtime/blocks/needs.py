@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from artifact.config import RuntimeConfig
+from hybridge.artifact.config import RuntimeConfig
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
-from runtime.blocks.allocator import BlockAllocator
-from runtime.blocks.block_pool import BlockPool
-from runtime.blocks.sequence_memory import SequenceMemory
+from hybridge.runtime.blocks.allocator import BlockAllocator
+from hybridge.runtime.blocks.block_pool import BlockPool
+from hybridge.runtime.blocks.sequence_memory import SequenceMemory
 
 Hasher = Callable[[int, bytes], int]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from runtime.blocks.sequence_memory import NONE, SequenceMemory
+from hybridge.runtime.blocks.sequence_memory import NONE, SequenceMemory
 
 if TYPE_CHECKING:
-    from runtime.blocks.block_manager import BlockManager
+    from hybridge.runtime.blocks.block_manager import BlockManager
 
 
 _NOBODY: Mapping[SequenceMemory, int] = MappingProxyType({})

@@ -6,8 +6,8 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.blocks.prefix_caching import Content
-    from runtime.prefix_cache.known_prefix import KnownPrefix
+    from hybridge.runtime.blocks.prefix_caching import Content
+    from hybridge.runtime.prefix_cache.known_prefix import KnownPrefix
 
 NONE = -1
 NEVER = sys.maxsize

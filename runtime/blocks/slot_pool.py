@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
-from runtime.blocks.errors import PoolError
+from hybridge.runtime.blocks.errors import PoolError
 
 
 class SlotPool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from artifact.config import ATTENTION, RECURRENT_LAYER_TYPES
-from artifact.errors import RequestError
-from runtime.caches.kv import KVCacheManager
-from runtime.caches.mamba import MambaCacheManager
-from runtime.caches.snapshot import RowSnapshot
-from runtime.engines.base import Engine, StateSet
+from hybridge.artifact.config import ATTENTION, RECURRENT_LAYER_TYPES
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.caches.kv import KVCacheManager
+from hybridge.runtime.caches.mamba import MambaCacheManager
+from hybridge.runtime.caches.snapshot import RowSnapshot
+from hybridge.runtime.engines.base import Engine, StateSet
 
 # KV caches start with room for this many tokens and double when they are full: a decode step then costs what the
 # tokens present cost (at most twice), and all growth together copies no more than the last size.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from artifact.config import RuntimeConfig
-from artifact.names import past_key, past_value
-from runtime.caches.part import CachePart
-from runtime.caches.snapshot import KVSnapshot
-from runtime.engines.base import StateBuffer, StateSet
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.names import past_key, past_value
+from hybridge.runtime.caches.part import CachePart
+from hybridge.runtime.caches.snapshot import KVSnapshot
+from hybridge.runtime.engines.base import StateBuffer, StateSet
 
 
 class KVCacheManager(CachePart[KVSnapshot]):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from artifact.config import RuntimeConfig
-from artifact.names import conv_state, recurrent_state
-from runtime.caches.part import CachePart
-from runtime.caches.snapshot import MambaSnapshot
-from runtime.engines.base import StateBuffer, StateSet
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.names import conv_state, recurrent_state
+from hybridge.runtime.caches.part import CachePart
+from hybridge.runtime.caches.snapshot import MambaSnapshot
+from hybridge.runtime.engines.base import StateBuffer, StateSet
 
 
 class MambaCacheManager(CachePart[MambaSnapshot]):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from runtime.caches.snapshot import PartSnapshot, check_fit, read_states, write_states
-from runtime.engines.base import StateSet
+from hybridge.runtime.caches.snapshot import PartSnapshot, check_fit, read_states, write_states
+from hybridge.runtime.engines.base import StateSet
 
 SnapshotT = TypeVar("SnapshotT", bound=PartSnapshot)
 

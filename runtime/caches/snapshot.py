@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from artifact.bindings import MAX_SEQ
-from artifact.errors import RequestError
-from runtime.engines.base import StateSet
+from hybridge.artifact.bindings import MAX_SEQ
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.engines.base import StateSet
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from artifact.dtypes import DType
-from artifact.errors import ArtifactError
-from artifact.mapped_file import map_inside
-from artifact.onnx_file import check_stored_weights, read_onnx
-from artifact.path_kind import MODEL_FILE
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import ArtifactError
+from hybridge.artifact.mapped_file import map_inside
+from hybridge.artifact.onnx_file import check_stored_weights, read_onnx
+from hybridge.artifact.path_kind import MODEL_FILE
 
 
 def read_model(folder: Path, file: str = MODEL_FILE) -> ir.Model:

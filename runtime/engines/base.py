@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from artifact.bindings import Binding
-from artifact.config import RuntimeConfig
-from artifact.errors import EngineError
+from hybridge.artifact.bindings import Binding
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.errors import EngineError
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.paged import PackedInputs
 
 
 def read_slots(inputs: PackedInputs) -> np.ndarray:

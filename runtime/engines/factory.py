@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from artifact.config import DENSE, read_config
-from artifact.errors import EngineError, located
-from artifact.extras import install_command
-from artifact.path_kind import require_artifact
-from runtime.engines.base import Engine
+from hybridge.artifact.config import DENSE, read_config
+from hybridge.artifact.errors import EngineError, located
+from hybridge.artifact.extras import install_command
+from hybridge.artifact.path_kind import require_artifact
+from hybridge.runtime.engines.base import Engine
 
 AUTO, ONNXRUNTIME, TENSORRT, TORCH = "auto", "onnxruntime", "tensorrt", "torch"
 # More than any machine's processors: starting far more threads takes minutes and gigabytes.
@@ -63,7 +63,7 @@ def create_engine(artifact: str | Path, name: str = AUTO, options: EngineOptions
     if layout != DENSE:
         raise EngineError(
             f"{folder}: expected layout dense, found {layout}: its steps are those of a paged engine "
-            "(runtime.engines.paged_factory); export without --layout for this one"
+            "(hybridge.runtime.engines.paged_factory); export without --layout for this one"
         )
     options = options or EngineOptions()
     chosen, reason = choose_engine(folder, options) if name == AUTO else (name, None)
@@ -83,7 +83,7 @@ def choose_engine(folder: Path, options: EngineOptions) -> tuple[str, str | None
         return ONNXRUNTIME, None
     try:
         ENGINES[TENSORRT].check()
-        from runtime.engines.tensorrt.selection import find_engine
+        from hybridge.runtime.engines.tensorrt.selection import find_engine
 
         find_engine(folder)
     except EngineError as error:
@@ -108,14 +108,14 @@ def check_engine(name: str) -> None:
 
 
 def _onnxruntime(folder: Path, options: EngineOptions) -> Engine:
-    from runtime.engines.onnxruntime import OnnxRuntimeEngine
-    from runtime.engines.onnxruntime.graph_cache import user_graph_cache
+    from hybridge.runtime.engines.onnxruntime import OnnxRuntimeEngine
+    from hybridge.runtime.engines.onnxruntime.graph_cache import user_graph_cache
 
     return OnnxRuntimeEngine(folder, options.threads, user_graph_cache())
 
 
 def _onnxruntime_portable(folder: Path, options: EngineOptions) -> Engine:
-    from runtime.engines.onnxruntime.portable import PortableEngine
+    from hybridge.runtime.engines.onnxruntime.portable import PortableEngine
 
     return PortableEngine(folder, threads=options.threads)
 
@@ -135,7 +135,7 @@ def portable_unavailable() -> str | None:
     _need_onnxruntime()
     import onnxruntime
 
-    from runtime.engines.onnxruntime.kernels import ARTIFACT_OPSET, installed_kernels
+    from hybridge.runtime.engines.onnxruntime.kernels import ARTIFACT_OPSET, installed_kernels
 
     opset = installed_kernels().opset
     if opset >= ARTIFACT_OPSET:
@@ -144,25 +144,25 @@ def portable_unavailable() -> str | None:
 
 
 def _tensorrt(folder: Path, options: EngineOptions) -> Engine:
-    from runtime.engines.tensorrt import TensorRTEngine
+    from hybridge.runtime.engines.tensorrt import TensorRTEngine
 
     return TensorRTEngine.from_folder(folder, options.engine_folder)
 
 
 def _need_tensorrt() -> None:
-    from runtime.engines.tensorrt.selection import check_machine
+    from hybridge.runtime.engines.tensorrt.selection import check_machine
 
     check_machine()
 
 
 def _torch(folder: Path, options: EngineOptions) -> Engine:
-    from runtime.engines.torch.engine import TorchEngine
+    from hybridge.runtime.engines.torch.engine import TorchEngine
 
     return TorchEngine(folder, threads=options.threads)
 
 
 def _need_torch() -> None:
-    from runtime.engines.torch.library import need_torch
+    from hybridge.runtime.engines.torch.library import need_torch
 
     need_torch()
 

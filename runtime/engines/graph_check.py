@@ -6,8 +6,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from artifact.bindings import GraphBindings
-from artifact.errors import ArtifactError
+from hybridge.artifact.bindings import GraphBindings
+from hybridge.artifact.errors import ArtifactError
 
 
 def check_graph(path: Path, graph: ir.Graph, bindings: GraphBindings) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError
 
 AUTO, REPLAY, SNAPSHOT = "auto", "replay", "snapshot"
 

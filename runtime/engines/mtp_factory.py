@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from artifact.errors import EngineError
-from runtime.engines.mtp_head import MtpHead
-from runtime.engines.paged import PagedEngine
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.mtp_head import MtpHead
+from hybridge.runtime.engines.paged import PagedEngine
 
 
 def open_mtp_head(folder: Path, model: PagedEngine, threads: int | None = None) -> MtpHead:
@@ -17,11 +17,11 @@ def open_mtp_head(folder: Path, model: PagedEngine, threads: int | None = None) 
             "torch or onnxruntime"
         )
     if model.name == "torch":
-        from runtime.engines.torch.mtp_head import TorchMtpHead
-        from runtime.engines.torch.paged_engine import TorchPagedEngine
+        from hybridge.runtime.engines.torch.mtp_head import TorchMtpHead
+        from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 
         assert isinstance(model, TorchPagedEngine)
         return TorchMtpHead(folder, model)
-    from runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
+    from hybridge.runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
 
     return MtpHeadEngine(folder, threads)

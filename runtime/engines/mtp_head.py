@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.engines.hidden_rows import HiddenRows
-from runtime.engines.kv_places import kv_places
-from runtime.engines.paged import PackedInputs, PagedEngine
+from hybridge.runtime.engines.hidden_rows import HiddenRows
+from hybridge.runtime.engines.kv_places import kv_places
+from hybridge.runtime.engines.paged import PackedInputs, PagedEngine
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from artifact.config import RuntimeConfig
-from artifact.errors import EngineError
-from runtime.engines.paged import PackedInputs, PoolSizes, StepLimits
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.paged import PackedInputs, PoolSizes, StepLimits
 
 # Numbers that are looked at one by one.
 _FEW = 32

@@ -8,10 +8,10 @@ from math import prod
 
 import numpy as np
 
-from artifact.bindings import Binding
-from artifact.names import is_recurrent_state
-from runtime.engines.packed_rows import PackedRows, packed_rows
-from runtime.engines.paged import HostCopy
+from hybridge.artifact.bindings import Binding
+from hybridge.artifact.names import is_recurrent_state
+from hybridge.runtime.engines.packed_rows import PackedRows, packed_rows
+from hybridge.runtime.engines.paged import HostCopy
 
 
 class PackedState(HostCopy):

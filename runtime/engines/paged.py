@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from artifact.config import RuntimeConfig
-from artifact.errors import EngineError
-from runtime.engines.held_modes import AUTO
-from runtime.engines.hidden_rows import HiddenRows
-from runtime.engines.packed_rows import EXACT
-from runtime.engines.step_result import ArrayResult, StepResult
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.held_modes import AUTO
+from hybridge.runtime.engines.hidden_rows import HiddenRows
+from hybridge.runtime.engines.packed_rows import EXACT
+from hybridge.runtime.engines.step_result import ArrayResult, StepResult
 
 if TYPE_CHECKING:
-    from runtime.engines.packed_state import PackedState
+    from hybridge.runtime.engines.packed_state import PackedState
 
 
 @dataclass(frozen=True, eq=False)

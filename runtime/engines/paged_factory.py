@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from artifact.config import read_config
-from artifact.errors import EngineError, located
-from artifact.path_kind import require_artifact
-from runtime.engines.factory import AUTO, ONNXRUNTIME, TORCH, EngineOptions, check_engine
-from runtime.engines.paged import PagedEngine
+from hybridge.artifact.config import read_config
+from hybridge.artifact.errors import EngineError, located
+from hybridge.artifact.path_kind import require_artifact
+from hybridge.runtime.engines.factory import AUTO, ONNXRUNTIME, TORCH, EngineOptions, check_engine
+from hybridge.runtime.engines.paged import PagedEngine
 
 
 def create_paged_engine(artifact: str | Path, name: str = AUTO, options: EngineOptions | None = None) -> PagedEngine:
@@ -40,19 +40,19 @@ def check_paged_engine(name: str) -> None:
 
 
 def _onnxruntime(folder: Path, options: EngineOptions) -> PagedEngine:
-    from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+    from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
 
     return OnnxRuntimePagedEngine(folder, threads=options.threads)
 
 
 def _onnxruntime_portable(folder: Path, options: EngineOptions) -> PagedEngine:
-    from runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
+    from hybridge.runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
 
     return PortablePagedEngine(folder, threads=options.threads)
 
 
 def _torch(folder: Path, options: EngineOptions) -> PagedEngine:
-    from runtime.engines.torch.paged_engine import TorchPagedEngine
+    from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 
     return TorchPagedEngine(folder, threads=options.threads)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from artifact.dtypes import DType
-from artifact.errors import EngineError
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError
 
 
 def held_array(name: str, array: np.ndarray, dtype: DType) -> np.ndarray:

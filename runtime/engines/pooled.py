@@ -8,12 +8,12 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from artifact.bindings import Binding
-from artifact.config import CONFIG_FILE, RuntimeConfig, read_config
-from artifact.errors import EngineError
-from artifact.paged import PAGED
-from runtime.engines.packed_state import PackedState, packed_bytes
-from runtime.engines.paged import HostCopy, PagedEngine, StepLimits
+from hybridge.artifact.bindings import Binding
+from hybridge.artifact.config import CONFIG_FILE, RuntimeConfig, read_config
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.paged import PAGED
+from hybridge.runtime.engines.packed_state import PackedState, packed_bytes
+from hybridge.runtime.engines.paged import HostCopy, PagedEngine, StepLimits
 
 
 class Pools(Protocol):

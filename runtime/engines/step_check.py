@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from operator import add
 
-from artifact.errors import EngineError
-from runtime.engines.base import StepInputs
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.base import StepInputs
 
 
 def check_step(inputs: StepInputs, batch: int, max_tokens: int, max_seq: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runtime.sampling import best_tokens
+from hybridge.runtime.sampling import best_tokens
 
 
 class StepResult(ABC):

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict
 
-from artifact.errors import RequestError
-from artifact.limits import REQUEST_NAMESPACE_CHARACTERS
-from runtime.sampling import SamplingParams
-from runtime.sampling.checks import integer
-from runtime.sampling.names import INSTEAD, SAME
+from hybridge.artifact.errors import RequestError
+from hybridge.artifact.limits import REQUEST_NAMESPACE_CHARACTERS
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.sampling.checks import integer
+from hybridge.runtime.sampling.names import INSTEAD, SAME
 
 Sampling = SamplingParams | Sequence[SamplingParams] | None
 Messages = Sequence[Mapping[str, Any]]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from artifact.errors import ArtifactError, RequestError
-from artifact.json_fields import Fields, load_json_object
-from artifact.untrusted_file import has_file
-from runtime.sampling import SamplingParams
+from hybridge.artifact.errors import ArtifactError, RequestError
+from hybridge.artifact.json_fields import Fields, load_json_object
+from hybridge.artifact.untrusted_file import has_file
+from hybridge.runtime.sampling import SamplingParams
 
 GENERATION_CONFIG_FILE = "generation_config.json"
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable, Sequence
 
-from artifact.errors import RequestError
-from runtime.engines.base import Engine
-from runtime.generation.loop import generate_pieces
-from runtime.generation.prefix import PrefixStore
-from runtime.generation.request import Request
-from runtime.generation.results import Piece
-from runtime.generation.sequence import Sequence as RunningSequence
-from runtime.sampling import PromptLogprobs
-from runtime.text import Tokenizer
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.engines.base import Engine
+from hybridge.runtime.generation.loop import generate_pieces
+from hybridge.runtime.generation.prefix import PrefixStore
+from hybridge.runtime.generation.request import Request
+from hybridge.runtime.generation.results import Piece
+from hybridge.runtime.generation.sequence import Sequence as RunningSequence
+from hybridge.runtime.sampling import PromptLogprobs
+from hybridge.runtime.text import Tokenizer
 
 
 class DenseStreams:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Sequence
 
-from runtime.batch import RowBatch
-from runtime.engines.base import Engine
-from runtime.generation.prefix import PrefixStore
-from runtime.generation.results import Piece
-from runtime.generation.sequence import Sequence as RunningSequence
+from hybridge.runtime.batch import RowBatch
+from hybridge.runtime.engines.base import Engine
+from hybridge.runtime.generation.prefix import PrefixStore
+from hybridge.runtime.generation.results import Piece
+from hybridge.runtime.generation.sequence import Sequence as RunningSequence
 
 
 def generate_pieces(

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.batch import RowBatch
-from runtime.caches import RowSnapshot
-from runtime.engines.base import Engine
+from hybridge.runtime.batch import RowBatch
+from hybridge.runtime.caches import RowSnapshot
+from hybridge.runtime.engines.base import Engine
 
 _NO_LOGITS = np.empty(0, np.float32)
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from artifact.errors import RequestError
+from hybridge.artifact.errors import RequestError
 
 
 class TokenArray(Protocol):

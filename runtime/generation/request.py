@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from artifact.errors import RequestError
-from runtime.generation.prompts import Prompt, checked_ids
-from runtime.sampling import SamplingParams
-from runtime.text import Tokenizer
-from runtime.text.prompt_size import tokens_within
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.generation.prompts import Prompt, checked_ids
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.text import Tokenizer
+from hybridge.runtime.text.prompt_size import tokens_within
 
 # Used where neither the call nor its sampling parameters say how much to generate.
 DEFAULT_MAX_NEW_TOKENS = 256

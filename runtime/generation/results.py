@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from runtime.sampling import TokenLogprobs
+from hybridge.runtime.sampling import TokenLogprobs
 
 STOP, LENGTH = "stop", "length"
 

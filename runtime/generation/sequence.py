@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from runtime.generation.request import Request
-from runtime.generation.results import LENGTH, STOP, Generation, Piece, Timings
-from runtime.sampling import Drawn, Guess, PromptLogprobs, Sampler, TokenLogprobs
-from runtime.text import StopStrings, Tokenizer
+from hybridge.runtime.generation.request import Request
+from hybridge.runtime.generation.results import LENGTH, STOP, Generation, Piece, Timings
+from hybridge.runtime.sampling import Drawn, Guess, PromptLogprobs, Sampler, TokenLogprobs
+from hybridge.runtime.text import StopStrings, Tokenizer
 
 
 class Sequence:

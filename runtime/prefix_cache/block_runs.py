@@ -6,7 +6,7 @@ block 0 too. Both hold a reference, to the same block or to two copies of it tha
 
 from __future__ import annotations
 
-from runtime.prefix_cache.node import Node
+from hybridge.runtime.prefix_cache.node import Node
 
 
 def block_span(start: int, end: int, block_size: int) -> tuple[int, int]:

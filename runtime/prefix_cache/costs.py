@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from artifact.config import RuntimeConfig
-from runtime.prefix_cache.worth import CacheCosts
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.runtime.prefix_cache.worth import CacheCosts
 
 # Multiplications and additions of a layer's matrices for one token, in units of hidden_size squared: four for the
 # mixer's projections and eight for an MLP of four times the width, two operations each (Marconi, arXiv 2411.19379).

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
-from runtime.prefix_cache.token_key import tokens_from_key
+from hybridge.runtime.prefix_cache.token_key import tokens_from_key
 
 
 class Change(Enum):

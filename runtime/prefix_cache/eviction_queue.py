@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from runtime.prefix_cache.node import Node
+from hybridge.runtime.prefix_cache.node import Node
 
 # Stale entries are swept out once they outnumber the live ones by this much.
 _SLACK = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from hashlib import blake2b
 
-from runtime.prefix_cache.token_key import TOKEN_BYTES, cut
+from hybridge.runtime.prefix_cache.token_key import TOKEN_BYTES, cut
 
 # Tokens by which a ghost is found; those that it may have more are compared by a hash.
 _SHORT = 16

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from artifact.errors import EngineError
-from runtime.blocks.sequence_memory import NONE
-from runtime.engines.packed_rows import EXACT
-from runtime.engines.packed_state import PackedState
-from runtime.engines.paged import HostCopy
-from runtime.prefix_cache.events import EventLog
-from runtime.prefix_cache.node import Node
-from runtime.prefix_cache.radix_tree import RadixTree
-from runtime.prefix_cache.token_key import cut
-from runtime.prefix_cache.token_tree import TreeMatch
-from runtime.prefix_cache.transfer import DeviceCache
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.blocks.sequence_memory import NONE
+from hybridge.runtime.engines.packed_rows import EXACT
+from hybridge.runtime.engines.packed_state import PackedState
+from hybridge.runtime.engines.paged import HostCopy
+from hybridge.runtime.prefix_cache.events import EventLog
+from hybridge.runtime.prefix_cache.node import Node
+from hybridge.runtime.prefix_cache.radix_tree import RadixTree
+from hybridge.runtime.prefix_cache.token_key import cut
+from hybridge.runtime.prefix_cache.token_tree import TreeMatch
+from hybridge.runtime.prefix_cache.transfer import DeviceCache
 
 
 class _HostParts:

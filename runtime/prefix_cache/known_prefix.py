@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.blocks.sequence_memory import NEVER
-from runtime.prefix_cache.kinds import Kind
-from runtime.prefix_cache.node import Node
-from runtime.prefix_cache.token_key import TOKEN_BYTES, key_from_tokens
+from hybridge.runtime.blocks.sequence_memory import NEVER
+from hybridge.runtime.prefix_cache.kinds import Kind
+from hybridge.runtime.prefix_cache.node import Node
+from hybridge.runtime.prefix_cache.token_key import TOKEN_BYTES, key_from_tokens
 
 
 class KnownPrefix:

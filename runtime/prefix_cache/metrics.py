@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 
-from runtime.blocks.sequence_memory import SequenceMemory
-from runtime.prefix_cache.ghosts import Ghosts
-from runtime.prefix_cache.known_prefix import KnownPrefix
-from runtime.prefix_cache.radix_tree import RadixTree
+from hybridge.runtime.blocks.sequence_memory import SequenceMemory
+from hybridge.runtime.prefix_cache.ghosts import Ghosts
+from hybridge.runtime.prefix_cache.known_prefix import KnownPrefix
+from hybridge.runtime.prefix_cache.radix_tree import RadixTree
 
 # Why tokens had to be computed.
 TOO_SHORT, NO_KV, NO_STATE, EVICTED, NAMESPACE = "too_short", "no_kv", "no_state", "evicted", "namespace"

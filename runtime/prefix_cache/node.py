@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runtime.prefix_cache.kinds import Kind
-from runtime.prefix_cache.token_key import TOKEN_BYTES
+from hybridge.runtime.prefix_cache.kinds import Kind
+from hybridge.runtime.prefix_cache.token_key import TOKEN_BYTES
 
 
 class Node:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.prefix_cache.events import EventLog
-from runtime.prefix_cache.radix_tree import RadixTree
-from runtime.prefix_cache.token_key import key_length
+from hybridge.runtime.prefix_cache.events import EventLog
+from hybridge.runtime.prefix_cache.radix_tree import RadixTree
+from hybridge.runtime.prefix_cache.token_key import key_length
 
 
 class NoMemory:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runtime.prefix_cache.node import Node
-from runtime.prefix_cache.radix_tree import RadixTree
+from hybridge.runtime.prefix_cache.node import Node
+from hybridge.runtime.prefix_cache.radix_tree import RadixTree
 
 
 def thin_path(tree: RadixTree, node: Node, most: int) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from runtime.blocks.block_pool import BlockPool
-from runtime.prefix_cache.node import Node
-from runtime.prefix_cache.radix_tree import RadixTree
+from hybridge.runtime.blocks.block_pool import BlockPool
+from hybridge.runtime.prefix_cache.node import Node
+from hybridge.runtime.prefix_cache.radix_tree import RadixTree
 
 
 @dataclass(frozen=True, eq=False)

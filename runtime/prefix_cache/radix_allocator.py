@@ -10,29 +10,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
-from artifact.errors import EngineError
-from runtime.blocks.allocator import BlockAllocator
-from runtime.blocks.kept_block_pool import KeptBlockPool
-from runtime.blocks.needs import CacheNeeds
-from runtime.blocks.sequence_memory import NONE, SequenceMemory
-from runtime.engines.paged import PoolSizes
-from runtime.prefix_cache.branch_lengths import BranchLengths
-from runtime.prefix_cache.ghosts import Ghosts
-from runtime.prefix_cache.kinds import Kind
-from runtime.prefix_cache.known_prefix import KnownPrefix
-from runtime.prefix_cache.metrics import CacheMetrics
-from runtime.prefix_cache.node import Node
-from runtime.prefix_cache.past_prompts import PastPrompts
-from runtime.prefix_cache.path_cap import thin_path
-from runtime.prefix_cache.pins import Pins
-from runtime.prefix_cache.radix_tree import RadixTree
-from runtime.prefix_cache.readers import Readers
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.prefix_cache.state_room import StateRoom, StateSlots
-from runtime.prefix_cache.stops import wanted_stops
-from runtime.prefix_cache.tuner import AlphaTuner
-from runtime.prefix_cache.uses import StateUses
-from runtime.prefix_cache.worth import ValueWorth, Worth
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.blocks.allocator import BlockAllocator
+from hybridge.runtime.blocks.kept_block_pool import KeptBlockPool
+from hybridge.runtime.blocks.needs import CacheNeeds
+from hybridge.runtime.blocks.sequence_memory import NONE, SequenceMemory
+from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.prefix_cache.branch_lengths import BranchLengths
+from hybridge.runtime.prefix_cache.ghosts import Ghosts
+from hybridge.runtime.prefix_cache.kinds import Kind
+from hybridge.runtime.prefix_cache.known_prefix import KnownPrefix
+from hybridge.runtime.prefix_cache.metrics import CacheMetrics
+from hybridge.runtime.prefix_cache.node import Node
+from hybridge.runtime.prefix_cache.past_prompts import PastPrompts
+from hybridge.runtime.prefix_cache.path_cap import thin_path
+from hybridge.runtime.prefix_cache.pins import Pins
+from hybridge.runtime.prefix_cache.radix_tree import RadixTree
+from hybridge.runtime.prefix_cache.readers import Readers
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.prefix_cache.state_room import StateRoom, StateSlots
+from hybridge.runtime.prefix_cache.stops import wanted_stops
+from hybridge.runtime.prefix_cache.tuner import AlphaTuner
+from hybridge.runtime.prefix_cache.uses import StateUses
+from hybridge.runtime.prefix_cache.worth import ValueWorth, Worth
 
 
 class _TreeBlocks:

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
 
-from runtime.prefix_cache.events import Change, EventLog
-from runtime.prefix_cache.eviction_queue import EvictionQueue
-from runtime.prefix_cache.node import Node, Root
-from runtime.prefix_cache.resources import BlockReferences, StateSlots
-from runtime.prefix_cache.token_tree import TokenTree, TreeMatch
-from runtime.prefix_cache.worth import LruWorth, Worth
+from hybridge.runtime.prefix_cache.events import Change, EventLog
+from hybridge.runtime.prefix_cache.eviction_queue import EvictionQueue
+from hybridge.runtime.prefix_cache.node import Node, Root
+from hybridge.runtime.prefix_cache.resources import BlockReferences, StateSlots
+from hybridge.runtime.prefix_cache.token_tree import TokenTree, TreeMatch
+from hybridge.runtime.prefix_cache.worth import LruWorth, Worth
 
 
 class RadixTree:

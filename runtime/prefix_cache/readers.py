@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from runtime.blocks.sequence_memory import NONE, SequenceMemory
-from runtime.prefix_cache.node import Node
-from runtime.prefix_cache.radix_tree import RadixTree
+from hybridge.runtime.blocks.sequence_memory import NONE, SequenceMemory
+from hybridge.runtime.prefix_cache.node import Node
+from hybridge.runtime.prefix_cache.radix_tree import RadixTree
 
 
 class Readers:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from runtime.prefix_cache.kinds import Kind
-from runtime.prefix_cache.token_key import TOKEN_BYTES
+from hybridge.runtime.prefix_cache.kinds import Kind
+from hybridge.runtime.prefix_cache.token_key import TOKEN_BYTES
 
 # A state is known by its first and last tokens and by its length: one that is taken for another is a wrong guess of
 # what is worth keeping, and nothing worse.

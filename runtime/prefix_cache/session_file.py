@@ -21,12 +21,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from artifact.dtypes import DType
-from artifact.errors import HybridgeError, OutputError, RequestError
-from artifact.json_fields import Fields, is_count
-from artifact.limits import SESSION_BYTES, SESSION_HEADER_BYTES, TENSOR_AXES
-from artifact.untrusted_file import open_given, size_of
-from artifact.written_file import written_file
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import HybridgeError, OutputError, RequestError
+from hybridge.artifact.json_fields import Fields, is_count
+from hybridge.artifact.limits import SESSION_BYTES, SESSION_HEADER_BYTES, TENSOR_AXES
+from hybridge.artifact.untrusted_file import open_given, size_of
+from hybridge.artifact.written_file import written_file
 
 MAGIC = b"HYBSESS1"
 VERSION = 1

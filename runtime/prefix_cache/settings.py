@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from artifact.errors import EngineError
-from runtime.engines.packed_rows import EXACT, FP8, INT8
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.packed_rows import EXACT, FP8, INT8
 
 RADIX, BLOCKS, OFF = "radix", "blocks", "off"
 NO_BUFFER, EXTRA_BUFFER = "no_buffer", "extra_buffer"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from runtime.blocks.sequence_memory import NONE
-from runtime.blocks.slot_pool import SlotPool
-from runtime.engines.paged import PagedEngine
+from hybridge.runtime.blocks.sequence_memory import NONE
+from hybridge.runtime.blocks.slot_pool import SlotPool
+from hybridge.runtime.engines.paged import PagedEngine
 
 
 class StatePool:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from runtime.blocks.sequence_memory import NONE, SequenceMemory
-from runtime.blocks.slot_pool import EvictingSlotPool, SlotPool
-from runtime.engines.packed_rows import EXACT
-from runtime.engines.paged import PoolSizes
-from runtime.prefix_cache.kinds import Kind
-from runtime.prefix_cache.known_prefix import KnownPrefix
-from runtime.prefix_cache.metrics import CacheMetrics
-from runtime.prefix_cache.node import Node
-from runtime.prefix_cache.radix_tree import RadixTree
-from runtime.prefix_cache.settings import EXTRA_BUFFER, PrefixCacheSettings
-from runtime.prefix_cache.uses import StateUses
-from runtime.prefix_cache.worth import last_state
+from hybridge.runtime.blocks.sequence_memory import NONE, SequenceMemory
+from hybridge.runtime.blocks.slot_pool import EvictingSlotPool, SlotPool
+from hybridge.runtime.engines.packed_rows import EXACT
+from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.prefix_cache.kinds import Kind
+from hybridge.runtime.prefix_cache.known_prefix import KnownPrefix
+from hybridge.runtime.prefix_cache.metrics import CacheMetrics
+from hybridge.runtime.prefix_cache.node import Node
+from hybridge.runtime.prefix_cache.radix_tree import RadixTree
+from hybridge.runtime.prefix_cache.settings import EXTRA_BUFFER, PrefixCacheSettings
+from hybridge.runtime.prefix_cache.uses import StateUses
+from hybridge.runtime.prefix_cache.worth import last_state
 
 
 class StateSlots:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.blocks.needs import CacheNeeds
-from runtime.prefix_cache.kinds import Kind
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.prefix_cache.token_tree import TreeMatch
+from hybridge.runtime.blocks.needs import CacheNeeds
+from hybridge.runtime.prefix_cache.kinds import Kind
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.prefix_cache.token_tree import TreeMatch
 
 # Tokens between states that are spread over a prompt: closer, each saves too little.
 _LEAST_STEP = 64

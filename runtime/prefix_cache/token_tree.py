@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
-from runtime.prefix_cache.block_runs import block_span, blocks_of_path, join_blocks, split_blocks
-from runtime.prefix_cache.events import Change, Event, EventLog
-from runtime.prefix_cache.node import Node, Root
-from runtime.prefix_cache.resources import BlockReferences
-from runtime.prefix_cache.token_key import TOKEN_BYTES, common_length, cut, key_length
+from hybridge.runtime.prefix_cache.block_runs import block_span, blocks_of_path, join_blocks, split_blocks
+from hybridge.runtime.prefix_cache.events import Change, Event, EventLog
+from hybridge.runtime.prefix_cache.node import Node, Root
+from hybridge.runtime.prefix_cache.resources import BlockReferences
+from hybridge.runtime.prefix_cache.token_key import TOKEN_BYTES, common_length, cut, key_length
 
 
 @dataclass(frozen=True)

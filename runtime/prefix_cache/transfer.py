@@ -7,12 +7,12 @@ from typing import Protocol
 
 import numpy as np
 
-from runtime.blocks.sequence_memory import NONE
-from runtime.engines.packed_state import PackedState
-from runtime.engines.paged import HostCopy, PagedEngine
-from runtime.prefix_cache.radix_allocator import RadixAllocator
-from runtime.prefix_cache.token_key import key_length
-from runtime.prefix_cache.token_tree import TreeMatch
+from hybridge.runtime.blocks.sequence_memory import NONE
+from hybridge.runtime.engines.packed_state import PackedState
+from hybridge.runtime.engines.paged import HostCopy, PagedEngine
+from hybridge.runtime.prefix_cache.radix_allocator import RadixAllocator
+from hybridge.runtime.prefix_cache.token_key import key_length
+from hybridge.runtime.prefix_cache.token_tree import TreeMatch
 
 
 class Source(Protocol):

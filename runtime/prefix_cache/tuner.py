@@ -10,16 +10,16 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from runtime.blocks.needs import CacheNeeds
-from runtime.prefix_cache.events import EventLog
-from runtime.prefix_cache.kinds import Chances, Kind
-from runtime.prefix_cache.path_cap import thin_path
-from runtime.prefix_cache.radix_tree import RadixTree
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.prefix_cache.stops import wanted_stops
-from runtime.prefix_cache.token_key import cut, key_length
-from runtime.prefix_cache.uses import StateUses
-from runtime.prefix_cache.worth import CacheCosts, ValueWorth
+from hybridge.runtime.blocks.needs import CacheNeeds
+from hybridge.runtime.prefix_cache.events import EventLog
+from hybridge.runtime.prefix_cache.kinds import Chances, Kind
+from hybridge.runtime.prefix_cache.path_cap import thin_path
+from hybridge.runtime.prefix_cache.radix_tree import RadixTree
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.prefix_cache.stops import wanted_stops
+from hybridge.runtime.prefix_cache.token_key import cut, key_length
+from hybridge.runtime.prefix_cache.uses import StateUses
+from hybridge.runtime.prefix_cache.worth import CacheCosts, ValueWorth
 
 # In ticks of the tree's clock for a state that saves 1,024 tokens and was used once; 0 is the order of use alone.
 ALPHAS = (0.0, 16.0, 128.0, 1024.0, 8192.0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from runtime.prefix_cache.kinds import Kind
-from runtime.prefix_cache.node import Node
-from runtime.prefix_cache.radix_tree import RadixTree
-from runtime.prefix_cache.regrets import Regrets
-from runtime.prefix_cache.worth import ValueWorth, state_above
+from hybridge.runtime.prefix_cache.kinds import Kind
+from hybridge.runtime.prefix_cache.node import Node
+from hybridge.runtime.prefix_cache.radix_tree import RadixTree
+from hybridge.runtime.prefix_cache.regrets import Regrets
+from hybridge.runtime.prefix_cache.worth import ValueWorth, state_above
 
 # Where sequences part, and where nothing is known of what follows.
 _SHARED = frozenset((Kind.BRANCH, Kind.EXPECTED))

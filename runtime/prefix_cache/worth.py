@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from runtime.prefix_cache.kinds import Chances
-from runtime.prefix_cache.node import Node
+from hybridge.runtime.prefix_cache.kinds import Chances
+from hybridge.runtime.prefix_cache.node import Node
 
 # More uses make a state no more worth: what was popular once has to be able to go.
 _MOST_USES = 8.0

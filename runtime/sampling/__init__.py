@@ -1,10 +1,10 @@
 """From logits to the next token: parameters, filters, draws and log-probabilities, in NumPy."""
 
-from runtime.sampling.logprobs import PromptLogprobs, TokenLogprobs
-from runtime.sampling.params import SamplingParams
-from runtime.sampling.rejection import Guess
-from runtime.sampling.rows import DrawError, Drawn, sample_rows
-from runtime.sampling.sampler import Sampler, best_tokens
+from hybridge.runtime.sampling.logprobs import PromptLogprobs, TokenLogprobs
+from hybridge.runtime.sampling.params import SamplingParams
+from hybridge.runtime.sampling.rejection import Guess
+from hybridge.runtime.sampling.rows import DrawError, Drawn, sample_rows
+from hybridge.runtime.sampling.sampler import Sampler, best_tokens
 
 __all__ = [
     "DrawError",

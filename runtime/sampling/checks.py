@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from artifact.errors import RequestError
+from hybridge.artifact.errors import RequestError
 
 
 def failure(name: str, expected: str, found: object) -> RequestError:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from artifact.errors import RequestError
+from hybridge.artifact.errors import RequestError
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from runtime.sampling.edits import LogitEdits
-from runtime.sampling.params import SamplingParams
+from hybridge.runtime.sampling.edits import LogitEdits
+from hybridge.runtime.sampling.params import SamplingParams
 
 
 class AnswerHistory:

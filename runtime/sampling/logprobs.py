@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from artifact.errors import EngineError
-from runtime.sampling.params import SamplingParams
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from typing import Any
 
-from artifact.errors import RequestError
+from hybridge.artifact.errors import RequestError
 
 # Of vLLM: the same parameter under another name.
 SAME = {"max_tokens": "max_new_tokens"}

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from artifact import limits
-from artifact.errors import RequestError
-from runtime.sampling.checks import biases, boolean, callables, failure, integer, number, texts, token_ids
-from runtime.sampling.names import own_names
+from hybridge.artifact import limits
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.sampling.checks import biases, boolean, callables, failure, integer, number, texts, token_ids
+from hybridge.runtime.sampling.names import own_names
 
 if TYPE_CHECKING:
     from dataclasses import InitVar

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from artifact.errors import EngineError, RequestError
-from runtime.sampling.edits import edited_rows
-from runtime.sampling.filters import FIRST_HEAD
-from runtime.sampling.logprobs import TokenLogprobs
-from runtime.sampling.sampler import Sampler, block_size, draw
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.sampling.edits import edited_rows
+from hybridge.runtime.sampling.filters import FIRST_HEAD
+from hybridge.runtime.sampling.logprobs import TokenLogprobs
+from hybridge.runtime.sampling.sampler import Sampler, block_size, draw
 
 Drawn = tuple[int, TokenLogprobs | None]
 DrawError = EngineError | RequestError

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from artifact.errors import EngineError, RequestError
-from runtime.sampling.edits import LogitEdits, checked_logits, edited_rows
-from runtime.sampling.filters import min_p_positions, top_k_ids, top_p_positions
-from runtime.sampling.history import AnswerHistory
-from runtime.sampling.logprobs import TokenLogprobs, token_logprobs
-from runtime.sampling.params import SamplingParams
-from runtime.sampling.rejection import Guess, kept_or_redrawn
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.sampling.edits import LogitEdits, checked_logits, edited_rows
+from hybridge.runtime.sampling.filters import min_p_positions, top_k_ids, top_p_positions
+from hybridge.runtime.sampling.history import AnswerHistory
+from hybridge.runtime.sampling.logprobs import TokenLogprobs, token_logprobs
+from hybridge.runtime.sampling.params import SamplingParams
+from hybridge.runtime.sampling.rejection import Guess, kept_or_redrawn
 
 # A temperature below this is greedy in all but name, and float32 cannot divide by much smaller ones.
 _LEAST_TEMPERATURE = 1e-6

@@ -13,11 +13,11 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, Final
 
-from artifact.child_python import child_command
-from artifact.errors import ArtifactError, EngineError, RequestError
-from artifact.limits import MIB
+from hybridge.artifact.child_python import child_command
+from hybridge.artifact.errors import ArtifactError, EngineError, RequestError
+from hybridge.artifact.limits import MIB
 
-_CODE = "from runtime.sandbox.worker import main; main()"
+_CODE = "from hybridge.runtime.sandbox.worker import main; main()"
 # A request that neither computes nor ends (the machine swaps, the child was stopped) is given up after this multiple
 # of its processor time.
 _PATIENCE: Final = 12

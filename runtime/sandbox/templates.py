@@ -1,4 +1,4 @@
-"""Run a checkpoint's Jinja template as untrusted code, in the process of ``runtime.sandbox.worker``.
+"""Run a checkpoint's Jinja template as untrusted code, in the process of ``hybridge.runtime.sandbox.worker``.
 
 The conventions are those of transformers: trimmed blocks, loop controls, a JSON filter that escapes no HTML,
 raise_exception, strftime_now, and a generation block that is printed as if it were not there.
@@ -19,7 +19,7 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
-from artifact.errors import ArtifactError, RequestError
+from hybridge.artifact.errors import ArtifactError, RequestError
 
 # Characters of a template's own words that an error sentence shows.
 _LONGEST_REASON = 500

@@ -12,7 +12,7 @@ from typing import Any
 
 import tokenizers
 
-from artifact.errors import ArtifactError, HybridgeError, RequestError
+from hybridge.artifact.errors import ArtifactError, HybridgeError, RequestError
 
 # What decides which tokens a text has and what they mean.
 _CONTENT = ("added_tokens", "normalizer", "pre_tokenizer", "model")

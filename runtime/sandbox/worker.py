@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import BinaryIO
 
-from artifact.errors import HybridgeError
-from runtime.sandbox.process import LENGTH_BYTES, NO_MEMORY, REFUSED, RESULT
+from hybridge.artifact.errors import HybridgeError
+from hybridge.runtime.sandbox.process import LENGTH_BYTES, NO_MEMORY, REFUSED, RESULT
 
 Job = Callable[..., bytes]
 
@@ -53,10 +53,10 @@ def _answer(request: bytes) -> tuple[bytes, bytes]:
 def _job(name: str) -> Job:
     # Imported when asked for: a child that renders templates loads no tokenizer, and the other way round.
     if name == "render":
-        from runtime.sandbox.templates import render
+        from hybridge.runtime.sandbox.templates import render
 
         return render
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    from runtime.sandbox import tokenizer
+    from hybridge.runtime.sandbox import tokenizer
 
     return getattr(tokenizer, f"{name}_job")

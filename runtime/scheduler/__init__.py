@@ -1,11 +1,11 @@
 """Which sequences advance in the next step. Decides and counts; never touches a tensor or an engine."""
 
-from runtime.scheduler.plan import PlannedRow, StepPlan, Swap
-from runtime.scheduler.policy import Fcfs, Policy, Priority
-from runtime.scheduler.request import ScheduledRequest
-from runtime.scheduler.scheduler import Scheduler
-from runtime.scheduler.sequence import ScheduledSequence, State
-from runtime.scheduler.settings import SchedulerSettings
+from hybridge.runtime.scheduler.plan import PlannedRow, StepPlan, Swap
+from hybridge.runtime.scheduler.policy import Fcfs, Policy, Priority
+from hybridge.runtime.scheduler.request import ScheduledRequest
+from hybridge.runtime.scheduler.scheduler import Scheduler
+from hybridge.runtime.scheduler.sequence import ScheduledSequence, State
+from hybridge.runtime.scheduler.settings import SchedulerSettings
 
 __all__ = [
     "Fcfs",

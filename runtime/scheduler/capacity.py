@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from artifact.errors import EngineError, RequestError
-from runtime.blocks import BlockManager
-from runtime.scheduler.request import ScheduledRequest
-from runtime.scheduler.settings import SchedulerSettings
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.blocks import BlockManager
+from hybridge.runtime.scheduler.request import ScheduledRequest
+from hybridge.runtime.scheduler.settings import SchedulerSettings
 
 
 class Capacity:

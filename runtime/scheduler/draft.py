@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.blocks import Reservation
-from runtime.scheduler.plan import PlannedRow, StepPlan, Swap
-from runtime.scheduler.sequence import ScheduledSequence
+from hybridge.runtime.blocks import Reservation
+from hybridge.runtime.scheduler.plan import PlannedRow, StepPlan, Swap
+from hybridge.runtime.scheduler.sequence import ScheduledSequence
 
 
 class Draft:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from artifact.errors import RequestError
+from hybridge.artifact.errors import RequestError
 
 
 class Policy(ABC):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import insort
 
-from runtime.blocks import BlockManager
-from runtime.blocks.sequence_memory import NONE
-from runtime.scheduler.plan import StepPlan, Swap
-from runtime.scheduler.request import ScheduledRequest
-from runtime.scheduler.sequence import ScheduledSequence, State
-from runtime.scheduler.settings import SchedulerSettings
+from hybridge.runtime.blocks import BlockManager
+from hybridge.runtime.blocks.sequence_memory import NONE
+from hybridge.runtime.scheduler.plan import StepPlan, Swap
+from hybridge.runtime.scheduler.request import ScheduledRequest
+from hybridge.runtime.scheduler.sequence import ScheduledSequence, State
+from hybridge.runtime.scheduler.settings import SchedulerSettings
 
 
 def _order(sequence: ScheduledSequence) -> tuple[int, int, int]:

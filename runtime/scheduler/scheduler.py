@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from runtime.blocks import BlockManager
-from runtime.blocks.sequence_memory import NONE
-from runtime.scheduler.capacity import Capacity
-from runtime.scheduler.draft import Draft
-from runtime.scheduler.plan import StepPlan
-from runtime.scheduler.queues import SequenceQueues
-from runtime.scheduler.request import ScheduledRequest
-from runtime.scheduler.sequence import ScheduledSequence, State
-from runtime.scheduler.settings import SchedulerSettings
-from runtime.scheduler.step_planner import StepPlanner
+from hybridge.runtime.blocks import BlockManager
+from hybridge.runtime.blocks.sequence_memory import NONE
+from hybridge.runtime.scheduler.capacity import Capacity
+from hybridge.runtime.scheduler.draft import Draft
+from hybridge.runtime.scheduler.plan import StepPlan
+from hybridge.runtime.scheduler.queues import SequenceQueues
+from hybridge.runtime.scheduler.request import ScheduledRequest
+from hybridge.runtime.scheduler.sequence import ScheduledSequence, State
+from hybridge.runtime.scheduler.settings import SchedulerSettings
+from hybridge.runtime.scheduler.step_planner import StepPlanner
 
 _NO_CANDIDATES: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 NONE_ACCEPTED: Mapping[int, int] = MappingProxyType({})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import Enum
 
-from runtime.blocks import SequenceMemory
-from runtime.engines.paged import HostCopy
-from runtime.scheduler.request import ScheduledRequest
+from hybridge.runtime.blocks import SequenceMemory
+from hybridge.runtime.engines.paged import HostCopy
+from hybridge.runtime.scheduler.request import ScheduledRequest
 
 
 class State(Enum):

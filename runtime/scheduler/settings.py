@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from artifact.errors import EngineError
-from runtime.scheduler.policy import Fcfs, Policy
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.scheduler.policy import Fcfs, Policy
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from runtime.blocks import BlockManager
-from runtime.blocks.sequence_memory import NONE
-from runtime.scheduler.draft import Draft
-from runtime.scheduler.plan import Swap
-from runtime.scheduler.queues import SequenceQueues
-from runtime.scheduler.sequence import ScheduledSequence, State
-from runtime.scheduler.settings import SchedulerSettings
+from hybridge.runtime.blocks import BlockManager
+from hybridge.runtime.blocks.sequence_memory import NONE
+from hybridge.runtime.scheduler.draft import Draft
+from hybridge.runtime.scheduler.plan import Swap
+from hybridge.runtime.scheduler.queues import SequenceQueues
+from hybridge.runtime.scheduler.sequence import ScheduledSequence, State
+from hybridge.runtime.scheduler.settings import SchedulerSettings
 
 
 class StepPlanner:

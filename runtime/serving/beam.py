@@ -9,14 +9,14 @@ from functools import partial
 
 import numpy as np
 
-from artifact.errors import EngineError
-from runtime.generation import Generation, Piece, Timings
-from runtime.generation.results import LENGTH, STOP
-from runtime.sampling import Guess
-from runtime.sampling.logprobs import token_logprobs
-from runtime.scheduler import ScheduledSequence
-from runtime.serving.group import Group, GroupContext, MakePiece
-from runtime.serving.request import ServingRequest
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.generation import Generation, Piece, Timings
+from hybridge.runtime.generation.results import LENGTH, STOP
+from hybridge.runtime.sampling import Guess
+from hybridge.runtime.sampling.logprobs import token_logprobs
+from hybridge.runtime.scheduler import ScheduledSequence
+from hybridge.runtime.serving.group import Group, GroupContext, MakePiece
+from hybridge.runtime.serving.request import ServingRequest
 
 
 @dataclass(frozen=True)

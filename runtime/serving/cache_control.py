@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from operator import index
 from pathlib import Path
 
-from artifact.errors import RequestError
-from runtime.generation import Generation
-from runtime.prefix_cache.metrics import CacheReport
-from runtime.prefix_cache.settings import RADIX
-from runtime.prefix_cache.token_key import key_from_tokens
-from runtime.serving.loop import ServingLoop
-from runtime.serving.pinned import PinnedPrefix, checked_name
-from runtime.serving.prefix_cache import ServedCache
-from runtime.serving.sessions import Session, load_session, save_session
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.generation import Generation
+from hybridge.runtime.prefix_cache.metrics import CacheReport
+from hybridge.runtime.prefix_cache.settings import RADIX
+from hybridge.runtime.prefix_cache.token_key import key_from_tokens
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.pinned import PinnedPrefix, checked_name
+from hybridge.runtime.serving.prefix_cache import ServedCache
+from hybridge.runtime.serving.sessions import Session, load_session, save_session
 
 
 class CacheControl:

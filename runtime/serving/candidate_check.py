@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from runtime.engines.step_result import StepResult
-from runtime.sampling import Guess
-from runtime.scheduler import PlannedRow, ScheduledSequence, Scheduler, StepPlan
-from runtime.scheduler.scheduler import NONE_ACCEPTED
-from runtime.serving.candidate_outcome import CandidateOutcome
-from runtime.serving.group import Group
-from runtime.serving.live_requests import LiveRequests, choice_error
-from runtime.serving.speculator import Speculator
-from runtime.speculation import accepted_count
+from hybridge.runtime.engines.step_result import StepResult
+from hybridge.runtime.sampling import Guess
+from hybridge.runtime.scheduler import PlannedRow, ScheduledSequence, Scheduler, StepPlan
+from hybridge.runtime.scheduler.scheduler import NONE_ACCEPTED
+from hybridge.runtime.serving.candidate_outcome import CandidateOutcome
+from hybridge.runtime.serving.group import Group
+from hybridge.runtime.serving.live_requests import LiveRequests, choice_error
+from hybridge.runtime.serving.speculator import Speculator
+from hybridge.runtime.speculation import accepted_count
 
 
 class Verdict(NamedTuple):

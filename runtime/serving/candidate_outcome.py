@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.engines.step_result import StepResult
+from hybridge.runtime.engines.step_result import StepResult
 
 # The logits of a row whose most likely token is all that is asked for.
 NO_LOGITS = np.empty(0, np.float32)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.engines.candidates import with_candidates
-from runtime.engines.paged import PackedInputs
-from runtime.scheduler import PlannedRow
+from hybridge.runtime.engines.candidates import with_candidates
+from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.scheduler import PlannedRow
 
 
 def with_candidate_slots(inputs: PackedInputs, rows: Sequence[PlannedRow], columns: int) -> PackedInputs:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from artifact.errors import EngineError
-from runtime.blocks import CacheNeeds
-from runtime.engines.paged import PagedEngine, PoolSizes
-from runtime.serving.draft_rows import DraftedSequence
-from runtime.serving.settings import GIB
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.blocks import CacheNeeds
+from hybridge.runtime.engines.paged import PagedEngine, PoolSizes
+from hybridge.runtime.serving.draft_rows import DraftedSequence
+from hybridge.runtime.serving.settings import GIB
 
 BLOCK_SIZE = 16
 # Share of a device's free memory that the caches of a draft model may take.

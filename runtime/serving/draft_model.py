@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runtime.engines.paged import PagedEngine
-from runtime.engines.step_result import StepResult
-from runtime.sampling import Guess
-from runtime.serving.draft_caches import BLOCK_SIZE, DraftCaches
-from runtime.serving.draft_rows import DraftedSequence, DraftRow, draft_inputs
-from runtime.speculation import Draw, Proposal, Wanted
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.step_result import StepResult
+from hybridge.runtime.sampling import Guess
+from hybridge.runtime.serving.draft_caches import BLOCK_SIZE, DraftCaches
+from hybridge.runtime.serving.draft_rows import DraftedSequence, DraftRow, draft_inputs
+from hybridge.runtime.speculation import Draw, Proposal, Wanted
 
 
 class ModelDrafter:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from runtime.engines.kv_places import kv_places
-from runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.kv_places import kv_places
+from hybridge.runtime.engines.paged import PackedInputs
 
 
 @dataclass(eq=False)

@@ -7,13 +7,13 @@ from contextlib import suppress
 
 import numpy as np
 
-from artifact.errors import EngineError
-from runtime.blocks import BlockManager
-from runtime.engines.paged import PagedEngine
-from runtime.engines.step_result import StepResult
-from runtime.scheduler import Scheduler, StepPlan, Swap
-from runtime.serving.packing import packed_inputs
-from runtime.serving.step_runner import StepRunner
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.blocks import BlockManager
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.step_result import StepResult
+from hybridge.runtime.scheduler import Scheduler, StepPlan, Swap
+from hybridge.runtime.serving.packing import packed_inputs
+from hybridge.runtime.serving.step_runner import StepRunner
 
 Pair = tuple[int, int]
 

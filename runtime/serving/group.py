@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runtime.generation import Piece
-from runtime.generation import Sequence as RunningSequence
-from runtime.sampling import Drawn, Guess, PromptLogprobs, Sampler
-from runtime.scheduler import ScheduledSequence
-from runtime.serving.request import ServingRequest
-from runtime.speculation import Draw
-from runtime.text import Tokenizer
+from hybridge.runtime.generation import Piece
+from hybridge.runtime.generation import Sequence as RunningSequence
+from hybridge.runtime.sampling import Drawn, Guess, PromptLogprobs, Sampler
+from hybridge.runtime.scheduler import ScheduledSequence
+from hybridge.runtime.serving.request import ServingRequest
+from hybridge.runtime.speculation import Draw
+from hybridge.runtime.text import Tokenizer
 
 # Makes a piece of a token that has been chosen, once, before the next one is.
 MakePiece = Callable[[], Piece]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from runtime.engines.hidden_rows import HiddenRows
+from hybridge.runtime.engines.hidden_rows import HiddenRows
 
 
 @dataclass(eq=False)

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from artifact.errors import EngineError, RequestError
-from runtime.engines.step_result import StepResult
-from runtime.sampling import DrawError, Drawn, sample_rows
-from runtime.scheduler import ScheduledSequence, Scheduler, StepPlan
-from runtime.serving.beam import BeamGroup
-from runtime.serving.candidate_outcome import NO_LOGITS
-from runtime.serving.group import Drawing, Group, GroupContext, MakePiece, SamplingGroup
-from runtime.serving.request import Output, ServingRequest
-from runtime.text import Tokenizer
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.engines.step_result import StepResult
+from hybridge.runtime.sampling import DrawError, Drawn, sample_rows
+from hybridge.runtime.scheduler import ScheduledSequence, Scheduler, StepPlan
+from hybridge.runtime.serving.beam import BeamGroup
+from hybridge.runtime.serving.candidate_outcome import NO_LOGITS
+from hybridge.runtime.serving.group import Drawing, Group, GroupContext, MakePiece, SamplingGroup
+from hybridge.runtime.serving.request import Output, ServingRequest
+from hybridge.runtime.text import Tokenizer
 
 
 class LiveRequests:

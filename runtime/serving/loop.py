@@ -6,21 +6,21 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
-from artifact.errors import EngineError
-from runtime.engines.paged import PagedEngine
-from runtime.prefix_cache.radix_allocator import RadixAllocator
-from runtime.scheduler import ScheduledSequence, StepPlan
-from runtime.serving.candidate_check import CandidateCheck, Verdict
-from runtime.serving.executor import StepExecutor
-from runtime.serving.live_requests import LiveRequests, engine_error
-from runtime.serving.loop_memory import loop_memory
-from runtime.serving.pools import serving_shape
-from runtime.serving.request import Output, ServingRequest
-from runtime.serving.settings import ServingSettings
-from runtime.serving.speculator import Speculator
-from runtime.serving.step_under_way import StepTimes, StepUnderWay
-from runtime.speculation import SpeculationMetrics
-from runtime.text import Tokenizer
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.prefix_cache.radix_allocator import RadixAllocator
+from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
+from hybridge.runtime.serving.candidate_check import CandidateCheck, Verdict
+from hybridge.runtime.serving.executor import StepExecutor
+from hybridge.runtime.serving.live_requests import LiveRequests, engine_error
+from hybridge.runtime.serving.loop_memory import loop_memory
+from hybridge.runtime.serving.pools import serving_shape
+from hybridge.runtime.serving.request import Output, ServingRequest
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.serving.speculator import Speculator
+from hybridge.runtime.serving.step_under_way import StepTimes, StepUnderWay
+from hybridge.runtime.speculation import SpeculationMetrics
+from hybridge.runtime.text import Tokenizer
 
 
 class ServingLoop:

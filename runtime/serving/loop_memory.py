@@ -5,15 +5,15 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 
-from artifact.limits import PROMPT_LOGITS_BYTES
-from runtime.blocks import BlockManager, CacheNeeds
-from runtime.engines.packed_rows import EXACT
-from runtime.engines.paged import PagedEngine
-from runtime.prefix_cache.settings import BLOCKS, RADIX
-from runtime.scheduler import Scheduler, SchedulerSettings
-from runtime.serving.pools import PoolReport, ServingShape, memory_budget, pools_in, state_share
-from runtime.serving.prefix_cache import ServedCache, cached_slots, radix_allocator
-from runtime.serving.settings import ServingSettings
+from hybridge.artifact.limits import PROMPT_LOGITS_BYTES
+from hybridge.runtime.blocks import BlockManager, CacheNeeds
+from hybridge.runtime.engines.packed_rows import EXACT
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.prefix_cache.settings import BLOCKS, RADIX
+from hybridge.runtime.scheduler import Scheduler, SchedulerSettings
+from hybridge.runtime.serving.pools import PoolReport, ServingShape, memory_budget, pools_in, state_share
+from hybridge.runtime.serving.prefix_cache import ServedCache, cached_slots, radix_allocator
+from hybridge.runtime.serving.settings import ServingSettings
 
 FEW_STATES = 32
 """Default pools with room for fewer cached states are worth a warning."""

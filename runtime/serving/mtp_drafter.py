@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runtime.engines.hidden_rows import NOWHERE
-from runtime.engines.mtp_head import HeadInputs, MtpHead
-from runtime.engines.paged import PackedInputs, PagedEngine
-from runtime.engines.step_result import StepResult
-from runtime.scheduler import PlannedRow
-from runtime.serving.draft_caches import BLOCK_SIZE, DraftCaches
-from runtime.serving.draft_rows import DraftedSequence, DraftRow, draft_inputs
-from runtime.serving.hidden_places import HiddenPlaces, HiddenStates
-from runtime.speculation import Proposal, Wanted
+from hybridge.runtime.engines.hidden_rows import NOWHERE
+from hybridge.runtime.engines.mtp_head import HeadInputs, MtpHead
+from hybridge.runtime.engines.paged import PackedInputs, PagedEngine
+from hybridge.runtime.engines.step_result import StepResult
+from hybridge.runtime.scheduler import PlannedRow
+from hybridge.runtime.serving.draft_caches import BLOCK_SIZE, DraftCaches
+from hybridge.runtime.serving.draft_rows import DraftedSequence, DraftRow, draft_inputs
+from hybridge.runtime.serving.hidden_places import HiddenPlaces, HiddenStates
+from hybridge.runtime.speculation import Proposal, Wanted
 
 # A sequence with more hidden states that the head has not seen has it see them, proposal or not.
 _MOST_WAITING = 16

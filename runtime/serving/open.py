@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from artifact.config import RuntimeConfig, read_config
-from artifact.errors import EngineError
-from artifact.paged import PAGED
-from artifact.path_kind import require_artifact
-from runtime.engines import Engine, create_engine
-from runtime.engines.factory import EngineOptions, check_engine
-from runtime.engines.paged import PagedEngine
-from runtime.engines.paged_factory import create_paged_engine
-from runtime.model_text import ModelText
-from runtime.prefix_cache.settings import RADIX
-from runtime.serving.loop import ServingLoop
-from runtime.serving.settings import ServingSettings
+from hybridge.artifact.config import RuntimeConfig, read_config
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.paged import PAGED
+from hybridge.artifact.path_kind import require_artifact
+from hybridge.runtime.engines import Engine, create_engine
+from hybridge.runtime.engines.factory import EngineOptions, check_engine
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.paged_factory import create_paged_engine
+from hybridge.runtime.model_text import ModelText
+from hybridge.runtime.prefix_cache.settings import RADIX
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.settings import ServingSettings
 
 
 def open_engine(folder: Path, name: str, options: EngineOptions) -> Engine | PagedEngine:

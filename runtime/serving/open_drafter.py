@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from artifact.config import MTP_CONFIG_FILE, read_config
-from artifact.errors import EngineError
-from artifact.paged import PAGED
-from artifact.path_kind import require_artifact
-from artifact.untrusted_file import has_file
-from runtime.engines.factory import AUTO, EngineOptions
-from runtime.engines.mtp_factory import open_mtp_head
-from runtime.engines.paged import PagedEngine
-from runtime.engines.paged_factory import create_paged_engine
-from runtime.model_text import ModelText
-from runtime.serving.draft_model import ModelDrafter
-from runtime.serving.mtp_drafter import MtpDrafter
-from runtime.serving.pools import serving_shape
-from runtime.serving.settings import ServingSettings
-from runtime.speculation import DraftModel, SpeculationSettings
-from runtime.speculation.settings import MTP
-from runtime.text import Tokenizer
+from hybridge.artifact.config import MTP_CONFIG_FILE, read_config
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.paged import PAGED
+from hybridge.artifact.path_kind import require_artifact
+from hybridge.artifact.untrusted_file import has_file
+from hybridge.runtime.engines.factory import AUTO, EngineOptions
+from hybridge.runtime.engines.mtp_factory import open_mtp_head
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.paged_factory import create_paged_engine
+from hybridge.runtime.model_text import ModelText
+from hybridge.runtime.serving.draft_model import ModelDrafter
+from hybridge.runtime.serving.mtp_drafter import MtpDrafter
+from hybridge.runtime.serving.pools import serving_shape
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.speculation import DraftModel, SpeculationSettings
+from hybridge.runtime.speculation.settings import MTP
+from hybridge.runtime.text import Tokenizer
 
 
 def with_opened_drafter(

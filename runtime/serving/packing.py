@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from runtime.blocks import BlockManager
-from runtime.engines.paged import PackedInputs, PagedEngine
-from runtime.scheduler import ScheduledSequence, StepPlan
-from runtime.serving.candidate_slots import with_candidate_slots
+from hybridge.runtime.blocks import BlockManager
+from hybridge.runtime.engines.paged import PackedInputs, PagedEngine
+from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
+from hybridge.runtime.serving.candidate_slots import with_candidate_slots
 
 
 def packed_inputs(

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from artifact.errors import RequestError
-from artifact.json_fields import Fields, load_given_json_object
-from runtime.prefix_cache.pins import Pin
-from runtime.prefix_cache.radix_allocator import RadixAllocator
-from runtime.prefix_cache.token_key import common_length, key_from_tokens
-from runtime.scheduler import Scheduler
+from hybridge.artifact.errors import RequestError
+from hybridge.artifact.json_fields import Fields, load_given_json_object
+from hybridge.runtime.prefix_cache.pins import Pin
+from hybridge.runtime.prefix_cache.radix_allocator import RadixAllocator
+from hybridge.runtime.prefix_cache.token_key import common_length, key_from_tokens
+from hybridge.runtime.scheduler import Scheduler
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from artifact.errors import EngineError
-from runtime.blocks import CacheNeeds
-from runtime.engines.packed_rows import EXACT
-from runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
-from runtime.serving.settings import GIB, ServingSettings
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.blocks import CacheNeeds
+from hybridge.runtime.engines.packed_rows import EXACT
+from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
+from hybridge.runtime.serving.settings import GIB, ServingSettings
 
 CACHED_SEQUENCES = 64
 """Sequences for which a prefix cache has room by default, on a CPU."""

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from runtime.blocks import CacheNeeds
-from runtime.engines.packed_rows import EXACT
-from runtime.engines.paged import PagedEngine
-from runtime.prefix_cache.costs import costs_of_model
-from runtime.prefix_cache.host_tier import HostTier
-from runtime.prefix_cache.kinds import Chances
-from runtime.prefix_cache.metrics import CacheReport
-from runtime.prefix_cache.node import Node
-from runtime.prefix_cache.radix_allocator import RadixAllocator
-from runtime.prefix_cache.settings import EXTRA_BUFFER, LRU, RADIX, PrefixCacheSettings
-from runtime.prefix_cache.token_key import key_from_tokens
-from runtime.prefix_cache.transfer import DeviceCache
-from runtime.prefix_cache.tuner import AlphaTuner
-from runtime.prefix_cache.worth import LruWorth, ValueWorth, Worth
-from runtime.scheduler import ScheduledSequence, Scheduler
-from runtime.serving.pinned import PinnedPrefixes
-from runtime.serving.pools import CacheSlots, PoolReport, ServingShape
+from hybridge.runtime.blocks import CacheNeeds
+from hybridge.runtime.engines.packed_rows import EXACT
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.prefix_cache.costs import costs_of_model
+from hybridge.runtime.prefix_cache.host_tier import HostTier
+from hybridge.runtime.prefix_cache.kinds import Chances
+from hybridge.runtime.prefix_cache.metrics import CacheReport
+from hybridge.runtime.prefix_cache.node import Node
+from hybridge.runtime.prefix_cache.radix_allocator import RadixAllocator
+from hybridge.runtime.prefix_cache.settings import EXTRA_BUFFER, LRU, RADIX, PrefixCacheSettings
+from hybridge.runtime.prefix_cache.token_key import key_from_tokens
+from hybridge.runtime.prefix_cache.transfer import DeviceCache
+from hybridge.runtime.prefix_cache.tuner import AlphaTuner
+from hybridge.runtime.prefix_cache.worth import LruWorth, ValueWorth, Worth
+from hybridge.runtime.scheduler import ScheduledSequence, Scheduler
+from hybridge.runtime.serving.pinned import PinnedPrefixes
+from hybridge.runtime.serving.pools import CacheSlots, PoolReport, ServingShape
 
 
 def cached_slots(settings: PrefixCacheSettings, shape: ServingShape) -> CacheSlots | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from runtime.generation import Piece, Request
-from runtime.scheduler import ScheduledRequest
+from hybridge.runtime.generation import Piece, Request
+from hybridge.runtime.scheduler import ScheduledRequest
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
-from runtime.generation import Generation, Piece
-from runtime.serving.request import Output
+from hybridge.runtime.generation import Generation, Piece
+from hybridge.runtime.serving.request import Output
 
 
 class RequestStream:

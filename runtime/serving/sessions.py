@@ -10,18 +10,18 @@ from pathlib import Path
 
 import numpy as np
 
-from artifact.bindings import BLOCK_SIZE
-from artifact.dtypes import DType
-from artifact.errors import EngineError, RequestError
-from artifact.limits import SESSION_BYTES, SESSION_HEADER_BYTES
-from artifact.manifest import read_manifest
-from artifact.safetensors_file import read_safetensors
-from artifact.untrusted_file import open_inside
-from runtime.blocks.sequence_memory import NONE
-from runtime.engines.paged import HostCopy, PagedEngine
-from runtime.prefix_cache.session_file import SavedSession, read_session, write_session
-from runtime.prefix_cache.token_key import key_from_tokens
-from runtime.prefix_cache.transfer import DeviceCache
+from hybridge.artifact.bindings import BLOCK_SIZE
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.artifact.limits import SESSION_BYTES, SESSION_HEADER_BYTES
+from hybridge.artifact.manifest import read_manifest
+from hybridge.artifact.safetensors_file import read_safetensors
+from hybridge.artifact.untrusted_file import open_inside
+from hybridge.runtime.blocks.sequence_memory import NONE
+from hybridge.runtime.engines.paged import HostCopy, PagedEngine
+from hybridge.runtime.prefix_cache.session_file import SavedSession, read_session, write_session
+from hybridge.runtime.prefix_cache.token_key import key_from_tokens
+from hybridge.runtime.prefix_cache.transfer import DeviceCache
 
 # Bytes at each end of a tensor that go into the name of the weights.
 _SAMPLE = 512

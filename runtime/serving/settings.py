@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from artifact.errors import EngineError
-from runtime.prefix_cache.settings import BLOCKS, PrefixCacheSettings
-from runtime.scheduler import Fcfs, Policy
-from runtime.speculation import SpeculationSettings
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.prefix_cache.settings import BLOCKS, PrefixCacheSettings
+from hybridge.runtime.scheduler import Fcfs, Policy
+from hybridge.runtime.speculation import SpeculationSettings
 
 GIB = 1 << 30
 

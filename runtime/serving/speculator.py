@@ -6,11 +6,11 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from artifact.errors import EngineError
-from runtime.engines.paged import PagedEngine
-from runtime.scheduler import ScheduledSequence, StepPlan
-from runtime.serving.step_runner import StepRunner
-from runtime.speculation import (
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
+from hybridge.runtime.serving.step_runner import StepRunner
+from hybridge.runtime.speculation import (
     CandidateCount,
     Draw,
     Proposal,
@@ -19,9 +19,9 @@ from runtime.speculation import (
     StepCost,
     Wanted,
 )
-from runtime.speculation.candidate_count import expected_tokens
-from runtime.speculation.probes import Probes
-from runtime.speculation.settings import AUTO, SNAPSHOT
+from hybridge.runtime.speculation.candidate_count import expected_tokens
+from hybridge.runtime.speculation.probes import Probes
+from hybridge.runtime.speculation.settings import AUTO, SNAPSHOT
 
 # Steps of so many rows that do without candidates to learn their time: the first may have to prepare something.
 _COMPARED = 2

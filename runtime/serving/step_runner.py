@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from runtime.engines.paged import PackedInputs, PagedEngine
-from runtime.engines.step_result import StepResult
-from runtime.scheduler import PlannedRow
+from hybridge.runtime.engines.paged import PackedInputs, PagedEngine
+from hybridge.runtime.engines.step_result import StepResult
+from hybridge.runtime.scheduler import PlannedRow
 
 
 @runtime_checkable

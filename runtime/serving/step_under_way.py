@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runtime.engines.step_result import StepResult
-from runtime.scheduler import ScheduledSequence, StepPlan
+from hybridge.runtime.engines.step_result import StepResult
+from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import time
 from collections import deque
 from collections.abc import Generator, Sequence
 
-from runtime.generation import Piece, Request
-from runtime.serving.loop import ServingLoop
-from runtime.serving.request import Output, ServingRequest
+from hybridge.runtime.generation import Piece, Request
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.request import Output, ServingRequest
 
 
 class PieceStreams:

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
-from artifact.errors import RequestError
+from hybridge.artifact.errors import RequestError
 
 T = TypeVar("T")
 

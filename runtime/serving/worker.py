@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
 
-from artifact.errors import EngineError, RequestError
-from runtime.serving.loop import ServingLoop
-from runtime.serving.request import Output, ServingRequest
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.request import Output, ServingRequest
 
 Deliver = Callable[[Output], None]
 T = TypeVar("T")

@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from runtime.sampling import Guess
-from runtime.speculation.proposal import Proposal
+from hybridge.runtime.sampling import Guess
+from hybridge.runtime.speculation.proposal import Proposal
 
 # Draws a token from logits [vocab] of a draft's own, and says from what.
 Draw = Callable[[np.ndarray], Guess]

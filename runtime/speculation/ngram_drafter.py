@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.speculation.drafter import Wanted
-from runtime.speculation.ngram_index import NgramIndex
-from runtime.speculation.proposal import Proposal
+from hybridge.runtime.speculation.drafter import Wanted
+from hybridge.runtime.speculation.ngram_index import NgramIndex
+from hybridge.runtime.speculation.proposal import Proposal
 
 
 class NgramDrafter:

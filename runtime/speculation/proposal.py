@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from artifact.errors import RequestError
-from runtime.sampling import Guess
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.sampling import Guess
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from artifact.errors import EngineError
-from runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT
-from runtime.speculation.candidate_count import CandidateCount
-from runtime.speculation.drafter import Drafter
-from runtime.speculation.ngram_drafter import NgramDrafter
-from runtime.speculation.step_cost import StepCost
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT
+from hybridge.runtime.speculation.candidate_count import CandidateCount
+from hybridge.runtime.speculation.drafter import Drafter
+from hybridge.runtime.speculation.ngram_drafter import NgramDrafter
+from hybridge.runtime.speculation.step_cost import StepCost
 
 NGRAM, MTP = "ngram", "mtp"
 

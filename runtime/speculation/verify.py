@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from runtime.sampling import Guess
-from runtime.speculation.proposal import Proposal
+from hybridge.runtime.sampling import Guess
+from hybridge.runtime.speculation.proposal import Proposal
 
 Choose = Callable[[int, Guess | None], int | None]
 

@@ -6,11 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from artifact.errors import ArtifactError, RequestError
-from artifact.limits import CONVERSATION_BYTES, TEMPLATE_BYTES, TEMPLATE_FILES, TEMPLATE_MEMORY, TEMPLATE_SECONDS
-from artifact.untrusted_file import has_file, read_inside
-from runtime.sandbox.process import LimitedProcess, LimitError, ProcessLimits
-from runtime.text.plain_data import plain_data
+from hybridge.artifact.errors import ArtifactError, RequestError
+from hybridge.artifact.limits import (
+    CONVERSATION_BYTES,
+    TEMPLATE_BYTES,
+    TEMPLATE_FILES,
+    TEMPLATE_MEMORY,
+    TEMPLATE_SECONDS,
+)
+from hybridge.artifact.untrusted_file import has_file, read_inside
+from hybridge.runtime.sandbox.process import LimitedProcess, LimitError, ProcessLimits
+from hybridge.runtime.text.plain_data import plain_data
 
 CHAT_TEMPLATE_FILE, TEMPLATES_FOLDER = "chat_template.jinja", "additional_chat_templates"
 Message = Mapping[str, Any]

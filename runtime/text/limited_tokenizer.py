@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from artifact.errors import ArtifactError, RequestError
-from artifact.limits import TOKENIZER_BYTES, TOKENIZER_MEMORY, TOKENIZER_SECONDS
-from runtime.sandbox.process import LimitedProcess, LimitError, ProcessLimits
+from hybridge.artifact.errors import ArtifactError, RequestError
+from hybridge.artifact.limits import TOKENIZER_BYTES, TOKENIZER_MEMORY, TOKENIZER_SECONDS
+from hybridge.runtime.sandbox.process import LimitedProcess, LimitError, ProcessLimits
 
 LIMITS = ProcessLimits(TOKENIZER_SECONDS, TOKENIZER_MEMORY, 2 * TOKENIZER_BYTES)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from artifact.errors import RequestError
-from artifact.limits import JSON_DEPTH
+from hybridge.artifact.errors import RequestError
+from hybridge.artifact.limits import JSON_DEPTH
 
 
 def plain_data(value: Any, depth: int = 0) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from artifact.errors import RequestError
-from runtime.text.tokenizer import Tokenizer
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.text.tokenizer import Tokenizer
 
 # A text of fewer characters for each token that fits is tokenized at once: English has about 4.
 _ORDINARY = 8

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from artifact.errors import ArtifactError
-from artifact.json_fields import load_json_object
-from artifact.untrusted_file import has_file
+from hybridge.artifact.errors import ArtifactError
+from hybridge.artifact.json_fields import load_json_object
+from hybridge.artifact.untrusted_file import has_file
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_MAP_FILE = "special_tokens_map.json"

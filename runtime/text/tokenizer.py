@@ -9,17 +9,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from artifact.errors import ArtifactError, RequestError
-from artifact.limits import TOKENIZER_BYTES
-from artifact.untrusted_file import read_inside
-from runtime.text.byte_level import bytes_from_token
-from runtime.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from runtime.text.limited_tokenizer import LimitedTokenizer
-from runtime.text.special_tokens import extra_special_tokens, named_special_tokens, read_tokenizer_config
-from runtime.text.tokenizer_shape import unbounded_part
+from hybridge.artifact.errors import ArtifactError, RequestError
+from hybridge.artifact.limits import TOKENIZER_BYTES
+from hybridge.artifact.untrusted_file import read_inside
+from hybridge.runtime.text.byte_level import bytes_from_token
+from hybridge.runtime.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from hybridge.runtime.text.limited_tokenizer import LimitedTokenizer
+from hybridge.runtime.text.special_tokens import extra_special_tokens, named_special_tokens, read_tokenizer_config
+from hybridge.runtime.text.tokenizer_shape import unbounded_part
 
 if TYPE_CHECKING:
-    from runtime.sandbox.tokenizer import TokenizerLibrary
+    from hybridge.runtime.sandbox.tokenizer import TokenizerLibrary
 
 TOKENIZER_FILE = "tokenizer.json"
 # Tokens before a stream that a window detokenizer looks at.
@@ -127,7 +127,7 @@ def _backend(
     part = unbounded_part(data)
     if part is not None:
         return LimitedTokenizer(text, where, special_tokens, part)
-    from runtime.sandbox.tokenizer import TokenizerLibrary
+    from hybridge.runtime.sandbox.tokenizer import TokenizerLibrary
 
     return TokenizerLibrary(text, where, special_tokens)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from artifact.child_python import child_command
-from artifact.errors import EngineError
+from hybridge.artifact.child_python import child_command
+from hybridge.artifact.errors import EngineError
 
 
 def test_paths_and_arguments_are_handed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

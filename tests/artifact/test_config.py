@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact.config import (
+from hybridge.artifact.config import (
     RecurrentLayerConfig,
     RuntimeConfig,
     config_from_json,
@@ -21,7 +21,7 @@ from artifact.config import (
     config_to_json,
     read_config,
 )
-from artifact.errors import ArtifactError, HybridgeError
+from hybridge.artifact.errors import ArtifactError, HybridgeError
 from tests.artifact.samples import sample_config
 from tests.support.effort import examples
 

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
 
 
 @pytest.mark.parametrize("dtype", DType)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from artifact.engine_record import (
+from hybridge.artifact.engine_record import (
     AdvanceRecord,
     EngineRecord,
     PluginsRecord,
@@ -17,7 +17,7 @@ from artifact.engine_record import (
     read_engine_record,
     write_engine_record,
 )
-from artifact.errors import ArtifactError
+from hybridge.artifact.errors import ArtifactError
 
 RECORD = EngineRecord(
     engine="model.engine",

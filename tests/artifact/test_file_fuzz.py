@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from rich.console import Console
 
-from artifact.config import CONFIG_FILE, MTP_CONFIG_FILE, config_to_json, read_config
-from artifact.engine_record import ENGINE_FILE, read_engine_record
-from artifact.errors import HybridgeError
-from artifact.manifest import FileRecord, Manifest, check_files, damaged_files, read_manifest
+from hybridge.artifact.config import CONFIG_FILE, MTP_CONFIG_FILE, config_to_json, read_config
+from hybridge.artifact.engine_record import ENGINE_FILE, read_engine_record
+from hybridge.artifact.errors import HybridgeError
+from hybridge.artifact.manifest import FileRecord, Manifest, check_files, damaged_files, read_manifest
 from hybridge.cli.inspection_tables import tables_of
 from hybridge.inspection import EngineInspection
 from hybridge.inspection.summaries import state_summaries

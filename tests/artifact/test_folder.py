@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from artifact.errors import OutputError
-from artifact.exchanged_names import exchange_names
-from artifact.folder import ENGINE, atomic_folder, check_output
+from hybridge.artifact.errors import OutputError
+from hybridge.artifact.exchanged_names import exchange_names
+from hybridge.artifact.folder import ENGINE, atomic_folder, check_output
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,7 +93,7 @@ def test_failed_overwrite_keeps_the_old_folder(tmp_path: Path, error: type[BaseE
 @pytest.fixture
 def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     """A system that cannot exchange two names."""
-    monkeypatch.setattr("artifact.folder.exchange_names", lambda one, other: False)
+    monkeypatch.setattr("hybridge.artifact.folder.exchange_names", lambda one, other: False)
 
 
 @pytest.mark.usefixtures("no_exchange")
@@ -286,8 +286,8 @@ def test_shared_files_are_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyP
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from artifact.errors import OutputError
-from artifact.folder import atomic_folder
+from hybridge.artifact.errors import OutputError
+from hybridge.artifact.folder import atomic_folder
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 try:
@@ -309,8 +309,8 @@ def test_write_that_the_system_refuses(tmp_path: Path) -> None:
 FULL_DISK = """
 import sys
 from pathlib import Path
-from artifact.errors import OutputError
-from artifact.folder import atomic_folder
+from hybridge.artifact.errors import OutputError
+from hybridge.artifact.folder import atomic_folder
 try:
     with atomic_folder(Path("/mnt/out")) as folder:
         (folder / "weights").write_bytes(bytes(1 << 20))

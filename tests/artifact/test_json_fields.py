@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from artifact.errors import ArtifactError, CheckpointError
-from artifact.json_fields import Fields, float_from_json, load_given_json_object, load_json_object
-from artifact.limits import JSON_BYTES, JSON_DEPTH
+from hybridge.artifact.errors import ArtifactError, CheckpointError
+from hybridge.artifact.json_fields import Fields, float_from_json, load_given_json_object, load_json_object
+from hybridge.artifact.limits import JSON_BYTES, JSON_DEPTH
 
 DATA = {"i": 3, "f": 2.5, "b": True, "s": "x", "a": [1, "y"], "o": {"k": 1}, "null": None, "objects": [{"k": 1}]}
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from artifact.errors import ArtifactError
-from artifact.manifest import (
+from hybridge.artifact.errors import ArtifactError
+from hybridge.artifact.manifest import (
     FileRecord,
     Manifest,
     check_files,
@@ -22,7 +22,7 @@ from artifact.manifest import (
     record_file,
     write_manifest,
 )
-from artifact.safetensors_file import read_safetensors
+from hybridge.artifact.safetensors_file import read_safetensors
 from tests.artifact.samples import save_sample
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from artifact import names
-from artifact.errors import HybridgeError
-from artifact.resources import data_folder
+from hybridge.artifact import names
+from hybridge.artifact.errors import HybridgeError
+from hybridge.artifact.resources import data_folder
 
 
 def test_names_of_states_and_their_next_values() -> None:

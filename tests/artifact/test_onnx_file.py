@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from artifact.errors import ArtifactError
-from artifact.limits import ONNX_BYTES
-from artifact.onnx_file import check_stored_weights, read_onnx, stored_weights
+from hybridge.artifact.errors import ArtifactError
+from hybridge.artifact.limits import ONNX_BYTES
+from hybridge.artifact.onnx_file import check_stored_weights, read_onnx, stored_weights
 from tests.support.effort import examples
 
 

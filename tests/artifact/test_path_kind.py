@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from artifact.errors import ArtifactError, CheckpointError, UnsupportedError, located
-from artifact.extras import install_command
-from artifact.path_kind import PathKind, kind_of_path, require_artifact, require_checkpoint
+from hybridge.artifact.errors import ArtifactError, CheckpointError, UnsupportedError, located
+from hybridge.artifact.extras import install_command
+from hybridge.artifact.path_kind import PathKind, kind_of_path, require_artifact, require_checkpoint
 
 
 @pytest.fixture(autouse=True)

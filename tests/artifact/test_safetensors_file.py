@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from artifact.errors import CheckpointError, HybridgeError, UnsupportedError
-from artifact.limits import SAFETENSORS_HEADER_BYTES
-from artifact.safetensors_file import read_safetensors
+from hybridge.artifact.errors import CheckpointError, HybridgeError, UnsupportedError
+from hybridge.artifact.limits import SAFETENSORS_HEADER_BYTES
+from hybridge.artifact.safetensors_file import read_safetensors
 from tests.artifact.samples import save_raw, save_sample
 from tests.support.effort import examples
 

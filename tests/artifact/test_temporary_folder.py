@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from artifact.errors import OutputError
-from artifact.folder import atomic_folder, check_output
-from artifact.temporary_folder import OLD, PARTIAL, clear_left_over, temporary_folder
+from hybridge.artifact.errors import OutputError
+from hybridge.artifact.folder import atomic_folder, check_output
+from hybridge.artifact.temporary_folder import OLD, PARTIAL, clear_left_over, temporary_folder
 from tests.artifact.test_folder import ROOT, content, only, write
 
 # Prints a line while it writes "out", then waits for its end; "swap" stops between the two renames of an overwrite
@@ -20,8 +20,8 @@ from tests.artifact.test_folder import ROOT, content, only, write
 WRITER = """
 import os, sys, time
 from pathlib import Path
-from artifact import folder as writing
-from artifact.folder import atomic_folder
+from hybridge.artifact import folder as writing
+from hybridge.artifact.folder import atomic_folder
 
 def wait():
     print("ready", flush=True)
@@ -127,7 +127,7 @@ def test_without_locks_nothing_is_taken_for_left_over(tmp_path: Path, monkeypatc
 
 
 def test_a_folder_taken_before_it_was_locked_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import artifact.temporary_folder as module
+    import hybridge.artifact.temporary_folder as module
 
     lock = module._lock
     taken: list[Path] = []

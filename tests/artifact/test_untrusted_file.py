@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from artifact.errors import ArtifactError, RequestError
-from artifact.untrusted_file import has_file, open_given, open_inside, read_given, read_inside, size_of
+from hybridge.artifact.errors import ArtifactError, RequestError
+from hybridge.artifact.untrusted_file import has_file, open_given, open_inside, read_given, read_inside, size_of
 
 
 @pytest.fixture

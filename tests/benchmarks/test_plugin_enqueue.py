@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("torch", reason="the benchmark needs torch")
 
 from benchmarks.plugin_enqueue import SIZES
-from trt_plugins.catalog import OPS
-from trt_plugins.kernels.catalog import operators
+from hybridge.trt_plugins.catalog import OPS
+from hybridge.trt_plugins.kernels.catalog import operators
 
 
 def dims_of(op: str) -> set[str]:

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import prefix_latency
 from benchmarks.prefix_latency import CPU, GPU, PrefixLatencyBenchmark, run
 from benchmarks.prefix_traces import Groups
-from runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.paged import PagedEngine
 from tests.benchmarks.shapes import TINY
 
 TRACE = Groups("small", 2, 3, 40, 10, 3, 2)

@@ -9,7 +9,7 @@ from benchmarks.prefix_packed import PrefixPackedBenchmark, run
 from benchmarks.prefix_replay import CostEngine
 from benchmarks.prefix_runs import replay_on_engine
 from benchmarks.prefix_traces import Groups
-from runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 
 TRACE = Groups("groups", 5, 4, 160, 20, 3, 2)
 SMALL = PrefixPackedBenchmark(((TRACE, 2),), ((Groups("small", 2, 3, 40, 10, 3, 2), 2),), threads=1)

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifact.dtypes import DType
-from artifact.safetensors_file import read_safetensors
 from benchmarks.artifacts import exported, touched_bytes_per_token
 from benchmarks.random_checkpoint import DECODE_SHAPE, EXPORT_SHAPE, tensor_shapes, write_random_checkpoint
-from runtime.engines import create_engine
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.safetensors_file import read_safetensors
+from hybridge.runtime.engines import create_engine
 from tests.benchmarks.shapes import TINY
 
 

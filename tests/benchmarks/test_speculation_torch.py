@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 from benchmarks.oracle_drafter import OracleDrafter
 from benchmarks.plots import plot_speculation
 from benchmarks.speculation_torch import SpeculationTorchSettings, run
-from runtime.speculation import Wanted
+from hybridge.runtime.speculation import Wanted
 from tests.benchmarks.shapes import TINY
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "speculation_torch.json"

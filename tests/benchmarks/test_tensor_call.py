@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="the kernel benchmarks need torch")
 import torch
 
 from benchmarks.kernels import tensor_call
-from trt_plugins.kernels.call import CallPlan
+from hybridge.trt_plugins.kernels.call import CallPlan
 
 
 class Device:

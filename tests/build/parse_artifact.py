@@ -13,17 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from artifact.config import read_config
-from trt_plugins.build.build_log import make_logger
-from trt_plugins.build.model import parser_model
-from trt_plugins.build.network import dtype_name, layers_of, parse_network
-from trt_plugins.build.options import BuildOptions
-from trt_plugins.build.plugin_choice import choose_plugins
-from trt_plugins.build.presets import read_preset
-from trt_plugins.build.profiles import engine_limits, engine_profiles
-from trt_plugins.build.target import Target
-from trt_plugins.build.tensorrt_library import TensorRTLibrary
-from trt_plugins.plugins import register_plugins
+from hybridge.artifact.config import read_config
+from hybridge.trt_plugins.build.build_log import make_logger
+from hybridge.trt_plugins.build.model import parser_model
+from hybridge.trt_plugins.build.network import dtype_name, layers_of, parse_network
+from hybridge.trt_plugins.build.options import BuildOptions
+from hybridge.trt_plugins.build.plugin_choice import choose_plugins
+from hybridge.trt_plugins.build.presets import read_preset
+from hybridge.trt_plugins.build.profiles import engine_limits, engine_profiles
+from hybridge.trt_plugins.build.target import Target
+from hybridge.trt_plugins.build.tensorrt_library import TensorRTLibrary
+from hybridge.trt_plugins.plugins import register_plugins
 
 
 def main(artifact: Path, max_seq_len: int, mode: str) -> None:

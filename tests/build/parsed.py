@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trt_plugins.build.build_log import make_logger
-from trt_plugins.build.model import ParserModel
-from trt_plugins.build.network import parse_network
-from trt_plugins.build.tensorrt_library import TensorRTLibrary
+from hybridge.trt_plugins.build.build_log import make_logger
+from hybridge.trt_plugins.build.model import ParserModel
+from hybridge.trt_plugins.build.network import parse_network
+from hybridge.trt_plugins.build.tensorrt_library import TensorRTLibrary
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from trt_plugins.build.attention import DECOMPOSABLE_ATTRIBUTE, support_attention
+from hybridge.trt_plugins.build.attention import DECOMPOSABLE_ATTRIBUTE, support_attention
 
 HEADS, KV_HEADS, SEQ, CACHE = 4, 2, 3, 7
 

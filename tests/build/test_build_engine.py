@@ -11,18 +11,18 @@ import onnx
 import pytest
 from onnx import helper
 
-from artifact.dtypes import DType
-from artifact.engine_record import EngineRecord, read_engine_record
-from artifact.errors import ArtifactError, EngineError, OutputError, UnsupportedError
-from artifact.progress import NoProgress
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.engine_record import EngineRecord, read_engine_record
+from hybridge.artifact.errors import ArtifactError, EngineError, OutputError, UnsupportedError
+from hybridge.artifact.progress import NoProgress
+from hybridge.trt_plugins.build import BuildOptions, build_engine, builder, engine_folder
+from hybridge.trt_plugins.build.build_progress import TOTAL
+from hybridge.trt_plugins.build.model import parser_model
+from hybridge.trt_plugins.build.network import check_float32, value_dtypes
+from hybridge.trt_plugins.build.target import Machine
 from tests.build.parsed import parsed_network
 from tests.build.tiny_artifact import MAX_BATCH, tiny_config, write_tiny_artifact
 from tests.build.tiny_graph import ATTENTION_NAME
-from trt_plugins.build import BuildOptions, build_engine, builder, engine_folder
-from trt_plugins.build.build_progress import TOTAL
-from trt_plugins.build.model import parser_model
-from trt_plugins.build.network import check_float32, value_dtypes
-from trt_plugins.build.target import Machine
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trt_plugins.build.build_log import explain
+from hybridge.trt_plugins.build.build_log import explain
 
 # As TensorRT-RTX 1.7 says it when the limit of a process's memory is too small for the weights.
 WEIGHTS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trt_plugins.build.build_progress import TOTAL, PhaseTree
+from hybridge.trt_plugins.build.build_progress import TOTAL, PhaseTree
 
 
 def reports(*events: tuple) -> list[int]:

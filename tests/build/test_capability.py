@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from artifact.errors import UnsupportedError
-from trt_plugins.build import capability
-from trt_plugins.build.capability import local_capability, normal_capability, sm_name
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.build import capability
+from hybridge.trt_plugins.build.capability import local_capability, normal_capability, sm_name
 
 
 @pytest.mark.parametrize(

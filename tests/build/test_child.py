@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from artifact.errors import EngineError
-from artifact.progress import NoProgress
-from trt_plugins.build import child
-from trt_plugins.build.child import run_job
-from trt_plugins.build.job import BuildJob, BuildResult
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.progress import NoProgress
+from hybridge.trt_plugins.build import child
+from hybridge.trt_plugins.build.child import run_job
+from hybridge.trt_plugins.build.job import BuildJob, BuildResult
 
 JOB = BuildJob("tensorrt_rtx", "model.onnx", ["8.6"], False, {}, [], None, None, "engine", "cache", None)
 READ = "import json, os, sys; job = json.loads(sys.stdin.buffer.readline()); model = sys.stdin.buffer.read(); "

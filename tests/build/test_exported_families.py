@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from artifact.config import read_config
-from artifact.dtypes import DType
+from hybridge.artifact.config import read_config
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.build import BuildOptions, build_engine
+from hybridge.trt_plugins.build.model import parser_model
+from hybridge.trt_plugins.build.network import value_dtypes
 from tests.build.parsed import parsed_network
 from tests.support.tiny_models import BASE_CONFIGS, EXPERTS, save_tiny_model
-from trt_plugins.build import BuildOptions, build_engine
-from trt_plugins.build.model import parser_model
-from trt_plugins.build.network import value_dtypes
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 pytest.importorskip("torch", reason="needs the export extra (torch)")
@@ -55,8 +55,8 @@ def test_every_family_is_built() -> None:
 
 @pytest.mark.parametrize(("family", "dtype"), CASES, ids=lambda value: getattr(value, "value", value))
 def test_engine(tmp_path: Path, family: str, dtype: DType) -> None:
-    from exporter.export import export_checkpoint
-    from exporter.options import ExportOptions
+    from hybridge.exporter.export import export_checkpoint
+    from hybridge.exporter.options import ExportOptions
 
     checkpoint = save_tiny_model(tmp_path / "checkpoint", family, **SMALL[family])
     out = tmp_path / "out"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from artifact.errors import EngineError
-from trt_plugins.build.failed_log import failed_log_path, kept_log
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.build.failed_log import failed_log_path, kept_log
 
 
 def test_a_failed_build_keeps_its_log(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.build import BuildOptions, build_engine
 from tests.support.artifacts import ArtifactCache
-from trt_plugins.build import BuildOptions, build_engine
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 pytest.importorskip("torch", reason="needs the export extra (torch)")

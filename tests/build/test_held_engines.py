@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from artifact.engine_record import EngineRecord, read_engine_record
-from artifact.errors import UnsupportedError
+from hybridge.artifact.engine_record import EngineRecord, read_engine_record
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.build import BuildOptions, build_engine, engine_folder
 from tests.build.test_paged_build import hybrid
 from tests.support.artifacts import ArtifactCache, Exported
-from trt_plugins.build import BuildOptions, build_engine, engine_folder
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 pytest.importorskip("transformers", reason="needs the export extra (transformers)")
@@ -96,7 +96,7 @@ def test_the_advance_takes_the_rows_of_a_decode_step(built: tuple[str, Exported,
 
 
 def networks(exported: Exported, tmp_path: Path) -> dict[str, list[dict[str, Any]]]:
-    from trt_plugins.build.child import child_environment
+    from hybridge.trt_plugins.build.child import child_environment
 
     command = [sys.executable, "-m", "tests.build.parse_held", str(exported.folder)]
     root = Path(__file__).resolve().parents[2]

@@ -11,12 +11,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from artifact.bindings import GraphBindings
-from artifact.dtypes import DType
-from artifact.errors import ArtifactError, EngineError
+from hybridge.artifact.bindings import GraphBindings
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import ArtifactError, EngineError
+from hybridge.trt_plugins.build.model import fix_axes, parser_model
 from tests.build.tiny_artifact import tiny_config, write_tiny_artifact
 from tests.build.tiny_graph import ATTENTION_NAME
-from trt_plugins.build.model import fix_axes, parser_model
 
 Edit = Callable[[onnx.ModelProto], None]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from artifact.errors import EngineError, UnsupportedError
+from hybridge.artifact.errors import EngineError, UnsupportedError
+from hybridge.trt_plugins.build.builder import build_engine
+from hybridge.trt_plugins.build.options import BuildOptions
+from hybridge.trt_plugins.build.presets import read_preset
+from hybridge.trt_plugins.build.profiles import Limits, engine_profiles
 from tests.support.artifacts import ArtifactCache, Exported
-from trt_plugins.build.builder import build_engine
-from trt_plugins.build.options import BuildOptions
-from trt_plugins.build.presets import read_preset
-from trt_plugins.build.profiles import Limits, engine_profiles
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 AMPERE = BuildOptions(preset="rtx-ampere", library="tensorrt_rtx")

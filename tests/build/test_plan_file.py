@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trt_plugins.build.plan_file import PlanFile, build_plan
+from hybridge.trt_plugins.build.plan_file import PlanFile, build_plan
 
 FULL = Path("/dev/full")
 PLAN = bytes(range(256)) * 150_000

@@ -8,24 +8,24 @@ from typing import Any
 import onnx
 import pytest
 
-from artifact.dtypes import DType
-from artifact.engine_record import ProfileRecord
-from artifact.errors import UnsupportedError
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.engine_record import ProfileRecord
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.build import BuildOptions, plugin_choice
+from hybridge.trt_plugins.build.model import use_plugins
+from hybridge.trt_plugins.build.plugin_choice import PluginChoice, choose_plugins, node_calls
+from hybridge.trt_plugins.build.presets import read_preset
+from hybridge.trt_plugins.build.target import Target
+from hybridge.trt_plugins.call_check import CheckedCall
+from hybridge.trt_plugins.catalog import PACKED_OPS
+from hybridge.trt_plugins.checks import check_op_nodes
+from hybridge.trt_plugins.functions import attach_functions
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
+from hybridge.trt_plugins.plugins.fields import ALIASED, CAPABILITIES
 from tests.ops.expert_cases import expert_model
 from tests.ops.node_model import node_model
 from tests.plugins.planner_double import SIZES, plan_by_shape
 from tests.rewrites.mixer_graph import mixer_model
-from trt_plugins.build import BuildOptions, plugin_choice
-from trt_plugins.build.model import use_plugins
-from trt_plugins.build.plugin_choice import PluginChoice, choose_plugins, node_calls
-from trt_plugins.build.presets import read_preset
-from trt_plugins.build.target import Target
-from trt_plugins.call_check import CheckedCall
-from trt_plugins.catalog import PACKED_OPS
-from trt_plugins.checks import check_op_nodes
-from trt_plugins.functions import attach_functions
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
-from trt_plugins.plugins.fields import ALIASED, CAPABILITIES
 
 TARGET = Target("rtx-ada", read_preset("rtx-ada"), "tensorrt_rtx", ("8.9",))
 SSM_TYPES = dict.fromkeys(("x", "B", "C", "dt"), "float16") | dict.fromkeys(("A", "D", "dt_bias", "state"), "float32")

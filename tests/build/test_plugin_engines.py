@@ -14,20 +14,20 @@ from typing import Any
 
 import pytest
 
-from artifact.dtypes import DType
-from artifact.engine_record import EngineRecord
-from artifact.errors import EngineError
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.engine_record import EngineRecord
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.build import BuildOptions, build_engine, child, engine_folder
+from hybridge.trt_plugins.build.child import child_environment
+from hybridge.trt_plugins.build.model import parser_model
+from hybridge.trt_plugins.build.network import layers_of
+from hybridge.trt_plugins.build.plugin_layers import check_plugin_layers, state_aliases
+from hybridge.trt_plugins.catalog import OPS, spec_of
+from hybridge.trt_plugins.plugins.layer import state_inputs
 from tests.build.parsed import parsed_network
 from tests.build.tiny_artifact import tiny_config, write_tiny_artifact
 from tests.build.tiny_graph import SSM_NAME
 from tests.support.artifacts import ArtifactCache
-from trt_plugins.build import BuildOptions, build_engine, child, engine_folder
-from trt_plugins.build.child import child_environment
-from trt_plugins.build.model import parser_model
-from trt_plugins.build.network import layers_of
-from trt_plugins.build.plugin_layers import check_plugin_layers, state_aliases
-from trt_plugins.catalog import OPS, spec_of
-from trt_plugins.plugins.layer import state_inputs
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 pytest.importorskip("torch", reason="needs the export extra (torch)")
@@ -183,15 +183,15 @@ def test_states_enter_and_leave_the_network_there(networks: Networks) -> None:
 
 def in_child(monkeypatch: pytest.MonkeyPatch, statements: str) -> None:
     """Run ``statements`` in the building process before anything else."""
-    worker = "from trt_plugins.build.worker"
+    worker = "from hybridge.trt_plugins.build.worker"
     assert worker in child._COMMAND
     monkeypatch.setattr(child, "_COMMAND", child._COMMAND.replace(worker, f"{statements}; {worker}"))
 
 
 def test_a_failing_plugin_is_an_error_that_names_it(artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorRT asks for tactics before the workspace; of the latter it ignores that it cannot be told, and builds."""
-    fail = "trt_plugins.kernels.catalog.plan = lambda call, device: 1 // 0"
-    in_child(monkeypatch, f"import trt_plugins.kernels.catalog; {fail}")
+    fail = "hybridge.trt_plugins.kernels.catalog.plan = lambda call, device: 1 // 0"
+    in_child(monkeypatch, f"import hybridge.trt_plugins.kernels.catalog; {fail}")
     artifact = artifact_of(artifacts, "mamba2 fp16")
     words = r"^plugin mamba2_conv_scan of layer \S+, (get_valid_tactics|get_workspace_size): ZeroDivisionError"
     with pytest.raises(EngineError, match=words):
@@ -202,7 +202,7 @@ def test_a_failing_plugin_is_an_error_that_names_it(artifacts: ArtifactCache, mo
 def test_a_tensorrt_without_aliasing_gets_two_buffers(
     artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_child(monkeypatch, "import trt_plugins.plugins.aliasing as a; a._FEATURE = 'absent'")
+    in_child(monkeypatch, "import hybridge.trt_plugins.plugins.aliasing as a; a._FEATURE = 'absent'")
     artifact = artifact_of(artifacts, "bamba bf16")
     record = build_engine(artifact, BuildOptions(preset="rtx-ada", library="tensorrt_rtx", max_seq_len=16))
     assert record.plugins and not record.plugins.aliased

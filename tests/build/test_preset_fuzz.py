@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact.errors import EngineError, UnsupportedError
-from artifact.resources import data_folder
+from hybridge.artifact.errors import EngineError, UnsupportedError
+from hybridge.artifact.resources import data_folder
+from hybridge.trt_plugins.build.presets import read_preset
 from tests.support.effort import examples
 from tests.support.mutations import SPLICES, spliced
-from trt_plugins.build.presets import read_preset
 
 TEXT = (data_folder("configs") / "rtx-ada.toml").read_bytes()
 LINES = TEXT.decode().splitlines()

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from artifact.errors import EngineError, UnsupportedError
-from artifact.resources import data_folder
-from trt_plugins.build import preset_names
-from trt_plugins.build.presets import preset_for, read_preset
+from hybridge.artifact.errors import EngineError, UnsupportedError
+from hybridge.artifact.resources import data_folder
+from hybridge.trt_plugins.build import preset_names
+from hybridge.trt_plugins.build.presets import preset_for, read_preset
 
 DEVICES = {
     "jetson-orin": "8.7",

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.build import BuildOptions
+from hybridge.trt_plugins.build.presets import read_preset
+from hybridge.trt_plugins.build.profiles import Limits, engine_limits, engine_profiles
 from tests.build.tiny_artifact import MAX_BATCH, MAX_SEQ_LEN, tiny_config
-from trt_plugins.build import BuildOptions
-from trt_plugins.build.presets import read_preset
-from trt_plugins.build.profiles import Limits, engine_limits, engine_profiles
 
 CONFIG = tiny_config(DType.FLOAT16)
 PRESET = replace(

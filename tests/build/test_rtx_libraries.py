@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from artifact.errors import EngineError
-from trt_plugins.build import rtx_libraries
-from trt_plugins.build.child import child_environment
-from trt_plugins.build.rtx_libraries import unversioned_links, wheel_libraries
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.build import rtx_libraries
+from hybridge.trt_plugins.build.child import child_environment
+from hybridge.trt_plugins.build.rtx_libraries import unversioned_links, wheel_libraries
 
 PLUGIN_PARSE = Path(__file__).with_name("parse_with_plugin.py")
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from hybridge.trt_plugins.build.builder import build_engine
+from hybridge.trt_plugins.build.options import BuildOptions
 from tests.support.artifacts import ArtifactCache
-from trt_plugins.build.builder import build_engine
-from trt_plugins.build.options import BuildOptions
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 AMPERE = BuildOptions(preset="rtx-ampere", library="tensorrt_rtx")

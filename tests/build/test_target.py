@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from artifact.dtypes import DType
-from artifact.errors import EngineError, UnsupportedError
-from trt_plugins.build import BuildOptions
-from trt_plugins.build.target import Machine, check_dtype, choose_target
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError, UnsupportedError
+from hybridge.trt_plugins.build import BuildOptions
+from hybridge.trt_plugins.build.target import Machine, check_dtype, choose_target
 
 LAPTOP = Machine(("tensorrt_rtx",), None)
 ADA_DESKTOP = Machine(("tensorrt", "tensorrt_rtx"), "8.9")

@@ -13,9 +13,9 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from artifact.errors import EngineError
-from trt_plugins.build import tensorrt_library
-from trt_plugins.build.tensorrt_library import TensorRTLibrary
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.build import tensorrt_library
+from hybridge.trt_plugins.build.tensorrt_library import TensorRTLibrary
 
 trt = pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from artifact.config import KVLayerConfig, RecurrentLayerConfig, RuntimeConfig, config_text
-from artifact.dtypes import DType
+from hybridge.artifact.config import KVLayerConfig, RecurrentLayerConfig, RuntimeConfig, config_text
+from hybridge.artifact.dtypes import DType
 from tests.build import tiny_graph as tiny
 
 MAX_BATCH, MAX_SEQ_LEN = 5, 600

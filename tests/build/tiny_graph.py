@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from artifact.bindings import Binding, GraphBindings
-from artifact.dtypes import DType
-from trt_plugins.functions import attach_functions
+from hybridge.artifact.bindings import Binding, GraphBindings
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.functions import attach_functions
 
 VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 11, 24, 4, 2, 8
 SSM_HEADS, SSM_HEAD_DIM, SSM_STATE, SSM_GROUPS, CONV_KERNEL = 3, 8, 10, 1, 4

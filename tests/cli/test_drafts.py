@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hybridge.cli.drafts import draft_summary, parsed_mode
-from runtime.speculation import SpeculationMetrics
+from hybridge.runtime.speculation import SpeculationMetrics
 from tests.cli.command import hybridge
 
 Capture = pytest.CaptureFixture[str]

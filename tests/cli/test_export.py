@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from artifact.config import read_config
+from hybridge.artifact.config import read_config
 from tests.cli.command import hybridge
 
 Capture = pytest.CaptureFixture[str]

@@ -7,7 +7,7 @@ import errno
 import pytest
 import typer
 
-from artifact.errors import CheckpointError, HybridgeError, VerificationError
+from hybridge.artifact.errors import CheckpointError, HybridgeError, VerificationError
 from hybridge.cli.failures import failure_of
 from tests.cli.command import hybridge
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from artifact.errors import CheckpointError
+from hybridge.artifact.errors import CheckpointError
 from hybridge.hub import checkpoint_folder
 from tests.cli.command import hybridge
 

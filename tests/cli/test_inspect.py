@@ -11,10 +11,10 @@ import onnx
 import pytest
 import torch
 
-from artifact.config import read_config
-from artifact.engine_record import EngineRecord, PluginsRecord, ProfileRecord, write_engine_record
-from artifact.manifest import record_file
-from artifact.safetensors_file import read_safetensors
+from hybridge.artifact.config import read_config
+from hybridge.artifact.engine_record import EngineRecord, PluginsRecord, ProfileRecord, write_engine_record
+from hybridge.artifact.manifest import record_file
+from hybridge.artifact.safetensors_file import read_safetensors
 from hybridge.inspection import inspect_path
 from hybridge.inspection.engine_inspector import run_inspector
 from hybridge.inspection.summaries import WeightTotal
@@ -224,7 +224,7 @@ def test_a_library_that_is_not_tensorrt_is_never_imported(
     marker = f"open({str(tmp_path / 'ran')!r}, 'w')"
     (tmp_path / "planted" / "__init__.py").write_text(marker, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("trt_plugins.build.capability.local_capability", lambda: "8.9")
+    monkeypatch.setattr("hybridge.trt_plugins.build.capability.local_capability", lambda: "8.9")
     record = json.loads((engine / "engine.json").read_text(encoding="utf-8"))
     (engine / "engine.json").write_text(json.dumps({**record, "library": "planted.name"}), encoding="utf-8")
     assert "library: expected one of" in hybridge(capfd, "inspect", engine).error

@@ -9,7 +9,7 @@ from typer.main import get_command
 
 from hybridge.cli.main import app
 from hybridge.cli.options import EngineName
-from runtime.engines.factory import AUTO, ENGINES
+from hybridge.runtime.engines.factory import AUTO, ENGINES
 from tests.cli.command import hybridge
 
 FLAGS = {

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from artifact.errors import EngineError
 from hybridge import api
-from runtime.engines.factory import ENGINES
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.factory import ENGINES
 from tests.cli.command import hybridge
 
 Capture = pytest.CaptureFixture[str]

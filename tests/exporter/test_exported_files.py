@@ -12,15 +12,15 @@ import onnx
 import pytest
 from safetensors import safe_open
 
-from artifact.dtypes import DType
-from artifact.manifest import check_files, read_manifest
-from artifact.progress import NoProgress
-from exporter.export import export_checkpoint
-from exporter.options import ExportOptions
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.manifest import check_files, read_manifest
+from hybridge.artifact.progress import NoProgress
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.options import ExportOptions
+from hybridge.trt_plugins.catalog import OPS
 from tests.support.artifacts import ArtifactCache, Exported
 from tests.support.export_cases import CASES, ExportCase
 from tests.support.tiny_models import save_tiny_model
-from trt_plugins.catalog import OPS
 
 OPERATOR_DOMAIN = "trt_edgellm"
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from artifact.errors import ArtifactError
-from artifact.names import HIDDEN_STATES
 from hybridge import LLM, verify
-from runtime.engines import create_engine
-from runtime.engines.base import StepInputs
-from runtime.engines.factory import portable_unavailable
+from hybridge.artifact.errors import ArtifactError
+from hybridge.artifact.names import HIDDEN_STATES
+from hybridge.runtime.engines import create_engine
+from hybridge.runtime.engines.base import StepInputs
+from hybridge.runtime.engines.factory import portable_unavailable
 from tests.support.artifacts import ArtifactCache, Exported
 
 LENGTHS = (7, 3)

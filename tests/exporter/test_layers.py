@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from exporter.layers.norm import GatedRmsNorm
+from hybridge.exporter.layers.norm import GatedRmsNorm
 
 
 def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, groups: int, first: bool) -> torch.Tensor:

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch.onnx._internal.exporter import _fx_passes, _registration
 
-from artifact.errors import ExportError
-from exporter.graph import lean_export
-from exporter.graph.aten_translations import aten_translations
-from exporter.graph.lean_export import lean_passes, undecomposed
-from exporter.graph.plain_translations import plain_translations
-from exporter.graph.trace import OPSET
+from hybridge.artifact.errors import ExportError
+from hybridge.exporter.graph import lean_export
+from hybridge.exporter.graph.aten_translations import aten_translations
+from hybridge.exporter.graph.lean_export import lean_passes, undecomposed
+from hybridge.exporter.graph.plain_translations import plain_translations
+from hybridge.exporter.graph.trace import OPSET
 from tests.support.tiny_models import save_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,7 +124,7 @@ def test_an_export_loads_no_library_of_translations(tmp_path: Path) -> None:
     """In a process of its own, where nothing of torch.onnx was imported before."""
     checkpoint = save_tiny_model(tmp_path / "checkpoint", "qwen3_next", num_hidden_layers=1)
     code = (
-        "import sys; from pathlib import Path; from exporter.export import export_checkpoint; "
+        "import sys; from pathlib import Path; from hybridge.exporter.export import export_checkpoint; "
         f"export_checkpoint(Path({str(checkpoint)!r}), Path({str(tmp_path / 'out')!r})); "
         "sys.exit('onnxscript.function_libs.torch_lib.ops.core' in sys.modules)"
     )

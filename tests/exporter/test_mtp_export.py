@@ -18,23 +18,23 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from artifact.config import MTP_CONFIG_FILE, MTP_MODEL_FILE, config_from_json
-from artifact.errors import CheckpointError
-from artifact.json_fields import load_json_object
-from artifact.manifest import read_manifest
-from artifact.names import HIDDEN_STATES, IS_OWN, LOGITS, kv_pool, layer_output
-from exporter.export import export_checkpoint
-from exporter.options import ExportOptions
-from exporter.plan import plan_export
+from hybridge.artifact.config import MTP_CONFIG_FILE, MTP_MODEL_FILE, config_from_json
+from hybridge.artifact.errors import CheckpointError
+from hybridge.artifact.json_fields import load_json_object
+from hybridge.artifact.manifest import read_manifest
+from hybridge.artifact.names import HIDDEN_STATES, IS_OWN, LOGITS, kv_pool, layer_output
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.options import ExportOptions
+from hybridge.exporter.plan import plan_export
 from hybridge.inspection import inspect_path
-from runtime.engines.hidden_rows import ArrayRows
-from runtime.engines.mtp_head import HeadInputs
-from runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
-from runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
-from runtime.engines.paged import PackedInputs, PoolSizes
-from runtime.engines.torch.hidden_states import TorchRows
-from runtime.engines.torch.mtp_head import TorchMtpHead
-from runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.runtime.engines.hidden_rows import ArrayRows
+from hybridge.runtime.engines.mtp_head import HeadInputs
+from hybridge.runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
+from hybridge.runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
+from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.torch.hidden_states import TorchRows
+from hybridge.runtime.engines.torch.mtp_head import TorchMtpHead
+from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from tests.support.checkpoint_edits import edit_tensors
 from tests.support.mtp_checkpoints import layers_like, mtp_names, save_with_mtp_head
 from tests.support.tiny_models import save_tiny_model

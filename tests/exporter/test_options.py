@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from artifact.errors import UnsupportedError
-from exporter.options import ExportOptions
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.exporter.options import ExportOptions
 
 
 @pytest.mark.parametrize(("option", "flag"), [("max_batch_size", "--max-batch"), ("max_seq_len", "--max-seq-len")])

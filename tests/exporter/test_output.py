@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from artifact.errors import OutputError
-from exporter.export import export_checkpoint
-from exporter.options import ExportOptions
-from exporter.output import check_export_output
+from hybridge.artifact.errors import OutputError
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.options import ExportOptions
+from hybridge.exporter.output import check_export_output
 from tests.exporter.checkpoint.folders import single
 
 OWN, INSIDE, AROUND = "is the checkpoint's own folder", "lies inside the checkpoint c", "holds the checkpoint c"

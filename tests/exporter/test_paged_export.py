@@ -9,15 +9,15 @@ from pathlib import Path
 import onnx
 import pytest
 
-from artifact.config import config_from_json, config_to_json, read_config
-from artifact.errors import ArtifactError, EngineError, UnsupportedError
-from artifact.paged import STEP_INPUTS
-from exporter.options import ExportOptions
-from exporter.plan import plan_export
+from hybridge.artifact.config import config_from_json, config_to_json, read_config
+from hybridge.artifact.errors import ArtifactError, EngineError, UnsupportedError
+from hybridge.artifact.paged import STEP_INPUTS
+from hybridge.exporter.options import ExportOptions
+from hybridge.exporter.plan import plan_export
 from hybridge.inspection import inspect_path
-from runtime.engines import create_engine
-from runtime.engines.factory import ENGINES
-from runtime.engines.paged_factory import create_paged_engine
+from hybridge.runtime.engines import create_engine
+from hybridge.runtime.engines.factory import ENGINES
+from hybridge.runtime.engines.paged_factory import create_paged_engine
 from tests.support.artifacts import ArtifactCache, Exported
 
 

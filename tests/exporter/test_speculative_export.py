@@ -8,10 +8,10 @@ from pathlib import Path
 import onnx
 import pytest
 
-from artifact.config import config_from_json, config_to_json, read_config
-from artifact.errors import ArtifactError, UnsupportedError
-from exporter.options import ExportOptions
-from exporter.plan import plan_export
+from hybridge.artifact.config import config_from_json, config_to_json, read_config
+from hybridge.artifact.errors import ArtifactError, UnsupportedError
+from hybridge.exporter.options import ExportOptions
+from hybridge.exporter.plan import plan_export
 from tests.support.artifacts import ArtifactCache, Exported
 
 

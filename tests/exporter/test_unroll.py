@@ -8,13 +8,13 @@ import onnx_ir as ir
 import pytest
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
-from artifact.dtypes import DType
-from exporter.graph.interface import graph_bindings
-from exporter.graph.trace import trace_decoder
-from exporter.graph.unroll import distinct_layers, unroll
-from exporter.models.decoder_config import DecoderConfig
-from exporter.models.registry import decoder_config
-from exporter.options import ExportOptions
+from hybridge.artifact.dtypes import DType
+from hybridge.exporter.graph.interface import graph_bindings
+from hybridge.exporter.graph.trace import trace_decoder
+from hybridge.exporter.graph.unroll import distinct_layers, unroll
+from hybridge.exporter.models.decoder_config import DecoderConfig
+from hybridge.exporter.models.registry import decoder_config
+from hybridge.exporter.options import ExportOptions
 from tests.support.tiny_models import BASE_CONFIGS
 
 # Two kinds of attention, full before sliding: the second kind uses what the first one computed for all.

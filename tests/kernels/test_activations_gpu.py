@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from hybridge.trt_plugins.kernels import source as source_module
+from hybridge.trt_plugins.kernels.call import CallPlan, KernelLaunch, Memory, PointerSource
+from hybridge.trt_plugins.kernels.source import KernelSource
+from hybridge.trt_plugins.kernels.structs import struct_type
 from tests.support.kernel_calls import run_plan
-from trt_plugins.kernels import source as source_module
-from trt_plugins.kernels.call import CallPlan, KernelLaunch, Memory, PointerSource
-from trt_plugins.kernels.source import KernelSource
-from trt_plugins.kernels.structs import struct_type
 
 pytestmark = pytest.mark.gpu
 
@@ -65,7 +65,7 @@ def sweep_source(tmp_path, monkeypatch):
     (folder / "activation_sweep/sweep.cu").write_text(SWEEP)
     (folder / "activation_sweep/params.cuh").write_text(PARAMS)
     for module in ("source", "compiler", "structs"):
-        monkeypatch.setattr(f"trt_plugins.kernels.{module}.source_folder", lambda: folder)
+        monkeypatch.setattr(f"hybridge.trt_plugins.kernels.{module}.source_folder", lambda: folder)
 
 
 def run(function: str, x: torch.Tensor) -> torch.Tensor:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from artifact.errors import UnsupportedError
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels import catalog
+from hybridge.trt_plugins.kernels.call import CallPlan, Memory, OpCall, PackedRows
 from tests.support.kernel_calls import H200, op_call
-from trt_plugins.kernels import catalog
-from trt_plugins.kernels.call import CallPlan, Memory, OpCall, PackedRows
 
 ROWS, CANDIDATES = 3, 5
 

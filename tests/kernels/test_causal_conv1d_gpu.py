@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from hybridge.trt_plugins.reference.causal_conv1d import causal_conv1d
 from tests.support.kernel_calls import run_op
-from trt_plugins.reference.causal_conv1d import causal_conv1d
 
 pytestmark = pytest.mark.gpu
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from artifact.errors import UnsupportedError
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import DeviceTraits, KernelLaunch, PackedRows
+from hybridge.trt_plugins.kernels.compiler import compile_kernel
+from hybridge.trt_plugins.kernels.ops.causal_conv1d import plan, sources
 from tests.support.kernel_calls import H200, ORIN, op_call
-from trt_plugins.kernels.call import DeviceTraits, KernelLaunch, PackedRows
-from trt_plugins.kernels.compiler import compile_kernel
-from trt_plugins.kernels.ops.causal_conv1d import plan, sources
 
 
 def launch_of(

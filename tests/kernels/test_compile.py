@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from artifact.errors import EngineError, HybridgeError
-from trt_plugins.kernels import check
-from trt_plugins.kernels import compiler as compiler_module
-from trt_plugins.kernels import source as source_module
-from trt_plugins.kernels.compiler import CompiledKernel, compile_kernel
-from trt_plugins.kernels.disk_cache import KernelCache
-from trt_plugins.kernels.resource_report import ResourceReport, report_from_log
-from trt_plugins.kernels.source import KernelSource, reached_files
+from hybridge.artifact.errors import EngineError, HybridgeError
+from hybridge.trt_plugins.kernels import check
+from hybridge.trt_plugins.kernels import compiler as compiler_module
+from hybridge.trt_plugins.kernels import source as source_module
+from hybridge.trt_plugins.kernels.compiler import CompiledKernel, compile_kernel
+from hybridge.trt_plugins.kernels.disk_cache import KernelCache
+from hybridge.trt_plugins.kernels.resource_report import ResourceReport, report_from_log
+from hybridge.trt_plugins.kernels.source import KernelSource, reached_files
 
 pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC (extra cuda)")
 
@@ -47,7 +47,7 @@ def sources(tmp_path, monkeypatch):
     (folder / "scale/scale.cu").write_text(SCALE)
     (folder / "scale/params.cuh").write_text(PARAMS)
     (folder / "scale/spills.cu").write_text(SPILLS)
-    for module in ("trt_plugins.kernels.source", "trt_plugins.kernels.compiler"):
+    for module in ("hybridge.trt_plugins.kernels.source", "hybridge.trt_plugins.kernels.compiler"):
         monkeypatch.setattr(f"{module}.source_folder", lambda: folder)
     return folder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from trt_plugins.kernels.counters import CounterPool
+from hybridge.trt_plugins.kernels.counters import CounterPool
 
 
 class Allocations:

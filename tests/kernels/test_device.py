@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from artifact.errors import EngineError
-from trt_plugins.kernels import device
-from trt_plugins.kernels.call import CallPlan, KernelLaunch
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.source import KernelSource
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.kernels import device
+from hybridge.trt_plugins.kernels.call import CallPlan, KernelLaunch
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.source import KernelSource
 
 PRIMARY, FIRST, SECOND = 0x10, 0x20, 0x30
 

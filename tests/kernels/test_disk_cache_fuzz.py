@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridge.trt_plugins.kernels.compiler import CompiledKernel
+from hybridge.trt_plugins.kernels.disk_cache import FORMAT, KernelCache
+from hybridge.trt_plugins.kernels.resource_report import ResourceReport
+from hybridge.trt_plugins.kernels.source import KernelSource
 from tests.support.effort import examples
 from tests.support.mutations import CHANGES, SPLICES, changed_json, spliced
-from trt_plugins.kernels.compiler import CompiledKernel
-from trt_plugins.kernels.disk_cache import FORMAT, KernelCache
-from trt_plugins.kernels.resource_report import ResourceReport
-from trt_plugins.kernels.source import KernelSource
 
 SOURCE = KernelSource("common/integers.cuh", "entry")
 NEW = CompiledKernel(b"new", None)

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from hybridge.trt_plugins.catalog import PACKED_OPS
+from hybridge.trt_plugins.kernels import catalog
+from hybridge.trt_plugins.kernels.call import OpCall, PackedRows
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.ops.update_ssm_state_8bit import plan_8bit
 from tests.kernels.test_candidates_gpu import CALLS
 from tests.support import speculative_rows
 from tests.support.empty_rows import PackedCall, check, interleaved, random_bits
 from tests.support.kernel_calls import layout_of, op_call, run_op, run_plan
 from tests.support.speculative_rows import advancing_rows, held_rows
-from trt_plugins.catalog import PACKED_OPS
-from trt_plugins.kernels import catalog
-from trt_plugins.kernels.call import OpCall, PackedRows
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.ops.update_ssm_state_8bit import plan_8bit
 
 pytestmark = pytest.mark.gpu
 

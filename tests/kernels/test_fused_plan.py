@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import Memory, PointerSource
+from hybridge.trt_plugins.kernels.compiler import compile_kernel
+from hybridge.trt_plugins.kernels.fused import linear_decode, rms_norm
+from hybridge.trt_plugins.kernels.fused.linear_decode import LinearDecode
+from hybridge.trt_plugins.kernels.fused.rms_norm import RmsNorm
 from tests.support.kernel_calls import H200, ORIN
-from trt_plugins.kernels.call import Memory, PointerSource
-from trt_plugins.kernels.compiler import compile_kernel
-from trt_plugins.kernels.fused import linear_decode, rms_norm
-from trt_plugins.kernels.fused.linear_decode import LinearDecode
-from trt_plugins.kernels.fused.rms_norm import RmsNorm
 
 BF16, F16, F32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32
 LINEAR = LinearDecode(rows=1, inputs=4096, outputs=18560, dtype=BF16, out_dtype=BF16)

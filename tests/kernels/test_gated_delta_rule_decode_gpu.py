@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from hybridge.trt_plugins.reference.gated_delta_rule import gated_delta_rule
 from tests.support.kernel_calls import run_op
-from trt_plugins.reference.gated_delta_rule import gated_delta_rule
 
 pytestmark = pytest.mark.gpu
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from artifact.errors import UnsupportedError
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import DeviceTraits, KernelLaunch, Memory, OpCall, PackedRows
+from hybridge.trt_plugins.kernels.compiler import compile_kernel
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule import LONGEST_CHANNEL_WALK, LONGEST_WALK, plan, sources
 from tests.support.kernel_calls import H200, ORIN, op_call
-from trt_plugins.kernels.call import DeviceTraits, KernelLaunch, Memory, OpCall, PackedRows
-from trt_plugins.kernels.compiler import compile_kernel
-from trt_plugins.kernels.ops.gated_delta_rule import LONGEST_CHANNEL_WALK, LONGEST_WALK, plan, sources
 
 BF16, F32 = torch.bfloat16, torch.float32
 ADA = replace(H200, capability=(8, 9), multiprocessors=128, shared_bytes=101376)

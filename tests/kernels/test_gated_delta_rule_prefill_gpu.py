@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from hybridge.trt_plugins.kernels.call import DeviceTraits, PackedRows
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule import LONGEST_CHANNEL_WALK, LONGEST_WALK, plan
+from hybridge.trt_plugins.reference.gated_delta_rule import gated_delta_rule
 from tests.support.kernel_calls import op_call, run_plan
-from trt_plugins.kernels.call import DeviceTraits, PackedRows
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.ops.gated_delta_rule import LONGEST_CHANNEL_WALK, LONGEST_WALK, plan
-from trt_plugins.reference.gated_delta_rule import gated_delta_rule
 
 pytestmark = pytest.mark.gpu
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from artifact.errors import EngineError
-from trt_plugins.kernels.handles import device_address, stream_handle
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.kernels.handles import device_address, stream_handle
 
 
 class Protocol:

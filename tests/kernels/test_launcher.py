@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("cuda.bindings.driver", reason="needs the cuda extra (cuda-bindings)")
 
-from artifact.errors import EngineError
-from trt_plugins.kernels import launcher
-from trt_plugins.kernels.call import CallPlan, KernelLaunch, Memory, PointerSource
-from trt_plugins.kernels.launcher import BoundPlan
-from trt_plugins.kernels.source import KernelSource
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.kernels import launcher
+from hybridge.trt_plugins.kernels.call import CallPlan, KernelLaunch, Memory, PointerSource
+from hybridge.trt_plugins.kernels.launcher import BoundPlan
+from hybridge.trt_plugins.kernels.source import KernelSource
 
 # CUlaunchConfig: grid and block sizes and shared bytes, then after padding the stream, attributes and their number.
 _STREAM = 32

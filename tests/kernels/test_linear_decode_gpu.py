@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from artifact.dtypes import DType
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.kernels.call import DeviceTraits
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.fused.linear_decode import LinearDecode, plan
 from tests.support.kernel_calls import ORIN, run_plan
-from trt_plugins.kernels.call import DeviceTraits
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.fused.linear_decode import LinearDecode, plan
 
 pytestmark = pytest.mark.gpu
 

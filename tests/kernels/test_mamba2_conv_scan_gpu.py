@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from hybridge.trt_plugins.kernels.call import DeviceTraits, PackedRows
+from hybridge.trt_plugins.kernels.catalog import plan
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.reference.mamba2_conv_scan import mamba2_conv_scan
 from tests.support.kernel_calls import op_call, run_plan
-from trt_plugins.kernels.call import DeviceTraits, PackedRows
-from trt_plugins.kernels.catalog import plan
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.reference.mamba2_conv_scan import mamba2_conv_scan
 
 pytestmark = pytest.mark.gpu
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from artifact.errors import UnsupportedError
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, Memory, PackedRows
+from hybridge.trt_plugins.kernels.compiler import compile_kernel
+from hybridge.trt_plugins.kernels.ops.mamba2_conv_scan import plan, sources
 from tests.support.kernel_calls import H200, ORIN, op_call
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, Memory, PackedRows
-from trt_plugins.kernels.compiler import compile_kernel
-from trt_plugins.kernels.ops.mamba2_conv_scan import plan, sources
 
 BF16, F32 = torch.bfloat16, torch.float32
 STEP, CONV, UPDATE, GATE = "mamba2_step", "causal_conv1d_update", "update_ssm_state_decode", "mamba2_gate"

@@ -10,8 +10,8 @@ import subprocess
 import numpy as np
 import pytest
 
+from hybridge.trt_plugins.kernels.source import source_folder
 from tests.support.activation_sweep import LIMIT, X, worst_error
-from trt_plugins.kernels.source import source_folder
 
 COMPILER = shutil.which("g++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")

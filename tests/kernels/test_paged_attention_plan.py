@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from hybridge.trt_plugins.kernels.call import PackedRows
+from hybridge.trt_plugins.kernels.ops import paged_attention
 from tests.kernels.test_paged_attention_decode_plan import call_of
 from tests.support.kernel_calls import H200
-from trt_plugins.kernels.call import PackedRows
-from trt_plugins.kernels.ops import paged_attention
 
 
 def test_tokens_of_as_many_rows_need_no_prefill() -> None:

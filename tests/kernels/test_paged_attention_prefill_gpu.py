@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from hybridge.trt_plugins.catalog import PACKED_OPS
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.ops import paged_attention_prefill
+from hybridge.trt_plugins.kernels.ops.paged_attention_call import PagedCall
+from hybridge.trt_plugins.kernels.ops.paged_attention_prefill import plan_prefill
+from hybridge.trt_plugins.reference.e4m3 import e4m3_from
+from hybridge.trt_plugins.reference.paged_attention import paged_attention, paged_attention_fp8
+from hybridge.trt_plugins.spec import OpSpec
 from tests.support.kernel_calls import layout_of, run_plan
-from trt_plugins.catalog import PACKED_OPS
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.ops import paged_attention_prefill
-from trt_plugins.kernels.ops.paged_attention_call import PagedCall
-from trt_plugins.kernels.ops.paged_attention_prefill import plan_prefill
-from trt_plugins.reference.e4m3 import e4m3_from
-from trt_plugins.reference.paged_attention import paged_attention, paged_attention_fp8
-from trt_plugins.spec import OpSpec
 
 pytestmark = pytest.mark.gpu
 

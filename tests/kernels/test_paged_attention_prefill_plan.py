@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.catalog import PACKED_OPS
+from hybridge.trt_plugins.kernels.architectures import CHECKED, capability_from_architecture
+from hybridge.trt_plugins.kernels.call import DeviceTraits, KernelLaunch, Memory, OpCall
+from hybridge.trt_plugins.kernels.layout import TensorLayout
+from hybridge.trt_plugins.kernels.ops.paged_attention_call import PagedCall
+from hybridge.trt_plugins.kernels.ops.paged_attention_prefill import MMA_FILE, WGMMA_FILE, plan_prefill, prefill_sources
+from hybridge.trt_plugins.plugins.targets import traits_from_capability
 from tests.support.kernel_calls import H200, ORIN
-from trt_plugins.catalog import PACKED_OPS
-from trt_plugins.kernels.architectures import CHECKED, capability_from_architecture
-from trt_plugins.kernels.call import DeviceTraits, KernelLaunch, Memory, OpCall
-from trt_plugins.kernels.layout import TensorLayout
-from trt_plugins.kernels.ops.paged_attention_call import PagedCall
-from trt_plugins.kernels.ops.paged_attention_prefill import MMA_FILE, WGMMA_FILE, plan_prefill, prefill_sources
-from trt_plugins.plugins.targets import traits_from_capability
 
 SPEC = PACKED_OPS["paged_attention"]
 BF16, F16, F32, I32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.INT32

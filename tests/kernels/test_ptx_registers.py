@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from artifact.errors import EngineError
-from trt_plugins.kernels import check
-from trt_plugins.kernels import source as source_module
-from trt_plugins.kernels.catalog import sources
-from trt_plugins.kernels.compiler import CompiledKernel, compile_kernel
-from trt_plugins.kernels.disk_cache import KernelCache
-from trt_plugins.kernels.ptx_registers import UnsetUse, unset_uses
-from trt_plugins.kernels.resource_report import ResourceReport
-from trt_plugins.kernels.source import KernelSource
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.kernels import check
+from hybridge.trt_plugins.kernels import source as source_module
+from hybridge.trt_plugins.kernels.catalog import sources
+from hybridge.trt_plugins.kernels.compiler import CompiledKernel, compile_kernel
+from hybridge.trt_plugins.kernels.disk_cache import KernelCache
+from hybridge.trt_plugins.kernels.ptx_registers import UnsetUse, unset_uses
+from hybridge.trt_plugins.kernels.resource_report import ResourceReport
+from hybridge.trt_plugins.kernels.source import KernelSource
 
 # A thread's number is loaded under a condition; a function that branches is called on it whatever the condition was.
 CODE = """
@@ -88,7 +88,7 @@ def unset_source(tmp_path, monkeypatch):
     (folder / "unset/unset.cu").write_text(CODE)
     (folder / "unset/params.cuh").write_text(PARAMS)
     for module in ("source", "compiler"):
-        monkeypatch.setattr(f"trt_plugins.kernels.{module}.source_folder", lambda: folder)
+        monkeypatch.setattr(f"hybridge.trt_plugins.kernels.{module}.source_folder", lambda: folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hybridge.trt_plugins.reference.replay import advance_states, delta_factors, ssm_factors
 from tests.kernels.test_candidates_gpu import BF16, F32, TOLERANCE, conv_call, delta_call, ssm_call
 from tests.support.speculative_rows import Call, CandidateRows, advancing_rows, check, held_rows
-from trt_plugins.reference.replay import advance_states, delta_factors, ssm_factors
 
 pytestmark = pytest.mark.gpu
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hybridge.trt_plugins.catalog import PACKED_OPS
+from hybridge.trt_plugins.kernels.call import OpCall
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.ops.reshape_and_cache import plan, plan_fp8
+from hybridge.trt_plugins.reference.reshape_and_cache import reshape_and_cache, reshape_and_cache_fp8
 from tests.support.kernel_calls import layout_of, run_plan
-from trt_plugins.catalog import PACKED_OPS
-from trt_plugins.kernels.call import OpCall
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.ops.reshape_and_cache import plan, plan_fp8
-from trt_plugins.reference.reshape_and_cache import reshape_and_cache, reshape_and_cache_fp8
 
 pytestmark = pytest.mark.gpu
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.catalog import PACKED_OPS
+from hybridge.trt_plugins.kernels.call import DeviceTraits, KernelLaunch, OpCall
+from hybridge.trt_plugins.kernels.layout import TensorLayout
+from hybridge.trt_plugins.kernels.ops.reshape_and_cache import plan, sources
 from tests.support.kernel_calls import H200, ORIN
-from trt_plugins.catalog import PACKED_OPS
-from trt_plugins.kernels.call import DeviceTraits, KernelLaunch, OpCall
-from trt_plugins.kernels.layout import TensorLayout
-from trt_plugins.kernels.ops.reshape_and_cache import plan, sources
 
 SPEC = PACKED_OPS["reshape_and_cache"]
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from artifact.dtypes import DType
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.fused.rms_norm import RmsNorm, plan
 from tests.support.kernel_calls import run_plan
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.fused.rms_norm import RmsNorm, plan
 
 pytestmark = pytest.mark.gpu
 

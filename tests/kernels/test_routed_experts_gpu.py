@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from artifact.dtypes import DType
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.fused import routed_experts, top_k_softmax
+from hybridge.trt_plugins.kernels.fused.routed_experts import ExpertsDecode
+from hybridge.trt_plugins.kernels.fused.top_k_softmax import TopKSoftmax
+from hybridge.trt_plugins.reference.routed_experts import routed_experts as reference
+from hybridge.trt_plugins.specs.routed_experts import EXPERT_ACTIVATIONS
 from tests.support.kernel_calls import run_plan
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.fused import routed_experts, top_k_softmax
-from trt_plugins.kernels.fused.routed_experts import ExpertsDecode
-from trt_plugins.kernels.fused.top_k_softmax import TopKSoftmax
-from trt_plugins.reference.routed_experts import routed_experts as reference
-from trt_plugins.specs.routed_experts import EXPERT_ACTIVATIONS
 
 pytestmark = pytest.mark.gpu
 

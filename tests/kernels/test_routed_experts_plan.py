@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import Memory, PointerSource
+from hybridge.trt_plugins.kernels.compiler import compile_kernel
+from hybridge.trt_plugins.kernels.fused import routed_experts, top_k_softmax
+from hybridge.trt_plugins.kernels.fused.routed_experts import ExpertsDecode
+from hybridge.trt_plugins.kernels.fused.top_k_softmax import TopKSoftmax
 from tests.support.kernel_calls import H200, ORIN
-from trt_plugins.kernels.call import Memory, PointerSource
-from trt_plugins.kernels.compiler import compile_kernel
-from trt_plugins.kernels.fused import routed_experts, top_k_softmax
-from trt_plugins.kernels.fused.routed_experts import ExpertsDecode
-from trt_plugins.kernels.fused.top_k_softmax import TopKSoftmax
 
 BASE = ExpertsDecode(
     1, 10, hidden=2048, intermediate=512, dtype=DType.BFLOAT16, activation="silu", gated=True, x_stride=2048

@@ -8,9 +8,9 @@ import subprocess
 
 import pytest
 
-from artifact.errors import HybridgeError
-from trt_plugins.kernels import structs
-from trt_plugins.kernels.source import source_folder
+from hybridge.artifact.errors import HybridgeError
+from hybridge.trt_plugins.kernels import structs
+from hybridge.trt_plugins.kernels.source import source_folder
 
 HEADER = """#pragma once
 #include "common/rows.cuh"
@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "common").symlink_to(source_folder() / "common")
     (tmp_path / "params.cuh").write_text(HEADER)
     monkeypatch.setattr(structs, "source_folder", lambda: tmp_path)
-    monkeypatch.setattr("trt_plugins.kernels.source.source_folder", lambda: tmp_path)
+    monkeypatch.setattr("hybridge.trt_plugins.kernels.source.source_folder", lambda: tmp_path)
     structs.struct_type.cache_clear()
     yield tmp_path
     structs.struct_type.cache_clear()

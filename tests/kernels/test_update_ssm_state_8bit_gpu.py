@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.ops.update_ssm_state_8bit import plan_8bit
+from hybridge.trt_plugins.reference.quantized_state import LARGEST, exact_state, quantized_state
+from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
 from tests.support.kernel_calls import op_call, run_plan
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.ops.update_ssm_state_8bit import plan_8bit
-from trt_plugins.reference.quantized_state import LARGEST, exact_state, quantized_state
-from trt_plugins.reference.update_ssm_state import update_ssm_state
 
 pytestmark = pytest.mark.gpu
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from artifact.errors import UnsupportedError
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import KernelLaunch, OpCall
+from hybridge.trt_plugins.kernels.ops.update_ssm_state_8bit import plan_8bit
 from tests.support.kernel_calls import H200, op_call
-from trt_plugins.kernels.call import KernelLaunch, OpCall
-from trt_plugins.kernels.ops.update_ssm_state_8bit import plan_8bit
 
 
 def call_of(rows: int, state: torch.dtype = torch.int8, time: int | None = None) -> OpCall:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
 from tests.support.kernel_calls import run_op
-from trt_plugins.reference.update_ssm_state import update_ssm_state
 
 pytestmark = pytest.mark.gpu
 

@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from artifact.errors import UnsupportedError
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import DeviceTraits, KernelLaunch, PackedRows
+from hybridge.trt_plugins.kernels.compiler import compile_kernel
+from hybridge.trt_plugins.kernels.ops.update_ssm_state import plan, sources
 from tests.support.kernel_calls import H200, ORIN, op_call
-from trt_plugins.kernels.call import DeviceTraits, KernelLaunch, PackedRows
-from trt_plugins.kernels.compiler import compile_kernel
-from trt_plugins.kernels.ops.update_ssm_state import plan, sources
 
 BF16, F32 = torch.bfloat16, torch.float32
 

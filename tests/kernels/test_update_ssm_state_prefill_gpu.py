@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from hybridge.trt_plugins.kernels.call import DeviceTraits, PackedRows
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill import plan_prefill
+from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
 from tests.support.kernel_calls import op_call, run_plan
-from trt_plugins.kernels.call import DeviceTraits, PackedRows
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.ops.update_ssm_state_prefill import plan_prefill
-from trt_plugins.reference.update_ssm_state import update_ssm_state
 
 pytestmark = pytest.mark.gpu
 

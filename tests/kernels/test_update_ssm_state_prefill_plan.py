@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from artifact.errors import UnsupportedError
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import CallPlan, Memory, OpCall, PackedRows
+from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill import plan_prefill, prefill_sources
 from tests.support.kernel_calls import H200, op_call
-from trt_plugins.kernels.call import CallPlan, Memory, OpCall, PackedRows
-from trt_plugins.kernels.ops.update_ssm_state_prefill import plan_prefill, prefill_sources
 
 ORIN = replace(H200, capability=(8, 7), multiprocessors=16, shared_bytes=166912)
 ADA = replace(H200, capability=(8, 9), multiprocessors=128, shared_bytes=101376)

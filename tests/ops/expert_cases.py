@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from artifact.dtypes import DType
-from trt_plugins.functions import attach_functions
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.functions import attach_functions
 
 
 @dataclass(frozen=True)

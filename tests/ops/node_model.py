@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from artifact.dtypes import DType
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.catalog import OPS
+from hybridge.trt_plugins.functions import attach_functions
+from hybridge.trt_plugins.spec import TensorSpec
 from tests.ops.cases import in_dtypes
 from tests.ops.oracle import ConvCase, DeltaCase, SsmCase
-from trt_plugins.catalog import OPS
-from trt_plugins.functions import attach_functions
-from trt_plugins.spec import TensorSpec
 
 OPSETS = [helper.make_opsetid("", 24), helper.make_opsetid("trt_edgellm", 1)]
 

@@ -12,10 +12,10 @@ import onnx
 import onnx_ir as ir
 from onnx import helper
 
-from artifact.dtypes import DType
-from trt_plugins.catalog import DOMAIN, OPS, PACKED_OPS, spec_of
-from trt_plugins.functions import attach_functions
-from trt_plugins.specs.packed import PACKED_VERSION, is_packed, is_pool
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.catalog import DOMAIN, OPS, PACKED_OPS, spec_of
+from hybridge.trt_plugins.functions import attach_functions
+from hybridge.trt_plugins.specs.packed import PACKED_VERSION, is_packed, is_pool
 
 # A padding row of so many tokens stands in front of the last row, and as many slots as this belong to nobody.
 PADDING_TOKENS, FREE_SLOTS = 2, 3
@@ -120,8 +120,8 @@ def run_model(model: onnx.ModelProto, arrays: Mapping[str, np.ndarray | None]) -
     """The outputs of ``model`` in ONNX Runtime, float32."""
     import onnxruntime as ort
 
-    from runtime.engines.onnxruntime.kernels import installed_kernels
-    from runtime.engines.onnxruntime.opset import lower_opset
+    from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
+    from hybridge.runtime.engines.onnxruntime.opset import lower_opset
 
     onnx.checker.check_model(model)
     lowered = ir.serde.deserialize_model(model)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from hybridge.trt_plugins.catalog import SPECULATIVE_OPS
+from hybridge.trt_plugins.specs.packed import is_pool
 from tests.ops.packed_calls import FREE_SLOTS, PackedCall, packed_call
-from trt_plugins.catalog import SPECULATIVE_OPS
-from trt_plugins.specs.packed import is_pool
 
 CANDIDATES = 5
 # Rows of as many tokens as slots, of one, none, fewer and more; then one that keeps its last state alone.

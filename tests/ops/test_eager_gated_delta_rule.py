@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact.errors import UnsupportedError
+from hybridge.artifact.errors import UnsupportedError
 from tests.ops.cases import delta_case, in_dtypes, poisoned, rounded_case
 from tests.ops.oracle import DeltaCase, delta_step_loop, relative_error
 from tests.ops.torch_call import as_float64, run_delta, tensors

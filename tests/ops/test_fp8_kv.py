@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from hybridge.trt_plugins import torch_ops
+from hybridge.trt_plugins.catalog import PACKED_OPS
 from tests.ops.packed_calls import packed_model, run_model
 from tests.ops.test_paged_attention import CASES, SIZES, cache_arrays, check
-from trt_plugins import torch_ops
-from trt_plugins.catalog import PACKED_OPS
 
 SLOTS = {"some": [7, -1, 0, 9, -1, 3], "first-has-none": [-1, 5], "none": [-1, -1], "one": [11]}
 

@@ -18,8 +18,8 @@ from tests.ops.oracle import DeltaCase, delta_step_loop, relative_error
 from tests.support.effort import examples
 
 ort = pytest.importorskip("onnxruntime", reason="needs the onnxruntime package")
-from runtime.engines.onnxruntime.kernels import installed_kernels  # noqa: E402 (needs onnxruntime)
-from runtime.engines.onnxruntime.opset import lower_opset  # noqa: E402
+from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels  # noqa: E402 (needs onnxruntime)
+from hybridge.runtime.engines.onnxruntime.opset import lower_opset  # noqa: E402
 
 TOLERANCE = {"float32": 1e-5, "float16": 4e-4, "bfloat16": 2.5e-3}
 DECAYS = ["head", "key_channel"]

@@ -9,11 +9,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from artifact.errors import ExportError, UnsupportedError
+from hybridge.artifact.errors import ExportError, UnsupportedError
+from hybridge.trt_plugins.checks import check_op_nodes
+from hybridge.trt_plugins.functions import attach_functions
 from tests.ops.cases import conv_case, ssm_case
 from tests.ops.node_model import OPSETS, node_model, types_of
-from trt_plugins.checks import check_op_nodes
-from trt_plugins.functions import attach_functions
 
 SSM_TYPES = types_of(ssm_case((1,), 1), "float16")
 CONV_TYPES = types_of(conv_case((1,), 1), "float16")

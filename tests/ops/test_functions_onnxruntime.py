@@ -18,8 +18,8 @@ from tests.ops.oracle import ConvCase, SsmCase, conv_step_loop, relative_error, 
 from tests.support.effort import examples
 
 ort = pytest.importorskip("onnxruntime", reason="needs the onnxruntime package")
-from runtime.engines.onnxruntime.kernels import installed_kernels  # noqa: E402 (needs onnxruntime)
-from runtime.engines.onnxruntime.opset import lower_opset  # noqa: E402
+from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels  # noqa: E402 (needs onnxruntime)
+from hybridge.runtime.engines.onnxruntime.opset import lower_opset  # noqa: E402
 
 LENGTHS = [1, 2, 5, 63, 64, 65, 127, 200, 500]
 # By the type of the output: fp32 inside and one rounding, whatever the types of the inputs.

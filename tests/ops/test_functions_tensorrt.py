@@ -5,10 +5,10 @@ from __future__ import annotations
 import onnx
 import pytest
 
+from hybridge.trt_plugins.build.model import fix_axes
 from tests.ops.cases import conv_case, delta_case, ssm_case
 from tests.ops.expert_cases import expert_model
 from tests.ops.node_model import node_model, types_of
-from trt_plugins.build.model import fix_axes
 
 trt = pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 

@@ -12,11 +12,11 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from artifact.errors import UnsupportedError
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins import torch_ops
 from tests.ops.cases import rounded
 from tests.ops.node_model import node_model
 from tests.ops.oracle import ConvCase, SsmCase, conv_step_loop, relative_error, ssm_step_loop
-from trt_plugins import torch_ops
 
 OP = "mamba2_conv_scan"
 ATTRIBUTES: dict[str, Any] = {"activation": "silu", "dt_softplus": 1, "time_step_min": 0.0, "time_step_max": np.inf}
@@ -165,8 +165,8 @@ def test_channels_that_are_no_groups_are_refused() -> None:
 @cache
 def session(types: tuple[tuple[str, str], ...], has_time: bool, channels: int) -> Any:
     ort = pytest.importorskip("onnxruntime", reason="needs the onnxruntime package")
-    from runtime.engines.onnxruntime.kernels import installed_kernels
-    from runtime.engines.onnxruntime.opset import lower_opset
+    from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
+    from hybridge.runtime.engines.onnxruntime.opset import lower_opset
 
     model = node_model(OP, dict(types), {"conv_dim": channels, "kernel": 4}, ATTRIBUTES, has_time, wide_interface=True)
     onnx.checker.check_model(model)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from artifact.errors import UnsupportedError
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins import torch_ops
+from hybridge.trt_plugins.catalog import OPS, PACKED_OPS, spec_of
+from hybridge.trt_plugins.specs.packed import is_packed, is_pool, packed_form
 from tests.ops.cases import conv_case, delta_case, in_dtypes, rounded_case, ssm_case
 from tests.ops.oracle import conv_step_loop, delta_step_loop, relative_error, ssm_step_loop
 from tests.ops.packed_calls import PackedCall, packed_call, packed_model, run_model
 from tests.ops.test_mamba2_conv_scan import case_of, expected, in_types, types_of
-from trt_plugins import torch_ops
-from trt_plugins.catalog import OPS, PACKED_OPS, spec_of
-from trt_plugins.specs.packed import is_packed, is_pool, packed_form
 
 # Rows of many tokens, of one and of none; the second half begins a chunk of the scans.
 LENGTHS = (66, 1, 0, 7, 1)

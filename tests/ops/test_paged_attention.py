@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from hybridge.trt_plugins import torch_ops
+from hybridge.trt_plugins.catalog import PACKED_OPS
 from tests.ops.oracle import relative_error
 from tests.ops.packed_calls import packed_model, run_model
-from trt_plugins import torch_ops
-from trt_plugins.catalog import PACKED_OPS
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
 SIZES = {"heads": 6, "kv_heads": 2, "head_dim": 5}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the export extra (torch)")
-from artifact.errors import UnsupportedError  # noqa: E402 (needs torch)
-from trt_plugins.reference.quantized_state import LARGEST, exact_state, quantized_state  # noqa: E402
+from hybridge.artifact.errors import UnsupportedError  # noqa: E402 (needs torch)
+from hybridge.trt_plugins.reference.quantized_state import LARGEST, exact_state, quantized_state  # noqa: E402
 
 
 def numbers_of(dtype: Any) -> np.ndarray:

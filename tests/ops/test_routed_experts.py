@@ -14,18 +14,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact.errors import UnsupportedError
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins import torch_ops
+from hybridge.trt_plugins.catalog import OPS
+from hybridge.trt_plugins.specs.routed_experts import EXPERT_ACTIVATIONS
 from tests.ops.cases import rounded
 from tests.ops.expert_cases import ExpertCase, expert_case, expert_loop, expert_model
 from tests.ops.oracle import relative_error
 from tests.support.effort import examples
-from trt_plugins import torch_ops
-from trt_plugins.catalog import OPS
-from trt_plugins.specs.routed_experts import EXPERT_ACTIVATIONS
 
 ort = pytest.importorskip("onnxruntime", reason="needs the onnxruntime package")
-from runtime.engines.onnxruntime.kernels import installed_kernels  # noqa: E402 (needs onnxruntime)
-from runtime.engines.onnxruntime.opset import lower_opset  # noqa: E402
+from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels  # noqa: E402 (needs onnxruntime)
+from hybridge.runtime.engines.onnxruntime.opset import lower_opset  # noqa: E402
 
 FORMS = [(name, gated) for name in EXPERT_ACTIVATIONS for gated in (0, 1)]
 

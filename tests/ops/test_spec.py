@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
-from trt_plugins.call_check import TensorType, check_call
-from trt_plugins.catalog import OPS, spec_of
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.call_check import TensorType, check_call
+from hybridge.trt_plugins.catalog import OPS, spec_of
 
 F16, F32 = DType.FLOAT16, DType.FLOAT32
 SSM, CONV = OPS["update_ssm_state"], OPS["causal_conv1d"]
@@ -123,6 +123,7 @@ def test_unknown_operator_lists_the_known_ones() -> None:
 
 
 def test_catalog_needs_neither_torch_nor_onnx() -> None:
-    code = "import sys, trt_plugins.catalog, trt_plugins.call_check; print({'torch', 'onnx'} & set(sys.modules))"
+    modules = "hybridge.trt_plugins.catalog, hybridge.trt_plugins.call_check"
+    code = f"import sys, {modules}; print({{'torch', 'onnx'}} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"

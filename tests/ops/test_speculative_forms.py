@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from artifact.errors import UnsupportedError
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins import torch_ops
+from hybridge.trt_plugins.catalog import PACKED_OPS, SPECULATIVE_OPS, spec_of
+from hybridge.trt_plugins.specs.packed import is_pool
+from hybridge.trt_plugins.specs.speculative import speculative_form
 from tests.ops.cases import conv_case, delta_case, ssm_case
 from tests.ops.oracle import conv_step_loop, delta_step_loop, relative_error, ssm_step_loop
 from tests.ops.packed_calls import packed_call, packed_model, run_model
 from tests.ops.speculative_calls import LENGTHS, SpeculativeCall, pools_after, speculative_call
 from tests.ops.test_mamba2_conv_scan import case_of, expected
 from tests.ops.test_packed_forms import TOLERANCE, typed_case
-from trt_plugins import torch_ops
-from trt_plugins.catalog import PACKED_OPS, SPECULATIVE_OPS, spec_of
-from trt_plugins.specs.packed import is_pool
-from trt_plugins.specs.speculative import speculative_form
 
 LONGEST = max(LENGTHS)
 CHANNELS = {"decay": "key_channel"}

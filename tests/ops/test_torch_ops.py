@@ -11,13 +11,13 @@ import pytest
 import torch
 from onnx import defs
 
-from artifact.errors import UnsupportedError
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins import torch_ops
+from hybridge.trt_plugins.catalog import all_specs
+from hybridge.trt_plugins.onnx_schema import register_schemas
 from tests.ops.cases import conv_case, delta_case, in_dtypes, ssm_case
 from tests.ops.torch_call import run_conv, run_ssm, tensors
 from tests.ops.traced import traced_layer
-from trt_plugins import torch_ops
-from trt_plugins.catalog import all_specs
-from trt_plugins.onnx_schema import register_schemas
 
 SSM_ATTRIBUTES = (1, 0.0, math.inf, 64)
 
@@ -100,6 +100,6 @@ def test_onnx_schemas_match_the_specs() -> None:
 
 
 def test_importing_torch_ops_does_not_import_torch() -> None:
-    code = "import sys; from trt_plugins import torch_ops; print('torch' in sys.modules)"
+    code = "import sys; from hybridge.trt_plugins import torch_ops; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

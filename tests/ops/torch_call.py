@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from hybridge.trt_plugins import torch_ops
 from tests.ops.oracle import ConvCase, DeltaCase, SsmCase
-from trt_plugins import torch_ops
 
 
 def tensors(case: ConvCase | SsmCase | DeltaCase, dtypes: dict[str, str]) -> list[torch.Tensor | None]:

@@ -8,7 +8,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from trt_plugins import torch_ops
+from hybridge.trt_plugins import torch_ops
 
 HEADS, HEAD_DIM, GROUPS, STATE, KERNEL = 4, 2, 1, 3, 4
 CHANNELS = HEADS * HEAD_DIM + 2 * GROUPS * STATE

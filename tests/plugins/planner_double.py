@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
-from trt_plugins.catalog import spec_of
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
-from trt_plugins.plugins.fields import FieldValues
-from trt_plugins.plugins.layer import PluginLayer, layer_from_fields
-from trt_plugins.plugins.op_plugin import OpPlugin
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.catalog import spec_of
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
+from hybridge.trt_plugins.plugins.fields import FieldValues
+from hybridge.trt_plugins.plugins.layer import PluginLayer, layer_from_fields
+from hybridge.trt_plugins.plugins.op_plugin import OpPlugin
 
 ADA = DeviceTraits(capability=(8, 9), multiprocessors=128, shared_bytes=101376, l2_bytes=72 << 20)
 SIZES = {"batch": 3, "time": 5, "heads": 4, "head_dim": 8, "groups": 2, "state_size": 16, "conv_dim": 24, "kernel": 4}

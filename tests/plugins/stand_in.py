@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from artifact.dtypes import DType
-from trt_plugins.plugins.data_types import trt_from_dtype
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.plugins.data_types import trt_from_dtype
 
 __version__ = "stand-in"
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.kernels.catalog import dense_operators, variants
+from hybridge.trt_plugins.plugins.registration import PluginRegistration
 from tests.support.plugin_calls import PluginCall, created_plugin, plugin_call
-from trt_plugins.kernels.catalog import dense_operators, variants
-from trt_plugins.plugins.registration import PluginRegistration
 
 pytestmark = pytest.mark.gpu
 

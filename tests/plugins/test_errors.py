@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from artifact.errors import EngineError
-from trt_plugins.plugins.errors import PluginErrors
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.plugins.errors import PluginErrors
 
 
 def test_the_first_error_counts_and_is_taken_once() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError, UnsupportedError
-from trt_plugins.catalog import spec_of
-from trt_plugins.plugins.fields import CAPABILITIES, LAYER, WORKSPACE, make_fields, values_from_fields
-from trt_plugins.plugins.layer import PluginLayer, Workspace, layer_from_fields
+from hybridge.artifact.errors import EngineError, UnsupportedError
+from hybridge.trt_plugins.catalog import spec_of
+from hybridge.trt_plugins.plugins.fields import CAPABILITIES, LAYER, WORKSPACE, make_fields, values_from_fields
+from hybridge.trt_plugins.plugins.layer import PluginLayer, Workspace, layer_from_fields
 
 SSM, CONV = spec_of("update_ssm_state"), spec_of("causal_conv1d")
 SSM_VALUES = {"dt_softplus": 0, "time_step_min": -math.inf, "time_step_max": 0.1, "chunk_size": 256}

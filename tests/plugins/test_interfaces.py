@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from artifact.dtypes import DType
-from artifact.errors import EngineError
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.kernels.catalog import plugin_specs
+from hybridge.trt_plugins.plugins.data_types import trt_from_dtype
+from hybridge.trt_plugins.plugins.fields import ALIASED, CAPABILITIES, make_fields
+from hybridge.trt_plugins.plugins.registration import PluginRegistration
+from hybridge.trt_plugins.spec import OpSpec
 from tests.plugins import stand_in
 from tests.plugins.planner_double import FAILING_STREAM, DeviceDouble, input_dtypes, input_shapes, plan_by_shape
 from tests.plugins.stand_in import dynamic_desc, tensor_desc
-from trt_plugins.kernels.catalog import plugin_specs
-from trt_plugins.plugins.data_types import trt_from_dtype
-from trt_plugins.plugins.fields import ALIASED, CAPABILITIES, make_fields
-from trt_plugins.plugins.registration import PluginRegistration
-from trt_plugins.spec import OpSpec
 
 F16, F32 = DType.FLOAT16, DType.FLOAT32
 
@@ -45,7 +45,7 @@ def created(trt: Any, registration: PluginRegistration, op: str = "update_ssm_st
 
 
 def creator_spec(op: str, version: int = 1) -> Any:
-    from trt_plugins.catalog import spec_of
+    from hybridge.trt_plugins.catalog import spec_of
 
     return spec_of(op, version)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from hybridge.trt_plugins.catalog import spec_of
+from hybridge.trt_plugins.kernels.call import DeviceTraits, Memory
+from hybridge.trt_plugins.kernels.catalog import dense_operators, plan
+from hybridge.trt_plugins.plugins.kernel_calls import plugin_plan
+from hybridge.trt_plugins.specs.packed import PACKED_VERSION
+from hybridge.trt_plugins.specs.speculative import SPECULATIVE_VERSION
 from tests.plugins.test_workspace_bound import SIZES, call_range
-from trt_plugins.catalog import spec_of
-from trt_plugins.kernels.call import DeviceTraits, Memory
-from trt_plugins.kernels.catalog import dense_operators, plan
-from trt_plugins.plugins.kernel_calls import plugin_plan
-from trt_plugins.specs.packed import PACKED_VERSION
-from trt_plugins.specs.speculative import SPECULATIVE_VERSION
 
 HOPPER = DeviceTraits((9, 0), 132, 232448, 50 << 20)
 FORMS = [

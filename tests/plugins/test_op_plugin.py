@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from artifact.dtypes import DType
-from artifact.errors import EngineError, UnsupportedError
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError, UnsupportedError
+from hybridge.trt_plugins.kernels.layout import TensorLayout
+from hybridge.trt_plugins.plugins.calls import largest_workspace
+from hybridge.trt_plugins.plugins.op_plugin import READY_SHAPES, OpPlugin
 from tests.plugins.planner_double import (
     ADA,
     SIZES,
@@ -15,9 +18,6 @@ from tests.plugins.planner_double import (
     op_plugin,
     plan_by_shape,
 )
-from trt_plugins.kernels.layout import TensorLayout
-from trt_plugins.plugins.calls import largest_workspace
-from trt_plugins.plugins.op_plugin import READY_SHAPES, OpPlugin
 
 OPS = ["causal_conv1d", "update_ssm_state"]
 F16, BF16, F32, I32 = DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.INT32

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from hybridge.trt_plugins.catalog import spec_of
+from hybridge.trt_plugins.kernels.catalog import dense_operators
+from hybridge.trt_plugins.plugins.registration import PluginRegistration
+from hybridge.trt_plugins.specs.packed import PACKED_VERSION, is_pool
+from hybridge.trt_plugins.specs.speculative import SPECULATIVE_VERSION, is_speculative
 from tests.plugins.test_enqueue_gpu import ATTRIBUTES, BF16, F32, LAUNCHES, SIZES, TOLERANCE
 from tests.support.plugin_calls import PluginCall, created_plugin, packed_plugin_call
-from trt_plugins.catalog import spec_of
-from trt_plugins.kernels.catalog import dense_operators
-from trt_plugins.plugins.registration import PluginRegistration
-from trt_plugins.specs.packed import PACKED_VERSION, is_pool
-from trt_plugins.specs.speculative import SPECULATIVE_VERSION, is_speculative
 
 pytestmark = pytest.mark.gpu
 

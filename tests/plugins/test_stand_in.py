@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from hybridge.trt_plugins.plugins.interfaces import make_plugin_class
 from tests.plugins import stand_in
 from tests.plugins.conftest import installed_tensorrt
-from trt_plugins.plugins.interfaces import make_plugin_class
 
 trt = importlib.import_module(installed_tensorrt())
 

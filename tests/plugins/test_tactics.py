@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.kernels.call import DeviceTraits, OpCall
+from hybridge.trt_plugins.kernels.catalog import dense_operators, plan, variants
+from hybridge.trt_plugins.kernels.layout import TensorLayout
+from hybridge.trt_plugins.plugins.calls import CallRange, largest_workspace
+from hybridge.trt_plugins.plugins.op_plugin import OpPlugin
+from hybridge.trt_plugins.plugins.tactics import tactics
 from tests.plugins.planner_double import DeviceDouble, plugin_layer
 from tests.plugins.test_workspace_bound import SIZES, call_range
-from trt_plugins.kernels.call import DeviceTraits, OpCall
-from trt_plugins.kernels.catalog import dense_operators, plan, variants
-from trt_plugins.kernels.layout import TensorLayout
-from trt_plugins.plugins.calls import CallRange, largest_workspace
-from trt_plugins.plugins.op_plugin import OpPlugin
-from trt_plugins.plugins.tactics import tactics
 
 HOPPER = DeviceTraits((9, 0), 132, 232448, 50 << 20)
 # Batch and time of a profile, least and most; of products the sizes that only some GPUs have.

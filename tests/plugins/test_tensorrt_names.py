@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.build.tensorrt_library import TensorRTLibrary
 from tests.plugins.conftest import installed_tensorrt
-from trt_plugins.build.tensorrt_library import TensorRTLibrary
 
 NAME = installed_tensorrt()
 trt = importlib.import_module(NAME)

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact.dtypes import DType
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.catalog import spec_of
+from hybridge.trt_plugins.kernels.architectures import CHECKED, capability_from_architecture
+from hybridge.trt_plugins.kernels.call import DeviceTraits
+from hybridge.trt_plugins.kernels.catalog import dense_operators, plan
+from hybridge.trt_plugins.plugins.calls import CallRange, largest_workspace
+from hybridge.trt_plugins.plugins.targets import traits_from_capability
+from hybridge.trt_plugins.specs.packed import PACKED_VERSION
+from hybridge.trt_plugins.specs.speculative import SPECULATIVE_VERSION
 from tests.support.effort import examples
-from trt_plugins.catalog import spec_of
-from trt_plugins.kernels.architectures import CHECKED, capability_from_architecture
-from trt_plugins.kernels.call import DeviceTraits
-from trt_plugins.kernels.catalog import dense_operators, plan
-from trt_plugins.plugins.calls import CallRange, largest_workspace
-from trt_plugins.plugins.targets import traits_from_capability
-from trt_plugins.specs.packed import PACKED_VERSION
-from trt_plugins.specs.speculative import SPECULATIVE_VERSION
 
 MOST = {"batch": 6, "time": 700, "tokens": 300, "rows": 40, "row_bounds": 41}
 SIZES = {

@@ -8,8 +8,8 @@ import re
 import pytest
 
 from hybridge import errors
-from runtime.generation import Generation
-from runtime.sampling import SamplingParams
+from hybridge.runtime.generation import Generation
+from hybridge.runtime.sampling import SamplingParams
 from tests.project.test_wheel import ROOT
 
 PAGE = ROOT / "docs" / "python_api.md"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from artifact import limits
+from hybridge.artifact import limits
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 UNITS = {"KIB": "KiB", "MIB": "MiB", "GIB": "GiB"}

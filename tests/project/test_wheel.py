@@ -76,7 +76,7 @@ def test_command_runs_outside_the_checkout(installed: Path, tmp_path: Path) -> N
 
 def test_data_folders_are_found_in_the_wheel(installed: Path, tmp_path: Path) -> None:
     code = (
-        "import artifact.resources as r\n"
+        "import hybridge.artifact.resources as r\n"
         "for name in ('configs', 'plugin_src'): print(r.data_folder(name))\n"
         "print(len(list(r.data_folder('configs').glob('*.toml'))))"
     )

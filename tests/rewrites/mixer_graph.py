@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from artifact.dtypes import DType
-from trt_plugins.functions import attach_functions
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.functions import attach_functions
 
 HEADS, HEAD_DIM, GROUPS, STATE_SIZE, KERNEL = 6, 8, 2, 16, 4
 INNER, WIDTH = HEADS * HEAD_DIM, GROUPS * STATE_SIZE

@@ -14,8 +14,13 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from artifact.config import RuntimeConfig
-from artifact.errors import UnsupportedError
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.catalog import SPECULATIVE_OPS
+from hybridge.trt_plugins.checks import check_op_nodes
+from hybridge.trt_plugins.rewrites.held_states import HeldStates, held_states
+from hybridge.trt_plugins.specs.packed import is_packed, is_pool
+from hybridge.trt_plugins.value_types import node_attributes, operator_nodes
 from tests.ops.oracle import (
     ConvCase,
     DeltaCase,
@@ -26,16 +31,11 @@ from tests.ops.oracle import (
     ssm_step_loop,
 )
 from tests.support.artifacts import ArtifactCache, Exported
-from trt_plugins.catalog import SPECULATIVE_OPS
-from trt_plugins.checks import check_op_nodes
-from trt_plugins.rewrites.held_states import HeldStates, held_states
-from trt_plugins.specs.packed import is_packed, is_pool
-from trt_plugins.value_types import node_attributes, operator_nodes
 
 ort = pytest.importorskip("onnxruntime", reason="needs the onnxruntime package")
 pytest.importorskip("transformers", reason="needs the export extra (transformers)")
-from runtime.engines.onnxruntime.kernels import installed_kernels  # noqa: E402 (needs onnxruntime)
-from runtime.engines.onnxruntime.opset import lower_opset  # noqa: E402
+from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels  # noqa: E402 (needs onnxruntime)
+from hybridge.runtime.engines.onnxruntime.opset import lower_opset  # noqa: E402
 
 CANDIDATES, BLOCK, BLOCKS_OF_ROW, SLOTS = 3, 8, 2, 17
 # Of each row: its tokens, of which the first has as many as a step takes, how many are right, and its slot.

@@ -11,17 +11,17 @@ import onnx_ir as ir
 import pytest
 from onnx import helper
 
-from artifact.dtypes import DType
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.checks import check_op_nodes
+from hybridge.trt_plugins.functions import attach_functions
+from hybridge.trt_plugins.rewrites.joined_mixers import with_joined_mixers
+from hybridge.trt_plugins.rewrites.mamba2_mixer import find_mixers
+from hybridge.trt_plugins.value_types import node_attributes
 from tests.rewrites.mixer_graph import INNER, LIMITS, OUTPUTS, mixer_feeds, mixer_model
-from trt_plugins.checks import check_op_nodes
-from trt_plugins.functions import attach_functions
-from trt_plugins.rewrites.joined_mixers import with_joined_mixers
-from trt_plugins.rewrites.mamba2_mixer import find_mixers
-from trt_plugins.value_types import node_attributes
 
 ort = pytest.importorskip("onnxruntime", reason="needs the onnxruntime package")
-from runtime.engines.onnxruntime.kernels import installed_kernels  # noqa: E402 (needs onnxruntime)
-from runtime.engines.onnxruntime.opset import lower_opset  # noqa: E402
+from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels  # noqa: E402 (needs onnxruntime)
+from hybridge.runtime.engines.onnxruntime.opset import lower_opset  # noqa: E402
 
 
 def joined(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -16,21 +16,23 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
 
-from runtime.engines.artifact_graph import read_model
-from runtime.engines.onnxruntime.activations import use_exact_activations
-from runtime.engines.onnxruntime.graph_edit import remove_dead_code
-from runtime.engines.onnxruntime.graph_form import GraphForm
-from runtime.engines.onnxruntime.kernels import Kernels, installed_kernels, quiet_options
-from runtime.engines.onnxruntime.op_bodies import use_op_bodies
-from runtime.engines.onnxruntime.opset import lower_opset
-from runtime.engines.onnxruntime.paged_forms import PagedForm
-from runtime.engines.onnxruntime.paged_rewrite import rewrite_paged
-from runtime.engines.onnxruntime.rewrite import rewrite, widen_only
-from runtime.engines.torch.fusion import Phase, fuse_graph
-from runtime.engines.torch.fusion.elementwise import fuse_elementwise
-from runtime.engines.torch.graph import tidy_graph
-from runtime.engines.torch.program import compile_program
-from runtime.engines.torch.weights import WeightStore
+from hybridge.runtime.engines.artifact_graph import read_model
+from hybridge.runtime.engines.onnxruntime.activations import use_exact_activations
+from hybridge.runtime.engines.onnxruntime.graph_edit import remove_dead_code
+from hybridge.runtime.engines.onnxruntime.graph_form import GraphForm
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels, installed_kernels, quiet_options
+from hybridge.runtime.engines.onnxruntime.op_bodies import use_op_bodies
+from hybridge.runtime.engines.onnxruntime.opset import lower_opset
+from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
+from hybridge.runtime.engines.onnxruntime.paged_rewrite import rewrite_paged
+from hybridge.runtime.engines.onnxruntime.rewrite import rewrite, widen_only
+from hybridge.runtime.engines.torch.fusion import Phase, fuse_graph
+from hybridge.runtime.engines.torch.fusion.elementwise import fuse_elementwise
+from hybridge.runtime.engines.torch.graph import tidy_graph
+from hybridge.runtime.engines.torch.program import compile_program
+from hybridge.runtime.engines.torch.weights import WeightStore
+from hybridge.trt_plugins.functions import attach_functions
+from hybridge.trt_plugins.specs.routed_experts import EXPERT_ACTIVATIONS
 from tests.ops.oracle import ConvCase, DeltaCase, SsmCase
 from tests.ops.torch_call import run_conv, run_delta, run_ssm, tensors
 from tests.runtime.onnxruntime.op_graphs import KERNELS, op_model, run_op
@@ -38,8 +40,6 @@ from tests.support.activation_sweep import LIMIT, X, worst_error
 from tests.support.artifacts import ArtifactCache, Exported
 from tests.support.export_cases import CASES
 from tests.support.tiny_models import EXPERTS
-from trt_plugins.functions import attach_functions
-from trt_plugins.specs.routed_experts import EXPERT_ACTIVATIONS
 
 INSTALLED = installed_kernels()
 # Nodes from x to y, by the activation that they are.

@@ -8,13 +8,13 @@ import time
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError, RequestError
-from runtime.async_llm import AsyncLLM
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
-from runtime.scheduler import Priority
-from runtime.serving.settings import ServingSettings
-from runtime.text import Tokenizer
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.async_llm import AsyncLLM
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.scheduler import Priority
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.text import Tokenizer
 from tests.runtime.generation.toy_llm import VOCAB
 from tests.runtime.text.tokenizer_files import byte_level_tokenizer
 from tests.runtime.toy_engine import HYBRID

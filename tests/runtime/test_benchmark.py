@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from artifact.errors import RequestError
-from runtime import benchmark
-from runtime.benchmark import Distribution, run_benchmark
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime import benchmark
+from hybridge.runtime.benchmark import Distribution, run_benchmark
 from tests.runtime.toy_engine import ToyEngine, toy_config
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from artifact.errors import EngineError
-from runtime import async_llm, llm
-from runtime.async_llm import AsyncLLM
-from runtime.llm import LLM
-from runtime.serving.settings import ServingSettings
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime import async_llm, llm
+from hybridge.runtime.async_llm import AsyncLLM
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.serving.settings import ServingSettings
 from tests.runtime.generation.toy_llm import VOCAB
 from tests.runtime.text.tokenizer_files import byte_level_tokenizer
 from tests.runtime.toy_engine import HYBRID

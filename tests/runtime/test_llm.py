@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact.errors import ArtifactError, EngineError, RequestError
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
+from hybridge.artifact.errors import ArtifactError, EngineError, RequestError
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
 from tests.runtime.generation.toy_llm import VOCAB, engine_of, greedy, toy_llm
 from tests.runtime.sandbox.test_process import children, needs_proc
 from tests.runtime.toy_engine import ToyEngine, toy_config

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError, RequestError
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
-from runtime.serving.settings import ServingSettings
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.settings import ServingSettings
 from tests.runtime.generation.toy_llm import VOCAB, toy_llm
 from tests.runtime.text.tokenizer_files import byte_level_tokenizer
 from tests.runtime.toy_engine import HYBRID

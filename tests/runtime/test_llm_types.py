@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.generation import Generation
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
-from runtime.score import Score
-from runtime.turns import PieceStream
+from hybridge.runtime.generation import Generation
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.score import Score
+from hybridge.runtime.turns import PieceStream
 from tests.runtime.generation.toy_llm import toy_llm
 
 if TYPE_CHECKING:

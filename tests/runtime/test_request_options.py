@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from artifact.errors import RequestError
-from runtime.llm import LLM
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.sampling import SamplingParams
-from runtime.scheduler import Priority
-from runtime.serving.settings import ServingSettings
-from runtime.speculation import SpeculationSettings
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.scheduler import Priority
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.speculation import SpeculationSettings
 from tests.runtime import toy_engine, toy_paged_engine
 from tests.runtime.generation.toy_llm import VOCAB, toy_llm
 from tests.runtime.sampling.edited import best_continuation
@@ -146,7 +146,7 @@ def test_a_prompt_is_read_beside_rows_with_draft_tokens(tmp_path: Path) -> None:
 
 
 def test_one_step_gives_few_logits_of_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.serving.loop_memory.PROMPT_LOGITS_BYTES", 7 * 4 * VOCAB)
+    monkeypatch.setattr("hybridge.runtime.serving.loop_memory.PROMPT_LOGITS_BYTES", 7 * 4 * VOCAB)
     with paged_llm(tmp_path) as llm:
         given, step = [], llm.engine.step
         monkeypatch.setattr(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from artifact.errors import RequestError
-from runtime.serving_benchmark import RequestTimes, Workload, serving_report
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.serving_benchmark import RequestTimes, Workload, serving_report
 
 
 def test_latencies_and_rates_of_known_times() -> None:

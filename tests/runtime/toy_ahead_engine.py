@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runtime.engines.paged import HostCopy, PackedInputs
-from runtime.engines.step_result import ArrayResult, StepResult
+from hybridge.runtime.engines.paged import HostCopy, PackedInputs
+from hybridge.runtime.engines.step_result import ArrayResult, StepResult
 from tests.runtime.toy_paged_engine import ToyPagedEngine
 
 

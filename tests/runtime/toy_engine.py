@@ -12,12 +12,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from artifact.bindings import Binding, GraphBindings
-from artifact.config import ATTENTION, RECURRENT_LAYER_TYPES, KVLayerConfig, RecurrentLayerConfig, RuntimeConfig
-from artifact.dtypes import DType
-from artifact.errors import EngineError, RequestError
-from artifact.names import conv_state, past_key, past_value, present, recurrent_state
-from runtime.engines.base import Engine, StateBuffer, StateSet, StepInputs
+from hybridge.artifact.bindings import Binding, GraphBindings
+from hybridge.artifact.config import (
+    ATTENTION,
+    RECURRENT_LAYER_TYPES,
+    KVLayerConfig,
+    RecurrentLayerConfig,
+    RuntimeConfig,
+)
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.artifact.names import conv_state, past_key, past_value, present, recurrent_state
+from hybridge.runtime.engines.base import Engine, StateBuffer, StateSet, StepInputs
 
 HYBRID = ("mamba", "mlp", "attention", "mamba", "moe", "attention")
 PURE_ATTENTION = ("attention", "attention")

@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from artifact.config import KVLayerConfig, RuntimeConfig
-from artifact.errors import EngineError
-from runtime.engines.paged import HostCopy, PackedInputs, PagedEngine, PoolSizes, StepLimits
+from hybridge.artifact.config import KVLayerConfig, RuntimeConfig
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.paged import HostCopy, PackedInputs, PagedEngine, PoolSizes, StepLimits
 from tests.runtime.toy_engine import toy_config
 
 VOCAB = 61

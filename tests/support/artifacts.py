@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from artifact.config import RuntimeConfig, read_config
-from exporter.export import ExportReport, export_checkpoint
-from exporter.options import ExportOptions
+from hybridge.artifact.config import RuntimeConfig, read_config
+from hybridge.exporter.export import ExportReport, export_checkpoint
+from hybridge.exporter.options import ExportOptions
 from tests.support.tiny_models import save_tiny_model
 
 

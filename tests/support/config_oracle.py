@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from artifact.errors import HybridgeError
-from exporter.models.hf_config import HfConfig
-from exporter.models.registry import FAMILIES, decoder_config
+from hybridge.artifact.errors import HybridgeError
+from hybridge.exporter.models.hf_config import HfConfig
+from hybridge.exporter.models.registry import FAMILIES, decoder_config
 from tests.support.eager_decoder import EagerDecoder
 from tests.support.tiny_models import randomise
 

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from artifact.bindings import BATCH, MAX_SEQ
-from artifact.config import RuntimeConfig
-from artifact.dtypes import DType
-from exporter.checkpoint import open_checkpoint
-from exporter.graph.interface import runtime_config
-from exporter.layers.decoder import Decoder
-from exporter.models.decoder_config import DecoderConfig
-from exporter.models.parameters import bind_parameters, derived_value
-from exporter.models.registry import decoder_config
-from exporter.models.stored_layout import as_stored
-from exporter.options import ExportOptions
-from trt_plugins import torch_ops
+from hybridge.artifact.bindings import BATCH, MAX_SEQ
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.dtypes import DType
+from hybridge.exporter.checkpoint import open_checkpoint
+from hybridge.exporter.graph.interface import runtime_config
+from hybridge.exporter.layers.decoder import Decoder
+from hybridge.exporter.models.decoder_config import DecoderConfig
+from hybridge.exporter.models.parameters import bind_parameters, derived_value
+from hybridge.exporter.models.registry import decoder_config
+from hybridge.exporter.models.stored_layout import as_stored
+from hybridge.exporter.options import ExportOptions
+from hybridge.trt_plugins import torch_ops
 
 TORCH_DTYPES = {
     DType.FLOAT32: torch.float32,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from artifact.dtypes import DType
-from exporter.options import OPTIONAL
+from hybridge.artifact.dtypes import DType
+from hybridge.exporter.options import OPTIONAL
 from tests.support.artifacts import ArtifactCache, Exported
 from tests.support.tiny_models import EXPERTS
 

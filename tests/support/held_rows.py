@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
+from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
 
 MOST, ROWS, BLOCK = 3, 3, 16
 BLOCKS_OF_ROW, COLUMNS = 4, 1 + MOST

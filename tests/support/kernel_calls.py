@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from artifact.dtypes import DType
-from trt_plugins.catalog import spec_of
-from trt_plugins.kernels import catalog
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall, PackedRows
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.layout import TensorLayout
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.catalog import spec_of
+from hybridge.trt_plugins.kernels import catalog
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall, PackedRows
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.layout import TensorLayout
 
 H200 = DeviceTraits(capability=(9, 0), multiprocessors=132, shared_bytes=232448, l2_bytes=62914560)
 """Traits of an NVIDIA H200, for plans that are made without a GPU."""

@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from artifact.dtypes import DType
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.catalog import spec_of
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.plugins.fields import CAPABILITIES, make_fields
+from hybridge.trt_plugins.plugins.layer import state_inputs
+from hybridge.trt_plugins.plugins.registration import PluginRegistration
+from hybridge.trt_plugins.reference.packed import packed_reference
+from hybridge.trt_plugins.reference.speculative import speculative_reference
+from hybridge.trt_plugins.spec import OpSpec
+from hybridge.trt_plugins.specs.packed import NUM_SLOTS, QUERY_START_LOC, ROW_BOUNDS, STATE_INDICES, TOKENS, is_pool
+from hybridge.trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS, is_speculative
 from tests.plugins.stand_in import dynamic_desc, tensor_desc
-from trt_plugins.catalog import spec_of
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.plugins.fields import CAPABILITIES, make_fields
-from trt_plugins.plugins.layer import state_inputs
-from trt_plugins.plugins.registration import PluginRegistration
-from trt_plugins.reference.packed import packed_reference
-from trt_plugins.reference.speculative import speculative_reference
-from trt_plugins.spec import OpSpec
-from trt_plugins.specs.packed import NUM_SLOTS, QUERY_START_LOC, ROW_BOUNDS, STATE_INDICES, TOKENS, is_pool
-from trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS, is_speculative
 
 NAN = float("nan")
 
@@ -53,7 +53,7 @@ class PluginCall:
 
     def reference(self) -> tuple[torch.Tensor, ...]:
         """The outputs in float64; to be called before a call in place."""
-        dense = getattr(importlib.import_module(f"trt_plugins.reference.{self.spec.name}"), self.spec.name)
+        dense = getattr(importlib.import_module(f"hybridge.trt_plugins.reference.{self.spec.name}"), self.spec.name)
         wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in self.inputs]
         if QUERY_START_LOC not in self.spec.inputs:
             return dense(*wide, **self.attributes)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from hybridge.trt_plugins.catalog import SPECULATIVE_OPS
+from hybridge.trt_plugins.reference.causal_conv1d import causal_conv1d
+from hybridge.trt_plugins.reference.gated_delta_rule import gated_delta_rule
+from hybridge.trt_plugins.reference.speculative import speculative_reference
+from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
 from tests.support.kernel_calls import run_op
-from trt_plugins.catalog import SPECULATIVE_OPS
-from trt_plugins.reference.causal_conv1d import causal_conv1d
-from trt_plugins.reference.gated_delta_rule import gated_delta_rule
-from trt_plugins.reference.speculative import speculative_reference
-from trt_plugins.reference.update_ssm_state import update_ssm_state
 
 NAN = float("nan")
 REFERENCES: dict[str, Callable] = {

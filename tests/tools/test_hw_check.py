@@ -16,10 +16,10 @@ from hardware import machine
 from hardware.agreement import DECODE_STEPS, compare_engines
 
 import hybridge
-from artifact.engine_record import PluginsRecord
-from artifact.errors import EngineError
-from runtime.engines import Engine, create_engine
-from runtime.engines.base import StateBuffer, StateSet, StepInputs
+from hybridge.artifact.engine_record import PluginsRecord
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines import Engine, create_engine
+from hybridge.runtime.engines.base import StateBuffer, StateSet, StepInputs
 from tests.support.artifacts import ArtifactCache
 from tests.support.export_cases import CASES
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from exporter.checkpoint import open_checkpoint
-from exporter.plan import plan_export
+from hybridge.exporter.checkpoint import open_checkpoint
+from hybridge.exporter.plan import plan_export
 from tests.support.tiny_models import BASE_CONFIGS, EXPERTS, save_tiny_model
 from tools.published_configs import PUBLISHED
 from tools.sparse_checkpoint import tensors_of_config, write_sparse_checkpoint

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from artifact.errors import RequestError, UnsupportedError
 from hybridge import accelerate
+from hybridge.artifact.errors import RequestError, UnsupportedError
 from hybridge.transformers_host.export_backend import ExportBackend
 from tests.support.tiny_models import BASE_CONFIGS, save_tiny_model
 from tests.transformers_host.conftest import LoadModel

@@ -24,8 +24,8 @@ from transformers.generation import (
 from transformers.generation.configuration_utils import CompileConfig
 from transformers.generation.streamers import BaseStreamer
 
-from artifact.errors import RequestError
 from hybridge import accelerate
+from hybridge.artifact.errors import RequestError
 from tests.project.test_wheel import ROOT
 from tests.transformers_host.conftest import LoadModel
 from tests.transformers_host.generations import PROMPT, generated

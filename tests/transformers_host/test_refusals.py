@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from artifact.errors import RequestError
 from hybridge import accelerate
+from hybridge.artifact.errors import RequestError
 from hybridge.transformers_host.engine_backend import EngineRows
 from tests.transformers_host.conftest import LoadModel
 from tests.transformers_host.generations import BATCH, BATCH_MASK, PROMPT, exactly

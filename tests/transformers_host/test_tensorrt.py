@@ -13,13 +13,13 @@ from tests.transformers_host.generations import BATCH, BATCH_MASK, BEAMS, SAMPLE
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 import tensorrt_rtx
 
+from hybridge.runtime.engines.tensorrt import engine
 from hybridge.transformers_host.artifact_cache import cached_artifact
-from runtime.engines.tensorrt import engine
+from hybridge.trt_plugins.build import BuildOptions, build_engine
+from hybridge.trt_plugins.build.target import Machine
 from tests.runtime.tensorrt.built import CAPABILITY, PRESET, compute_of
 from tests.runtime.tensorrt.fake_memory import FakeMemory
 from tests.runtime.tensorrt.stand_in import StandIn
-from trt_plugins.build import BuildOptions, build_engine
-from trt_plugins.build.target import Machine
 
 ROWS, TOKENS = 4, 96
 
@@ -37,7 +37,7 @@ def test_same_tokens_and_nothing_left(
     memory = FakeMemory()
     monkeypatch.setattr(tensorrt_rtx, "Runtime", StandIn(tensorrt_rtx, record, memory, compute_of(artifact)).runtime)
     monkeypatch.setattr(engine, "CudaMemory", lambda: memory)
-    selection = "runtime.engines.tensorrt.selection"
+    selection = "hybridge.runtime.engines.tensorrt.selection"
     monkeypatch.setattr(f"{selection}.this_machine", lambda: Machine(("tensorrt_rtx",), CAPABILITY))
     monkeypatch.setattr(f"{selection}.cuda_core", lambda: None)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
-from artifact.errors import RequestError, UnsupportedError
 from hybridge import accelerate
+from hybridge.artifact.errors import RequestError, UnsupportedError
 from tests.transformers_host.conftest import LoadModel
 from tests.transformers_host.generations import PROMPT, exactly, generated
 

@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from artifact.manifest import read_manifest, record_file, write_manifest
-from artifact.safetensors_file import read_safetensors
+from hybridge.artifact.manifest import read_manifest, record_file, write_manifest
+from hybridge.artifact.safetensors_file import read_safetensors
 
 
 class DamagedArtifact:

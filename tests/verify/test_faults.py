@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from artifact.config import read_config
+from hybridge.artifact.config import read_config
 from hybridge.verification import verifier, verify
 from tests.support.artifacts import ArtifactCache
 from tests.verify.damaged_artifact import DamagedArtifact

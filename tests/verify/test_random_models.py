@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from exporter.export import export_checkpoint
-from exporter.options import ExportOptions
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.options import ExportOptions
 from hybridge.verification import VerifyOptions, verify
 from tests.support.random_models import FAMILIES, random_model
 from tests.support.tiny_models import save_tiny_model

@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from artifact.config import RuntimeConfig
-from artifact.dtypes import DType
-from artifact.errors import CheckpointError
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError
 from hybridge.verification.reference import Reference
 from hybridge.verification.reference_weights import stored_types
 from tests.support.checkpoint_edits import edit_config, edit_tensors

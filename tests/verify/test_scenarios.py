@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from artifact.dtypes import DType
+from hybridge.artifact.dtypes import DType
 from hybridge.verification import scenarios
 from hybridge.verification.options import default_tolerance
 from tests.runtime.toy_engine import ToyEngine, toy_config, toy_logits

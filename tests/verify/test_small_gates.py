@@ -9,11 +9,11 @@ import pytest
 import torch
 import transformers
 
-from exporter.export import export_checkpoint
-from exporter.options import ExportOptions
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.options import ExportOptions
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
 from hybridge.verification import VerifyOptions, verify
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
 from tests.support.checkpoint_edits import edit_tensors
 from tests.support.tiny_models import EXPERTS, save_tiny_model
 

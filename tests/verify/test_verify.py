@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifact.errors import ArtifactError, CheckpointError, RequestError
-from artifact.safetensors_file import TensorSlot
+from hybridge.artifact.errors import ArtifactError, CheckpointError, RequestError
+from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.verification import VerifyOptions, verify
 from hybridge.verification.verifier import largest_row_error, relative_error
 from tests.support.artifacts import ArtifactCache, Exported

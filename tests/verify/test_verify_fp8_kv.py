@@ -6,16 +6,16 @@ import numpy as np
 import onnx
 import pytest
 
-from artifact.config import config_from_json, config_to_json
-from artifact.dtypes import DType
-from artifact.errors import ArtifactError, UnsupportedError
-from exporter.options import ExportOptions
-from exporter.plan import plan_export
+from hybridge.artifact.config import config_from_json, config_to_json
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import ArtifactError, UnsupportedError
+from hybridge.exporter.options import ExportOptions
+from hybridge.exporter.plan import plan_export
 from hybridge.inspection import inspect_path
+from hybridge.runtime.engines.paged_factory import create_paged_engine
 from hybridge.verification import VerifyOptions, verify
 from hybridge.verification.options import E4M3_TOLERANCE, default_tolerance
 from hybridge.verification.paged_sequences import PagedSequences
-from runtime.engines.paged_factory import create_paged_engine
 from tests.support.artifacts import ArtifactCache, Exported
 
 FP8 = "fp8_e4m3"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from artifact.errors import EngineError
-from artifact.safetensors_file import read_safetensors
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.safetensors_file import read_safetensors
+from hybridge.runtime.engines.factory import ENGINES
 from hybridge.verification import VerifyOptions, verify
-from runtime.engines.factory import ENGINES
 from tests.support.artifacts import ArtifactCache
 from tests.verify.test_verify import perturb
 

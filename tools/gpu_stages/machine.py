@@ -6,9 +6,9 @@ import platform
 from importlib import metadata
 from typing import Any
 
-from artifact.errors import HybridgeError
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.driver import checked, cuda_driver
+from hybridge.artifact.errors import HybridgeError
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.driver import checked, cuda_driver
 
 PACKAGES = (
     "torch",

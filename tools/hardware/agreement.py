@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from artifact.bindings import MAX_SEQ
-from artifact.dtypes import DType
-from runtime.engines.base import Engine, StateSet, StepInputs
+from hybridge.artifact.bindings import MAX_SEQ
+from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.base import Engine, StateSet, StepInputs
 
 # Relative norm of the difference from an engine that computes in float32: an artifact of a 16-bit type rounds after
 # every operator, with 2**-11 (float16) or 2**-8 (bfloat16), and the errors of the layers add up.

@@ -7,11 +7,11 @@ import platform
 from importlib import metadata
 from typing import Any
 
-from artifact.errors import HybridgeError
-from trt_plugins.build.capability import local_capability
-from trt_plugins.build.target import this_machine
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.driver import checked, cuda_driver
+from hybridge.artifact.errors import HybridgeError
+from hybridge.trt_plugins.build.capability import local_capability
+from hybridge.trt_plugins.build.target import this_machine
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.driver import checked, cuda_driver
 
 PACKAGES = (
     "tensorrt",

@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from trt_plugins.build.plain_attention import last_loop, plain_attention
-from trt_plugins.call_check import TensorType
-from trt_plugins.value_types import value_types
+from hybridge.trt_plugins.build.plain_attention import last_loop, plain_attention
+from hybridge.trt_plugins.call_check import TensorType
+from hybridge.trt_plugins.value_types import value_types
 
 STANDARD_DOMAINS = ("", "ai.onnx")
 # An attribute of TensorRT's parser: where no fused kernel has the type or head size, run single operations.

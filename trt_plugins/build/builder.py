@@ -22,14 +22,14 @@ import time
 from functools import partial
 from pathlib import Path
 
-from artifact.config import RuntimeConfig, read_config
-from artifact.engine_record import ENGINE_FILE, AdvanceRecord, EngineRecord, ProfileRecord, write_engine_record
-from artifact.folder import ENGINE, atomic_folder, check_output
-from artifact.path_kind import require_artifact
-from artifact.progress import NoProgress, Progress
-from trt_plugins.build.child import run_job
-from trt_plugins.build.failed_log import failed_log_path, kept_log
-from trt_plugins.build.held_engine import (
+from hybridge.artifact.config import RuntimeConfig, read_config
+from hybridge.artifact.engine_record import ENGINE_FILE, AdvanceRecord, EngineRecord, ProfileRecord, write_engine_record
+from hybridge.artifact.folder import ENGINE, atomic_folder, check_output
+from hybridge.artifact.path_kind import require_artifact
+from hybridge.artifact.progress import NoProgress, Progress
+from hybridge.trt_plugins.build.child import run_job
+from hybridge.trt_plugins.build.failed_log import failed_log_path, kept_log
+from hybridge.trt_plugins.build.held_engine import (
     ADVANCE_LOG_FILE,
     advance_bindings,
     advance_job,
@@ -37,13 +37,13 @@ from trt_plugins.build.held_engine import (
     advance_record,
     holding_config,
 )
-from trt_plugins.build.job import BuildJob
-from trt_plugins.build.model import MODEL_FILE, ParserModel, parser_model
-from trt_plugins.build.options import REPLAY, BuildOptions
-from trt_plugins.build.plugin_choice import choose_plugins
-from trt_plugins.build.profiles import Limits, engine_limits, engine_profiles
-from trt_plugins.build.record import PLAN_FILE, engine_bindings, engine_record
-from trt_plugins.build.target import Target, check_dtype, choose_target, this_machine
+from hybridge.trt_plugins.build.job import BuildJob
+from hybridge.trt_plugins.build.model import MODEL_FILE, ParserModel, parser_model
+from hybridge.trt_plugins.build.options import REPLAY, BuildOptions
+from hybridge.trt_plugins.build.plugin_choice import choose_plugins
+from hybridge.trt_plugins.build.profiles import Limits, engine_limits, engine_profiles
+from hybridge.trt_plugins.build.record import PLAN_FILE, engine_bindings, engine_record
+from hybridge.trt_plugins.build.target import Target, check_dtype, choose_target, this_machine
 
 ENGINES_FOLDER = "engines"
 LOG_FILE = "build.log"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 
-from artifact.errors import UnsupportedError
+from hybridge.artifact.errors import UnsupportedError
 
 # What TensorRT-RTX 1.7 builds for.
 RTX_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")

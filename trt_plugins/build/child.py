@@ -13,14 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from artifact.child_python import child_command
-from artifact.errors import EngineError
-from artifact.progress import Progress
-from trt_plugins.build.job import BuildJob, BuildResult
-from trt_plugins.build.rtx_libraries import unversioned_links
-from trt_plugins.build.worker import OS_ERROR_KIND
+from hybridge.artifact.child_python import child_command
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.progress import Progress
+from hybridge.trt_plugins.build.job import BuildJob, BuildResult
+from hybridge.trt_plugins.build.rtx_libraries import unversioned_links
+from hybridge.trt_plugins.build.worker import OS_ERROR_KIND
 
-_COMMAND = "from trt_plugins.build.worker import main; main()"
+_COMMAND = "from hybridge.trt_plugins.build.worker import main; main()"
 
 
 def run_job(job: BuildJob, model: bytes, log: Path, progress: Progress) -> BuildResult:

@@ -7,16 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from artifact.errors import EngineError
-from trt_plugins.build.build_log import explain, make_logger
-from trt_plugins.build.build_progress import TOTAL, make_monitor
-from trt_plugins.build.job import BuildJob, BuildResult
-from trt_plugins.build.network import check_float32, layer_counts, parse_network, tensor_summaries
-from trt_plugins.build.plan_file import PlanFile, build_plan
-from trt_plugins.build.plugin_layers import check_plugin_layers, state_aliases
-from trt_plugins.build.tensorrt_library import TensorRTLibrary
-from trt_plugins.plugins import register_plugins
-from trt_plugins.plugins.errors import PluginErrors
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.build.build_log import explain, make_logger
+from hybridge.trt_plugins.build.build_progress import TOTAL, make_monitor
+from hybridge.trt_plugins.build.job import BuildJob, BuildResult
+from hybridge.trt_plugins.build.network import check_float32, layer_counts, parse_network, tensor_summaries
+from hybridge.trt_plugins.build.plan_file import PlanFile, build_plan
+from hybridge.trt_plugins.build.plugin_layers import check_plugin_layers, state_aliases
+from hybridge.trt_plugins.build.tensorrt_library import TensorRTLibrary
+from hybridge.trt_plugins.plugins import register_plugins
+from hybridge.trt_plugins.plugins.errors import PluginErrors
 
 
 class BuildListener(Protocol):

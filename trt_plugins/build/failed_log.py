@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError
 
 
 def failed_log_path(out: Path) -> Path:

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from artifact.bindings import Binding
-from artifact.config import RuntimeConfig
-from artifact.engine_record import AdvanceRecord, ProfileRecord
-from artifact.names import INPUT_IDS, NUM_ACCEPTED_TOKENS, QUERY_START_LOC, STATE_INDICES
-from artifact.paged import TOKENS
-from trt_plugins.build.job import BuildJob, BuildResult
-from trt_plugins.build.model import ParserModel
-from trt_plugins.build.profiles import DECODE, Limits
-from trt_plugins.build.record import engine_bindings
+from hybridge.artifact.bindings import Binding
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.engine_record import AdvanceRecord, ProfileRecord
+from hybridge.artifact.names import INPUT_IDS, NUM_ACCEPTED_TOKENS, QUERY_START_LOC, STATE_INDICES
+from hybridge.artifact.paged import TOKENS
+from hybridge.trt_plugins.build.job import BuildJob, BuildResult
+from hybridge.trt_plugins.build.model import ParserModel
+from hybridge.trt_plugins.build.profiles import DECODE, Limits
+from hybridge.trt_plugins.build.record import engine_bindings
 
 ADVANCE = "advance"
 ADVANCE_FILE, ADVANCE_LOG_FILE = f"{ADVANCE}.engine", f"{ADVANCE}.log"

@@ -10,24 +10,24 @@ from pathlib import Path
 
 import onnx
 
-from artifact.bindings import BLOCK_SIZE, MAX_SEQ, Binding
-from artifact.config import RuntimeConfig
-from artifact.dtypes import DType
-from artifact.errors import ArtifactError, EngineError, UnsupportedError
-from artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3
-from artifact.onnx_file import check_stored_weights, read_onnx
-from artifact.path_kind import MODEL_FILE
-from trt_plugins.build.attention import STANDARD_DOMAINS, support_attention
-from trt_plugins.build.options import REPLAY, SNAPSHOT
-from trt_plugins.build.plugin_choice import PluginChoice
-from trt_plugins.build.profiles import PAGED_BLOCK_SIZE
-from trt_plugins.call_check import TensorType
-from trt_plugins.catalog import DOMAIN, spec_of
-from trt_plugins.plugins.data_types import network_dtype
-from trt_plugins.plugins.fields import ALIASED, CAPABILITIES
-from trt_plugins.rewrites.held_states import held_states
-from trt_plugins.spec import AttributeValue
-from trt_plugins.value_types import domain_version, node_attributes, operator_nodes, value_types
+from hybridge.artifact.bindings import BLOCK_SIZE, MAX_SEQ, Binding
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import ArtifactError, EngineError, UnsupportedError
+from hybridge.artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3
+from hybridge.artifact.onnx_file import check_stored_weights, read_onnx
+from hybridge.artifact.path_kind import MODEL_FILE
+from hybridge.trt_plugins.build.attention import STANDARD_DOMAINS, support_attention
+from hybridge.trt_plugins.build.options import REPLAY, SNAPSHOT
+from hybridge.trt_plugins.build.plugin_choice import PluginChoice
+from hybridge.trt_plugins.build.profiles import PAGED_BLOCK_SIZE
+from hybridge.trt_plugins.call_check import TensorType
+from hybridge.trt_plugins.catalog import DOMAIN, spec_of
+from hybridge.trt_plugins.plugins.data_types import network_dtype
+from hybridge.trt_plugins.plugins.fields import ALIASED, CAPABILITIES
+from hybridge.trt_plugins.rewrites.held_states import held_states
+from hybridge.trt_plugins.spec import AttributeValue
+from hybridge.trt_plugins.value_types import domain_version, node_attributes, operator_nodes, value_types
 
 # The attribute by which the parser finds the version of a plugin; 1 without it.
 _PLUGIN_VERSION = "plugin_version"

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from artifact.errors import EngineError
-from trt_plugins.build.build_log import explain
-from trt_plugins.build.job import TensorSummary
-from trt_plugins.build.tensorrt_library import TensorRTLibrary
-from trt_plugins.plugins.data_types import dtype_from_trt
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.build.build_log import explain
+from hybridge.trt_plugins.build.job import TensorSummary
+from hybridge.trt_plugins.build.tensorrt_library import TensorRTLibrary
+from hybridge.trt_plugins.plugins.data_types import dtype_from_trt
 
 FLOAT32 = "float32"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from artifact.engine_record import TENSORRT_LIBRARIES
-from artifact.errors import UnsupportedError
-from trt_plugins.build.capability import normal_capability
+from hybridge.artifact.engine_record import TENSORRT_LIBRARIES
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.build.capability import normal_capability
 
 PLUGIN_MODES = ("auto", "on", "off")
 ALIASED = "aliased"

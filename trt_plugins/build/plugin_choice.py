@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 import onnx
 
-from artifact.bindings import BATCH, NUM_BLOCKS
-from artifact.engine_record import ProfileRecord
-from artifact.errors import ExportError, UnsupportedError
-from artifact.names import BLOCK_TABLE, INPUT_IDS, kv_pool, recurrent_state
-from artifact.paged import MAX_BLOCKS, ROW_BOUNDS, ROWS, TOKENS
-from trt_plugins.build.options import ALIASED, JOINED, BuildOptions
-from trt_plugins.build.target import TENSORRT, Target
-from trt_plugins.catalog import DENSE_VERSION, spec_of
-from trt_plugins.checks import CheckedNode, check_op_nodes
-from trt_plugins.kernels.catalog import operators, plan
-from trt_plugins.plugins.calls import CallRange, Planner, largest_workspace
-from trt_plugins.plugins.layer import state_inputs
-from trt_plugins.rewrites.joined_mixers import with_joined_mixers
-from trt_plugins.spec import OpSpec
-from trt_plugins.specs.packed import NUM_SLOTS
-from trt_plugins.value_types import domain_version
+from hybridge.artifact.bindings import BATCH, NUM_BLOCKS
+from hybridge.artifact.engine_record import ProfileRecord
+from hybridge.artifact.errors import ExportError, UnsupportedError
+from hybridge.artifact.names import BLOCK_TABLE, INPUT_IDS, kv_pool, recurrent_state
+from hybridge.artifact.paged import MAX_BLOCKS, ROW_BOUNDS, ROWS, TOKENS
+from hybridge.trt_plugins.build.options import ALIASED, JOINED, BuildOptions
+from hybridge.trt_plugins.build.target import TENSORRT, Target
+from hybridge.trt_plugins.catalog import DENSE_VERSION, spec_of
+from hybridge.trt_plugins.checks import CheckedNode, check_op_nodes
+from hybridge.trt_plugins.kernels.catalog import operators, plan
+from hybridge.trt_plugins.plugins.calls import CallRange, Planner, largest_workspace
+from hybridge.trt_plugins.plugins.layer import state_inputs
+from hybridge.trt_plugins.rewrites.joined_mixers import with_joined_mixers
+from hybridge.trt_plugins.spec import OpSpec
+from hybridge.trt_plugins.specs.packed import NUM_SLOTS
+from hybridge.trt_plugins.value_types import domain_version
 
 TIME = "time"
 _KERNEL_PACKAGE = "cuda.bindings"

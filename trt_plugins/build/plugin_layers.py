@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from artifact.errors import EngineError
-from trt_plugins.build.network import layers_of
-from trt_plugins.catalog import DENSE_VERSION, spec_of
-from trt_plugins.plugins.layer import state_inputs
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.build.network import layers_of
+from hybridge.trt_plugins.catalog import DENSE_VERSION, spec_of
+from hybridge.trt_plugins.plugins.layer import state_inputs
 
 PLUGIN_LAYER = "PLUGIN_V3"
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from artifact.errors import EngineError, UnsupportedError
-from artifact.json_fields import Fields
-from artifact.limits import PRESET_BYTES
-from artifact.resources import data_folder
-from artifact.untrusted_file import read_given
-from trt_plugins.build.capability import normal_capability
+from hybridge.artifact.errors import EngineError, UnsupportedError
+from hybridge.artifact.json_fields import Fields
+from hybridge.artifact.limits import PRESET_BYTES
+from hybridge.artifact.resources import data_folder
+from hybridge.artifact.untrusted_file import read_given
+from hybridge.trt_plugins.build.capability import normal_capability
 
 if sys.version_info >= (3, 11):
     import tomllib

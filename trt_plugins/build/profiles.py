@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS
-from artifact.config import RuntimeConfig
-from artifact.engine_record import ProfileRecord
-from artifact.errors import UnsupportedError
-from artifact.paged import MAX_BLOCKS, NUM_LOGITS, PAGED, ROW_BOUNDS, ROWS, TOKENS
-from trt_plugins.build.options import BuildOptions
-from trt_plugins.build.presets import Preset
+from hybridge.artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.engine_record import ProfileRecord
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.artifact.paged import MAX_BLOCKS, NUM_LOGITS, PAGED, ROW_BOUNDS, ROWS, TOKENS
+from hybridge.trt_plugins.build.options import BuildOptions
+from hybridge.trt_plugins.build.presets import Preset
 
 PREFILL, DECODE = "prefill", "decode"
 # Tokens of a block of the KV pools that an engine is built for.

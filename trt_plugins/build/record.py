@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from artifact.bindings import BLOCK_SIZE, MAX_SEQ, Binding
-from artifact.engine_record import AdvanceRecord, EngineRecord, PluginsRecord, ProfileRecord
-from artifact.errors import EngineError
-from trt_plugins.build.job import BuildResult, TensorSummary
-from trt_plugins.build.model import ParserModel
-from trt_plugins.build.plugin_choice import PluginChoice
-from trt_plugins.build.profiles import PAGED_BLOCK_SIZE, Limits
-from trt_plugins.build.target import Target
-from trt_plugins.catalog import DENSE_VERSION, DOMAIN
-from trt_plugins.plugins.data_types import network_dtype
+from hybridge.artifact.bindings import BLOCK_SIZE, MAX_SEQ, Binding
+from hybridge.artifact.engine_record import AdvanceRecord, EngineRecord, PluginsRecord, ProfileRecord
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.build.job import BuildResult, TensorSummary
+from hybridge.trt_plugins.build.model import ParserModel
+from hybridge.trt_plugins.build.plugin_choice import PluginChoice
+from hybridge.trt_plugins.build.profiles import PAGED_BLOCK_SIZE, Limits
+from hybridge.trt_plugins.build.target import Target
+from hybridge.trt_plugins.catalog import DENSE_VERSION, DOMAIN
+from hybridge.trt_plugins.plugins.data_types import network_dtype
 
 PLAN_FILE = "model.engine"
 

@@ -11,7 +11,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError
 
 LIBRARIES_MODULE = "tensorrt_rtx_libs"
 

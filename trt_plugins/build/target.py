@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 
-from artifact.dtypes import DType
-from artifact.engine_record import TENSORRT_LIBRARIES
-from artifact.errors import EngineError, UnsupportedError
-from artifact.extras import install_command
-from trt_plugins.build.capability import (
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.engine_record import TENSORRT_LIBRARIES
+from hybridge.artifact.errors import EngineError, UnsupportedError
+from hybridge.artifact.extras import install_command
+from hybridge.trt_plugins.build.capability import (
     BOARD_CAPABILITIES,
     OLDEST_BFLOAT16,
     OLDEST_CAPABILITY,
@@ -19,8 +19,8 @@ from trt_plugins.build.capability import (
     normal_capability,
     sm_name,
 )
-from trt_plugins.build.options import BuildOptions
-from trt_plugins.build.presets import GENERIC, Preset, preset_for, read_preset
+from hybridge.trt_plugins.build.options import BuildOptions
+from hybridge.trt_plugins.build.presets import GENERIC, Preset, preset_for, read_preset
 
 TENSORRT, TENSORRT_RTX = TENSORRT_LIBRARIES
 

@@ -7,12 +7,12 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from artifact.errors import EngineError
-from artifact.limits import CACHE_ENTRY_BYTES
-from artifact.untrusted_file import has_file, read_inside
-from trt_plugins.build.capability import sm_name
-from trt_plugins.build.target import TENSORRT_RTX
-from trt_plugins.plugins.aliasing import aliasing_feature
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.limits import CACHE_ENTRY_BYTES
+from hybridge.artifact.untrusted_file import has_file, read_inside
+from hybridge.trt_plugins.build.capability import sm_name
+from hybridge.trt_plugins.build.target import TENSORRT_RTX
+from hybridge.trt_plugins.plugins.aliasing import aliasing_feature
 
 
 class TensorRTLibrary:

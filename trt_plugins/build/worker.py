@@ -15,9 +15,9 @@ import warnings
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from artifact.errors import HybridgeError
-from trt_plugins.build.compile import compile_engine
-from trt_plugins.build.job import BuildJob
+from hybridge.artifact.errors import HybridgeError
+from hybridge.trt_plugins.build.compile import compile_engine
+from hybridge.trt_plugins.build.job import BuildJob
 
 ERROR_KIND, OS_ERROR_KIND = "build", "os"
 

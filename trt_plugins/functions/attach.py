@@ -8,15 +8,21 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
-from trt_plugins.call_check import CheckedCall, TensorType, check_call
-from trt_plugins.catalog import DENSE_VERSION, DOMAIN, spec_of
-from trt_plugins.functions.body import OPSET
-from trt_plugins.functions.catalog import function_for, specialised_attributes
-from trt_plugins.functions.signature import Signature
-from trt_plugins.specs.packed import has_rows
-from trt_plugins.value_types import domain_version, node_arguments, node_attributes, operator_nodes, value_types
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.call_check import CheckedCall, TensorType, check_call
+from hybridge.trt_plugins.catalog import DENSE_VERSION, DOMAIN, spec_of
+from hybridge.trt_plugins.functions.body import OPSET
+from hybridge.trt_plugins.functions.catalog import function_for, specialised_attributes
+from hybridge.trt_plugins.functions.signature import Signature
+from hybridge.trt_plugins.specs.packed import has_rows
+from hybridge.trt_plugins.value_types import (
+    domain_version,
+    node_arguments,
+    node_attributes,
+    operator_nodes,
+    value_types,
+)
 
 
 def attach_functions(model: onnx.ModelProto) -> None:

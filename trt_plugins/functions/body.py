@@ -10,11 +10,11 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from artifact.dtypes import DType
-from trt_plugins.functions import packed_rows
-from trt_plugins.functions.signature import Signature
-from trt_plugins.specs.packed import has_rows, is_packed, is_pool
-from trt_plugins.specs.speculative import is_speculative
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.functions import packed_rows
+from hybridge.trt_plugins.functions.signature import Signature
+from hybridge.trt_plugins.specs.packed import has_rows, is_packed, is_pool
+from hybridge.trt_plugins.specs.speculative import is_speculative
 
 OPSET = 24
 FLOAT = onnx.TensorProto.FLOAT

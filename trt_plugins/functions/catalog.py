@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 
 import onnx
 
-from trt_plugins.functions.causal_conv1d import causal_conv1d_function
-from trt_plugins.functions.gated_delta_rule import gated_delta_rule_function
-from trt_plugins.functions.mamba2_conv_scan import mamba2_conv_scan_function
-from trt_plugins.functions.paged_attention import paged_attention_function
-from trt_plugins.functions.reshape_and_cache import reshape_and_cache_fp8_function, reshape_and_cache_function
-from trt_plugins.functions.routed_experts import routed_experts_function
-from trt_plugins.functions.signature import Signature
-from trt_plugins.functions.update_ssm_state import update_ssm_state_function
-from trt_plugins.spec import AttributeValue, OpSpec
+from hybridge.trt_plugins.functions.causal_conv1d import causal_conv1d_function
+from hybridge.trt_plugins.functions.gated_delta_rule import gated_delta_rule_function
+from hybridge.trt_plugins.functions.mamba2_conv_scan import mamba2_conv_scan_function
+from hybridge.trt_plugins.functions.paged_attention import paged_attention_function
+from hybridge.trt_plugins.functions.reshape_and_cache import reshape_and_cache_fp8_function, reshape_and_cache_function
+from hybridge.trt_plugins.functions.routed_experts import routed_experts_function
+from hybridge.trt_plugins.functions.signature import Signature
+from hybridge.trt_plugins.functions.update_ssm_state import update_ssm_state_function
+from hybridge.trt_plugins.spec import AttributeValue, OpSpec
 
 _BODIES: dict[str, Callable[[Signature], onnx.FunctionProto]] = {
     "causal_conv1d": causal_conv1d_function,

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import onnx
 
-from trt_plugins.activations import silu
-from trt_plugins.functions.body import TO_END, Body
-from trt_plugins.functions.lengths import clamped_lengths, valid_tokens
-from trt_plugins.functions.signature import Signature
+from hybridge.trt_plugins.activations import silu
+from hybridge.trt_plugins.functions.body import TO_END, Body
+from hybridge.trt_plugins.functions.lengths import clamped_lengths, valid_tokens
+from hybridge.trt_plugins.functions.signature import Signature
 
 
 def causal_conv1d_function(signature: Signature) -> onnx.FunctionProto:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import onnx
 
-from trt_plugins.functions.body import Body
-from trt_plugins.functions.lengths import clamped_lengths, valid_tokens
-from trt_plugins.functions.signature import Signature
+from hybridge.trt_plugins.functions.body import Body
+from hybridge.trt_plugins.functions.lengths import clamped_lengths, valid_tokens
+from hybridge.trt_plugins.functions.signature import Signature
 
 _NORM_EPSILON = 1e-6
 # Tokens of a chunk with one decay a key channel: its segment decays are tokens x tokens x key_size numbers a head.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from artifact.dtypes import DType
-from trt_plugins.functions.body import Body
-from trt_plugins.functions.packed_rows import row_lengths
-from trt_plugins.specs.packed import has_rows
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.functions.body import Body
+from hybridge.trt_plugins.functions.packed_rows import row_lengths
+from hybridge.trt_plugins.specs.packed import has_rows
 
 
 def clamped_lengths(body: Body, time: str) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import onnx
 
-from trt_plugins.activations import silu
-from trt_plugins.functions.body import TO_END, Body
-from trt_plugins.functions.causal_conv1d import conv_outputs
-from trt_plugins.functions.lengths import clamped_lengths, valid_tokens
-from trt_plugins.functions.signature import Signature
-from trt_plugins.functions.update_ssm_state import ssm_outputs
+from hybridge.trt_plugins.activations import silu
+from hybridge.trt_plugins.functions.body import TO_END, Body
+from hybridge.trt_plugins.functions.causal_conv1d import conv_outputs
+from hybridge.trt_plugins.functions.lengths import clamped_lengths, valid_tokens
+from hybridge.trt_plugins.functions.signature import Signature
+from hybridge.trt_plugins.functions.update_ssm_state import ssm_outputs
 
 
 def mamba2_conv_scan_function(signature: Signature) -> onnx.FunctionProto:

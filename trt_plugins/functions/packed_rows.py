@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from artifact.dtypes import DType
-from trt_plugins.specs.speculative import is_speculative
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.specs.speculative import is_speculative
 
 if TYPE_CHECKING:
-    from trt_plugins.functions.body import Body
+    from hybridge.trt_plugins.functions.body import Body
 
 _TO_END = int(np.iinfo(np.int64).max)
 STARTS, SLOTS, SEQ_LENS = "query_start_loc", "state_indices", "seq_lens"

@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from artifact.dtypes import DType
-from artifact.kv_dtypes import E4M3_BYTES
-from trt_plugins.e4m3 import floats
-from trt_plugins.functions.body import Body
-from trt_plugins.functions.packed_rows import integers, row_lengths
-from trt_plugins.functions.signature import Signature
-from trt_plugins.specs.fp8_kv import has_kv_scales
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.kv_dtypes import E4M3_BYTES
+from hybridge.trt_plugins.e4m3 import floats
+from hybridge.trt_plugins.functions.body import Body
+from hybridge.trt_plugins.functions.packed_rows import integers, row_lengths
+from hybridge.trt_plugins.functions.signature import Signature
+from hybridge.trt_plugins.specs.fp8_kv import has_kv_scales
 
 _HIDDEN = float(np.finfo(np.float32).min)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx
 
-from trt_plugins.e4m3 import quantized
-from trt_plugins.functions.body import Body
-from trt_plugins.functions.packed_rows import integers, placed
-from trt_plugins.functions.signature import Signature
+from hybridge.trt_plugins.e4m3 import quantized
+from hybridge.trt_plugins.functions.body import Body
+from hybridge.trt_plugins.functions.packed_rows import integers, placed
+from hybridge.trt_plugins.functions.signature import Signature
 
 _POOL_RANK = 5
 

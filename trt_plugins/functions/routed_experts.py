@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import onnx
 
-from trt_plugins.activations import activated
-from trt_plugins.functions.body import Body
-from trt_plugins.functions.signature import Signature
+from hybridge.trt_plugins.activations import activated
+from hybridge.trt_plugins.functions.body import Body
+from hybridge.trt_plugins.functions.signature import Signature
 
 FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 

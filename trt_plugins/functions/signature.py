@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from artifact.dtypes import DType
-from trt_plugins.catalog import DENSE_VERSION, spec_of
-from trt_plugins.spec import AttributeValue, OpSpec, TensorSpec
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.catalog import DENSE_VERSION, spec_of
+from hybridge.trt_plugins.spec import AttributeValue, OpSpec, TensorSpec
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import onnx
 
-from trt_plugins.functions.body import TO_END, Body
-from trt_plugins.functions.lengths import clamped_lengths, valid_tokens
-from trt_plugins.functions.signature import Signature
+from hybridge.trt_plugins.functions.body import TO_END, Body
+from hybridge.trt_plugins.functions.lengths import clamped_lengths, valid_tokens
+from hybridge.trt_plugins.functions.signature import Signature
 
 _SWAP_CHUNKS_AND_HEADS = [0, 3, 4, 1, 2, 5]
 """[b, c, q, g, r, .] to [b, g, r, c, q, .], and the same way back."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from artifact.errors import UnsupportedError
+from hybridge.artifact.errors import UnsupportedError
 
 # What `make kernels` compiles for: Ampere, Orin, Ada, Hopper (with its own instructions), Blackwell, Thor, RTX, Spark.
 CHECKED = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90a", "sm_100", "sm_110", "sm_120", "sm_121")

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from trt_plugins.kernels.layout import TensorLayout
-from trt_plugins.kernels.source import KernelSource
-from trt_plugins.spec import AttributeValue, OpSpec
+from hybridge.trt_plugins.kernels.layout import TensorLayout
+from hybridge.trt_plugins.kernels.source import KernelSource
+from hybridge.trt_plugins.spec import AttributeValue, OpSpec
 
 
 class Memory(str, Enum):

@@ -5,30 +5,30 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 
-from artifact.errors import UnsupportedError
-from trt_plugins.catalog import OPS, all_specs
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
-from trt_plugins.kernels.source import KernelSource
-from trt_plugins.spec import OpSpec
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.catalog import OPS, all_specs
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
+from hybridge.trt_plugins.kernels.source import KernelSource
+from hybridge.trt_plugins.spec import OpSpec
 
 # Operator to the module with its ``plan(call, device)`` and ``sources()``.
 _PLANNERS = {
-    "causal_conv1d": "trt_plugins.kernels.ops.causal_conv1d",
-    "update_ssm_state": "trt_plugins.kernels.ops.update_ssm_state",
-    "mamba2_conv_scan": "trt_plugins.kernels.ops.mamba2_conv_scan",
-    "gated_delta_rule": "trt_plugins.kernels.ops.gated_delta_rule",
-    "reshape_and_cache": "trt_plugins.kernels.ops.reshape_and_cache",
-    "paged_attention": "trt_plugins.kernels.ops.paged_attention",
-    "reshape_and_cache_fp8": "trt_plugins.kernels.ops.reshape_and_cache_fp8",
-    "paged_attention_fp8": "trt_plugins.kernels.ops.paged_attention",
+    "causal_conv1d": "hybridge.trt_plugins.kernels.ops.causal_conv1d",
+    "update_ssm_state": "hybridge.trt_plugins.kernels.ops.update_ssm_state",
+    "mamba2_conv_scan": "hybridge.trt_plugins.kernels.ops.mamba2_conv_scan",
+    "gated_delta_rule": "hybridge.trt_plugins.kernels.ops.gated_delta_rule",
+    "reshape_and_cache": "hybridge.trt_plugins.kernels.ops.reshape_and_cache",
+    "paged_attention": "hybridge.trt_plugins.kernels.ops.paged_attention",
+    "reshape_and_cache_fp8": "hybridge.trt_plugins.kernels.ops.reshape_and_cache_fp8",
+    "paged_attention_fp8": "hybridge.trt_plugins.kernels.ops.paged_attention",
 }
 
 # Kernels of whole-model decode, which have sources() but are no operators.
 _FUSED = (
-    "trt_plugins.kernels.fused.linear_decode",
-    "trt_plugins.kernels.fused.rms_norm",
-    "trt_plugins.kernels.fused.routed_experts",
-    "trt_plugins.kernels.fused.top_k_softmax",
+    "hybridge.trt_plugins.kernels.fused.linear_decode",
+    "hybridge.trt_plugins.kernels.fused.rms_norm",
+    "hybridge.trt_plugins.kernels.fused.routed_experts",
+    "hybridge.trt_plugins.kernels.fused.top_k_softmax",
 )
 
 

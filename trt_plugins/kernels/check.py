@@ -1,6 +1,6 @@
 """Compiles every kernel for every architecture; fails on unset registers, spills and local-memory stacks; needs no GPU.
 
-python -m trt_plugins.kernels.check [--architecture sm_87 ...] [--jobs N] [--entry TEXT] [--verbose]
+python -m hybridge.trt_plugins.kernels.check [--architecture sm_87 ...] [--jobs N] [--entry TEXT] [--verbose]
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-from artifact.errors import HybridgeError
-from trt_plugins.kernels.architectures import CHECKED
-from trt_plugins.kernels.catalog import sources
-from trt_plugins.kernels.disk_cache import KernelCache
-from trt_plugins.kernels.resource_report import ResourceReport
-from trt_plugins.kernels.source import KernelSource
+from hybridge.artifact.errors import HybridgeError
+from hybridge.trt_plugins.kernels.architectures import CHECKED
+from hybridge.trt_plugins.kernels.catalog import sources
+from hybridge.trt_plugins.kernels.disk_cache import KernelCache
+from hybridge.trt_plugins.kernels.resource_report import ResourceReport
+from hybridge.trt_plugins.kernels.source import KernelSource
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,9 @@ class Finding:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 0 when every kernel compiles, none uses unset registers and no hot one local memory, 1 otherwise."""
-    parser = argparse.ArgumentParser(prog="python -m trt_plugins.kernels.check", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m hybridge.trt_plugins.kernels.check", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--architecture", action="append", choices=CHECKED, help="only this one; may be repeated")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilations at a time")
     parser.add_argument("--entry", default="", help="only kernels whose label contains this text")

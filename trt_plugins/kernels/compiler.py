@@ -11,9 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from artifact.errors import EngineError
-from trt_plugins.kernels.resource_report import ResourceReport, report_from_log
-from trt_plugins.kernels.source import KernelSource, source_folder
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.kernels.resource_report import ResourceReport, report_from_log
+from hybridge.trt_plugins.kernels.source import KernelSource, source_folder
 
 _INSTALL = "install the packages of hybridge's extra 'cuda' (cuda-core, nvidia-cuda-nvrtc, nvidia-cuda-runtime)"
 _HEADER = "cuda_fp16.h"

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, cached_property
 
-from trt_plugins.kernels.architectures import architecture
-from trt_plugins.kernels.call import CallPlan, DeviceTraits
-from trt_plugins.kernels.counters import CounterPool
-from trt_plugins.kernels.disk_cache import KernelCache
-from trt_plugins.kernels.driver import checked, cuda_driver
-from trt_plugins.kernels.launcher import BoundPlan
-from trt_plugins.kernels.source import KernelSource
+from hybridge.trt_plugins.kernels.architectures import architecture
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits
+from hybridge.trt_plugins.kernels.counters import CounterPool
+from hybridge.trt_plugins.kernels.disk_cache import KernelCache
+from hybridge.trt_plugins.kernels.driver import checked, cuda_driver
+from hybridge.trt_plugins.kernels.launcher import BoundPlan
+from hybridge.trt_plugins.kernels.source import KernelSource
 
 _LARGEST_PORTABLE_CLUSTER = 8
 _STATIC_SHARED_BYTES = 48 * 1024

@@ -14,16 +14,16 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from artifact.errors import EngineError
-from artifact.json_fields import json_object
-from artifact.limits import CACHE_ENTRY_BYTES
-from artifact.untrusted_file import read_given
-from artifact.user_cache import user_cache_folder
-from artifact.written_file import written_file
-from trt_plugins.kernels.compiler import STANDARD, CompiledKernel, compile_kernel, compiler_version
-from trt_plugins.kernels.ptx_registers import unset_uses
-from trt_plugins.kernels.resource_report import ResourceReport
-from trt_plugins.kernels.source import KernelSource
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.json_fields import json_object
+from hybridge.artifact.limits import CACHE_ENTRY_BYTES
+from hybridge.artifact.untrusted_file import read_given
+from hybridge.artifact.user_cache import user_cache_folder
+from hybridge.artifact.written_file import written_file
+from hybridge.trt_plugins.kernels.compiler import STANDARD, CompiledKernel, compile_kernel, compiler_version
+from hybridge.trt_plugins.kernels.ptx_registers import unset_uses
+from hybridge.trt_plugins.kernels.resource_report import ResourceReport
+from hybridge.trt_plugins.kernels.source import KernelSource
 
 FORMAT = 1
 

@@ -8,7 +8,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError
 
 # Of the driver's interface, in which functions are asked for.
 _VERSION = 12000

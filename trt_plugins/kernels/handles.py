@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError
 
 
 def stream_handle(stream: object) -> int:

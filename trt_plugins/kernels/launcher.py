@@ -8,9 +8,9 @@ from copy import copy
 from functools import partial
 from typing import Any
 
-from artifact.errors import EngineError
-from trt_plugins.kernels.call import CallPlan, KernelLaunch, Memory
-from trt_plugins.kernels.driver import cuda_driver, driver_function, result_name
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.kernels.call import CallPlan, KernelLaunch, Memory
+from hybridge.trt_plugins.kernels.driver import cuda_driver, driver_function, result_name
 
 _WORD = 8
 

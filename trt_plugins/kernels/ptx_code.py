@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _TOKEN = re.compile(r"\s*(?:(?P<brace>[{}])|(?P<label>[\w$]+)\s*:(?!:)|(?P<statement>[^;]*);)")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from trt_plugins.kernels.ptx_code import Instruction, PtxCode
+from hybridge.trt_plugins.kernels.ptx_code import Instruction, PtxCode
 
 _ADDRESS = re.compile(r"\[([^\]]*)\]")
 # Where an operand decides what lanes do together.

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from artifact.dtypes import DType
-from artifact.errors import HybridgeError
-from artifact.resources import data_folder
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import HybridgeError
+from hybridge.artifact.resources import data_folder
 
 SOURCE_FOLDER = "plugin_src"
 # Device type of each element type, as plugin_src/common/element.cuh knows it.

@@ -17,8 +17,8 @@ import ctypes
 import re
 from functools import cache
 
-from artifact.errors import HybridgeError
-from trt_plugins.kernels.source import reached_files, source_folder
+from hybridge.artifact.errors import HybridgeError
+from hybridge.trt_plugins.kernels.source import reached_files, source_folder
 
 _SCALARS: dict[str, type] = {
     "int": ctypes.c_int32,

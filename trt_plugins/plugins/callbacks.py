@@ -11,18 +11,18 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
-from artifact.dtypes import DType
-from artifact.errors import EngineError, HybridgeError
-from trt_plugins.kernels.handles import device_address, device_addresses, stream_handle
-from trt_plugins.kernels.launcher import BoundPlan
-from trt_plugins.kernels.layout import TensorLayout
-from trt_plugins.kernels.source import sources_digest
-from trt_plugins.plugins.calls import CallRange
-from trt_plugins.plugins.data_types import operator_dtype, trt_from_dtype
-from trt_plugins.plugins.errors import PluginErrors
-from trt_plugins.plugins.fields import make_fields
-from trt_plugins.plugins.layer import state_inputs
-from trt_plugins.plugins.op_plugin import OpPlugin
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError, HybridgeError
+from hybridge.trt_plugins.kernels.handles import device_address, device_addresses, stream_handle
+from hybridge.trt_plugins.kernels.launcher import BoundPlan
+from hybridge.trt_plugins.kernels.layout import TensorLayout
+from hybridge.trt_plugins.kernels.source import sources_digest
+from hybridge.trt_plugins.plugins.calls import CallRange
+from hybridge.trt_plugins.plugins.data_types import operator_dtype, trt_from_dtype
+from hybridge.trt_plugins.plugins.errors import PluginErrors
+from hybridge.trt_plugins.plugins.fields import make_fields
+from hybridge.trt_plugins.plugins.layer import state_inputs
+from hybridge.trt_plugins.plugins.op_plugin import OpPlugin
 
 NO_ALIAS = -1
 

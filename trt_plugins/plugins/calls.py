@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from artifact.bindings import NUM_BLOCKS
-from artifact.dtypes import DType
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
-from trt_plugins.kernels.layout import TensorLayout
-from trt_plugins.kernels.source import KernelSource
-from trt_plugins.plugins.kernel_calls import kernel_call
-from trt_plugins.plugins.targets import capability_from_text, traits_from_capability
-from trt_plugins.spec import AttributeValue, OpSpec, TensorSpec
-from trt_plugins.specs.packed import NUM_SLOTS, ROW_BOUNDS, ROWS, TOKENS
+from hybridge.artifact.bindings import NUM_BLOCKS
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
+from hybridge.trt_plugins.kernels.layout import TensorLayout
+from hybridge.trt_plugins.kernels.source import KernelSource
+from hybridge.trt_plugins.plugins.kernel_calls import kernel_call
+from hybridge.trt_plugins.plugins.targets import capability_from_text, traits_from_capability
+from hybridge.trt_plugins.spec import AttributeValue, OpSpec, TensorSpec
+from hybridge.trt_plugins.specs.packed import NUM_SLOTS, ROW_BOUNDS, ROWS, TOKENS
 
 Planner = Callable[[OpCall, DeviceTraits], CallPlan]
 

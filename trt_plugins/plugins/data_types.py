@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from artifact.dtypes import DType
-from artifact.kv_dtypes import E4M3_BYTES
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.kv_dtypes import E4M3_BYTES
 
 _TRT_NAMES = {
     DType.FLOAT32: "FLOAT",

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError
 
 
 class PluginErrors:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from artifact.errors import EngineError
-from trt_plugins.spec import AttributeKind, AttributeValue, OpSpec
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.spec import AttributeKind, AttributeValue, OpSpec
 
 # Fields beside the attributes. The build adds the first two to each node.
 CAPABILITIES = "hybridge_capabilities"

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from trt_plugins.plugins.aliasing import build_interface
-from trt_plugins.plugins.callbacks import BuildCallbacks, RuntimeCallbacks
-from trt_plugins.plugins.errors import PluginErrors
-from trt_plugins.plugins.op_plugin import OpPlugin
+from hybridge.trt_plugins.plugins.aliasing import build_interface
+from hybridge.trt_plugins.plugins.callbacks import BuildCallbacks, RuntimeCallbacks
+from hybridge.trt_plugins.plugins.errors import PluginErrors
+from hybridge.trt_plugins.plugins.op_plugin import OpPlugin
 
 
 def make_plugin_class(trt: Any) -> type:

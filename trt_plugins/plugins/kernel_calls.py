@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from trt_plugins.catalog import OPS
-from trt_plugins.kernels.call import CallPlan, Memory, OpCall, PackedRows, PointerSource
-from trt_plugins.kernels.layout import TensorLayout
-from trt_plugins.spec import AttributeValue, OpSpec
-from trt_plugins.specs.packed import QUERY_START_LOC, STATE_INDICES, is_packed
-from trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS
+from hybridge.trt_plugins.catalog import OPS
+from hybridge.trt_plugins.kernels.call import CallPlan, Memory, OpCall, PackedRows, PointerSource
+from hybridge.trt_plugins.kernels.layout import TensorLayout
+from hybridge.trt_plugins.spec import AttributeValue, OpSpec
+from hybridge.trt_plugins.specs.packed import QUERY_START_LOC, STATE_INDICES, is_packed
+from hybridge.trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS
 
 _ABOUT_ROWS = (QUERY_START_LOC.name, STATE_INDICES.name, NUM_ACCEPTED_TOKENS.name)
 

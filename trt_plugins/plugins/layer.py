@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trt_plugins.plugins.fields import ALIASED, CAPABILITIES, LAYER, WORKSPACE, WORKSPACE_UNIT, FieldValues
-from trt_plugins.spec import AttributeValue, OpSpec
+from hybridge.trt_plugins.plugins.fields import ALIASED, CAPABILITIES, LAYER, WORKSPACE, WORKSPACE_UNIT, FieldValues
+from hybridge.trt_plugins.spec import AttributeValue, OpSpec
 
 STATE_OUTPUT_SUFFIX = "_out"
 

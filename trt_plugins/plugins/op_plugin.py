@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from artifact.dtypes import DType
-from artifact.errors import EngineError, UnsupportedError
-from trt_plugins.call_check import TensorType, bind_types, check_call
-from trt_plugins.kernels.call import CallPlan, DeviceTraits
-from trt_plugins.kernels.launcher import BoundPlan
-from trt_plugins.kernels.layout import TensorLayout
-from trt_plugins.plugins.calls import CallRange, Planner, largest_workspace
-from trt_plugins.plugins.kernel_calls import kernel_call, plugin_plan
-from trt_plugins.plugins.layer import PluginLayer
-from trt_plugins.plugins.tactics import tactics, variant_of
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError, UnsupportedError
+from hybridge.trt_plugins.call_check import TensorType, bind_types, check_call
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits
+from hybridge.trt_plugins.kernels.launcher import BoundPlan
+from hybridge.trt_plugins.kernels.layout import TensorLayout
+from hybridge.trt_plugins.plugins.calls import CallRange, Planner, largest_workspace
+from hybridge.trt_plugins.plugins.kernel_calls import kernel_call, plugin_plan
+from hybridge.trt_plugins.plugins.layer import PluginLayer
+from hybridge.trt_plugins.plugins.tactics import tactics, variant_of
 
 # Shapes whose launches a plugin keeps ready; an engine alternates between few (a prompt's chunks, decode).
 READY_SHAPES = 16

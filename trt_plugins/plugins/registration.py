@@ -6,16 +6,16 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from artifact.errors import EngineError, HybridgeError
-from trt_plugins.kernels.catalog import plan, plugin_specs, variants
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.plugins.calls import Planner
-from trt_plugins.plugins.errors import PluginErrors
-from trt_plugins.plugins.fields import SERIALIZED_ONLY, field_kinds, make_fields, values_from_fields
-from trt_plugins.plugins.interfaces import make_plugin_class
-from trt_plugins.plugins.layer import layer_from_fields
-from trt_plugins.plugins.op_plugin import OpPlugin, PluginDevice
-from trt_plugins.spec import AttributeKind, AttributeValue, OpSpec
+from hybridge.artifact.errors import EngineError, HybridgeError
+from hybridge.trt_plugins.kernels.catalog import plan, plugin_specs, variants
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.plugins.calls import Planner
+from hybridge.trt_plugins.plugins.errors import PluginErrors
+from hybridge.trt_plugins.plugins.fields import SERIALIZED_ONLY, field_kinds, make_fields, values_from_fields
+from hybridge.trt_plugins.plugins.interfaces import make_plugin_class
+from hybridge.trt_plugins.plugins.layer import layer_from_fields
+from hybridge.trt_plugins.plugins.op_plugin import OpPlugin, PluginDevice
+from hybridge.trt_plugins.spec import AttributeKind, AttributeValue, OpSpec
 
 _EXAMPLES: dict[AttributeKind, AttributeValue] = {"int": 0, "float": 0.0, "string": ""}
 _NEEDED = ("IPluginV3", "IPluginV3OneCore", "IPluginV3OneBuild", "IPluginV3OneRuntime", "IPluginCreatorV3One")

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from artifact.errors import EngineError, UnsupportedError
-from trt_plugins.plugins.calls import CallRange, Planner, kernels_of
+from hybridge.artifact.errors import EngineError, UnsupportedError
+from hybridge.trt_plugins.plugins.calls import CallRange, Planner, kernels_of
 
 PLANNERS_CHOICE = 1
 

@@ -6,8 +6,8 @@ capability differ in multiprocessors and L2: several are tried, from the smalles
 
 from __future__ import annotations
 
-from trt_plugins.kernels.architectures import architecture
-from trt_plugins.kernels.call import DeviceTraits
+from hybridge.trt_plugins.kernels.architectures import architecture
+from hybridge.trt_plugins.kernels.call import DeviceTraits
 
 _KIB, _MIB = 1024, 1024 * 1024
 # Most shared memory of one block, in KiB; capabilities that are not listed have at least that of the smallest.

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trt_plugins.reference.precision import work_dtype
+from hybridge.trt_plugins.reference.precision import work_dtype
 
 
 def gelu(x: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trt_plugins.reference.lengths import clamped_lengths, valid_tokens
-from trt_plugins.reference.precision import work_dtype
+from hybridge.trt_plugins.reference.lengths import clamped_lengths, valid_tokens
+from hybridge.trt_plugins.reference.precision import work_dtype
 
 NORM_EPSILON = 1e-6
 # Tokens of a chunk with one decay a key channel: its segment decays are tokens x tokens x key_size numbers a head.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from artifact.errors import UnsupportedError
-from trt_plugins.reference.causal_conv1d import causal_conv1d
-from trt_plugins.reference.lengths import clamped_lengths, valid_tokens
-from trt_plugins.reference.precision import work_dtype
-from trt_plugins.reference.update_ssm_state import update_ssm_state
-from trt_plugins.specs.mamba2_conv_scan import group_count
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.reference.causal_conv1d import causal_conv1d
+from hybridge.trt_plugins.reference.lengths import clamped_lengths, valid_tokens
+from hybridge.trt_plugins.reference.precision import work_dtype
+from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
+from hybridge.trt_plugins.specs.mamba2_conv_scan import group_count
 
 
 def mamba2_conv_scan(

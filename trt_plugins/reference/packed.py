@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from artifact.errors import UnsupportedError
-from trt_plugins.spec import OpSpec
-from trt_plugins.specs.packed import QUERY_START_LOC, STATE_INDICES, is_packed, is_pool
-from trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.spec import OpSpec
+from hybridge.trt_plugins.specs.packed import QUERY_START_LOC, STATE_INDICES, is_packed, is_pool
+from hybridge.trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS
 
 
 def packed_reference(spec: OpSpec, dense: Callable) -> Callable:

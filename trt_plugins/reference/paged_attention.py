@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from trt_plugins.catalog import PACKED_OPS
-from trt_plugins.reference.e4m3 import exact_from_e4m3
-from trt_plugins.reference.packed import row_bounds
-from trt_plugins.reference.precision import work_dtype
+from hybridge.trt_plugins.catalog import PACKED_OPS
+from hybridge.trt_plugins.reference.e4m3 import exact_from_e4m3
+from hybridge.trt_plugins.reference.packed import row_bounds
+from hybridge.trt_plugins.reference.precision import work_dtype
 
 
 def paged_attention(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from artifact.errors import UnsupportedError
+from hybridge.artifact.errors import UnsupportedError
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """Types of a state, and what the largest magnitude of a row becomes."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trt_plugins.reference.gated_delta_rule import NORM_EPSILON
-from trt_plugins.reference.lengths import clamped_lengths, valid_tokens
-from trt_plugins.reference.precision import work_dtype
+from hybridge.trt_plugins.reference.gated_delta_rule import NORM_EPSILON
+from hybridge.trt_plugins.reference.lengths import clamped_lengths, valid_tokens
+from hybridge.trt_plugins.reference.precision import work_dtype
 
 
 @dataclass(frozen=True)

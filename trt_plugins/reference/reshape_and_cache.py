@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trt_plugins.reference.e4m3 import e4m3_from
+from hybridge.trt_plugins.reference.e4m3 import e4m3_from
 
 
 def reshape_and_cache(key: Tensor, value: Tensor, kv_pool: Tensor, slot_mapping: Tensor) -> Tensor:

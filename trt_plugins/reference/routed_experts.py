@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from artifact.errors import UnsupportedError
-from trt_plugins.reference.activations import ACTIVATIONS
-from trt_plugins.reference.precision import work_dtype
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.reference.activations import ACTIVATIONS
+from hybridge.trt_plugins.reference.precision import work_dtype
 
 
 def routed_experts(

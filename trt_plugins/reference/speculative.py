@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trt_plugins.reference.packed import empty_output, row_arguments, row_bounds, states_in
-from trt_plugins.spec import OpSpec
-from trt_plugins.specs.packed import QUERY_START_LOC, STATE_INDICES, is_pool
-from trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS
+from hybridge.trt_plugins.reference.packed import empty_output, row_arguments, row_bounds, states_in
+from hybridge.trt_plugins.spec import OpSpec
+from hybridge.trt_plugins.specs.packed import QUERY_START_LOC, STATE_INDICES, is_pool
+from hybridge.trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trt_plugins.reference.lengths import clamped_lengths, valid_tokens
-from trt_plugins.reference.precision import work_dtype
+from hybridge.trt_plugins.reference.lengths import clamped_lengths, valid_tokens
+from hybridge.trt_plugins.reference.precision import work_dtype
 
 
 def update_ssm_state(

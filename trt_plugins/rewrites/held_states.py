@@ -14,12 +14,12 @@ import onnx
 import onnx_ir as ir
 from onnx.utils import Extractor
 
-from artifact import names
-from artifact.errors import UnsupportedError
-from trt_plugins.catalog import DOMAIN, spec_of
-from trt_plugins.specs.packed import is_packed, is_pool
-from trt_plugins.specs.speculative import is_speculative
-from trt_plugins.value_types import domain_version
+from hybridge.artifact import names
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.catalog import DOMAIN, spec_of
+from hybridge.trt_plugins.specs.packed import is_packed, is_pool
+from hybridge.trt_plugins.specs.speculative import is_speculative
+from hybridge.trt_plugins.value_types import domain_version
 
 _ROW_INPUTS = (names.QUERY_START_LOC, names.STATE_INDICES, names.NUM_ACCEPTED_TOKENS)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
-from trt_plugins.catalog import DOMAIN, spec_of
-from trt_plugins.rewrites.mamba2_mixer import SCAN, Mamba2Mixer, find_mixers
+from hybridge.trt_plugins.catalog import DOMAIN, spec_of
+from hybridge.trt_plugins.rewrites.mamba2_mixer import SCAN, Mamba2Mixer, find_mixers
 
 JOINED = "mamba2_conv_scan"
 

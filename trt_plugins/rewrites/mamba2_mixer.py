@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trt_plugins.catalog import DOMAIN, spec_of
-from trt_plugins.spec import AttributeValue
-from trt_plugins.specs.mamba2_conv_scan import group_count
+from hybridge.trt_plugins.catalog import DOMAIN, spec_of
+from hybridge.trt_plugins.spec import AttributeValue
+from hybridge.trt_plugins.specs.mamba2_conv_scan import group_count
 
 CONV, SCAN = "causal_conv1d", "update_ssm_state"
 

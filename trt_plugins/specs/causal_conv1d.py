@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trt_plugins.spec import AttributeSpec, DimLimit, OpSpec, TensorSpec, TypeVariable
-from trt_plugins.specs.common import CONTEXT_LENGTHS, DATA_TYPE
+from hybridge.trt_plugins.spec import AttributeSpec, DimLimit, OpSpec, TensorSpec, TypeVariable
+from hybridge.trt_plugins.specs.common import CONTEXT_LENGTHS, DATA_TYPE
 
 CAUSAL_CONV1D = OpSpec(
     name="causal_conv1d",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from artifact.dtypes import DType
-from trt_plugins.spec import TensorSpec
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.spec import TensorSpec
 
 DATA_TYPE = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
 """Types of activations, weights and states."""

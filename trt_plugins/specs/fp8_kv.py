@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from artifact.dtypes import DType
-from artifact.kv_dtypes import E4M3_BYTES
-from trt_plugins.spec import DimLimit, OpSpec, TensorSpec
-from trt_plugins.specs.reshape_and_cache import KV_POOL_DIMS
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.kv_dtypes import E4M3_BYTES
+from hybridge.trt_plugins.spec import DimLimit, OpSpec, TensorSpec
+from hybridge.trt_plugins.specs.reshape_and_cache import KV_POOL_DIMS
 
 KV_SCALES_DIMS = (2, "num_blocks", "kv_heads", "block_size")
 """Those of keys, then of values; in each, the heads of a block one after the other, and of a head its tokens."""

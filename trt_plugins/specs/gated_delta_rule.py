@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from artifact.dtypes import DType
-from trt_plugins.spec import AttributeDim, AttributeSpec, DimLimit, OpSpec, TensorSpec, TypeVariable
-from trt_plugins.specs.common import CONTEXT_LENGTHS, DATA_TYPE
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.spec import AttributeDim, AttributeSpec, DimLimit, OpSpec, TensorSpec, TypeVariable
+from hybridge.trt_plugins.specs.common import CONTEXT_LENGTHS, DATA_TYPE
 
 GATED_DELTA_RULE = OpSpec(
     name="gated_delta_rule",

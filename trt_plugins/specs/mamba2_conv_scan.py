@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from trt_plugins.spec import AttributeSpec, DimLimit, OpSpec, TensorSpec
-from trt_plugins.specs.causal_conv1d import CAUSAL_CONV1D
-from trt_plugins.specs.common import CONTEXT_LENGTHS
-from trt_plugins.specs.update_ssm_state import UPDATE_SSM_STATE
+from hybridge.trt_plugins.spec import AttributeSpec, DimLimit, OpSpec, TensorSpec
+from hybridge.trt_plugins.specs.causal_conv1d import CAUSAL_CONV1D
+from hybridge.trt_plugins.specs.common import CONTEXT_LENGTHS
+from hybridge.trt_plugins.specs.update_ssm_state import UPDATE_SSM_STATE
 
 MAMBA2_CONV_SCAN = OpSpec(
     name="mamba2_conv_scan",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from artifact.dtypes import DType
-from trt_plugins.spec import OPTIONAL_MARK, OpSpec, TensorSpec
-from trt_plugins.specs.common import CONTEXT_LENGTHS
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.spec import OPTIONAL_MARK, OpSpec, TensorSpec
+from hybridge.trt_plugins.specs.common import CONTEXT_LENGTHS
 
 PACKED_VERSION = 2
 """Opset version of the domain ``trt_edgellm``, and version of the plugins, of packed operators."""

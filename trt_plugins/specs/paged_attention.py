@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from artifact.dtypes import DType
-from trt_plugins.spec import AttributeSpec, DimLimit, OpSpec, TensorSpec, TypeVariable
-from trt_plugins.specs.common import DATA_TYPE
-from trt_plugins.specs.packed import PACKED_VERSION, QUERY_START_LOC, ROWS, TOKENS
-from trt_plugins.specs.reshape_and_cache import KV_POOL_DIMS
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.spec import AttributeSpec, DimLimit, OpSpec, TensorSpec, TypeVariable
+from hybridge.trt_plugins.specs.common import DATA_TYPE
+from hybridge.trt_plugins.specs.packed import PACKED_VERSION, QUERY_START_LOC, ROWS, TOKENS
+from hybridge.trt_plugins.specs.reshape_and_cache import KV_POOL_DIMS
 
 PAGED_ATTENTION = OpSpec(
     name="paged_attention",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from artifact.dtypes import DType
-from trt_plugins.spec import OpSpec, TensorSpec, TypeVariable
-from trt_plugins.specs.common import DATA_TYPE
-from trt_plugins.specs.packed import PACKED_VERSION, TOKENS
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.spec import OpSpec, TensorSpec, TypeVariable
+from hybridge.trt_plugins.specs.common import DATA_TYPE
+from hybridge.trt_plugins.specs.packed import PACKED_VERSION, TOKENS
 
 KV_POOL_DIMS = (2, "num_blocks", "block_size", "kv_heads", "head_dim")
 """Keys, then values; in each, the tokens of a block one after the other, and of a token its heads."""

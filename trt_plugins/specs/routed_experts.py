@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from artifact.dtypes import DType
-from trt_plugins.spec import AttributeSpec, OpSpec, TensorSpec, TypeVariable
-from trt_plugins.specs.common import DATA_TYPE
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.spec import AttributeSpec, OpSpec, TensorSpec, TypeVariable
+from hybridge.trt_plugins.specs.common import DATA_TYPE
 
 EXPERT_ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2")
 _ROUTE = ("batch", "time?", "top_k")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from artifact.dtypes import DType
-from trt_plugins.spec import OpSpec, TensorSpec
-from trt_plugins.specs.packed import ROWS, STATE_INDICES
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.spec import OpSpec, TensorSpec
+from hybridge.trt_plugins.specs.packed import ROWS, STATE_INDICES
 
 SPECULATIVE_VERSION = 3
 """Opset version of the domain ``trt_edgellm``, and version of the plugins, of speculative operators."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from artifact.dtypes import DType
-from trt_plugins.spec import AttributeSpec, DimLimit, OpSpec, TensorSpec, TypeVariable
-from trt_plugins.specs.common import CONTEXT_LENGTHS, DATA_TYPE
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.spec import AttributeSpec, DimLimit, OpSpec, TensorSpec, TypeVariable
+from hybridge.trt_plugins.specs.common import CONTEXT_LENGTHS, DATA_TYPE
 
 _FLOAT32_OR_T = (DType.FLOAT32, "T")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 def register() -> None:
     """Define ``torch.ops.trt_edgellm.<name>`` for every operator, with eager and fake forms; safe to call again."""
-    from trt_plugins.torch_ops.registration import register_all
+    from hybridge.trt_plugins.torch_ops.registration import register_all
 
     register_all()
 
@@ -17,6 +17,6 @@ def onnx_translations() -> dict[Callable, Callable]:
 
     Registers the torch operators and the ONNX schemas, which the translations need.
     """
-    from trt_plugins.torch_ops.translations import translation_table
+    from hybridge.trt_plugins.torch_ops.translations import translation_table
 
     return translation_table()

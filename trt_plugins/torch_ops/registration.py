@@ -8,20 +8,20 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from trt_plugins.catalog import DENSE_VERSION, OPS, all_specs
-from trt_plugins.reference.causal_conv1d import causal_conv1d
-from trt_plugins.reference.gated_delta_rule import gated_delta_rule
-from trt_plugins.reference.mamba2_conv_scan import mamba2_conv_scan
-from trt_plugins.reference.packed import packed_reference
-from trt_plugins.reference.paged_attention import paged_attention, paged_attention_fp8
-from trt_plugins.reference.reshape_and_cache import reshape_and_cache, reshape_and_cache_fp8
-from trt_plugins.reference.routed_experts import routed_experts
-from trt_plugins.reference.speculative import speculative_reference
-from trt_plugins.reference.update_ssm_state import update_ssm_state
-from trt_plugins.spec import OpSpec
-from trt_plugins.specs.packed import has_rows
-from trt_plugins.specs.speculative import is_speculative
-from trt_plugins.torch_ops.schema import check_torch_call, overload_name, torch_schema
+from hybridge.trt_plugins.catalog import DENSE_VERSION, OPS, all_specs
+from hybridge.trt_plugins.reference.causal_conv1d import causal_conv1d
+from hybridge.trt_plugins.reference.gated_delta_rule import gated_delta_rule
+from hybridge.trt_plugins.reference.mamba2_conv_scan import mamba2_conv_scan
+from hybridge.trt_plugins.reference.packed import packed_reference
+from hybridge.trt_plugins.reference.paged_attention import paged_attention, paged_attention_fp8
+from hybridge.trt_plugins.reference.reshape_and_cache import reshape_and_cache, reshape_and_cache_fp8
+from hybridge.trt_plugins.reference.routed_experts import routed_experts
+from hybridge.trt_plugins.reference.speculative import speculative_reference
+from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
+from hybridge.trt_plugins.spec import OpSpec
+from hybridge.trt_plugins.specs.packed import has_rows
+from hybridge.trt_plugins.specs.speculative import is_speculative
+from hybridge.trt_plugins.torch_ops.schema import check_torch_call, overload_name, torch_schema
 
 _EAGER: dict[str, Callable] = {
     "causal_conv1d": causal_conv1d,

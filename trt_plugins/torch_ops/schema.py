@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
-from trt_plugins.call_check import CheckedCall, TensorType, check_call
-from trt_plugins.catalog import DENSE_VERSION
-from trt_plugins.spec import OpSpec, TensorSpec
-from trt_plugins.specs.packed import PACKED_VERSION
-from trt_plugins.specs.speculative import SPECULATIVE_VERSION
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.call_check import CheckedCall, TensorType, check_call
+from hybridge.trt_plugins.catalog import DENSE_VERSION
+from hybridge.trt_plugins.spec import OpSpec, TensorSpec
+from hybridge.trt_plugins.specs.packed import PACKED_VERSION
+from hybridge.trt_plugins.specs.speculative import SPECULATIVE_VERSION
 
 OVERLOADS = {DENSE_VERSION: "default", PACKED_VERSION: "packed", SPECULATIVE_VERSION: "speculative"}
 """Name of the overload of each version's operators."""

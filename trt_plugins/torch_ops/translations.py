@@ -8,11 +8,11 @@ from collections.abc import Callable
 import torch
 from onnxscript import values
 
-from trt_plugins.catalog import all_specs
-from trt_plugins.onnx_schema import register_schemas
-from trt_plugins.spec import OpSpec
-from trt_plugins.torch_ops.registration import register_all
-from trt_plugins.torch_ops.schema import OVERLOADS
+from hybridge.trt_plugins.catalog import all_specs
+from hybridge.trt_plugins.onnx_schema import register_schemas
+from hybridge.trt_plugins.spec import OpSpec
+from hybridge.trt_plugins.torch_ops.registration import register_all
+from hybridge.trt_plugins.torch_ops.schema import OVERLOADS
 
 
 def translation_table() -> dict[Callable, Callable]:

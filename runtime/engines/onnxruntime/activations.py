@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from runtime.engines.onnxruntime.graph_edit import replace_node
-from trt_plugins.activations import gelu, gelu_tanh, sigmoid_divisor
-from trt_plugins.e4m3 import Nodes
+from hybridge.runtime.engines.onnxruntime.graph_edit import replace_node
+from hybridge.trt_plugins.activations import gelu, gelu_tanh, sigmoid_divisor
+from hybridge.trt_plugins.e4m3 import Nodes
 
 
 class _NodesBefore:

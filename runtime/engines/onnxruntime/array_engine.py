@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from artifact.bindings import Binding
-from artifact.config import RuntimeConfig, read_config
-from artifact.errors import EngineError, RequestError
-from artifact.path_kind import MODEL_FILE
-from runtime.engines.base import Engine, StateSet
-from runtime.engines.onnxruntime.graph_form import StateLayout
-from runtime.engines.onnxruntime.states import ArrayStateSet, engine_specs
+from hybridge.artifact.bindings import Binding
+from hybridge.artifact.config import RuntimeConfig, read_config
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.artifact.path_kind import MODEL_FILE
+from hybridge.runtime.engines.base import Engine, StateSet
+from hybridge.runtime.engines.onnxruntime.graph_form import StateLayout
+from hybridge.runtime.engines.onnxruntime.states import ArrayStateSet, engine_specs
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -59,8 +59,8 @@ class ArrayEngine(Engine):
 
     def _read_model(self) -> ir.Model:
         # Imported here: a start whose graphs are cached needs no onnx_ir, which takes most of a second to import.
-        from runtime.engines.graph_check import check_graph
-        from runtime.engines.onnxruntime.model_file import read_model
+        from hybridge.runtime.engines.graph_check import check_graph
+        from hybridge.runtime.engines.onnxruntime.model_file import read_model
 
         model = read_model(self._folder)
         check_graph(self._folder / MODEL_FILE, model.graph, self.config.bindings)

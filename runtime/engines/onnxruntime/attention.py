@@ -12,14 +12,14 @@ from typing import Any
 
 import onnx_ir as ir
 
-from artifact.bindings import BATCH
-from artifact.config import KVLayerConfig, RuntimeConfig
-from artifact.names import CONTEXT_LENGTHS, past_key, past_value
-from runtime.engines.onnxruntime.attention_mask import is_causal_mask
-from runtime.engines.onnxruntime.graph_edit import Inserter, add_input, fixed_shape, replace_node
-from runtime.engines.onnxruntime.graph_form import LAST_POSITIONS, LONGEST_CONTEXT
-from runtime.engines.onnxruntime.kernels import Kernels
-from runtime.engines.onnxruntime.padding import without_padding
+from hybridge.artifact.bindings import BATCH
+from hybridge.artifact.config import KVLayerConfig, RuntimeConfig
+from hybridge.artifact.names import CONTEXT_LENGTHS, past_key, past_value
+from hybridge.runtime.engines.onnxruntime.attention_mask import is_causal_mask
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, add_input, fixed_shape, replace_node
+from hybridge.runtime.engines.onnxruntime.graph_form import LAST_POSITIONS, LONGEST_CONTEXT
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.runtime.engines.onnxruntime.padding import without_padding
 
 _SWAP_HEADS_AND_TIME = [0, 2, 1, 3]
 # The kernel takes head sizes that are multiples of this; others are padded with zeros, in the caches too.

@@ -6,10 +6,10 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from artifact.bindings import BATCH, MAX_SEQ, SEQ
-from artifact.names import CONTEXT_LENGTHS, PAST_LENGTHS
-from runtime.engines.onnxruntime.kernels import Kernels, quiet_options
-from runtime.engines.onnxruntime.opset import lower_opset
+from hybridge.artifact.bindings import BATCH, MAX_SEQ, SEQ
+from hybridge.artifact.names import CONTEXT_LENGTHS, PAST_LENGTHS
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels, quiet_options
+from hybridge.runtime.engines.onnxruntime.opset import lower_opset
 
 _SEQ = 3
 

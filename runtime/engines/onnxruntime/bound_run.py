@@ -8,11 +8,11 @@ from types import MappingProxyType
 import numpy as np
 import onnxruntime as ort
 
-from artifact.errors import EngineError
-from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
-from runtime.engines.onnxruntime.graph_form import LAST_POSITIONS, LONGEST_CONTEXT
-from runtime.engines.onnxruntime.row_runs import RowRun
-from runtime.engines.onnxruntime.states import ArrayStateSet
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
+from hybridge.runtime.engines.onnxruntime.graph_form import LAST_POSITIONS, LONGEST_CONTEXT
+from hybridge.runtime.engines.onnxruntime.row_runs import RowRun
+from hybridge.runtime.engines.onnxruntime.states import ArrayStateSet
 
 
 class FormSession:

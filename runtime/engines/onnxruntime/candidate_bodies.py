@@ -12,12 +12,12 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
-from runtime.engines.onnxruntime.gated_delta_rule import delta_rule, delta_rule_inputs
-from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
-from runtime.engines.onnxruntime.kernels import Kernels
-from runtime.engines.onnxruntime.ssm_walk import walk_tokens
-from runtime.engines.onnxruntime.update_ssm_state import ssm_inputs, with_skip
-from trt_plugins.activations import silu
+from hybridge.runtime.engines.onnxruntime.gated_delta_rule import delta_rule, delta_rule_inputs
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.runtime.engines.onnxruntime.ssm_walk import walk_tokens
+from hybridge.runtime.engines.onnxruntime.update_ssm_state import ssm_inputs, with_skip
+from hybridge.trt_plugins.activations import silu
 
 # (dense node of one row, inserter, kernels, tokens) -> y and the state after each token, or None where there is none.
 CandidateBody = Callable[[ir.Node, Inserter, Kernels, int], "tuple[ir.Value, list[ir.Value]] | None"]

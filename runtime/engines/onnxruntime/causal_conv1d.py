@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
-from runtime.engines.onnxruntime.kernels import Kernels
-from runtime.engines.onnxruntime.padding import last_columns
-from trt_plugins.activations import silu
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.runtime.engines.onnxruntime.padding import last_columns
+from hybridge.trt_plugins.activations import silu
 
 _END = int(np.iinfo(np.int64).max)
 

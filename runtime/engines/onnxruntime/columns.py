@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, replace_node
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, replace_node
 
 # Below this many elements the extra nodes cost more than they save.
 SMALLEST_WEIGHT = 1 << 16

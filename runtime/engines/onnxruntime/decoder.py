@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from artifact.errors import EngineError
-from runtime.engines.base import Decoder
-from runtime.engines.onnxruntime.bound_run import BoundRun
-from runtime.engines.onnxruntime.row_runs import RowRun, token_runs
-from runtime.engines.onnxruntime.states import ArrayStateSet
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.base import Decoder
+from hybridge.runtime.engines.onnxruntime.bound_run import BoundRun
+from hybridge.runtime.engines.onnxruntime.row_runs import RowRun, token_runs
+from hybridge.runtime.engines.onnxruntime.states import ArrayStateSet
 
 
 class BoundDecoder(Decoder):

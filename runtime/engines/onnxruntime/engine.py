@@ -9,19 +9,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from artifact.bindings import BATCH, SEQ
-from artifact.errors import EngineError
-from runtime.engines.base import StateSet, StepInputs
-from runtime.engines.onnxruntime.array_engine import ArrayEngine, own_states
-from runtime.engines.onnxruntime.bound_run import BoundRun, FormSession
-from runtime.engines.onnxruntime.decoder import BoundDecoder
-from runtime.engines.onnxruntime.graph_cache import GraphCache
-from runtime.engines.onnxruntime.graph_form import GraphForm
-from runtime.engines.onnxruntime.row_runs import RowRun, row_runs
-from runtime.engines.onnxruntime.session import create_session
-from runtime.engines.onnxruntime.session_graph import SessionGraph
-from runtime.engines.onnxruntime.states import ArrayStateSet
-from runtime.engines.onnxruntime.weights import WeightStore
+from hybridge.artifact.bindings import BATCH, SEQ
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.base import StateSet, StepInputs
+from hybridge.runtime.engines.onnxruntime.array_engine import ArrayEngine, own_states
+from hybridge.runtime.engines.onnxruntime.bound_run import BoundRun, FormSession
+from hybridge.runtime.engines.onnxruntime.decoder import BoundDecoder
+from hybridge.runtime.engines.onnxruntime.graph_cache import GraphCache
+from hybridge.runtime.engines.onnxruntime.graph_form import GraphForm
+from hybridge.runtime.engines.onnxruntime.row_runs import RowRun, row_runs
+from hybridge.runtime.engines.onnxruntime.session import create_session
+from hybridge.runtime.engines.onnxruntime.session_graph import SessionGraph
+from hybridge.runtime.engines.onnxruntime.states import ArrayStateSet
+from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 
 # More tokens at once make no step faster, but the scores of attention grow with tokens times context.
 _STEP_TOKENS = 512
@@ -163,9 +163,9 @@ class OnnxRuntimeEngine(ArrayEngine):
         return FormSession(session, graph.inputs, graph.in_place), graph
 
     def _rewritten(self, form: GraphForm, values: Sequence[str] = ()) -> SessionGraph:
-        from runtime.engines.onnxruntime.inner_values import expose_values
-        from runtime.engines.onnxruntime.kernels import installed_kernels
-        from runtime.engines.onnxruntime.rewrite import rewrite
+        from hybridge.runtime.engines.onnxruntime.inner_values import expose_values
+        from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
+        from hybridge.runtime.engines.onnxruntime.rewrite import rewrite
 
         graph = rewrite(self._read_model(), self.config, form, installed_kernels())
         expose_values(graph.model, values)

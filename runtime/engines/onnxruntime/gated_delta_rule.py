@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
-from runtime.engines.onnxruntime.kernels import Kernels
-from runtime.engines.onnxruntime.linear_attention import linear_attention
-from runtime.engines.onnxruntime.padding import without_padding
-from runtime.engines.onnxruntime.ssm_inputs import split_tokens
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.runtime.engines.onnxruntime.linear_attention import linear_attention
+from hybridge.runtime.engines.onnxruntime.padding import without_padding
+from hybridge.runtime.engines.onnxruntime.ssm_inputs import split_tokens
 
 # Of the sum of squares of a query or key.
 NORM_EPSILON = 1e-6

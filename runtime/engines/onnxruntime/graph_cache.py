@@ -18,17 +18,17 @@ from typing import Any
 
 import onnxruntime as ort
 
-import trt_plugins
-from artifact.config import CONFIG_FILE
-from artifact.dtypes import DType
-from artifact.errors import ArtifactError
-from artifact.limits import CACHE_ENTRY_BYTES, JSON_BYTES, ONNX_BYTES
-from artifact.path_kind import MODEL_FILE
-from artifact.untrusted_file import read_inside
-from artifact.user_cache import user_cache_folder
-from artifact.written_file import written_file
-from runtime.engines.onnxruntime.graph_form import GraphForm, StateLayout
-from runtime.engines.onnxruntime.session_graph import GraphWeight, SessionGraph, StoredTensor
+from hybridge import trt_plugins
+from hybridge.artifact.config import CONFIG_FILE
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import ArtifactError
+from hybridge.artifact.limits import CACHE_ENTRY_BYTES, JSON_BYTES, ONNX_BYTES
+from hybridge.artifact.path_kind import MODEL_FILE
+from hybridge.artifact.untrusted_file import read_inside
+from hybridge.artifact.user_cache import user_cache_folder
+from hybridge.artifact.written_file import written_file
+from hybridge.runtime.engines.onnxruntime.graph_form import GraphForm, StateLayout
+from hybridge.runtime.engines.onnxruntime.session_graph import GraphWeight, SessionGraph, StoredTensor
 
 _FORMAT = 1
 _SUFFIX = ".graph"

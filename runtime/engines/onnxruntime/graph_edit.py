@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from runtime.engines.onnxruntime.kernels import MICROSOFT
-from trt_plugins.catalog import DENSE_VERSION, spec_of
-from trt_plugins.spec import AttributeValue
+from hybridge.runtime.engines.onnxruntime.kernels import MICROSOFT
+from hybridge.trt_plugins.catalog import DENSE_VERSION, spec_of
+from hybridge.trt_plugins.spec import AttributeValue
 
 
 class Inserter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from artifact.bindings import Binding
+from hybridge.artifact.bindings import Binding
 
 # Graph inputs that the engine adds: per row the last position that is visible, and the largest context of all rows.
 LAST_POSITIONS, LONGEST_CONTEXT = "engine.last_positions", "engine.longest_context"

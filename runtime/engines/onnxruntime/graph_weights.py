@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from artifact.dtypes import DType
-from runtime.engines.onnxruntime.joined_weights import joined_weight
-from runtime.engines.onnxruntime.session_graph import GraphWeight, StoredTensor
+from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.onnxruntime.joined_weights import joined_weight
+from hybridge.runtime.engines.onnxruntime.session_graph import GraphWeight, StoredTensor
 
 # By number of axes: operators, and which input, that read a weight where it lies.
 _READERS = {

@@ -10,13 +10,13 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from artifact.errors import EngineError
-from runtime.engines.onnxruntime.held_memory import Bound, HeldMemory, bound
-from runtime.engines.onnxruntime.held_states import ACCEPTED, HeldState, advance_model, advanced_output
-from runtime.engines.onnxruntime.kernels import installed_kernels
-from runtime.engines.onnxruntime.paged_pools import ArrayPools
-from runtime.engines.onnxruntime.session import threaded_options
-from runtime.engines.packed_check import check_accepted
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.onnxruntime.held_memory import Bound, HeldMemory, bound
+from hybridge.runtime.engines.onnxruntime.held_states import ACCEPTED, HeldState, advance_model, advanced_output
+from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
+from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
+from hybridge.runtime.engines.onnxruntime.session import threaded_options
+from hybridge.runtime.engines.packed_check import check_accepted
 
 # Parts of the pools that are remembered as sessions take them.
 _MOST_PARTS = 256

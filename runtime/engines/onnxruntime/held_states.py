@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from artifact.bindings import SEQ
-from artifact.paged import ROWS
-from runtime.engines.held_modes import OperatorCost
-from runtime.engines.onnxruntime.graph_edit import Inserter, add_input
-from runtime.engines.onnxruntime.kernels import Kernels
-from runtime.engines.onnxruntime.replay_bodies import ADVANCE_BODIES, Accepted
+from hybridge.artifact.bindings import SEQ
+from hybridge.artifact.paged import ROWS
+from hybridge.runtime.engines.held_modes import OperatorCost
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, add_input
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.runtime.engines.onnxruntime.replay_bodies import ADVANCE_BODIES, Accepted
 
 ACCEPTED = "accepted"
 """Input of the advancing graph: by how many of its first tokens each row advances, int64 [rows]."""

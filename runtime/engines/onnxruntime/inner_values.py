@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError
 
 
 def expose_values(model: ir.Model, names: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from runtime.engines.onnxruntime.graph_edit import Inserter, replace_node
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, replace_node
 
 
 def use_stored_weights(model: ir.Model) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from runtime.engines.onnxruntime.graph_edit import Inserter
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter
 
 
 def linear_attention(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from artifact.path_kind import MODEL_FILE
-from runtime.engines import artifact_graph
-from runtime.engines.onnxruntime.joined_weights import join_weights
+from hybridge.artifact.path_kind import MODEL_FILE
+from hybridge.runtime.engines import artifact_graph
+from hybridge.runtime.engines.onnxruntime.joined_weights import join_weights
 
 
 def read_model(folder: Path, file: str = MODEL_FILE) -> ir.Model:

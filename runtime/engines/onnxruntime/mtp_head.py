@@ -8,15 +8,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from artifact.config import MTP_CONFIG_FILE, MTP_MODEL_FILE
-from artifact.errors import EngineError
-from artifact.names import HIDDEN_STATES, IS_OWN
-from runtime.engines.hidden_rows import ArrayRows, HiddenRows
-from runtime.engines.mtp_head import HeadInputs, MtpHead, finite
-from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
-from runtime.engines.onnxruntime.paged_feeds import PagedRun
-from runtime.engines.paged import PackedInputs
-from runtime.sampling import best_tokens
+from hybridge.artifact.config import MTP_CONFIG_FILE, MTP_MODEL_FILE
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.names import HIDDEN_STATES, IS_OWN
+from hybridge.runtime.engines.hidden_rows import ArrayRows, HiddenRows
+from hybridge.runtime.engines.mtp_head import HeadInputs, MtpHead, finite
+from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+from hybridge.runtime.engines.onnxruntime.paged_feeds import PagedRun
+from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.sampling import best_tokens
 
 
 class MtpHeadEngine(OnnxRuntimePagedEngine, MtpHead):

@@ -11,13 +11,13 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
-from runtime.engines.onnxruntime.causal_conv1d import causal_conv1d_body
-from runtime.engines.onnxruntime.gated_delta_rule import gated_delta_rule_body
-from runtime.engines.onnxruntime.graph_edit import Inserter, replace_node
-from runtime.engines.onnxruntime.kernels import Kernels
-from runtime.engines.onnxruntime.routed_experts import routed_experts_body
-from runtime.engines.onnxruntime.update_ssm_state import update_ssm_state_body
-from trt_plugins.catalog import DOMAIN
+from hybridge.runtime.engines.onnxruntime.causal_conv1d import causal_conv1d_body
+from hybridge.runtime.engines.onnxruntime.gated_delta_rule import gated_delta_rule_body
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, replace_node
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.runtime.engines.onnxruntime.routed_experts import routed_experts_body
+from hybridge.runtime.engines.onnxruntime.update_ssm_state import update_ssm_state_body
+from hybridge.trt_plugins.catalog import DOMAIN
 
 # (node, inserter, kernels, padded) -> the node's outputs, or None to keep the artifact's function.
 OpBody = Callable[[ir.Node, Inserter, Kernels, bool], "list[ir.Value] | None"]

@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
-from artifact.errors import EngineError
-from runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 
 # Operators that opset 24 added, and attributes that it added to operators whose meaning here does not depend on
 # them (round_mode concerns float8 only). Everything else in the artifacts is older.

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from artifact.bindings import NUM_SLOTS, Binding
-from artifact.names import is_recurrent_state
-from runtime.engines.packed_rows import TYPES, PackedRows, packed_rows
-from runtime.engines.packed_state import PackedState
-from runtime.engines.paged import PoolSizes
+from hybridge.artifact.bindings import NUM_SLOTS, Binding
+from hybridge.artifact.names import is_recurrent_state
+from hybridge.runtime.engines.packed_rows import TYPES, PackedRows, packed_rows
+from hybridge.runtime.engines.packed_state import PackedState
+from hybridge.runtime.engines.paged import PoolSizes
 
 
 class PackedSlots:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from artifact.names import INPUT_IDS
-from runtime.engines.onnxruntime.graph_edit import Inserter
+from hybridge.artifact.names import INPUT_IDS
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter
 
 
 def without_padding(insert: Inserter, value: ir.Value, context_lengths: ir.Value) -> ir.Value:

@@ -9,15 +9,15 @@ from typing import ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from artifact.kv_dtypes import filled_with
-from artifact.names import layer_output
-from runtime.engines.graph_check import check_graph
-from runtime.engines.hidden_rows import ArrayRows
-from runtime.engines.onnxruntime.model_file import MODEL_FILE, read_model
-from runtime.engines.onnxruntime.paged_pools import ArrayPools
-from runtime.engines.onnxruntime.states import engine_specs
-from runtime.engines.paged import PoolSizes
-from runtime.engines.pooled import PooledEngine
+from hybridge.artifact.kv_dtypes import filled_with
+from hybridge.artifact.names import layer_output
+from hybridge.runtime.engines.graph_check import check_graph
+from hybridge.runtime.engines.hidden_rows import ArrayRows
+from hybridge.runtime.engines.onnxruntime.model_file import MODEL_FILE, read_model
+from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
+from hybridge.runtime.engines.onnxruntime.states import engine_specs
+from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pooled import PooledEngine
 
 
 class PagedArrayEngine(PooledEngine[ArrayPools]):

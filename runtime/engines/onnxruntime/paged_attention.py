@@ -14,11 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from runtime.engines.onnxruntime.graph_edit import Inserter, add_input, fixed_shape, op_attributes, replace_node
-from runtime.engines.onnxruntime.paged_forms import PagedForm
-from runtime.engines.onnxruntime.ragged_rows import rows_from_tokens, tokens_from_rows
-from trt_plugins import e4m3
-from trt_plugins.catalog import DOMAIN
+from hybridge.runtime.engines.onnxruntime.graph_edit import (
+    Inserter,
+    add_input,
+    fixed_shape,
+    op_attributes,
+    replace_node,
+)
+from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
+from hybridge.runtime.engines.onnxruntime.ragged_rows import rows_from_tokens, tokens_from_rows
+from hybridge.trt_plugins import e4m3
+from hybridge.trt_plugins.catalog import DOMAIN
 
 KV_POOL_ORDER = (0, 1, 3, 2, 4)
 """Axes of a declared KV pool in the order in which this engine holds them."""

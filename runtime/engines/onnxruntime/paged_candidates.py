@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from runtime.engines.candidates import read_slots
-from runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.candidates import read_slots
+from hybridge.runtime.engines.paged import PackedInputs
 
 
 @dataclass(frozen=True)

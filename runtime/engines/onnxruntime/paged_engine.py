@@ -9,27 +9,27 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from artifact.errors import EngineError
-from runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT, chosen_modes
-from runtime.engines.onnxruntime.engine import available_cpus
-from runtime.engines.onnxruntime.graph_weights import serialised_model
-from runtime.engines.onnxruntime.held_rows import HeldRows
-from runtime.engines.onnxruntime.kernels import installed_kernels
-from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
-from runtime.engines.onnxruntime.paged_attention import KvShape
-from runtime.engines.onnxruntime.paged_candidates import candidate_step
-from runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
-from runtime.engines.onnxruntime.paged_forms import PagedForm
-from runtime.engines.onnxruntime.paged_pools import ArrayPools
-from runtime.engines.onnxruntime.paged_rewrite import PagedGraph, rewrite_paged
-from runtime.engines.onnxruntime.paged_session import PagedSession
-from runtime.engines.onnxruntime.replay_bodies import replays_all
-from runtime.engines.onnxruntime.replay_rows import MOST_REPLAYED
-from runtime.engines.onnxruntime.session import create_session
-from runtime.engines.onnxruntime.session_graph import SessionGraph
-from runtime.engines.onnxruntime.weights import WeightStore
-from runtime.engines.packed_check import check_packed
-from runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT, chosen_modes
+from hybridge.runtime.engines.onnxruntime.engine import available_cpus
+from hybridge.runtime.engines.onnxruntime.graph_weights import serialised_model
+from hybridge.runtime.engines.onnxruntime.held_rows import HeldRows
+from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
+from hybridge.runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
+from hybridge.runtime.engines.onnxruntime.paged_attention import KvShape
+from hybridge.runtime.engines.onnxruntime.paged_candidates import candidate_step
+from hybridge.runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
+from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
+from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
+from hybridge.runtime.engines.onnxruntime.paged_rewrite import PagedGraph, rewrite_paged
+from hybridge.runtime.engines.onnxruntime.paged_session import PagedSession
+from hybridge.runtime.engines.onnxruntime.replay_bodies import replays_all
+from hybridge.runtime.engines.onnxruntime.replay_rows import MOST_REPLAYED
+from hybridge.runtime.engines.onnxruntime.session import create_session
+from hybridge.runtime.engines.onnxruntime.session_graph import SessionGraph
+from hybridge.runtime.engines.onnxruntime.weights import WeightStore
+from hybridge.runtime.engines.packed_check import check_packed
+from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
 
 # Weights up to so many bytes are packed anew for each kind of step with several tokens, which then takes three
 # quarters of the time, and half of it with a few candidate tokens.

@@ -8,11 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
-from artifact import names
-from runtime.engines.onnxruntime.paged_attention import KvShape
-from runtime.engines.onnxruntime.ragged_rows import ragged_feeds
-from runtime.engines.onnxruntime.replay_rows import decay_feeds
-from runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.artifact import names
+from hybridge.runtime.engines.onnxruntime.paged_attention import KvShape
+from hybridge.runtime.engines.onnxruntime.ragged_rows import ragged_feeds
+from hybridge.runtime.engines.onnxruntime.replay_rows import decay_feeds
+from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
 
 
 @dataclass(frozen=True)

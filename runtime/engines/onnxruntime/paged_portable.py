@@ -14,17 +14,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from artifact.errors import EngineError
-from artifact.names import LOGITS
-from runtime.engines.candidates import with_candidates
-from runtime.engines.onnxruntime.inner_values import expose_values
-from runtime.engines.onnxruntime.kernels import installed_kernels
-from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
-from runtime.engines.onnxruntime.rewrite import RewrittenGraph, widen_only
-from runtime.engines.onnxruntime.session import create_session
-from runtime.engines.onnxruntime.weights import WeightStore
-from runtime.engines.packed_check import check_packed
-from runtime.engines.paged import PackedInputs
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.names import LOGITS
+from hybridge.runtime.engines.candidates import with_candidates
+from hybridge.runtime.engines.onnxruntime.inner_values import expose_values
+from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
+from hybridge.runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
+from hybridge.runtime.engines.onnxruntime.rewrite import RewrittenGraph, widen_only
+from hybridge.runtime.engines.onnxruntime.session import create_session
+from hybridge.runtime.engines.onnxruntime.weights import WeightStore
+from hybridge.runtime.engines.packed_check import check_packed
+from hybridge.runtime.engines.paged import PackedInputs
 
 
 class PortablePagedEngine(PagedArrayEngine):

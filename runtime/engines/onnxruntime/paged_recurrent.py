@@ -11,24 +11,31 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from artifact import names
-from artifact.bindings import SEQ
-from artifact.errors import EngineError
-from artifact.paged import ROWS
-from runtime.engines.onnxruntime.candidate_bodies import CANDIDATE_BODIES
-from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, replace_node
-from runtime.engines.onnxruntime.held_states import HeldState
-from runtime.engines.onnxruntime.kernels import Kernels
-from runtime.engines.onnxruntime.op_bodies import BODIES
-from runtime.engines.onnxruntime.paged_candidates import candidate_output
-from runtime.engines.onnxruntime.paged_forms import PagedForm
-from runtime.engines.onnxruntime.ragged_rows import rows_from_tokens, tokens_from_rows
-from runtime.engines.onnxruntime.replay_bodies import REPLAY_BODIES, Kept, Replayed, recurrent_nodes
-from runtime.engines.onnxruntime.update_ssm_state import POOL
-from trt_plugins.catalog import DOMAIN, spec_of
-from trt_plugins.spec import TensorSpec
-from trt_plugins.specs.packed import PACKED_VERSION, QUERY_START_LOC, STATE_INDICES, has_rows, is_packed, is_pool
-from trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS, is_speculative
+from hybridge.artifact import names
+from hybridge.artifact.bindings import SEQ
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.paged import ROWS
+from hybridge.runtime.engines.onnxruntime.candidate_bodies import CANDIDATE_BODIES
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, replace_node
+from hybridge.runtime.engines.onnxruntime.held_states import HeldState
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.runtime.engines.onnxruntime.op_bodies import BODIES
+from hybridge.runtime.engines.onnxruntime.paged_candidates import candidate_output
+from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
+from hybridge.runtime.engines.onnxruntime.ragged_rows import rows_from_tokens, tokens_from_rows
+from hybridge.runtime.engines.onnxruntime.replay_bodies import REPLAY_BODIES, Kept, Replayed, recurrent_nodes
+from hybridge.runtime.engines.onnxruntime.update_ssm_state import POOL
+from hybridge.trt_plugins.catalog import DOMAIN, spec_of
+from hybridge.trt_plugins.spec import TensorSpec
+from hybridge.trt_plugins.specs.packed import (
+    PACKED_VERSION,
+    QUERY_START_LOC,
+    STATE_INDICES,
+    has_rows,
+    is_packed,
+    is_pool,
+)
+from hybridge.trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS, is_speculative
 
 
 def use_one_slot(model: ir.Model) -> None:

@@ -8,25 +8,25 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
-from artifact.bindings import SEQ
-from artifact.config import RuntimeConfig
-from artifact.paged import ROW_BOUNDS, ROWS, TOKENS
-from runtime.engines.onnxruntime.activations import use_exact_activations
-from runtime.engines.onnxruntime.columns import put_weights_left
-from runtime.engines.onnxruntime.fixed_axes import fix_axes
-from runtime.engines.onnxruntime.graph_edit import remove_dead_code, state_pairs
-from runtime.engines.onnxruntime.held_states import HeldState
-from runtime.engines.onnxruntime.in_place import updates_in_place
-from runtime.engines.onnxruntime.inner_values import expose_values
-from runtime.engines.onnxruntime.kernels import Kernels
-from runtime.engines.onnxruntime.linear import use_stored_weights
-from runtime.engines.onnxruntime.opset import lower_opset
-from runtime.engines.onnxruntime.paged_attention import POOL_ORDER, use_paged_attention
-from runtime.engines.onnxruntime.paged_forms import PagedForm
-from runtime.engines.onnxruntime.paged_recurrent import hold_states, use_dense_bodies, use_one_slot
-from runtime.engines.onnxruntime.reshapes import join_reshapes
-from runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
-from runtime.engines.onnxruntime.widen_types import widen_types
+from hybridge.artifact.bindings import SEQ
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.paged import ROW_BOUNDS, ROWS, TOKENS
+from hybridge.runtime.engines.onnxruntime.activations import use_exact_activations
+from hybridge.runtime.engines.onnxruntime.columns import put_weights_left
+from hybridge.runtime.engines.onnxruntime.fixed_axes import fix_axes
+from hybridge.runtime.engines.onnxruntime.graph_edit import remove_dead_code, state_pairs
+from hybridge.runtime.engines.onnxruntime.held_states import HeldState
+from hybridge.runtime.engines.onnxruntime.in_place import updates_in_place
+from hybridge.runtime.engines.onnxruntime.inner_values import expose_values
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.runtime.engines.onnxruntime.linear import use_stored_weights
+from hybridge.runtime.engines.onnxruntime.opset import lower_opset
+from hybridge.runtime.engines.onnxruntime.paged_attention import POOL_ORDER, use_paged_attention
+from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
+from hybridge.runtime.engines.onnxruntime.paged_recurrent import hold_states, use_dense_bodies, use_one_slot
+from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes
+from hybridge.runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
+from hybridge.runtime.engines.onnxruntime.widen_types import widen_types
 
 # A pool of recurrent states, its last two axes swapped.
 _TRANSPOSED = (0, 1, 3, 2)

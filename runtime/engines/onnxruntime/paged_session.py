@@ -9,13 +9,13 @@ from types import MappingProxyType
 import numpy as np
 import onnxruntime as ort
 
-from artifact.errors import EngineError
-from artifact.names import LOGITS, LOGITS_INDICES
-from runtime.engines.onnxruntime.held_rows import HeldBatch
-from runtime.engines.onnxruntime.held_states import HeldState
-from runtime.engines.onnxruntime.paged_candidates import candidate_output
-from runtime.engines.onnxruntime.paged_pools import ArrayPools
-from runtime.engines.onnxruntime.paged_rewrite import PagedGraph
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.names import LOGITS, LOGITS_INDICES
+from hybridge.runtime.engines.onnxruntime.held_rows import HeldBatch
+from hybridge.runtime.engines.onnxruntime.held_states import HeldState
+from hybridge.runtime.engines.onnxruntime.paged_candidates import candidate_output
+from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
+from hybridge.runtime.engines.onnxruntime.paged_rewrite import PagedGraph
 
 _NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 _NOT_FED = np.empty(0, bool), None

@@ -13,15 +13,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
-from runtime.engines.base import StateSet, StepInputs
-from runtime.engines.onnxruntime.array_engine import ArrayEngine, own_states
-from runtime.engines.onnxruntime.graph_form import natural_layouts
-from runtime.engines.onnxruntime.inner_values import expose_values
-from runtime.engines.onnxruntime.kernels import installed_kernels
-from runtime.engines.onnxruntime.rewrite import RewrittenGraph, widen_only
-from runtime.engines.onnxruntime.session import create_session
-from runtime.engines.onnxruntime.weights import WeightStore
+from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
+from hybridge.runtime.engines.base import StateSet, StepInputs
+from hybridge.runtime.engines.onnxruntime.array_engine import ArrayEngine, own_states
+from hybridge.runtime.engines.onnxruntime.graph_form import natural_layouts
+from hybridge.runtime.engines.onnxruntime.inner_values import expose_values
+from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
+from hybridge.runtime.engines.onnxruntime.rewrite import RewrittenGraph, widen_only
+from hybridge.runtime.engines.onnxruntime.session import create_session
+from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 
 
 class PortableEngine(ArrayEngine):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from artifact.bindings import SEQ
-from artifact.paged import ROWS, TOKENS
-from runtime.engines.onnxruntime.graph_edit import Inserter, add_input
+from hybridge.artifact.bindings import SEQ
+from hybridge.artifact.paged import ROWS, TOKENS
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, add_input
 
 # Graph inputs: the packed token at each place of the rectangle, and the place, row * time + index, of each token.
 _TOKEN_OF_PLACE, _PLACE_OF_TOKEN = "engine.token_of_place", "engine.place_of_token"

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 import onnx_ir as ir
 
-from runtime.engines.onnxruntime.graph_edit import Inserter, add_input
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, add_input
 
 MOST_REPLAYED = 8
 """Tokens of a row that is checked at most: the delta rule's inverse has so many powers."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, replace_node
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, replace_node
 
 # Operators that give the elements of their first input in their order.
 _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")

@@ -8,24 +8,24 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
-from artifact.bindings import BATCH, SEQ
-from artifact.config import RuntimeConfig
-from runtime.engines.onnxruntime.activations import use_exact_activations
-from runtime.engines.onnxruntime.attention import use_group_query_attention
-from runtime.engines.onnxruntime.columns import put_weights_left
-from runtime.engines.onnxruntime.fixed_axes import fix_axes
-from runtime.engines.onnxruntime.graph_edit import fixed_shape, remove_dead_code, state_pairs
-from runtime.engines.onnxruntime.graph_form import GraphForm, StateLayout
-from runtime.engines.onnxruntime.graph_weights import serialised_model
-from runtime.engines.onnxruntime.in_place import updates_in_place
-from runtime.engines.onnxruntime.kernels import Kernels
-from runtime.engines.onnxruntime.linear import use_stored_weights
-from runtime.engines.onnxruntime.op_bodies import use_op_bodies
-from runtime.engines.onnxruntime.opset import lower_opset
-from runtime.engines.onnxruntime.reshapes import join_reshapes
-from runtime.engines.onnxruntime.session_graph import SessionGraph
-from runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
-from runtime.engines.onnxruntime.widen_types import widen_types
+from hybridge.artifact.bindings import BATCH, SEQ
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.runtime.engines.onnxruntime.activations import use_exact_activations
+from hybridge.runtime.engines.onnxruntime.attention import use_group_query_attention
+from hybridge.runtime.engines.onnxruntime.columns import put_weights_left
+from hybridge.runtime.engines.onnxruntime.fixed_axes import fix_axes
+from hybridge.runtime.engines.onnxruntime.graph_edit import fixed_shape, remove_dead_code, state_pairs
+from hybridge.runtime.engines.onnxruntime.graph_form import GraphForm, StateLayout
+from hybridge.runtime.engines.onnxruntime.graph_weights import serialised_model
+from hybridge.runtime.engines.onnxruntime.in_place import updates_in_place
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.runtime.engines.onnxruntime.linear import use_stored_weights
+from hybridge.runtime.engines.onnxruntime.op_bodies import use_op_bodies
+from hybridge.runtime.engines.onnxruntime.opset import lower_opset
+from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes
+from hybridge.runtime.engines.onnxruntime.session_graph import SessionGraph
+from hybridge.runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
+from hybridge.runtime.engines.onnxruntime.widen_types import widen_types
 
 _FIXED_AXES: Mapping[GraphForm, Mapping[str, int]] = MappingProxyType(
     {

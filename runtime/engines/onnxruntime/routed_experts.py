@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
-from runtime.engines.onnxruntime.joined_weights import interleaved_weight
-from runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
+from hybridge.runtime.engines.onnxruntime.joined_weights import interleaved_weight
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 
 # (activation, gated) to MoE's name of the form.
 _FORMS: Mapping[tuple[str, int], str] = MappingProxyType(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from artifact.errors import EngineError
-from runtime.engines.onnxruntime.session_graph import SessionGraph
-from runtime.engines.onnxruntime.weights import WeightStore
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.onnxruntime.session_graph import SessionGraph
+from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 
 
 def threaded_options(threads: int) -> ort.SessionOptions:

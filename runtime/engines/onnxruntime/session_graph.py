@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from artifact.dtypes import DType
-from runtime.engines.onnxruntime.graph_form import StateLayout
+from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.onnxruntime.graph_form import StateLayout
 
 
 @dataclass(frozen=True)

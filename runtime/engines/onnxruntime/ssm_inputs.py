@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from runtime.engines.onnxruntime.graph_edit import Inserter
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter
 
 
 @dataclass(frozen=True)

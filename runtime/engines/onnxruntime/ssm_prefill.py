@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from artifact.names import INPUT_IDS
-from runtime.engines.onnxruntime.graph_edit import Inserter
-from runtime.engines.onnxruntime.ssm_inputs import SsmInputs
+from hybridge.artifact.names import INPUT_IDS
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter
+from hybridge.runtime.engines.onnxruntime.ssm_inputs import SsmInputs
 
 CHUNK = 64
 

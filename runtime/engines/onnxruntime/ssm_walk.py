@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from runtime.engines.onnxruntime.graph_edit import Inserter
-from runtime.engines.onnxruntime.kernels import Kernels
-from runtime.engines.onnxruntime.linear_attention import linear_attention
-from runtime.engines.onnxruntime.ssm_inputs import SsmInputs
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.runtime.engines.onnxruntime.linear_attention import linear_attention
+from hybridge.runtime.engines.onnxruntime.ssm_inputs import SsmInputs
 
 
 def walk_tokens(insert: Inserter, i: SsmInputs, kernels: Kernels) -> tuple[ir.Value, ir.Value]:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from artifact.bindings import BATCH, MAX_SEQ, Binding
-from artifact.dtypes import DType
-from artifact.errors import EngineError, RequestError
-from runtime.engines.base import StateBuffer, StateSet
-from runtime.engines.onnxruntime.graph_form import StateLayout
+from hybridge.artifact.bindings import BATCH, MAX_SEQ, Binding
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.engines.base import StateBuffer, StateSet
+from hybridge.runtime.engines.onnxruntime.graph_form import StateLayout
 
 # KV caches start with room for this many positions and at least double when they grow.
 SMALLEST_CACHE = 256

@@ -11,12 +11,12 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
-from runtime.engines.onnxruntime.kernels import Kernels
-from runtime.engines.onnxruntime.padding import without_padding
-from runtime.engines.onnxruntime.ssm_inputs import SsmInputs
-from runtime.engines.onnxruntime.ssm_prefill import chunked_scan
-from runtime.engines.onnxruntime.ssm_walk import walk_tokens
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.runtime.engines.onnxruntime.padding import without_padding
+from hybridge.runtime.engines.onnxruntime.ssm_inputs import SsmInputs
+from hybridge.runtime.engines.onnxruntime.ssm_prefill import chunked_scan
+from hybridge.runtime.engines.onnxruntime.ssm_walk import walk_tokens
 
 TRANSPOSED_STATE = "engine.transposed_state"
 """Key in the ``meta`` of a state's graph input: its last two axes are swapped against the declaration."""

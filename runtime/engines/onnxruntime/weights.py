@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 
-from artifact.mapped_file import map_inside
-from runtime.engines.onnxruntime.session_graph import GraphWeight, StoredTensor
+from hybridge.artifact.mapped_file import map_inside
+from hybridge.runtime.engines.onnxruntime.session_graph import GraphWeight, StoredTensor
 
 _NARROW_NUMPY = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from artifact.names import EMBEDDINGS_OUTPUT
-from runtime.engines.onnxruntime.weights import widened
+from hybridge.artifact.names import EMBEDDINGS_OUTPUT
+from hybridge.runtime.engines.onnxruntime.weights import widened
 
 NARROW_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 # Attributes that hold the number of an element type.

@@ -1,5 +1,5 @@
 """TensorRT engines on a GPU. Importing this imports neither TensorRT nor CUDA."""
 
-from runtime.engines.tensorrt.engine import TensorRTEngine
+from hybridge.runtime.engines.tensorrt.engine import TensorRTEngine
 
 __all__ = ["TensorRTEngine"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from artifact.bindings import BATCH, MAX_SEQ, SEQ, Binding
-from artifact.config import RuntimeConfig
-from artifact.engine_record import EngineRecord
-from artifact.errors import EngineError
-from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
-from runtime.engines.tensorrt.engine_tensors import DYNAMIC, EngineTensor
+from hybridge.artifact.bindings import BATCH, MAX_SEQ, SEQ, Binding
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.engine_record import EngineRecord
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
+from hybridge.runtime.engines.tensorrt.engine_tensors import DYNAMIC, EngineTensor
 
 PREFILL, DECODE = "prefill", "decode"
 STEP_INPUTS = (INPUT_IDS, CONTEXT_LENGTHS, PAST_LENGTHS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from artifact.errors import EngineError
-from runtime.engines.tensorrt.library import RuntimeLibrary
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.tensorrt.library import RuntimeLibrary
 
 
 class BoundContext:

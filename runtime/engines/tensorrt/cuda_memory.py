@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from artifact.errors import EngineError
-from artifact.extras import install_command
-from runtime.engines.tensorrt.errors import OutOfDeviceMemory
-from runtime.engines.tensorrt.memory import Allocation, DeviceMemory, Graph, Marker, PinnedAllocation
-from trt_plugins.kernels.driver import checked, cuda_driver
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.extras import install_command
+from hybridge.runtime.engines.tensorrt.errors import OutOfDeviceMemory
+from hybridge.runtime.engines.tensorrt.memory import Allocation, DeviceMemory, Graph, Marker, PinnedAllocation
+from hybridge.trt_plugins.kernels.driver import checked, cuda_driver
 
 T = TypeVar("T")
 # Unsafe calls of this thread during a capture end it with an error instead of escaping from the graph.

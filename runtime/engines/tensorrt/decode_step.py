@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
-from artifact.errors import EngineError
-from runtime.engines.tensorrt.bound_context import BoundContext
-from runtime.engines.tensorrt.memory import DeviceMemory, Graph
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.tensorrt.bound_context import BoundContext
+from hybridge.runtime.engines.tensorrt.memory import DeviceMemory, Graph
 
 
 class DecodeStep:

@@ -10,24 +10,24 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from artifact.bindings import Binding
-from artifact.config import RuntimeConfig, read_config
-from artifact.errors import EngineError, RequestError
-from runtime.engines.base import Engine, StateSet, StepInputs
-from runtime.engines.step_check import check_step
-from runtime.engines.tensorrt.binding_plan import DECODE, PREFILL, BindingPlan, binding_plan
-from runtime.engines.tensorrt.bound_context import BoundContext
-from runtime.engines.tensorrt.cuda_memory import CudaMemory
-from runtime.engines.tensorrt.decode_step import DecodeStep
-from runtime.engines.tensorrt.engine_tensors import engine_tensors
-from runtime.engines.tensorrt.library import RuntimeLibrary, has_plugins
-from runtime.engines.tensorrt.memory import Allocation, DeviceMemory, aligned
-from runtime.engines.tensorrt.pending_step import PendingStep
-from runtime.engines.tensorrt.plan_check import load_plan
-from runtime.engines.tensorrt.selection import BuiltEngine, find_engine
-from runtime.engines.tensorrt.state_memory import StateMemory, StatePool
-from runtime.engines.tensorrt.states import DeviceStateSet, too_long
-from runtime.engines.tensorrt.step_io import LogitsStage, TokenStage
+from hybridge.artifact.bindings import Binding
+from hybridge.artifact.config import RuntimeConfig, read_config
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.engines.base import Engine, StateSet, StepInputs
+from hybridge.runtime.engines.step_check import check_step
+from hybridge.runtime.engines.tensorrt.binding_plan import DECODE, PREFILL, BindingPlan, binding_plan
+from hybridge.runtime.engines.tensorrt.bound_context import BoundContext
+from hybridge.runtime.engines.tensorrt.cuda_memory import CudaMemory
+from hybridge.runtime.engines.tensorrt.decode_step import DecodeStep
+from hybridge.runtime.engines.tensorrt.engine_tensors import engine_tensors
+from hybridge.runtime.engines.tensorrt.library import RuntimeLibrary, has_plugins
+from hybridge.runtime.engines.tensorrt.memory import Allocation, DeviceMemory, aligned
+from hybridge.runtime.engines.tensorrt.pending_step import PendingStep
+from hybridge.runtime.engines.tensorrt.plan_check import load_plan
+from hybridge.runtime.engines.tensorrt.selection import BuiltEngine, find_engine
+from hybridge.runtime.engines.tensorrt.state_memory import StateMemory, StatePool
+from hybridge.runtime.engines.tensorrt.states import DeviceStateSet, too_long
+from hybridge.runtime.engines.tensorrt.step_io import LogitsStage, TokenStage
 
 
 class TensorRTEngine(Engine):

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from artifact.dtypes import DType
-from artifact.errors import EngineError
-from trt_plugins.plugins.data_types import dtype_from_trt
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.plugins.data_types import dtype_from_trt
 
 DYNAMIC = -1
 

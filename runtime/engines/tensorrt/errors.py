@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError
 
 
 class OutOfDeviceMemory(EngineError):

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from artifact.errors import EngineError
-from artifact.untrusted_file import open_inside
-from trt_plugins.build.build_log import explain, make_logger
-from trt_plugins.build.tensorrt_library import TensorRTLibrary
-from trt_plugins.plugins import register_plugins
-from trt_plugins.plugins.errors import PluginErrors
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.untrusted_file import open_inside
+from hybridge.trt_plugins.build.build_log import explain, make_logger
+from hybridge.trt_plugins.build.tensorrt_library import TensorRTLibrary
+from hybridge.trt_plugins.plugins import register_plugins
+from hybridge.trt_plugins.plugins.errors import PluginErrors
 
 PLUGIN_LAYER = "PLUGIN"
 

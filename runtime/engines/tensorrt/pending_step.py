@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from artifact.errors import EngineError
-from runtime.engines.tensorrt.memory import Marker
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.tensorrt.memory import Marker
 
 
 class PendingStep:

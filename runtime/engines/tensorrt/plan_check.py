@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from artifact.errors import EngineError
-from artifact.manifest import sha256_of
-from artifact.untrusted_file import has_file, open_inside, size_of
-from runtime.engines.tensorrt.library import RuntimeLibrary
-from runtime.engines.tensorrt.selection import BuiltEngine
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.manifest import sha256_of
+from hybridge.artifact.untrusted_file import has_file, open_inside, size_of
+from hybridge.runtime.engines.tensorrt.library import RuntimeLibrary
+from hybridge.runtime.engines.tensorrt.selection import BuiltEngine
 
 
 def load_plan(library: RuntimeLibrary, built: BuiltEngine) -> Any:

@@ -13,9 +13,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from runtime.engines.tensorrt.binding_plan import BindingPlan, StateBinding
-from runtime.engines.tensorrt.errors import OutOfDeviceMemory
-from runtime.engines.tensorrt.memory import Allocation, DeviceMemory, aligned
+from hybridge.runtime.engines.tensorrt.binding_plan import BindingPlan, StateBinding
+from hybridge.runtime.engines.tensorrt.errors import OutOfDeviceMemory
+from hybridge.runtime.engines.tensorrt.memory import Allocation, DeviceMemory, aligned
 
 
 class StateMemory:

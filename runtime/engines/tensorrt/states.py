@@ -8,12 +8,12 @@ from types import MappingProxyType
 
 import numpy as np
 
-from artifact.bindings import MAX_SEQ, Binding
-from artifact.errors import EngineError, RequestError
-from runtime.engines.base import StateBuffer, StateSet
-from runtime.engines.tensorrt.binding_plan import BindingPlan
-from runtime.engines.tensorrt.memory import DeviceMemory
-from runtime.engines.tensorrt.state_memory import StateMemory, StatePool
+from hybridge.artifact.bindings import MAX_SEQ, Binding
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.engines.base import StateBuffer, StateSet
+from hybridge.runtime.engines.tensorrt.binding_plan import BindingPlan
+from hybridge.runtime.engines.tensorrt.memory import DeviceMemory
+from hybridge.runtime.engines.tensorrt.state_memory import StateMemory, StatePool
 
 
 class DeviceState(StateBuffer):

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
-from runtime.engines.base import StepInputs
-from runtime.engines.tensorrt.binding_plan import BindingPlan
-from runtime.engines.tensorrt.memory import Allocation, DeviceMemory, PinnedAllocation, aligned
+from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
+from hybridge.runtime.engines.base import StepInputs
+from hybridge.runtime.engines.tensorrt.binding_plan import BindingPlan
+from hybridge.runtime.engines.tensorrt.memory import Allocation, DeviceMemory, PinnedAllocation, aligned
 
 
 class TokenStage:

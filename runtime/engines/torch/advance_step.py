@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from runtime.engines.torch.branches import Branches
-from runtime.engines.torch.device import MOST_PARTS, TorchDevice
-from runtime.engines.torch.kept_calls import HeldMemory, KeptCall, Memory, Output, Place
-from runtime.engines.torch.recording import RepeatedWork
-from runtime.engines.torch.step_rows import StepRows
+from hybridge.runtime.engines.torch.branches import Branches
+from hybridge.runtime.engines.torch.device import MOST_PARTS, TorchDevice
+from hybridge.runtime.engines.torch.kept_calls import HeldMemory, KeptCall, Memory, Output, Place
+from hybridge.runtime.engines.torch.recording import RepeatedWork
+from hybridge.runtime.engines.torch.step_rows import StepRows
 
 
 @dataclass(frozen=True)

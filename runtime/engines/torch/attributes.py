@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError
 
 _REQUIRED = object()
 

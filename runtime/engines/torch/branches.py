@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
-from runtime.engines.torch.device import TorchDevice, current_stream
+from hybridge.runtime.engines.torch.device import TorchDevice, current_stream
 
 
 class Branches:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.device import TorchDevice
 
 # Positions of a page; small caches have small ones, as their room is a multiple of it.
 _PAGE, _SMALL_PAGE = 128, 16

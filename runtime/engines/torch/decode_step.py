@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-from runtime.engines.torch.cache_pages import CachePages
-from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.graph import LENGTHS, RESULT
-from runtime.engines.torch.lengths import StepLengths
-from runtime.engines.torch.program import Program
-from runtime.engines.torch.recording import RepeatedWork
-from runtime.engines.torch.state_memory import StateMemory
-from runtime.engines.torch.step_buffers import StepBuffers
-from runtime.engines.torch.step_memory import memory_for
+from hybridge.runtime.engines.torch.cache_pages import CachePages
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.graph import LENGTHS, RESULT
+from hybridge.runtime.engines.torch.lengths import StepLengths
+from hybridge.runtime.engines.torch.program import Program
+from hybridge.runtime.engines.torch.recording import RepeatedWork
+from hybridge.runtime.engines.torch.state_memory import StateMemory
+from hybridge.runtime.engines.torch.step_buffers import StepBuffers
+from hybridge.runtime.engines.torch.step_memory import memory_for
 
 # Attention reads the positions of a bucket, the smallest of these (doubled as often as needed) that holds the rows.
 _FIRST_BUCKET = 256

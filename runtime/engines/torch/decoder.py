@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from artifact.errors import EngineError
-from runtime.engines.base import Decoder
-from runtime.engines.torch.decode_step import DecodeStep
-from runtime.engines.torch.states import TorchStateSet
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.base import Decoder
+from hybridge.runtime.engines.torch.decode_step import DecodeStep
+from hybridge.runtime.engines.torch.states import TorchStateSet
 
 
 class TorchDecoder(Decoder):

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from artifact.errors import EngineError
-from runtime.engines.torch.kernels import KernelRunner
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.torch.kernels import KernelRunner
 
 # Tokens of a row in one step. On a CPU the scores of attention grow with tokens times context and nothing is won by
 # more; on a GPU a step has to be large to be bound by its matrix products.

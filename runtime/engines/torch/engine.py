@@ -9,22 +9,22 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from artifact.bindings import Binding
-from artifact.config import RuntimeConfig, read_config
-from artifact.errors import EngineError, RequestError
-from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
-from runtime.engines.base import Engine, StateSet, StepInputs
-from runtime.engines.step_check import check_step
-from runtime.engines.torch.decode_step import DecodeStep, bucket_of
-from runtime.engines.torch.decoder import TorchDecoder
-from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.fusion import Phase
-from runtime.engines.torch.graph import LENGTHS, RESULT
-from runtime.engines.torch.lengths import StepLengths
-from runtime.engines.torch.model import TorchModel
-from runtime.engines.torch.state_memory import StatePool
-from runtime.engines.torch.states import TorchStateSet
-from runtime.engines.torch.step_memory import memory_for
+from hybridge.artifact.bindings import Binding
+from hybridge.artifact.config import RuntimeConfig, read_config
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
+from hybridge.runtime.engines.base import Engine, StateSet, StepInputs
+from hybridge.runtime.engines.step_check import check_step
+from hybridge.runtime.engines.torch.decode_step import DecodeStep, bucket_of
+from hybridge.runtime.engines.torch.decoder import TorchDecoder
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.fusion import Phase
+from hybridge.runtime.engines.torch.graph import LENGTHS, RESULT
+from hybridge.runtime.engines.torch.lengths import StepLengths
+from hybridge.runtime.engines.torch.model import TorchModel
+from hybridge.runtime.engines.torch.state_memory import StatePool
+from hybridge.runtime.engines.torch.states import TorchStateSet
+from hybridge.runtime.engines.torch.step_memory import memory_for
 
 
 class TorchEngine(Engine):

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError
 
 # Nodes that only this engine knows.
 DOMAIN = "hybridge.torch"

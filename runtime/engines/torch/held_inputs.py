@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.engines.paged import PackedInputs
-from runtime.engines.torch.advance_step import HeldRows
+from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.torch.advance_step import HeldRows
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from artifact.errors import EngineError
-from runtime.engines.held_modes import REPLAY, SNAPSHOT, OperatorCost
-from runtime.engines.packed_check import check_accepted
-from runtime.engines.paged import PackedInputs
-from runtime.engines.torch.advance_step import AdvanceShape, AdvanceStep, HeldRows, KeptStates
-from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.graph import HELD_TOKENS
-from runtime.engines.torch.held_inputs import HeldInputs, held_inputs
-from runtime.engines.torch.kept_calls import HeldMemory, KeptCalls
-from runtime.engines.torch.packed_buffers import StepSize
-from runtime.engines.torch.paged_decode import padded_rows
-from runtime.engines.torch.paged_pools import TorchPools
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.held_modes import REPLAY, SNAPSHOT, OperatorCost
+from hybridge.runtime.engines.packed_check import check_accepted
+from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.torch.advance_step import AdvanceShape, AdvanceStep, HeldRows, KeptStates
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.graph import HELD_TOKENS
+from hybridge.runtime.engines.torch.held_inputs import HeldInputs, held_inputs
+from hybridge.runtime.engines.torch.kept_calls import HeldMemory, KeptCalls
+from hybridge.runtime.engines.torch.packed_buffers import StepSize
+from hybridge.runtime.engines.torch.paged_decode import padded_rows
+from hybridge.runtime.engines.torch.paged_pools import TorchPools
 
 # Rows of so many tokens can be held. Their candidates are slots of one kernel call.
 MOST_HELD = 16

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from artifact.bindings import Binding
-from artifact.dtypes import DType
-from artifact.errors import EngineError
-from artifact.names import HIDDEN_STATES, IS_OWN, LOGITS, LOGITS_INDICES
-from artifact.paged import NUM_LOGITS, TOKENS
-from runtime.engines.hidden_rows import HiddenRows
-from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.paged_result import BEST, best_of
-from runtime.engines.torch.program import Program
-from runtime.engines.torch.step_shapes import padded_tokens
-from runtime.engines.torch.tensors import torch_from_dtype
+from hybridge.artifact.bindings import Binding
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.names import HIDDEN_STATES, IS_OWN, LOGITS, LOGITS_INDICES
+from hybridge.artifact.paged import NUM_LOGITS, TOKENS
+from hybridge.runtime.engines.hidden_rows import HiddenRows
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.paged_result import BEST, best_of
+from hybridge.runtime.engines.torch.program import Program
+from hybridge.runtime.engines.torch.step_shapes import padded_tokens
+from hybridge.runtime.engines.torch.tensors import torch_from_dtype
 
 # Fields of HeadInputs.
 HIDDEN_PLACES, OWN_PLACES = "hidden_places", "own_places"

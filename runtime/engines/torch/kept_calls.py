@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.step_rows import StepRows
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.step_rows import StepRows
 
 # Tensors of so many tokens' rows before a call may be those that it reads again.
 _REMEMBERED = 6

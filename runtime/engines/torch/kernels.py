@@ -1,4 +1,4 @@
-"""Launches the CUDA kernels of ``trt_plugins.kernels`` on torch tensors."""
+"""Launches the CUDA kernels of ``hybridge.trt_plugins.kernels`` on torch tensors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
-from artifact.dtypes import DType
-from trt_plugins.kernels.call import CallPlan, DeviceTraits
-from trt_plugins.kernels.device import KernelDevice
-from trt_plugins.kernels.launcher import BoundPlan
-from trt_plugins.kernels.layout import TensorLayout
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.launcher import BoundPlan
+from hybridge.trt_plugins.kernels.layout import TensorLayout
 
 # The widest access of the kernels, in bytes.
 _ACCESS = 16

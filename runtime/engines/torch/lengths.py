@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.engines.torch.cache_pages import CachePages
+from hybridge.runtime.engines.torch.cache_pages import CachePages
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from artifact.errors import EngineError
-from artifact.extras import install_command
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.extras import install_command
 
 
 def need_torch() -> None:

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from artifact.config import RuntimeConfig
-from artifact.path_kind import MODEL_FILE
-from runtime.engines.artifact_graph import read_model
-from runtime.engines.graph_check import check_graph
-from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.fusion import Phase, fuse_graph
-from runtime.engines.torch.fusion.held_slots import operators_of_pools
-from runtime.engines.torch.fusion.linear import let_head_write_its_result
-from runtime.engines.torch.graph import expose_values
-from runtime.engines.torch.program import Program, compile_program
-from runtime.engines.torch.weights import WeightStore
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.path_kind import MODEL_FILE
+from hybridge.runtime.engines.artifact_graph import read_model
+from hybridge.runtime.engines.graph_check import check_graph
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.fusion import Phase, fuse_graph
+from hybridge.runtime.engines.torch.fusion.held_slots import operators_of_pools
+from hybridge.runtime.engines.torch.fusion.linear import let_head_write_its_result
+from hybridge.runtime.engines.torch.graph import expose_values
+from hybridge.runtime.engines.torch.program import Program, compile_program
+from hybridge.runtime.engines.torch.weights import WeightStore
 
 
 class TorchModel:

@@ -8,17 +8,17 @@ from typing import ClassVar
 
 import torch
 
-from artifact.config import MTP_CONFIG_FILE, MTP_MODEL_FILE
-from artifact.errors import EngineError
-from artifact.names import layer_output
-from runtime.engines.hidden_rows import HiddenRows
-from runtime.engines.mtp_head import HeadInputs, MtpHead, finite
-from runtime.engines.torch.fusion import Phase
-from runtime.engines.torch.hidden_states import HeadProgram, TorchRows
-from runtime.engines.torch.own_steps import OwnSteps
-from runtime.engines.torch.paged_decode import padded_blocks, padded_rows
-from runtime.engines.torch.paged_engine import TorchPagedEngine
-from runtime.engines.torch.program import StepProgram
+from hybridge.artifact.config import MTP_CONFIG_FILE, MTP_MODEL_FILE
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.names import layer_output
+from hybridge.runtime.engines.hidden_rows import HiddenRows
+from hybridge.runtime.engines.mtp_head import HeadInputs, MtpHead, finite
+from hybridge.runtime.engines.torch.fusion import Phase
+from hybridge.runtime.engines.torch.hidden_states import HeadProgram, TorchRows
+from hybridge.runtime.engines.torch.own_steps import OwnSteps
+from hybridge.runtime.engines.torch.paged_decode import padded_blocks, padded_rows
+from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.runtime.engines.torch.program import StepProgram
 
 
 class TorchMtpHead(TorchPagedEngine, MtpHead):

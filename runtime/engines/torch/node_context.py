@@ -8,10 +8,10 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from artifact.errors import EngineError
-from runtime.engines.torch.attributes import Attributes
-from runtime.engines.torch.graph import constant_ints
-from runtime.engines.torch.kernels import KernelRunner
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.torch.attributes import Attributes
+from hybridge.runtime.engines.torch.graph import constant_ints
+from hybridge.runtime.engines.torch.kernels import KernelRunner
 
 # Takes the node's tensors in order, without those read as constants; gives its outputs.
 Run = Callable[..., Any]

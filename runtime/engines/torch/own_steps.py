@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from artifact.names import INPUT_IDS, LOGITS_INDICES, QUERY_START_LOC, SEQ_LENS
-from runtime.engines.mtp_head import HeadInputs
-from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.hidden_states import OWN_PLACES, HeadProgram
-from runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
-from runtime.engines.torch.paged_pools import TorchPools
-from runtime.engines.torch.paged_result import BEST
-from runtime.engines.torch.recording import RepeatedWork
-from runtime.engines.torch.step_rows import StepRows
+from hybridge.artifact.names import INPUT_IDS, LOGITS_INDICES, QUERY_START_LOC, SEQ_LENS
+from hybridge.runtime.engines.mtp_head import HeadInputs
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.hidden_states import OWN_PLACES, HeadProgram
+from hybridge.runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
+from hybridge.runtime.engines.torch.paged_pools import TorchPools
+from hybridge.runtime.engines.torch.paged_result import BEST
+from hybridge.runtime.engines.torch.recording import RepeatedWork
+from hybridge.runtime.engines.torch.step_rows import StepRows
 
 _FIXED = frozenset({INPUT_IDS, QUERY_START_LOC, LOGITS_INDICES})
 

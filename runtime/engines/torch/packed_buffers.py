@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from artifact.bindings import Binding
-from artifact.dtypes import DType
-from artifact.names import (
+from hybridge.artifact.bindings import Binding
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.names import (
     BLOCK_TABLE,
     NUM_ACCEPTED_TOKENS,
     QUERY_START_LOC,
@@ -18,11 +18,11 @@ from artifact.names import (
     SLOT_MAPPING,
     STATE_INDICES,
 )
-from artifact.paged import MAX_BLOCKS, NUM_LOGITS, ROW_BOUNDS, ROWS, TOKENS, step_inputs
-from runtime.engines.paged import PackedInputs
-from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.graph import HELD_TOKENS, KEPT_STATE_INDICES
-from runtime.engines.torch.tensors import torch_from_dtype
+from hybridge.artifact.paged import MAX_BLOCKS, NUM_LOGITS, ROW_BOUNDS, ROWS, TOKENS, step_inputs
+from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.graph import HELD_TOKENS, KEPT_STATE_INDICES
+from hybridge.runtime.engines.torch.tensors import torch_from_dtype
 
 # Every array begins at a multiple of so many bytes.
 _ALIGNMENT = 16

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from artifact.bindings import NUM_SLOTS, Binding
-from artifact.names import is_recurrent_state
-from runtime.engines.packed_rows import FP8, INT8, LARGEST, TYPES, PackedRows
-from runtime.engines.packed_state import PackedState
-from runtime.engines.paged import PoolSizes
-from runtime.engines.torch.tensors import array_from_tensor, tensor_from_array, torch_from_dtype
+from hybridge.artifact.bindings import NUM_SLOTS, Binding
+from hybridge.artifact.names import is_recurrent_state
+from hybridge.runtime.engines.packed_rows import FP8, INT8, LARGEST, TYPES, PackedRows
+from hybridge.runtime.engines.packed_state import PackedState
+from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.torch.tensors import array_from_tensor, tensor_from_array, torch_from_dtype
 
 _TORCH_TYPES = {INT8: torch.int8, FP8: torch.float8_e4m3fn}
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from artifact.names import LOGITS, QUERY_START_LOC, SEQ_LENS
-from runtime.engines.paged import PackedInputs
-from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.held_states import HeldStates
-from runtime.engines.torch.kept_calls import KeptCalls
-from runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
-from runtime.engines.torch.paged_pools import TorchPools
-from runtime.engines.torch.paged_result import TorchStepResult, best_in
-from runtime.engines.torch.program import StepProgram
-from runtime.engines.torch.recording import RepeatedWork
-from runtime.engines.torch.step_rows import StepRows
+from hybridge.artifact.names import LOGITS, QUERY_START_LOC, SEQ_LENS
+from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.held_states import HeldStates
+from hybridge.runtime.engines.torch.kept_calls import KeptCalls
+from hybridge.runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
+from hybridge.runtime.engines.torch.paged_pools import TorchPools
+from hybridge.runtime.engines.torch.paged_result import TorchStepResult, best_in
+from hybridge.runtime.engines.torch.program import StepProgram
+from hybridge.runtime.engines.torch.recording import RepeatedWork
+from hybridge.runtime.engines.torch.step_rows import StepRows
 
 
 @dataclass(frozen=True)

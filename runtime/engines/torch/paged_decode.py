@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from artifact.names import LOGITS, LOGITS_INDICES, QUERY_START_LOC
-from runtime.engines.paged import PackedInputs
-from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
-from runtime.engines.torch.paged_pools import TorchPools
-from runtime.engines.torch.paged_result import TorchStepResult, best_in
-from runtime.engines.torch.program import StepProgram
-from runtime.engines.torch.recording import RepeatedWork
-from runtime.engines.torch.step_rows import StepRows
+from hybridge.artifact.names import LOGITS, LOGITS_INDICES, QUERY_START_LOC
+from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
+from hybridge.runtime.engines.torch.paged_pools import TorchPools
+from hybridge.runtime.engines.torch.paged_result import TorchStepResult, best_in
+from hybridge.runtime.engines.torch.program import StepProgram
+from hybridge.runtime.engines.torch.recording import RepeatedWork
+from hybridge.runtime.engines.torch.step_rows import StepRows
 
 # Rows of a recorded step: the smallest of these, or multiple of the last, that holds those of the step.
 _ROWS = (1, 2, 4, 8)

@@ -9,29 +9,29 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from artifact.errors import EngineError
-from artifact.names import LOGITS, layer_output
-from artifact.path_kind import MODEL_FILE
-from runtime.engines.held_modes import AUTO, SNAPSHOT, chosen_modes
-from runtime.engines.packed_check import check_packed
-from runtime.engines.paged import PackedInputs, PoolSizes
-from runtime.engines.pooled import PooledEngine
-from runtime.engines.torch.advance_step import AdvanceStep
-from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.fusion import Phase
-from runtime.engines.torch.held_inputs import HeldInputs
-from runtime.engines.torch.held_states import MOST_HELD, HeldLimits, HeldStates
-from runtime.engines.torch.hidden_states import ShowingProgram, TorchRows
-from runtime.engines.torch.model import TorchModel
-from runtime.engines.torch.packed_step import PackedStep, StepShape
-from runtime.engines.torch.paged_decode import PagedDecodeStep
-from runtime.engines.torch.paged_pools import TorchPools
-from runtime.engines.torch.paged_result import TorchStepResult
-from runtime.engines.torch.paged_steps import PagedSteps, phase_of
-from runtime.engines.torch.program import StepProgram
-from runtime.engines.torch.step_memory import StepMemory
-from runtime.engines.torch.step_shapes import padded_tokens
-from runtime.engines.torch.weights import WeightStore
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.names import LOGITS, layer_output
+from hybridge.artifact.path_kind import MODEL_FILE
+from hybridge.runtime.engines.held_modes import AUTO, SNAPSHOT, chosen_modes
+from hybridge.runtime.engines.packed_check import check_packed
+from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.pooled import PooledEngine
+from hybridge.runtime.engines.torch.advance_step import AdvanceStep
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.fusion import Phase
+from hybridge.runtime.engines.torch.held_inputs import HeldInputs
+from hybridge.runtime.engines.torch.held_states import MOST_HELD, HeldLimits, HeldStates
+from hybridge.runtime.engines.torch.hidden_states import ShowingProgram, TorchRows
+from hybridge.runtime.engines.torch.model import TorchModel
+from hybridge.runtime.engines.torch.packed_step import PackedStep, StepShape
+from hybridge.runtime.engines.torch.paged_decode import PagedDecodeStep
+from hybridge.runtime.engines.torch.paged_pools import TorchPools
+from hybridge.runtime.engines.torch.paged_result import TorchStepResult
+from hybridge.runtime.engines.torch.paged_steps import PagedSteps, phase_of
+from hybridge.runtime.engines.torch.program import StepProgram
+from hybridge.runtime.engines.torch.step_memory import StepMemory
+from hybridge.runtime.engines.torch.step_shapes import padded_tokens
+from hybridge.runtime.engines.torch.weights import WeightStore
 
 # Tokens of a block of the step that shows what tokens leave behind.
 _TRIED_BLOCK = 16

@@ -8,15 +8,15 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, Binding
-from artifact.errors import EngineError
-from artifact.kv_dtypes import filled_with
-from runtime.engines.packed_state import PackedState
-from runtime.engines.paged import HostCopy, PoolSizes
-from runtime.engines.pool_arrays import held_array
-from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.packed_slots import PackedSlots
-from runtime.engines.torch.tensors import array_from_tensor, tensor_from_array, torch_from_dtype
+from hybridge.artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, Binding
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.kv_dtypes import filled_with
+from hybridge.runtime.engines.packed_state import PackedState
+from hybridge.runtime.engines.paged import HostCopy, PoolSizes
+from hybridge.runtime.engines.pool_arrays import held_array
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.packed_slots import PackedSlots
+from hybridge.runtime.engines.torch.tensors import array_from_tensor, tensor_from_array, torch_from_dtype
 
 _NONE: Mapping[str, int] = MappingProxyType({})
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from artifact.errors import EngineError
-from artifact.names import LOGITS
-from runtime.engines.step_result import StepResult
-from runtime.engines.torch.device import TorchDevice
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.names import LOGITS
+from hybridge.runtime.engines.step_result import StepResult
+from hybridge.runtime.engines.torch.device import TorchDevice
 
 # Among what a program gives: the most likely tokens, of one that has needed them itself.
 BEST = "best"

@@ -8,20 +8,20 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-from artifact.names import LOGITS, QUERY_START_LOC
-from runtime.engines.paged import PackedInputs, StepLimits
-from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.fusion import Phase
-from runtime.engines.torch.held_inputs import HeldInputs
-from runtime.engines.torch.held_states import HeldStates
-from runtime.engines.torch.packed_buffers import PackedBuffers
-from runtime.engines.torch.packed_step import PackedStep, StepShape, rows_in
-from runtime.engines.torch.paged_decode import PagedDecodeStep, padded_blocks, padded_rows
-from runtime.engines.torch.paged_pools import TorchPools
-from runtime.engines.torch.paged_result import TorchStepResult, best_in
-from runtime.engines.torch.program import StepProgram
-from runtime.engines.torch.step_memory import StepMemory
-from runtime.engines.torch.step_shapes import candidate_shape, own_shape, padded_shape
+from hybridge.artifact.names import LOGITS, QUERY_START_LOC
+from hybridge.runtime.engines.paged import PackedInputs, StepLimits
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.fusion import Phase
+from hybridge.runtime.engines.torch.held_inputs import HeldInputs
+from hybridge.runtime.engines.torch.held_states import HeldStates
+from hybridge.runtime.engines.torch.packed_buffers import PackedBuffers
+from hybridge.runtime.engines.torch.packed_step import PackedStep, StepShape, rows_in
+from hybridge.runtime.engines.torch.paged_decode import PagedDecodeStep, padded_blocks, padded_rows
+from hybridge.runtime.engines.torch.paged_pools import TorchPools
+from hybridge.runtime.engines.torch.paged_result import TorchStepResult, best_in
+from hybridge.runtime.engines.torch.program import StepProgram
+from hybridge.runtime.engines.torch.step_memory import StepMemory
+from hybridge.runtime.engines.torch.step_shapes import candidate_shape, own_shape, padded_shape
 
 # Shapes of mixed steps that are kept, those that came last.
 MOST_MIXED = 128

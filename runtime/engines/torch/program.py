@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import onnx_ir as ir
 import torch
 
-from artifact.bindings import Binding
-from artifact.errors import EngineError
-from runtime.engines.torch.kernels import KernelRunner
-from runtime.engines.torch.node_context import NodeContext, Run
-from runtime.engines.torch.ops import builder_of
-from runtime.engines.torch.weights import WeightStore
+from hybridge.artifact.bindings import Binding
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.torch.kernels import KernelRunner
+from hybridge.runtime.engines.torch.node_context import NodeContext, Run
+from hybridge.runtime.engines.torch.ops import builder_of
+from hybridge.runtime.engines.torch.weights import WeightStore
 
 
 @dataclass(frozen=True)

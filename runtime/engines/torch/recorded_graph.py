@@ -7,8 +7,8 @@ import weakref
 
 import torch
 
-from artifact.errors import EngineError
-from trt_plugins.kernels.driver import checked, cuda_driver, driver_function, result_name
+from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.kernels.driver import checked, cuda_driver, driver_function, result_name
 
 _INVALID_CONTEXT = 201
 

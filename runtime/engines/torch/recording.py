@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from artifact.errors import EngineError
-from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.recorded_graph import RecordedGraph
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.recorded_graph import RecordedGraph
 
 
 class RepeatedWork:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from artifact.bindings import BATCH, MAX_SEQ, Binding
-from artifact.errors import EngineError
-from artifact.names import past_key, past_value
-from runtime.engines.torch.cache_pages import paged_caches
-from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.tensors import torch_from_dtype
+from hybridge.artifact.bindings import BATCH, MAX_SEQ, Binding
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.names import past_key, past_value
+from hybridge.runtime.engines.torch.cache_pages import paged_caches
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.tensors import torch_from_dtype
 
 if TYPE_CHECKING:
-    from runtime.engines.torch.decode_step import DecodeStep
+    from hybridge.runtime.engines.torch.decode_step import DecodeStep
 
 # Unused memory that is kept, in sets of states.
 _MOST_KEPT = 4

@@ -9,12 +9,12 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from artifact.bindings import MAX_SEQ, Binding
-from artifact.errors import RequestError
-from runtime.engines.base import StateBuffer, StateSet
-from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.state_memory import StateMemory, StatePool
-from runtime.engines.torch.tensors import array_from_tensor, tensor_from_array
+from hybridge.artifact.bindings import MAX_SEQ, Binding
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.engines.base import StateBuffer, StateSet
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.state_memory import StateMemory, StatePool
+from hybridge.runtime.engines.torch.tensors import array_from_tensor, tensor_from_array
 
 
 class TorchState(StateBuffer):

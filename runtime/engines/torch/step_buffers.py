@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
-from runtime.engines.torch.cache_pages import room_of
-from runtime.engines.torch.device import TorchDevice
+from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
+from hybridge.runtime.engines.torch.cache_pages import room_of
+from hybridge.runtime.engines.torch.device import TorchDevice
 
 # (name, type): one after the other in one buffer, so that one copy takes all of them.
 _LENGTHS, _PLACES = "lengths", "places"

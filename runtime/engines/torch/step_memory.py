@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
-from artifact.errors import EngineError
-from runtime.engines.torch.device import TorchDevice
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.torch.device import TorchDevice
 
 
 @contextmanager

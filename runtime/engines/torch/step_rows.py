@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError
 
 if TYPE_CHECKING:
-    from runtime.engines.torch.kept_calls import KeptCalls
+    from hybridge.runtime.engines.torch.kept_calls import KeptCalls
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.engines.paged import PackedInputs
-from runtime.engines.torch.held_inputs import HeldInputs
-from runtime.engines.torch.packed_buffers import StepSize
-from runtime.engines.torch.packed_step import StepShape
-from runtime.engines.torch.paged_decode import padded_blocks, padded_rows
+from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.torch.held_inputs import HeldInputs
+from hybridge.runtime.engines.torch.packed_buffers import StepSize
+from hybridge.runtime.engines.torch.packed_step import StepShape
+from hybridge.runtime.engines.torch.paged_decode import padded_blocks, padded_rows
 
 # Rows of one token, wanted logits and tokens of rows with candidates are a multiple of this.
 _STEP = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from artifact.dtypes import DType
+from hybridge.artifact.dtypes import DType
 
 # NumPy knows bfloat16 through ml_dtypes only, which torch does not take: such arrays travel as integers.
 _CARRIERS = {DType.BFLOAT16: (torch.int16, np.dtype(np.int16))}

@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from artifact.dtypes import DType
-from runtime.engines.artifact_graph import mapped_bytes
-from runtime.engines.torch.tensors import torch_from_dtype
+from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.artifact_graph import mapped_bytes
+from hybridge.runtime.engines.torch.tensors import torch_from_dtype
 
 
 class WeightStore:

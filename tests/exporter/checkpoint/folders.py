@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from artifact.dtypes import DType
+from hybridge.artifact.dtypes import DType
 
 BF16 = DType.BFLOAT16.numpy
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 12345\n"

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from artifact.errors import CheckpointError, UnsupportedError
-from exporter.checkpoint import open_checkpoint
+from hybridge.artifact.errors import CheckpointError, UnsupportedError
+from hybridge.exporter.checkpoint import open_checkpoint
 from tests.artifact.samples import save_raw
 from tests.exporter.checkpoint.folders import (
     LFS_POINTER,

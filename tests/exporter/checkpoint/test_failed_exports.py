@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from artifact.dtypes import DType
-from artifact.errors import CheckpointError, HybridgeError, OutputError
-from exporter.export import export_checkpoint
-from exporter.options import ExportOptions
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError, HybridgeError, OutputError
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.options import ExportOptions
 from tests.support.tiny_models import save_tiny_model
 
 WEIGHTS = "model.safetensors"
@@ -89,7 +89,7 @@ def test_failed_overwrite_keeps_artifact_and_checkpoint(checkpoint: Path, monkey
     def fail(*args: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("exporter.export.write_manifest", fail)
+    monkeypatch.setattr("hybridge.exporter.export.write_manifest", fail)
     with pytest.raises(OutputError, match="disk is full"):
         export_checkpoint(checkpoint, out, ExportOptions(scan=False, overwrite=True))
     monkeypatch.undo()

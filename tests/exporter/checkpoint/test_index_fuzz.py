@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from artifact.errors import HybridgeError
-from exporter.checkpoint.checkpoint import open_checkpoint
+from hybridge.artifact.errors import HybridgeError
+from hybridge.exporter.checkpoint.checkpoint import open_checkpoint
 from tests.exporter.checkpoint.folders import TENSORS, sharded, write_index, write_json
 from tests.support.effort import examples
 from tests.support.json_values import VALUES, objects

@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from artifact.errors import CheckpointError, HybridgeError, UnsupportedError
-from exporter.checkpoint import open_checkpoint
-from exporter.export import export_checkpoint
-from exporter.models.mamba_ssm import NOTE, mamba2_config
-from exporter.models.registry import decoder_config
-from exporter.plan import plan_export
+from hybridge.artifact.errors import CheckpointError, HybridgeError, UnsupportedError
+from hybridge.exporter.checkpoint import open_checkpoint
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.models.mamba_ssm import NOTE, mamba2_config
+from hybridge.exporter.models.registry import decoder_config
+from hybridge.exporter.plan import plan_export
 from hybridge.inspection import inspect_path
 from hybridge.verification import VerifyOptions, verify
 from tests.support.agreement import assert_one_shot_agrees

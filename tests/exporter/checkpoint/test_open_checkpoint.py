@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from artifact.dtypes import DType
-from artifact.errors import CheckpointError, HybridgeError, UnsupportedError
-from exporter.checkpoint import Checkpoint, open_checkpoint
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError, HybridgeError, UnsupportedError
+from hybridge.exporter.checkpoint import Checkpoint, open_checkpoint
 from tests.exporter.checkpoint.folders import BF16, TENSORS, hub_cache, sharded, single, write_index, write_json
 
 

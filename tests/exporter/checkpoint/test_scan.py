@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from artifact.dtypes import DType
-from artifact.errors import CheckpointError
-from artifact.safetensors_file import TensorSlot, read_safetensors
-from exporter.checkpoint import scan
-from exporter.checkpoint.float_range import float_range
-from exporter.checkpoint.scan import ScanReport, scan_weights
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError
+from hybridge.artifact.safetensors_file import TensorSlot, read_safetensors
+from hybridge.exporter.checkpoint import scan
+from hybridge.exporter.checkpoint.float_range import float_range
+from hybridge.exporter.checkpoint.scan import ScanReport, scan_weights
 from tests.support.effort import examples
 
 F16, BF16, F32, F64 = DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from artifact.dtypes import DType
-from artifact.errors import CheckpointError
-from exporter.checkpoint import open_checkpoint
-from exporter.models.parameters import bind_parameters
-from exporter.models.registry import decoder_config
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError
+from hybridge.exporter.checkpoint import open_checkpoint
+from hybridge.exporter.models.parameters import bind_parameters
+from hybridge.exporter.models.registry import decoder_config
 from hybridge.verification.reference import group_gated_norms
 from tests.support.agreement import TOLERANCE, assert_one_shot_agrees, relative_error, tokens_of
 from tests.support.checkpoint_edits import copy_checkpoint, edit_config, edit_tensors, read_config, rename_tensors

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact.dtypes import DType
-from artifact.errors import HybridgeError
-from exporter.graph.interface import runtime_config
-from exporter.models.decoder_config import DecoderConfig
-from exporter.models.registry import decoder_config
-from exporter.options import ExportOptions
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import HybridgeError
+from hybridge.exporter.graph.interface import runtime_config
+from hybridge.exporter.models.decoder_config import DecoderConfig
+from hybridge.exporter.models.registry import decoder_config
+from hybridge.exporter.options import ExportOptions
 from tests.support.effort import examples
 from tests.support.tiny_models import BASE_CONFIGS
 

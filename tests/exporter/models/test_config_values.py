@@ -14,9 +14,9 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
-from artifact.errors import HybridgeError
-from exporter.models.field_kinds import DECLARED_KINDS
-from exporter.models.registry import FAMILIES, decoder_config
+from hybridge.artifact.errors import HybridgeError
+from hybridge.exporter.models.field_kinds import DECLARED_KINDS
+from hybridge.exporter.models.registry import FAMILIES, decoder_config
 from tests.support.config_oracle import AGREES, TOO_LARGE, Judge, complete_config, recorded
 from tests.support.tiny_models import BASE_CONFIGS, EXPERTS
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from artifact.errors import HybridgeError
-from exporter.models.registry import decoder_config
+from hybridge.artifact.errors import HybridgeError
+from hybridge.exporter.models.registry import decoder_config
 from tests.support.tiny_models import BASE_CONFIGS
 
 FAMILIES = sorted(BASE_CONFIGS)

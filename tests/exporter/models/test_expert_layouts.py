@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from artifact.dtypes import DType
-from artifact.errors import CheckpointError
-from exporter.export import export_checkpoint
-from exporter.options import ExportOptions
-from exporter.plan import plan_export
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.options import ExportOptions
+from hybridge.exporter.plan import plan_export
 from tests.support.agreement import assert_one_shot_agrees
 from tests.support.checkpoint_edits import copy_checkpoint, edit_config, edit_tensors
 from tests.support.tiny_models import EXPERTS, save_tiny_model

@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
-from artifact.errors import HybridgeError
-from exporter.models.parameters import declared
-from exporter.models.registry import FAMILIES, TEXT_MODELS, decoder_config
+from hybridge.artifact.errors import HybridgeError
+from hybridge.exporter.models.parameters import declared
+from hybridge.exporter.models.registry import FAMILIES, TEXT_MODELS, decoder_config
 from tests.support.agreement import assert_one_shot_agrees
 from tests.support.checkpoint_edits import edit_tensors
 from tests.support.tiny_models import BASE_CONFIGS, save_tiny_model

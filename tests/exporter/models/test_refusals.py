@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from artifact.errors import CheckpointError, HybridgeError, UnsupportedError
-from exporter.export import export_checkpoint
-from exporter.models.registry import FAMILIES, LAYERS_NOT_SUPPORTED, TEXT_MODELS, decoder_config
-from exporter.options import ExportOptions
-from exporter.plan import plan_export
+from hybridge.artifact.errors import CheckpointError, HybridgeError, UnsupportedError
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.models.registry import FAMILIES, LAYERS_NOT_SUPPORTED, TEXT_MODELS, decoder_config
+from hybridge.exporter.options import ExportOptions
+from hybridge.exporter.plan import plan_export
 from tests.support.checkpoint_edits import copy_checkpoint, edit_config, edit_tensors, read_config
 from tests.support.tiny_models import BASE_CONFIGS, save_tiny_model
 
@@ -329,6 +329,6 @@ def test_biases_that_the_checkpoint_lacks_or_has_too_many(
 
 
 def _tensor_names(folder: Path) -> list[str]:
-    from exporter.checkpoint import open_checkpoint
+    from hybridge.exporter.checkpoint import open_checkpoint
 
     return sorted(open_checkpoint(folder).tensors)

@@ -11,9 +11,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.bamba.modeling_bamba import BambaRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from artifact.errors import HybridgeError
-from exporter.models.decoder_config import RopeConfig
-from exporter.models.registry import decoder_config
+from hybridge.artifact.errors import HybridgeError
+from hybridge.exporter.models.decoder_config import RopeConfig
+from hybridge.exporter.models.registry import decoder_config
 from tests.support.tiny_models import BASE_CONFIGS
 
 # A realistic head: 64 frequencies reach every branch of the piecewise formulas.

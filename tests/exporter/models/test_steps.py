@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from artifact.dtypes import DType
+from hybridge.artifact.dtypes import DType
 from hybridge.verification.reference import Reference
 from tests.support.agreement import assert_row_agrees, assert_states_agree, relative_error, tokens_of
 from tests.support.eager_decoder import TORCH_DTYPES, EagerDecoder, StepResult

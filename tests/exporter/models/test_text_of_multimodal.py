@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from artifact.errors import CheckpointError, UnsupportedError
-from exporter.checkpoint import open_checkpoint
-from exporter.models.registry import TEXT_MODELS, VISION_NOTE, decoder_config
-from exporter.plan import plan_export
+from hybridge.artifact.errors import CheckpointError, UnsupportedError
+from hybridge.exporter.checkpoint import open_checkpoint
+from hybridge.exporter.models.registry import TEXT_MODELS, VISION_NOTE, decoder_config
+from hybridge.exporter.plan import plan_export
 from tests.support.agreement import assert_one_shot_agrees
 from tests.support.checkpoint_edits import edit_config, edit_tensors, read_config
 from tests.support.tiny_models import BASE_CONFIGS, randomise

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING
 
-from artifact.errors import UnsupportedError
-from exporter.models.hf_config import HARMLESS_FIELDS, HfConfig
-from exporter.models.registry import FAMILIES, decoder_config
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.exporter.models.hf_config import HARMLESS_FIELDS, HfConfig
+from hybridge.exporter.models.registry import FAMILIES, decoder_config
 from tests.support.tiny_models import BASE_CONFIGS
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from artifact.dtypes import DType
-from artifact.errors import CheckpointError
-from exporter.weights import write_derived
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError
+from hybridge.exporter.weights import write_derived
 from tests.artifact.samples import sample_tensors
 
 

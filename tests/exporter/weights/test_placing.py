@@ -11,10 +11,10 @@ from typing import BinaryIO
 import numpy as np
 import pytest
 
-from artifact.errors import CheckpointError, OutputError
-from exporter.checkpoint import open_checkpoint
-from exporter.weights import file_copy, place_shards
-from exporter.weights.placing import WEIGHTS_FOLDER
+from hybridge.artifact.errors import CheckpointError, OutputError
+from hybridge.exporter.checkpoint import open_checkpoint
+from hybridge.exporter.weights import file_copy, place_shards
+from hybridge.exporter.weights.placing import WEIGHTS_FOLDER
 from tests.exporter.checkpoint.folders import TENSORS, hub_cache, sharded, single, write_index
 
 

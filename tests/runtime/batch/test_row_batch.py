@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError, RequestError
-from runtime.batch import RowBatch
-from runtime.batch.chunking import ALL_LOGITS_BYTES, STEP_TOKENS, chunk_length
-from runtime.engines.base import StepInputs
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.batch import RowBatch
+from hybridge.runtime.batch.chunking import ALL_LOGITS_BYTES, STEP_TOKENS, chunk_length
+from hybridge.runtime.engines.base import StepInputs
 from tests.runtime.toy_engine import ToyEngine, toy_config, toy_logits
 
 

@@ -13,10 +13,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-import runtime.caches.hybrid
-from artifact.errors import RequestError
-from runtime.batch import RowBatch
-from runtime.caches import RowSnapshot
+import hybridge.runtime.caches.hybrid
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.batch import RowBatch
+from hybridge.runtime.caches import RowSnapshot
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA, VOCAB, ToyEngine, toy_config, toy_logits
 from tests.support.effort import examples
 
@@ -32,7 +32,7 @@ class RowBatchMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(runtime.caches.hybrid, "FIRST_CAPACITY", 4)
+        self._patch.setattr(hybridge.runtime.caches.hybrid, "FIRST_CAPACITY", 4)
 
     def teardown(self) -> None:
         self._patch.undo()

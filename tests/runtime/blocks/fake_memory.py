@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.blocks import BlockManager, Reservation, SequenceMemory
+from hybridge.runtime.blocks import BlockManager, Reservation, SequenceMemory
 
 POISON = None
 

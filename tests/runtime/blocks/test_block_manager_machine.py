@@ -4,9 +4,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from runtime.blocks import BlockManager, CacheNeeds, SequenceMemory
-from runtime.blocks.prefix_caching import PrefixCachingAllocator
-from runtime.engines.paged import PoolSizes
+from hybridge.runtime.blocks import BlockManager, CacheNeeds, SequenceMemory
+from hybridge.runtime.blocks.prefix_caching import PrefixCachingAllocator
+from hybridge.runtime.engines.paged import PoolSizes
 from tests.runtime.blocks.fake_memory import FakeMemory
 from tests.support.effort import examples
 

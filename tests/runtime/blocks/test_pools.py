@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 
-from runtime.blocks import BlockPool, PoolError, SlotPool
+from hybridge.runtime.blocks import BlockPool, PoolError, SlotPool
 
 
 def test_a_block_is_free_when_its_last_reference_goes():

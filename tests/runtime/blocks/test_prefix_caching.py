@@ -2,8 +2,8 @@
 
 import pytest
 
-from runtime.blocks import BlockPool, SequenceMemory
-from runtime.blocks.prefix_caching import PrefixCachingAllocator
+from hybridge.runtime.blocks import BlockPool, SequenceMemory
+from hybridge.runtime.blocks.prefix_caching import PrefixCachingAllocator
 
 SIZE = 2
 

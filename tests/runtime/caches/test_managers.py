@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-import runtime.caches.hybrid
-from artifact.errors import RequestError
-from runtime.caches import HybridCacheManager, KVCacheManager, MambaCacheManager
-from runtime.caches.hybrid import capacity_for
-from runtime.engines.base import StepInputs
+import hybridge.runtime.caches.hybrid
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.caches import HybridCacheManager, KVCacheManager, MambaCacheManager
+from hybridge.runtime.caches.hybrid import capacity_for
+from hybridge.runtime.engines.base import StepInputs
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA, ToyEngine, toy_config, toy_logits
 
 ALL = pytest.mark.parametrize("layers", [HYBRID, PURE_ATTENTION, PURE_MAMBA], ids=["hybrid", "attention", "mamba"])
@@ -151,7 +151,7 @@ def test_a_snapshot_of_another_model_is_refused_before_anything_is_written() -> 
 
 
 def test_caches_grow_in_doubling_steps_and_keep_their_content(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime.caches.hybrid, "FIRST_CAPACITY", 4)
+    monkeypatch.setattr(hybridge.runtime.caches.hybrid, "FIRST_CAPACITY", 4)
     engine = ToyEngine(toy_config(max_seq_len=20))
     cache = HybridCacheManager(engine, 2, tokens=3)
     sizes, tokens = [cache.states.max_seq], []
@@ -167,7 +167,7 @@ def test_caches_grow_in_doubling_steps_and_keep_their_content(monkeypatch: pytes
 
 
 def test_a_long_snapshot_grows_a_short_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime.caches.hybrid, "FIRST_CAPACITY", 4)
+    monkeypatch.setattr(hybridge.runtime.caches.hybrid, "FIRST_CAPACITY", 4)
     engine = ToyEngine(toy_config())
     long, short = HybridCacheManager(engine, 1, tokens=9), HybridCacheManager(engine, 2)
     feed(engine, long, {0: list(range(9))})
@@ -180,7 +180,7 @@ def test_a_long_snapshot_grows_a_short_cache(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_compaction_shrinks_rows_and_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime.caches.hybrid, "FIRST_CAPACITY", 4)
+    monkeypatch.setattr(hybridge.runtime.caches.hybrid, "FIRST_CAPACITY", 4)
     engine = ToyEngine(toy_config())
     cache = HybridCacheManager(engine, 3, tokens=12)
     feed(engine, cache, {0: list(range(12)), 1: [7], 2: [8, 9]})

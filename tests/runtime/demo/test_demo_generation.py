@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import hybridge
-from runtime.generation import Generation
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
+from hybridge.runtime.generation import Generation
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
 
 torch = pytest.importorskip("torch", reason="torch runs the reference")
 transformers = pytest.importorskip("transformers", reason="transformers is the oracle")
@@ -35,7 +35,7 @@ def checkpoint(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    from exporter.export import export_checkpoint
+    from hybridge.exporter.export import export_checkpoint
 
     out = tmp_path_factory.mktemp("demo") / "artifact"
     export_checkpoint(checkpoint, out)

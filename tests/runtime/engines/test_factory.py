@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from artifact.errors import ArtifactError, EngineError
-from runtime.engines import create_engine
-from runtime.engines.factory import ENGINES, EngineKind, EngineOptions, check_engine
-from runtime.engines.paged_factory import create_paged_engine
+from hybridge.artifact.errors import ArtifactError, EngineError
+from hybridge.runtime.engines import create_engine
+from hybridge.runtime.engines.factory import ENGINES, EngineKind, EngineOptions, check_engine
+from hybridge.runtime.engines.paged_factory import create_paged_engine
+from hybridge.trt_plugins.build.target import Machine
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import Plan
 from tests.runtime.toy_engine import ToyEngine, toy_config
-from trt_plugins.build.target import Machine
 
 
 def test_an_engine_is_checked_without_an_artifact(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_an_engine_is_checked_without_an_artifact(monkeypatch: pytest.MonkeyPatc
 
 def use(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
     """Make ``machine`` the one that the tensorrt engine finds."""
-    monkeypatch.setattr("runtime.engines.tensorrt.selection.this_machine", lambda: machine)
+    monkeypatch.setattr("hybridge.runtime.engines.tensorrt.selection.this_machine", lambda: machine)
 
 
 def test_tensorrt_says_what_the_machine_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_auto_says_why_an_engine_that_was_built_does_not_run(tmp_path: Path, mon
         "onnxruntime runs the artifact, as no TensorRT engine can (the tensorrt engine needs an NVIDIA GPU"
     )
     use(monkeypatch, Machine(("tensorrt_rtx",), "8.9"))
-    monkeypatch.setattr("runtime.engines.tensorrt.selection.cuda_core", lambda: None)
+    monkeypatch.setattr("hybridge.runtime.engines.tensorrt.selection.cuda_core", lambda: None)
     with contextlib.closing(create_engine(folder)) as engine:
         (note,) = engine.notes
     assert "rtx-ada (" in note and f"run hybridge build-engine {folder} --target rtx-ada" in note
@@ -72,7 +72,7 @@ def test_auto_is_tensorrt_where_an_engine_fits(tmp_path: Path, monkeypatch: pyte
         return ToyEngine(toy_config())
 
     monkeypatch.setitem(ENGINES, "tensorrt", EngineKind(lambda: None, create))
-    monkeypatch.setattr("runtime.engines.tensorrt.selection.find_engine", lambda folder: None)
+    monkeypatch.setattr("hybridge.runtime.engines.tensorrt.selection.find_engine", lambda folder: None)
     folder = HandMade(Plan()).write(tmp_path / "artifact")
     create_engine(folder, options=EngineOptions(engine_folder="mine"))
     (folder / "engines").mkdir()
@@ -144,6 +144,7 @@ def test_only_tensorrt_takes_the_folder_of_an_engine(create: Callable[..., objec
 
 def test_the_runtime_imports_no_heavy_library() -> None:
     heavy = ("torch", "transformers", "onnxruntime", "tensorrt", "tensorrt_rtx", "exporter")
-    code = f"import sys, runtime.llm, runtime.benchmark; print([m for m in {heavy!r} if m in sys.modules])"
+    modules = "hybridge.runtime.llm, hybridge.runtime.benchmark"
+    code = f"import sys, {modules}; print([m for m in {heavy!r} if m in sys.modules])"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"

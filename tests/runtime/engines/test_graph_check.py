@@ -6,9 +6,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from artifact.errors import ArtifactError
-from runtime.engines import create_engine
-from runtime.engines.paged_factory import create_paged_engine
+from hybridge.artifact.errors import ArtifactError
+from hybridge.runtime.engines import create_engine
+from hybridge.runtime.engines.paged_factory import create_paged_engine
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import Plan
 from tests.support.artifacts import ArtifactCache

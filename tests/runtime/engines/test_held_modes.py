@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from artifact.errors import EngineError
-from runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT, OperatorCost, chosen_modes
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT, OperatorCost, chosen_modes
 
 # A state of Mamba2 at 128 heads x 64 x 128 in float32, and x, B, C and dt of a token in bfloat16.
 MAMBA2 = OperatorCost(128 * 64 * 128 * 4, 2 * (128 * 64 + 2 * 8 * 128 + 128))

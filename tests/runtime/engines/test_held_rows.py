@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from artifact.errors import EngineError
-from runtime.engines.held_modes import REPLAY, SNAPSHOT
-from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
-from runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
-from runtime.engines.paged import PagedEngine
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.held_modes import REPLAY, SNAPSHOT
+from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+from hybridge.runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
+from hybridge.runtime.engines.paged import PagedEngine
 from tests.support.artifacts import ArtifactCache
 from tests.support.effort import examples
 from tests.support.held_rows import MOST, ROWS, Pattern, Rows, assert_alone
@@ -28,7 +28,7 @@ def onnxruntime(folder: Path) -> PagedEngine:
 
 def torch_cpu(folder: Path) -> PagedEngine:
     pytest.importorskip("torch", reason="the torch engine needs torch")
-    from runtime.engines.torch.paged_engine import TorchPagedEngine
+    from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 
     return TorchPagedEngine(folder, device="cpu")
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError
-from runtime.engines.packed_check import check_packed
-from runtime.engines.paged import PackedInputs, PoolSizes, StepLimits
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.packed_check import check_packed
+from hybridge.runtime.engines.paged import PackedInputs, PoolSizes, StepLimits
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.runtime.toy_paged_engine import paged_config
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.engines.packed_rows import FP8, INT8, packed_rows
-from trt_plugins.reference.quantized_state import exact_state, quantized_state
+from hybridge.runtime.engines.packed_rows import FP8, INT8, packed_rows
+from hybridge.trt_plugins.reference.quantized_state import exact_state, quantized_state
 
 TYPES = {INT8: torch.int8, FP8: torch.float8_e4m3fn}
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, Binding
-from artifact.dtypes import DType
-from artifact.names import conv_state, kv_pool, recurrent_state
-from runtime.engines.onnxruntime.paged_pools import ArrayPools
-from runtime.engines.packed_rows import EXACT, FP8, INT8
-from runtime.engines.packed_state import PackedState, packed_bytes
-from runtime.engines.paged import PoolSizes
+from hybridge.artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, Binding
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.names import conv_state, kv_pool, recurrent_state
+from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
+from hybridge.runtime.engines.packed_rows import EXACT, FP8, INT8
+from hybridge.runtime.engines.packed_state import PackedState, packed_bytes
+from hybridge.runtime.engines.paged import PoolSizes
 
 SLOTS, PACKED = 4, 3
 SIZES = {"onnxruntime": DType.FLOAT32, "torch": DType.FLOAT32, "torch-16": DType.BFLOAT16}
@@ -44,8 +44,8 @@ class World:
             self.views: Mapping[str, Any] = {spec.name: self.pools.view(spec.name) for spec in self.specs}
             return
         torch = pytest.importorskip("torch", reason="the torch engine needs torch")
-        from runtime.engines.torch.device import TorchDevice
-        from runtime.engines.torch.paged_pools import TorchPools
+        from hybridge.runtime.engines.torch.device import TorchDevice
+        from hybridge.runtime.engines.torch.paged_pools import TorchPools
 
         self.pools, self.views = TorchPools(self.specs, sizes, TorchDevice("cpu")), {}
         for tensor in self.pools.tensors.values():

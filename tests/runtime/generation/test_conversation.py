@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from artifact.errors import RequestError
-from runtime.conversation import Conversation
-from runtime.sampling import SamplingParams
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.conversation import Conversation
+from hybridge.runtime.sampling import SamplingParams
 from tests.runtime.generation.toy_llm import engine_of, greedy, toy_llm
 
 TEMPLATE = (

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import runtime.caches.hybrid
-from artifact.errors import EngineError
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
+import hybridge.runtime.caches.hybrid
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
 from tests.runtime.generation.toy_llm import VOCAB, engine_of, greedy, toy_llm
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.support.effort import examples
@@ -45,7 +45,7 @@ def test_any_mix_of_requests_equals_each_alone(
     eos = tuple(range(0, VOCAB, 9))
     llm = toy_llm(folder, layers, 96, max_batch, eos, all_logits, max_step_tokens)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime.caches.hybrid, "FIRST_CAPACITY", 4)
+        patch.setattr(hybridge.runtime.caches.hybrid, "FIRST_CAPACITY", 4)
         generations = llm.generate(prompts, [SamplingParams(max_new_tokens=n) for n in counts])
     for prompt, count, generation in zip(prompts, counts, generations, strict=True):
         assert generation.token_ids == greedy(llm, prompt, count)
@@ -84,7 +84,7 @@ def test_the_batch_shrinks_as_rows_finish(folder: Path) -> None:
 
 
 def test_the_cache_grows_with_the_tokens_present(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime.caches.hybrid, "FIRST_CAPACITY", 8)
+    monkeypatch.setattr(hybridge.runtime.caches.hybrid, "FIRST_CAPACITY", 8)
     llm = toy_llm(folder)
     capacities: list[int] = []
     step = engine_of(llm).step

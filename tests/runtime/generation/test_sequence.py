@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from runtime.generation import Piece, Request, RequestLimits, Sequence
-from runtime.sampling import SamplingParams
-from runtime.text import Tokenizer
+from hybridge.runtime.generation import Piece, Request, RequestLimits, Sequence
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.text import Tokenizer
 from tests.runtime.text.tokenizer_files import byte_level_tokenizer
 
 VOCAB = 500

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from runtime.llm import LLM
+from hybridge.runtime.llm import LLM
 from tests.runtime.text.tokenizer_files import byte_level_tokenizer
 from tests.runtime.toy_engine import HYBRID, ToyEngine, toy_config, toy_greedy
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from artifact.bindings import Binding, GraphBindings
-from artifact.config import KVLayerConfig, RecurrentLayerConfig, RuntimeConfig, config_text
-from artifact.dtypes import DType
-from artifact.names import conv_state, past_key, past_value, present, recurrent_state
+from hybridge.artifact.bindings import Binding, GraphBindings
+from hybridge.artifact.config import KVLayerConfig, RecurrentLayerConfig, RuntimeConfig, config_text
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.names import conv_state, past_key, past_value, present, recurrent_state
 from tests.runtime.onnxruntime.hand_made_graph import GraphMaker
 from tests.runtime.onnxruntime.hand_made_plan import (
     CONV_DIM,

@@ -6,9 +6,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from artifact.config import RuntimeConfig
-from artifact.dtypes import DType
-from artifact.names import conv_state, past_key, past_value, present, recurrent_state
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.names import conv_state, past_key, past_value, present, recurrent_state
+from hybridge.trt_plugins.catalog import spec_of
+from hybridge.trt_plugins.functions.catalog import function_for
+from hybridge.trt_plugins.functions.signature import Signature
 from tests.runtime.onnxruntime.hand_made_plan import (
     CONV_DIM,
     EPS,
@@ -25,9 +28,6 @@ from tests.runtime.onnxruntime.hand_made_plan import (
     VOCAB,
     Plan,
 )
-from trt_plugins.catalog import spec_of
-from trt_plugins.functions.catalog import function_for
-from trt_plugins.functions.signature import Signature
 
 
 class GraphMaker:

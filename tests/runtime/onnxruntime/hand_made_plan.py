@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from artifact.dtypes import DType
+from hybridge.artifact.dtypes import DType
 
 VOCAB, HIDDEN = 61, 24
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 10

@@ -8,12 +8,12 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from artifact.bindings import BATCH, SEQ
-from runtime.engines.onnxruntime.fixed_axes import fix_axes
-from runtime.engines.onnxruntime.graph_edit import remove_dead_code
-from runtime.engines.onnxruntime.kernels import Kernels, installed_kernels, quiet_options
-from runtime.engines.onnxruntime.op_bodies import use_op_bodies
-from runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
+from hybridge.artifact.bindings import BATCH, SEQ
+from hybridge.runtime.engines.onnxruntime.fixed_axes import fix_axes
+from hybridge.runtime.engines.onnxruntime.graph_edit import remove_dead_code
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels, installed_kernels, quiet_options
+from hybridge.runtime.engines.onnxruntime.op_bodies import use_op_bodies
+from hybridge.runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
 from tests.ops.oracle import ConvCase, DeltaCase, SsmCase
 
 NEWEST = installed_kernels()

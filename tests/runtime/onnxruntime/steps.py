@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime.engines.base import StepInputs
-from runtime.engines.onnxruntime import OnnxRuntimeEngine
+from hybridge.runtime.engines.base import StepInputs
+from hybridge.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import Plan
 

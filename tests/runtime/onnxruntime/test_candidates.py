@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError
-from runtime.engines.candidates import read_slots, with_candidates
-from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
-from runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
-from runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.candidates import read_slots, with_candidates
+from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+from hybridge.runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
+from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
 from tests.support.artifacts import ArtifactCache
 
 COLUMNS, BLOCK_SIZE, SLOTS = 4, 8, 16

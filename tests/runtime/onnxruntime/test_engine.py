@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifact.dtypes import DType
-from artifact.errors import ArtifactError, EngineError, RequestError
-from runtime.engines.base import Decoder
-from runtime.engines.onnxruntime import OnnxRuntimeEngine
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import ArtifactError, EngineError, RequestError
+from hybridge.runtime.engines.base import Decoder
+from hybridge.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
 from tests.runtime.onnxruntime.steps import TOLERANCE, engine_of, relative_error, step_inputs

@@ -5,11 +5,11 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from artifact.config import GATED_DELTA_NET
-from runtime.engines.onnxruntime.graph_form import GraphForm
-from runtime.engines.onnxruntime.kernels import installed_kernels
-from runtime.engines.onnxruntime.model_file import read_model
-from runtime.engines.onnxruntime.rewrite import rewrite
+from hybridge.artifact.config import GATED_DELTA_NET
+from hybridge.runtime.engines.onnxruntime.graph_form import GraphForm
+from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
+from hybridge.runtime.engines.onnxruntime.model_file import read_model
+from hybridge.runtime.engines.onnxruntime.rewrite import rewrite
 from tests.support.artifacts import ArtifactCache
 from tests.support.export_cases import CASES, ExportCase
 

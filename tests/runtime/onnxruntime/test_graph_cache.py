@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact.dtypes import DType
-from runtime.engines.onnxruntime import OnnxRuntimeEngine, graph_cache
-from runtime.engines.onnxruntime.graph_cache import GraphCache
-from runtime.engines.onnxruntime.graph_form import GraphForm, StateLayout
-from runtime.engines.onnxruntime.session_graph import GraphWeight, SessionGraph, StoredTensor
+from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.onnxruntime import OnnxRuntimeEngine, graph_cache
+from hybridge.runtime.engines.onnxruntime.graph_cache import GraphCache
+from hybridge.runtime.engines.onnxruntime.graph_form import GraphForm, StateLayout
+from hybridge.runtime.engines.onnxruntime.session_graph import GraphWeight, SessionGraph, StoredTensor
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import Plan
 from tests.runtime.onnxruntime.steps import TOLERANCE, relative_error, step_inputs
@@ -66,8 +66,8 @@ def test_a_second_start_needs_no_onnx_ir_and_computes_the_same(tmp_path: Path) -
     logits = engine.step(step_inputs([tokens], [0]), engine.allocate_states(1, 32))
     assert relative_error(logits[0], made.logits(tokens)[-1]) < TOLERANCE
     code = (
-        "import sys; from pathlib import Path; from runtime.engines.onnxruntime import OnnxRuntimeEngine\n"
-        "from runtime.engines.onnxruntime.graph_cache import GraphCache\n"
+        "import sys; from pathlib import Path; from hybridge.runtime.engines.onnxruntime import OnnxRuntimeEngine\n"
+        "from hybridge.runtime.engines.onnxruntime.graph_cache import GraphCache\n"
         "OnnxRuntimeEngine(sys.argv[1], graphs=GraphCache(Path(sys.argv[2])))\n"
         "print({'onnx', 'onnx_ir', 'sympy'} & set(sys.modules))"
     )

@@ -8,10 +8,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from runtime.engines.onnxruntime.graph_edit import remove_dead_code
-from runtime.engines.onnxruntime.in_place import updates_in_place
-from runtime.engines.onnxruntime.kernels import Kernels
-from runtime.engines.onnxruntime.op_bodies import use_op_bodies
+from hybridge.runtime.engines.onnxruntime.graph_edit import remove_dead_code
+from hybridge.runtime.engines.onnxruntime.in_place import updates_in_place
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.runtime.engines.onnxruntime.op_bodies import use_op_bodies
 from tests.ops.cases import conv_case, delta_case, ssm_case
 from tests.ops.oracle import conv_step_loop, delta_step_loop, relative_error, ssm_step_loop
 from tests.runtime.onnxruntime.op_graphs import KERNELS, NEWEST, op_model, run_op

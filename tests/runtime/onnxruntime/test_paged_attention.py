@@ -9,14 +9,14 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from runtime.engines.onnxruntime.graph_edit import remove_dead_code
-from runtime.engines.onnxruntime.kernels import installed_kernels
-from runtime.engines.onnxruntime.opset import lower_opset
-from runtime.engines.onnxruntime.paged_attention import KV_POOL_ORDER, KvShape, use_paged_attention
-from runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
-from runtime.engines.onnxruntime.paged_forms import PagedForm
-from runtime.engines.paged import PackedInputs, PoolSizes
-from trt_plugins import torch_ops
+from hybridge.runtime.engines.onnxruntime.graph_edit import remove_dead_code
+from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
+from hybridge.runtime.engines.onnxruntime.opset import lower_opset
+from hybridge.runtime.engines.onnxruntime.paged_attention import KV_POOL_ORDER, KvShape, use_paged_attention
+from hybridge.runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
+from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
+from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.trt_plugins import torch_ops
 
 SIZES = PoolSizes(num_blocks=13, block_size=4, num_slots=0)
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 8

@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError
-from exporter.models.registry import FAMILIES
+from hybridge.artifact.errors import EngineError
+from hybridge.exporter.models.registry import FAMILIES
+from hybridge.runtime.engines.onnxruntime import columns, paged_engine
+from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
+from hybridge.runtime.engines.onnxruntime.model_file import read_model
+from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
+from hybridge.runtime.engines.onnxruntime.paged_rewrite import rewrite_paged
+from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
+from hybridge.runtime.engines.paged_factory import PAGED_ENGINES, create_paged_engine
 from hybridge.verification.paged_sequences import PagedSequences
 from hybridge.verification.reference import Reference, ReferenceRun
-from runtime.engines.onnxruntime import columns, paged_engine
-from runtime.engines.onnxruntime.kernels import installed_kernels
-from runtime.engines.onnxruntime.model_file import read_model
-from runtime.engines.onnxruntime.paged_forms import PagedForm
-from runtime.engines.onnxruntime.paged_rewrite import rewrite_paged
-from runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
-from runtime.engines.paged_factory import PAGED_ENGINES, create_paged_engine
 from tests.support.artifacts import ArtifactCache, Exported
 
 TOLERANCE = 5e-5

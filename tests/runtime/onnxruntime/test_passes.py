@@ -12,21 +12,21 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from artifact.dtypes import DType
-from artifact.errors import EngineError
-from runtime.engines.onnxruntime.attention import use_group_query_attention
-from runtime.engines.onnxruntime.attention_mask import is_causal_mask
-from runtime.engines.onnxruntime.columns import SMALLEST_WEIGHT, put_weights_left
-from runtime.engines.onnxruntime.fixed_axes import fix_axes
-from runtime.engines.onnxruntime.graph_edit import remove_dead_code
-from runtime.engines.onnxruntime.graph_form import LAST_POSITIONS, GraphForm
-from runtime.engines.onnxruntime.in_place import updates_in_place
-from runtime.engines.onnxruntime.kernels import Kernels, installed_kernels, quiet_options
-from runtime.engines.onnxruntime.linear import use_stored_weights
-from runtime.engines.onnxruntime.opset import lower_opset
-from runtime.engines.onnxruntime.reshapes import join_reshapes
-from runtime.engines.onnxruntime.rewrite import rewrite
-from runtime.engines.onnxruntime.widen_types import widen_types
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.onnxruntime.attention import use_group_query_attention
+from hybridge.runtime.engines.onnxruntime.attention_mask import is_causal_mask
+from hybridge.runtime.engines.onnxruntime.columns import SMALLEST_WEIGHT, put_weights_left
+from hybridge.runtime.engines.onnxruntime.fixed_axes import fix_axes
+from hybridge.runtime.engines.onnxruntime.graph_edit import remove_dead_code
+from hybridge.runtime.engines.onnxruntime.graph_form import LAST_POSITIONS, GraphForm
+from hybridge.runtime.engines.onnxruntime.in_place import updates_in_place
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels, installed_kernels, quiet_options
+from hybridge.runtime.engines.onnxruntime.linear import use_stored_weights
+from hybridge.runtime.engines.onnxruntime.opset import lower_opset
+from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes
+from hybridge.runtime.engines.onnxruntime.rewrite import rewrite
+from hybridge.runtime.engines.onnxruntime.widen_types import widen_types
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import Plan
 from tests.runtime.onnxruntime.steps import relative_error

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from artifact.errors import EngineError
-from runtime.engines.onnxruntime.held_memory import HeldMemory
-from runtime.engines.onnxruntime.held_rows import HeldRows
-from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
-from runtime.engines.onnxruntime.paged_forms import PagedForm
-from runtime.engines.onnxruntime.paged_session import PagedSession
-from runtime.engines.paged import PackedInputs
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.onnxruntime.held_memory import HeldMemory
+from hybridge.runtime.engines.onnxruntime.held_rows import HeldRows
+from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
+from hybridge.runtime.engines.onnxruntime.paged_session import PagedSession
+from hybridge.runtime.engines.paged import PackedInputs
 from tests.support.artifacts import ArtifactCache
 from tests.support.effort import examples
 from tests.support.held_rows import Rows, assert_alone

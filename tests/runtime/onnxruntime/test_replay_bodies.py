@@ -12,14 +12,14 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from artifact.bindings import BATCH, SEQ
-from artifact.paged import ROWS
-from runtime.engines.onnxruntime.fixed_axes import fix_axes
-from runtime.engines.onnxruntime.graph_edit import Inserter, remove_dead_code
-from runtime.engines.onnxruntime.held_states import ACCEPTED, HeldState, advance_model, advanced_output
-from runtime.engines.onnxruntime.kernels import quiet_options
-from runtime.engines.onnxruntime.replay_bodies import REPLAY_BODIES
-from runtime.engines.onnxruntime.replay_rows import MOST_REPLAYED, decay_feeds
+from hybridge.artifact.bindings import BATCH, SEQ
+from hybridge.artifact.paged import ROWS
+from hybridge.runtime.engines.onnxruntime.fixed_axes import fix_axes
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, remove_dead_code
+from hybridge.runtime.engines.onnxruntime.held_states import ACCEPTED, HeldState, advance_model, advanced_output
+from hybridge.runtime.engines.onnxruntime.kernels import quiet_options
+from hybridge.runtime.engines.onnxruntime.replay_bodies import REPLAY_BODIES
+from hybridge.runtime.engines.onnxruntime.replay_rows import MOST_REPLAYED, decay_feeds
 from tests.ops.cases import conv_case, delta_case, ssm_case
 from tests.ops.oracle import conv_step_loop, delta_step_loop, relative_error, ssm_step_loop
 from tests.runtime.onnxruntime.op_graphs import KERNELS, op_model

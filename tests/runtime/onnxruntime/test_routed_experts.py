@@ -10,13 +10,13 @@ import onnxruntime as ort
 import pytest
 from safetensors.numpy import save_file
 
-from artifact.safetensors_file import TensorSlot, read_safetensors
-from runtime.engines.onnxruntime.graph_edit import remove_dead_code
-from runtime.engines.onnxruntime.graph_weights import serialised_model
-from runtime.engines.onnxruntime.joined_weights import join_weights
-from runtime.engines.onnxruntime.kernels import Kernels
-from runtime.engines.onnxruntime.op_bodies import use_op_bodies
-from runtime.engines.onnxruntime.weights import WeightStore
+from hybridge.artifact.safetensors_file import TensorSlot, read_safetensors
+from hybridge.runtime.engines.onnxruntime.graph_edit import remove_dead_code
+from hybridge.runtime.engines.onnxruntime.graph_weights import serialised_model
+from hybridge.runtime.engines.onnxruntime.joined_weights import join_weights
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.runtime.engines.onnxruntime.op_bodies import use_op_bodies
+from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 from tests.ops.expert_cases import ExpertCase, expert_case, expert_loop
 from tests.ops.oracle import relative_error
 from tests.runtime.onnxruntime.op_graphs import NEWEST, STANDARD

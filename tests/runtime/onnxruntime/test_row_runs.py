@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engines.onnxruntime.row_runs import RowRun, row_runs, token_runs
+from hybridge.runtime.engines.onnxruntime.row_runs import RowRun, row_runs, token_runs
 
 rows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=9)
 

@@ -9,8 +9,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from runtime.engines.factory import EngineOptions, create_engine
-from runtime.engines.paged_factory import create_paged_engine
+from hybridge.runtime.engines.factory import EngineOptions, create_engine
+from hybridge.runtime.engines.paged_factory import create_paged_engine
 from tests.support.artifacts import ArtifactCache
 from tests.support.held_rows import ROWS, Rows
 

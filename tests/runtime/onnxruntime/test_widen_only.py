@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
-from runtime.engines.onnxruntime.kernels import installed_kernels
-from runtime.engines.onnxruntime.rewrite import widen_only
+from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
+from hybridge.runtime.engines.onnxruntime.rewrite import widen_only
 
 
 def test_a_transposed_matrix_is_read_as_it_is_stored() -> None:

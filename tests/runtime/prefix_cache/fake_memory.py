@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runtime.prefix_cache.node import Node
-from runtime.prefix_cache.radix_tree import RadixTree
-from runtime.prefix_cache.token_key import tokens_from_key
+from hybridge.runtime.prefix_cache.node import Node
+from hybridge.runtime.prefix_cache.radix_tree import RadixTree
+from hybridge.runtime.prefix_cache.token_key import tokens_from_key
 
 EMPTY = -1
 

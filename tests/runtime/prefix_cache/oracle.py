@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from artifact.bindings import NUM_BLOCKS
-from runtime.blocks.sequence_memory import NONE
-from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
-from runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
-from runtime.engines.torch.paged_engine import TorchPagedEngine
-from runtime.prefix_cache.token_key import tokens_from_key
-from runtime.serving.loop import ServingLoop
+from hybridge.artifact.bindings import NUM_BLOCKS
+from hybridge.runtime.blocks.sequence_memory import NONE
+from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
+from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.runtime.prefix_cache.token_key import tokens_from_key
+from hybridge.runtime.serving.loop import ServingLoop
 
 # float32, the same operators in other portions: docs/numerics.md.
 TOLERANCE = 1e-5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from runtime.prefix_cache.events import Change, Event
-from runtime.prefix_cache.radix_tree import RadixTree
+from hybridge.runtime.prefix_cache.events import Change, Event
+from hybridge.runtime.prefix_cache.radix_tree import RadixTree
 from tests.runtime.prefix_cache.fake_memory import tokens_of
 
 Sequences = set[tuple[str, tuple[int, ...]]]

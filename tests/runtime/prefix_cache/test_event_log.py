@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.prefix_cache.events import Change, Event, EventLog
-from runtime.prefix_cache.token_key import TOKEN_BYTES, key_from_tokens
+from hybridge.runtime.prefix_cache.events import Change, Event, EventLog
+from hybridge.runtime.prefix_cache.token_key import TOKEN_BYTES, key_from_tokens
 from tests.runtime.prefix_cache.replica import Replica
 from tests.runtime.prefix_cache.world import World, run
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from runtime.prefix_cache.eviction_queue import EvictionQueue
-from runtime.prefix_cache.kinds import Chances
-from runtime.prefix_cache.node import Node
-from runtime.prefix_cache.past_prompts import PastPrompts
-from runtime.prefix_cache.radix_tree import RadixTree
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.prefix_cache.token_key import key_from_tokens
-from runtime.prefix_cache.tuner import Shadow
-from runtime.prefix_cache.worth import CacheCosts, LruWorth, ValueWorth, Worth
+from hybridge.runtime.prefix_cache.eviction_queue import EvictionQueue
+from hybridge.runtime.prefix_cache.kinds import Chances
+from hybridge.runtime.prefix_cache.node import Node
+from hybridge.runtime.prefix_cache.past_prompts import PastPrompts
+from hybridge.runtime.prefix_cache.radix_tree import RadixTree
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.prefix_cache.token_key import key_from_tokens
+from hybridge.runtime.prefix_cache.tuner import Shadow
+from hybridge.runtime.prefix_cache.worth import CacheCosts, LruWorth, ValueWorth, Worth
 from tests.runtime.prefix_cache.world import World, run
 
 KINDS = ("state", "kv")

@@ -7,28 +7,28 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from runtime.blocks.kept_block_pool import KeptBlockPool
-from runtime.blocks.needs import CacheNeeds
-from runtime.blocks.sequence_memory import NONE, SequenceMemory
-from runtime.blocks.slot_pool import SlotPool
-from runtime.engines.paged import PoolSizes
-from runtime.prefix_cache.branch_lengths import BranchLengths
-from runtime.prefix_cache.ghosts import Ghosts
-from runtime.prefix_cache.kinds import Chances, Kind
-from runtime.prefix_cache.known_prefix import KnownPrefix
-from runtime.prefix_cache.node import Root
-from runtime.prefix_cache.past_prompts import NoMemory, PastPrompts
-from runtime.prefix_cache.radix_allocator import RadixAllocator
-from runtime.prefix_cache.radix_tree import RadixTree
-from runtime.prefix_cache.regrets import Regrets
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.prefix_cache.state_pool import StatePool
-from runtime.prefix_cache.stops import wanted_stops
-from runtime.prefix_cache.token_key import key_from_tokens
-from runtime.prefix_cache.token_tree import TreeMatch
-from runtime.prefix_cache.tuner import ALPHAS, AlphaTuner
-from runtime.prefix_cache.uses import StateUses
-from runtime.prefix_cache.worth import CacheCosts, ValueWorth
+from hybridge.runtime.blocks.kept_block_pool import KeptBlockPool
+from hybridge.runtime.blocks.needs import CacheNeeds
+from hybridge.runtime.blocks.sequence_memory import NONE, SequenceMemory
+from hybridge.runtime.blocks.slot_pool import SlotPool
+from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.prefix_cache.branch_lengths import BranchLengths
+from hybridge.runtime.prefix_cache.ghosts import Ghosts
+from hybridge.runtime.prefix_cache.kinds import Chances, Kind
+from hybridge.runtime.prefix_cache.known_prefix import KnownPrefix
+from hybridge.runtime.prefix_cache.node import Root
+from hybridge.runtime.prefix_cache.past_prompts import NoMemory, PastPrompts
+from hybridge.runtime.prefix_cache.radix_allocator import RadixAllocator
+from hybridge.runtime.prefix_cache.radix_tree import RadixTree
+from hybridge.runtime.prefix_cache.regrets import Regrets
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.prefix_cache.state_pool import StatePool
+from hybridge.runtime.prefix_cache.stops import wanted_stops
+from hybridge.runtime.prefix_cache.token_key import key_from_tokens
+from hybridge.runtime.prefix_cache.token_tree import TreeMatch
+from hybridge.runtime.prefix_cache.tuner import ALPHAS, AlphaTuner
+from hybridge.runtime.prefix_cache.uses import StateUses
+from hybridge.runtime.prefix_cache.worth import CacheCosts, ValueWorth
 from tests.runtime.toy_engine import HYBRID
 from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.prefix_cache.path_cap import thin_path
-from runtime.prefix_cache.worth import CacheCosts, ValueWorth
+from hybridge.runtime.prefix_cache.path_cap import thin_path
+from hybridge.runtime.prefix_cache.worth import CacheCosts, ValueWorth
 from tests.runtime.prefix_cache.fake_memory import check_tree
 from tests.runtime.prefix_cache.world import World, run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.prefix_cache.token_key import key_from_tokens
+from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 from tests.runtime.prefix_cache.world import World, run
 
 

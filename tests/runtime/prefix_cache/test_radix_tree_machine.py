@@ -10,10 +10,10 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from runtime.prefix_cache.node import Node
-from runtime.prefix_cache.radix_tree import RadixTree
-from runtime.prefix_cache.token_key import key_from_tokens
-from runtime.prefix_cache.worth import CacheCosts, LruWorth, ValueWorth
+from hybridge.runtime.prefix_cache.node import Node
+from hybridge.runtime.prefix_cache.radix_tree import RadixTree
+from hybridge.runtime.prefix_cache.token_key import key_from_tokens
+from hybridge.runtime.prefix_cache.worth import CacheCosts, LruWorth, ValueWorth
 from tests.runtime.prefix_cache.fake_memory import FakeBlocks, FakeSlots, check_tree, tokens_of, written_blocks
 from tests.runtime.prefix_cache.replica import Replica
 from tests.support.effort import examples

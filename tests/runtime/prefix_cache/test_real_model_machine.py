@@ -15,16 +15,16 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from artifact.errors import EngineError, RequestError
-from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
-from runtime.generation import Request
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.prefix_cache.token_key import key_from_tokens, tokens_from_key
-from runtime.sampling import SamplingParams
-from runtime.serving.loop import ServingLoop
-from runtime.serving.request import ServingRequest
-from runtime.serving.sessions import load_session, save_session
-from runtime.serving.settings import ServingSettings
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+from hybridge.runtime.generation import Request
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.prefix_cache.token_key import key_from_tokens, tokens_from_key
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.request import ServingRequest
+from hybridge.runtime.serving.sessions import load_session, save_session
+from hybridge.runtime.serving.settings import ServingSettings
 from tests.runtime.prefix_cache.oracle import TOLERANCE, Oracle, check_all, poison
 from tests.support.artifacts import ArtifactCache
 from tests.support.effort import examples

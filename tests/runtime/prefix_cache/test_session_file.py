@@ -13,10 +13,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from artifact.child_python import child_command
-from artifact.errors import OutputError, RequestError
-from runtime.prefix_cache import session_file
-from runtime.prefix_cache.session_file import SavedSession, read_session, write_session
+from hybridge.artifact.child_python import child_command
+from hybridge.artifact.errors import OutputError, RequestError
+from hybridge.runtime.prefix_cache import session_file
+from hybridge.runtime.prefix_cache.session_file import SavedSession, read_session, write_session
 
 
 def session(tokens: int, fill: float = 1.0) -> SavedSession:
@@ -156,7 +156,7 @@ def test_those_who_save_at_the_same_time_leave_one_whole_file(tmp_path: Path) ->
 def test_what_a_killed_save_left_goes_with_the_next(tmp_path: Path) -> None:
     file = tmp_path / "a.session"
     code = (
-        "import os, sys; from pathlib import Path; from artifact.written_file import written_file\n"
+        "import os, sys; from pathlib import Path; from hybridge.artifact.written_file import written_file\n"
         "with written_file(Path(sys.argv[1])) as file:\n    file.write(b'half'); file.flush(); os.kill(os.getpid(), 9)"
     )
     subprocess.run(child_command(code, str(file)))

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact.errors import RequestError
-from runtime.prefix_cache.session_file import MAGIC, VERSION, read_session
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.prefix_cache.session_file import MAGIC, VERSION, read_session
 from tests.support.effort import examples
 from tests.support.mutations import CHANGES, SPLICES, changed_json, spliced
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from artifact.errors import EngineError
-from runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 
 WRONG: list[tuple[str, Any]] = [
     *((name, value) for name in ("kind", "mode", "policy", "states", "host_states") for value in ("none", None, 3)),

@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.blocks.needs import CacheNeeds
-from runtime.blocks.sequence_memory import SequenceMemory
-from runtime.engines.paged import PoolSizes
-from runtime.prefix_cache.metrics import CacheMetrics
-from runtime.prefix_cache.past_prompts import NoMemory
-from runtime.prefix_cache.radix_allocator import RadixAllocator
-from runtime.prefix_cache.radix_tree import RadixTree
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.prefix_cache.token_key import key_from_tokens
-from runtime.prefix_cache.worth import CacheCosts, LruWorth, ValueWorth, Worth
+from hybridge.runtime.blocks.needs import CacheNeeds
+from hybridge.runtime.blocks.sequence_memory import SequenceMemory
+from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.prefix_cache.metrics import CacheMetrics
+from hybridge.runtime.prefix_cache.past_prompts import NoMemory
+from hybridge.runtime.prefix_cache.radix_allocator import RadixAllocator
+from hybridge.runtime.prefix_cache.radix_tree import RadixTree
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.prefix_cache.token_key import key_from_tokens
+from hybridge.runtime.prefix_cache.worth import CacheCosts, LruWorth, ValueWorth, Worth
 from tests.runtime.prefix_cache.bytecodes import bytecodes
 from tests.runtime.prefix_cache.world import run
 

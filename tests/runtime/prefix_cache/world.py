@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from runtime.prefix_cache.node import Node
-from runtime.prefix_cache.radix_tree import RadixTree
-from runtime.prefix_cache.token_key import key_from_tokens
+from hybridge.runtime.prefix_cache.node import Node
+from hybridge.runtime.prefix_cache.radix_tree import RadixTree
+from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 from tests.runtime.prefix_cache.fake_memory import FakeBlocks, FakeSlots, check_tree, tokens_of, written_blocks
 
 BLOCK_SIZE = 16

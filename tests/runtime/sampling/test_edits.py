@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact.errors import EngineError, RequestError
-from runtime.sampling import Sampler, SamplingParams, sample_rows
-from runtime.sampling.edits import edited_rows
-from runtime.sampling.history import AnswerHistory
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.sampling import Sampler, SamplingParams, sample_rows
+from hybridge.runtime.sampling.edits import edited_rows
+from hybridge.runtime.sampling.history import AnswerHistory
 from tests.runtime.sampling.chi_square import chi_square_fits
 from tests.runtime.sampling.edited import edited
 from tests.support.effort import examples

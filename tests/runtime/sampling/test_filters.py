@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.sampling import SamplingParams
-from runtime.sampling.edits import edited_rows
-from runtime.sampling.history import AnswerHistory
-from runtime.sampling.sampler import candidates
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.sampling.edits import edited_rows
+from hybridge.runtime.sampling.history import AnswerHistory
+from hybridge.runtime.sampling.sampler import candidates
 from tests.support.effort import examples
 
 transformers = pytest.importorskip("transformers", reason="transformers is the oracle")

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError
-from runtime.sampling import Sampler, SamplingParams
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.sampling import Sampler, SamplingParams
 from tests.runtime.sampling.chi_square import chi_square_fits
 from tests.runtime.speculation.processed import processed
 

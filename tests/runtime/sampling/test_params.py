@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from artifact.errors import RequestError
-from runtime.sampling import SamplingParams
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.sampling import SamplingParams
 
 
 def test_default_is_greedy_and_frozen() -> None:

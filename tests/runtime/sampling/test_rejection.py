@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from artifact.errors import RequestError
-from runtime.sampling import Guess, Sampler, SamplingParams
-from runtime.sampling.sampler import candidates
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.sampling import Guess, Sampler, SamplingParams
+from hybridge.runtime.sampling.sampler import candidates
 from tests.runtime.sampling.chi_square import chi_square_fits
 
 VOCAB = 13

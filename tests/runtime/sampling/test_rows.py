@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact.errors import EngineError
-from runtime.sampling import Sampler, SamplingParams
-from runtime.sampling.rows import sample_rows
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.sampling import Sampler, SamplingParams
+from hybridge.runtime.sampling.rows import sample_rows
 from tests.support.effort import examples
 
 FILTERS = [

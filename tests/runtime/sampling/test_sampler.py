@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError
-from runtime.sampling import Sampler, SamplingParams
-from runtime.sampling.logprobs import token_logprobs
-from runtime.sampling.sampler import candidates
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.sampling import Sampler, SamplingParams
+from hybridge.runtime.sampling.logprobs import token_logprobs
+from hybridge.runtime.sampling.sampler import candidates
 from tests.runtime.sampling.chi_square import chi_square_fits
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from artifact.errors import RequestError
-from artifact.limits import MIB
-from runtime.sandbox.process import LimitedProcess, LimitError, ProcessLimits
+from hybridge.artifact.errors import RequestError
+from hybridge.artifact.limits import MIB
+from hybridge.runtime.sandbox.process import LimitedProcess, LimitError, ProcessLimits
 
 LIMITS = ProcessLimits(seconds=2, memory=256 * MIB, request=MIB)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from artifact.errors import EngineError, RequestError
-from runtime.engines.paged import PoolSizes
-from runtime.scheduler import Priority, ScheduledRequest, ScheduledSequence, SchedulerSettings, State
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.scheduler import Priority, ScheduledRequest, ScheduledSequence, SchedulerSettings, State
 from tests.runtime.scheduler.toy_server import ToyServer
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION
 from tests.runtime.toy_paged_engine import paged_config, toy_greedy

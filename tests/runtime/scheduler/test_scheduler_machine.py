@@ -4,8 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from runtime.engines.paged import PoolSizes
-from runtime.scheduler import Fcfs, Priority, ScheduledRequest, ScheduledSequence, State, StepPlan
+from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.scheduler import Fcfs, Priority, ScheduledRequest, ScheduledSequence, State, StepPlan
 from tests.runtime.scheduler.toy_server import ToyServer
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.runtime.toy_paged_engine import paged_config

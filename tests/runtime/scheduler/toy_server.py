@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from artifact.config import RuntimeConfig
-from runtime.blocks import BlockManager, CacheNeeds
-from runtime.engines.paged import PoolSizes
-from runtime.scheduler import Policy, ScheduledSequence, Scheduler, SchedulerSettings, StepPlan
-from runtime.scheduler.policy import Fcfs
-from runtime.serving.executor import StepExecutor
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.runtime.blocks import BlockManager, CacheNeeds
+from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.scheduler import Policy, ScheduledSequence, Scheduler, SchedulerSettings, StepPlan
+from hybridge.runtime.scheduler.policy import Fcfs
+from hybridge.runtime.serving.executor import StepExecutor
 from tests.runtime.toy_paged_engine import ToyPagedEngine, toy_logits
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from artifact.config import RuntimeConfig
+from hybridge.artifact.config import RuntimeConfig
 from tests.runtime.toy_paged_engine import toy_logits
 
 

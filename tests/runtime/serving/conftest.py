@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.llm import LLM
+from hybridge.runtime.llm import LLM
 from tests.runtime.prefix_cache.oracle import Oracle
 from tests.support.artifacts import ArtifactCache
 

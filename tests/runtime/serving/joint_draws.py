@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from runtime.sampling import SamplingParams
-from runtime.serving.loop import ServingLoop
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.loop import ServingLoop
 from tests.runtime.sampling.chi_square import chi_square_fits
 from tests.runtime.serving.toy_loop import answers, asked
 from tests.runtime.speculation.processed import joint

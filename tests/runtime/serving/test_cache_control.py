@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError, RequestError
-from runtime.async_llm import AsyncLLM
-from runtime.engines.factory import EngineOptions
-from runtime.engines.paged_factory import create_paged_engine
-from runtime.generation import Generation
-from runtime.llm import LLM
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.sampling import SamplingParams
-from runtime.serving.pinned import PrefixEvictedError
-from runtime.serving.settings import ServingSettings
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.async_llm import AsyncLLM
+from hybridge.runtime.engines.factory import EngineOptions
+from hybridge.runtime.engines.paged_factory import create_paged_engine
+from hybridge.runtime.generation import Generation
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.pinned import PrefixEvictedError
+from hybridge.runtime.serving.settings import ServingSettings
 from tests.runtime.prefix_cache.oracle import Oracle, check_all, poison
 from tests.runtime.serving.conftest import MAX_SEQ, ROWS, Opened
 from tests.support.artifacts import ArtifactCache

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from runtime.llm import LLM
-from runtime.sampling import Sampler, SamplingParams
-from runtime.serving.draft_model import ModelDrafter
-from runtime.serving.settings import ServingSettings
-from runtime.speculation import DraftModel, Proposal, SpeculationSettings, Wanted
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import Sampler, SamplingParams
+from hybridge.runtime.serving.draft_model import ModelDrafter
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.speculation import DraftModel, Proposal, SpeculationSettings, Wanted
 from tests.runtime.serving.joint_draws import check_draws
 from tests.runtime.serving.toy_loop import toy_loop
 from tests.runtime.speculation.processed import processed

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
-from runtime.serving.draft_model import ModelDrafter
-from runtime.serving.settings import ServingSettings
-from runtime.speculation import DraftModel, SpeculationSettings, Wanted
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.draft_model import ModelDrafter
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.speculation import DraftModel, SpeculationSettings, Wanted
 from tests.runtime.serving.toy_loop import answers as answers_of
 from tests.runtime.serving.toy_loop import asked, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID
@@ -180,8 +180,8 @@ def test_what_cannot_draft_is_refused_in_one_sentence(artifacts: ArtifactCache, 
 
 
 def test_tokenizers_are_compared_by_content(tmp_path: Path) -> None:
-    from runtime.serving.open_drafter import check_same_tokenizer
-    from runtime.text import Tokenizer
+    from hybridge.runtime.serving.open_drafter import check_same_tokenizer
+    from hybridge.runtime.text import Tokenizer
 
     def tokenizer(name: str, **changes: object) -> Tokenizer:
         folder = tmp_path / name

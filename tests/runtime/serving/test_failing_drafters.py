@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from runtime.speculation import Proposal, Wanted
+from hybridge.runtime.speculation import Proposal, Wanted
 from tests.runtime.serving.test_speculation import speculating
 from tests.runtime.serving.toy_loop import answers, asked, run_all
 from tests.runtime.toy_engine import HYBRID

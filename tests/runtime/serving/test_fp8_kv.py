@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.engines.factory import EngineOptions
-from runtime.engines.paged_factory import create_paged_engine
-from runtime.llm import LLM
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.serving.settings import ServingSettings
+from hybridge.runtime.engines.factory import EngineOptions
+from hybridge.runtime.engines.paged_factory import create_paged_engine
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.serving.settings import ServingSettings
 from tests.support.artifacts import ArtifactCache
 
 PROMPT = np.random.default_rng(3).integers(3, 97, 41).tolist()

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError, RequestError
-from runtime.sampling import Sampler, SamplingParams
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.sampling import Sampler, SamplingParams
 from tests.runtime.serving.beams_alone import beams_alone
 from tests.runtime.serving.toy_loop import MAX_SEQ, ahead_loop, answers, asked, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA

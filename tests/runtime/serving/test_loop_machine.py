@@ -11,15 +11,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from artifact.errors import RequestError
-from runtime.generation import Request
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.sampling import Sampler, SamplingParams
-from runtime.scheduler import Fcfs, Priority
-from runtime.serving.loop import ServingLoop
-from runtime.serving.request import Output, ServingRequest
-from runtime.serving.settings import ServingSettings
-from runtime.speculation import SpeculationSettings
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.generation import Request
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.sampling import Sampler, SamplingParams
+from hybridge.runtime.scheduler import Fcfs, Priority
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.request import Output, ServingRequest
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.speculation import SpeculationSettings
 from tests.runtime.serving.beams_alone import beams_alone
 from tests.runtime.serving.test_prefix_cache import poison
 from tests.runtime.serving.test_speculation import PartlyRight

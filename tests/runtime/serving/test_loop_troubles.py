@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError, RequestError
-from runtime.generation import Sequence
-from runtime.scheduler import Fcfs, Priority
-from runtime.serving.request import Output
-from runtime.serving.worker import ServingWorker
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.generation import Sequence
+from hybridge.runtime.scheduler import Fcfs, Priority
+from hybridge.runtime.serving.request import Output
+from hybridge.runtime.serving.worker import ServingWorker
 from tests.runtime.serving.beams_alone import beams_alone
 from tests.runtime.serving.test_speculation import MOST, speculating
 from tests.runtime.serving.toy_loop import ahead_loop, answers, asked, run_all, toy_loop

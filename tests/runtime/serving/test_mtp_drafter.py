@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError
-from exporter.export import export_checkpoint
-from exporter.options import ExportOptions
-from runtime.engines.hidden_rows import ArrayRows
-from runtime.engines.mtp_factory import open_mtp_head
-from runtime.engines.mtp_head import HeadInputs
-from runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
-from runtime.engines.paged import PoolSizes
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
-from runtime.serving.draft_rows import DraftedSequence, DraftRow, draft_inputs
-from runtime.serving.hidden_places import HiddenPlaces
-from runtime.serving.mtp_drafter import MtpDrafter
-from runtime.serving.settings import ServingSettings
-from runtime.speculation import Proposal, SpeculationSettings
+from hybridge.artifact.errors import EngineError
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.options import ExportOptions
+from hybridge.runtime.engines.hidden_rows import ArrayRows
+from hybridge.runtime.engines.mtp_factory import open_mtp_head
+from hybridge.runtime.engines.mtp_head import HeadInputs
+from hybridge.runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
+from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.draft_rows import DraftedSequence, DraftRow, draft_inputs
+from hybridge.runtime.serving.hidden_places import HiddenPlaces
+from hybridge.runtime.serving.mtp_drafter import MtpDrafter
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.speculation import Proposal, SpeculationSettings
 from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config
 from tests.support.artifacts import ArtifactCache
 from tests.support.mtp_checkpoints import save_with_mtp_head

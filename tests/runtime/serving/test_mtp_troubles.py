@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from artifact.errors import EngineError
-from runtime.engines.mtp_factory import open_mtp_head
-from runtime.engines.mtp_head import HeadInputs
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
-from runtime.serving.mtp_drafter import MtpDrafter
-from runtime.serving.settings import ServingSettings
-from runtime.speculation import Proposal, SpeculationSettings, Wanted
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.mtp_factory import open_mtp_head
+from hybridge.runtime.engines.mtp_head import HeadInputs
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.mtp_drafter import MtpDrafter
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.speculation import Proposal, SpeculationSettings, Wanted
 from tests.runtime.serving.test_mtp_drafter import MOST, NEW, exported_with_head
 
 

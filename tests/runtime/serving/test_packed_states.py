@@ -9,21 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError, RequestError
-from runtime.blocks import CacheNeeds
-from runtime.engines.factory import EngineOptions
-from runtime.engines.paged import PoolSizes
-from runtime.engines.paged_factory import create_paged_engine
-from runtime.generation import Generation, Request
-from runtime.llm import LLM
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.prefix_cache.token_key import key_from_tokens
-from runtime.sampling import SamplingParams
-from runtime.scheduler import Priority
-from runtime.serving.loop import ServingLoop
-from runtime.serving.pools import CacheSlots, ServingShape, pools_in
-from runtime.serving.request import ServingRequest
-from runtime.serving.settings import ServingSettings
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.blocks import CacheNeeds
+from hybridge.runtime.engines.factory import EngineOptions
+from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.paged_factory import create_paged_engine
+from hybridge.runtime.generation import Generation, Request
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.prefix_cache.token_key import key_from_tokens
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.scheduler import Priority
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.pools import CacheSlots, ServingShape, pools_in
+from hybridge.runtime.serving.request import ServingRequest
+from hybridge.runtime.serving.settings import ServingSettings
 from tests.runtime.prefix_cache.oracle import Oracle, check_all, poison
 from tests.runtime.serving.conftest import ROWS, Opened
 from tests.runtime.serving.toy_loop import answers

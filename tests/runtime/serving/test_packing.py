@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from runtime.serving.executor import independent
+from hybridge.runtime.serving.executor import independent
 
 
 @pytest.mark.parametrize(

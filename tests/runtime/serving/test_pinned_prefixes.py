@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from artifact.errors import RequestError
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.serving.loop import ServingLoop
-from runtime.serving.pinned import PinnedPrefix, PrefixEvictedError, checked_name
-from runtime.serving.request import Output, ServingRequest
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.pinned import PinnedPrefix, PrefixEvictedError, checked_name
+from hybridge.runtime.serving.request import Output, ServingRequest
 from tests.runtime.serving.test_prefix_cache import cached_tokens, line, poison
 from tests.runtime.serving.test_prefix_cache_pressure import kept, pin
 from tests.runtime.serving.test_prefix_cache_troubles import MODES, finish

@@ -2,11 +2,11 @@
 
 import pytest
 
-from artifact.errors import EngineError
-from runtime.blocks import CacheNeeds
-from runtime.serving.loop import ServingLoop
-from runtime.serving.pools import ServingShape, memory_budget, pools_in
-from runtime.serving.settings import ServingSettings
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.blocks import CacheNeeds
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.pools import ServingShape, memory_budget, pools_in
+from hybridge.runtime.serving.settings import ServingSettings
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config
 

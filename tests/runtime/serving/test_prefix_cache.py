@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.serving.loop import ServingLoop
-from runtime.serving.request import ServingRequest
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.request import ServingRequest
 from tests.runtime.serving.toy_loop import answers, asked, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.runtime.toy_paged_engine import ToyPagedEngine, toy_greedy

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from artifact.errors import RequestError
-from runtime.generation import Request
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.prefix_cache.token_key import key_from_tokens
-from runtime.sampling import SamplingParams
-from runtime.serving.pinned import PinnedPrefix
-from runtime.serving.request import ServingRequest
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.generation import Request
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.prefix_cache.token_key import key_from_tokens
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.pinned import PinnedPrefix
+from hybridge.runtime.serving.request import ServingRequest
 from tests.runtime.prefix_cache.fake_memory import tokens_of
 from tests.runtime.prefix_cache.replica import Replica
 from tests.runtime.serving.test_loop_machine import SMALL, Asked, LoopMachine

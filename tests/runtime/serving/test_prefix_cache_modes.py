@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from runtime.engines.paged import HostCopy, PackedInputs
-from runtime.engines.step_result import StepResult
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.serving.loop import ServingLoop
-from runtime.serving.settings import ServingSettings
+from hybridge.runtime.engines.paged import HostCopy, PackedInputs
+from hybridge.runtime.engines.step_result import StepResult
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.settings import ServingSettings
 from tests.runtime.serving.test_prefix_cache import line
 from tests.runtime.serving.test_prefix_cache_troubles import MODES
 from tests.runtime.serving.toy_loop import MAX_SEQ, answers, asked, run_all, toy_loop

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.prefix_cache.token_key import key_from_tokens
-from runtime.serving.loop import ServingLoop
-from runtime.serving.pinned import PinnedPrefix
-from runtime.serving.request import ServingRequest
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.prefix_cache.token_key import key_from_tokens
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.pinned import PinnedPrefix
+from hybridge.runtime.serving.request import ServingRequest
 from tests.runtime.serving.test_prefix_cache import cached_tokens, line
 from tests.runtime.serving.test_prefix_cache_troubles import MODES, finish
 from tests.runtime.serving.toy_loop import asked, run_all, toy_loop

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from artifact.errors import RequestError
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.prefix_cache.token_key import key_from_tokens
-from runtime.serving.loop import ServingLoop
-from runtime.serving.request import ServingRequest
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.prefix_cache.token_key import key_from_tokens
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.request import ServingRequest
 from tests.runtime.serving.test_prefix_cache import cached_tokens, line, poison
 from tests.runtime.serving.toy_loop import answers, asked, toy_loop
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA

@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError, RequestError
-from runtime.async_llm import AsyncLLM
-from runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
-from runtime.engines.paged_factory import create_paged_engine
-from runtime.generation import Generation, Request
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
-from runtime.serving.loop import ServingLoop
-from runtime.serving.request import ServingRequest
-from runtime.serving.settings import ServingSettings
-from runtime.speculation.settings import SpeculationSettings
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.async_llm import AsyncLLM
+from hybridge.runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
+from hybridge.runtime.engines.paged_factory import create_paged_engine
+from hybridge.runtime.generation import Generation, Request
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.request import ServingRequest
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.speculation.settings import SpeculationSettings
 from tests.runtime.serving.toy_loop import answers
 from tests.support.artifacts import ArtifactCache, Exported
 

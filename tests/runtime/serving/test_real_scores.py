@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
-from runtime.serving.settings import ServingSettings
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.settings import ServingSettings
 from tests.support.artifacts import ArtifactCache
 
 torch = pytest.importorskip("torch", reason="transformers is the oracle")

@@ -8,16 +8,16 @@ from itertools import product
 import numpy as np
 import pytest
 
-from exporter.models.registry import FAMILIES
-from runtime.engines.factory import EngineOptions
-from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
-from runtime.engines.paged_factory import create_paged_engine
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
-from runtime.scheduler import StepPlan
-from runtime.scheduler.plan import Swap
-from runtime.serving.settings import ServingSettings
-from runtime.speculation import Proposal, SpeculationSettings, Wanted
+from hybridge.exporter.models.registry import FAMILIES
+from hybridge.runtime.engines.factory import EngineOptions
+from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+from hybridge.runtime.engines.paged_factory import create_paged_engine
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.scheduler import StepPlan
+from hybridge.runtime.scheduler.plan import Swap
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.speculation import Proposal, SpeculationSettings, Wanted
 from tests.support.artifacts import ArtifactCache
 
 MOST, NEW, LONG = 3, 20, 500

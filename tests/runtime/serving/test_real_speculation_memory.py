@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifact.errors import RequestError
-from runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
-from runtime.llm import LLM
-from runtime.prefix_cache.session_file import read_session
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.sampling import SamplingParams
-from runtime.scheduler import StepPlan
-from runtime.serving.settings import ServingSettings
-from runtime.speculation import SpeculationMetrics, SpeculationSettings
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.prefix_cache.session_file import read_session
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.scheduler import StepPlan
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.speculation import SpeculationMetrics, SpeculationSettings
 from tests.runtime.serving.test_real_speculation import Knowing
 from tests.support.agreement import relative_error
 from tests.support.artifacts import ArtifactCache

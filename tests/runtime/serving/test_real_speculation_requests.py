@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.async_llm import AsyncLLM
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
-from runtime.serving.settings import ServingSettings
-from runtime.speculation import DraftModel, Proposal, SpeculationSettings, Wanted
+from hybridge.runtime.async_llm import AsyncLLM
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.speculation import DraftModel, Proposal, SpeculationSettings, Wanted
 from tests.support.artifacts import ArtifactCache
 
 MOST, NEW = 3, 14

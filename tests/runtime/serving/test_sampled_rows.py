@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError
-from runtime.engines.step_result import ArrayResult
-from runtime.sampling import Sampler, SamplingParams
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.step_result import ArrayResult
+from hybridge.runtime.sampling import Sampler, SamplingParams
 from tests.runtime.serving.toy_loop import answers, asked, run_all, toy_loop
 from tests.runtime.toy_paged_engine import toy_greedy, toy_logits
 

@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from artifact.dtypes import DType
-from artifact.errors import RequestError
-from artifact.kv_dtypes import FP8_E4M3
-from artifact.safetensors_file import read_safetensors
-from runtime.generation import Generation
-from runtime.llm import LLM
-from runtime.prefix_cache.session_file import SavedSession, read_session, write_session
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.serving.sessions import weights_name
-from runtime.serving.settings import ServingSettings
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import RequestError
+from hybridge.artifact.kv_dtypes import FP8_E4M3
+from hybridge.artifact.safetensors_file import read_safetensors
+from hybridge.runtime.generation import Generation
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.prefix_cache.session_file import SavedSession, read_session, write_session
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.serving.sessions import weights_name
+from hybridge.runtime.serving.settings import ServingSettings
 from tests.support.artifacts import ArtifactCache
 
 MAX_SEQ, ROWS = 96, 2

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from runtime.serving.draft_model import ModelDrafter
-from runtime.speculation import NgramDrafter, Proposal, SpeculationSettings, Wanted
+from hybridge.runtime.serving.draft_model import ModelDrafter
+from hybridge.runtime.speculation import NgramDrafter, Proposal, SpeculationSettings, Wanted
 from tests.runtime.serving.joint_draws import check_draws
 from tests.runtime.serving.toy_loop import toy_loop
 from tests.runtime.toy_engine import HYBRID

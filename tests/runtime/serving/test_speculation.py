@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact.errors import EngineError
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.speculation import Proposal, SpeculationSettings, Wanted
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.speculation import Proposal, SpeculationSettings, Wanted
 from tests.runtime.serving.test_prefix_cache import poison
 from tests.runtime.serving.toy_loop import answers, asked, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from runtime.speculation import Proposal, SpeculationSettings, Wanted
+from hybridge.runtime.speculation import Proposal, SpeculationSettings, Wanted
 from tests.runtime.serving.toy_loop import answers, asked, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID
 from tests.runtime.toy_engine import PURE_MAMBA as RECURRENT

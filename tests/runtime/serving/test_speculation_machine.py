@@ -17,18 +17,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from runtime.generation import Piece, Request
-from runtime.generation import Sequence as Answer
-from runtime.prefix_cache.radix_allocator import RadixAllocator
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.prefix_cache.token_key import tokens_from_key
-from runtime.sampling import SamplingParams
-from runtime.scheduler import State
-from runtime.serving.draft_model import ModelDrafter
-from runtime.serving.request import Output
-from runtime.speculation import NgramDrafter, Proposal, SpeculationSettings, Wanted
-from runtime.speculation.drafter import Drafter
-from runtime.text.detokenizer import ByteDetokenizer
+from hybridge.runtime.generation import Piece, Request
+from hybridge.runtime.generation import Sequence as Answer
+from hybridge.runtime.prefix_cache.radix_allocator import RadixAllocator
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.prefix_cache.token_key import tokens_from_key
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.scheduler import State
+from hybridge.runtime.serving.draft_model import ModelDrafter
+from hybridge.runtime.serving.request import Output
+from hybridge.runtime.speculation import NgramDrafter, Proposal, SpeculationSettings, Wanted
+from hybridge.runtime.speculation.drafter import Drafter
+from hybridge.runtime.text.detokenizer import ByteDetokenizer
 from tests.runtime.serving.test_loop_machine import BEGINNING, BLOCK, EOS, MAX_SEQ, Asked, LoopMachine
 from tests.runtime.serving.test_prefix_cache import poison
 from tests.runtime.serving.test_speculation import PartlyRight

@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from runtime.serving.loop import ServingLoop
-from runtime.speculation import Proposal
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.speculation import Proposal
 from tests.runtime.serving.test_speculation import speculating
 from tests.runtime.serving.toy_loop import asked, run_all
 from tests.runtime.toy_engine import HYBRID

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from runtime.engines.paged import HostCopy
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.prefix_cache.token_key import key_from_tokens
-from runtime.serving.loop import ServingLoop
+from hybridge.runtime.engines.paged import HostCopy
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.prefix_cache.token_key import key_from_tokens
+from hybridge.runtime.serving.loop import ServingLoop
 from tests.runtime.serving.test_prefix_cache import cached_tokens, line
 from tests.runtime.serving.test_prefix_cache_pressure import kept, pin
 from tests.runtime.serving.toy_loop import asked, run_all, toy_loop

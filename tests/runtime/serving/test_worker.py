@@ -2,7 +2,7 @@
 
 import threading
 
-from runtime.serving.worker import ServingWorker
+from hybridge.runtime.serving.worker import ServingWorker
 from tests.runtime.serving.toy_loop import toy_loop
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from artifact.config import RuntimeConfig
-from runtime.generation import Request
-from runtime.sampling import SamplingParams
-from runtime.serving.loop import ServingLoop
-from runtime.serving.request import Output, ServingRequest
-from runtime.serving.settings import ServingSettings
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.runtime.generation import Request
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.request import Output, ServingRequest
+from hybridge.runtime.serving.settings import ServingSettings
 from tests.runtime.toy_ahead_engine import AheadToyEngine
 from tests.runtime.toy_engine import HYBRID
 from tests.runtime.toy_paged_engine import VOCAB, ToyPagedEngine, paged_config

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from artifact.errors import EngineError
-from runtime.engines.paged import HostCopy, PackedInputs
-from runtime.engines.step_result import StepResult
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.paged import HostCopy, PackedInputs
+from hybridge.runtime.engines.step_result import StepResult
 from tests.runtime.toy_ahead_engine import AheadToyEngine, LateResult
 from tests.runtime.toy_paged_engine import ToyPagedEngine
 

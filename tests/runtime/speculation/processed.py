@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from runtime.sampling import SamplingParams
+from hybridge.runtime.sampling import SamplingParams
 from tests.runtime.sampling.edited import edited
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.speculation import CandidateCount
-from runtime.speculation.candidate_count import expected_tokens
+from hybridge.runtime.speculation import CandidateCount
+from hybridge.runtime.speculation.candidate_count import expected_tokens
 from tests.support.effort import examples
 
 

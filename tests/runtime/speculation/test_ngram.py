@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.speculation import NgramDrafter, Wanted
-from runtime.speculation.ngram_index import NgramIndex
+from hybridge.runtime.speculation import NgramDrafter, Wanted
+from hybridge.runtime.speculation.ngram_index import NgramIndex
 from tests.support.effort import examples
 
 

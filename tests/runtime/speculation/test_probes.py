@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from runtime.speculation.probes import FIRST_PROBE, MOST_APART, Probes
+from hybridge.runtime.speculation.probes import FIRST_PROBE, MOST_APART, Probes
 
 
 def tries(pays: list[bool]) -> list[int]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from artifact.errors import EngineError
-from runtime.speculation import NgramDrafter, SpeculationMetrics, SpeculationSettings, StepCost
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.speculation import NgramDrafter, SpeculationMetrics, SpeculationSettings, StepCost
 
 
 @pytest.mark.parametrize(

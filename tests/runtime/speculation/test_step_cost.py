@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from runtime.speculation import CandidateCount, StepCost
+from hybridge.runtime.speculation import CandidateCount, StepCost
 
 
 @pytest.mark.parametrize(("fixed", "slope"), [(0.1, 0.02), (0.0, 0.5), (0.6, 0.0)])

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact.errors import RequestError
-from runtime.sampling import Guess, Sampler, SamplingParams
-from runtime.speculation import Proposal, accepted_count
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.sampling import Guess, Sampler, SamplingParams
+from hybridge.runtime.speculation import Proposal, accepted_count
 from tests.runtime.sampling.chi_square import chi_square_fits
 from tests.runtime.speculation.processed import joint
 from tests.support.effort import examples

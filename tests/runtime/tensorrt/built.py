@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from artifact.config import RuntimeConfig, read_config
-from artifact.engine_record import EngineRecord
-from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
-from runtime.engines.base import StepInputs
-from runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
-from runtime.engines.tensorrt import TensorRTEngine
-from runtime.engines.tensorrt.library import RuntimeLibrary
-from runtime.engines.tensorrt.selection import BuiltEngine
+from hybridge.artifact.config import RuntimeConfig, read_config
+from hybridge.artifact.engine_record import EngineRecord
+from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
+from hybridge.runtime.engines.base import StepInputs
+from hybridge.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
+from hybridge.runtime.engines.tensorrt import TensorRTEngine
+from hybridge.runtime.engines.tensorrt.library import RuntimeLibrary
+from hybridge.runtime.engines.tensorrt.selection import BuiltEngine
+from hybridge.trt_plugins.build import BuildOptions, build_engine, engine_folder
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import Plan
 from tests.runtime.tensorrt.fake_memory import FakeMemory
 from tests.runtime.tensorrt.stand_in import StandIn
-from trt_plugins.build import BuildOptions, build_engine, engine_folder
 
 PRESET, CAPABILITY = "rtx-ampere", "8.6"
 

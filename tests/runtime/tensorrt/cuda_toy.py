@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from artifact.config import RuntimeConfig
-from artifact.engine_record import EngineRecord, PluginsRecord, ProfileRecord
-from artifact.names import conv_state, past_key, past_value, present, recurrent_state
-from runtime.engines.tensorrt import TensorRTEngine
-from runtime.engines.tensorrt.cuda_memory import CudaMemory
-from runtime.engines.tensorrt.selection import BuiltEngine
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.engine_record import EngineRecord, PluginsRecord, ProfileRecord
+from hybridge.artifact.names import conv_state, past_key, past_value, present, recurrent_state
+from hybridge.runtime.engines.tensorrt import TensorRTEngine
+from hybridge.runtime.engines.tensorrt.cuda_memory import CudaMemory
+from hybridge.runtime.engines.tensorrt.selection import BuiltEngine
 from tests.runtime.tensorrt.stand_in import SCRATCH_BYTES, FakeEngine
 
 # Constants and formulas are those of tests/runtime/toy_engine.py.

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from runtime.engines.tensorrt.errors import OutOfDeviceMemory
-from runtime.engines.tensorrt.memory import ALIGNMENT, DeviceMemory, Graph, Marker, PinnedAllocation, aligned
+from hybridge.runtime.engines.tensorrt.errors import OutOfDeviceMemory
+from hybridge.runtime.engines.tensorrt.memory import ALIGNMENT, DeviceMemory, Graph, Marker, PinnedAllocation, aligned
 
 STREAM = 77
 # No process has memory there.

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from artifact.dtypes import DType
-from artifact.engine_record import EngineRecord
-from runtime.engines.tensorrt.memory import ALIGNMENT
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.engine_record import EngineRecord
+from hybridge.runtime.engines.tensorrt.memory import ALIGNMENT
+from hybridge.trt_plugins.plugins.data_types import trt_from_dtype
 from tests.runtime.tensorrt.fake_memory import STREAM, FakeMemory
 from tests.support.checked_double import CheckedDouble
-from trt_plugins.plugins.data_types import trt_from_dtype
 
 Compute = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 SCRATCH_BYTES = 1000

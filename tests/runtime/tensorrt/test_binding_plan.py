@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from artifact.dtypes import DType
-from artifact.errors import EngineError
-from runtime.engines.tensorrt.binding_plan import BindingPlan, binding_plan
-from runtime.engines.tensorrt.engine_tensors import EngineTensor
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.tensorrt.binding_plan import BindingPlan, binding_plan
+from hybridge.runtime.engines.tensorrt.engine_tensors import EngineTensor
+from hybridge.trt_plugins.build.model import parser_model
+from hybridge.trt_plugins.plugins.data_types import dtype_from_trt
 from tests.runtime.onnxruntime.hand_made_plan import Plan
 from tests.runtime.tensorrt.built import BuiltArtifact, BuiltArtifacts
-from trt_plugins.build.model import parser_model
-from trt_plugins.plugins.data_types import dtype_from_trt
 
 SMALL = Plan(max_seq_len=48, max_batch_size=3)
 

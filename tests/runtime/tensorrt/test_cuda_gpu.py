@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifact.dtypes import DType
-from artifact.errors import EngineError
-from runtime.batch import RowBatch
-from runtime.engines.base import StepInputs
-from runtime.engines.tensorrt.cuda_memory import CudaMemory
-from runtime.engines.tensorrt.errors import OutOfDeviceMemory
-from runtime.engines.tensorrt.memory import ALIGNMENT
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.batch import RowBatch
+from hybridge.runtime.engines.base import StepInputs
+from hybridge.runtime.engines.tensorrt.cuda_memory import CudaMemory
+from hybridge.runtime.engines.tensorrt.errors import OutOfDeviceMemory
+from hybridge.runtime.engines.tensorrt.memory import ALIGNMENT
 from tests.runtime.tensorrt.cuda_toy import open_toy
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA, VOCAB, toy_config, toy_greedy, toy_logits
 
@@ -122,11 +122,11 @@ def test_too_much_memory_is_named(memory: CudaMemory) -> None:
 
 def test_the_projects_kernels_are_captured_and_replayed(memory: CudaMemory) -> None:
     """causal_conv1d in place on its state: two direct steps and two replayed ones shift it four times."""
-    from trt_plugins.catalog import spec_of
-    from trt_plugins.kernels import catalog
-    from trt_plugins.kernels.call import OpCall
-    from trt_plugins.kernels.device import KernelDevice
-    from trt_plugins.kernels.layout import TensorLayout
+    from hybridge.trt_plugins.catalog import spec_of
+    from hybridge.trt_plugins.kernels import catalog
+    from hybridge.trt_plugins.kernels.call import OpCall
+    from hybridge.trt_plugins.kernels.device import KernelDevice
+    from hybridge.trt_plugins.kernels.layout import TensorLayout
 
     dim, width, f32 = 24, 4, DType.FLOAT32
     rng = np.random.default_rng(1)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError
-from runtime.engines.tensorrt import cuda_memory
-from runtime.engines.tensorrt.cuda_memory import CudaMemory
-from runtime.engines.tensorrt.errors import OutOfDeviceMemory
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.tensorrt import cuda_memory
+from hybridge.runtime.engines.tensorrt.cuda_memory import CudaMemory
+from hybridge.runtime.engines.tensorrt.errors import OutOfDeviceMemory
 from tests.support.checked_double import CheckedDouble, checked_call
 
 core = pytest.importorskip("cuda.core", reason="needs cuda-core (extra cuda)")
@@ -252,7 +252,7 @@ def test_a_thread_that_has_the_number_of_one_that_ended_enters_too(calls: Calls)
 
 
 def test_a_machine_without_a_driver_says_so() -> None:
-    from trt_plugins.kernels.driver import cuda_driver
+    from hybridge.trt_plugins.kernels.driver import cuda_driver
 
     try:
         cuda_driver()

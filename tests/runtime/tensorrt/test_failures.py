@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError
-from runtime.engines.tensorrt import TensorRTEngine
-from runtime.engines.tensorrt.errors import OutOfDeviceMemory
-from runtime.engines.tensorrt.library import RuntimeLibrary
-from runtime.engines.tensorrt.selection import BuiltEngine
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.tensorrt import TensorRTEngine
+from hybridge.runtime.engines.tensorrt.errors import OutOfDeviceMemory
+from hybridge.runtime.engines.tensorrt.library import RuntimeLibrary
+from hybridge.runtime.engines.tensorrt.selection import BuiltEngine
+from hybridge.trt_plugins.plugins.errors import PluginErrors
 from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
 from tests.runtime.onnxruntime.steps import TOLERANCE, relative_error, step_inputs
 from tests.runtime.tensorrt.built import BuiltArtifact, BuiltArtifacts, open_engine, stand_in_of
 from tests.runtime.tensorrt.fake_memory import FakeAllocation, FakeMemory
-from trt_plugins.plugins.errors import PluginErrors
 
 SMALL = Plan(max_seq_len=48, max_batch_size=3)
 

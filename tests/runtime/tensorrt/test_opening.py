@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from artifact.errors import EngineError
-from runtime.engines import create_engine
-from runtime.engines.factory import EngineOptions
-from runtime.engines.tensorrt import TensorRTEngine, engine
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines import create_engine
+from hybridge.runtime.engines.factory import EngineOptions
+from hybridge.runtime.engines.tensorrt import TensorRTEngine, engine
+from hybridge.trt_plugins.build.target import Machine
 from tests.runtime.onnxruntime.hand_made_plan import Plan
 from tests.runtime.onnxruntime.steps import TOLERANCE, relative_error, step_inputs
 from tests.runtime.tensorrt.built import CAPABILITY, PRESET, BuiltArtifact, BuiltArtifacts, stand_in_of
 from tests.runtime.tensorrt.fake_memory import FakeMemory
-from trt_plugins.build.target import Machine
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def memory(artifact: BuiltArtifact, monkeypatch: pytest.MonkeyPatch) -> FakeMemo
     memory = FakeMemory()
     stand_in_of(artifact, memory, monkeypatch)
     monkeypatch.setattr(engine, "CudaMemory", lambda: memory)
-    selection = "runtime.engines.tensorrt.selection"
+    selection = "hybridge.runtime.engines.tensorrt.selection"
     monkeypatch.setattr(f"{selection}.this_machine", lambda: Machine(("tensorrt_rtx",), CAPABILITY))
     monkeypatch.setattr(f"{selection}.cuda_core", lambda: None)
     return memory

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from artifact.engine_record import EngineRecord, PluginsRecord, ProfileRecord, write_engine_record
-from artifact.errors import ArtifactError, EngineError
-from runtime.engines.tensorrt.selection import find_engine
-from trt_plugins.build.target import Machine
+from hybridge.artifact.engine_record import EngineRecord, PluginsRecord, ProfileRecord, write_engine_record
+from hybridge.artifact.errors import ArtifactError, EngineError
+from hybridge.runtime.engines.tensorrt.selection import find_engine
+from hybridge.trt_plugins.build.target import Machine
 
 trt = pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 

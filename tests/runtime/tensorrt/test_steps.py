@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from artifact.dtypes import DType
-from artifact.errors import EngineError, RequestError
-from runtime.batch import RowBatch
-from runtime.engines.tensorrt.decode_step import DecodeStep
-from runtime.engines.tensorrt.states import DeviceState
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.batch import RowBatch
+from hybridge.runtime.engines.tensorrt.decode_step import DecodeStep
+from hybridge.runtime.engines.tensorrt.states import DeviceState
 from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
 from tests.runtime.onnxruntime.steps import TOLERANCE, relative_error, step_inputs
 from tests.runtime.tensorrt.built import BuiltArtifacts, open_engine

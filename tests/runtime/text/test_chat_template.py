@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from artifact.errors import ArtifactError, RequestError
-from artifact.limits import JSON_DEPTH, MIB
-from runtime.sandbox.process import LimitedProcess, ProcessLimits
-from runtime.text import ChatTemplate
+from hybridge.artifact.errors import ArtifactError, RequestError
+from hybridge.artifact.limits import JSON_DEPTH, MIB
+from hybridge.runtime.sandbox.process import LimitedProcess, ProcessLimits
+from hybridge.runtime.text import ChatTemplate
 from tests.runtime.text.tokenizer_files import byte_level_tokenizer
 
 MESSAGES: list[dict[str, Any]] = [

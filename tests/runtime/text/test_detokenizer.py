@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.text import Tokenizer
-from runtime.text.byte_level import byte_from_character
+from hybridge.runtime.text import Tokenizer
+from hybridge.runtime.text.byte_level import byte_from_character
 from tests.runtime.text.test_tokenizer import texts
 from tests.runtime.text.tokenizer_files import byte_fallback_tokenizer, byte_level_tokenizer
 from tests.support.effort import examples

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact.errors import RequestError
-from runtime.text import Tokenizer
-from runtime.text.prompt_size import tokens_within
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.text import Tokenizer
+from hybridge.runtime.text.prompt_size import tokens_within
 from tests.runtime.text.tokenizer_files import byte_fallback_tokenizer, byte_level_tokenizer
 from tests.support.effort import examples
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.text import StopStrings
+from hybridge.runtime.text import StopStrings
 
 letters = st.text("ab\n", max_size=12)
 

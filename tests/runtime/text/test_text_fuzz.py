@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from artifact.errors import ArtifactError, HybridgeError, RequestError
-from artifact.limits import MIB
-from runtime.generation.checkpoint_defaults import eos_token_ids, read_generation_config, recommended_sampling
-from runtime.sandbox.process import LimitedProcess, LimitError, ProcessLimits
-from runtime.sandbox.tokenizer import TokenizerLibrary
-from runtime.text import ChatTemplate, Tokenizer
-from runtime.text.special_tokens import extra_special_tokens, named_special_tokens, read_tokenizer_config
-from runtime.text.tokenizer_shape import LINEAR_PATTERNS, unbounded_part
+from hybridge.artifact.errors import ArtifactError, HybridgeError, RequestError
+from hybridge.artifact.limits import MIB
+from hybridge.runtime.generation.checkpoint_defaults import eos_token_ids, read_generation_config, recommended_sampling
+from hybridge.runtime.sandbox.process import LimitedProcess, LimitError, ProcessLimits
+from hybridge.runtime.sandbox.tokenizer import TokenizerLibrary
+from hybridge.runtime.text import ChatTemplate, Tokenizer
+from hybridge.runtime.text.special_tokens import extra_special_tokens, named_special_tokens, read_tokenizer_config
+from hybridge.runtime.text.tokenizer_shape import LINEAR_PATTERNS, unbounded_part
 from tests.runtime.text.template_sources import sources
 from tests.runtime.text.tokenizer_files import byte_fallback_tokenizer, byte_level_tokenizer
 from tests.support.effort import examples

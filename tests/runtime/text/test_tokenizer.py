@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact.errors import ArtifactError, RequestError
-from runtime.text import Tokenizer
+from hybridge.artifact.errors import ArtifactError, RequestError
+from hybridge.runtime.text import Tokenizer
 from tests.runtime.text.tokenizer_files import CONFIG, byte_fallback_tokenizer, byte_level_tokenizer
 from tests.support.effort import examples
 

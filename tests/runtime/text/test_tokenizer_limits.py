@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from artifact.errors import ArtifactError, RequestError
-from artifact.limits import MIB
-from runtime.sandbox.process import LimitedProcess, LimitError, ProcessLimits
-from runtime.text import Tokenizer
-from runtime.text.tokenizer_shape import LINEAR_PATTERNS, unbounded_part
+from hybridge.artifact.errors import ArtifactError, RequestError
+from hybridge.artifact.limits import MIB
+from hybridge.runtime.sandbox.process import LimitedProcess, LimitError, ProcessLimits
+from hybridge.runtime.text import Tokenizer
+from hybridge.runtime.text.tokenizer_shape import LINEAR_PATTERNS, unbounded_part
 from tests.runtime.text.tokenizer_files import byte_fallback_tokenizer, byte_level_tokenizer
 
 BPE: dict[str, Any] = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
@@ -75,7 +75,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def opened(folder: Path, data: object, monkeypatch: pytest.MonkeyPatch) -> Tokenizer:
-    monkeypatch.setattr("runtime.text.limited_tokenizer.LIMITS", LIMITS)
+    monkeypatch.setattr("hybridge.runtime.text.limited_tokenizer.LIMITS", LIMITS)
     (folder / "tokenizer.json").write_text(json.dumps(data))
     return Tokenizer.from_folder(folder)
 

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from runtime.engines.torch.kernels import KernelRunner
-from runtime.engines.torch.weights import WeightStore
+from hybridge.runtime.engines.torch.kernels import KernelRunner
+from hybridge.runtime.engines.torch.weights import WeightStore
+from hybridge.trt_plugins import torch_ops
+from hybridge.trt_plugins.catalog import OPS, PACKED_OPS, spec_of
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits
+from hybridge.trt_plugins.kernels.fused.linear_decode import LinearDecode
+from hybridge.trt_plugins.kernels.fused.rms_norm import RmsNorm
+from hybridge.trt_plugins.kernels.fused.routed_experts import ExpertsDecode
+from hybridge.trt_plugins.kernels.fused.top_k_softmax import TopKSoftmax
+from hybridge.trt_plugins.reference.routed_experts import routed_experts
 from tests.support.kernel_calls import H200
-from trt_plugins import torch_ops
-from trt_plugins.catalog import OPS, PACKED_OPS, spec_of
-from trt_plugins.kernels.call import CallPlan, DeviceTraits
-from trt_plugins.kernels.fused.linear_decode import LinearDecode
-from trt_plugins.kernels.fused.rms_norm import RmsNorm
-from trt_plugins.kernels.fused.routed_experts import ExpertsDecode
-from trt_plugins.kernels.fused.top_k_softmax import TopKSoftmax
-from trt_plugins.reference.routed_experts import routed_experts
 
 Tensors = Sequence[torch.Tensor | None]
 Plan = Callable[[DeviceTraits], CallPlan]

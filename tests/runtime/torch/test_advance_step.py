@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engines.torch.advance_step import parts_of
-from runtime.engines.torch.kept_calls import KeptCall, Memory, Output, Place
-from runtime.engines.torch.step_rows import StepRows
+from hybridge.runtime.engines.torch.advance_step import parts_of
+from hybridge.runtime.engines.torch.kept_calls import KeptCall, Memory, Output, Place
+from hybridge.runtime.engines.torch.step_rows import StepRows
 
 
 class Operator:

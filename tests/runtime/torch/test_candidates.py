@@ -11,17 +11,17 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
 
-from artifact.dtypes import DType
-from artifact.errors import EngineError
-from runtime.engines.candidates import read_slots
-from runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
-from runtime.engines.paged import PackedInputs
-from runtime.engines.torch.fusion import Phase
-from runtime.engines.torch.packed_buffers import StepSize
-from runtime.engines.torch.packed_step import PackedStep, StepShape
-from runtime.engines.torch.paged_engine import TorchPagedEngine
-from runtime.engines.torch.step_rows import StepRows
-from runtime.engines.torch.step_shapes import candidate_shape
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.candidates import read_slots
+from hybridge.runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
+from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.torch.fusion import Phase
+from hybridge.runtime.engines.torch.packed_buffers import StepSize
+from hybridge.runtime.engines.torch.packed_step import PackedStep, StepShape
+from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.runtime.engines.torch.step_rows import StepRows
+from hybridge.runtime.engines.torch.step_shapes import candidate_shape
 from tests.runtime.onnxruntime.test_candidates import BLOCK_SIZE, CASES, COLUMNS, SIZES, step_of
 from tests.runtime.torch.test_kernel_calls import QWEN
 from tests.runtime.torch.test_paged_kernel_calls import PAGED, with_planned_kernels

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
 
-from runtime.engines.torch.decode_step import bucket_of
+from hybridge.runtime.engines.torch.decode_step import bucket_of
 from tests.runtime.onnxruntime.hand_made_plan import Plan
 from tests.runtime.onnxruntime.steps import relative_error, step_inputs
 from tests.runtime.torch.test_engine import engine_of

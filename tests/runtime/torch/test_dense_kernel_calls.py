@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
-from artifact.dtypes import DType
-from runtime.engines.torch.cache_pages import paged_caches
-from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.engine import TorchEngine
+from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.torch.cache_pages import paged_caches
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.engine import TorchEngine
 from tests.runtime.onnxruntime.steps import relative_error, step_inputs
 from tests.runtime.torch.planned_kernels import AlignedWeights, PlannedKernels
 from tests.runtime.torch.test_fusion import TOLERANCES

@@ -11,13 +11,13 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
 
-from artifact.dtypes import DType
-from artifact.errors import ArtifactError, EngineError, RequestError
-from runtime.engines.base import Decoder
-from runtime.engines.torch.engine import TorchEngine
-from runtime.engines.torch.program import Program
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import ArtifactError, EngineError, RequestError
+from hybridge.runtime.engines.base import Decoder
+from hybridge.runtime.engines.torch.engine import TorchEngine
+from hybridge.runtime.engines.torch.program import Program
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
 from tests.runtime.onnxruntime.steps import relative_error, step_inputs

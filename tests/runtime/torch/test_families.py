@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from artifact.dtypes import DType
+from hybridge.artifact.dtypes import DType
 from hybridge.verification import VerifyOptions, verify
 from tests.support.artifacts import ArtifactCache
 from tests.support.export_cases import CASES, ExportCase

@@ -13,20 +13,20 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
 
-from artifact.bindings import BATCH, MAX_SEQ, SEQ
-from artifact.config import RuntimeConfig, read_config
-from runtime.engines.artifact_graph import read_model
-from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.fusion import Phase, fuse_graph
-from runtime.engines.torch.fusion.attention import fuse_attention
-from runtime.engines.torch.fusion.linear import linears
-from runtime.engines.torch.fusion.projections import merge_projections
-from runtime.engines.torch.graph import LENGTHS, tidy_graph
-from runtime.engines.torch.kernels import KernelRunner
-from runtime.engines.torch.lengths import StepLengths
-from runtime.engines.torch.program import compile_program
-from runtime.engines.torch.tensors import torch_from_dtype
-from runtime.engines.torch.weights import WeightStore
+from hybridge.artifact.bindings import BATCH, MAX_SEQ, SEQ
+from hybridge.artifact.config import RuntimeConfig, read_config
+from hybridge.runtime.engines.artifact_graph import read_model
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.fusion import Phase, fuse_graph
+from hybridge.runtime.engines.torch.fusion.attention import fuse_attention
+from hybridge.runtime.engines.torch.fusion.linear import linears
+from hybridge.runtime.engines.torch.fusion.projections import merge_projections
+from hybridge.runtime.engines.torch.graph import LENGTHS, tidy_graph
+from hybridge.runtime.engines.torch.kernels import KernelRunner
+from hybridge.runtime.engines.torch.lengths import StepLengths
+from hybridge.runtime.engines.torch.program import compile_program
+from hybridge.runtime.engines.torch.tensors import torch_from_dtype
+from hybridge.runtime.engines.torch.weights import WeightStore
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import Plan
 from tests.runtime.torch.planned_kernels import AlignedWeights

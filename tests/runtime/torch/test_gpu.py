@@ -12,11 +12,11 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
 
-from artifact.dtypes import DType
-from runtime.engines.base import StepInputs
-from runtime.engines.torch.engine import TorchEngine
-from runtime.engines.torch.states import TorchStateSet
-from runtime.engines.torch.step_buffers import StepBuffers
+from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.base import StepInputs
+from hybridge.runtime.engines.torch.engine import TorchEngine
+from hybridge.runtime.engines.torch.states import TorchStateSet
+from hybridge.runtime.engines.torch.step_buffers import StepBuffers
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
 from tests.runtime.onnxruntime.steps import relative_error, step_inputs

@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
-from artifact.dtypes import DType
-from artifact.errors import EngineError
-from runtime.engines.held_modes import REPLAY, SNAPSHOT
-from runtime.engines.paged import PoolSizes
-from runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.held_modes import REPLAY, SNAPSHOT
+from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from tests.runtime.torch.test_kernel_calls import QWEN
 from tests.runtime.torch.test_paged_kernel_calls import PAGED, with_planned_kernels
 from tests.support.artifacts import ArtifactCache

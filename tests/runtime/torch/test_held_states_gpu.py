@@ -10,13 +10,13 @@ import pytest
 
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
-from artifact.dtypes import DType
-from runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT
-from runtime.engines.torch.paged_engine import TorchPagedEngine
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
-from runtime.serving.settings import ServingSettings
-from runtime.speculation import SpeculationSettings
+from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT
+from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.speculation import SpeculationSettings
 from tests.runtime.onnxruntime.steps import relative_error
 from tests.runtime.serving.test_real_speculation import Knowing
 from tests.runtime.torch.test_candidates_gpu import SIZES

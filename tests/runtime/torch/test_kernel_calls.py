@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
-from artifact.dtypes import DType
-from runtime.engines.artifact_graph import read_model
-from runtime.engines.torch.fusion import Phase, fuse_graph
+from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.artifact_graph import read_model
+from hybridge.runtime.engines.torch.fusion import Phase, fuse_graph
 from tests.runtime.torch.planned_kernels import PlannedKernels
 from tests.runtime.torch.test_fusion import TOLERANCES, assert_same, run
 from tests.support.artifacts import ArtifactCache, Exported

@@ -13,10 +13,10 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
 
-from runtime.engines.torch import kernels
-from runtime.engines.torch.kernels import MOST_BOUND, KernelRunner
+from hybridge.runtime.engines.torch import kernels
+from hybridge.runtime.engines.torch.kernels import MOST_BOUND, KernelRunner
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits
 from tests.support.kernel_calls import H200
-from trt_plugins.kernels.call import CallPlan, DeviceTraits
 
 
 @dataclass(eq=False)

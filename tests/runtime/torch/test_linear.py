@@ -8,7 +8,7 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
 
-from runtime.engines.torch.ops.linear import Linear
+from hybridge.runtime.engines.torch.ops.linear import Linear
 from tests.runtime.torch.planned_kernels import PlannedKernels
 
 

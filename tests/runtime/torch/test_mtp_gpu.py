@@ -10,16 +10,16 @@ import pytest
 
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
-from exporter.export import export_checkpoint
-from exporter.options import ExportOptions
-from runtime.engines.mtp_factory import open_mtp_head
-from runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
-from runtime.engines.torch.mtp_head import TorchMtpHead
-from runtime.engines.torch.paged_engine import TorchPagedEngine
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
-from runtime.serving.settings import ServingSettings
-from runtime.speculation import SpeculationSettings
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.options import ExportOptions
+from hybridge.runtime.engines.mtp_factory import open_mtp_head
+from hybridge.runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
+from hybridge.runtime.engines.torch.mtp_head import TorchMtpHead
+from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.speculation import SpeculationSettings
 from tests.runtime.serving.test_mtp_drafter import MOST, PROMPTS, Watched, check_proposals
 from tests.runtime.torch.test_kernel_calls import QWEN
 from tests.runtime.torch.test_own_steps import Tried, random_hidden

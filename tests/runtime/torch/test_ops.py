@@ -14,10 +14,10 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 import torch
 from onnx import parser
 
-from artifact.errors import EngineError
-from runtime.engines.torch.ops import OPERATORS
-from runtime.engines.torch.program import Program, compile_program
-from runtime.engines.torch.weights import WeightStore
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.torch.ops import OPERATORS
+from hybridge.runtime.engines.torch.program import Program, compile_program
+from hybridge.runtime.engines.torch.weights import WeightStore
 
 X, Y = "float[2,3,4] x", "float[2,3,4] y"
 # Body of a graph from the inputs before it to z.
@@ -116,8 +116,8 @@ def feeds_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", list(CASES))
 def test_an_operator_computes_what_onnx_runtime_does(name: str) -> None:
     onnxruntime = pytest.importorskip("onnxruntime", reason="the other implementation")
-    from runtime.engines.onnxruntime.kernels import ARTIFACT_OPSET, installed_kernels
-    from runtime.engines.onnxruntime.opset import lower_opset
+    from hybridge.runtime.engines.onnxruntime.kernels import ARTIFACT_OPSET, installed_kernels
+    from hybridge.runtime.engines.onnxruntime.opset import lower_opset
 
     model = model_of(*CASES[name])
     feeds = feeds_of(model)

@@ -13,17 +13,17 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
 
-from exporter.export import export_checkpoint
-from exporter.options import ExportOptions
-from runtime.engines.hidden_rows import ArrayRows
-from runtime.engines.kv_places import kv_places
-from runtime.engines.mtp_head import HeadInputs
-from runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
-from runtime.engines.paged import PoolSizes
-from runtime.engines.torch.hidden_states import TorchRows
-from runtime.engines.torch.mtp_head import TorchMtpHead
-from runtime.engines.torch.paged_engine import TorchPagedEngine
-from runtime.serving.draft_rows import DraftedSequence, DraftRow, draft_inputs
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.options import ExportOptions
+from hybridge.runtime.engines.hidden_rows import ArrayRows
+from hybridge.runtime.engines.kv_places import kv_places
+from hybridge.runtime.engines.mtp_head import HeadInputs
+from hybridge.runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
+from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.torch.hidden_states import TorchRows
+from hybridge.runtime.engines.torch.mtp_head import TorchMtpHead
+from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.runtime.serving.draft_rows import DraftedSequence, DraftRow, draft_inputs
 from tests.support.mtp_checkpoints import save_with_mtp_head
 
 BLOCK, ROWS = 16, 3

@@ -13,18 +13,18 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
 
-from artifact.bindings import NUM_SLOTS, Binding
-from artifact.dtypes import DType
-from artifact.names import conv_state, recurrent_state
-from runtime.engines.packed_state import PackedState
-from runtime.engines.paged import PoolSizes
-from runtime.engines.torch.device import TorchDevice
-from runtime.engines.torch.paged_engine import TorchPagedEngine
-from runtime.engines.torch.paged_pools import TorchPools
-from runtime.llm import LLM
-from runtime.prefix_cache.settings import PrefixCacheSettings
-from runtime.prefix_cache.token_key import key_from_tokens
-from runtime.serving.settings import ServingSettings
+from hybridge.artifact.bindings import NUM_SLOTS, Binding
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.names import conv_state, recurrent_state
+from hybridge.runtime.engines.packed_state import PackedState
+from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.runtime.engines.torch.paged_pools import TorchPools
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.prefix_cache.token_key import key_from_tokens
+from hybridge.runtime.serving.settings import ServingSettings
 from tests.runtime.torch.test_paged_kernel_calls import PAGED
 from tests.support.agreement import relative_error
 from tests.support.artifacts import ArtifactCache

@@ -11,25 +11,25 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
 
-from artifact.dtypes import DType
-from artifact.errors import EngineError
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.torch import paged_result
+from hybridge.runtime.engines.torch.engine import TorchEngine
+from hybridge.runtime.engines.torch.fusion import Phase
+from hybridge.runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
+from hybridge.runtime.engines.torch.packed_step import PackedStep, StepShape
+from hybridge.runtime.engines.torch.paged_decode import PagedDecodeStep, padded_blocks, padded_rows
+from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.runtime.engines.torch.step_shapes import own_shape, padded_shape, padded_tokens
+from hybridge.runtime.generation import Request
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.scheduler import Priority
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.request import ServingRequest
+from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.verification.paged_sequences import PagedSequences
-from runtime.engines.paged import PackedInputs, PoolSizes
-from runtime.engines.torch import paged_result
-from runtime.engines.torch.engine import TorchEngine
-from runtime.engines.torch.fusion import Phase
-from runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
-from runtime.engines.torch.packed_step import PackedStep, StepShape
-from runtime.engines.torch.paged_decode import PagedDecodeStep, padded_blocks, padded_rows
-from runtime.engines.torch.paged_engine import TorchPagedEngine
-from runtime.engines.torch.step_shapes import own_shape, padded_shape, padded_tokens
-from runtime.generation import Request
-from runtime.llm import LLM
-from runtime.sampling import SamplingParams
-from runtime.scheduler import Priority
-from runtime.serving.loop import ServingLoop
-from runtime.serving.request import ServingRequest
-from runtime.serving.settings import ServingSettings
 from tests.runtime.serving.toy_loop import answers
 from tests.support.agreement import relative_error
 from tests.support.artifacts import ArtifactCache, Exported

@@ -9,15 +9,15 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
 
-from artifact.dtypes import DType
+from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.runtime.generation import Request
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.request import ServingRequest
+from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.verification.paged_sequences import PagedSequences
-from runtime.engines.paged import PackedInputs, PoolSizes
-from runtime.engines.torch.paged_engine import TorchPagedEngine
-from runtime.generation import Request
-from runtime.sampling import SamplingParams
-from runtime.serving.loop import ServingLoop
-from runtime.serving.request import ServingRequest
-from runtime.serving.settings import ServingSettings
 from tests.runtime.onnxruntime.steps import relative_error
 from tests.runtime.serving.toy_loop import answers
 from tests.runtime.torch.test_gpu import BETWEEN

@@ -7,14 +7,14 @@ import pytest
 
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
-from artifact.dtypes import DType
+from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.trt_plugins.kernels import catalog
 from hybridge.verification.paged_sequences import PagedSequences
-from runtime.engines.torch.paged_engine import TorchPagedEngine
 from tests.runtime.torch.planned_kernels import AlignedWeights, PlannedKernels
 from tests.runtime.torch.test_fusion import TOLERANCES
 from tests.runtime.torch.test_kernel_calls import NEMOTRON, QWEN
 from tests.support.artifacts import ArtifactCache, Exported
-from trt_plugins.kernels import catalog
 
 PAGED = {**NEMOTRON, "head_dim": 64}
 # Tokens of each sequence in each step: prompts, decoding beside a chunk, decoding, a row of one after longer ones.

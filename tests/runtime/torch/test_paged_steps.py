@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
-from runtime.engines.paged import PackedInputs
-from runtime.engines.torch import paged_steps
-from runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.torch import paged_steps
+from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from tests.runtime.onnxruntime.test_candidates import COLUMNS, step_of
 from tests.runtime.torch.test_candidates import filled, states_of
 from tests.support.artifacts import ArtifactCache, Exported

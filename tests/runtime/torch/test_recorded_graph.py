@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
-from artifact.errors import EngineError
-from runtime.engines.torch import recorded_graph
-from runtime.engines.torch.recorded_graph import RecordedGraph
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.torch import recorded_graph
+from hybridge.runtime.engines.torch.recorded_graph import RecordedGraph
 
 GRAPH, EXECUTABLE, STREAM, DEVICE = 0x10, 0x20, 0x30, "cuda:0"
 

@@ -12,8 +12,8 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
 
-from runtime.engines.torch import recording
-from runtime.engines.torch.recording import RepeatedWork
+from hybridge.runtime.engines.torch import recording
+from hybridge.runtime.engines.torch.recording import RepeatedWork
 
 
 class Graph:

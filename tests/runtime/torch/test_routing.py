@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runtime.engines.torch.ops.routing import RoutedExperts
+from hybridge.runtime.engines.torch.ops.routing import RoutedExperts
 from tests.ops.expert_cases import expert_case, expert_loop
 from tests.ops.oracle import relative_error
 

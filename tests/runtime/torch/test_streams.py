@@ -15,8 +15,8 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runtime.engines.torch import engine as engine_module
-from runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch import engine as engine_module
+from hybridge.runtime.engines.torch.device import TorchDevice
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import Plan
 from tests.runtime.onnxruntime.steps import relative_error, step_inputs

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
 
-from runtime.engines.torch.weights import WeightStore
+from hybridge.runtime.engines.torch.weights import WeightStore
 
 # A device that is not host memory; what lies there has no content.
 ELSEWHERE = torch.device("meta")

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
-from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
-from trt_plugins.kernels.structs import struct_type
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
+from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from hybridge.trt_plugins.kernels.structs import struct_type
 
 BULK_FILE = "linear_decode/bulk_copies.cu"
 QUEUE_FILE = "linear_decode/thread_queues.cu"

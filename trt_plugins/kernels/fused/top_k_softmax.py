@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from artifact.errors import UnsupportedError
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
-from trt_plugins.kernels.source import KernelSource
-from trt_plugins.kernels.structs import struct_type
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
+from hybridge.trt_plugins.kernels.source import KernelSource
+from hybridge.trt_plugins.kernels.structs import struct_type
 
 FILE = "routed_experts/top_k_softmax.cu"
 LARGEST_EXPERTS, LARGEST_TOP_K = 1024, 32

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from artifact.errors import UnsupportedError
-from trt_plugins.kernels.call import CallPlan, KernelLaunch, Memory, OpCall, PointerSource
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import CallPlan, KernelLaunch, Memory, OpCall, PointerSource
 
 # Values of the field ``part`` of Rows in common/rows.cuh.
 _ALL_ROWS, _CANDIDATE_ROWS, _LONGER_ROWS = 0, 1, 2

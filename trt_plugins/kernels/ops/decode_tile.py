@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from artifact.dtypes import DType
-from trt_plugins.kernels.call import OpCall
-from trt_plugins.kernels.layout import TensorLayout
-from trt_plugins.kernels.source import CUDA_TYPES
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.kernels.call import OpCall
+from hybridge.trt_plugins.kernels.layout import TensorLayout
+from hybridge.trt_plugins.kernels.source import CUDA_TYPES
 
 ACCESS_BYTES = 16
 _LANE_ELEMENTS = 16  # of a row in one lane; as many of B and of C are kept beside them

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
-from trt_plugins.kernels.ops.candidate_rows import is_speculative, plan_candidates
-from trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
-from trt_plugins.kernels.ops.gated_delta_rule_channels import channels_sources, plan_channels
-from trt_plugins.kernels.ops.gated_delta_rule_decode import decode_launch, decode_sources
-from trt_plugins.kernels.ops.gated_delta_rule_prefill import plan_prefill, prefill_sources
-from trt_plugins.kernels.source import KernelSource
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
+from hybridge.trt_plugins.kernels.ops.candidate_rows import is_speculative, plan_candidates
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_channels import channels_sources, plan_channels
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_decode import decode_launch, decode_sources
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_prefill import plan_prefill, prefill_sources
+from hybridge.trt_plugins.kernels.source import KernelSource
 
 # Tokens of a row up to which they are walked one after the other, with one decay a head and with one a key channel.
 LONGEST_WALK = 8

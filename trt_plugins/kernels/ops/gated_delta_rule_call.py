@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
-from trt_plugins.kernels.call import Memory, OpCall, PointerSource
-from trt_plugins.kernels.layout import TensorLayout
-from trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES, access_bytes, row_and_token_stride
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import Memory, OpCall, PointerSource
+from hybridge.trt_plugins.kernels.layout import TensorLayout
+from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES, access_bytes, row_and_token_stride
 
 OVERLAP_SINCE = (9, 0)
 _LARGEST_GRID_YZ = 65535

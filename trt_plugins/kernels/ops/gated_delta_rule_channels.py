@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from artifact.dtypes import DType
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
-from trt_plugins.kernels.ops.gated_delta_rule_call import OVERLAP_SINCE, DeltaCall
-from trt_plugins.kernels.ops.gated_delta_rule_prefill import (
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import OVERLAP_SINCE, DeltaCall
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_prefill import (
     CHUNK,
     Chunked,
     chunk_slots,
     columns_launch,
     prefill_params,
 )
-from trt_plugins.kernels.ops.update_ssm_state import row_pointers
-from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from hybridge.trt_plugins.kernels.ops.update_ssm_state import row_pointers
+from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 
 FILE, ENTRY = "gated_delta_rule/prefill_channels.cu", "gated_delta_rule_prepare_channels"
 _THREADS = 256

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from artifact.dtypes import DType
-from trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
-from trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
-from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
+from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 
 FILE, ENTRY = "gated_delta_rule/decode_columns.cu", "gated_delta_rule_decode"
 _ROWS_OF_WARP = 32

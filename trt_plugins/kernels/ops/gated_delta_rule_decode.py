@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from artifact.dtypes import DType
-from trt_plugins.kernels.call import DeviceTraits, KernelLaunch
-from trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
-from trt_plugins.kernels.ops.gated_delta_rule_call import OVERLAP_SINCE, DeltaCall
-from trt_plugins.kernels.ops.gated_delta_rule_columns import Columns, columns_sources, takes_columns
-from trt_plugins.kernels.ops.update_ssm_state import row_pointers
-from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
-from trt_plugins.kernels.structs import struct_type
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.kernels.call import DeviceTraits, KernelLaunch
+from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import OVERLAP_SINCE, DeltaCall
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_columns import Columns, columns_sources, takes_columns
+from hybridge.trt_plugins.kernels.ops.update_ssm_state import row_pointers
+from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from hybridge.trt_plugins.kernels.structs import struct_type
 
 FILE = "gated_delta_rule/decode_slices.cu"
 ENTRY = "gated_delta_rule_decode"

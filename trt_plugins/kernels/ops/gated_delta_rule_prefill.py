@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
-from trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
-from trt_plugins.kernels.ops.gated_delta_rule_call import OVERLAP_SINCE, DeltaCall
-from trt_plugins.kernels.ops.gated_delta_rule_prefill_groups import Groups, groups_sources, takes
-from trt_plugins.kernels.ops.update_ssm_state import row_pointers
-from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
-from trt_plugins.kernels.structs import struct_type
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
+from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import OVERLAP_SINCE, DeltaCall
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_prefill_groups import Groups, groups_sources, takes
+from hybridge.trt_plugins.kernels.ops.update_ssm_state import row_pointers
+from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from hybridge.trt_plugins.kernels.structs import struct_type
 
 PREPARE_FILE, PREPARE_ENTRY = "gated_delta_rule/prefill_prepare.cu", "gated_delta_rule_prepare"
 COLUMNS_FILE, COLUMNS_ENTRY = "gated_delta_rule/prefill_columns.cu", "gated_delta_rule_prefill"

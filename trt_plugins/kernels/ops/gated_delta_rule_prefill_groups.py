@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from artifact.dtypes import DType
-from trt_plugins.kernels.call import DeviceTraits, KernelLaunch, PointerSource
-from trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
-from trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
-from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.kernels.call import DeviceTraits, KernelLaunch, PointerSource
+from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
+from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 
 FILE, ENTRY = "gated_delta_rule/prefill_groups.cu", "gated_delta_rule_prefill_groups"
 _HOPPER = (9, 0)

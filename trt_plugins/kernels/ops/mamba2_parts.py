@@ -7,16 +7,16 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from artifact.dtypes import DType
-from trt_plugins.catalog import spec_of
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
-from trt_plugins.kernels.layout import TensorLayout
-from trt_plugins.kernels.ops import causal_conv1d, update_ssm_state
-from trt_plugins.kernels.ops.decode_tile import access_bytes, row_and_token_stride, token_count
-from trt_plugins.kernels.ops.update_ssm_state import row_pointers
-from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
-from trt_plugins.kernels.structs import struct_type
-from trt_plugins.specs.mamba2_conv_scan import group_count
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.catalog import spec_of
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
+from hybridge.trt_plugins.kernels.layout import TensorLayout
+from hybridge.trt_plugins.kernels.ops import causal_conv1d, update_ssm_state
+from hybridge.trt_plugins.kernels.ops.decode_tile import access_bytes, row_and_token_stride, token_count
+from hybridge.trt_plugins.kernels.ops.update_ssm_state import row_pointers
+from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from hybridge.trt_plugins.kernels.structs import struct_type
+from hybridge.trt_plugins.specs.mamba2_conv_scan import group_count
 
 GATE_FILE = "mamba2_conv_scan/gate.cu"
 _GATE_THREADS = 128

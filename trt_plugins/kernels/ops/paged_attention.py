@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
-from trt_plugins.kernels.ops.paged_attention_call import PagedCall
-from trt_plugins.kernels.ops.paged_attention_decode import decode_launch, decode_sources
-from trt_plugins.kernels.ops.paged_attention_prefill import plan_prefill, prefill_sources
-from trt_plugins.kernels.source import KernelSource
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
+from hybridge.trt_plugins.kernels.ops.paged_attention_call import PagedCall
+from hybridge.trt_plugins.kernels.ops.paged_attention_decode import decode_launch, decode_sources
+from hybridge.trt_plugins.kernels.ops.paged_attention_prefill import plan_prefill, prefill_sources
+from hybridge.trt_plugins.kernels.source import KernelSource
 
 
 def plan(call: OpCall, device: DeviceTraits) -> CallPlan:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
-from trt_plugins.kernels.call import Memory, OpCall, PointerSource
-from trt_plugins.kernels.layout import TensorLayout
-from trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES, access_bytes
-from trt_plugins.specs.fp8_kv import KV_SCALES, has_kv_scales
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import Memory, OpCall, PointerSource
+from hybridge.trt_plugins.kernels.layout import TensorLayout
+from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES, access_bytes
+from hybridge.trt_plugins.specs.fp8_kv import KV_SCALES, has_kv_scales
 
 OVERLAP_SINCE = (9, 0)
 

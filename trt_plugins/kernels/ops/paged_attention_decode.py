@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
-from trt_plugins.kernels.call import DeviceTraits, KernelLaunch, Memory, PointerSource
-from trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
-from trt_plugins.kernels.ops.paged_attention_call import OVERLAP_SINCE, PagedCall
-from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
-from trt_plugins.kernels.structs import struct_type
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import DeviceTraits, KernelLaunch, Memory, PointerSource
+from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
+from hybridge.trt_plugins.kernels.ops.paged_attention_call import OVERLAP_SINCE, PagedCall
+from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from hybridge.trt_plugins.kernels.structs import struct_type
 
 FILE = "paged_attention/decode_steps.cu"
 ENTRY = "paged_attention_decode"

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
-from trt_plugins.kernels.architectures import HOPPER
-from trt_plugins.kernels.call import DeviceTraits, KernelLaunch
-from trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
-from trt_plugins.kernels.ops.paged_attention_call import OVERLAP_SINCE, PagedCall
-from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
-from trt_plugins.kernels.structs import struct_type
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.architectures import HOPPER
+from hybridge.trt_plugins.kernels.call import DeviceTraits, KernelLaunch
+from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
+from hybridge.trt_plugins.kernels.ops.paged_attention_call import OVERLAP_SINCE, PagedCall
+from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from hybridge.trt_plugins.kernels.structs import struct_type
 
 MMA_FILE, _MMA_ENTRY = "paged_attention/prefill_mma.cu", "paged_attention_prefill_mma"
 WGMMA_FILE, _WGMMA_ENTRY = "paged_attention/prefill_wgmma.cu", "paged_attention_prefill_wgmma"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trt_plugins.kernels.ops.reshape_and_cache import plan_fp8 as plan
-from trt_plugins.kernels.ops.reshape_and_cache import sources_fp8 as sources
+from hybridge.trt_plugins.kernels.ops.reshape_and_cache import plan_fp8 as plan
+from hybridge.trt_plugins.kernels.ops.reshape_and_cache import sources_fp8 as sources
 
 __all__ = ["plan", "sources"]

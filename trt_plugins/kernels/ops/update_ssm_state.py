@@ -7,21 +7,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
-from trt_plugins.kernels.layout import TensorLayout
-from trt_plugins.kernels.ops.candidate_rows import is_speculative, plan_candidates
-from trt_plugins.kernels.ops.decode_tile import (
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
+from hybridge.trt_plugins.kernels.layout import TensorLayout
+from hybridge.trt_plugins.kernels.ops.candidate_rows import is_speculative, plan_candidates
+from hybridge.trt_plugins.kernels.ops.decode_tile import (
     ACCESS_BYTES,
     StateTile,
     access_bytes,
     row_and_token_stride,
     token_count,
 )
-from trt_plugins.kernels.ops.update_ssm_state_prefill import MMA, plan_prefill, prefill_sources
-from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
-from trt_plugins.kernels.structs import struct_type
+from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill import MMA, plan_prefill, prefill_sources
+from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from hybridge.trt_plugins.kernels.structs import struct_type
 
 VARIANTS = (MMA,)
 """Prompts by the products that every GPU has, also where there are those of whole warpgroups."""

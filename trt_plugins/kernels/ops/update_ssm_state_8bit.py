@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
-from trt_plugins.kernels.layout import TensorLayout
-from trt_plugins.kernels.ops.decode_tile import token_count
-from trt_plugins.kernels.ops.update_ssm_state import SCALE, decode_launch
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
+from hybridge.trt_plugins.kernels.layout import TensorLayout
+from hybridge.trt_plugins.kernels.ops.decode_tile import token_count
+from hybridge.trt_plugins.kernels.ops.update_ssm_state import SCALE, decode_launch
 
 
 def plan_8bit(call: OpCall, device: DeviceTraits) -> CallPlan:

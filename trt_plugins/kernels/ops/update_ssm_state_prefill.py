@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
-from trt_plugins.kernels.ops.update_ssm_state_prefill_call import Scan
-from trt_plugins.kernels.ops.update_ssm_state_prefill_mma import mma_sources, plan_mma
-from trt_plugins.kernels.ops.update_ssm_state_prefill_wgmma import plan_wgmma, takes, wgmma_sources
-from trt_plugins.kernels.source import KernelSource
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
+from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_call import Scan
+from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_mma import mma_sources, plan_mma
+from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_wgmma import plan_wgmma, takes, wgmma_sources
+from hybridge.trt_plugins.kernels.source import KernelSource
 
 MMA = "mma"
 

@@ -6,10 +6,10 @@ import ctypes
 import math
 from dataclasses import dataclass
 
-from artifact.errors import UnsupportedError
-from trt_plugins.kernels.call import Memory, OpCall, PointerSource
-from trt_plugins.kernels.layout import TensorLayout
-from trt_plugins.kernels.structs import struct_type
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import Memory, OpCall, PointerSource
+from hybridge.trt_plugins.kernels.layout import TensorLayout
+from hybridge.trt_plugins.kernels.structs import struct_type
 
 CHUNK = 64
 WHOLE, STATES, OUTPUTS = 0, 1, 2

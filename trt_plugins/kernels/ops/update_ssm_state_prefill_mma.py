@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
-from trt_plugins.kernels.ops.update_ssm_state_prefill_call import (
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
+from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_call import (
     CHUNK,
     OUTPUTS,
     OVERLAP_SINCE,
@@ -21,7 +21,7 @@ from trt_plugins.kernels.ops.update_ssm_state_prefill_call import (
     kernel_pointers,
     round_up,
 )
-from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 
 MMA_FILE = "update_ssm_state/prefill_mma.cu"
 _MMA_ENTRY = "update_ssm_state_prefill_mma"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from artifact.dtypes import DType
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
-from trt_plugins.kernels.ops.update_ssm_state_prefill_call import (
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
+from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_call import (
     CHUNK,
     OUTPUTS,
     STATES,
@@ -18,7 +18,7 @@ from trt_plugins.kernels.ops.update_ssm_state_prefill_call import (
     kernel_pointers,
     round_up,
 )
-from trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 
 WGMMA_FILE = "update_ssm_state/prefill_wgmma.cu"
 _ENTRY = "update_ssm_state_prefill_wgmma"

@@ -7,20 +7,20 @@ from enum import Enum
 
 import onnx_ir as ir
 
-from artifact.config import RuntimeConfig
-from runtime.engines.torch.fusion.attention import fuse_attention
-from runtime.engines.torch.fusion.elementwise import fuse_elementwise
-from runtime.engines.torch.fusion.grouped_norm import fuse_grouped_norms
-from runtime.engines.torch.fusion.held_slots import keep_states, use_candidate_slots
-from runtime.engines.torch.fusion.last_token import fuse_last_token
-from runtime.engines.torch.fusion.linear import fuse_linears, fuse_norms_into_linears
-from runtime.engines.torch.fusion.one_slot import use_one_slot
-from runtime.engines.torch.fusion.projections import merge_projections
-from runtime.engines.torch.fusion.rotary import fuse_rotary
-from runtime.engines.torch.fusion.router import fuse_routers
-from runtime.engines.torch.fusion.wide_norm import fuse_wide_norms
-from runtime.engines.torch.graph import tidy_graph
-from trt_plugins.rewrites.joined_mixers import join_mixers
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.runtime.engines.torch.fusion.attention import fuse_attention
+from hybridge.runtime.engines.torch.fusion.elementwise import fuse_elementwise
+from hybridge.runtime.engines.torch.fusion.grouped_norm import fuse_grouped_norms
+from hybridge.runtime.engines.torch.fusion.held_slots import keep_states, use_candidate_slots
+from hybridge.runtime.engines.torch.fusion.last_token import fuse_last_token
+from hybridge.runtime.engines.torch.fusion.linear import fuse_linears, fuse_norms_into_linears
+from hybridge.runtime.engines.torch.fusion.one_slot import use_one_slot
+from hybridge.runtime.engines.torch.fusion.projections import merge_projections
+from hybridge.runtime.engines.torch.fusion.rotary import fuse_rotary
+from hybridge.runtime.engines.torch.fusion.router import fuse_routers
+from hybridge.runtime.engines.torch.fusion.wide_norm import fuse_wide_norms
+from hybridge.runtime.engines.torch.graph import tidy_graph
+from hybridge.trt_plugins.rewrites.joined_mixers import join_mixers
 
 
 class Phase(str, Enum):

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from artifact.config import KVLayerConfig, RuntimeConfig
-from artifact.names import CONTEXT_LENGTHS, PAST_LENGTHS, past_key, past_value
-from runtime.engines.torch.fusion.meaning import is_cache_update, is_visible_keys
-from runtime.engines.torch.graph import DOMAIN, fuse, lengths_input, producer
+from hybridge.artifact.config import KVLayerConfig, RuntimeConfig
+from hybridge.artifact.names import CONTEXT_LENGTHS, PAST_LENGTHS, past_key, past_value
+from hybridge.runtime.engines.torch.fusion.meaning import is_cache_update, is_visible_keys
+from hybridge.runtime.engines.torch.graph import DOMAIN, fuse, lengths_input, producer
 
 CACHED_ATTENTION, STEP_CACHE = "CachedAttention", "StepCache"
 

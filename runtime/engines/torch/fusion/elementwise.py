@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from runtime.engines.torch.fusion.grouped_norm import silu_argument
-from runtime.engines.torch.graph import constant_floats, fuse, is_inner, producer
+from hybridge.runtime.engines.torch.fusion.grouped_norm import silu_argument
+from hybridge.runtime.engines.torch.graph import constant_floats, fuse, is_inner, producer
 
 # Where torch's exported softplus goes over to the identity, like F.softplus.
 _THRESHOLD = 20.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from runtime.engines.torch.graph import constant_floats, fuse, is_constant, is_inner, producer, rank, skip
+from hybridge.runtime.engines.torch.graph import constant_floats, fuse, is_constant, is_inner, producer, rank, skip
 
 GROUPED_NORM = "GroupedNorm"
 

@@ -6,12 +6,12 @@ from collections.abc import Container
 
 import onnx_ir as ir
 
-from artifact.names import NUM_ACCEPTED_TOKENS
-from runtime.engines.torch.graph import KEPT_STATE_INDICES, engine_input, fuse
-from trt_plugins.catalog import DOMAIN, spec_of
-from trt_plugins.specs.packed import PACKED_VERSION, STATE_INDICES, is_pool
-from trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS as ACCEPTED
-from trt_plugins.specs.speculative import SPECULATIVE_VERSION, is_speculative
+from hybridge.artifact.names import NUM_ACCEPTED_TOKENS
+from hybridge.runtime.engines.torch.graph import KEPT_STATE_INDICES, engine_input, fuse
+from hybridge.trt_plugins.catalog import DOMAIN, spec_of
+from hybridge.trt_plugins.specs.packed import PACKED_VERSION, STATE_INDICES, is_pool
+from hybridge.trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS as ACCEPTED
+from hybridge.trt_plugins.specs.speculative import SPECULATIVE_VERSION, is_speculative
 
 
 def use_candidate_slots(graph: ir.Graph) -> None:

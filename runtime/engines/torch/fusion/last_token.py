@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from artifact.names import CONTEXT_LENGTHS
-from runtime.engines.torch.fusion.meaning import is_last_token
-from runtime.engines.torch.graph import fuse, lengths_input
+from hybridge.artifact.names import CONTEXT_LENGTHS
+from hybridge.runtime.engines.torch.fusion.meaning import is_last_token
+from hybridge.runtime.engines.torch.graph import fuse, lengths_input
 
 LAST_TOKEN = "LastToken"
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from artifact.names import LOGITS
-from runtime.engines.torch.fusion.grouped_norm import silu_argument
-from runtime.engines.torch.graph import (
+from hybridge.artifact.names import LOGITS
+from hybridge.runtime.engines.torch.fusion.grouped_norm import silu_argument
+from hybridge.runtime.engines.torch.graph import (
     DOMAIN,
     RESULT,
     constant_ints,

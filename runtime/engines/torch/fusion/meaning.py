@@ -8,10 +8,10 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 
-from artifact.errors import EngineError
-from artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
-from runtime.engines.torch.program import compile_program
-from runtime.engines.torch.weights import WeightStore
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
+from hybridge.runtime.engines.torch.program import compile_program
+from hybridge.runtime.engines.torch.weights import WeightStore
 
 # (context lengths, past lengths) of rows in caches of _ROOM positions: chunks, a row that takes no part, padding that
 # runs over the end of the cache, decoding.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from artifact.names import NUM_ACCEPTED_TOKENS
-from runtime.engines.torch.graph import fuse
-from trt_plugins.catalog import DOMAIN, spec_of
-from trt_plugins.specs.packed import PACKED_VERSION
-from trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS as ACCEPTED
-from trt_plugins.specs.speculative import SPECULATIVE_VERSION, is_speculative
+from hybridge.artifact.names import NUM_ACCEPTED_TOKENS
+from hybridge.runtime.engines.torch.graph import fuse
+from hybridge.trt_plugins.catalog import DOMAIN, spec_of
+from hybridge.trt_plugins.specs.packed import PACKED_VERSION
+from hybridge.trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS as ACCEPTED
+from hybridge.trt_plugins.specs.speculative import SPECULATIVE_VERSION, is_speculative
 
 
 def use_one_slot(graph: ir.Graph) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from runtime.engines.torch.fusion.linear import LINEAR, is_plain, linears, take
-from runtime.engines.torch.graph import fuse, is_constant, tidy_graph
+from hybridge.runtime.engines.torch.fusion.linear import LINEAR, is_plain, linears, take
+from hybridge.runtime.engines.torch.graph import fuse, is_constant, tidy_graph
 
 
 def merge_projections(graph: ir.Graph) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from runtime.engines.torch.graph import DOMAIN, fuse
+from hybridge.runtime.engines.torch.graph import DOMAIN, fuse
 
 
 def fuse_rotary(graph: ir.Graph) -> None:

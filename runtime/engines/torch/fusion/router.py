@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from runtime.engines.torch.graph import constant_ints, fuse, is_inner, only_use, producer
+from hybridge.runtime.engines.torch.graph import constant_ints, fuse, is_inner, only_use, producer
 
 TOP_K_SOFTMAX = "TopKSoftmax"
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from runtime.engines.torch.fusion.grouped_norm import narrow, silu_argument
-from runtime.engines.torch.graph import fuse, is_constant, is_inner, only_use, producer
+from hybridge.runtime.engines.torch.fusion.grouped_norm import narrow, silu_argument
+from hybridge.runtime.engines.torch.graph import fuse, is_constant, is_inner, only_use, producer
 
 WIDE_NORM, GATED_NORM = "WideNorm", "GatedNorm"
 _EPSILON = 1e-5

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from artifact.errors import EngineError
-from runtime.engines.torch.graph import DOMAIN
-from runtime.engines.torch.node_context import Builder
-from runtime.engines.torch.ops import (
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.torch.graph import DOMAIN
+from hybridge.runtime.engines.torch.node_context import Builder
+from hybridge.runtime.engines.torch.ops import (
     attention,
     cached_attention,
     edge,
@@ -19,7 +19,7 @@ from runtime.engines.torch.ops import (
     routing,
     shapes,
 )
-from trt_plugins import catalog
+from hybridge.trt_plugins import catalog
 
 _STANDARD: dict[str, Builder] = {
     **elementwise.ROWS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from runtime.engines.torch.node_context import Builder, NodeContext, Run
+from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -7,12 +7,12 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 
-from runtime.engines.torch.kernels import KernelRunner
-from runtime.engines.torch.lengths import StepLengths
-from runtime.engines.torch.node_context import Builder, NodeContext, Run
-from runtime.engines.torch.ops.packed_kernel import PackedKernel
-from trt_plugins.catalog import PACKED_OPS
-from trt_plugins.kernels.call import PackedRows
+from hybridge.runtime.engines.torch.kernels import KernelRunner
+from hybridge.runtime.engines.torch.lengths import StepLengths
+from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
+from hybridge.runtime.engines.torch.ops.packed_kernel import PackedKernel
+from hybridge.trt_plugins.catalog import PACKED_OPS
+from hybridge.trt_plugins.kernels.call import PackedRows
 
 
 class StepCache:

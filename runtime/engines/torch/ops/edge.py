@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 import torch
 
-from artifact.errors import EngineError, UnsupportedError
-from runtime.engines.torch.kernels import KernelRunner, layout_of
-from runtime.engines.torch.node_context import Builder, NodeContext, Run
-from runtime.engines.torch.ops import packed, paged
-from trt_plugins import torch_ops
-from trt_plugins.catalog import DENSE_VERSION, OPS, PACKED_OPS, spec_of
-from trt_plugins.kernels import catalog
-from trt_plugins.kernels.call import OpCall
-from trt_plugins.spec import AttributeValue, OpSpec
-from trt_plugins.specs.packed import has_rows
-from trt_plugins.specs.speculative import SPECULATIVE_VERSION
+from hybridge.artifact.errors import EngineError, UnsupportedError
+from hybridge.runtime.engines.torch.kernels import KernelRunner, layout_of
+from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
+from hybridge.runtime.engines.torch.ops import packed, paged
+from hybridge.trt_plugins import torch_ops
+from hybridge.trt_plugins.catalog import DENSE_VERSION, OPS, PACKED_OPS, spec_of
+from hybridge.trt_plugins.kernels import catalog
+from hybridge.trt_plugins.kernels.call import OpCall
+from hybridge.trt_plugins.spec import AttributeValue, OpSpec
+from hybridge.trt_plugins.specs.packed import has_rows
+from hybridge.trt_plugins.specs.speculative import SPECULATIVE_VERSION
 
 
 def _run(context: NodeContext) -> Run:

@@ -8,12 +8,12 @@ from functools import reduce
 import torch
 import torch.nn.functional as F
 
-from artifact.dtypes import DType
-from artifact.errors import EngineError
-from runtime.engines.torch.node_context import Builder, NodeContext, Run
-from runtime.engines.torch.tensors import torch_from_dtype
-from runtime.engines.torch.weights import tensor_from_ir
-from trt_plugins.reference.activations import gelu, gelu_tanh
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
+from hybridge.runtime.engines.torch.tensors import torch_from_dtype
+from hybridge.runtime.engines.torch.weights import tensor_from_ir
+from hybridge.trt_plugins.reference.activations import gelu, gelu_tanh
 
 _CONSTANT_KINDS = {
     "value_int": torch.int64,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from artifact.dtypes import DType
-from artifact.errors import UnsupportedError
-from runtime.engines.torch.kernels import KernelRunner, alignment_of, dtype_of
-from runtime.engines.torch.node_context import Builder, NodeContext, Run
-from runtime.engines.torch.ops.norms import Norm
-from runtime.engines.torch.tensors import torch_from_dtype
-from trt_plugins.kernels.fused import linear_decode
-from trt_plugins.kernels.fused.linear_decode import LARGEST_NORM_ROWS, LARGEST_ROWS, LinearDecode
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.runtime.engines.torch.kernels import KernelRunner, alignment_of, dtype_of
+from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
+from hybridge.runtime.engines.torch.ops.norms import Norm
+from hybridge.runtime.engines.torch.tensors import torch_from_dtype
+from hybridge.trt_plugins.kernels.fused import linear_decode
+from hybridge.trt_plugins.kernels.fused.linear_decode import LARGEST_NORM_ROWS, LARGEST_ROWS, LinearDecode
 
 _ALIGNMENT = 16
 _KERNEL_TYPES = (torch.float16, torch.bfloat16)

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from runtime.engines.torch.node_context import Builder
+from hybridge.runtime.engines.torch.node_context import Builder
 
 ROWS: dict[str, Builder] = {"MatMul": lambda context: torch.matmul}

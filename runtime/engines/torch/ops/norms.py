@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from artifact.errors import UnsupportedError
-from runtime.engines.torch.kernels import KernelRunner, alignment_of, dtype_of
-from runtime.engines.torch.node_context import Builder, NodeContext, Run
-from trt_plugins.kernels.fused import rms_norm
-from trt_plugins.kernels.fused.rms_norm import RmsNorm
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.runtime.engines.torch.kernels import KernelRunner, alignment_of, dtype_of
+from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
+from hybridge.trt_plugins.kernels.fused import rms_norm
+from hybridge.trt_plugins.kernels.fused.rms_norm import RmsNorm
 
 _ALIGNMENT = 16
 

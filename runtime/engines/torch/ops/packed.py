@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from artifact.errors import UnsupportedError
-from runtime.engines.torch.graph import KEPT_STATE_INDICES
-from runtime.engines.torch.kernels import KernelRunner, layout_of, signature_of
-from runtime.engines.torch.node_context import NodeContext, Run
-from runtime.engines.torch.step_rows import StepRows
-from trt_plugins import torch_ops
-from trt_plugins.catalog import OPS
-from trt_plugins.kernels import catalog
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall, PackedRows
-from trt_plugins.spec import OpSpec
-from trt_plugins.specs.packed import QUERY_START_LOC, STATE_INDICES, is_packed, is_pool
-from trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS, is_speculative
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.runtime.engines.torch.graph import KEPT_STATE_INDICES
+from hybridge.runtime.engines.torch.kernels import KernelRunner, layout_of, signature_of
+from hybridge.runtime.engines.torch.node_context import NodeContext, Run
+from hybridge.runtime.engines.torch.step_rows import StepRows
+from hybridge.trt_plugins import torch_ops
+from hybridge.trt_plugins.catalog import OPS
+from hybridge.trt_plugins.kernels import catalog
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall, PackedRows
+from hybridge.trt_plugins.spec import OpSpec
+from hybridge.trt_plugins.specs.packed import QUERY_START_LOC, STATE_INDICES, is_packed, is_pool
+from hybridge.trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS, is_speculative
 
 Tensors = Sequence[torch.Tensor | None]
 Plan = Callable[[DeviceTraits], CallPlan]

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from artifact.errors import UnsupportedError
-from runtime.engines.torch.kernels import KernelRunner, layout_of, signature_of
-from trt_plugins.kernels import catalog
-from trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall, PackedRows
-from trt_plugins.spec import OpSpec
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.runtime.engines.torch.kernels import KernelRunner, layout_of, signature_of
+from hybridge.trt_plugins.kernels import catalog
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall, PackedRows
+from hybridge.trt_plugins.spec import OpSpec
 
 
 class PackedKernel:

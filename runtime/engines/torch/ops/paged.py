@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from runtime.engines.torch.kernels import KernelRunner
-from runtime.engines.torch.node_context import NodeContext, Run
-from runtime.engines.torch.ops.packed_kernel import PackedKernel
-from runtime.engines.torch.step_rows import StepRows
-from trt_plugins import torch_ops
-from trt_plugins.kernels.call import PackedRows
-from trt_plugins.reference.e4m3 import e4m3_from
-from trt_plugins.reference.precision import work_dtype
-from trt_plugins.spec import OpSpec
-from trt_plugins.specs.fp8_kv import has_kv_scales
+from hybridge.runtime.engines.torch.kernels import KernelRunner
+from hybridge.runtime.engines.torch.node_context import NodeContext, Run
+from hybridge.runtime.engines.torch.ops.packed_kernel import PackedKernel
+from hybridge.runtime.engines.torch.step_rows import StepRows
+from hybridge.trt_plugins import torch_ops
+from hybridge.trt_plugins.kernels.call import PackedRows
+from hybridge.trt_plugins.reference.e4m3 import e4m3_from
+from hybridge.trt_plugins.reference.precision import work_dtype
+from hybridge.trt_plugins.spec import OpSpec
+from hybridge.trt_plugins.specs.fp8_kv import has_kv_scales
 
 
 def reshape_and_cache(context: NodeContext, spec: OpSpec) -> Run:

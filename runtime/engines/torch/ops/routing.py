@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import torch
 
-from artifact.errors import UnsupportedError
-from runtime.engines.torch.kernels import KernelRunner, alignment_of, dtype_of
-from runtime.engines.torch.node_context import Builder, NodeContext, Run
-from trt_plugins.catalog import OPS
-from trt_plugins.kernels.fused import routed_experts, top_k_softmax
-from trt_plugins.kernels.fused.routed_experts import LARGEST_ROUTES, ExpertsDecode
-from trt_plugins.kernels.fused.top_k_softmax import TopKSoftmax
-from trt_plugins.reference.activations import ACTIVATIONS
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.runtime.engines.torch.kernels import KernelRunner, alignment_of, dtype_of
+from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
+from hybridge.trt_plugins.catalog import OPS
+from hybridge.trt_plugins.kernels.fused import routed_experts, top_k_softmax
+from hybridge.trt_plugins.kernels.fused.routed_experts import LARGEST_ROUTES, ExpertsDecode
+from hybridge.trt_plugins.kernels.fused.top_k_softmax import TopKSoftmax
+from hybridge.trt_plugins.reference.activations import ACTIVATIONS
 
 # Up to this many routes (tokens x top_k) that our kernels refuse, the weights of each are gathered: the host needs to
 # know no choice then, so that decoding can be recorded. More routes are sorted by expert where torch has a product for

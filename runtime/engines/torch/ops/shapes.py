@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from runtime.engines.torch.graph import constant_ints
-from runtime.engines.torch.node_context import Builder, NodeContext, Run
+from hybridge.runtime.engines.torch.graph import constant_ints
+from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
 
 
 def _reshape(context: NodeContext) -> Run:
