@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# What each package may import of the others.
+# What each folder at the top may import of the others; all but hybridge itself are imported as hybridge.NAME.
 ALLOWED = {
     "hybridge": {"exporter", "runtime", "trt_plugins", "artifact"},
     "exporter": {"trt_plugins", "artifact"},
@@ -81,6 +81,28 @@ def _is_import_call(node: ast.Call) -> bool:
     return name in {"import_module", "__import__"} and isinstance(first, ast.Constant) and isinstance(first.value, str)
 
 
+def top_folder(name: str) -> str:
+    """The top folder that the module ``name`` lies in: "runtime" for hybridge.runtime.llm and for runtime.llm."""
+    first, *rest = name.split(".")
+    return rest[0] if first == "hybridge" and rest and rest[0] in ALLOWED else first
+
+
+def test_top_folders_are_imported_under_hybridge() -> None:
+    """``import runtime`` would find a user's own runtime.py first."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for folder in (*ALLOWED, "tests", "tools", "benchmarks")
+        for path in sources(folder)
+        for line, name in imported_modules(path)
+        if name.split(".")[0] in set(ALLOWED) - {"hybridge"} and not is_relative(path, line)
+    ]
+    assert not found, "\n".join(found)
+
+
+def is_relative(path: Path, line: int) -> bool:
+    return path.read_text(encoding="utf-8").splitlines()[line - 1].lstrip().startswith("from .")
+
+
 @pytest.mark.parametrize("package", sorted(ALLOWED))
 def test_packages_import_only_what_is_below_them(package: str) -> None:
     forbidden = set(ALLOWED) - ALLOWED[package] - {package} | {"tests", "tools", "benchmarks"}
@@ -88,7 +110,7 @@ def test_packages_import_only_what_is_below_them(package: str) -> None:
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in sources(package)
         for line, name in imported_modules(path)
-        if name.split(".")[0] in forbidden
+        if top_folder(name) in forbidden
     ]
     assert not found, "\n".join(found)
 
@@ -162,12 +184,13 @@ def run_without_torch(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_runtime_and_build_import_without_torch() -> None:
-    names = [
+    modules = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for folder in ("artifact", "runtime", "trt_plugins/build", "hybridge/cli", "hybridge/inspect")
+        for folder in ("artifact", "runtime", "trt_plugins/build", "hybridge/cli", "hybridge/inspection")
         for path in sources(folder)
         if not path.relative_to(ROOT).as_posix().startswith(TORCH_SIDE)
     ]
+    names = [name if name.startswith("hybridge.") else f"hybridge.{name}" for name in modules]
     # TensorRT is optional: its absence is an error sentence, but never an import of torch.
     code = f"import importlib\nfor name in {names!r}:\n    importlib.import_module(name)"
     result = run_without_torch(code)

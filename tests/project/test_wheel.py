@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -11,6 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+# Folders of the repository that are reached through links in hybridge/.
+LINKED = ("artifact", "configs", "exporter", "plugin_src", "runtime", "trt_plugins")
 # Packages that only an extra brings: the wheel's own commands must start without them.
 EXTRAS_ONLY = ("torch", "transformers", "onnxscript", "onnxruntime", "tensorrt_rtx", "tensorrt", "matplotlib", "pytest")
 
@@ -28,16 +32,22 @@ sys.meta_path.insert(0, Absent())
 """
 
 
-def run(*command: str | Path, cwd: Path) -> str:
-    result = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, timeout=300)
+def run(*command: str | Path, cwd: Path, python_path: Path | None = None) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if python_path is not None:
+        environment["PYTHONPATH"] = str(python_path)
+    words = [str(word) for word in command]
+    result = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=300, env=environment)
     assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
     return result.stdout
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that pip would build from the source distribution, which is built from the checkout."""
     folder = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    # Without --wheel or --sdist, build makes the sdist and then the wheel from its unpacked files.
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
     return next(folder.glob("hybridge-*.whl"))
 
 
@@ -57,16 +67,18 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def test_wheel_holds_every_package_and_the_data(wheel: Path) -> None:
+def test_wheel_holds_hybridge_alone_with_every_file(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-    tracked = run("git", "ls-files", "hybridge", "exporter", "runtime", "trt_plugins", "artifact", cwd=ROOT).split()
-    missing = {name for name in tracked if (ROOT / name).exists()} - names
-    assert not missing
-    for folder in ("configs", "plugin_src"):
-        data = run("git", "ls-files", folder, cwd=ROOT).split()
-        assert data and {f"artifact/_data/{name}" for name in data if (ROOT / name).exists()} <= names
-    assert not [name for name in names if name.startswith(("tests/", "tools/", "benchmarks/"))]
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    tracked = run("git", "ls-files", "hybridge", *LINKED, cwd=ROOT).split()
+    expected = {name if name.startswith("hybridge/") else f"hybridge/{name}" for name in tracked}
+    assert names == {name for name in expected if (ROOT / name).is_file()}
+
+
+def test_wheels_from_the_checkout_and_from_the_sdist_are_alike(wheel: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT, cwd=tmp_path)
+    with zipfile.ZipFile(wheel) as first, zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as second:
+        assert {i.filename: i.CRC for i in first.infolist()} == {i.filename: i.CRC for i in second.infolist()}
 
 
 def test_command_runs_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
@@ -81,10 +93,25 @@ def test_data_folders_are_found_in_the_wheel(installed: Path, tmp_path: Path) ->
         "print(len(list(r.data_folder('configs').glob('*.toml'))))"
     )
     *folders, presets = run(installed / "python", "-c", code, cwd=tmp_path).splitlines()
-    assert all(str(ROOT) not in folder and "_data" in folder for folder in folders)
+    assert all(str(ROOT) not in folder and "site-packages" in folder for folder in folders)
     assert int(presets) == len(list((ROOT / "configs").glob("*.toml"))) > 0
 
 
-def test_modules_come_from_the_wheel(installed: Path, tmp_path: Path) -> None:
-    code = "import hybridge, exporter, runtime, trt_plugins, artifact as a; print(hybridge.__file__, a.__file__)"
-    assert str(ROOT) not in run(installed / "python", "-c", code, cwd=tmp_path)
+def users_files(folder: Path) -> None:
+    """What a user may have beside a script: packages and modules with the names of the top folders."""
+    for name in LINKED:
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("raise RuntimeError('a file of the user was imported')\n")
+    (folder / "exporter.py").write_text("raise RuntimeError('a file of the user was imported')\n")
+    shutil.rmtree(folder / "exporter")
+
+
+@pytest.mark.parametrize("where", ["wheel", "checkout"])
+def test_files_of_the_user_do_not_hide_modules(installed: Path, tmp_path: Path, where: str) -> None:
+    users_files(tmp_path)
+    code = "import hybridge, hybridge.cli.main, hybridge.trt_plugins.build; hybridge.LLM, hybridge.SamplingParams"
+    if where == "wheel":
+        run(installed / "python", "-c", code, cwd=tmp_path)
+    else:
+        # The folder of the user, which -c puts first, comes before the checkout.
+        run(sys.executable, "-c", code, cwd=tmp_path, python_path=ROOT)
