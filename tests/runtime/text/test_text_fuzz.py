@@ -197,7 +197,8 @@ def test_any_damage_of_a_real_tokenizer_is_an_error(real_file: dict[str, Any], d
                 break
             here = here[key]
         here[key] = data.draw(VALUES)
-    test_any_tokenizer_loads_or_is_an_error.hypothesis.inner_test(damaged, text, [0, 5, 300])
+    inner_test: Any = test_any_tokenizer_loads_or_is_an_error
+    inner_test.hypothesis.inner_test(damaged, text, [0, 5, 300])
 
 
 @settings(max_examples=examples(400), deadline=None, suppress_health_check=UNCHECKED)
