@@ -20,7 +20,7 @@ from hybridge.artifact.safetensors_file import read_safetensors
 
 CHECKPOINTS = Path(__file__).resolve().parents[1] / "examples" / "checkpoints"
 # Of Qwen3-0.6B, whose weights are random here: 0.6 G parameters in bfloat16.
-LARGE = {
+LARGE: dict[str, Any] = {
     "model_type": "qwen3",
     "vocab_size": 151936,
     "hidden_size": 1024,

@@ -44,8 +44,9 @@ def one_shot(engine: Engine, prompts: list[np.ndarray]) -> Iterator[Observation]
                 found = engine.step(inputs, states)
         logits = last_logits(found, [inputs.input_ids.shape[1]])[0].copy()
         held = read_row(states, 0, len(prompt))
-        first, *rest = [np.concatenate([part[name] for part in shown]) for name in values] or [None]
-        yield Observation("one-shot prefill", index, len(prompt), logits, held, tuple(rest), first)
+        whole = [np.concatenate([part[name] for part in shown]) for name in values]
+        first = whole[0] if whole else None
+        yield Observation("one-shot prefill", index, len(prompt), logits, held, tuple(whole[1:]), first)
 
 
 def inner_values(layers: int) -> tuple[str, ...]:

@@ -152,7 +152,8 @@ class Cases:
         steps = options.decode_steps
         prompts, sequences = random_prompts(options.seed, config.vocab_size, lengths, steps)
         progress.start("run the reference", 2 * len(prompts))
-        at_prompt, at_end = [], []
+        at_prompt: list[ReferenceRun] = []
+        at_end: list[ReferenceRun] = []
         for prompt, sequence in zip(prompts, sequences, strict=True):
             for tokens, runs, rows in ((prompt, at_prompt, 1), (sequence, at_end, 1 + steps)):
                 run = reference.run(tokens)

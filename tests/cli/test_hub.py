@@ -20,7 +20,8 @@ class Hub:
     """Stands for the package huggingface_hub: one model, in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.calls = folder, []
+        self.folder = folder
+        self.calls: list[tuple[str, dict[str, Any]]] = []
 
     def snapshot_download(self, repo_id: str, **options: Any) -> str:
         self.calls.append((repo_id, options))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from typer.main import get_command
@@ -48,7 +48,7 @@ def test_help_fits_80_columns(capfd: Capture, command: str, monkeypatch: pytest.
     monkeypatch.setenv("COLUMNS", "80")
     shown = hybridge(capfd, *command.split(), "--help").out
     assert max(map(len, shown.splitlines())) <= 80 and "<bool>" not in shown
-    whole = get_command(app)
+    whole: Any = get_command(app)
     parsed = whole.commands[command] if command else whole
     words = set(shown.replace("│", " ").split())
     for parameter in parsed.params:
