@@ -60,6 +60,8 @@ def decoder_config(raw: Mapping[str, Any], ignored_fields: Iterable[str] = ()) -
         raise UnsupportedError(f"unsupported model_type {model_type!r}{why}: supported are {known}")
     config = HfConfig(raw, ignored_fields)
     check_kinds(config, raw, model_type)
+    # Some of transformers' models cannot run without it.
+    config.expect("return_dict", (True, None), True)
     decoder = parse(config)
     config.finish()
     return decoder
