@@ -68,5 +68,7 @@ def _windows(config: HfConfig) -> list[int | None]:
             "layer_types", f"a list of num_hidden_layers {count} entries, full_attention or sliding_attention"
         )
     if window is None and "sliding_attention" in kinds:
-        raise config.fail("sliding_window", "a window, because layer_types has sliding_attention layers")
+        raise config.fail(
+            "sliding_window", "a window with use_sliding_window, because layer_types has sliding_attention"
+        )
     return [window if kind == "sliding_attention" else None for kind in kinds]
