@@ -17,8 +17,8 @@ from tests.cli.command import hybridge
     [
         (CheckpointError("a: expected b, found c"), 2, "a: expected b, found c"),
         (VerificationError("layer 3 differs"), 1, "layer 3 differs"),
-        (KeyboardInterrupt(), 2, "interrupted"),
-        (typer.Abort(), 2, "interrupted"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (typer.Abort(), 130, "interrupted"),
         (OSError(errno.ENOSPC, "No space left on device", "out/x"), 2, "out/x: the disk is full"),
         (PermissionError(errno.EACCES, "Permission denied", "out"), 2, "out: Permission denied"),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), 2, "[export]"),
@@ -38,21 +38,24 @@ def test_bugs_are_told_apart(error: Exception) -> None:
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    def fail(path: object) -> None:
+    def fail(path: object, **options: object) -> None:
         print("a library prints this")
         raise error
 
     monkeypatch.setattr("hybridge.api.inspect", fail)
 
 
-@pytest.mark.parametrize("error", [HybridgeError("two\nlines"), KeyboardInterrupt(), OSError(errno.EIO, "I/O error")])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(HybridgeError("two\nlines"), 2), (KeyboardInterrupt(), 130), (OSError(errno.EIO, "I/O error"), 2)],
+)
 def test_error_document_is_all_of_standard_output(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: BaseException
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
 ) -> None:
     raising(monkeypatch, error)
     outcome = hybridge(capfd, "inspect", "x", "--json")
-    assert outcome.code == 2
-    assert outcome.document == {"error": outcome.error, "exit_code": 2}
+    assert outcome.code == code
+    assert outcome.document == {"error": outcome.error, "exit_code": code}
     assert "a library prints this" in outcome.err
 
 

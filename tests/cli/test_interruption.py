@@ -75,7 +75,7 @@ def test_an_error_that_a_signal_became(capfd: pytest.CaptureFixture[str], monkey
     """NumPy says so when Ctrl-C meets its import."""
     handler = InterruptionHandler()
 
-    def imported(path: Path) -> None:
+    def imported(path: Path, **options: object) -> None:
         with contextlib.suppress(KeyboardInterrupt):
             handler._handle(signal.SIGINT, None)
         raise ImportError("numpy._core.umath failed to import")
