@@ -36,6 +36,10 @@ __device__ __forceinline__ void prefetch(const SsmDecode& params, int head) {
 // blocks as it finds best.
 constexpr int LEAST_BLOCKS = GROUP_ACCESS < STATE_ACCESS ? 1 : 0;
 
+// A packed row without a token: its blocks return at once, or go the way of the others without reading or writing a token.
+// With a gate and a state of 16 bits the former is slower: its loads begin later, and it takes more registers.
+constexpr bool EMPTY_RETURNS = !(GATED && sizeof(STATE_T) == 2);
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
@@ -56,35 +60,40 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     tile.load(static_cast<const STATE_T*>(params.state) + view.slot * params.state_slot + head_row * STATE_SIZE,
               params.scale + view.slot * params.scale_slot + head_row, row, lane);
 
-    STATE_T* state_out = static_cast<STATE_T*>(params.state_out) + view.slot * params.state_out_slot + head_row * STATE_SIZE;
-    float* scale_out = params.scale_out + view.slot * params.scale_out_slot + head_row;
-    if (view.written == 0) {  // a packed row without a token
+    // Its addresses are computed where it stores: kept over the computation they take registers.
+    const auto store = [&](int p) {
+        tile.store(static_cast<STATE_T*>(params.state_out) + view.slot * params.state_out_slot + head_row * STATE_SIZE,
+                   params.scale_out + view.slot * params.scale_out_slot + head_row, row, lane, p);
+    };
+    if (EMPTY_RETURNS && view.written == 0) {
 #pragma unroll
-        for (int p = 0; p < PASSES; ++p) tile.store(state_out, scale_out, row, lane, p);
+        for (int p = 0; p < PASSES; ++p) store(p);
         return;
     }
 
-    // A dense row has a token to read even where its length is 0: these loads need not wait for the length.
     DATA_T x[PASSES], gate[PASSES];
-    HeadScalars<DATA_T, D_T, BIAS_T> scalars;
+    HeadScalars<DATA_T, D_T, BIAS_T> scalars = {};  // set without a token too: softplus branches on them
     GroupRow B_row, C_row;
-    const DATA_T* token = static_cast<const DATA_T*>(params.x) + view.row * params.x_row +
-                          view.first_token * params.x_token + head * params.x_head;
-#pragma unroll
-    for (int p = 0; p < PASSES; ++p)
-        x[p] = StateTile::has_row(row, p) ? token[row + p * ROWS_OF_PASS] : from_float<DATA_T>(0.0f);
-    if (GATED) {
-        token = static_cast<const DATA_T*>(params.gate) + view.row * params.gate_row +
-                view.first_token * params.gate_token + head_row;
+    // A dense row has a token to read even where its length is 0: these loads need not wait for the length.
+    if (EMPTY_RETURNS || view.written > 0) {
+        const DATA_T* token = static_cast<const DATA_T*>(params.x) + view.row * params.x_row +
+                              view.first_token * params.x_token + head * params.x_head;
 #pragma unroll
         for (int p = 0; p < PASSES; ++p)
-            gate[p] = StateTile::has_row(row, p) ? token[row + p * ROWS_OF_PASS] : from_float<DATA_T>(0.0f);
+            x[p] = StateTile::has_row(row, p) ? token[row + p * ROWS_OF_PASS] : from_float<DATA_T>(0.0f);
+        if (GATED) {
+            token = static_cast<const DATA_T*>(params.gate) + view.row * params.gate_row +
+                    view.first_token * params.gate_token + head_row;
+#pragma unroll
+            for (int p = 0; p < PASSES; ++p)
+                gate[p] = StateTile::has_row(row, p) ? token[row + p * ROWS_OF_PASS] : from_float<DATA_T>(0.0f);
+        }
+        scalars.load(params, view, head);
+        B_row.load(static_cast<const DATA_T*>(params.B) + view.row * params.B_row +
+                       view.first_token * params.B_token + blockIdx.y * params.B_group, lane);
+        C_row.load(static_cast<const DATA_T*>(params.C) + view.row * params.C_row +
+                       view.first_token * params.C_token + blockIdx.y * params.C_group, lane);
     }
-    scalars.load(params, view, head);
-    B_row.load(static_cast<const DATA_T*>(params.B) + view.row * params.B_row + view.first_token * params.B_token +
-                   blockIdx.y * params.B_group, lane);
-    C_row.load(static_cast<const DATA_T*>(params.C) + view.row * params.C_row + view.first_token * params.C_token +
-                   blockIdx.y * params.C_group, lane);
     const HeadStep step = scalars.template step<SOFTPLUS>(params);
     float B[ELEMENTS], C[ELEMENTS], y[PASSES];
     B_row.unpack(B);
@@ -97,8 +106,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
             y[p] = fmaf(step.skip, input, tile.update(p, step.decay, step.dt * input, B, C));
             if (GATED) y[p] *= silu(to_float(gate[p]));
         }
-        tile.store(state_out, scale_out, row, lane, p);
+        store(p);
     }
-    write_rows(static_cast<DATA_T*>(params.y) + view.row * params.y_row + view.first_token * params.y_token +
-                   head * params.y_head, y, row, lane);
+    if (EMPTY_RETURNS || view.written > 0)
+        write_rows(static_cast<DATA_T*>(params.y) + view.row * params.y_row + view.first_token * params.y_token +
+                       head * params.y_head, y, row, lane);
 }
