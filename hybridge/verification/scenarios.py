@@ -64,6 +64,23 @@ def chunked(engine: Engine, prompts: list[np.ndarray]) -> Iterator[Observation]:
         yield Observation("chunked prefill", index, len(prompt), logits, read_row(states, 0, len(prompt)))
 
 
+def last_token_beside_prompt(engine: Engine, prompts: list[np.ndarray]) -> Iterator[Observation]:
+    """The last token of the longest prompt in one step with the whole of it in another row.
+
+    So the padding of the first row reaches beyond the end of its caches, where these have no room for another prompt.
+    """
+    index = max(range(len(prompts)), key=lambda index: len(prompts[index]))
+    prompt, head = prompts[index], len(prompts[index]) - 1
+    if engine.max_batch_size < 2 or not 1 <= head < engine.max_step_tokens:
+        return
+    states = engine.allocate_states(2, len(prompt))
+    engine.step(_inputs([prompt[:head], prompt[:0]], [0, 0]), states)
+    logits = last_logits(engine.step(_inputs([prompt[head:], prompt], [head, 0]), states), [1, len(prompt)])
+    for row in range(2):
+        held = read_row(states, row, len(prompt))
+        yield Observation("token beside prompt", index, len(prompt), logits[row].copy(), held)
+
+
 def ragged_then_decode(engine: Engine, prompts: list[np.ndarray], steps: int) -> Iterator[Observation]:
     """All prompts in one ragged batch, then ``steps`` single tokens for every row.
 

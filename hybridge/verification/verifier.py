@@ -210,6 +210,7 @@ def _paged_comparisons(
 def _streams(engine: Engine, cases: Cases, decode_steps: int) -> Iterator[Iterable[Observation]]:
     yield scenarios.one_shot(engine, cases.prompts)
     yield scenarios.chunked(engine, cases.prompts)
+    yield scenarios.last_token_beside_prompt(engine, cases.prompts)
     step = engine.max_batch_size
     for start in range(0, len(cases.prompts), step):
         ragged = scenarios.ragged_then_decode(engine, cases.sequences[start : start + step], decode_steps)

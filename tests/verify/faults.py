@@ -168,6 +168,7 @@ FAULTS: dict[str, Fault] = {
     "attention scale": _attribute("llama", "layer 1", "Attention", 1, "scale", 0.36),
     "causal mask by one": Fault("llama", "layer 0", _causal_mask),
     "KV offset by one": _shifted("llama", "layer 0", "Min", "val_50.0", 0, np.int64),
+    "padding overwrites the last key": _shifted("llama", "layer 0", "GreaterOrEqual", "val_45.0", 0, np.int64),
     "query heads swapped": _swapped("llama", "layer 1", "1.self_attn.q_proj.weight", slice(0, 8), slice(24, 32)),
     "key heads swapped": _swapped("llama", "layer 1", "1.self_attn.k_proj.weight", slice(0, 8), slice(8, 16)),
     "keys of another layer": _input("llama", "layer 1", "Attention", "attention.1", 1, "present_key_0"),
