@@ -32,7 +32,8 @@ app = typer.Typer(
     name="hybridge",
     cls=CommandGroup,
     help="Export, verify, build and run hybrid language models at the edge.",
-    epilog="Exit codes: 0 good, 1 the check failed (verify), 2 bad input or usage, 130 interrupted by Ctrl-C.",
+    epilog="Exit codes: 0 good, 1 the check failed (verify), 2 bad input or usage, 3 a bug of Hybridge, "
+    "130 interrupted by Ctrl-C.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -37,7 +37,10 @@ def setting(*names: str, metavar: str, help: str, panel: str | None = None, **mo
 
 
 Json = Annotated[bool, flag("--json", help="Print one JSON document on standard output.", panel=OUTPUT_PANEL)]
-Check = Annotated[bool, flag("--check", help="First compare every file of OUT with the hashes of its manifest.json.")]
+Check = Annotated[
+    bool,
+    flag("--check", help="First compare OUT with its manifest.json; weights by header, or whole after --full-hash."),
+]
 Quiet = Annotated[bool, flag("--quiet", "-q", help="No progress and no remarks on standard error.", panel=OUTPUT_PANEL)]
 Engine = Annotated[
     EngineName,

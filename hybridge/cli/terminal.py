@@ -67,12 +67,13 @@ class Terminal:
         from rich.console import Console
 
         width = None if self._out.isatty() else PLAIN_WIDTH
-        console = Console(file=self._out, width=width, highlight=False)
+        # Names and shapes hold brackets and colons: neither is markup.
+        console = Console(file=self._out, width=width, highlight=False, markup=False, emoji=False)
         # Written here because rich ends the program when nobody reads its output.
         with console.capture() as captured:
             for renderable in renderables:
                 if isinstance(renderable, str):
-                    console.print(printable(renderable), markup=False, soft_wrap=True)
+                    console.print(printable(renderable), soft_wrap=True)
                 else:
                     console.print(_Printable(renderable))
         self._out.write(captured.get())

@@ -174,3 +174,14 @@ def test_numbers_for_people() -> None:
         "0", "9999", "10.0 K", "3.5 M", "1.7 B",
     ]  # fmt: skip
     assert [seconds_text(s) for s in (0.0025, 1.0, 119.94, 200)] == ["2.5 ms", "1.0 s", "119.9 s", "3 min 20 s"]
+
+
+def test_brackets_and_colons_of_names_are_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """rich would take [/x] for the end of a style, [batch, seq] for a style and :smile: for a picture."""
+    table = Table(title="artifact out[/x]")
+    table.add_row("[batch, seq]", "a[bold]b :smile:")
+    with Terminal() as terminal:
+        terminal.show(table, "note: [/y] [batch]")
+    out = capsys.readouterr().out
+    for text in ("artifact out[/x]", "[batch, seq]", "a[bold]b :smile:", "note: [/y] [batch]"):
+        assert text in out
