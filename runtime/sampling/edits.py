@@ -67,7 +67,11 @@ def edited_rows(
 
 def checked_logits(found: object, vocab: int, name: str) -> np.ndarray:
     """What a processor gave, as logits [vocab] float32; RequestError, which calls it ``name``, for anything else."""
-    array = np.asarray(found)
+    try:
+        array = np.asarray(found)
+    except Exception as error:
+        # Lists of different lengths, or a torch tensor that requires grad.
+        raise RequestError(f"{name}: expected logits [{vocab}], found what is no array: {error}") from error
     if array.shape != (vocab,) or array.dtype.kind != "f":
         raise RequestError(
             f"{name}: expected logits [{vocab}] of a floating-point type, found {array.dtype}{list(array.shape)}: "

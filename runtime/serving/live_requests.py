@@ -125,7 +125,11 @@ class LiveRequests:
             self.end_with(self.ids_of(sequence for sequence, _ in sampling), error)
             return
         drawings = [group.drawing(sequence) for group, (sequence, _) in zip(members, sampling, strict=True)]
-        drawn = _draw_together(drawings, rows)
+        try:
+            drawn = _draw_together(drawings, rows)
+        except Exception as error:
+            self.end_with(self.ids_of(sequence for sequence, _ in sampling), choice_error(error))
+            return
         for place, (group, (sequence, index)) in enumerate(zip(members, sampling, strict=True)):
             id_ = self._request_of.get(sequence)
             if id_ is None:
@@ -158,7 +162,7 @@ class LiveRequests:
         unmade, self._unmade = self._unmade, []
         new, outputs = tuple.__new__, self._outputs  # as in Sequence.piece
         failed: set[int] = set()
-        for id_, makers in unmade:
+        for place, (id_, makers) in enumerate(unmade):
             if id_ in failed:
                 continue
             try:
@@ -168,6 +172,12 @@ class LiveRequests:
                 failed.add(id_)
                 self._end(id_)
                 outputs.append(Output(id_, error=engine_error(error, "the text of a token could not be made")))
+            except BaseException:
+                # An interrupt: text without these pieces would be wrong.
+                for other in dict.fromkeys(other for other, _ in unmade[place:] if other not in failed):
+                    self._end(other)
+                    outputs.append(Output(other, error=EngineError("the step was interrupted")))
+                raise
 
     def take(self) -> list[Output]:
         """What the requests got since the last time, in order."""

@@ -97,12 +97,12 @@ class ServingLoop:
         """
         if self._under_way is None:
             self._launch(arrivals)
-        self.settle(makes_pieces=False)
         try:
+            self.settle(makes_pieces=False)
             if self._runs_ahead:
                 self._launch(arrivals)
         finally:
-            # Also where this was interrupted: a piece is of the token that was chosen last.
+            # Also after an interrupt: a piece is made of the token that was chosen last.
             self._requests.make_pieces()
         if self._speculator is not None:
             self._speculator.learn()
@@ -125,12 +125,15 @@ class ServingLoop:
             return
         self.steps += 1
         self.last_plan = plan
-        if self._speculator is not None:
-            self._speculator.ran(plan, under_way.sampling, verdict.accepted)
-        self.scheduler.commit(plan, verdict.accepted)
-        if result is not None:
-            self._requests.read_prompts(plan, result)
-            self._requests.accept(verdict.others, result, best)
+        try:
+            if self._speculator is not None:
+                self._speculator.ran(plan, under_way.sampling, verdict.accepted)
+            self.scheduler.commit(plan, verdict.accepted)
+            if result is not None:
+                self._requests.read_prompts(plan, result)
+                self._requests.accept(verdict.others, result, best)
+        except BaseException as error:
+            self._end_committed(plan, error)
         self.last_times = under_way.times()
         if self._speculator is not None:
             self._speculator.took(plan, self.last_times.host + self.last_times.device)
@@ -166,6 +169,20 @@ class ServingLoop:
         if not isinstance(error, Exception):
             reason = EngineError("the step was interrupted")
         self._requests.died(self.scheduler.fail(plan), reason)
+        if not isinstance(error, Exception):
+            raise error
+
+    def _end_committed(self, plan: StepPlan, error: BaseException) -> None:
+        """End the requests of a committed step in which an error left some sequence without its token.
+
+        Their states are one token ahead of their text, so none of them can go on. Raises what is no Exception.
+        """
+        known = self.scheduler.sequences
+        sequences = [known[row.sequence] for row in plan.rows if row.sequence in known]
+        reason = engine_error(error, "a token could not be chosen")
+        if not isinstance(error, Exception):
+            reason = EngineError("the step was interrupted")
+        self._requests.end_with(self._requests.ids_of(sequences), reason)
         if not isinstance(error, Exception):
             raise error
 

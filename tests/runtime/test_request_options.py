@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridge.artifact.errors import RequestError
+from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.sampling import SamplingParams
@@ -323,3 +323,36 @@ def test_a_reset_forgets_what_host_memory_keeps(tmp_path: Path) -> None:
 def test_a_request_of_too_many_answers_is_refused_at_once() -> None:
     with pytest.raises(RequestError, match="n: expected an integer of at most 128, found 1099511627776"):
         SamplingParams(n=2**40)
+
+
+def ragged(tokens: Any, logits: np.ndarray) -> Any:
+    return logits if len(tokens) < 6 else [[1.0], [2.0, 3.0]]
+
+
+def interrupting(tokens: Any, logits: np.ndarray) -> np.ndarray:
+    if len(tokens) == 6:
+        raise KeyboardInterrupt
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("process", "expected", "words"),
+    [(ragged, RequestError, "what is no array"), (interrupting, KeyboardInterrupt, None)],
+    ids=["ragged", "interrupting"],
+)
+def test_a_step_that_a_processor_breaks_gives_no_other_request_wrong_text(
+    llm: LLM, process: Any, expected: type[BaseException], words: str | None
+) -> None:
+    """The text of the others is right, or they end with an error; later requests are right."""
+    alone = llm.generate([5, 6, 7], max_new_tokens=10)
+    stream = llm.generate([5, 6, 7], max_new_tokens=10, stream=True)
+    pieces = [next(stream)]
+    with pytest.raises(expected, match=words):
+        llm.generate([1, 2, 3], SamplingParams(max_new_tokens=8, logits_processors=[process], ignore_eos=True))
+    try:
+        pieces += stream
+    except EngineError as error:
+        assert expected is KeyboardInterrupt and "interrupted" in str(error)
+    else:
+        assert "".join(piece.text for piece in pieces) == alone.text
+    assert llm.generate([5, 6, 7], max_new_tokens=10).text == alone.text
