@@ -18,4 +18,6 @@ def user_cache_folder(name: str) -> Path:
 def _caches() -> Path:
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # The XDG Base Directory Specification: paths that are relative are ignored.
+    return named if named.is_absolute() else Path.home() / ".cache"

@@ -12,6 +12,7 @@ from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.artifact.path_kind import MODEL_FILE
 from hybridge.runtime.engines.base import Engine, StateSet
 from hybridge.runtime.engines.onnxruntime.graph_form import StateLayout
+from hybridge.runtime.engines.onnxruntime.opened_graph import OpenedGraph
 from hybridge.runtime.engines.onnxruntime.states import ArrayStateSet, engine_specs
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class ArrayEngine(Engine):
     def __init__(self, folder: str | Path) -> None:
         """ArtifactError when ``folder`` is not a complete artifact, EngineError when its layout is not dense."""
         self._folder = Path(folder).resolve()
+        self._opened = OpenedGraph(self._folder)
         self.config: RuntimeConfig = read_config(self._folder)
         if self.config.layout != "dense":
             raise EngineError(
@@ -64,6 +66,7 @@ class ArrayEngine(Engine):
 
         model = read_model(self._folder)
         check_graph(self._folder / MODEL_FILE, model.graph, self.config.bindings)
+        self._opened.check()
         return model
 
 

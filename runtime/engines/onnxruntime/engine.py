@@ -158,6 +158,7 @@ class OnnxRuntimeEngine(ArrayEngine):
             graph = self._rewritten(form, values)
         else:
             graph = self._graphs.get(self._folder, form, lambda: self._rewritten(form))
+        self._opened.check()
         repeats = form in (GraphForm.ONE_TOKEN, GraphForm.TOKEN_PER_ROW)
         session = create_session(graph, self._weights, self._folder, self._threads, plans_memory=repeats)
         return FormSession(session, graph.inputs, graph.in_place), graph

@@ -13,21 +13,22 @@ import json
 import os
 from collections.abc import Callable
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
 
+from hybridge import artifact as artifact_package
 from hybridge import trt_plugins
-from hybridge.artifact.config import CONFIG_FILE
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import ArtifactError
-from hybridge.artifact.limits import CACHE_ENTRY_BYTES, JSON_BYTES, ONNX_BYTES
-from hybridge.artifact.path_kind import MODEL_FILE
+from hybridge.artifact.limits import CACHE_ENTRY_BYTES
 from hybridge.artifact.untrusted_file import read_inside
 from hybridge.artifact.user_cache import user_cache_folder
 from hybridge.artifact.written_file import written_file
 from hybridge.runtime.engines.onnxruntime.graph_form import GraphForm, StateLayout
+from hybridge.runtime.engines.onnxruntime.opened_graph import graph_digest
 from hybridge.runtime.engines.onnxruntime.session_graph import GraphWeight, SessionGraph, StoredTensor
 
 _FORMAT = 1
@@ -53,8 +54,10 @@ class GraphCache:
         graph = _read(path, key)
         if graph is None:
             graph = rewrite()
-            with contextlib.suppress(OSError):
-                self._store(path, _entry(graph, key))
+            # An artifact that was replaced meanwhile must not leave its graph under the key of the one before.
+            if _key(artifact, form) == key:
+                with contextlib.suppress(OSError):
+                    self._store(path, _entry(graph, key))
         return graph
 
     def _store(self, path: Path, entry: bytes) -> None:
@@ -78,20 +81,22 @@ def user_graph_cache() -> GraphCache | None:
 
 def _key(artifact: Path, form: GraphForm) -> str | None:
     """Everything that decides the graph, as text; None where a file of it cannot be read."""
+    digest = graph_digest(artifact)
     try:
         code = _code_hash()
-        limits = {MODEL_FILE: ONNX_BYTES, CONFIG_FILE: JSON_BYTES}
-        files = [hashlib.sha256(read_inside(artifact, name, most)).hexdigest() for name, most in limits.items()]
-    except (OSError, ArtifactError):
+    except OSError:
         return None
-    return json.dumps([_FORMAT, form.name, code, ort.__version__, ort.get_build_info(), *files])
+    if digest is None:
+        return None
+    return json.dumps([_FORMAT, form.name, code, ort.__version__, ort.get_build_info(), version("onnx-ir"), digest])
 
 
 @lru_cache(maxsize=1)
 def _code_hash() -> str:
-    """The hash of the code that rewrites graphs: the engine's, and the operators' declarations."""
-    operators = Path(str(trt_plugins.__file__)).parent
-    files = [path for folder in (Path(__file__).parent, operators, operators / "specs") for path in folder.glob("*.py")]
+    """The hash of the code that rewrites graphs: the engines', the operators' declarations, the artifact's format."""
+    own, operators = Path(__file__).parent, Path(str(trt_plugins.__file__)).parent
+    folders = (own, own.parent, operators, operators / "specs", Path(str(artifact_package.__file__)).parent)
+    files = [path for folder in folders for path in folder.glob("*.py")]
     if not files:
         raise FileNotFoundError("the engine's sources are not there as files")
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()

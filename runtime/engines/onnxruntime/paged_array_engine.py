@@ -14,6 +14,7 @@ from hybridge.artifact.names import layer_output
 from hybridge.runtime.engines.graph_check import check_graph
 from hybridge.runtime.engines.hidden_rows import ArrayRows
 from hybridge.runtime.engines.onnxruntime.model_file import MODEL_FILE, read_model
+from hybridge.runtime.engines.onnxruntime.opened_graph import OpenedGraph
 from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
 from hybridge.runtime.engines.onnxruntime.states import engine_specs
 from hybridge.runtime.engines.paged import PoolSizes
@@ -28,6 +29,7 @@ class PagedArrayEngine(PooledEngine[ArrayPools]):
     _step_tokens = 512
 
     def __init__(self, folder: str | Path) -> None:
+        self._opened = OpenedGraph(Path(folder).resolve(), self._model_file)
         super().__init__(folder)
         self._specs = engine_specs(self.config.bindings.states)
         self._replaced_by = {spec.name: str(spec.replaced_by) for spec in self._specs}
@@ -66,4 +68,5 @@ class PagedArrayEngine(PooledEngine[ArrayPools]):
     def _read_model(self) -> ir.Model:
         model = read_model(self._folder, self._model_file)
         check_graph(self._folder / self._model_file, model.graph, self.config.bindings)
+        self._opened.check()
         return model

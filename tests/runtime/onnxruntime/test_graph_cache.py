@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.onnxruntime import OnnxRuntimeEngine, graph_cache
 from hybridge.runtime.engines.onnxruntime.graph_cache import GraphCache
 from hybridge.runtime.engines.onnxruntime.graph_form import GraphForm, StateLayout
@@ -160,3 +161,30 @@ def test_the_least_recently_used_entries_are_removed(artifact: Path, tmp_path: P
     assert rewrites.count == 3 and len(list(cache.folder.iterdir())) == 2
     cache.get(artifact, GraphForm.GENERAL, rewrites)
     assert rewrites.count == 3
+
+
+def test_a_graph_is_not_stored_where_its_artifact_was_replaced_meanwhile(artifact: Path, tmp_path: Path) -> None:
+    def replaced() -> SessionGraph:
+        (artifact / "model.onnx").write_bytes(b"another model")
+        return GRAPH
+
+    cache, original = GraphCache(tmp_path / "cache"), (artifact / "model.onnx").read_bytes()
+    cache.get(artifact, GraphForm.GENERAL, replaced)
+    (artifact / "model.onnx").write_bytes(original)
+    rewrites = Rewrites()
+    cache.get(artifact, GraphForm.GENERAL, rewrites)
+    assert rewrites.count == 1
+
+
+def test_an_engine_whose_artifact_was_replaced_opens_no_further_session(tmp_path: Path) -> None:
+    """It would mix the graph of one export with the weights of another."""
+    folder, rows = HandMade(Plan()).write(tmp_path / "artifact"), [np.array([1]), np.array([2])]
+    for graphs in (None, GraphCache(tmp_path / "cache")):
+        engine = OnnxRuntimeEngine(folder, graphs=graphs)
+        states = engine.allocate_states(2, 8)
+        original = (folder / "config.json").read_bytes()
+        (folder / "config.json").write_bytes(original + b"\n")
+        with pytest.raises(EngineError, match=r"model\.onnx or config\.json was replaced: open it again"):
+            engine.step(step_inputs(rows, [0, 0]), states)
+        (folder / "config.json").write_bytes(original)
+        engine.step(step_inputs(rows, [0, 0]), states)
