@@ -43,7 +43,7 @@ def parameters(text: str, name: str) -> list[str]:
 
 def own_names(plugin: type) -> set[str]:
     """What the project's classes define, not TensorRT's."""
-    own = [base for base in plugin.__mro__ if base.__module__.startswith("trt_plugins.")]
+    own = [base for base in plugin.__mro__ if base.__module__.startswith("hybridge.trt_plugins.")]
     return {name for base in own for name in vars(base)}
 
 

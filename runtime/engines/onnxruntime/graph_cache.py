@@ -19,8 +19,7 @@ from typing import Any
 
 import onnxruntime as ort
 
-from hybridge import artifact as artifact_package
-from hybridge import trt_plugins
+from hybridge.artifact import limits
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import ArtifactError
 from hybridge.artifact.limits import CACHE_ENTRY_BYTES
@@ -94,8 +93,9 @@ def _key(artifact: Path, form: GraphForm) -> str | None:
 @lru_cache(maxsize=1)
 def _code_hash() -> str:
     """The hash of the code that rewrites graphs: the engines', the operators' declarations, the artifact's format."""
-    own, operators = Path(__file__).parent, Path(str(trt_plugins.__file__)).parent
-    folders = (own, own.parent, operators, operators / "specs", Path(str(artifact_package.__file__)).parent)
+    own, artifact = Path(__file__).parent, Path(str(limits.__file__)).parent
+    operators = artifact.parent / "trt_plugins"
+    folders = (own, own.parent, operators, operators / "specs", artifact)
     files = [path for folder in folders for path in folder.glob("*.py")]
     if not files:
         raise FileNotFoundError("the engine's sources are not there as files")
