@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -132,6 +133,10 @@ def test_closing_waits_for_the_step_of_another_thread(tmp_path: Path, monkeypatc
         answer = pool.submit(llm.generate, [1], None, 9)
         assert inside.wait(20)
         closing = pool.submit(llm.close)
+        while not closing.running():
+            time.sleep(0.01)
+        # Time enough for close to wait for its turn, also on a machine with other work.
+        time.sleep(0.5)
         go_on.set()
         closing.result(20)
         assert isinstance(answer.exception(20), (RequestError, EngineError))
