@@ -116,8 +116,9 @@ def _verify(document: Mapping[str, Any]) -> str:
 def _use(checkpoint: Mapping[str, Any]) -> str:
     if "peak_bytes" not in checkpoint:
         return ""
-    peak, ratio = checkpoint["peak_bytes"] / 1e9, checkpoint["peak_over_float32"]
-    return f"; {checkpoint['wall_s']:g} s, {peak:.2f} GB of memory, {ratio:g} times the weights in float32"
+    ratio = checkpoint["peak_over_float32"]
+    use = f"; {checkpoint['wall_s']:g} s, {checkpoint['peak_bytes'] / 1e9:.2f} GB of memory"
+    return use if ratio is None else f"{use}, {ratio:g} times the weights in float32"
 
 
 def _export_sizes(document: Mapping[str, Any]) -> str:

@@ -38,7 +38,8 @@ LARGE: dict[str, Any] = {
 def verified(checkpoint: Path, out: Path) -> dict[str, Any]:
     """The verdict on ``checkpoint``, exported to ``out``, the largest error of each scenario, wall time and memory.
 
-    peak_over_float32: peak memory of the process over the bytes of the model in float32.
+    peak_over_float32: peak memory of the process over the bytes of the model in float32; None for a model that is
+    smaller than the libraries that run it.
     """
     hybridge.export(checkpoint, out)
     use = run_measured(["-m", "hybridge", "verify", str(checkpoint), str(out), "--json", "--quiet"])
@@ -54,7 +55,7 @@ def verified(checkpoint: Path, out: Path) -> dict[str, Any]:
         **{name: report[name] for name in names},
         "wall_s": round(use.wall_s, 1),
         "peak_bytes": use.peak_rss,
-        "peak_over_float32": round(use.peak_rss / wide, 2),
+        "peak_over_float32": round(use.peak_rss / wide, 2) if wide > 10**9 else None,
         "largest_errors": largest,
     }
 
