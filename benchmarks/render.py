@@ -1,4 +1,4 @@
-"""Render docs/benchmarks.md: ``python -m benchmarks.render results.json > docs/benchmarks.md``."""
+"""Render the page of results: ``python -m benchmarks.render results.json > docs/reference/benchmarks.md``."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ EXPORT_SIZES = KERNELS.with_name("export_sizes.json")
 NO_EXPORT_SIZES = "No run is kept in `benchmarks/results/export_sizes.json` yet."
 NO_VERIFY = "No run is kept in `benchmarks/results/verify.json` yet."
 NO_KERNELS = (
-    "No run is kept in `benchmarks/results/kernels.json` yet. [kernels.md](kernels.md) has what was measured while "
-    "each kernel was written."
+    "No run is kept in `benchmarks/results/kernels.json` yet. [kernels.md](../explanation/kernels.md) has what was "
+    "measured while each kernel was written."
 )
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 Documents = Mapping[str, Mapping[str, Any]]

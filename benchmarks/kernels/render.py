@@ -1,4 +1,4 @@
-"""Tables of the kernel benchmarks for docs/benchmarks.md."""
+"""Tables of the kernel benchmarks for docs/reference/benchmarks.md."""
 
 from __future__ import annotations
 

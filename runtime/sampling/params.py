@@ -60,8 +60,8 @@ class SamplingParams:
     beam_width          search for the n most likely answers with this many beams, greedily; 0 turns it off. For
                         artifacts of layout paged
     length_penalty      a beam's log-probability is divided by its length to this power; below 1 favours short answers
-    speculative_tokens  at most so many draft tokens a step where the engine speculates (docs/speculation.md); 0 turns
-                        it off, None leaves it to the engine
+    speculative_tokens  most draft tokens of one step where the engine speculates; 0 turns speculation off, None leaves
+                        it to the engine (docs/explanation/speculation.md)
     min_tokens          for so many tokens, neither EOS nor stop tokens are drawn and no stop text ends the generation
     presence_penalty    from -2 to 2, subtracted from the logits of tokens that the answer has already
     frequency_penalty   from -2 to 2, subtracted once for each time that the answer has the token already

@@ -101,7 +101,7 @@ def test_a_kept_run_of_the_kernels_is_rendered(tmp_path: Path, monkeypatch: pyte
 
 
 def test_every_kernel_page_is_in_the_index() -> None:
-    docs = Path(__file__).resolve().parents[2] / "docs"
+    docs = Path(__file__).resolve().parents[2] / "docs" / "explanation"
     index = (docs / "kernels.md").read_text(encoding="utf-8")
     assert not [path.name for path in (docs / "kernels").glob("*.md") if f"(kernels/{path.name})" not in index]
 

@@ -297,7 +297,7 @@ def test_padding_rows_are_skipped(base):
 def test_the_error_does_not_grow_with_length(dtype):
     """16,384 tokens with decays close to 1; the last 4,096 outputs and the state.
 
-    bfloat16 outputs come to 3.1e-3, half of it their own rounding (docs/kernels/gated_delta_rule.md).
+    bfloat16 outputs come to 3.1e-3, half of it their own rounding (docs/explanation/kernels/gated_delta_rule.md).
     """
     case = replace(BASE, rows=1, time=16384, key_heads=1, value_heads=2, dtype=dtype, decay_rate=1e-3)
     inputs = inputs_of(case)

@@ -24,7 +24,7 @@ RUN_ELSEWHERE = {
 }
 # Pages that export, verify or load a model of their own, as other tests do on every push (test_api.py runs what README
 # shows first).
-SLOW = {"README.md", "docs/add_a_model.md", "docs/python_api.md", "docs/transformers.md"}
+SLOW = {"README.md", "docs/how-to/add_a_model.md", "docs/reference/python_api.md", "docs/how-to/transformers.md"}
 
 
 def pages_with(language: str) -> list[Any]:
@@ -74,8 +74,8 @@ def check_transformers(names: dict[str, Any], printed: list[str], folder: Path) 
 
 # What a page says that its blocks print or leave.
 CHECKS: dict[str, Callable[[dict[str, Any], list[str], Path], None]] = {
-    "docs/python_api.md": check_python_api,
-    "docs/transformers.md": check_transformers,
+    "docs/reference/python_api.md": check_python_api,
+    "docs/how-to/transformers.md": check_transformers,
 }
 
 
@@ -120,5 +120,5 @@ def test_every_block_says_what_it_is() -> None:
 
 
 def test_the_example_of_transformers_is_short() -> None:
-    (block,) = [block for block in blocks_of("docs/transformers.md") if block.language == "python"]
+    (block,) = [block for block in blocks_of("docs/how-to/transformers.md") if block.language == "python"]
     assert len([line for line in block.text.splitlines() if line]) <= 10

@@ -1,4 +1,4 @@
-"""The tables of docs/python_api.md name what there is."""
+"""The tables of docs/reference/python_api.md name what there is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hybridge.runtime.generation import Generation
 from hybridge.runtime.sampling import SamplingParams
 from tests.project.test_wheel import ROOT
 
-PAGE = ROOT / "docs" / "python_api.md"
+PAGE = ROOT / "docs" / "reference" / "python_api.md"
 
 
 @pytest.fixture(scope="module")

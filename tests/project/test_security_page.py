@@ -1,4 +1,4 @@
-"""docs/security.md lists every limit of artifact/limits.py with its value, and no other."""
+"""docs/reference/security.md lists every limit of artifact/limits.py with its value, and no other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hybridge.artifact import limits
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "security.md"
 UNITS = {"KIB": "KiB", "MIB": "MiB", "GIB": "GiB"}
 
 

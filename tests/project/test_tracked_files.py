@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.project.pages import PAGES
 from tests.project.test_wheel import ROOT
 
 MACHINE_PATH = re.compile(r"(?<![\w.{}$:/-])/(?:home|root|Users|work|workspace)/\w+")
@@ -36,7 +37,7 @@ def test_no_file_is_large() -> None:
     assert not [str(path.relative_to(ROOT)) for path in tracked() if path.stat().st_size > LARGEST_FILE]
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))])
+@pytest.mark.parametrize("page", PAGES)
 def test_pages_name_only_commands_and_options_that_exist(page: str) -> None:
     import typer
 
@@ -54,7 +55,7 @@ def test_pages_name_only_commands_and_options_that_exist(page: str) -> None:
         assert options <= commands[command] | {"--help"}, f"{page}: hybridge {line}"
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))])
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_to_files(page: str) -> None:
     folder = (ROOT / page).parent
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", (ROOT / page).read_text(encoding="utf-8"))

@@ -197,7 +197,7 @@ def test_same_tokens(pair: tuple[Any, Any], tokenizer: PreTrainedTokenizerFast, 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_arguments_are_documented(pair: tuple[Any, Any], name: str) -> None:
-    page = (ROOT / "docs" / "transformers.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "transformers.md").read_text(encoding="utf-8")
     refused = page[page.index("## What is refused") :]
     assert re.search(rf"`{name}`", refused)
     with pytest.raises((RequestError, ValueError)):

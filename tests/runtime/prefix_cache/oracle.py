@@ -16,7 +16,7 @@ from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.prefix_cache.token_key import tokens_from_key
 from hybridge.runtime.serving.loop import ServingLoop
 
-# float32, the same operators in other portions: docs/numerics.md.
+# float32, the same operators in other portions: docs/explanation/numerics.md.
 TOLERANCE = 1e-5
 
 

@@ -165,7 +165,7 @@ def _slice(
     """How a head's state is cut, from the bytes of all states for each multiprocessor.
 
     plain: one token a row and one decay a head. walked: several tokens a row, of which only the last one's state is
-    stored. docs/kernels/gated_delta_rule.md has the measurements behind the numbers.
+    stored. docs/explanation/kernels/gated_delta_rule.md has the measurements behind the numbers.
     """
     lanes, rows, at_once = (_WALKED if walked else _MANY_BYTES)[state.itemsize]
     if key_size <= _LARGEST_SMALL_KEY and share <= _ONE_WAVE_BYTES:

@@ -1,7 +1,7 @@
 """The kernels of ``gated_delta_rule`` for many tokens a row: chunks of 64 tokens as matrices on tensor cores.
 
 The first computes what the tokens of a chunk are to each other, for all chunks at once; the second carries the states
-through the chunks. docs/kernels/gated_delta_rule.md has the reasons.
+through the chunks. docs/explanation/kernels/gated_delta_rule.md has the reasons.
 """
 
 from __future__ import annotations

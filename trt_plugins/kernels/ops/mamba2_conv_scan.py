@@ -32,8 +32,8 @@ _LARGEST_CLUSTER = 8
 _LARGE_CLUSTERS = {(9, 0): 16, (10, 0): 16}
 _THREADS = 128
 _PASSES = 2
-# Larger calls are faster as parts (docs/kernels/mamba2_conv_scan.md): clusters start later than blocks, and a block
-# of theirs does more, one thing after the other.
+# Larger calls are faster as separate kernels (docs/explanation/kernels/mamba2_conv_scan.md): clusters start later than
+# blocks, and each of their blocks does more work in sequence.
 _MOST_HEADS = 2  # of a block
 _MOST_TILES = 8  # parts of heads of a block
 _MOST_BLOCKS = 2  # per multiprocessor

@@ -1,7 +1,7 @@
 """The kernels of ``paged_attention`` for rows with several new tokens: tiles of queries on tensor cores.
 
 The host knows no lengths: a grid is bounded by shapes, and every block finds its tile on the device.
-docs/kernels/paged_attention_prefill.md has the reasons.
+docs/explanation/kernels/paged_attention_prefill.md has the reasons.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ _LARGEST_GRID_YZ = 65535
 _OVERLAP_SINCE = (9, 0)
 _THREADS = 64
 _LANE_ACCESSES = 4  # in flight keep the memory busy; fewer where blocks are few
-# Blocks a multiprocessor, as measured (docs/kernels/update_ssm_state_decode.md): up to the first number all run at once
-# and latency is the cost; from the second on there are enough of them for narrow accesses to share a block.
+# Blocks per multiprocessor (measured: docs/explanation/kernels/update_ssm_state_decode.md): up to the first number all
+# run at once and latency is the cost; from the second on there are enough of them for narrow accesses to share a block.
 _FEW_BLOCKS = 8
 _MANY_BLOCKS = 64
 # Blocks a multiprocessor that prefetch while the kernel before still runs; more of them only ask for everything twice.

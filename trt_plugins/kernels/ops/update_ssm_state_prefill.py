@@ -1,7 +1,7 @@
 """Kernels of ``update_ssm_state`` for several tokens a row: chunks of 64 tokens as matrices on tensor cores.
 
-Every length runs in chunks; there is no loop over tokens. docs/kernels/update_ssm_state_prefill.md has the measurements
-behind the choices.
+Every length runs in chunks; there is no loop over tokens. The measurements behind the choices:
+docs/explanation/kernels/update_ssm_state_prefill.md.
 """
 
 from __future__ import annotations
