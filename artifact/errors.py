@@ -48,6 +48,15 @@ class VerificationError(HybridgeError):
     exit_code = 1
 
 
+def described(error: BaseException) -> str:
+    """Type and message, of at most 300 characters in one line, of an error of foreign code: ``__str__`` may raise."""
+    try:
+        message = " ".join(str(error).split())[:300]
+    except Exception:
+        message = ""
+    return f"{type(error).__name__}: {message or 'no message'}"
+
+
 @contextlib.contextmanager
 def located(folder: Path) -> Iterator[None]:
     """Make the input errors of the block name ``folder`` as the user gave it.

@@ -87,6 +87,9 @@ def check_stored_weights(folder: Path, model: onnx.ModelProto, file: str) -> Non
 def _stored_weight(tensor: onnx.TensorProto, where: str) -> StoredWeight:
     where = f"{where}: weight {tensor.name!r}"
     entries = {item.key: item.value for item in tensor.external_data}
+    # Protobuf gives a string that is no UTF-8 as bytes.
+    if not all(isinstance(text, str) for text in (tensor.name, *entries, *entries.values())):
+        raise ArtifactError(f"{where}: expected names and places in UTF-8, found other bytes: {_REMEDY}")
     location, shape = entries.get("location", ""), tuple(tensor.dims)
     pure = PurePosixPath(location)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in location:

@@ -1,8 +1,8 @@
 """Opening a file that somebody else may have written: the one place that decides what such a path may be.
 
 The rule for a file of a folder (a checkpoint, an artifact, an engine): its name is relative and has no "..", it is a
-regular file, and it lies inside the folder after all links are followed. The one exception is a blob of a Hugging Face
-cache (models--*/blobs/*), because a cache's snapshot folder holds links to blobs.
+regular file, and it lies inside the folder after all links are followed. The one exception is a snapshot of a Hugging
+Face cache (models--NAME/snapshots/REVISION), which holds links to its own repository's blobs (models--NAME/blobs/*).
 
 The rule for a file that the user names himself: it is a regular file, wherever its links lead.
 
@@ -55,7 +55,7 @@ def open_inside(
         root, target = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
         if target.is_relative_to(root):
             handle = _open_below(root, target.relative_to(root))
-        elif _is_cache_blob(target):
+        elif target.parent == _blobs_of(root):
             handle = os.open(target, _FLAGS | _NO_LINKS)
         else:
             raise _Refused(f"expected a file inside {folder}, found a link that leaves it")
@@ -165,5 +165,9 @@ def _failure(path: Path, cause: Exception, error: type[HybridgeError], remedy: s
     return error(f"{sentence}: {remedy}")
 
 
-def _is_cache_blob(target: Path) -> bool:
-    return target.parent.name == "blobs" and target.parent.parent.name.startswith("models--")
+def _blobs_of(root: Path) -> Path | None:
+    """The folder of the blobs to which the snapshot ``root`` of a Hugging Face cache may link; None: it is none."""
+    snapshots = root.parent
+    if snapshots.name != "snapshots" or not snapshots.parent.name.startswith("models--"):
+        return None
+    return snapshots.parent / "blobs"

@@ -1,9 +1,12 @@
-"""The folder in which a user's caches lie."""
+"""The folder in which a user's caches lie, and whether what lies in one may be run."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import sys
+import warnings
 from pathlib import Path
 
 
@@ -13,6 +16,38 @@ def user_cache_folder(name: str) -> Path:
     RuntimeError where none of them is known: a user without a home folder.
     """
     return _caches() / "hybridge" / name
+
+
+def make_private(folder: Path) -> None:
+    """Make the cache ``folder`` (mode 0700) if it is missing; OSError where another user may write to it.
+
+    Its entries are code, so a folder that anybody but this user and root can change is not used. Where the system has
+    no such owners and modes (Windows), nothing is checked.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if sys.platform == "win32":
+        return
+    found = folder.stat()
+    if found.st_uid not in (os.geteuid(), 0):
+        raise PermissionError(errno.EPERM, f"expected a folder of your own, found one of user {found.st_uid}")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = stat.S_IMODE(found.st_mode)
+        raise PermissionError(errno.EPERM, f"expected a folder that only you may write to, found mode {mode:04o}")
+
+
+def is_private(folder: Path, effect: str) -> bool:
+    """``make_private``; False where that fails, with a warning that ends in ``effect`` where others may write to it."""
+    try:
+        make_private(folder)
+    except OSError as error:
+        if error.errno == errno.EPERM:
+            warnings.warn(
+                f"{folder}: {error.strerror}: {effect}; set XDG_CACHE_HOME to a folder that only you can write",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return False
+    return True
 
 
 def _caches() -> Path:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import platform
 from importlib import metadata
 
-PACKAGES = ("hybridge", "torch", "onnx", "onnxscript", "onnx-ir", "numpy")
+from hybridge.version import __version__
+
+PACKAGES = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy")
 
 
 def tool_versions() -> dict[str, str]:
-    """Package -> version, "not installed" where a package has no metadata (running from a checkout)."""
-    versions = {"python": platform.python_version()}
+    """Package -> version, "not installed" where a package has no metadata."""
+    versions = {"python": platform.python_version(), "hybridge": __version__}
     for package in PACKAGES:
         try:
             versions[package] = metadata.version(package)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybridge.artifact import errors
 from hybridge.artifact.errors import HybridgeError
+from hybridge.version import __version__
 
 if TYPE_CHECKING:
     from hybridge.api import build_engine, export, inspect, verify
@@ -37,6 +38,7 @@ __all__ = [
     "SamplingParams",
     "ServingSettings",
     "SpeculationSettings",
+    "__version__",
     "accelerate",
     "build_engine",
     "errors",
@@ -62,10 +64,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from hybridge.version import version
-
-        return version()
     if name not in _HOMES:
         raise AttributeError(f"module 'hybridge' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)
@@ -74,4 +72,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    return sorted({*globals(), *__all__})

@@ -1,13 +1,3 @@
-"""The version of the installed distribution."""
+"""The version; pyproject.toml takes it from here, so that a checkout that is not installed has it too."""
 
-from __future__ import annotations
-
-from importlib import metadata
-
-
-def version() -> str:
-    """The version, or "unknown" when the checkout is used without being installed."""
-    try:
-        return metadata.version("hybridge")
-    except metadata.PackageNotFoundError:
-        return "unknown"
+__version__ = "0.1.0"

@@ -23,6 +23,7 @@ from hybridge.cli.run import run
 from hybridge.cli.terminal import json_text
 from hybridge.cli.text import printable
 from hybridge.cli.verify import verify
+from hybridge.version import __version__
 
 # What a shell reports of a program that SIGPIPE ended (128 + 13), so that "hybridge inspect OUT | head -1" ends as
 # "cat FILE | head -1" does.
@@ -50,9 +51,7 @@ for name, command in (
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from hybridge.version import version
-
-        print(f"hybridge {version()}")
+        print(f"hybridge {__version__}")
         raise typer.Exit
 
 

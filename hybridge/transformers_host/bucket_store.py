@@ -14,7 +14,8 @@ import torch
 import transformers
 from torch.export import ExportedProgram
 
-from hybridge.version import version
+from hybridge.artifact.user_cache import is_private, make_private
+from hybridge.version import __version__
 
 
 class BucketStore:
@@ -24,7 +25,7 @@ class BucketStore:
         config = text_model.config.to_dict()
         for key in ("_name_or_path", "_commit_hash", "transformers_version"):
             config.pop(key, None)
-        versions = (version(), torch.__version__, transformers.__version__)
+        versions = (__version__, torch.__version__, transformers.__version__)
         details = (str(text_model.dtype), str(text_model.device), text_model.config._attn_implementation, max_cache_len)
         key = json.dumps([config, versions, details], sort_keys=True, default=str)
         name = f"{text_model.config.model_type}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
@@ -33,7 +34,8 @@ class BucketStore:
     def load(self, name: str) -> ExportedProgram | None:
         """The bucket ``name``, or None where none was saved or it cannot be read any more."""
         path = self._path(name)
-        if not path.is_file():
+        # Such a file is a program, as a pickle is.
+        if not path.is_file() or not is_private(self.folder, "models are traced at every start"):
             return None
         try:
             return torch.export.load(path)
@@ -43,7 +45,7 @@ class BucketStore:
     def save(self, name: str, program: ExportedProgram) -> None:
         """Write the bucket ``name`` at once or not at all; a folder that cannot be written is no error."""
         with contextlib.suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_private(self.folder)
             handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".pt2")
             os.close(handle)
             try:

@@ -17,7 +17,7 @@ from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.errors import CheckpointError, HybridgeError
 from hybridge.artifact.json_fields import float_from_json
 from hybridge.requirements import require
-from hybridge.verification.reference_weights import held_wide, stored_types, widen_in_turn
+from hybridge.verification.reference_weights import causal_lm, stored_types, widen_in_turn
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Reference:
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         stored = stored_types(checkpoint)
-        with self._failures("load"), held_wide(stored.wide):
+        with self._failures("load"):
             _check_pair(checkpoint, transformers.AutoConfig.from_pretrained(checkpoint, **_LOCAL), config)
-            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            loaded: Any = causal_lm(stored.wide).from_pretrained(
                 checkpoint,
                 dtype=getattr(torch, stored.main.value),
                 use_safetensors=True,

@@ -5,9 +5,7 @@ So the reference takes the memory of the checkpoint's files and of one layer, no
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,23 +49,37 @@ def _end(name: str) -> str:
     return ".".join(parts[-2:] if parts[-1] in _COMMON_PARTS else parts[-1:])
 
 
-@contextlib.contextmanager
-def held_wide(names: tuple[str, ...]) -> Iterator[None]:
-    """Within the block, transformers loads parameters whose names end in one of ``names`` in float32."""
+def causal_lm(names: tuple[str, ...]) -> Any:
+    """transformers' AutoModelForCausalLM, which loads parameters whose names end in one of ``names`` in float32.
+
+    Classes of its own, so that nothing changes for other users of transformers in this process.
+    """
     import torch
     import transformers
 
-    kind: Any = transformers.PreTrainedModel
-    plan = kind._get_dtype_plan
+    auto: Any = transformers.AutoModelForCausalLM
+    if not names:
+        return auto
 
-    def extended(model: Any, dtype: Any) -> dict[str, Any]:
-        return {**plan(model, dtype), **dict.fromkeys(names, torch.float32)}
+    class Classes:
+        """Config class -> a subclass of the model class that transformers has for it."""
 
-    kind._get_dtype_plan = extended
-    try:
-        yield
-    finally:
-        kind._get_dtype_plan = plan
+        def __contains__(self, config_class: Any) -> bool:
+            return config_class in auto._model_mapping
+
+        def __iter__(self) -> Any:
+            return iter(auto._model_mapping)
+
+        def __getitem__(self, config_class: Any) -> Any:
+            kind = auto._model_mapping[config_class]
+
+            def plan(model: Any, dtype: Any) -> dict[str, Any]:
+                return {**kind._get_dtype_plan(model, dtype), **dict.fromkeys(names, torch.float32)}
+
+            # The name and place of the class: transformers looks some properties of models up by them.
+            return type(kind.__name__, (kind,), {"_get_dtype_plan": plan, "__module__": kind.__module__})
+
+    return type(auto.__name__, (auto,), {"_model_mapping": Classes()})
 
 
 def widen_in_turn(model: Any, layers: Any) -> None:

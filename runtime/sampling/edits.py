@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridge.artifact.errors import RequestError
+from hybridge.artifact.errors import RequestError, described
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,13 +71,22 @@ def checked_logits(found: object, vocab: int, name: str) -> np.ndarray:
         array = np.asarray(found)
     except Exception as error:
         # Lists of different lengths, or a torch tensor that requires grad.
-        raise RequestError(f"{name}: expected logits [{vocab}], found what is no array: {error}") from error
+        raise RequestError(f"{name}: expected logits [{vocab}], found no array ({described(error)})") from error
     if array.shape != (vocab,) or array.dtype.kind != "f":
         raise RequestError(
             f"{name}: expected logits [{vocab}] of a floating-point type, found {array.dtype}{list(array.shape)}: "
             "return the logits, also where they were changed in place"
         )
-    return array.astype(np.float32, copy=False)
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float32, copy=False)
+    # The largest is NaN where any is.
+    worst = int(array.argmax())
+    if np.isnan(array[worst]) or array[worst] == np.inf:
+        raise RequestError(
+            f"{name}: expected logits that are finite or -inf, found {array[worst]} at token {worst}: forbid a token "
+            "by -inf, and prefer one by a large number"
+        )
+    return array
 
 
 def _places(ids: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

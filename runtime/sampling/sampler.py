@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.artifact.errors import EngineError, RequestError, described
 from hybridge.runtime.sampling.edits import LogitEdits, checked_logits, edited_rows
 from hybridge.runtime.sampling.filters import min_p_positions, top_k_ids, top_p_positions
 from hybridge.runtime.sampling.history import AnswerHistory
@@ -123,7 +123,7 @@ class Sampler:
             try:
                 found = process(tokens, scores)
             except Exception as error:
-                raise RequestError(f"{name}: expected logits, found {type(error).__name__}: {error}") from error
+                raise RequestError(f"{name}: expected logits, found {described(error)}") from error
             scores = checked_logits(found, scores.size, name)
         # A copy: later steps write to it, and the caller may keep what it returned.
         return scores[None].copy() if self.has_processors else rows

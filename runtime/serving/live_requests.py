@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.artifact.errors import EngineError, RequestError, described
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.sampling import DrawError, Drawn, sample_rows
 from hybridge.runtime.scheduler import ScheduledSequence, Scheduler, StepPlan
@@ -239,8 +239,8 @@ def _draw_together(drawings: Sequence[Drawing | None], rows: np.ndarray) -> dict
 
 
 def engine_error(error: BaseException, what: str) -> EngineError:
-    """The error as it is if it is one of an engine, else ``what`` with its sentence."""
-    return error if isinstance(error, EngineError) else EngineError(f"{what}: {error}")
+    """The error as it is if it is one of an engine, else ``what`` with its type and message."""
+    return error if isinstance(error, EngineError) else EngineError(f"{what}: {described(error)}")
 
 
 def choice_error(error: Exception) -> DrawError:

@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from hybridge.artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError, described
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
 from hybridge.runtime.serving.step_runner import StepRunner
@@ -110,7 +110,7 @@ class Speculator:
         self.metrics.failures += 1
         if self.metrics.failures == 1:
             warnings.warn(
-                f"the drafter failed, and requests go on without candidates, which is slower: {error}",
+                f"the drafter failed, and requests go on without candidates, which is slower: {described(error)}",
                 RuntimeWarning,
                 stacklevel=2,
             )

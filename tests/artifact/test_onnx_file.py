@@ -10,14 +10,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from hybridge.artifact.errors import ArtifactError
 from hybridge.artifact.limits import ONNX_BYTES
 from hybridge.artifact.onnx_file import check_stored_weights, read_onnx, stored_weights
-from tests.support.effort import examples
+from tests.support.fuzzing import RandomInput, fuzzed
 
 
 def external(name: str = "w", dims: tuple[int, ...] = (2, 3), dtype: int = TensorProto.FLOAT, **entries: str):
@@ -149,29 +147,23 @@ def test_files_that_are_no_graph(folder: Path) -> None:
         read_onnx(folder, "model.onnx")
 
 
-ENTRIES = st.dictionaries(
-    st.sampled_from(["location", "offset", "length", "checksum"]) | st.text(max_size=3),
-    st.sampled_from(["weights/w", "weights", "..", ".", "/", "0", "8", "24", "-8", str(2**63), "\0"])
-    | st.text(max_size=9),
-    max_size=4,
-)
-DIMS = st.lists(st.integers(-3, 9) | st.sampled_from([2**31, 2**62, 2**63 - 1, -(2**63)]), max_size=10)
+KEYS = ("location", "location", "offset", "length", "checksum", "", "é")
+ENTRIES = ("weights/w", "weights/w", "weights", "..", ".", "/", "0", "8", "24", "-8", "1e3", "", str(2**63), "\0", "é")
+DIMS = (*range(-3, 10), 2**31, 2**62, 2**63 - 1, -(2**63))
 
 
-@pytest.mark.fuzz
-@settings(max_examples=examples(200), deadline=None)
-@given(weights=st.lists(st.tuples(ENTRIES, DIMS, st.integers(-1, 30)), min_size=1, max_size=3), cut=st.integers(0, 400))
-def test_fuzzed_weights(tmp_path_factory: pytest.TempPathFactory, weights: list, cut: int) -> None:
+@fuzzed(1500)
+def test_fuzzed_weights(folder: Path, random: RandomInput) -> None:
     """Any entries give weights inside their files, or a typed error."""
-    folder = tmp_path_factory.getbasetemp() / "fuzzed weights"
-    (folder / "weights").mkdir(parents=True, exist_ok=True)
-    (folder / "weights" / "w").write_bytes(bytes(32))
     model = model_of()
-    for entries, dims, dtype in weights:
-        tensor = model.graph.initializer.add(name="w", data_type=dtype, dims=dims, data_location=TensorProto.EXTERNAL)
-        for key, value in entries.items():
-            tensor.external_data.add(key=key, value=value)
-    (folder / "model.onnx").write_bytes(model.SerializeToString()[: cut or None])
+    for _ in range(random.randint(1, 3)):
+        tensor = model.graph.initializer.add(name="w", data_type=random.randint(-1, 30))
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.dims.extend(random.choice(DIMS) for _ in range(random.randrange(10)))
+        for _ in range(random.randrange(5)):
+            tensor.external_data.add(key=random.choice(KEYS), value=random.choice(ENTRIES))
+    raw = model.SerializeToString()
+    (folder / "model.onnx").write_bytes(raw if random.chance(0.8) else raw[: random.randrange(len(raw))])
     try:
         found = read_onnx(folder, "model.onnx").model
         check_stored_weights(folder, found, "model.onnx")
@@ -182,11 +174,10 @@ def test_fuzzed_weights(tmp_path_factory: pytest.TempPathFactory, weights: list,
         assert 0 <= weight.offset <= weight.offset + weight.nbytes <= (folder / weight.location).stat().st_size
 
 
-@pytest.mark.fuzz
-@settings(max_examples=examples(200), deadline=None)
-@given(data=st.binary(max_size=200))
-def test_fuzzed_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    folder = tmp_path_factory.getbasetemp()
+@fuzzed(1500)
+def test_fuzzed_bytes(folder: Path, random: RandomInput) -> None:
+    whole = model_of(external(), external("v", offset="24", length="8")).SerializeToString()
+    data = random.randbytes(random.randrange(200)) if random.chance(0.2) else random.spliced(whole)
     (folder / "fuzzed.onnx").write_bytes(data)
     with contextlib.suppress(ArtifactError):
         check_stored_weights(folder, read_onnx(folder, "fuzzed.onnx").model, "fuzzed.onnx")

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
@@ -18,7 +16,7 @@ from hybridge.artifact.errors import CheckpointError, HybridgeError, Unsupported
 from hybridge.artifact.limits import SAFETENSORS_HEADER_BYTES
 from hybridge.artifact.safetensors_file import read_safetensors
 from tests.artifact.samples import save_raw, save_sample
-from tests.support.effort import examples
+from tests.support.fuzzing import RandomInput, fuzzed
 
 
 def entry(dtype: str = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
@@ -141,18 +139,17 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
         read_safetensors(tmp_path)
 
 
-@pytest.mark.fuzz
-@settings(max_examples=examples(150), deadline=None)
-@given(st.data())
-def test_damaged_files_never_crash(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+@fuzzed(1500)
+def test_damaged_files_never_crash(tmp_path: Path, random: RandomInput) -> None:
     """Whatever a few bytes become: a typed error, or what the safetensors package reads too."""
-    folder = tmp_path_factory.mktemp("fuzz")
-    save_sample(folder / "whole")
-    content = bytearray((folder / "whole").read_bytes())
+    whole = tmp_path / "whole"
+    if not whole.exists():
+        save_sample(whole)
+    content = bytearray(whole.read_bytes())
     header = 8 + struct.unpack("<Q", content[:8])[0]
-    for _ in range(data.draw(st.integers(1, 4))):
-        content[data.draw(st.integers(0, header - 1))] = data.draw(st.integers(0, 255))
-    path = folder / "t.safetensors"
+    for _ in range(random.randint(1, 4)):
+        content[random.randrange(header)] = random.randrange(256)
+    path = tmp_path / "t.safetensors"
     path.write_bytes(content)
     try:
         file = read_safetensors(path)
@@ -167,22 +164,24 @@ def test_damaged_files_never_crash(tmp_path_factory: pytest.TempPathFactory, dat
     }
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
-    max_leaves=8,
-)
-ENTRY = st.fixed_dictionaries(
-    {"dtype": st.sampled_from(["F32", "I8", "X"]) | JSON, "shape": st.lists(st.integers(-1, 3), max_size=3) | JSON},
-    optional={"data_offsets": st.lists(st.integers(-1, 20), min_size=2, max_size=2) | JSON},
-)
+def random_entry(random: RandomInput) -> dict[str, Any]:
+    """A tensor's entry of a header, often nearly right."""
+    return {
+        "dtype": random.choice(["F32", "F32", "I8", "X", random.json_value()]),
+        "shape": random.choice([[], [1], [3], [2, 1], [0], [-1], random.json_value()]),
+        "data_offsets": random.choice([[0, 4], [4, 8], [0, 12], [8, 12], [3, 2], random.json_value()]),
+    }
 
 
-@pytest.mark.fuzz
-@settings(max_examples=examples(200), deadline=None)
-@given(st.dictionaries(st.text(max_size=4) | st.just("__metadata__"), ENTRY | JSON, max_size=4) | JSON)
-def test_any_header_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, header: object) -> None:
-    path = save_raw(tmp_path_factory.mktemp("fuzz") / "t", header, bytes(12))
+@fuzzed(1500)
+def test_any_header_is_read_or_refused(tmp_path: Path, random: RandomInput) -> None:
+    header: Any = {
+        random.choice(["a", "b", "", "__metadata__", "\ud800"]): random_entry(random)
+        if random.chance(0.8)
+        else random.json_value()
+        for _ in range(random.randrange(4))
+    }
+    path = save_raw(tmp_path / "t", header if random.chance(0.9) else random.json_value(), bytes(12))
     try:
         file = read_safetensors(path)
     except HybridgeError:

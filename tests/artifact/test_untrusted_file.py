@@ -52,6 +52,18 @@ def test_blobs_of_a_hub_cache_are_followed(tmp_path: Path) -> None:
     assert read_inside(snapshot, "file", 9) == b"blob"
 
 
+@pytest.mark.parametrize("folder", ["models--evil--c/snapshots/1", "models--a--b/refs/1", "models--a--b/x", "c"])
+def test_blobs_of_another_repository_are_not_followed(tmp_path: Path, folder: str) -> None:
+    blob = tmp_path / "models--a--b" / "blobs" / "0123"
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(b"private")
+    inside = tmp_path / folder
+    inside.mkdir(parents=True)
+    (inside / "file").symlink_to(blob)
+    with pytest.raises(ArtifactError, match="found a link that leaves it"):
+        read_inside(inside, "file", 9)
+
+
 OUTSIDE: dict[str, Callable[[Path], str]] = {
     "absolute": lambda folder: str(folder.parent / "secret"),
     "parent": lambda folder: "../secret",

@@ -15,8 +15,8 @@ from hybridge.cli.failures import BAD_INPUT
 from hybridge.cli.main import app, run_command
 from hybridge.cli.options import integers
 from tests.support.effort import examples
+from tests.support.fuzzing import RandomInput, fuzzed
 
-pytestmark = pytest.mark.fuzz
 COMMANDS = {
     name: sorted({flag for option in command.params for flag in option.opts if flag.startswith("-")})
     for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
@@ -60,6 +60,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     return [name, *draw(st.permutations(paths)), *options]
 
 
+@pytest.mark.fuzz
 @settings(max_examples=examples(200), deadline=None)
 @given(arguments=command_lines() | st.lists(_words, min_size=1, max_size=3))
 def test_any_command_line_is_an_error_in_one_sentence(arguments: list[str]) -> None:
@@ -77,12 +78,9 @@ def test_any_command_line_is_an_error_in_one_sentence(arguments: list[str]) -> N
     )
 
 
-@settings(max_examples=examples(400), deadline=None)
-@given(
-    text=st.text(max_size=20)
-    | st.lists(st.sampled_from(["a=snapshot", "b=replay", "a=", "=replay", "1", "-2"])).map(",".join)
-)
-def test_values_of_options_are_parsed_or_refused(text: str) -> None:
+@fuzzed(1500)
+def test_values_of_options_are_parsed_or_refused(random: RandomInput) -> None:
+    text = random.letters(20) if random.chance(0.5) else ",".join(random.choices(_PARTS, k=random.randrange(6)))
     for parse in (parsed_mode, lambda text: integers(text, "--prompt-ids")):
         with contextlib.suppress(typer.BadParameter):
             parse(text)

@@ -10,6 +10,7 @@ from typer.main import get_command
 from hybridge.cli.main import app
 from hybridge.cli.options import EngineName
 from hybridge.runtime.engines.factory import AUTO, ENGINES
+from hybridge.version import __version__
 from tests.cli.command import hybridge
 
 FLAGS = {
@@ -65,7 +66,7 @@ def test_a_shell_gets_its_completion(capfd: Capture) -> None:
 @pytest.mark.parametrize("flag", ["--version", "-V"])
 def test_version(capfd: Capture, flag: str) -> None:
     outcome = hybridge(capfd, flag)
-    assert outcome.code == 0 and outcome.out.startswith("hybridge ") and not outcome.err
+    assert outcome.code == 0 and outcome.out == f"hybridge {__version__}\n" and not outcome.err
 
 
 def test_no_command_is_a_usage_error(capfd: Capture) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -190,6 +192,21 @@ def test_a_folder_that_cannot_be_made_only_costs_time_which_is_said_once(sources
         assert kernels.get(HALF, "sm_87").cubin == b"code 2"
     assert len(told) == 1
     assert list(tmp_path.glob("**/.*")) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such owners and modes")
+def test_a_folder_of_another_user_is_not_used(cache, monkeypatch):
+    kernels, _ = cache
+    kernels.get(HALF, "sm_87")
+    owner = kernels.folder.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    if owner == 0:
+        # Of root's own folder every user takes entries.
+        assert kernels.get(HALF, "sm_87").cubin == b"code 1"
+        os.chown(kernels.folder, 7, 7)
+        owner = 7
+    with pytest.warns(RuntimeWarning, match=rf"expected a folder of your own, found one of user {owner}\).*XDG_CACHE"):
+        assert kernels.get(HALF, "sm_87").cubin == b"code 2"
 
 
 def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hybridge.trt_plugins.kernels.compiler import CompiledKernel
 from hybridge.trt_plugins.kernels.disk_cache import FORMAT, KernelCache
 from hybridge.trt_plugins.kernels.resource_report import ResourceReport
 from hybridge.trt_plugins.kernels.source import KernelSource
-from tests.support.effort import examples
-from tests.support.mutations import CHANGES, SPLICES, changed_json, spliced
+from tests.support.fuzzing import RandomInput, fuzzed
 
 SOURCE = KernelSource("common/integers.cuh", "entry")
 NEW = CompiledKernel(b"new", None)
@@ -36,16 +34,13 @@ def head_of(code: bytes) -> dict[str, Any]:
 
 
 def test_the_sample_is_valid(cache: KernelCache) -> None:
-    save(cache.path(SOURCE, "sm_87"), changed_json(head_of(b"old"), []), b"old")
+    save(cache.path(SOURCE, "sm_87"), json.dumps(head_of(b"old")).encode(), b"old")
     assert cache.get(SOURCE, "sm_87") == CompiledKernel(b"old", ResourceReport(**REPORT))
 
 
-@pytest.mark.fuzz
-@settings(max_examples=examples(200), deadline=None)
-@given(changes=CHANGES, splices=SPLICES, code=st.binary(max_size=20), deep=st.booleans())
-def test_entry(
-    cache: KernelCache, changes: list[Any], splices: list[tuple[int, int, bytes]], code: bytes, deep: bool
-) -> None:
-    head = b"[" * 20_000 if deep and not changes else changed_json(head_of(code), changes)
-    save(cache.path(SOURCE, "sm_87"), spliced(head, splices), code)
+@fuzzed(1500)
+def test_entry(cache: KernelCache, random: RandomInput) -> None:
+    code = random.randbytes(random.randrange(20))
+    head = b"[" * 20_000 if random.chance(0.05) else random.damaged_json(head_of(code))
+    save(cache.path(SOURCE, "sm_87"), head, code)
     assert cache.get(SOURCE, "sm_87").cubin in (code, NEW.cubin)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from hybridge.version import __version__
+
 ROOT = Path(__file__).resolve().parents[2]
 # Folders of the repository that are reached through links in hybridge/.
 LINKED = ("artifact", "configs", "exporter", "plugin_src", "runtime", "trt_plugins")
@@ -83,7 +85,7 @@ def test_wheels_from_the_checkout_and_from_the_sdist_are_alike(wheel: Path, tmp_
 
 def test_command_runs_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     assert "build-engine" in run(installed / "hybridge", "--help", cwd=tmp_path)
-    assert run(installed / "hybridge", "--version", cwd=tmp_path).startswith("hybridge ")
+    assert run(installed / "hybridge", "--version", cwd=tmp_path).startswith(f"hybridge {__version__}")
 
 
 def test_data_folders_are_found_in_the_wheel(installed: Path, tmp_path: Path) -> None:

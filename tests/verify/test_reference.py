@@ -60,6 +60,9 @@ def test_a_float32_vector_among_narrow_weights_keeps_its_precision(tmp_path: Pat
     assert stored_types(checkpoint).main is DType.BFLOAT16
     assert stored_types(checkpoint).wide == ("A_log", "dt_bias")
     assert_is_transformers_in_float32(checkpoint)
+    # For others in the process, transformers loads as before.
+    narrow: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in narrow.parameters()} == {torch.bfloat16}
 
 
 def test_matrices_of_several_types_are_all_held_in_float32(tmp_path: Path) -> None:

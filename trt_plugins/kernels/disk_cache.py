@@ -18,7 +18,7 @@ from hybridge.artifact.errors import EngineError
 from hybridge.artifact.json_fields import json_object
 from hybridge.artifact.limits import CACHE_ENTRY_BYTES
 from hybridge.artifact.untrusted_file import read_given
-from hybridge.artifact.user_cache import user_cache_folder
+from hybridge.artifact.user_cache import make_private, user_cache_folder
 from hybridge.artifact.written_file import written_file
 from hybridge.trt_plugins.kernels.compiler import STANDARD, CompiledKernel, compile_kernel, compiler_version
 from hybridge.trt_plugins.kernels.ptx_registers import unset_uses
@@ -43,29 +43,39 @@ class KernelCache:
         self._told = False
 
     def get(self, source: KernelSource, architecture: str, with_report: bool = False) -> CompiledKernel:
-        """The compiled kernel, from disk where a valid entry is there. A folder that cannot be written is no error, but
-        a warning.
+        """The compiled kernel, from disk where a valid entry is there. A folder that cannot be written, or that other
+        users can write, is no error, but a warning.
 
         with_report: an entry without the assembler's report, or whose PTX was not examined, is compiled again.
         """
         path = self.path(source, architecture)
-        compiled = _read(path)
+        compiled = _read(path) if self._usable() else None
         if compiled is None or (with_report and (compiled.report is None or compiled.report.unset_use is None)):
             compiled = self._compile(source, architecture)
             if with_report:
                 compiled = _examined(compiled, source.entry)
-            try:
-                _write(path, compiled)
-            except OSError as error:
-                self._tell(error)
+            if self._usable():
+                try:
+                    _write(path, compiled)
+                except OSError as error:
+                    self._tell(error)
         return compiled
+
+    def _usable(self) -> bool:
+        """Whether the folder is there and this user's alone."""
+        try:
+            make_private(self.folder)
+        except OSError as error:
+            self._tell(error)
+            return False
+        return True
 
     def _tell(self, error: OSError) -> None:
         if not self._told:
             self._told = True
             warnings.warn(
                 f"{self.folder}: compiled kernels cannot be kept ({error.strerror or error}) and are compiled again at "
-                "every start: set XDG_CACHE_HOME to a folder that can be written",
+                "every start: set XDG_CACHE_HOME to a folder that only you can write",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -111,7 +121,6 @@ def _read(path: Path) -> CompiledKernel | None:
 
 
 def _write(path: Path, compiled: CompiledKernel) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     report = None if compiled.report is None else asdict(compiled.report)
     head = {"format": FORMAT, "sha256": hashlib.sha256(compiled.cubin).hexdigest(), "report": report}
     with written_file(path, lasting=False) as file:

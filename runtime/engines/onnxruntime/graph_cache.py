@@ -24,7 +24,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import ArtifactError
 from hybridge.artifact.limits import CACHE_ENTRY_BYTES
 from hybridge.artifact.untrusted_file import read_inside
-from hybridge.artifact.user_cache import user_cache_folder
+from hybridge.artifact.user_cache import is_private, user_cache_folder
 from hybridge.artifact.written_file import written_file
 from hybridge.runtime.engines.onnxruntime.graph_form import GraphForm, StateLayout
 from hybridge.runtime.engines.onnxruntime.opened_graph import graph_digest
@@ -44,10 +44,11 @@ class GraphCache:
     def get(self, artifact: Path, form: GraphForm, rewrite: Callable[[], SessionGraph]) -> SessionGraph:
         """The graph of ``form`` of the artifact folder: from disk where a valid entry is there, else ``rewrite()``.
 
-        A folder that cannot be read or written is no error: the graph is rewritten at every start.
+        A folder that cannot be read or written is no error: the graph is rewritten at every start. So it is, with a
+        warning, where other users can write the folder: they could put in any graph.
         """
         key = _key(artifact, form)
-        if key is None:
+        if key is None or not is_private(self.folder, "graphs are rewritten at every start"):
             return rewrite()
         path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}{_SUFFIX}"
         graph = _read(path, key)
@@ -62,7 +63,6 @@ class GraphCache:
     def _store(self, path: Path, entry: bytes) -> None:
         if len(entry) > CACHE_ENTRY_BYTES:
             return
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with written_file(path, lasting=False) as file:
             file.write(entry)
         entries = sorted(self.folder.glob(f"*{_SUFFIX}"), key=lambda entry: entry.stat().st_mtime)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from hybridge.exporter.models.decoder_config import DecoderConfig
 from hybridge.exporter.models.registry import decoder_config
 from hybridge.exporter.options import ExportOptions
 from tests.support.effort import examples
+from tests.support.fuzzing import RandomInput, fuzzed
 from tests.support.tiny_models import BASE_CONFIGS
 
 ROPE_KEYS = (
@@ -62,41 +62,39 @@ EXTRA_FIELDS = (
     "hybrid_override_pattern",
     "model_type",
 )
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers(-3, 9)
-    | st.integers()
-    | st.floats()
-    | st.sampled_from(
-        ["auto", "silu", "rope", "default", "linear", "llama3", "yarn", "mamba", "M", "ME", "inf", "-", ""]
-    )
-)
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.sampled_from(ROPE_KEYS), inner),
-    max_leaves=8,
-)
-ROPES = st.dictionaries(st.sampled_from(ROPE_KEYS), SCALARS, max_size=8)
+WORDS = ("auto", "silu", "rope", "default", "linear", "llama3", "yarn", "mamba", "M", "ME", "inf", "-", "")
 
 
-@st.composite
-def damaged_configs(draw: st.DrawFn) -> dict[str, Any]:
+def scalar(random: RandomInput) -> Any:
+    kind = random.randrange(5)
+    if kind == 0:
+        return random.odd_value()
+    return (random.randint(-3, 9), random.gauss(0, 1e3), random.choice(WORDS), random.chance(0.5))[kind - 1]
+
+
+def rope(random: RandomInput) -> dict[str, Any]:
+    return {random.choice(ROPE_KEYS): scalar(random) for _ in range(random.randrange(9))}
+
+
+def value_of(random: RandomInput, field: str) -> Any:
+    if field in ("rope_parameters", "rope_scaling") and random.chance(0.8):
+        return rope(random)
+    if random.chance(0.7):
+        return scalar(random)
+    return rope(random) if random.chance(0.3) else [scalar(random) for _ in range(random.randrange(6))]
+
+
+@fuzzed(1500)
+def test_damaged_configs_give_typed_errors(random: RandomInput) -> None:
     """A base config with some fields replaced, added or removed."""
-    family = draw(st.sampled_from(sorted(BASE_CONFIGS)))
+    family = random.choice(sorted(BASE_CONFIGS))
     config: dict[str, Any] = {"model_type": family, **BASE_CONFIGS[family]}
-    for field in draw(st.lists(st.sampled_from([*config, *EXTRA_FIELDS]), min_size=1, max_size=4)):
-        if draw(st.booleans()) or field not in config:
-            config[field] = draw(ROPES if field in ("rope_parameters", "rope_scaling") else VALUES)
+    for _ in range(random.randint(1, 4)):
+        field = random.choice([*config, *EXTRA_FIELDS])
+        if random.chance(0.5) or field not in config:
+            config[field] = value_of(random, field)
         else:
             del config[field]
-    return config
-
-
-@pytest.mark.fuzz
-@settings(max_examples=examples(400), deadline=None)
-@given(damaged_configs())
-def test_damaged_configs_give_typed_errors(config: dict[str, Any]) -> None:
     try:
         decoder = decoder_config(config)
     except HybridgeError as error:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import EngineError
@@ -21,7 +19,7 @@ from hybridge.runtime.engines.onnxruntime.session_graph import GraphWeight, Sess
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import Plan
 from tests.runtime.onnxruntime.steps import TOLERANCE, relative_error, step_inputs
-from tests.support.effort import examples
+from tests.support.fuzzing import RandomInput, fuzzed
 
 ROOT = Path(__file__).resolve().parents[3]
 PART = StoredTensor("weights/model.safetensors", 64, DType.BFLOAT16, (4, 8))
@@ -73,8 +71,15 @@ def test_a_second_start_needs_no_onnx_ir_and_computes_the_same(tmp_path: Path) -
         "print({'onnx', 'onnx_ir', 'sympy'} & set(sys.modules))"
     )
     command = [sys.executable, "-c", code, str(folder), str(cache.folder)]
-    started = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert started.stdout.strip() == "set()", started.stderr
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(home)}
+    for name in ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"):
+        environment.pop(name, None)
+    started = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert started.stdout.strip() == "set()" and not started.stderr, started.stderr
+    # ONNX Runtime's telemetry would begin with a device id.
+    assert list(home.iterdir()) == []
 
 
 def test_an_entry_is_read_as_it_was_written(artifact: Path, tmp_path: Path) -> None:
@@ -100,25 +105,31 @@ def test_another_artifact_form_or_onnxruntime_has_another_entry(
     assert rewrites.count == 2
 
 
-@pytest.mark.fuzz
-@settings(max_examples=examples(60), deadline=None)
-@given(data=st.data())
-def test_a_damaged_entry_is_made_again(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    folder = tmp_path_factory.mktemp("damaged")
-    (folder / "model.onnx").write_bytes(b"model")
-    (folder / "config.json").write_bytes(b"{}")
-    cache, rewrites = GraphCache(folder / "cache"), Rewrites()
-    cache.get(folder, GraphForm.GENERAL, rewrites)
+@fuzzed(600)
+def test_a_damaged_entry_is_made_again(artifact: Path, random: RandomInput) -> None:
+    cache, rewrites = GraphCache(artifact / "cache"), Rewrites()
+    cache.get(artifact, GraphForm.GENERAL, rewrites)
     (entry,) = cache.folder.iterdir()
-    whole = entry.read_bytes()
-    start = data.draw(st.integers(0, len(whole) - 1))
-    stop = data.draw(st.integers(start, len(whole)))
-    damaged = whole[:start] + data.draw(st.binary(max_size=40)) + whole[stop:]
+    whole, before = entry.read_bytes(), rewrites.count
+    start = random.randrange(len(whole))
+    stop = random.randint(start, len(whole))
+    damaged = whole[:start] + random.randbytes(random.randrange(41)) + whole[stop:]
     if damaged == whole:
         return
     entry.write_bytes(damaged)
-    assert cache.get(folder, GraphForm.GENERAL, rewrites) == GRAPH and rewrites.count == 2
+    assert cache.get(artifact, GraphForm.GENERAL, rewrites) == GRAPH and rewrites.count == before + 1
     assert entry.read_bytes() == whole
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+def test_a_folder_that_others_can_write_is_not_used(artifact: Path, tmp_path: Path, mode: int) -> None:
+    cache, rewrites = GraphCache(tmp_path / "cache"), Rewrites()
+    cache.get(artifact, GraphForm.GENERAL, rewrites)
+    cache.folder.chmod(mode)
+    with pytest.warns(RuntimeWarning, match=rf"only you may write to, found mode {mode:04o}: .*set XDG_CACHE_HOME"):
+        assert cache.get(artifact, GraphForm.GENERAL, rewrites) == GRAPH
+    assert rewrites.count == 2
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "link", "another artifact's"])

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hybridge.artifact.errors import RequestError
 from hybridge.runtime.prefix_cache.session_file import MAGIC, VERSION, read_session
-from tests.support.effort import examples
-from tests.support.mutations import CHANGES, SPLICES, changed_json, spliced
+from tests.support.fuzzing import RandomInput, fuzzed
 
 HEADER = {
     "version": VERSION,
@@ -40,22 +37,15 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_sample_is_valid(file: Path) -> None:
-    save(file, changed_json(HEADER, []))
+    save(file, json.dumps(HEADER).encode())
     assert read_session(file).tokens == (1, 2, 3)
 
 
-@pytest.mark.fuzz
-@settings(max_examples=examples(200), deadline=None)
-@given(
-    changes=CHANGES,
-    splices=SPLICES,
-    length=st.none() | st.integers(0, 300) | st.sampled_from([2**27, 2**63, 2**64 - 1]),
-    arrays=st.just(ARRAYS) | st.binary(max_size=90),
-)
-def test_session(
-    file: Path, changes: list[Any], splices: list[tuple[int, int, bytes]], length: int | None, arrays: bytes
-) -> None:
-    save(file, spliced(changed_json(HEADER, changes), splices), length, arrays)
+@fuzzed(1500)
+def test_session(file: Path, random: RandomInput) -> None:
+    length = random.choice([None, None, random.randint(0, 300), 2**27, 2**63, 2**64 - 1])
+    arrays = ARRAYS if random.chance(0.7) else random.randbytes(random.randrange(90))
+    save(file, random.damaged_json(HEADER), length, arrays)
     with contextlib.suppress(RequestError):
         found = read_session(file)
         assert sum(array.nbytes for array in found.arrays.values()) == found.nbytes == len(arrays)

@@ -126,6 +126,20 @@ def test_processors_see_the_answer_and_their_scores_decide(temperature: float) -
     np.testing.assert_array_equal(logits, before)
 
 
+class Unprintable(Exception):
+    """An error whose message fails, and that fails with itself when it is made an array."""
+
+    def __str__(self) -> str:
+        raise self
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        raise self
+
+
+def raise_unprintable() -> None:
+    raise Unprintable
+
+
 @pytest.mark.parametrize(
     ("processor", "words"),
     [
@@ -133,7 +147,12 @@ def test_processors_see_the_answer_and_their_scores_decide(temperature: float) -
         (lambda tokens, logits: logits[:3], r"expected logits \[12\] .* found float32\[3\]"),
         (lambda tokens, logits: logits.astype(int), r"expected logits \[12\] .* found int"),
         (lambda tokens, logits: 1 / 0, r"logits_processors\[0\]: expected logits, found ZeroDivisionError"),
-        (lambda tokens, logits: logits * np.nan, "expected a token that can be drawn, found none"),
+        (lambda tokens, logits: [[1], [2, 3]], r"logits_processors\[0\]: .* found no array \(ValueError"),
+        (lambda tokens, logits: raise_unprintable(), r"logits_processors\[0\]: .* found Unprintable: no message"),
+        (lambda tokens, logits: Unprintable(), r"logits_processors\[0\]: .* found no array \(Unprintable: no message"),
+        (lambda tokens, logits: logits * np.nan, r"logits_processors\[0\]: .* finite or -inf, found nan at token 0"),
+        (lambda tokens, logits: logits + np.inf, r"logits_processors\[0\]: .* finite or -inf, found inf at token 0"),
+        (lambda tokens, logits: np.full(VOCAB, 1e39), r"logits_processors\[0\]: .* found inf at token 0"),
         (lambda tokens, logits: np.full_like(logits, -np.inf), "expected a token that can be drawn, found none"),
     ],
 )

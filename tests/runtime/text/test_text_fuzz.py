@@ -22,12 +22,12 @@ from hybridge.runtime.text.tokenizer_shape import LINEAR_PATTERNS, unbounded_par
 from tests.runtime.text.template_sources import sources
 from tests.runtime.text.tokenizer_files import byte_fallback_tokenizer, byte_level_tokenizer
 from tests.support.effort import examples
-from tests.support.json_values import VALUES, objects
+from tests.support.fuzzing import ODD_VALUES, RandomInput, fuzzed
 
-pytestmark = pytest.mark.fuzz
 # One process for all examples; those that go over its limits cost a new one.
 PROCESS = LimitedProcess(ProcessLimits(seconds=0.25, memory=192 * MIB, request=MIB))
 UNCHECKED = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.function_scoped_fixture]
+VALUES = st.sampled_from(ODD_VALUES)
 MESSAGES = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "é", "tool_calls": [{"a": 1}]}]
 
 _texts = st.sampled_from(["", "a", "ab", " ", "▁", "aaaaaaaa", "é", "<s>", "a" * 40])
@@ -153,6 +153,7 @@ tokenizer_files = st.fixed_dictionaries(
 inputs = st.sampled_from(["", "abab aab é", "a" * 60 + "b", "<s>▁ 12\n", "ﷺ" * 20])
 
 
+@pytest.mark.fuzz
 @settings(max_examples=examples(400), deadline=None, suppress_health_check=UNCHECKED)
 @given(data=tokenizer_files, text=inputs, ids=st.lists(st.integers(0, 7) | st.just(2**32 - 1), max_size=6))
 def test_any_tokenizer_loads_or_is_an_error(data: dict[str, Any], text: str, ids: list[int]) -> None:
@@ -184,6 +185,7 @@ def real_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return json.loads((request.param(tmp_path_factory.mktemp("real")) / "tokenizer.json").read_text())
 
 
+@pytest.mark.fuzz
 @settings(max_examples=examples(120), deadline=None, suppress_health_check=UNCHECKED)
 @given(data=st.data(), text=inputs)
 def test_any_damage_of_a_real_tokenizer_is_an_error(real_file: dict[str, Any], data: st.DataObject, text: str) -> None:
@@ -201,6 +203,7 @@ def test_any_damage_of_a_real_tokenizer_is_an_error(real_file: dict[str, Any], d
     inner_test.hypothesis.inner_test(damaged, text, [0, 5, 300])
 
 
+@pytest.mark.fuzz
 @settings(max_examples=examples(400), deadline=None, suppress_health_check=UNCHECKED)
 @given(source=sources, prompt=st.booleans())
 def test_any_template_renders_or_is_an_error(source: str, prompt: bool) -> None:
@@ -212,11 +215,13 @@ def test_any_template_renders_or_is_an_error(source: str, prompt: bool) -> None:
         assert "exit code" not in str(error), error
 
 
-@settings(max_examples=examples(400), deadline=None)
-@given(
-    messages=VALUES | st.lists(objects("role", "content", "tool_calls", "a"), max_size=3), tools=VALUES, extra=VALUES
-)
-def test_any_messages_render_or_are_an_error(messages: Any, tools: Any, extra: Any) -> None:
+@fuzzed(400)
+def test_any_messages_render_or_are_an_error(random: RandomInput) -> None:
+    keys = ("role", "content", "tool_calls", "a")
+    messages: Any = random.json_value()
+    if random.chance(0.8):
+        messages = [random.json_object(keys) for _ in range(random.randrange(4))]
+    tools, extra = random.json_value(), random.json_value()
     source = "{% for m in messages %}{{ m.role }}{{ m | tojson }}{{ tools | tojson }}{{ extra }}{% endfor %}"
     template = ChatTemplate({"default": source}, {}, PROCESS)
     try:
@@ -246,9 +251,9 @@ SAMPLING_FIELDS = [
 ]
 
 
-@settings(max_examples=examples(600), deadline=None, suppress_health_check=UNCHECKED)
-@given(config=objects(*CONFIG_FIELDS) | VALUES, named=objects(*CONFIG_FIELDS) | VALUES)
-def test_any_tokenizer_config_is_read_or_an_error(tmp_path: Path, config: Any, named: Any) -> None:
+@fuzzed(1500)
+def test_any_tokenizer_config_is_read_or_an_error(tmp_path: Path, random: RandomInput) -> None:
+    config, named = (random.json_object(CONFIG_FIELDS) if random.chance(0.8) else random.json_value() for _ in range(2))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "special_tokens_map.json").write_text(json.dumps(named))
     try:
@@ -260,9 +265,9 @@ def test_any_tokenizer_config_is_read_or_an_error(tmp_path: Path, config: Any, n
         pass
 
 
-@settings(max_examples=examples(600), deadline=None, suppress_health_check=UNCHECKED)
-@given(config=objects(*SAMPLING_FIELDS) | VALUES)
-def test_any_generation_config_is_read_or_an_error(tmp_path: Path, config: Any) -> None:
+@fuzzed(1500)
+def test_any_generation_config_is_read_or_an_error(tmp_path: Path, random: RandomInput) -> None:
+    config = random.json_object(SAMPLING_FIELDS) if random.chance(0.8) else random.json_value()
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
     try:
         fields = read_generation_config(tmp_path)
@@ -272,11 +277,9 @@ def test_any_generation_config_is_read_or_an_error(tmp_path: Path, config: Any) 
         pass
 
 
-@settings(max_examples=examples(200), deadline=None, suppress_health_check=UNCHECKED)
-@given(special=VALUES, extra=VALUES)
-def test_any_special_tokens_of_a_real_tokenizer_are_errors_or_text(
-    small_folder: Path, special: Any, extra: Any
-) -> None:
+@fuzzed(200)
+def test_any_special_tokens_of_a_real_tokenizer_are_errors_or_text(small_folder: Path, random: RandomInput) -> None:
+    special, extra = random.json_value(), random.json_value()
     config = {"bos_token": special, "extra_special_tokens": extra}
     (small_folder / "tokenizer_config.json").write_text(json.dumps(config))
     try:
