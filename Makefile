@@ -10,6 +10,8 @@ EXTRAS ?= export,cpu,rtx,cuda,plot,dev
 JOBS ?= 2
 PYTEST_ARGS ?=
 FUZZ_SCALE ?= 100
+# Fuzz targets write a small file a run: in memory where the system has such a folder.
+FUZZ_FOLDER ?= $(if $(wildcard /dev/shm/.),/dev/shm,$(or $(TMPDIR),/tmp))/hybridge-fuzz
 BENCH ?=
 ARTIFACT ?=
 HW_CHECK ?=
@@ -58,7 +60,8 @@ test-all: setup ## run every test: also those marked slow, and all examples of p
 	HYBRIDGE_TEST_EFFORT=all $(BIN)/python -m pytest -n $(JOBS) -m "slow or not slow" $(PYTEST_ARGS)
 
 fuzz: setup ## fuzz the parsers of untrusted input; FUZZ_SCALE=1000 runs longer
-	HYBRIDGE_TEST_EFFORT=fuzz HYBRIDGE_FUZZ_SCALE=$(FUZZ_SCALE) $(BIN)/python -m pytest -n $(JOBS) -m fuzz $(PYTEST_ARGS)
+	HYBRIDGE_TEST_EFFORT=fuzz HYBRIDGE_FUZZ_SCALE=$(FUZZ_SCALE) $(BIN)/python -m pytest -n $(JOBS) -m fuzz \
+		-o timeout=0 --basetemp=$(FUZZ_FOLDER) $(PYTEST_ARGS)
 
 lint: setup ## ruff, the formatter and mypy, over every folder
 	$(BIN)/ruff check .

@@ -166,8 +166,8 @@ def _failure(path: Path, cause: Exception, error: type[HybridgeError], remedy: s
 
 
 def _blobs_of(root: Path) -> Path | None:
-    """The folder of the blobs to which the snapshot ``root`` of a Hugging Face cache may link; None: it is none."""
-    snapshots = root.parent
-    if snapshots.name != "snapshots" or not snapshots.parent.name.startswith("models--"):
-        return None
-    return snapshots.parent / "blobs"
+    """The blobs to which ``root``, in a snapshot of a Hugging Face cache, may link; None where it is in none."""
+    for snapshots in root.parents:
+        if snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--"):
+            return snapshots.parent / "blobs"
+    return None
