@@ -26,7 +26,7 @@ import hybridge
 from hybridge.artifact.errors import EngineError, HybridgeError
 from hybridge.runtime.benchmark import run_benchmark
 from hybridge.runtime.engines import create_engine
-from hybridge.version import version
+from hybridge.version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKPOINT = ROOT / "examples" / "checkpoints" / "tiny-nemotron-h"
@@ -79,7 +79,7 @@ class HardwareCheck:
         """The report: machine, verdict, steps."""
         return {
             "hw_check": 1,
-            "hybridge": version(),
+            "hybridge": __version__,
             "machine": self._machine,
             "passed": self.passed,
             "steps": self.steps,

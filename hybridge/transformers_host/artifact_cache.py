@@ -16,7 +16,7 @@ from hybridge.artifact.errors import OutputError
 from hybridge.exporter.export import export_checkpoint
 from hybridge.exporter.options import OPTIONAL, ExportOptions
 from hybridge.transformers_host.checkpoint_source import checkpoint_of, fingerprint
-from hybridge.version import version
+from hybridge.version import __version__
 
 _DTYPES = {torch.float32: DType.FLOAT32, torch.float16: DType.FLOAT16, torch.bfloat16: DType.BFLOAT16}
 
@@ -40,7 +40,7 @@ def cached_artifact(model: Any, cache_folder: Path, max_batch_size: int, max_cac
     options = ExportOptions(
         dtype=dtype, kernels=OPTIONAL, head=False, max_batch_size=max_batch_size, max_seq_len=max_cache_len
     )
-    key = repr((version(), FORMAT_VERSION, fingerprint(checkpoint), dtype.value, max_batch_size, max_cache_len))
+    key = repr((__version__, FORMAT_VERSION, fingerprint(checkpoint), dtype.value, max_batch_size, max_cache_len))
     out = cache_folder / "artifacts" / f"{model.config.model_type}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
