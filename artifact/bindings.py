@@ -76,14 +76,16 @@ class GraphBindings:
         return tuple(b for b in self.inputs if b.is_state)
 
     def input(self, name: str) -> Binding:
-        return next(b for b in self.inputs if b.name == name)
+        """The input ``name``; ArtifactError where there is none."""
+        return _named(self.inputs, name, "inputs")
 
     def output(self, name: str) -> Binding:
-        return next(b for b in self.outputs if b.name == name)
+        """The output ``name``; ArtifactError where there is none."""
+        return _named(self.outputs, name, "outputs")
 
     def check(self, where: str) -> None:
-        """ArtifactError, which begins with ``where``: a name comes twice, or a state has no output of its type and
-        shape."""
+        """ArtifactError, which begins with ``where``: a name comes twice, a state has no output of its type and
+        shape, or every output is a state's."""
         counts = Counter(b.name for b in (*self.inputs, *self.outputs))
         if repeated := sorted(name for name, count in counts.items() if count > 1):
             raise ArtifactError(f"{where}: bindings: {repeated[0]} is given twice: export the checkpoint again")
@@ -95,6 +97,11 @@ class GraphBindings:
                     f"{where}: state {state.name} has no output {state.replaced_by} of its type and shape: "
                     "export the checkpoint again"
                 )
+        if set(outputs) <= {state.replaced_by for state in self.states}:
+            raise ArtifactError(
+                f"{where}: bindings: expected an output for the result of a step, found only states: export the "
+                "checkpoint again"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
@@ -104,3 +111,10 @@ class GraphBindings:
     def from_json(cls, f: Fields) -> GraphBindings:
         """The inverse; ArtifactError names the field that is wrong."""
         return cls(f.map("inputs", Binding.from_json), f.map("outputs", Binding.from_json))
+
+
+def _named(bindings: tuple[Binding, ...], name: str, where: str) -> Binding:
+    for binding in bindings:
+        if binding.name == name:
+            return binding
+    raise ArtifactError(f"bindings.{where}: expected {name}, found none: export the checkpoint again")

@@ -145,6 +145,13 @@ def test_contradictions(path: str, value: Any, words: str) -> None:
         config_from_json(data)
 
 
+def test_a_graph_that_gives_only_states_is_refused() -> None:
+    data = as_json()
+    del data["bindings"]["outputs"][0]
+    with pytest.raises(ArtifactError, match="expected an output for the result of a step, found only states"):
+        config_from_json(data)
+
+
 @pytest.mark.parametrize("key", sorted(DOCUMENTED_FIELDS))
 def test_every_field_is_needed(key: str) -> None:
     data = as_json()
