@@ -33,7 +33,7 @@ def _opens(folder: Path) -> bool:
     return set(checkpoint.tensors) == set(TENSORS)
 
 
-@fuzzed(1500)
+@fuzzed(400)
 def test_any_index_opens_or_is_an_error(folder: Path, random: RandomInput) -> None:
     places: Any = random.json_value()
     if random.chance(0.4):
@@ -45,7 +45,7 @@ def test_any_index_opens_or_is_an_error(folder: Path, random: RandomInput) -> No
     assert _opens(folder) == (places == RIGHT)
 
 
-@fuzzed(1500)
+@fuzzed(400)
 def test_any_index_file_is_an_error(folder: Path, random: RandomInput) -> None:
     text = json.dumps(random.json_value()) if random.chance(0.5) else random.letters(30)
     if random.chance(0.02):
@@ -54,7 +54,7 @@ def test_any_index_file_is_an_error(folder: Path, random: RandomInput) -> None:
     assert not _opens(folder)
 
 
-@fuzzed(1500)
+@fuzzed(400)
 def test_any_general_field_opens_or_is_an_error(folder: Path, random: RandomInput) -> None:
     write_index(folder, RIGHT)
     config = random.json_object(FIELDS) if random.chance(0.8) else random.json_value()

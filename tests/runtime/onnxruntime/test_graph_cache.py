@@ -105,7 +105,7 @@ def test_another_artifact_form_or_onnxruntime_has_another_entry(
     assert rewrites.count == 2
 
 
-@fuzzed(600)
+@fuzzed(200)
 def test_a_damaged_entry_is_made_again(artifact: Path, random: RandomInput) -> None:
     cache, rewrites = GraphCache(artifact / "cache"), Rewrites()
     cache.get(artifact, GraphForm.GENERAL, rewrites)
