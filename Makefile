@@ -28,7 +28,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all fuzz lint kernels bench hw-check wheel clean distclean
+.PHONY: help setup demo test test-all fuzz lint docs kernels bench hw-check wheel clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ lint: setup ## ruff, the formatter and mypy, over every folder
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: setup ## write the reference pages from the code: docs/reference/cli.md, build/docs/api.md
+	$(BIN)/python tools/reference_pages.py
 
 kernels: setup ## compile every CUDA kernel for every architecture; no GPU needed
 	$(BIN)/python -m hybridge.trt_plugins.kernels.check --jobs $(JOBS)

@@ -24,7 +24,13 @@ RUN_ELSEWHERE = {
 }
 # Pages that export, verify or load a model of their own, as other tests do on every push (test_api.py runs what README
 # shows first).
-SLOW = {"README.md", "docs/how-to/add_a_model.md", "docs/reference/python_api.md", "docs/how-to/transformers.md"}
+SLOW = {
+    "README.md",
+    "docs/how-to/add_a_model.md",
+    "docs/how-to/jetson.md",
+    "docs/how-to/transformers.md",
+    "docs/reference/python_api.md",
+}
 
 
 def pages_with(language: str) -> list[Any]:

@@ -55,9 +55,17 @@ def test_pages_name_only_commands_and_options_that_exist(page: str) -> None:
         assert options <= commands[command] | {"--help"}, f"{page}: hybridge {line}"
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_to_files(page: str) -> None:
-    folder = (ROOT / page).parent
-    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", (ROOT / page).read_text(encoding="utf-8"))
-    missing = [link for link in links if "://" not in link and not (folder / link).exists()]
+def headings(page: Path) -> set[str]:
+    """The anchors of a page, as GitHub derives them from its headings."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_links_lead_to_files_and_headings() -> None:
+    missing = []
+    for page in [path for path in tracked() if path.suffix == ".md" and path.name != "template.md"]:
+        for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text(encoding="utf-8")):
+            target = page.parent / link if link else page
+            if "://" not in link and not (target.exists() and (not anchor or anchor in headings(target))):
+                missing.append(f"{page.relative_to(ROOT)}: {link}{'#' * bool(anchor)}{anchor}")
     assert not missing

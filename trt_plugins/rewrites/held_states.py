@@ -3,7 +3,7 @@
 A check whose rows have their slots in a column that no token writes leaves the states as they are. What the recurrent
 operators read of each token becomes outputs of its graph. The other graph is these operators alone, over what was kept:
 a row over the same tokens, with its slot in the column of the last accepted one, and -1 in the others, reads the state
-and writes the one after that token over it (docs/explanation/speculative.md, Replay).
+and writes the one after that token over it (docs/explanation/speculation.md, Replay).
 """
 
 from __future__ import annotations

@@ -1,0 +1,101 @@
+"""Write the reference pages that follow from the code: ``python tools/reference_pages.py`` (``make docs``).
+
+docs/reference/cli.md, which is kept in the repository: a table of options for each command.
+build/docs/api.md: signature and docstring of every public name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+CLI_PAGE = ROOT / "docs" / "reference" / "cli.md"
+API_PAGE = ROOT / "build" / "docs" / "api.md"
+_CLI_HEAD = """# Command line
+
+Written by `make docs` from the code. Every command also takes `--help`; `hybridge` itself takes `--version` (`-V`) and
+`--install-completion`. Exit codes: 0 good, 1 the check failed (`verify`), 2 bad input or usage, 3 a bug of Hybridge,
+130 interrupted by Ctrl-C.
+"""
+
+
+def cli_page() -> str:
+    """The page of all commands and their options."""
+    import typer
+
+    from hybridge.cli.main import app
+
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return "\n".join([_CLI_HEAD, *(line for name, command in commands.items() for line in _command(name, command))])
+
+
+def _command(name: str, command: Any) -> Iterator[str]:
+    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+    words = " ".join([name, *(parameter.metavar for parameter in arguments)])
+    summary = command.help.split("\n\n")[0].replace("\n", " ")
+    yield f"## hybridge {words}\n\n{summary}\n\n| option | default | meaning |\n|---|---|---|"
+    for parameter in command.params:
+        if parameter.param_type_name != "argument" and "--help" not in parameter.opts:
+            yield _option(parameter)
+    yield ""
+
+
+def _option(option: Any) -> str:
+    names = ", ".join(f"`{name}`" for name in option.opts)
+    metavar = f" {option.metavar}" if option.metavar else ""
+    return f"| {names}{_cell(metavar)} | {_cell(_default(option))} | {_cell(option.help or '')} |"
+
+
+def _default(option: Any) -> str:
+    if isinstance(option.show_default, str):
+        return option.show_default
+    if option.is_flag or option.default is None or option.default == ():
+        return ""
+    return f"{option.default}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def api_page() -> str:
+    """The page of all public names, with their public methods."""
+    import hybridge
+
+    parts = ["# Python API", "Written by `make docs` from the code."]
+    for name, value in sorted((name, getattr(hybridge, name)) for name in hybridge.__all__):
+        if not callable(value):  # the version, the module of errors
+            continue
+        parts.append(_entry(f"hybridge.{name}", value))
+        if inspect.isclass(value) and not dataclasses.is_dataclass(value):
+            parts += [_entry(f"hybridge.{name}.{method}", value.__dict__[method]) for method in _methods(value)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _methods(cls: type) -> Iterable[str]:
+    return [name for name, value in vars(cls).items() if not name.startswith("_") and inspect.isfunction(value)]
+
+
+def _entry(name: str, value: Any) -> str:
+    documentation = inspect.getdoc(value) or ""
+    is_error = inspect.isclass(value) and issubclass(value, Exception)
+    signature = "" if is_error else inspect.signature(value)
+    return f"## {name}\n\n```text\n{name}{signature}\n\n{documentation}\n```"
+
+
+def main() -> int:
+    """Write both pages."""
+    CLI_PAGE.write_text(cli_page(), encoding="utf-8")
+    API_PAGE.parent.mkdir(parents=True, exist_ok=True)
+    API_PAGE.write_text(api_page(), encoding="utf-8")
+    print(f"wrote {CLI_PAGE.relative_to(ROOT)} and {API_PAGE.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
