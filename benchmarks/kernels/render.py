@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.markdown import number, spread_cell, table
+from benchmarks.markdown import table
 
 
 def machine_table(document: Mapping[str, Any]) -> str:
@@ -26,34 +26,28 @@ def machine_table(document: Mapping[str, Any]) -> str:
     return table(("machine", ""), rows)
 
 
-def group_tables(document: Mapping[str, Any]) -> str:
-    """One table a group, with the geometric mean of the speed-ups; ValueError when a row is not correct."""
-    parts = []
-    for name, rows in document["groups"].items():
-        wrong = [row["case"] for row in rows if not row["correct"]]
-        if wrong:
-            raise ValueError(f"{name}: expected correct results, found wrong ones for {', '.join(wrong)}")
-        parts.append(f"### `{name}`\n\n{_group(rows)}")
-    return "\n\n".join(parts)
+def group_table(document: Mapping[str, Any]) -> str:
+    """One row for each group of cases; ValueError when a case is not correct."""
+    header = ("kernel", "cases", "share of copy bandwidth", "times faster than the best peer", "targets missed")
+    return table(header, [_cells(name, rows) for name, rows in document["groups"].items()])
 
 
-def _group(rows: Sequence[Mapping[str, Any]]) -> str:
-    header = ("case", "µs", "floor, µs", "share of copy bandwidth", "best peer, µs", "times faster", "target")
-    text = table(header, [_cells(row) for row in rows])
+def _cells(name: str, rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    wrong = [row["case"] for row in rows if not row["correct"]]
+    if wrong:
+        raise ValueError(f"{name}: expected correct results, found wrong ones for {', '.join(wrong)}")
+    shares = [100 * row["copy_bandwidth_share"] for row in rows]
     ratios = [row["speed_up"] for row in rows if "speed_up" in row]
-    return f"{text}\n\nGeometric mean of the speed-ups: {geometric_mean(ratios):.2f}." if ratios else text
+    faster = f"{geometric_mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ""
+    missed = ", ".join(_missed(row) for row in rows if not all(target["met"] for target in row["targets"].values()))
+    return f"`{name}`", str(len(rows)), f"{min(shares):.0f} to {max(shares):.0f} %", faster, missed
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    peer = f"{number(row['peers_us'][row['best_peer']])} ({row['best_peer']})" if "best_peer" in row else ""
-    ratio = f"{row['speed_up']:.2f}" if "speed_up" in row else ""
-    share = f"{100 * row['copy_bandwidth_share']:.0f} %"
-    targets = ", ".join(_target(name, target) for name, target in row["targets"].items())
-    return row["case"], spread_cell(row["us"]), number(row["floor_us"]), share, peer, ratio, targets
+def _missed(row: Mapping[str, Any]) -> str:
+    wanted = [_target(name, target) for name, target in row["targets"].items() if not target["met"]]
+    return f"{row['case']} ({', '.join(wanted)})"
 
 
 def _target(name: str, target: Mapping[str, Any]) -> str:
-    wanted = (
-        f"{100 * target['at_least']:.0f} % of copy" if name == "copy_bandwidth_share" else f"{target['at_least']:g}x"
-    )
-    return f"{wanted}: {'met' if target['met'] else '**missed**'}"
+    at_least = target["at_least"]
+    return f"{100 * at_least:.0f} % of copy" if name == "copy_bandwidth_share" else f"{at_least:.3g}x"
