@@ -12,7 +12,8 @@ from benchmarks.prefix_traces import Trace
 from hybridge.artifact.bindings import Binding, GraphBindings
 from hybridge.artifact.config import ATTENTION, MAMBA, KVLayerConfig, RecurrentLayerConfig, RuntimeConfig
 from hybridge.artifact.dtypes import DType
-from hybridge.runtime.engines.paged import HostCopy, PackedInputs, PagedEngine, PoolSizes, StepLimits
+from hybridge.runtime.engines.host_copy import HostCopy
+from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes, StepLimits
 from hybridge.runtime.generation import Request
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.loop import ServingLoop

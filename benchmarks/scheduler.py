@@ -22,7 +22,8 @@ from hybridge.artifact.bindings import Binding, GraphBindings
 from hybridge.artifact.config import ATTENTION, MAMBA, KVLayerConfig, RecurrentLayerConfig, RuntimeConfig
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.paged import HostCopy, PackedInputs, PagedEngine, PoolSizes, StepLimits
+from hybridge.runtime.engines.host_copy import HostCopy
+from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes, StepLimits
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.generation import Request
 from hybridge.runtime.sampling import Sampler, SamplingParams

@@ -1,4 +1,4 @@
-"""Who holds which KV block and which slot of recurrent states. Counting only: no tensor, no engine."""
+"""KV blocks and slots of recurrent states: which sequence has which. Counting only: no tensor, no engine."""
 
 from hybridge.runtime.blocks.block_manager import BlockManager
 from hybridge.runtime.blocks.block_pool import BlockPool

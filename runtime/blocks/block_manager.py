@@ -2,56 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Iterable, Mapping
 
-from hybridge.runtime.blocks.allocator import BlockAllocator, NaiveAllocator
-from hybridge.runtime.blocks.block_pool import BlockPool
+from hybridge.runtime.blocks.growth import Growth
 from hybridge.runtime.blocks.needs import CacheNeeds
-from hybridge.runtime.blocks.prefix_caching import PrefixCachingAllocator
-from hybridge.runtime.blocks.reservation import Reservation
+from hybridge.runtime.blocks.prefix_cache import PrefixCache
 from hybridge.runtime.blocks.row_tables import RowTables
 from hybridge.runtime.blocks.sequence_memory import NEVER, NONE, SequenceMemory
-from hybridge.runtime.blocks.slot_pool import SlotPool
-from hybridge.runtime.engines.paged import PoolSizes
-
-if TYPE_CHECKING:
-    from hybridge.runtime.prefix_cache.radix_allocator import RadixAllocator
 
 
 class BlockManager:
-    """Gives memory to sequences step by step (``begin``) and takes it back; knows nothing of its content.
+    """Gives memory to sequences and takes it back; the only writer of ``SequenceMemory``. Knows nothing of contents.
 
-    max_rows: sequences that can hold memory at a time. max_seq_len: tokens of the longest. prefix_caching: whether
-    sequences share the full blocks they begin with; without effect where the model has states or a window. radix: a
-    cache over pools of ``sizes`` that does more, for every model; with it, blocks behind a window stay. candidates:
-    slots that a sequence has beside its own, for states after tokens that may turn out wrong; None: it needs none,
-    as the engine holds its state until it is known which are right.
+    max_rows: sequences that can hold memory at a time. max_seq_len: tokens of the longest. cache: owns the pools, and
+    keeps what sequences have computed for others. candidates: slots that a sequence has beside its own, for states
+    after draft tokens; None: it needs none, as the engine defers its states until it is known which are accepted.
     """
 
     def __init__(
         self,
-        sizes: PoolSizes,
+        block_size: int,
         needs: CacheNeeds,
         max_rows: int,
         max_seq_len: int,
-        prefix_caching: bool = True,
-        radix: RadixAllocator | None = None,
+        cache: PrefixCache,
         candidates: int | None = 0,
     ) -> None:
-        self.needs = needs if radix is None else replace(needs, window=None)
-        self.block_size = sizes.block_size
+        self.needs, self.block_size, self.cache = needs, block_size, cache
+        self.pool, self.slots, self.states = cache.pool, cache.slots, cache.states
         self._candidates = candidates if needs.state and candidates else 0
         self.keeps_states = needs.state and candidates is not None
-        self.pool: BlockPool = BlockPool(sizes.num_blocks) if radix is None else radix.pool
-        self.slots: SlotPool = SlotPool(sizes.num_slots) if radix is None else radix.slots
-        # Of the prefix cache's states: those of the rows, unless they are packed.
-        self.states: SlotPool = self.slots if radix is None else radix.states
         self.rows = RowTables(max_rows, max(1, self.blocks_for(max_seq_len)))
-        shared = prefix_caching and needs.kv and not needs.state and needs.window is None
-        kind = PrefixCachingAllocator if shared else NaiveAllocator
-        self.allocator: BlockAllocator = radix or kind(self.pool, sizes.block_size)
+
+    @property
+    def packs_states(self) -> bool:
+        """Whether the states of the prefix cache have slots of their own, in 8 bits."""
+        return self.states is not self.slots
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold ``tokens`` tokens."""
@@ -64,22 +51,19 @@ class BlockManager:
             return most
         return min(most, self.blocks_for(self.needs.window + chunk) + 2)
 
-    def take_candidates(self) -> list[int]:
-        """Slots for the states after candidate tokens, as many as there are.
+    # The life of a sequence: it begins, perhaps with a cached prefix or as a fork, and gives everything back.
 
-        Every row that is free keeps a slot for the sequence that comes.
-        """
-        count = min(self._candidates, self.slots.free - self.rows.free)
-        return [self.slots.allocate() for _ in range(count)]
+    def match(self, memory: SequenceMemory, reuse: bool = True) -> None:
+        """Let an empty ``memory`` begin with what the prefix cache has of its tokens, or with nothing (not reuse)."""
+        match = self.cache.match(memory, reuse)
+        self.pool.retain(match.blocks)
+        memory.blocks = list(match.blocks)
+        memory.length = memory.writable = match.length
+        memory.source, memory.stop, memory.prefix = match.state, match.stop, match.prefix
 
-    @property
-    def packs_states(self) -> bool:
-        """Whether the states of the prefix cache lie apart, in 8 bits."""
-        return self.states is not self.slots
-
-    def begin(self) -> Reservation:
-        """A new transaction; there may be one at a time."""
-        return Reservation(self)
+    def begin(self, memory: SequenceMemory) -> None:
+        """The sequence runs with what ``match`` found."""
+        self.cache.begin(memory)
 
     def fork(self, parent: SequenceMemory, tokens: list[int]) -> SequenceMemory | None:
         """Memory for a second sequence of the same tokens so far: blocks shared, a row and a slot of its own.
@@ -93,71 +77,189 @@ class BlockManager:
         child.blocks = parent.blocks.copy()
         self.pool.retain(parent.held)
         child.length, child.passed = parent.length, parent.passed
-        child.published, child.content = parent.published, parent.content
+        child.prefix = None if parent.prefix is None else parent.prefix.forked()
         child.row = self.rows.assign(child.blocks)
         if self.needs.state:
             child.slot = self.slots.allocate()
-            child.candidates = self.take_candidates()
+            child.candidates = self._candidate_slots()
         child.writable = parent.writable
         child.exact = parent.exact and not self.needs.state
         if self.needs.kv:
             child.writable = parent.writable = parent.length
         return child
 
-    def settle(self, memory: SequenceMemory) -> None:
-        """Publish what is complete and give back what fell out of the sliding window."""
-        self.allocator.publish(memory)
-        if self.needs.window is None or not self.needs.kv:
-            return
-        passed = self.needs.first_visible(memory.length) // self.block_size
-        if passed > memory.passed:
-            self.allocator.release(memory.blocks[memory.passed : passed])
-            memory.blocks[memory.passed : passed] = [NONE] * (passed - memory.passed)
-            self.rows.array[memory.row, :passed] = NONE
-            memory.passed = passed
+    def set_exact(self, memory: SequenceMemory, exact: bool) -> None:
+        """Whether what ``memory`` holds is that of its tokens: a forked state has been copied, or a step failed."""
+        memory.exact = exact
 
     def park(self, memory: SequenceMemory) -> None:
         """Take back everything, but remember what there was: the next reservation makes room for it again."""
-        self.allocator.publish(memory)
-        self.allocator.leave(memory)
-        self.allocator.release(memory.held)
+        if memory.exact and memory.row != NONE:
+            self.cache.insert(memory)
+        self.cache.release(memory)
+        self.pool.release(memory.held)
         del memory.blocks[memory.passed :]
         self.slots.release(memory.slots)
-        self.states.release(memory.spares)
-        memory.candidates = []
         if memory.row != NONE:
             self.rows.release(memory.row)
-        memory.slot = memory.spare = memory.row = NONE
+        memory.candidates = []
+        memory.slot = memory.row = memory.source = NONE
         memory.writable = 0
         memory.exact = False
 
     def release(self, memory: SequenceMemory) -> None:
-        """Take back everything; the memory knows no token any more. Releasing an empty memory is allowed."""
+        """Take back everything; the memory has no token any more. Releasing an empty memory is allowed."""
         self.park(memory)
         memory.blocks = []
-        memory.length = memory.passed = memory.published = 0
-        memory.content = None
+        memory.length = memory.passed = 0
         memory.stop = NEVER
 
     def retire(self, memory: SequenceMemory) -> None:
-        """``release``, but what was computed may be kept for others."""
-        if memory.exact and memory.row != NONE:
-            self.allocator.donate(memory)
+        """``release``, but the prefix cache may keep what was computed."""
+        if memory.exact and memory.row != NONE and memory.length and self.cache.insert(memory, ended=True):
+            memory.slot = NONE
         self.release(memory)
 
-    def check_integrity(self, memories: Iterable[SequenceMemory], reservation: Reservation | None = None) -> None:
-        """PoolError unless the pools hold exactly what ``memories``, all there are, and an open reservation have."""
+    # The steps of a reservation.
+
+    def make_room(self, memory: SequenceMemory, end: int, spare: int, checkpoints: bool) -> bool:
+        """Whether ``grow`` can make room for ``end`` tokens and leave ``spare`` blocks; evicts what has to go for it.
+
+        checkpoints: whether the step has slots for checkpoints, one of which can be skipped.
+        """
+        if memory.row == NONE and not self.rows.free:
+            return False
+        if self.needs_slot(memory) and not (self.slots.free or checkpoints or self.cache.can_take_state(memory)):
+            return False
+        blocks = self._missing(memory, end) + self._copies(memory)
+        return self.pool.available >= blocks + spare and self.cache.evict(blocks)
+
+    def needs_slot(self, memory: SequenceMemory) -> bool:
+        """Whether ``memory`` has no slot but needs one."""
+        return self.needs.state and memory.slot == NONE
+
+    def grow(self, memory: SequenceMemory, end: int) -> Growth:
+        """Blocks for ``end`` tokens, and a slot and a row where it has none; ``make_room`` has made room for them."""
+        blocks, first = memory.blocks, memory.length // self.block_size
+        took_slot, took_row, copies = self.needs_slot(memory), memory.row == NONE, self._copies(memory)
+        new = self.pool.allocate(self._missing(memory, end) + copies)
+        copied = None
+        if copies:
+            copied = (first, blocks[first], new.pop())
+            blocks[first] = copied[2]
+        blocks += new
+        if took_slot and self.slots.free:
+            memory.slot = self.slots.allocate()
+        elif took_slot:
+            memory.slot, memory.source = self.cache.take_state(memory), NONE
+        growth = Growth(len(new), copied, took_slot, took_row, memory.writable)
+        if took_row:
+            memory.row = self.rows.assign(blocks)
+        else:
+            start = first if copies else len(blocks) - len(new)
+            self.rows.array[memory.row, start : len(blocks)] = blocks[start:]
+        if took_slot:
+            memory.candidates = self._candidate_slots()
+        memory.writable = len(blocks) * self.block_size if self.needs.kv else sys.maxsize
+        return growth
+
+    def shrink(self, memory: SequenceMemory, growth: Growth) -> None:
+        """Undo ``grow``."""
+        blocks = memory.blocks
+        kept = len(blocks) - growth.added
+        given_back = blocks[kept:]
+        del blocks[kept:]
+        row = self.rows.array[memory.row]
+        row[kept:] = NONE
+        if growth.copied:
+            index, before, now = growth.copied
+            blocks[index] = row[index] = before
+            given_back.append(now)
+        self.pool.release(given_back)
+        if growth.took_slot:
+            self.slots.release(memory.slots)
+            memory.slot, memory.candidates = NONE, []
+        if growth.took_row:
+            self.rows.release(memory.row)
+            memory.row = NONE
+        memory.writable = growth.writable
+
+    def advance(self, ends: Mapping[SequenceMemory, int]) -> None:
+        """The step has run: the tokens of each up to its end are in the cache."""
+        for memory, end in ends.items():
+            memory.length = end
+
+    def accept(self, memory: SequenceMemory, candidates: int, accepted: int) -> None:
+        """Of the last ``candidates`` tokens, keep the first ``accepted``: their KV, and the state after them."""
+        memory.length -= candidates - accepted
+        if accepted and self.keeps_states:
+            slots = memory.candidates
+            memory.slot, slots[accepted - 1] = slots[accepted - 1], memory.slot
+        kept = self.blocks_for(memory.length)
+        given_back = memory.blocks[kept:]
+        if given_back:
+            del memory.blocks[kept:]
+            self.rows.array[memory.row, kept:] = NONE
+            self.pool.release(given_back)
+            memory.writable = min(memory.writable, kept * self.block_size)
+
+    def settle(self, memory: SequenceMemory, growth: Growth) -> None:
+        """The step that ``growth`` was for has run: insert what is complete, give back what the window has passed."""
+        memory.exact = True
+        if growth.copied:
+            self.pool.release([growth.copied[1]])
+        if memory.source != NONE:
+            memory.source = NONE
+            self.cache.state_copied(memory)
+        self.cache.insert(memory)
+        self._protect_cached_tokens(memory)
+        passed = self.needs.first_visible(memory.length) // self.block_size if self.needs.kv else 0
+        if passed > memory.passed:
+            self.pool.release(memory.blocks[memory.passed : passed])
+            memory.blocks[memory.passed : passed] = [NONE] * (passed - memory.passed)
+            self.rows.array[memory.row, :passed] = NONE
+            memory.passed = passed
+
+    def insert_checkpoint(self, memory: SequenceMemory, slot: int) -> None:
+        """The step has run and ``slot`` holds a copy of the state after it."""
+        memory.stop = self.cache.insert_checkpoint(memory, slot)
+        self._protect_cached_tokens(memory)
+
+    def check_integrity(
+        self, memories: Iterable[SequenceMemory], blocks: Iterable[int] = (), states: Iterable[int] = ()
+    ) -> None:
+        """PoolError unless the pools hold exactly what ``memories``, all there are, and the prefix cache have.
+
+        blocks, states: what an open reservation has beside them.
+        """
         memories = list(memories)
         held = [block for memory in memories for block in memory.held]
-        held += [] if reservation is None else [source for source, _ in reservation.block_copies]
-        held += self.allocator.held_blocks()
         slots = [slot for memory in memories for slot in memory.slots]
-        states = [slot for memory in memories for slot in memory.spares]
-        states += [] if reservation is None else reservation.own_slots
-        states += self.allocator.held_slots()
-        self.pool.check_integrity(held)
+        cached = [*states, *self.cache.state_slots()]
+        self.pool.check_integrity([*held, *blocks, *self.cache.blocks()])
         if self.packs_states:
             self.slots.check_integrity(slots)
-            self.states.check_integrity(states)
+            self.states.check_integrity(cached)
         else:
-            self.slots.check_integrity(slots + states)
+            self.slots.check_integrity(slots + cached)
+
+    def _protect_cached_tokens(self, memory: SequenceMemory) -> None:
+        """The cache may have the last block by now, which is never written to: what follows goes to a copy."""
+        if self.needs.kv and memory.length % self.block_size and self._copies(memory):
+            memory.writable = min(memory.writable, memory.length)
+
+    def _missing(self, memory: SequenceMemory, end: int) -> int:
+        return max(0, self.blocks_for(end) - len(memory.blocks))
+
+    def _copies(self, memory: SequenceMemory) -> bool:
+        """Whether the next token of ``memory`` goes into a block that others use too."""
+        first = memory.length // self.block_size
+        return self.needs.kv and first < len(memory.blocks) and self.pool.references(memory.blocks[first]) > 1
+
+    def _candidate_slots(self) -> list[int]:
+        """Slots for the states after draft tokens, as many as there are.
+
+        Every row that is free keeps a slot for the sequence that comes.
+        """
+        count = min(self._candidates, self.slots.free - self.rows.free)
+        return [self.slots.allocate() for _ in range(count)]

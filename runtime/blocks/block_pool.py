@@ -22,6 +22,11 @@ class BlockPool:
         return len(self._free)
 
     @property
+    def available(self) -> int:
+        """Blocks that are free, or that a cache can evict."""
+        return len(self._free)
+
+    @property
     def used(self) -> int:
         """Blocks with at least one holder."""
         return self.num_blocks - len(self._free)
@@ -39,11 +44,6 @@ class BlockPool:
             self._references[block] = 1
         return blocks
 
-    def revive(self, block: int) -> None:
-        """Take this very block, free or not, with its content: one more reference."""
-        self._free.pop(block, None)
-        self._references[block] += 1
-
     def retain(self, blocks: Iterable[int]) -> None:
         """Add one reference to each of the blocks; PoolError for a free one."""
         for block in blocks:
@@ -51,9 +51,8 @@ class BlockPool:
                 raise PoolError(f"expected a block in use, found the free block {block}")
             self._references[block] += 1
 
-    def release(self, blocks: Sequence[int]) -> list[int]:
-        """Drop one reference of each, and return those that became free: the last one given is taken first again."""
-        freed = []
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference of each; of those that become free, the last one given is taken first again."""
         for block in reversed(blocks):
             count = self._references[block] - 1
             if count < 0:
@@ -61,13 +60,6 @@ class BlockPool:
             self._references[block] = count
             if not count:
                 self._free[block] = None
-                freed.append(block)
-        return freed
-
-    def prefer(self, blocks: Iterable[int]) -> None:
-        """Let these free blocks be taken before all others."""
-        for block in blocks:
-            self._free.move_to_end(block, last=False)
 
     def check_integrity(self, held: Iterable[int]) -> None:
         """PoolError unless ``held``, one entry for each reference that anyone has, is what the pool counts."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from hybridge.artifact.bindings import Binding
 from hybridge.artifact.names import is_recurrent_state
+from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.packed_rows import PackedRows, packed_rows
-from hybridge.runtime.engines.paged import HostCopy
 
 
 class PackedState(HostCopy):

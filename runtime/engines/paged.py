@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,11 +18,10 @@ from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.held_modes import AUTO
 from hybridge.runtime.engines.hidden_rows import HiddenRows
+from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.packed_rows import EXACT
+from hybridge.runtime.engines.packed_state import PackedState
 from hybridge.runtime.engines.step_result import ArrayResult, StepResult
-
-if TYPE_CHECKING:
-    from hybridge.runtime.engines.packed_state import PackedState
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,18 +83,6 @@ class StepLimits:
 
     max_tokens: int
     max_rows: int
-
-
-class HostCopy(ABC):
-    """Blocks and slots that ``PagedEngine.swap_out`` copied to host memory; freed with its last reference."""
-
-    blocks: int
-    slots: int
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Host memory that the copy takes."""
 
 
 class PagedEngine(ABC):

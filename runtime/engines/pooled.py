@@ -12,8 +12,9 @@ from hybridge.artifact.bindings import Binding
 from hybridge.artifact.config import CONFIG_FILE, RuntimeConfig, read_config
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.paged import PAGED
+from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.packed_state import PackedState, packed_bytes
-from hybridge.runtime.engines.paged import HostCopy, PagedEngine, StepLimits
+from hybridge.runtime.engines.paged import PagedEngine, StepLimits
 
 
 class Pools(Protocol):

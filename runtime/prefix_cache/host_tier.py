@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.blocks.sequence_memory import NONE
+from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.packed_rows import EXACT
 from hybridge.runtime.engines.packed_state import PackedState
-from hybridge.runtime.engines.paged import HostCopy
 from hybridge.runtime.prefix_cache.events import EventLog
 from hybridge.runtime.prefix_cache.node import Node
 from hybridge.runtime.prefix_cache.radix_tree import RadixTree

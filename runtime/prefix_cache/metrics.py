@@ -8,7 +8,7 @@ from itertools import islice
 
 from hybridge.runtime.blocks.sequence_memory import SequenceMemory
 from hybridge.runtime.prefix_cache.ghosts import Ghosts
-from hybridge.runtime.prefix_cache.known_prefix import KnownPrefix
+from hybridge.runtime.prefix_cache.radix_prefix import RadixPrefix
 from hybridge.runtime.prefix_cache.radix_tree import RadixTree
 
 # Why tokens had to be computed.
@@ -51,7 +51,7 @@ class CacheMetrics:
         """Share of the prompts' tokens that came from the cache."""
         return self.hit_tokens / self.asked_tokens if self.asked_tokens else 0.0
 
-    def looked_up(self, tree: RadixTree, ghosts: Ghosts, memory: SequenceMemory, prefix: KnownPrefix) -> None:
+    def looked_up(self, tree: RadixTree, ghosts: Ghosts, memory: SequenceMemory, prefix: RadixPrefix) -> None:
         """Count a request that begins."""
         self.asked_tokens += prefix.prompt
         self.hit_tokens += memory.length
@@ -87,7 +87,7 @@ class CacheReport:
         return {**{name: value for name, value in vars(self).items() if name != "counts"}, "counts": counts}
 
 
-def _reason(tree: RadixTree, ghosts: Ghosts, memory: SequenceMemory, prefix: KnownPrefix) -> str:
+def _reason(tree: RadixTree, ghosts: Ghosts, memory: SequenceMemory, prefix: RadixPrefix) -> str:
     if not prefix.asked:
         return TOO_SHORT
     key = prefix.key(memory.tokens, prefix.asked)

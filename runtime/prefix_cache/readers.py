@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from hybridge.runtime.blocks.sequence_memory import NONE, SequenceMemory
 from hybridge.runtime.prefix_cache.node import Node
+from hybridge.runtime.prefix_cache.radix_prefix import RadixPrefix
 from hybridge.runtime.prefix_cache.radix_tree import RadixTree
 
 
 class Readers:
-    """At most one node for each sequence, which ``KnownPrefix`` names.
+    """At most one node for each sequence, which ``RadixPrefix`` names.
 
     Its state is locked until the sequence has a copy. Its KV stays locked only to tell what is of use, since sequences
-    have references of their own: where memory is short, ``let_go`` gives these locks up.
+    have references of their own: where memory is short, ``release_kv_locks`` gives these locks up.
     """
 
     def __init__(self, tree: RadixTree) -> None:
         self._tree = tree
         self._known: set[SequenceMemory] = set()
 
-    def begin(self, memory: SequenceMemory, node: Node) -> None:
-        """``memory`` is going to begin with the state of ``node``, unless it has to wait after all."""
-        assert memory.prefix is not None
+    def begin(self, prefix: RadixPrefix, node: Node) -> None:
+        """The sequence of ``prefix`` begins with the state of ``node``, unless it has to wait after all."""
         self._tree.lock(node)
-        memory.prefix.node, memory.prefix.state_locked = node, True
+        prefix.node, prefix.state_locked = node, True
 
     def admit(self, memory: SequenceMemory) -> None:
         """``memory`` does begin."""
@@ -30,24 +30,24 @@ class Readers:
 
     def copied(self, memory: SequenceMemory) -> None:
         """``memory`` has the state in a slot of its own."""
-        prefix = memory.prefix
-        assert prefix is not None and prefix.node is not None and prefix.state_locked
+        prefix = RadixPrefix.of(memory)
+        assert prefix.node is not None and prefix.state_locked
         self._tree.unlock_state(prefix.node)
         prefix.state_locked = False
 
     def move(self, memory: SequenceMemory, node: Node) -> None:
         """``memory`` has come as far as ``node``, whose state it does not need."""
-        assert memory.prefix is not None
+        prefix = RadixPrefix.of(memory)
         self._tree.lock(node)
         self.leave(memory)
         self._tree.unlock_state(node)
-        memory.prefix.node, memory.prefix.state_locked = node, False
+        prefix.node, prefix.state_locked = node, False
         self._known.add(memory)
 
     def leave(self, memory: SequenceMemory) -> None:
         """``memory`` holds nothing locked any more."""
         prefix = memory.prefix
-        if prefix is None or prefix.node is None:
+        if not isinstance(prefix, RadixPrefix) or prefix.node is None:
             return
         node, prefix.node = prefix.node, None
         self._known.discard(memory)
@@ -57,7 +57,7 @@ class Readers:
         else:
             self._tree.unlock_kv(node)
 
-    def let_go(self) -> bool:
+    def release_kv_locks(self) -> bool:
         """Unlock all KV that nobody begins with in this very step; False when there is none."""
         readers = [memory for memory in self._known if memory.source == NONE]
         for memory in readers:

@@ -9,7 +9,6 @@ from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.packed_rows import EXACT, FP8, INT8
 
 RADIX, BLOCKS, OFF = "radix", "blocks", "off"
-NO_BUFFER, EXTRA_BUFFER = "no_buffer", "extra_buffer"
 LRU, VALUE = "lru", "value"
 _MAY_BE_NONE = ("cached_states", "grid", "decode_interval", "path_states")
 
@@ -21,8 +20,6 @@ class PrefixCacheSettings:
     kind: "radix" keeps KV and recurrent states in a radix tree, for every model; "blocks" shares full KV blocks of
     models without recurrent layers; "off" keeps nothing. The rest is about "radix".
 
-    mode: "no_buffer" finds a slot for a state at the time when it is taken; "extra_buffer" gives each request a second
-    slot from its beginning, so that taking a state never waits for one to become free.
     cached_states: slots for states beside those of the rows; None takes half of the bytes that the rows leave, and more
     where a state is larger than the KV of a whole sequence: all of a model without attention.
     branch_points, prompt_end: whether a prompt stops where it leaves a known one, and before its last token, for a
@@ -41,7 +38,6 @@ class PrefixCacheSettings:
     """
 
     kind: str = RADIX
-    mode: str = NO_BUFFER
     cached_states: int | None = None
     branch_points: bool = True
     prompt_end: bool = True
@@ -61,7 +57,6 @@ class PrefixCacheSettings:
     def __post_init__(self) -> None:
         for name, known in (
             ("kind", (RADIX, BLOCKS, OFF)),
-            ("mode", (NO_BUFFER, EXTRA_BUFFER)),
             ("policy", (LRU, VALUE)),
             ("states", (EXACT, INT8, FP8)),
             ("host_states", (EXACT, INT8, FP8) if self.states == EXACT else (EXACT, self.states)),

@@ -8,9 +8,10 @@ from typing import Protocol
 import numpy as np
 
 from hybridge.runtime.blocks.sequence_memory import NONE
+from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.packed_state import PackedState
-from hybridge.runtime.engines.paged import HostCopy, PagedEngine
-from hybridge.runtime.prefix_cache.radix_allocator import RadixAllocator
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.prefix_cache.radix_cache import RadixCache
 from hybridge.runtime.prefix_cache.token_key import key_length
 from hybridge.runtime.prefix_cache.token_tree import TreeMatch
 
@@ -31,7 +32,7 @@ class DeviceCache:
     Only between steps, and not while forked states wait to be copied: what is free then is free for good.
     """
 
-    def __init__(self, cache: RadixAllocator, engine: PagedEngine) -> None:
+    def __init__(self, cache: RadixCache, engine: PagedEngine) -> None:
         self.cache, self.engine = cache, engine
 
     def blocks_out(self, blocks: Sequence[int]) -> HostCopy:
@@ -78,11 +79,11 @@ class DeviceCache:
             if needs_state:
                 self.state_in(source.state(), slot)
         except BaseException:
-            cache.release(blocks)
+            cache.pool.release(blocks)
             cache.states.release([slot] if needs_state else [])
             raise
         _, took = cache.tree.insert(key, [NONE] * first + blocks, slot if needs_state else None, namespace)
-        cache.release(blocks)
+        cache.pool.release(blocks)
         if needs_state and not took:
             cache.states.release([slot])
         cache.metrics.restored_states += took
@@ -93,7 +94,7 @@ class DeviceCache:
         """What the tree has of ``key``, blocks for the rest and a slot (-1 without states)."""
         cache = self.cache
         slot = NONE
-        if cache.free < self._missing(cache.tree.match(key, namespace), key):
+        if cache.pool.available < self._missing(cache.tree.match(key, namespace), key):
             return None  # before a state has gone for it
         if cache.needs.state:
             if not cache.states.free:
@@ -102,9 +103,13 @@ class DeviceCache:
         for _ in range(2):
             match = cache.tree.match(key, namespace)
             count = self._missing(match, key)
-            # To make room may take what the tree had of this very prefix: then, and only then, look again.
-            if cache.make_room(count) and self._missing(cache.tree.match(key, namespace), key) == count:
-                return match, cache.allocate(count), slot
+            # This may evict what the tree had of this very prefix: then, and only then, look again.
+            if (
+                cache.pool.available >= count
+                and cache.evict(count)
+                and self._missing(cache.tree.match(key, namespace), key) == count
+            ):
+                return match, cache.pool.allocate(count), slot
         if slot != NONE:
             cache.states.release([slot])
         return None

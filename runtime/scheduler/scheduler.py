@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from hybridge.runtime.blocks import BlockManager
+from hybridge.runtime.blocks import BlockManager, Reservation
 from hybridge.runtime.blocks.sequence_memory import NONE
 from hybridge.runtime.scheduler.capacity import Capacity
-from hybridge.runtime.scheduler.draft import Draft
 from hybridge.runtime.scheduler.plan import StepPlan
 from hybridge.runtime.scheduler.queues import SequenceQueues
 from hybridge.runtime.scheduler.request import ScheduledRequest
 from hybridge.runtime.scheduler.sequence import ScheduledSequence, State
 from hybridge.runtime.scheduler.settings import SchedulerSettings
+from hybridge.runtime.scheduler.step_builder import StepBuilder
 from hybridge.runtime.scheduler.step_planner import StepPlanner
 
 _NO_CANDIDATES: Mapping[int, tuple[int, ...]] = MappingProxyType({})
@@ -38,7 +38,7 @@ class Scheduler:
         # Of forks since the last plan. A source may be free again: the next plan copies before it does anything else.
         self._slot_copies: list[tuple[int, int]] = []
         self._forked: list[ScheduledSequence] = []
-        self._draft: Draft | None = None
+        self._builder: StepBuilder | None = None
         self._arrivals = self._step = 0
 
     @property
@@ -64,7 +64,7 @@ class Scheduler:
     @property
     def settled(self) -> bool:
         """Whether no forked state waits to be copied: what is free is of use to nobody."""
-        return not self._slot_copies and self._draft is None
+        return not self._slot_copies and self._builder is None
 
     def first_waiting(self) -> list[ScheduledSequence]:
         """Those that may begin with the next step."""
@@ -85,7 +85,7 @@ class Scheduler:
 
     def fork(self, parent: ScheduledSequence) -> ScheduledSequence:
         """A second sequence with the tokens and, where memory allows, the memory of ``parent``; not during a step."""
-        assert self._draft is None and parent.state is not State.FINISHED
+        assert self._builder is None and parent.state is not State.FINISHED
         child = self._queues.make(parent.request, parent.tokens.copy(), *parent.order[:2])
         child.cached_tokens, child.logits_from = parent.cached_tokens, parent.logits_from
         memory = None
@@ -105,8 +105,8 @@ class Scheduler:
         """End the sequence, whatever it does at the time. Ending it twice is allowed."""
         if sequence.state is State.FINISHED:
             return
-        draft = self._draft
-        if draft is not None and (sequence in draft.rows or sequence in draft.admitted):
+        step = self._builder
+        if step is not None and (sequence in step.rows or sequence in step.admitted):
             sequence.cancelled = True
             return
         self._queues.finish(sequence)
@@ -122,38 +122,38 @@ class Scheduler:
 
         ``candidates``: by sequence that decodes, tokens to try behind its own, as many as find room.
         """
-        assert self._draft is None, "the step before has neither been committed nor failed"
-        draft = Draft(self.manager.begin(), self.settings.max_tokens, self.settings.prompt_logits)
-        self._planner.fill(draft, candidates)
+        assert self._builder is None, "the step before has neither been committed nor failed"
+        step = StepBuilder(Reservation(self.manager), self.settings.max_tokens, self.settings.prompt_logits)
+        self._planner.fill(step, candidates)
         self._step += 1
-        plan = draft.finish(self._step, self._slot_copies, self._forked)
+        plan = step.finish(self._step, self._slot_copies, self._forked)
         if plan is not None:
-            self._draft = draft
+            self._builder = step
             self._slot_copies, self._forked = [], []
         return plan
 
     def commit(self, plan: StepPlan, accepted: Mapping[int, int] = NONE_ACCEPTED) -> None:
         """The step has run: its tokens are in the cache, of candidates the first ``accepted`` of each sequence."""
-        draft = self._close()
-        draft.reservation.commit({each.memory: accepted.get(each.id, 0) for each in draft.candidates})
+        step = self._close()
+        step.reservation.commit({each.memory: accepted.get(each.id, 0) for each in step.candidates})
         self._queues.settle_swaps(plan)
-        for sequence, count in draft.logits.items():
+        for sequence, count in step.logits.items():
             sequence.logits_from += count
         for id_ in plan.forked:
             if id_ in self.sequences and self.sequences[id_].state is State.RUNNING:
-                self.sequences[id_].memory.exact = True
-        for sequence in [*draft.rows, *draft.admitted]:
+                self.manager.set_exact(self.sequences[id_].memory, True)
+        for sequence in [*step.rows, *step.admitted]:
             if sequence.cancelled:
                 self.finish(sequence)
 
     def fail(self, plan: StepPlan) -> list[ScheduledSequence]:
         """The step failed: the sequences that took part end and are returned; all others go on."""
-        draft = self._close()
-        draft.reservation.release()
-        died = list(dict.fromkeys([*draft.rows, *draft.admitted]))
+        step = self._close()
+        step.reservation.release()
+        died = list(dict.fromkeys([*step.rows, *step.admitted]))
         self._queues.settle_swaps(plan)
         for sequence in died:
-            sequence.memory.exact = False
+            self.manager.set_exact(sequence.memory, False)
             self.finish(sequence)
         for id_ in plan.forked:
             forked = self.sequences.get(id_)
@@ -164,11 +164,12 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """PoolError unless every block, slot and host byte belongs to exactly the sequences that say so."""
-        reservation = None if self._draft is None else self._draft.reservation
-        self.manager.check_integrity((sequence.memory for sequence in self.sequences.values()), reservation)
+        memories = [sequence.memory for sequence in self.sequences.values()]
+        owner = self.manager if self._builder is None else self._builder.reservation
+        owner.check_integrity(memories)
         self._queues.check_integrity()
 
-    def _close(self) -> Draft:
-        draft, self._draft = self._draft, None
-        assert draft is not None, "there is no step under way"
-        return draft
+    def _close(self) -> StepBuilder:
+        step, self._builder = self._builder, None
+        assert step is not None, "there is no step under way"
+        return step

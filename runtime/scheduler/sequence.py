@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from hybridge.runtime.blocks import SequenceMemory
-from hybridge.runtime.engines.paged import HostCopy
+from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.scheduler.request import ScheduledRequest
 
 

@@ -1,4 +1,4 @@
-"""Who takes part in a step, and with how many tokens."""
+"""Which sequences take part in a step, and with how many tokens."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 from hybridge.runtime.blocks import BlockManager
 from hybridge.runtime.blocks.sequence_memory import NONE
-from hybridge.runtime.scheduler.draft import Draft
 from hybridge.runtime.scheduler.plan import Swap
 from hybridge.runtime.scheduler.queues import SequenceQueues
 from hybridge.runtime.scheduler.sequence import ScheduledSequence, State
 from hybridge.runtime.scheduler.settings import SchedulerSettings
+from hybridge.runtime.scheduler.step_builder import StepBuilder
 
 
 class StepPlanner:
-    """Fills a draft: rows that decode come first, then prompts that run, then those that wait.
+    """Fills a step: rows that decode come first, then prompts that run, then those that wait.
 
     When memory runs out, the last in order loses its own, so that the first always advances.
     """
@@ -23,13 +23,13 @@ class StepPlanner:
         self._manager, self._settings, self._queues = manager, settings, queues
         self._spare = int(settings.watermark * manager.pool.num_blocks)
 
-    def fill(self, draft: Draft, candidates: Mapping[int, tuple[int, ...]]) -> None:
+    def fill(self, step: StepBuilder, candidates: Mapping[int, tuple[int, ...]]) -> None:
         """Reserve the memory of all that the step feeds; candidates as in ``Scheduler.plan``."""
-        self._add_running(draft, candidates)
-        if not draft.preempted:
-            self._admit(draft)
-        if self._queues.waiting and not (draft.rows or draft.admitted or draft.preempted):
-            self._unblock(draft)
+        self._add_running(step, candidates)
+        if not step.preempted:
+            self._admit(step)
+        if self._queues.waiting and not (step.rows or step.admitted or step.preempted):
+            self._unblock(step)
 
     def most_candidates(self, sequence: ScheduledSequence) -> int:
         """Candidates that a sequence has room for, short of its end and of a state that the prefix cache wants."""
@@ -37,7 +37,7 @@ class StepPlanner:
         most = min(sequence.request.most_tokens - len(sequence.tokens), memory.stop - memory.length - 2)
         return min(most, len(memory.candidates)) if self._manager.keeps_states else most
 
-    def _add_running(self, draft: Draft, candidates: Mapping[int, tuple[int, ...]]) -> None:
+    def _add_running(self, step: StepBuilder, candidates: Mapping[int, tuple[int, ...]]) -> None:
         queues = self._queues
         decoding, prompts = [], []
         for sequence in queues.running:
@@ -47,112 +47,111 @@ class StepPlanner:
             elif pending:
                 prompts.append(sequence)
         if candidates:
-            decoding = [each for each in decoding if not self._try_candidates(draft, each, candidates.get(each.id, ()))]
-        self._decode(draft, decoding)
+            decoding = [each for each in decoding if not self._try_candidates(step, each, candidates.get(each.id, ()))]
+        self._decode(step, decoding)
         for place, sequence in enumerate(prompts):
-            if sequence.state is State.RUNNING and draft.budget:
+            if sequence.state is State.RUNNING and step.budget:
                 others = len(prompts) - place - 1 + len(queues.waiting)
-                self._make_room(draft, sequence, _chunk(draft, sequence, others))
+                self._make_room(step, sequence, _chunk(step, sequence, others))
 
-    def _decode(self, draft: Draft, decoding: list[ScheduledSequence]) -> None:
+    def _decode(self, step: StepBuilder, decoding: list[ScheduledSequence]) -> None:
         """One token of each, first of those that have the memory for it."""
-        growing = [decoding[place] for place in draft.reservation.extend_by_one([each.memory for each in decoding])]
+        growing = [decoding[place] for place in step.reservation.extend_by_one([each.memory for each in decoding])]
         if growing:
             grows = set(growing)
             decoding = [sequence for sequence in decoding if sequence not in grows]
-        draft.add_decoding(decoding)
+        step.add_decoding(decoding)
         for sequence in growing:
             if sequence.state is State.RUNNING:
-                self._make_room(draft, sequence, 1)
+                self._make_room(step, sequence, 1)
 
-    def _try_candidates(self, draft: Draft, sequence: ScheduledSequence, candidates: tuple[int, ...]) -> bool:
+    def _try_candidates(self, step: StepBuilder, sequence: ScheduledSequence, candidates: tuple[int, ...]) -> bool:
         """Add the sequence with those of its candidates that find room; False when none does."""
-        # Nobody who runs loses a token for them, nor the block that it may need.
-        others = len(self._queues.running) - len(draft.rows) - 1
-        room = min(self.most_candidates(sequence), draft.budget - 1 - others)
+        # No running sequence loses a token for them, nor the block that it may need.
+        others = len(self._queues.running) - len(step.rows) - 1
+        room = min(self.most_candidates(sequence), step.budget - 1 - others)
         tried, spare = candidates[: max(0, room)], others * self._manager.needs.kv
-        if not tried or not draft.reservation.extend(sequence.memory, 1 + len(tried), spare, len(tried)):
+        if not tried or not step.reservation.extend(sequence.memory, 1 + len(tried), spare, len(tried)):
             return False
-        draft.add_candidates(sequence, tried)
+        step.add_candidates(sequence, tried)
         return True
 
-    def _make_room(self, draft: Draft, sequence: ScheduledSequence, count: int) -> None:
+    def _make_room(self, step: StepBuilder, sequence: ScheduledSequence, count: int) -> None:
         """Add the sequence, at the cost of those that come last, or of itself when it is the last."""
-        while not draft.reservation.extend(sequence.memory, count):
+        while not step.reservation.extend(sequence.memory, count):
             victim = self._queues.running[-1]
-            self._preempt(draft, victim)
+            self._preempt(step, victim)
             if victim is sequence:
                 return
-        draft.add(sequence, count)
+        step.add(sequence, count)
 
-    def _admit(self, draft: Draft) -> None:
+    def _admit(self, step: StepBuilder) -> None:
         queues, policy = self._queues, self._settings.policy
-        while queues.waiting and draft.budget:
+        while queues.waiting and step.budget:
             sequence = queues.waiting[0]
-            if sequence in draft.preempted:
+            if sequence in step.preempted:
                 return
-            if self._try_admit(draft, sequence):
+            if self._try_admit(step, sequence):
                 continue
             last = queues.running[-1] if queues.running else sequence
             if last.order <= sequence.order or not policy.preempts(sequence.request.priority, last.request.priority):
                 return
-            self._preempt(draft, last)
+            self._preempt(step, last)
 
-    def _unblock(self, draft: Draft) -> None:
-        """Nobody advances, as beams hold what others need that they wait for: the last make room for the first."""
+    def _unblock(self, step: StepBuilder) -> None:
+        """No sequence advances, as beams hold what others need that they wait for: the last make room for the first."""
         queues = self._queues
-        while queues.running and not draft.admitted and queues.waiting[0] not in draft.preempted:
-            self._preempt(draft, queues.running[-1])
-            self._admit(draft)
+        while queues.running and not step.admitted and queues.waiting[0] not in step.preempted:
+            self._preempt(step, queues.running[-1])
+            self._admit(step)
 
-    def _try_admit(self, draft: Draft, sequence: ScheduledSequence) -> bool:
+    def _try_admit(self, step: StepBuilder, sequence: ScheduledSequence) -> bool:
         """Let the first that waits run; False where there is no room for it."""
         manager, queues, memory = self._manager, self._queues, sequence.memory
         begins = not memory.length
         if begins:
-            memory.computes_all = sequence.prompt_logits_left > 0
-            manager.allocator.adopt(memory)
-        count = _chunk(draft, sequence, len(queues.waiting) - 1)
+            manager.match(memory, reuse=not sequence.prompt_logits_left)
+        count = _chunk(step, sequence, len(queues.waiting) - 1)
         spare = 0
-        if draft.rows:
+        if step.rows:
             whole = manager.most_blocks(len(sequence.tokens), self._settings.max_tokens)
             spare = self._spare + max(0, whole - manager.blocks_for(memory.length + count))
-        while not draft.reservation.extend(memory, count, spare):
+        while not step.reservation.extend(memory, count, spare):
             shared = begins and memory.length > 0
             if begins:
                 manager.release(memory)
             if not shared or queues.running:
                 return False
             # What it shares may be what keeps it from growing: alone, it can do without.
-            count = _chunk(draft, sequence, len(queues.waiting) - 1)
+            count = _chunk(step, sequence, len(queues.waiting) - 1)
         if begins:
-            manager.allocator.admit(memory)
+            manager.begin(memory)
         if sequence.cached_tokens is None:
             sequence.cached_tokens = memory.length
         del queues.waiting[0]
         queues.run(sequence)
-        draft.admitted.append(sequence)
+        step.admitted.append(sequence)
         if sequence.host_copy is not None:
             held = tuple(memory.blocks[memory.passed : manager.blocks_for(memory.length)])
-            draft.swap_ins.append(Swap(sequence.id, held, () if memory.slot == NONE else (memory.slot,)))
+            step.swap_ins.append(Swap(sequence.id, held, () if memory.slot == NONE else (memory.slot,)))
         if count:
-            draft.add(sequence, count)
+            step.add(sequence, count)
         return True
 
-    def _preempt(self, draft: Draft, victim: ScheduledSequence) -> None:
+    def _preempt(self, step: StepBuilder, victim: ScheduledSequence) -> None:
         """Take the victim's memory, now: by copying it to the host if there is room, else it is computed again."""
-        draft.drop(victim)
+        step.drop(victim)
         swap = self._queues.preempt(victim)
         if swap is not None:
-            draft.swap_outs.append(swap)
-        draft.preempted.add(victim)
+            step.swap_outs.append(swap)
+        step.preempted.add(victim)
 
 
-def _chunk(draft: Draft, sequence: ScheduledSequence, others: int) -> int:
+def _chunk(step: StepBuilder, sequence: ScheduledSequence, others: int) -> int:
     """Tokens of a prompt for this step: at most half of the budget that is left while others want some, and not past
     the point where the prefix cache wants the state, nor with more logits of the prompt than the step may give."""
-    budget, memory = draft.budget, sequence.memory
+    budget, memory = step.budget, sequence.memory
     most = min(sequence.pending, memory.stop - memory.length, budget if not others else max(1, budget // 2))
     if sequence.prompt_logits_left:
-        most = min(most, max(1, sequence.logits_from - memory.length + draft.prompt_logits))
+        most = min(most, max(1, sequence.logits_from - memory.length + step.prompt_logits))
     return most

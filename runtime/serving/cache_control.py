@@ -44,7 +44,7 @@ class CacheControl:
     def reset(self) -> None:
         """Forget all that is kept for later prompts, on the device and on the host, but for pinned prefixes."""
         self._loop.settle()
-        self._loop.scheduler.manager.allocator.forget_all()
+        self._loop.scheduler.manager.cache.clear()
         served = self._loop.served_cache
         if served is not None and served.host is not None:
             served.host.clear()

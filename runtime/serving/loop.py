@@ -8,7 +8,7 @@ from itertools import count
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.paged import PagedEngine
-from hybridge.runtime.prefix_cache.radix_allocator import RadixAllocator
+from hybridge.runtime.prefix_cache.radix_cache import RadixCache
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
 from hybridge.runtime.serving.candidate_check import CandidateCheck, Verdict
 from hybridge.runtime.serving.executor import StepExecutor
@@ -55,7 +55,7 @@ class ServingLoop:
         self._under_way: StepUnderWay | None = None
 
     @property
-    def prefix_cache(self) -> RadixAllocator | None:
+    def prefix_cache(self) -> RadixCache | None:
         """The radix tree with its pools, events and metrics; None without one."""
         return None if self.served_cache is None else self.served_cache.cache
 

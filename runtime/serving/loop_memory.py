@@ -1,18 +1,19 @@
-"""The pools of a loop, and who gives them out."""
+"""The pools of a loop with their managers."""
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybridge.artifact.limits import PROMPT_LOGITS_BYTES
 from hybridge.runtime.blocks import BlockManager, CacheNeeds
+from hybridge.runtime.blocks.block_prefix_cache import block_cache
 from hybridge.runtime.engines.packed_rows import EXACT
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.prefix_cache.settings import BLOCKS, RADIX
 from hybridge.runtime.scheduler import Scheduler, SchedulerSettings
 from hybridge.runtime.serving.pools import PoolReport, ServingShape, memory_budget, pools_in, state_share
-from hybridge.runtime.serving.prefix_cache import ServedCache, cached_slots, radix_allocator
+from hybridge.runtime.serving.prefix_cache import ServedCache, cached_slots, radix_cache
 from hybridge.runtime.serving.settings import ServingSettings
 
 FEW_STATES = 32
@@ -39,14 +40,21 @@ def loop_memory(
     needs, cache, slots = CacheNeeds.of_model(engine.config), settings.cache, candidate_slots or 0
     cached = cache.kind == RADIX
     budget = memory_budget(engine, needs, shape, settings.memory_bytes, settings.memory_utilization, cached, slots)
-    pools = pools_in(engine, needs, shape, budget, cached_slots(cache, shape), slots)
+    pools = pools_in(engine, needs, shape, budget, cached_slots(cache), slots)
     sizes = pools.sizes
     if cached and needs.state and cache.cached_states is None and settings.memory_bytes is None:
         _warn_of_few_states(pools, shape, budget)
     engine.allocate_pools(sizes)
-    radix = radix_allocator(engine, pools, needs, cache, shape.max_rows) if cached else None
+    radix = radix_cache(engine, pools, needs, cache, shape.max_rows) if cached else None
+    if cached:
+        needs = replace(needs, window=None)  # the tree keeps the blocks that a sliding window has passed
     manager = BlockManager(
-        sizes, needs, shape.max_rows, shape.max_seq_len, cache.kind == BLOCKS, radix, candidate_slots
+        sizes.block_size,
+        needs,
+        shape.max_rows,
+        shape.max_seq_len,
+        radix or block_cache(sizes, needs, cache.kind == BLOCKS),
+        candidate_slots,
     )
     scheduler = Scheduler(
         manager,

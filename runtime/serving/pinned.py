@@ -11,7 +11,7 @@ from typing import Any
 from hybridge.artifact.errors import RequestError
 from hybridge.artifact.json_fields import Fields, load_given_json_object
 from hybridge.runtime.prefix_cache.pins import Pin
-from hybridge.runtime.prefix_cache.radix_allocator import RadixAllocator
+from hybridge.runtime.prefix_cache.radix_cache import RadixCache
 from hybridge.runtime.prefix_cache.token_key import common_length, key_from_tokens
 from hybridge.runtime.scheduler import Scheduler
 
@@ -41,7 +41,7 @@ class PrefixEvictedError(RequestError):
 class PinnedPrefixes:
     """By name. What they hold is missing to sequences, so as much must be left as one of full length takes."""
 
-    def __init__(self, cache: RadixAllocator, scheduler: Scheduler) -> None:
+    def __init__(self, cache: RadixCache, scheduler: Scheduler) -> None:
         self._cache, self._scheduler = cache, scheduler
         self._pins: dict[str, tuple[PinnedPrefix, Pin]] = {}
 

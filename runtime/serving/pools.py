@@ -88,12 +88,8 @@ class PoolReport:
 
 @dataclass(frozen=True)
 class CacheSlots:
-    """spares: second slots of the rows. states: slots of a prefix cache; None: by ``state_share``.
+    """states: slots of a prefix cache; None: by ``state_share``. kind: "exact", or "int8" or "fp8" (packed)."""
 
-    kind: "exact", or "int8" or "fp8": the slots of both are packed.
-    """
-
-    spares: int
     states: int | None
     kind: str = EXACT
 
@@ -145,7 +141,7 @@ def _cached_states(cache: CacheSlots, left: int, longest: int, state_bytes: int)
     own = left // state_share(state_bytes, longest) if cache.states is None else cache.states
     if cache.kind != EXACT and cache.states:
         own += 1  # for the state of a sequence that ends: an exact one comes in the slot of its row
-    return max(0, min((left - longest) // state_bytes, own + cache.spares))
+    return max(0, min((left - longest) // state_bytes, own))
 
 
 def state_share(state_bytes: int, longest: int) -> int:

@@ -13,28 +13,27 @@ from hybridge.runtime.prefix_cache.host_tier import HostTier
 from hybridge.runtime.prefix_cache.kinds import Chances
 from hybridge.runtime.prefix_cache.metrics import CacheReport
 from hybridge.runtime.prefix_cache.node import Node
-from hybridge.runtime.prefix_cache.radix_allocator import RadixAllocator
-from hybridge.runtime.prefix_cache.settings import EXTRA_BUFFER, LRU, RADIX, PrefixCacheSettings
+from hybridge.runtime.prefix_cache.radix_cache import RadixCache
+from hybridge.runtime.prefix_cache.settings import LRU, RADIX, PrefixCacheSettings
 from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 from hybridge.runtime.prefix_cache.transfer import DeviceCache
 from hybridge.runtime.prefix_cache.tuner import AlphaTuner
 from hybridge.runtime.prefix_cache.worth import LruWorth, ValueWorth, Worth
 from hybridge.runtime.scheduler import ScheduledSequence, Scheduler
 from hybridge.runtime.serving.pinned import PinnedPrefixes
-from hybridge.runtime.serving.pools import CacheSlots, PoolReport, ServingShape
+from hybridge.runtime.serving.pools import CacheSlots, PoolReport
 
 
-def cached_slots(settings: PrefixCacheSettings, shape: ServingShape) -> CacheSlots | None:
+def cached_slots(settings: PrefixCacheSettings) -> CacheSlots | None:
     """The slots that the cache wants beside those of the rows; None without a radix tree."""
     if settings.kind != RADIX:
         return None
-    spares = shape.max_rows if settings.mode == EXTRA_BUFFER else 0
-    return CacheSlots(spares, settings.cached_states, settings.states)
+    return CacheSlots(settings.cached_states, settings.states)
 
 
-def radix_allocator(
+def radix_cache(
     engine: PagedEngine, pools: PoolReport, needs: CacheNeeds, settings: PrefixCacheSettings, rows: int
-) -> RadixAllocator:
+) -> RadixCache:
     """A radix tree over ``pools``, of which sequences that run take up to ``rows`` slots."""
     sizes = pools.sizes
     worth: Worth = LruWorth()
@@ -46,13 +45,13 @@ def radix_allocator(
             states = sizes.num_slots - rows if settings.states == EXACT else sizes.num_packed - 1
             tuner = AlphaTuner(costs, max(1, states), settings, chances)
         worth = ValueWorth(costs, AlphaTuner.alpha if settings.alpha is None else settings.alpha, chances)
-    return RadixAllocator(sizes, needs, settings, worth, tuner)
+    return RadixCache(sizes, needs, settings, worth, tuner)
 
 
 class ServedCache:
     """The prefix cache of a loop with all that belongs to it. Between steps only, and while ``scheduler.settled``."""
 
-    def __init__(self, cache: RadixAllocator, engine: PagedEngine, scheduler: Scheduler) -> None:
+    def __init__(self, cache: RadixCache, engine: PagedEngine, scheduler: Scheduler) -> None:
         self.cache = cache
         self.device = DeviceCache(cache, engine)
         self.pinned = PinnedPrefixes(cache, scheduler)
@@ -92,7 +91,7 @@ class ServedCache:
         return CacheReport(
             cache.tree.nodes,
             cache.tree.states,
-            cache.pool.kept * block_bytes,
+            cache.pool.cached * block_bytes,
             cache.tree.states * state_bytes,
             0 if self.host is None else self.host.nbytes,
             tuple(self.pinned.names()),

@@ -18,7 +18,8 @@ from hybridge.artifact.manifest import read_manifest
 from hybridge.artifact.safetensors_file import read_safetensors
 from hybridge.artifact.untrusted_file import open_inside
 from hybridge.runtime.blocks.sequence_memory import NONE
-from hybridge.runtime.engines.paged import HostCopy, PagedEngine
+from hybridge.runtime.engines.host_copy import HostCopy
+from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.prefix_cache.session_file import SavedSession, read_session, write_session
 from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 from hybridge.runtime.prefix_cache.transfer import DeviceCache

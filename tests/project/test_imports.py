@@ -6,7 +6,7 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -113,6 +113,58 @@ def test_packages_import_only_what_is_below_them(package: str) -> None:
         if top_folder(name) in forbidden
     ]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("package", ["runtime"])
+def test_no_modules_import_each_other(package: str) -> None:
+    """Not over others either, nor under ``if TYPE_CHECKING``."""
+    modules = {module_name(path): path for path in sources(package)}
+    found = circle({name: imports_among(path, modules) for name, path in modules.items()})
+    assert not found, " -> ".join(found)
+
+
+def test_a_circle_is_found() -> None:
+    graph = {"a": {"b", "c"}, "b": {"d"}, "c": {"d"}, "d": {"e"}, "e": set(), "f": {"e"}}
+    assert circle(graph) == []
+    assert circle({**graph, "e": {"b"}}) == ["b", "d", "e", "b"]
+    assert circle({"a": {"a"}}) == ["a", "a"]
+
+
+def module_name(path: Path) -> str:
+    return ".".join(("hybridge", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def imports_among(path: Path, modules: Container[str]) -> set[str]:
+    """Those of ``modules`` that ``path`` imports; ``from package import module`` imports the module alone."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in modules else node.module for name in names}
+    found |= {name for line, name in imported_modules(path) if not is_from(path, line)}
+    return {name for name in found if name in modules}
+
+
+def is_from(path: Path, line: int) -> bool:
+    return path.read_text(encoding="utf-8").splitlines()[line - 1].lstrip().startswith("from ")
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """A way along imports that ends where it begins; empty when there is none."""
+    done: set[str] = set()
+
+    def search(name: str, way: list[str]) -> list[str]:
+        if name in way:
+            return [*way[way.index(name) :], name]
+        if name in done:
+            return []
+        for other in sorted(graph[name]):
+            if found := search(other, [*way, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in sorted(graph) if (found := search(name, []))), [])
 
 
 @pytest.mark.parametrize("folder", TORCH_FREE)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hybridge.runtime.engines.paged import HostCopy, PackedInputs
+from hybridge.runtime.engines.host_copy import HostCopy
+from hybridge.runtime.engines.paged import PackedInputs
 from hybridge.runtime.engines.step_result import ArrayResult, StepResult
 from tests.runtime.toy_paged_engine import ToyPagedEngine
 

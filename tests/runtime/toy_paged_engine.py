@@ -14,7 +14,8 @@ import numpy as np
 
 from hybridge.artifact.config import KVLayerConfig, RuntimeConfig
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.paged import HostCopy, PackedInputs, PagedEngine, PoolSizes, StepLimits
+from hybridge.runtime.engines.host_copy import HostCopy
+from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes, StepLimits
 from tests.runtime.toy_engine import toy_config
 
 VOCAB = 61

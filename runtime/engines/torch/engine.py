@@ -124,7 +124,7 @@ class TorchEngine(Engine):
         self._check_open()
         memory = states.memory
         bucket = bucket_of(tokens, memory.max_seq) if self.config.kv_layers else memory.max_seq
-        bound = memory.bound.get(bucket)
+        bound: DecodeStep | None = memory.bound.get(bucket)
         if bound is None:
             # Holds the tensors alone, as memory that held what holds it would outlive its last user.
             program, tensors = self._model.program(Phase.DECODE), memory.tensors

@@ -5,26 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
 from hybridge.runtime.engines.torch.device import TorchDevice
-from hybridge.runtime.engines.torch.step_rows import StepRows
+from hybridge.runtime.engines.torch.step_rows import Advancing
 
 # Tensors of so many tokens' rows before a call may be those that it reads again.
 _REMEMBERED = 6
-
-
-class Advancing(Protocol):
-    """An operator that was called in a step and can be called again over other rows of its tokens."""
-
-    @property
-    def name(self) -> str:
-        """Of the operator."""
-
-    def advanced(self, given: Sequence[object], rows: StepRows, slots: torch.Tensor, accepted: torch.Tensor) -> tuple:
-        """The outputs of the call ``given``, whose pools are changed in place."""
 
 
 class Memory(NamedTuple):

@@ -11,8 +11,9 @@ import torch
 from hybridge.artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, Binding
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.kv_dtypes import filled_with
+from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.packed_state import PackedState
-from hybridge.runtime.engines.paged import HostCopy, PoolSizes
+from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.engines.pool_arrays import held_array
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.packed_slots import PackedSlots

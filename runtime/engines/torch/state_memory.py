@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -14,9 +14,6 @@ from hybridge.artifact.names import past_key, past_value
 from hybridge.runtime.engines.torch.cache_pages import paged_caches
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.tensors import torch_from_dtype
-
-if TYPE_CHECKING:
-    from hybridge.runtime.engines.torch.decode_step import DecodeStep
 
 # Unused memory that is kept, in sets of states.
 _MOST_KEPT = 4
@@ -31,7 +28,7 @@ class StateMemory:
     def __init__(self, specs: tuple[Binding, ...], device: TorchDevice, batch: int, max_seq: int) -> None:
         """Zeroed states; RuntimeError (on a GPU torch.OutOfMemoryError) when there is too little memory."""
         self.batch, self.max_seq = batch, max_seq
-        self.bound: dict[int, DecodeStep] = {}
+        self.bound: dict[int, Any] = {}
         axes = {BATCH: batch, MAX_SEQ: max_seq}
         sizes = {spec.name: (spec.resolve(**axes), torch_from_dtype(spec.dtype)) for spec in specs}
         caches = [(past_key(k), past_value(k)) for k in range(len(specs)) if past_key(k) in sizes]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from hybridge.artifact.errors import EngineError
-
-if TYPE_CHECKING:
-    from hybridge.runtime.engines.torch.kept_calls import KeptCalls
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +29,7 @@ class StepRows:
     lengths: tuple[int, ...] | None
     split: int
     longest: int
-    kept: KeptCalls | None = None
+    kept: CallRecorder | None = None
 
     @property
     def rows(self) -> int:
@@ -58,3 +55,23 @@ class StepRows:
             if end > begin and (self.lengths is None or self.lengths[row]):
                 yield row, begin, end
             begin = end
+
+
+class Advancing(Protocol):
+    """An operator that was called in a step and can be called again over other rows of its tokens."""
+
+    @property
+    def name(self) -> str:
+        """Of the operator."""
+
+    def advanced(self, given: Sequence[object], rows: StepRows, slots: torch.Tensor, accepted: torch.Tensor) -> tuple:
+        """The outputs of the call ``given``, whose pools are changed in place."""
+
+
+class CallRecorder(Protocol):
+    """Records the calls of a step whose states are deferred."""
+
+    def add(
+        self, operator: Advancing, given: Sequence[object], of_tokens: Sequence[int], outputs: Sequence[torch.Tensor]
+    ) -> None:
+        """``operator`` was called: keep its inputs ``of_tokens`` [tokens, ...]."""

@@ -16,10 +16,10 @@ class FakeMemory:
         self.states: dict[int, tuple[int, ...] | None] = {}
 
     def poison_free(self) -> None:
-        """Overwrite everything that nobody holds and nobody may adopt."""
-        pool, cached = self.manager.pool, set(self.manager.allocator.cached())
+        """Overwrite everything that is free."""
+        pool = self.manager.pool
         for block in range(pool.num_blocks):
-            if not pool.references(block) and block not in cached:
+            if not pool.references(block):
                 self.kv[block] = [POISON] * self.manager.block_size
         for slot in range(self.manager.slots.num_slots):
             if not self.manager.slots.in_use(slot):

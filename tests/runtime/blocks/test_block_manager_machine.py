@@ -4,8 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hybridge.runtime.blocks import BlockManager, CacheNeeds, SequenceMemory
-from hybridge.runtime.blocks.prefix_caching import PrefixCachingAllocator
+from hybridge.runtime.blocks import BlockManager, CacheNeeds, Reservation, SequenceMemory
+from hybridge.runtime.blocks.block_prefix_cache import BlockPrefixCache, block_cache
 from hybridge.runtime.engines.paged import PoolSizes
 from tests.runtime.blocks.fake_memory import FakeMemory
 from tests.support.effort import examples
@@ -26,9 +26,11 @@ class BlockManagerMachine(RuleBasedStateMachine):
         collide=st.booleans(),
     )
     def start(self, needs: CacheNeeds, blocks: int, block_size: int, slots: int, collide: bool) -> None:
-        self.manager = BlockManager(PoolSizes(blocks, block_size, slots), needs, 5, MAX_SEQ)
-        if collide and isinstance(self.manager.allocator, PrefixCachingAllocator):
-            self.manager.allocator = PrefixCachingAllocator(self.manager.pool, block_size, lambda before, own: 7)
+        sizes = PoolSizes(blocks, block_size, slots)
+        cache = block_cache(sizes, needs)
+        if collide and isinstance(cache, BlockPrefixCache):
+            cache = BlockPrefixCache(sizes, lambda before, own: 7)
+        self.manager = BlockManager(block_size, needs, 5, MAX_SEQ, cache)
         self.memory = FakeMemory(self.manager)
         self.running: list[SequenceMemory] = []
         self.parked: list[tuple[SequenceMemory, tuple]] = []
@@ -36,7 +38,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=MAX_SEQ))
     def begin(self, tokens: list[int]) -> None:
         memory = SequenceMemory(tokens)
-        self.manager.allocator.adopt(memory)
+        self.manager.match(memory)
         self.step([(memory, 1)], [])
         if memory in self.running:
             return
@@ -52,8 +54,8 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
     def step(self, wanted: list, dropped: list, outcome: str = "commit") -> None:
         before = {memory: (memory.length, list(memory.blocks), memory.slot, memory.row) for memory, _ in wanted}
-        free = self.manager.allocator.free, self.manager.slots.free, self.manager.rows.free
-        reservation, counts = self.manager.begin(), {}
+        free = self.manager.pool.available, self.manager.slots.free, self.manager.rows.free
+        reservation, counts = Reservation(self.manager), {}
         for memory, count in wanted:
             count = min(count, MAX_SEQ - memory.length)
             while memory.length + count > len(memory.tokens):
@@ -67,7 +69,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
                 reservation.drop(memory)
         if outcome == "release":
             reservation.release()
-            assert free == (self.manager.allocator.free, self.manager.slots.free, self.manager.rows.free)
+            assert free == (self.manager.pool.available, self.manager.slots.free, self.manager.rows.free)
             assert all((m.length, m.blocks, m.slot, m.row) == before[m] for m, _ in wanted)
             return
         self.memory.poison_free()
@@ -98,7 +100,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def restore(self, data: st.DataObject) -> None:
         memory, saved = data.draw(st.sampled_from(self.parked))
-        reservation = self.manager.begin()
+        reservation = Reservation(self.manager)
         if memory.length == MAX_SEQ or not reservation.extend(memory, 1):
             return
         if memory.length == len(memory.tokens):
@@ -135,7 +137,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
             for memory in self.running:
                 self.manager.release(memory)
             self.manager.check_integrity([])
-            assert self.manager.allocator.free == self.manager.pool.num_blocks
+            assert self.manager.pool.available == self.manager.pool.num_blocks
             assert (self.manager.rows.array == -1).all()
 
 

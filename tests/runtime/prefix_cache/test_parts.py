@@ -7,52 +7,31 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from hybridge.runtime.blocks.kept_block_pool import KeptBlockPool
+from hybridge.runtime.blocks.cached_block_pool import CachedBlockPool
 from hybridge.runtime.blocks.needs import CacheNeeds
 from hybridge.runtime.blocks.sequence_memory import NONE, SequenceMemory
-from hybridge.runtime.blocks.slot_pool import SlotPool
 from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.prefix_cache.branch_lengths import BranchLengths
 from hybridge.runtime.prefix_cache.ghosts import Ghosts
 from hybridge.runtime.prefix_cache.kinds import Chances, Kind
-from hybridge.runtime.prefix_cache.known_prefix import KnownPrefix
 from hybridge.runtime.prefix_cache.node import Root
 from hybridge.runtime.prefix_cache.past_prompts import NoMemory, PastPrompts
-from hybridge.runtime.prefix_cache.radix_allocator import RadixAllocator
+from hybridge.runtime.prefix_cache.radix_cache import RadixCache
+from hybridge.runtime.prefix_cache.radix_prefix import RadixPrefix
 from hybridge.runtime.prefix_cache.radix_tree import RadixTree
 from hybridge.runtime.prefix_cache.regrets import Regrets
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
-from hybridge.runtime.prefix_cache.state_pool import StatePool
 from hybridge.runtime.prefix_cache.stops import wanted_stops
 from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 from hybridge.runtime.prefix_cache.token_tree import TreeMatch
 from hybridge.runtime.prefix_cache.tuner import ALPHAS, AlphaTuner
 from hybridge.runtime.prefix_cache.uses import StateUses
 from hybridge.runtime.prefix_cache.worth import CacheCosts, ValueWorth
-from tests.runtime.toy_engine import HYBRID
-from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config
-
-
-def test_a_state_pool_zeroes_copies_and_forks() -> None:
-    engine = ToyPagedEngine(paged_config(HYBRID))
-    engine.allocate_pools(PoolSizes(1, 4, 3))
-    pool = StatePool(SlotPool(3), engine)
-    first = pool.allocate()
-    assert not engine.states[first].any(), "a slot that nobody zeroed"
-    engine.states[first] = 7, 2
-    second = pool.fork_from(first)
-    third = pool.allocate()
-    pool.copy_from(second, third)
-    pool.copy_from(third, third)
-    assert engine.states[[first, second, third]].tolist() == [[7, 2]] * 3
-    assert pool.free == 0 and pool.allocate() == pool.fork_from(first) == NONE
-    pool.release(second)
-    assert pool.allocate() == second and not engine.states[second].any()
 
 
 def test_a_pool_knows_what_only_the_cache_has() -> None:
     rng = np.random.default_rng(0)
-    pool = KeptBlockPool(6)
+    pool = CachedBlockPool(6)
     others, kept = [0] * 6, [0] * 6
     for _ in range(600):
         block, action = int(rng.integers(6)), int(rng.integers(5))
@@ -66,13 +45,13 @@ def test_a_pool_knows_what_only_the_cache_has() -> None:
             pool.release([block])
             others[block] -= 1
         elif action == 3 and held:
-            pool.keep([block])
+            pool.retain_cached([block])
             kept[block] += 1
         elif action == 4 and kept[block]:
-            pool.drop([block])
+            pool.release_cached([block])
             kept[block] -= 1
-        assert pool.idle == sum(k > 0 and not o for o, k in zip(others, kept, strict=True))
-        assert pool.kept == sum(k > 0 for k in kept)
+        assert pool.evictable == sum(k > 0 and not o for o, k in zip(others, kept, strict=True))
+        assert pool.cached == sum(k > 0 for k in kept)
         assert [pool.references(b) for b in range(6)] == [o + k for o, k in zip(others, kept, strict=True)]
 
 
@@ -236,23 +215,21 @@ def test_a_prompt_stops_where_prompts_part(
 
 
 def test_a_state_that_is_worth_less_is_not_taken_when_a_sequence_needs_the_slot() -> None:
-    cache = RadixAllocator(
+    cache = RadixCache(
         PoolSizes(8, 4, 2), CacheNeeds(kv=True, state=True), PrefixCacheSettings(), ValueWorth(CacheCosts(1, 1))
     )
     memories = [SequenceMemory([]), SequenceMemory([])]
     for memory, value in zip(memories, (90.0, 3.0), strict=True):
-        memory.prefix = KnownPrefix()
+        memory.prefix = RadixPrefix()
         memory.prefix.worth = value
     taken = {memories[0]: 7, memories[1]: 8}
-    assert cache.forgone(taken) is None, "there are free slots"
-    node, _ = cache.tree.insert(key_from_tokens(range(9)), cache.allocate(3), cache.slots.allocate())
+    assert cache.checkpoint_to_skip(taken) is None, "there are free slots"
+    node, _ = cache.tree.insert(key_from_tokens(range(9)), cache.pool.allocate(3), cache.slots.allocate())
     cache.slots.allocate()
     assert 3 < cache.tree.worth.of_state(node) < 90
-    assert cache.forgone(taken) is memories[1]
-    assert cache.forgone({memories[0]: 7}) is None, "the one in the tree is worth less"
-    memories[1].spare = 8
-    assert cache.forgone(taken) is None, "nobody else can have the second slot of a sequence"
-    assert cache.forgone({memories[1]: NONE}) is None
+    assert cache.checkpoint_to_skip(taken) is memories[1]
+    assert cache.checkpoint_to_skip({memories[0]: 7}) is None, "the one in the tree is worth less"
+    assert cache.checkpoint_to_skip({memories[1]: NONE}) is None
 
 
 def test_a_state_that_is_asked_for_again_and_again_gets_its_place() -> None:
@@ -270,22 +247,22 @@ def test_a_state_that_is_asked_for_again_and_again_gets_its_place() -> None:
 
 def test_the_next_chunk_replaces_the_state_of_a_chunk_only() -> None:
     """The chunk's own may have had to go, and another request may have left one at the same place."""
-    cache = RadixAllocator(PoolSizes(8, 4, 2), CacheNeeds(kv=True, state=True), PrefixCacheSettings())
-    blocks = cache.allocate(3)
+    cache = RadixCache(PoolSizes(8, 4, 2), CacheNeeds(kv=True, state=True), PrefixCacheSettings())
+    blocks = cache.pool.allocate(3)
     node, _ = cache.tree.insert(key_from_tokens(range(9)), blocks, cache.slots.allocate())
-    cache.release(blocks)
+    cache.pool.release(blocks)
     for kind, stays in ((Kind.PROMPT_END, True), (Kind.BRANCH, True), (Kind.CHUNK, False)):
         cache.uses.inserted(node, kind)
-        cache._room.drop_chunk(node)
+        cache._checkpoints.drop_chunk(node)
         assert (node.state is not None) == stays, kind
     assert not cache.tree.nodes and not cache.pool.used and not cache.slots.used
 
 
 def test_a_chunk_state_is_forgone_when_nothing_else_can_go() -> None:
-    cache = RadixAllocator(PoolSizes(8, 4, 2), CacheNeeds(kv=True, state=True), PrefixCacheSettings())
+    cache = RadixCache(PoolSizes(8, 4, 2), CacheNeeds(kv=True, state=True), PrefixCacheSettings())
     memories = [SequenceMemory([]), SequenceMemory([])]
     for memory, value in zip(memories, (90.0, 3.0), strict=True):
-        memory.prefix = KnownPrefix()
+        memory.prefix = RadixPrefix()
         memory.prefix.worth = value
     taken = {memory: cache.slots.allocate() for memory in memories}
-    assert cache.forgone(taken) is memories[1]
+    assert cache.checkpoint_to_skip(taken) is memories[1]

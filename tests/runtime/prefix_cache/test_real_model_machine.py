@@ -49,7 +49,6 @@ class Machine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 3, 16]),
         slots=st.integers(1, 8),
         blocks=st.integers(0, 24),
-        mode=st.sampled_from(["no_buffer", "extra_buffer"]),
         policy=st.sampled_from(["lru", "value"]),
         grid=st.sampled_from([None, 7]),
         decode=st.sampled_from([None, 2]),
@@ -57,9 +56,8 @@ class Machine(RuleBasedStateMachine):
         cap=st.sampled_from([None, 1, 3]),
         host_bytes=st.sampled_from([0, 20_000, 1 << 20]),
     )
-    def start(self, block_size, slots, blocks, mode, policy, grid, decode, budget, cap, host_bytes) -> None:
+    def start(self, block_size, slots, blocks, policy, grid, decode, budget, cap, host_bytes) -> None:
         cache = PrefixCacheSettings(
-            mode=mode,
             policy=policy,
             grid=grid,
             decode_interval=decode,

@@ -11,7 +11,7 @@ from hybridge.artifact.errors import EngineError
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 
 WRONG: list[tuple[str, Any]] = [
-    *((name, value) for name in ("kind", "mode", "policy", "states", "host_states") for value in ("none", None, 3)),
+    *((name, value) for name in ("kind", "policy", "states", "host_states") for value in ("none", None, 3)),
     *((name, value) for name in ("grid", "decode_interval", "path_states") for value in (0, -1, 2.5, "7", True)),
     *((name, None) for name in ("spread", "least_gain", "window", "host_bytes")),
     *((name, -1) for name in ("cached_states", "spread", "least_gain", "window", "host_bytes")),

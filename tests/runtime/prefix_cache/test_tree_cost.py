@@ -12,7 +12,8 @@ from hybridge.runtime.blocks.sequence_memory import SequenceMemory
 from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.prefix_cache.metrics import CacheMetrics
 from hybridge.runtime.prefix_cache.past_prompts import NoMemory
-from hybridge.runtime.prefix_cache.radix_allocator import RadixAllocator
+from hybridge.runtime.prefix_cache.radix_cache import RadixCache
+from hybridge.runtime.prefix_cache.radix_prefix import RadixPrefix
 from hybridge.runtime.prefix_cache.radix_tree import RadixTree
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.prefix_cache.token_key import key_from_tokens
@@ -111,17 +112,16 @@ def test_a_match_costs_what_its_nodes_cost_not_its_tokens(length: int) -> None:
 
 def looked_up(namespaces: int) -> tuple[int, str]:
     """Instructions to count a miss next to so many tenants, all with the same prompt, and its reason."""
-    cache = RadixAllocator(
+    cache = RadixCache(
         PoolSizes(0, 16, namespaces + 1), CacheNeeds(kv=False, state=True), PrefixCacheSettings(policy="lru")
     )
     key = prompt(0)
     for number in range(namespaces):
         cache.tree.insert(key_from_tokens([number + 500, *run(0, 30)]), (), cache.slots.allocate(), f"tenant {number}")
     memory = SequenceMemory([7, *run(1, 40)], "newcomer")
-    cache.adopt(memory)
+    prefix = cache.match(memory).prefix
     cache.metrics = CacheMetrics()
-    prefix = memory.prefix
-    assert prefix is not None and key
+    assert isinstance(prefix, RadixPrefix) and key
     work = bytecodes(lambda: cache.metrics.looked_up(cache.tree, cache.ghosts, memory, prefix))
     (reason,) = cache.metrics.misses
     return work, reason

@@ -111,7 +111,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             if self.plan is not None:
                 self.commit()
             self.server.run_all()
-            assert self.server.manager.pool.used == self.server.manager.slots.used == self.scheduler.host_bytes == 0
+            manager = self.server.manager
+            assert manager.pool.available == manager.pool.num_blocks
+            assert manager.slots.used == self.scheduler.host_bytes == 0
 
 
 SchedulerMachine.TestCase.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)

@@ -6,6 +6,7 @@ import numpy as np
 
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.runtime.blocks import BlockManager, CacheNeeds
+from hybridge.runtime.blocks.block_prefix_cache import block_cache
 from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.scheduler import Policy, ScheduledSequence, Scheduler, SchedulerSettings, StepPlan
 from hybridge.runtime.scheduler.policy import Fcfs
@@ -30,7 +31,8 @@ class ToyServer:
         self.config = config
         self.engine = ToyPagedEngine(config, max_tokens + pad_to, max_rows + pad_to, pad_to)
         self.engine.allocate_pools(sizes)
-        self.manager = BlockManager(sizes, CacheNeeds.of_model(config), max_rows, config.max_seq_len)
+        needs = CacheNeeds.of_model(config)
+        self.manager = BlockManager(sizes.block_size, needs, max_rows, config.max_seq_len, block_cache(sizes, needs))
         settings = SchedulerSettings(
             max_tokens,
             max_rows,
@@ -47,8 +49,7 @@ class ToyServer:
     def poison(self) -> None:
         """Overwrite all memory that nobody holds. The next plan still copies from slots that were forked and freed."""
         pool, slots = self.manager.pool, self.manager.slots
-        cached = set(self.manager.allocator.cached())
-        blocks = [b for b in range(pool.num_blocks) if not pool.references(b) and b not in cached]
+        blocks = [b for b in range(pool.num_blocks) if not pool.references(b)]
         sources = {source for source, _ in self.scheduler._slot_copies}
         free = [s for s in range(slots.num_slots) if not slots.in_use(s) and s not in sources]
         self.engine.poison(blocks, free)

@@ -74,13 +74,12 @@ def poison_toy(loop: ServingLoop, engine: PackingToy) -> None:
 
 
 @pytest.mark.parametrize("layers", [HYBRID, PURE_MAMBA])
-@pytest.mark.parametrize("mode", ["no_buffer", "extra_buffer"])
 @pytest.mark.parametrize("states", [0, 1, 5, 40])
-def test_disturbed_requests_get_the_tokens_of_each_alone(layers: Sequence[str], mode: str, states: int) -> None:
+def test_disturbed_requests_get_the_tokens_of_each_alone(layers: Sequence[str], states: int) -> None:
     """In pools for two sequences: others lose their place, are cancelled, or die with a step that fails."""
     engine, rng = toy(layers, fail_at=(17, 40)), np.random.default_rng(states)
     needed = 2 * (25 * engine.block_bytes(4) + 16) + 4 * (states + 1)
-    cache = PrefixCacheSettings(mode=mode, cached_states=states, decode_interval=4, states="int8")
+    cache = PrefixCacheSettings(cached_states=states, decode_interval=4, states="int8")
     loop = ServingLoop(
         engine, ServingSettings(4, memory_bytes=needed, swap_bytes=300, policy=Priority(), prefix_cache=cache), (), None
     )
@@ -120,20 +119,16 @@ def test_equal_bytes_hold_four_times_as_many_states() -> None:
     needs, budget = CacheNeeds(kv=True, state=True), 4 * (25 * 32 + 16) + 6 * 16
     left = budget - 4 * 16
     for states, exact, packed in ((None, left // 32, left // 8), (6, 6, 7), (23, 23, 24)):
-        sizes = [
-            pools_in(engine, needs, shape, budget, CacheSlots(0, states, kind)).sizes for kind in ("exact", "int8")
-        ]
+        sizes = [pools_in(engine, needs, shape, budget, CacheSlots(states, kind)).sizes for kind in ("exact", "int8")]
         assert (sizes[0].num_slots - 4, sizes[0].num_packed) == (exact, 0)
         assert (sizes[1].num_slots, sizes[1].num_packed) == (4, packed)
     # Six exact states and 24 packed ones leave as much to the blocks.
-    six = pools_in(engine, needs, shape, budget, CacheSlots(0, 6))
-    many = pools_in(engine, needs, shape, budget, CacheSlots(0, 23, "fp8"))
+    six = pools_in(engine, needs, shape, budget, CacheSlots(6))
+    many = pools_in(engine, needs, shape, budget, CacheSlots(23, "fp8"))
     assert six.sizes.num_blocks == many.sizes.num_blocks and six.pool_bytes == many.pool_bytes
     assert (six.cached_bytes, many.cached_bytes) == (16, 4)
     assert str(many).endswith("states 0.0 MiB (4 slots), fp8 states of the cache 0.0 MiB (24 slots)")
-    # Second slots of the rows are packed, too.
-    assert pools_in(engine, needs, shape, budget, CacheSlots(4, 23, "int8")).sizes.num_packed == 28
-    free = pools_in(toy(PURE_ATTENTION), CacheNeeds(kv=True, state=False), shape, budget, CacheSlots(0, 5, "int8"))
+    free = pools_in(toy(PURE_ATTENTION), CacheNeeds(kv=True, state=False), shape, budget, CacheSlots(5, "int8"))
     assert free.sizes.num_packed == free.sizes.num_slots == 0
 
 

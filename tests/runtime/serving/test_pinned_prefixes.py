@@ -15,7 +15,7 @@ from hybridge.runtime.serving.pinned import PinnedPrefix, PrefixEvictedError, ch
 from hybridge.runtime.serving.request import Output, ServingRequest
 from tests.runtime.serving.test_prefix_cache import cached_tokens, line, poison
 from tests.runtime.serving.test_prefix_cache_pressure import kept, pin
-from tests.runtime.serving.test_prefix_cache_troubles import MODES, finish
+from tests.runtime.serving.test_prefix_cache_troubles import finish
 from tests.runtime.serving.toy_loop import answers, asked, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.runtime.toy_paged_engine import ToyPagedEngine, toy_greedy
@@ -35,11 +35,10 @@ def empty(loop: ServingLoop) -> None:
         loop.scheduler.check_integrity()
 
 
-@MODES
 @LAYERS
 @pytest.mark.parametrize("policy", ["lru", "value"])
-def test_it_outlives_any_traffic(layers: tuple[str, ...], mode: str, policy: str) -> None:
-    loop, engine = opened(layers, mode=mode, policy=policy, cached_states=2)
+def test_it_outlives_any_traffic(layers: tuple[str, ...], policy: str) -> None:
+    loop, engine = opened(layers, policy=policy, cached_states=2)
     pin(loop, SYSTEM, "system")
     rng, outputs, wanted = np.random.default_rng(3), [], {}
     for turn in range(40):
@@ -220,12 +219,11 @@ def test_what_another_has_already_needs_no_more_room(layers: tuple[str, ...], le
     assert finish(loop, engine)[id_, 0] == tuple(toy_greedy(engine.config, prompt, 7))
 
 
-@MODES
 @pytest.mark.parametrize("grid", [1, 3, 5])
 @pytest.mark.parametrize("under_way", [False, True], ids=["comes later", "under way"])
-def test_states_on_the_way_cost_nobody_a_block(grid: int, mode: str, under_way: bool) -> None:
+def test_states_on_the_way_cost_nobody_a_block(grid: int, under_way: bool) -> None:
     """After each of them a sequence went on inside a block with a copy of it."""
-    cache = PrefixCacheSettings(mode=mode, grid=grid, path_states=None, cached_states=30)
+    cache = PrefixCacheSettings(grid=grid, path_states=None, cached_states=30)
     loop, engine = toy_loop(prefix_cache=cache, max_rows=2, memory_bytes=40 * 32 + 16 * 34)
     prompt = line(2, 90)
     found: list[Output] = []

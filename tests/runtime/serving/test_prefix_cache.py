@@ -19,8 +19,7 @@ def poison(loop: ServingLoop, engine: ToyPagedEngine) -> None:
     """NaN in every block and slot that nobody holds, the cache included."""
     manager = loop.scheduler.manager
     sources = {source for source, _ in loop.scheduler._slot_copies}
-    cached = set(manager.allocator.cached())
-    blocks = [b for b in range(manager.pool.num_blocks) if not manager.pool.references(b) and b not in cached]
+    blocks = [b for b in range(manager.pool.num_blocks) if not manager.pool.references(b)]
     slots = [s for s in range(manager.slots.num_slots) if not manager.slots.in_use(s) and s not in sources]
     engine.poison(blocks, slots)
 
@@ -31,15 +30,12 @@ def cached_tokens(loop: ServingLoop, prompt: Sequence[int], new: int = 1) -> int
     return next(o.piece.generation.cached_tokens for o in run_all(loop) if o.request_id == id_ and o.piece.generation)
 
 
-@pytest.mark.parametrize("mode", ["no_buffer", "extra_buffer"])
 @pytest.mark.parametrize("memory_bytes", [10_000, 1_500, 900])
 @pytest.mark.parametrize(
     ("layers", "window"), [(HYBRID, None), (HYBRID, 5), (PURE_ATTENTION, None), (PURE_MAMBA, None)], ids=str
 )
-def test_tokens_are_those_of_each_alone(
-    layers: Sequence[str], window: int | None, memory_bytes: int, mode: str
-) -> None:
-    cache = PrefixCacheSettings(mode=mode, grid=8, decode_interval=5, cached_states=6)
+def test_tokens_are_those_of_each_alone(layers: Sequence[str], window: int | None, memory_bytes: int) -> None:
+    cache = PrefixCacheSettings(grid=8, decode_interval=5, cached_states=6)
     loop, engine = toy_loop(layers, window, prefix_cache=cache, memory_bytes=memory_bytes)
     rng = np.random.default_rng(memory_bytes)
     begins = [rng.integers(0, 61, 30).tolist() for _ in range(3)]
@@ -58,9 +54,8 @@ def test_tokens_are_those_of_each_alone(
     assert loop.prefix_cache.metrics.hit_tokens > 0 or memory_bytes < 1_500
 
 
-@pytest.mark.parametrize("mode", ["no_buffer", "extra_buffer"])
-def test_a_chat_computes_only_what_is_new(mode: str) -> None:
-    loop, engine = toy_loop(prefix_cache=PrefixCacheSettings(mode=mode, cached_states=20))
+def test_a_chat_computes_only_what_is_new() -> None:
+    loop, engine = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=20))
     rng = np.random.default_rng(1)
     history: list[int] = []
     for turn in range(3):
@@ -119,11 +114,10 @@ def test_identical_prompts_at_the_same_time() -> None:
     assert cached_tokens(loop, prompt) == 32
 
 
-@pytest.mark.parametrize("mode", ["no_buffer", "extra_buffer"])
-def test_a_pool_without_a_slot_to_spare_moves_the_state(mode: str) -> None:
+def test_a_pool_without_a_slot_to_spare_moves_the_state() -> None:
     """One slot in all: the tree has it between requests, and hands it over when it is resumed."""
     needed = 25 * 32 + 16
-    cache = PrefixCacheSettings(mode=mode, cached_states=0)
+    cache = PrefixCacheSettings(cached_states=0)
     loop, engine = toy_loop(prefix_cache=cache, memory_bytes=needed, max_rows=1)
     assert loop.pools.sizes.num_slots == 1
     prompt = line(1, 20)
@@ -134,9 +128,8 @@ def test_a_pool_without_a_slot_to_spare_moves_the_state(mode: str) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 63, 64, 65, 1000])
-@pytest.mark.parametrize("mode", ["no_buffer", "extra_buffer"])
-def test_chunks_of_any_size(chunk: int, mode: str) -> None:
-    cache = PrefixCacheSettings(mode=mode, cached_states=20)
+def test_chunks_of_any_size(chunk: int) -> None:
+    cache = PrefixCacheSettings(cached_states=20)
     budget = min(chunk, 70)
     loop, engine = toy_loop(
         prefix_cache=cache, max_tokens=budget, max_rows=min(4, budget), max_seq_len=256, memory_bytes=20_000

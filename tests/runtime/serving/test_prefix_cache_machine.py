@@ -25,7 +25,6 @@ from tests.support.effort import examples
 
 SETTINGS = st.builds(
     PrefixCacheSettings,
-    mode=st.sampled_from(["no_buffer", "extra_buffer"]),
     policy=st.sampled_from(["lru", "value"]),
     cached_states=st.sampled_from([0, 1, 3, None]),
     grid=st.sampled_from([None, 1, 4]),

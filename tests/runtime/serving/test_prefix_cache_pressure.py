@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
@@ -12,7 +11,7 @@ from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.pinned import PinnedPrefix
 from hybridge.runtime.serving.request import ServingRequest
 from tests.runtime.serving.test_prefix_cache import cached_tokens, line
-from tests.runtime.serving.test_prefix_cache_troubles import MODES, finish
+from tests.runtime.serving.test_prefix_cache_troubles import finish
 from tests.runtime.serving.toy_loop import asked, run_all, toy_loop
 from tests.runtime.toy_paged_engine import toy_greedy
 
@@ -33,12 +32,11 @@ def kept(loop: ServingLoop, tokens: list[int], namespace: str = "") -> int:
     return loop.prefix_cache.tree.match(key_from_tokens(tokens), namespace).length
 
 
-@MODES
-def test_a_newcomer_gets_its_slot_before_a_state_is_taken(mode: str) -> None:
+def test_a_newcomer_gets_its_slot_before_a_state_is_taken() -> None:
     """A slot for each row and none beside: the states of one prompt's chunks do not keep another prompt out."""
-    cache = PrefixCacheSettings(mode=mode, cached_states=0)
+    cache = PrefixCacheSettings(cached_states=0)
     loop, engine = toy_loop(prefix_cache=cache, max_rows=2, max_tokens=8, memory_bytes=25 * 32 * 2 + 2 * 16)
-    assert loop.pools.sizes.num_slots == (2 if mode == "no_buffer" else 4)
+    assert loop.pools.sizes.num_slots == 2
     first, second = line(1, 80), line(2, 80)
     ids = [loop.add(asked(first, 3))]
     for _ in range(3):
@@ -49,21 +47,6 @@ def test_a_newcomer_gets_its_slot_before_a_state_is_taken(mode: str) -> None:
     assert loop.scheduler.running == 2
     found = finish(loop, engine)
     assert [found[id_, 0] for id_ in ids] == [tuple(toy_greedy(engine.config, p, 3)) for p in (first, second)]
-
-
-@pytest.mark.parametrize("rows", [2, 3, 4])
-def test_second_slots_keep_no_row_out(rows: int) -> None:
-    cache = PrefixCacheSettings(mode="extra_buffer", cached_states=0)
-    memory = 16 * rows + 32 * 25 * rows
-    loop, engine = toy_loop(prefix_cache=cache, max_rows=rows, memory_bytes=memory)
-    loop.scheduler.manager.slots._free = loop.scheduler.manager.slots._free[:rows]
-    loop.scheduler.manager.slots.num_slots = rows
-    prompts = [line(seed, 9) for seed in range(rows)]
-    ids = [loop.add(asked(prompt, 5)) for prompt in prompts]
-    loop.step()
-    assert loop.scheduler.running == rows
-    found = finish(loop, engine)
-    assert [found[id_, 0] for id_ in ids] == [tuple(toy_greedy(engine.config, p, 5)) for p in prompts]
 
 
 def test_who_cannot_begin_takes_nothing_from_the_cache() -> None:
@@ -96,7 +79,7 @@ def test_what_is_pinned_is_no_reason_to_give_up_the_rest() -> None:
     loop.add(asked(line(4, 64), 30))
     loop.step()
     left = blocks - loop.prefix_cache.pool.used
-    idle = loop.prefix_cache.free - left
+    idle = loop.prefix_cache.pool.available - left
     assert left < 22
     loop.add(asked(line(5, 90), 4))
     for _ in range(3):
@@ -105,9 +88,8 @@ def test_what_is_pinned_is_no_reason_to_give_up_the_rest() -> None:
     run_all(loop)
 
 
-@MODES
-def test_host_memory_is_not_emptied_for_what_does_not_fit(mode: str) -> None:
-    cache = PrefixCacheSettings(mode=mode, cached_states=4, host_bytes=500)
+def test_host_memory_is_not_emptied_for_what_does_not_fit() -> None:
+    cache = PrefixCacheSettings(cached_states=4, host_bytes=500)
     loop, _ = toy_loop(prefix_cache=cache, max_rows=1, memory_bytes=30 * 32 + 16 * 5)
     small, large = line(1, 20), line(2, 90)
     cached_tokens(loop, small, 3)

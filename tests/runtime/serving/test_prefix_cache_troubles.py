@@ -15,8 +15,6 @@ from tests.runtime.serving.toy_loop import answers, asked, toy_loop
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.runtime.toy_paged_engine import ToyPagedEngine, toy_greedy
 
-MODES = pytest.mark.parametrize("mode", ["no_buffer", "extra_buffer"])
-
 
 def finish(loop: ServingLoop, engine: ToyPagedEngine) -> dict[tuple[int, int], tuple[int, ...]]:
     """The answers of all that is left, with NaN in what nobody holds."""
@@ -54,10 +52,9 @@ def test_as_many_states_as_groups_come_to_hold_one_for_each(groups: int) -> None
     assert found[-10 * groups :] == [60] * 10 * groups
 
 
-@MODES
 @pytest.mark.parametrize("cancelled", [0, 1])
-def test_one_of_two_that_race_is_cancelled_in_mid_chunk(mode: str, cancelled: int) -> None:
-    loop, engine = toy_loop(prefix_cache=PrefixCacheSettings(mode=mode, cached_states=9), max_tokens=12)
+def test_one_of_two_that_race_is_cancelled_in_mid_chunk(cancelled: int) -> None:
+    loop, engine = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=9), max_tokens=12)
     prompt = line(1, 60)
     racing = [loop.add(asked(prompt, 4)), loop.add(asked(prompt, 4))]
     for _ in range(3):
@@ -71,9 +68,8 @@ def test_one_of_two_that_race_is_cancelled_in_mid_chunk(mode: str, cancelled: in
     assert found == {(racing[1 - cancelled], 0): right, (late, 0): right}
 
 
-@MODES
-def test_a_fork_goes_on_when_all_that_it_began_with_is_evicted(mode: str) -> None:
-    loop, engine = toy_loop(prefix_cache=PrefixCacheSettings(mode=mode, cached_states=9))
+def test_a_fork_goes_on_when_all_that_it_began_with_is_evicted() -> None:
+    loop, engine = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=9))
     prompt = line(1, 30)
     cached_tokens(loop, prompt, 3)
     loop.add(asked([*prompt, 5], 6, n=3))
@@ -85,12 +81,11 @@ def test_a_fork_goes_on_when_all_that_it_began_with_is_evicted(mode: str) -> Non
     assert set(finish(loop, engine).values()) == {right}
 
 
-@MODES
 @pytest.mark.parametrize("layers", [HYBRID, PURE_ATTENTION, PURE_MAMBA], ids=str)
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
-def test_prompts_around_one_block(length: int, layers: tuple[str, ...], mode: str) -> None:
+def test_prompts_around_one_block(length: int, layers: tuple[str, ...]) -> None:
     """Blocks have 4 tokens."""
-    loop, engine = toy_loop(layers, prefix_cache=PrefixCacheSettings(mode=mode, cached_states=9))
+    loop, engine = toy_loop(layers, prefix_cache=PrefixCacheSettings(cached_states=9))
     prompt = line(1, length)
     assert [cached_tokens(loop, prompt, 3) for _ in range(3)] == [0, length - 1, length - 1]
     assert loop.prefix_cache.metrics.misses["too_short"] == (3 if length == 1 else 0)
@@ -98,11 +93,10 @@ def test_prompts_around_one_block(length: int, layers: tuple[str, ...], mode: st
     assert finish(loop, engine)[longer, 0] == tuple(toy_greedy(engine.config, [*prompt, 7], 3))
 
 
-@MODES
 @pytest.mark.parametrize("rows", [1, 3])
-def test_slots_for_next_to_nobody(mode: str, rows: int) -> None:
+def test_slots_for_next_to_nobody(rows: int) -> None:
     """As many slots as one sequence of full length leaves: one, whatever the rows."""
-    cache = PrefixCacheSettings(mode=mode, cached_states=1, decode_interval=2, grid=3)
+    cache = PrefixCacheSettings(cached_states=1, decode_interval=2, grid=3)
     loop, engine = toy_loop(prefix_cache=cache, memory_bytes=25 * 32 + 16 * rows, max_rows=rows)
     rng = np.random.default_rng(rows)
     begin, wanted = line(1, 20), {}
@@ -116,9 +110,8 @@ def test_slots_for_next_to_nobody(mode: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("host_bytes", [0, 1, 400, 5_000])
-@MODES
-def test_host_memory_for_next_to_nothing(mode: str, host_bytes: int) -> None:
-    cache = PrefixCacheSettings(mode=mode, cached_states=2, host_bytes=host_bytes)
+def test_host_memory_for_next_to_nothing(host_bytes: int) -> None:
+    cache = PrefixCacheSettings(cached_states=2, host_bytes=host_bytes)
     loop, engine = toy_loop(prefix_cache=cache, memory_bytes=1_200, max_rows=2)
     rng = np.random.default_rng(7)
     begins = [line(seed, 25) for seed in range(4)]
@@ -159,7 +152,7 @@ def test_a_prompt_of_full_length_leaves_what_others_can_use() -> None:
 
 def test_states_are_evicted_while_a_step_has_failed_requests() -> None:
     """Failures, cancellations and evictions between steps, without a pause."""
-    cache = PrefixCacheSettings(mode="extra_buffer", cached_states=3, decode_interval=2)
+    cache = PrefixCacheSettings(cached_states=3, decode_interval=2)
     loop, engine = toy_loop(prefix_cache=cache, memory_bytes=1_500, max_tokens=14, max_rows=3)
     rng = np.random.default_rng(11)
     begin = line(1, 30)

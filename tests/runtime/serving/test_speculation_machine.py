@@ -19,7 +19,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from hybridge.runtime.generation import Piece, Request
 from hybridge.runtime.generation import Sequence as Answer
-from hybridge.runtime.prefix_cache.radix_allocator import RadixAllocator
+from hybridge.runtime.prefix_cache.radix_cache import RadixCache
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.prefix_cache.token_key import tokens_from_key
 from hybridge.runtime.sampling import SamplingParams
@@ -45,7 +45,7 @@ CALLS = ["step", "copy_slots", "zero_slots", "launch"]
 CACHES = [
     "blocks",
     PrefixCacheSettings(decode_interval=3),
-    PrefixCacheSettings(mode="extra_buffer", grid=4, decode_interval=2),
+    PrefixCacheSettings(grid=4, decode_interval=2),
     PrefixCacheSettings(decode_interval=2, cached_states=2, host_bytes=2000),
 ]
 GREEDY = [
@@ -159,7 +159,6 @@ class SpeculationMachine(LoopMachine):
             self.drafter,
             adaptive=counting != "fixed",
             candidate_cost=None if counting == "measured" else 0.0,
-            mode=mode,
         )
         self.open(memory, rows, budget, swap_bytes, policy, cache, speculation, Letters())
         self.with_times_of_its_own()
@@ -255,12 +254,12 @@ class SpeculationMachine(LoopMachine):
         if not hasattr(self, "loop"):
             return
         cache, scheduler = self.loop.prefix_cache, self.loop.scheduler
-        if isinstance(cache, RadixAllocator):
+        if isinstance(cache, RadixCache):
             for node in cache.tree.walk():
                 if node.attached:
                     blocks = cache.tree.blocks_of(node)
                     self.holds(tokens_from_key(node.key).tolist(), blocks, node.state)
-        under_way = () if scheduler._draft is None else (*scheduler._draft.rows, *scheduler._draft.admitted)
+        under_way = () if scheduler._builder is None else (*scheduler._builder.rows, *scheduler._builder.admitted)
         for sequence in scheduler.sequences.values():
             memory = sequence.memory
             if sequence.state is State.RUNNING and memory.exact and sequence not in under_way:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from hybridge.runtime.engines.paged import HostCopy
+from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 from hybridge.runtime.serving.loop import ServingLoop

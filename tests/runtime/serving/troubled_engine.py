@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.paged import HostCopy, PackedInputs
+from hybridge.runtime.engines.host_copy import HostCopy
+from hybridge.runtime.engines.paged import PackedInputs
 from hybridge.runtime.engines.step_result import StepResult
 from tests.runtime.toy_ahead_engine import AheadToyEngine, LateResult
 from tests.runtime.toy_paged_engine import ToyPagedEngine

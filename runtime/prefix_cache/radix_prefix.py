@@ -1,22 +1,23 @@
-"""What the prefix cache knows of one sequence."""
+"""What the radix tree knows of one sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hybridge.runtime.blocks.sequence_memory import NEVER
+from hybridge.runtime.blocks.cached_prefix import CachedPrefix
+from hybridge.runtime.blocks.sequence_memory import NEVER, SequenceMemory
 from hybridge.runtime.prefix_cache.kinds import Kind
 from hybridge.runtime.prefix_cache.node import Node
 from hybridge.runtime.prefix_cache.token_key import TOKEN_BYTES, key_from_tokens
 
 
-class KnownPrefix:
+class RadixPrefix(CachedPrefix):
     """The key of a sequence as far as it was needed, and where the sequence stands in the tree.
 
     node    the deepest node that the sequence has locked; state_locked: its state too, which is not copied yet
     chunk   node of the state after the latest chunk, which the next one replaces
     stops   tokens at which a state is wanted, and why, the nearest last; kind: why, at the next one
-    worth   of the state that a step under way is to take
+    worth   of the checkpoint that a step under way takes
     prompt  tokens that were there when it began; asked: how many of these could come from the cache
     known   tokens whose KV the cache had; length: tokens that it began with
     """
@@ -35,8 +36,8 @@ class KnownPrefix:
         "worth",
     )
 
-    def __init__(self) -> None:
-        self._key = b""
+    def __init__(self, key: bytes = b"") -> None:
+        self._key = key
         self.node: Node | None = None
         self.chunk: Node | None = None
         self.state_locked = False
@@ -44,6 +45,16 @@ class KnownPrefix:
         self.kind = Kind.DECODE
         self.worth = 0.0
         self.prompt = self.asked = self.known = self.length = 0
+
+    @staticmethod
+    def of(memory: SequenceMemory) -> RadixPrefix:
+        """That of ``memory``, which has been matched or forked."""
+        assert isinstance(memory.prefix, RadixPrefix)
+        return memory.prefix
+
+    def forked(self) -> RadixPrefix:
+        """That of a sequence with the same tokens, which has locked nothing and takes no checkpoints."""
+        return RadixPrefix(self._key)
 
     def key(self, tokens: Sequence[int], length: int) -> bytes:
         """The key of the first ``length`` of ``tokens``, which only ever grow."""

@@ -1,4 +1,4 @@
-"""Both ways to take a state, by a slot that is found then or by a second one that a request has: neither waits."""
+"""Taking checkpoints: the host waits for no copy, and a request takes no slot but its own."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from hybridge.runtime.engines.paged import HostCopy, PackedInputs
+from hybridge.runtime.engines.host_copy import HostCopy
+from hybridge.runtime.engines.paged import PackedInputs
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.settings import ServingSettings
 from tests.runtime.serving.test_prefix_cache import line
-from tests.runtime.serving.test_prefix_cache_troubles import MODES
 from tests.runtime.serving.toy_loop import MAX_SEQ, answers, asked, run_all, toy_loop
 from tests.runtime.toy_ahead_engine import AheadToyEngine
 from tests.runtime.toy_engine import HYBRID
@@ -59,12 +59,11 @@ class WatchedEngine(AheadToyEngine):
         return super().swap_out(blocks, slots)
 
 
-@MODES
 @pytest.mark.parametrize("memory_bytes", [2_000, 10_000])
-def test_nobody_waits_for_a_step_to_take_a_state(mode: str, memory_bytes: int) -> None:
+def test_nobody_waits_for_a_step_to_take_a_state(memory_bytes: int) -> None:
     """States are copied by the device behind the step; the host waits once, for the tokens."""
     engine = WatchedEngine()
-    cache = PrefixCacheSettings(mode=mode, grid=5, decode_interval=2, path_states=None, cached_states=8)
+    cache = PrefixCacheSettings(grid=5, decode_interval=2, path_states=None, cached_states=8)
     settings = ServingSettings(4, 4, 24, MAX_SEQ, memory_bytes, prefix_cache=cache)
     loop = ServingLoop(engine, settings, (), None)
     prompts = [[*line(1, 20), *line(seed, 12)] for seed in range(2, 10)]
@@ -79,24 +78,19 @@ def test_nobody_waits_for_a_step_to_take_a_state(mode: str, memory_bytes: int) -
         assert step.count("w") == 1 and set(step) <= {"c", "w"}, after
 
 
-@MODES
-def test_a_request_never_holds_more_than_two_slots(mode: str) -> None:
-    cache = PrefixCacheSettings(mode=mode, grid=5, decode_interval=2, path_states=None, cached_states=9)
+def test_a_request_never_holds_more_than_one_slot() -> None:
+    cache = PrefixCacheSettings(grid=5, decode_interval=2, path_states=None, cached_states=9)
     loop, engine = toy_loop(prefix_cache=cache, max_rows=4, max_tokens=16, memory_bytes=20_000)
     prompts = [[*line(1, 20), *line(seed, 25)] for seed in range(2, 10)]
     wanted = {(loop.add(asked(prompt, 12)), 0): tuple(toy_greedy(engine.config, prompt, 12)) for prompt in prompts}
-    outputs, spares = [], []
+    outputs = []
     while loop.busy:
         outputs += loop.step()
         loop.scheduler.check_integrity()
         memories = [sequence.memory for sequence in loop.scheduler.sequences.values() if sequence.memory.row >= 0]
-        assert all(len(memory.slots) == 1 and len(memory.spares) <= 1 for memory in memories)
-        used = sum(len(memory.slots) + len(memory.spares) for memory in memories)
-        assert loop.scheduler.manager.slots.used == used + loop.prefix_cache.tree.states
-        spares += [memory.spare for memory in memories if memory.spares]
+        assert all(len(memory.slots) == 1 for memory in memories)
+        assert loop.scheduler.manager.slots.used == len(memories) + loop.prefix_cache.tree.states
     assert answers(outputs) == wanted
-    # The two take turns: the tree takes the second with the state in it, and another takes its place.
-    assert len(set(spares)) > 4 if mode == "extra_buffer" else not spares
 
 
 def cached(loop: ServingLoop, prompt: list[int]) -> int:
@@ -108,12 +102,11 @@ def cached(loop: ServingLoop, prompt: list[int]) -> int:
                 return output.piece.generation.cached_tokens
 
 
-@MODES
 @pytest.mark.parametrize("ends", [True, False])
 @pytest.mark.parametrize("interval", [1, 3, 256, None])
-def test_the_next_turn_computes_at_most_an_interval_again(mode: str, interval: int | None, ends: bool) -> None:
+def test_the_next_turn_computes_at_most_an_interval_again(interval: int | None, ends: bool) -> None:
     """While the answer is under way; once it has ended or was cancelled, nothing but what is new."""
-    cache = PrefixCacheSettings(mode=mode, decode_interval=interval, cached_states=30)
+    cache = PrefixCacheSettings(decode_interval=interval, cached_states=30)
     loop, engine = toy_loop(prefix_cache=cache)
     prompt = line(1, 20)
     said = [*prompt, *toy_greedy(engine.config, prompt, 40)]
@@ -133,10 +126,9 @@ def test_the_next_turn_computes_at_most_an_interval_again(mode: str, interval: i
     assert cached(loop, [*said[:length], *line(3, 5)]) == length
 
 
-@MODES
 @pytest.mark.parametrize("most", [1, 2, 5])
-def test_one_way_keeps_to_its_cap(mode: str, most: int) -> None:
-    cache = PrefixCacheSettings(mode=mode, path_states=most, decode_interval=2, cached_states=30)
+def test_one_way_keeps_to_its_cap(most: int) -> None:
+    cache = PrefixCacheSettings(path_states=most, decode_interval=2, cached_states=30)
     loop, _ = toy_loop(prefix_cache=cache)
     loop.add(asked(line(1, 30), 40))
     while loop.busy:

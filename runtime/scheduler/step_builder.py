@@ -1,4 +1,4 @@
-"""A step while it is being planned."""
+"""A step while it is planned."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hybridge.runtime.scheduler.plan import PlannedRow, StepPlan, Swap
 from hybridge.runtime.scheduler.sequence import ScheduledSequence
 
 
-class Draft:
-    """Rows in the order in which they were added, what is left of the token budget, and what has to be moved."""
+class StepBuilder:
+    """Rows in the order in which they were added, the rest of the token budget, and what is swapped."""
 
     def __init__(self, reservation: Reservation, budget: int, prompt_logits: int) -> None:
         """``prompt_logits``: tokens of prompts whose logits the step may still give beside others."""

@@ -1,4 +1,4 @@
-"""Room for the states of the tree: which slot a new one gets, and whose it was."""
+"""Which slot a new state of the tree gets, and what is evicted for it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hybridge.runtime.blocks.slot_pool import EvictingSlotPool, SlotPool
 from hybridge.runtime.engines.packed_rows import EXACT
 from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.prefix_cache.kinds import Kind
-from hybridge.runtime.prefix_cache.known_prefix import KnownPrefix
 from hybridge.runtime.prefix_cache.metrics import CacheMetrics
 from hybridge.runtime.prefix_cache.node import Node
+from hybridge.runtime.prefix_cache.radix_prefix import RadixPrefix
 from hybridge.runtime.prefix_cache.radix_tree import RadixTree
-from hybridge.runtime.prefix_cache.settings import EXTRA_BUFFER, PrefixCacheSettings
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.prefix_cache.uses import StateUses
 from hybridge.runtime.prefix_cache.worth import last_state
 
@@ -21,9 +21,8 @@ from hybridge.runtime.prefix_cache.worth import last_state
 class StateSlots:
     """The slots of the tree's states, and those of the rows.
 
-    Exact states share one pool with the rows: a row that ends leaves its slot to the tree, and what the tree has gives
-    way to rows. States in 8 bits (``packs``) lie apart, so that they have to be packed, and nobody else can use the
-    slots.
+    Exact states share one pool with the rows: a row that ends leaves its slot to the tree, and states of the tree are
+    evicted for rows. States in 8 bits (``packs``) have a pool of their own, whose slots rows cannot use.
     """
 
     def __init__(self, sizes: PoolSizes, settings: PrefixCacheSettings) -> None:
@@ -32,29 +31,23 @@ class StateSlots:
         self.rows: SlotPool = SlotPool(sizes.num_slots) if self.packs else self.tree
 
 
-class StateRoom:
-    """``slots`` of the states of ``tree``. gives_spare: whether rows have one of them from their beginning.
+class CheckpointSlots:
+    """``slots`` of the states of ``tree``.
 
-    Of slots that lie apart, one is left for the next sequence that ends: only when its state is in the tree, which may
-    make others needless, ``tidy`` gives up the least. Exact states come in the slots of their rows.
+    Of slots that packed states have for themselves, one is left for the next sequence that ends: only when its state
+    is in the tree, which may make others needless, ``tidy`` evicts the least. Exact states come in the slots of rows.
     """
 
-    def __init__(
-        self, slots: StateSlots, tree: RadixTree, uses: StateUses, metrics: CacheMetrics, settings: PrefixCacheSettings
-    ) -> None:
-        self.gives_spare = tree.has_state and settings.mode == EXTRA_BUFFER
+    def __init__(self, slots: StateSlots, tree: RadixTree, uses: StateUses, metrics: CacheMetrics) -> None:
         self._packs, self._slots = slots.packs, slots.tree
         self._left = int(slots.packs)
         self.tidies = True
         self._tree, self._uses, self._metrics = tree, uses, metrics
 
-    def for_state(self, memory: SequenceMemory, end: int, kind: Kind) -> int:
-        """A slot for the state after ``end`` tokens: the row's own, a free one, or that of a state of less worth; -1
-        where there is none."""
-        prefix, slots = memory.prefix, self._slots
-        assert prefix is not None
-        if memory.spare != NONE:
-            return memory.spare
+    def slot_for(self, memory: SequenceMemory, end: int, kind: Kind) -> int:
+        """A slot for the state after ``end`` tokens: a free one, or that of a state of less worth; -1 when there is
+        none."""
+        prefix, slots = RadixPrefix.of(memory), self._slots
         left = 0 if kind is Kind.END else self._left
         if slots.unowned <= left and prefix.chunk is not None:
             self.drop_chunk(prefix.chunk)  # the new one replaces it
@@ -70,24 +63,13 @@ class StateRoom:
             self._tree.evict_state()
         return slots.allocate()
 
-    def forgone(self, taken: Mapping[SequenceMemory, int]) -> SequenceMemory | None:
-        """As ``BlockAllocator.forgone``."""
-        worths = {
-            memory: memory.prefix.worth
-            for memory, slot in taken.items()
-            if slot not in (NONE, memory.spare) and memory.prefix is not None
-        }
+    def checkpoint_to_skip(self, slots: Mapping[SequenceMemory, int]) -> SequenceMemory | None:
+        """As ``PrefixCache.checkpoint_to_skip``."""
+        worths = {memory: RadixPrefix.of(memory).worth for memory, slot in slots.items() if slot != NONE}
         if self._packs or self._slots.unowned or not worths:
             return None
         memory, least = min(worths, key=worths.__getitem__), self._tree.least_state()
         return memory if least is None or worths[memory] < least else None
-
-    def give_back(self, memory: SequenceMemory, slot: int) -> None:
-        """The tree has no need of ``slot``, which is nobody's."""
-        if self.gives_spare and memory.spare == NONE:
-            memory.spare = slot
-        else:
-            self._slots.release([slot])
 
     def tidy(self) -> None:
         """Leave a slot for the next sequence that ends."""
@@ -95,12 +77,12 @@ class StateRoom:
             self._tree.evict_state()
 
     def drop_chunk(self, node: Node) -> None:
-        """Give up a state that only served while its prompt was under way, unless it is another one by now."""
+        """Drop a state that only served while its prompt was being computed, unless it is another one by now."""
         may_go = node.attached and node.state is not None and not node.state_locks and len(node.children) < 2
         if may_go and node.kind in (Kind.CHUNK, Kind.PASSED):
             self._tree.drop_state(node)
 
-    def _worth(self, prefix: KnownPrefix, end: int, uses: float) -> float:
+    def _worth(self, prefix: RadixPrefix, end: int, uses: float) -> float:
         """Of a new state after ``end`` tokens that may be used so often."""
         node = prefix.node
         start = 0 if node is None else node.end if node.state is not None else last_state(node)

@@ -1,0 +1,64 @@
+"""KV blocks of which a prefix cache has references of its own: which of these no sequence uses."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from hybridge.runtime.blocks.block_pool import BlockPool
+
+
+class CachedBlockPool(BlockPool):
+    """``retain_cached`` and ``release_cached`` count the references of the cache.
+
+    cached: blocks that the cache has references to; evictable: those of them that have no other reference.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._cached = [0] * num_blocks
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        self.cached = 0
+
+    @property
+    def evictable(self) -> int:
+        return len(self._evictable)
+
+    @property
+    def available(self) -> int:
+        return self.free + len(self._evictable)
+
+    def longest_evictable(self) -> int:
+        """The evictable block (there must be one) that no sequence has used for the longest time."""
+        return next(iter(self._evictable))
+
+    def retain(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            super().retain((block,))
+            self._evictable.pop(block, None)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        super().release(blocks)
+        for block in reversed(blocks):
+            self._update(block)
+
+    def retain_cached(self, blocks: Sequence[int]) -> None:
+        """Add a reference of the cache to each of the blocks, all of which are in use."""
+        super().retain(blocks)
+        for block in blocks:
+            self.cached += not self._cached[block]
+            self._cached[block] += 1
+
+    def release_cached(self, blocks: Sequence[int]) -> None:
+        """Drop a reference of the cache to each of the blocks."""
+        super().release(blocks)
+        for block in reversed(blocks):
+            self._cached[block] -= 1
+            self.cached -= not self._cached[block]
+            self._update(block)
+
+    def _update(self, block: int) -> None:
+        if 0 < self._cached[block] == self._references[block]:
+            self._evictable.setdefault(block)
+        else:
+            self._evictable.pop(block, None)

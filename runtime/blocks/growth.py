@@ -1,0 +1,17 @@
+"""What one sequence was given for a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Growth:
+    """added: new blocks at the end of the table. copied: (index in the table, block before, block now) of the shared
+    block that it writes to. took_slot, took_row: whether it had none. writable: what it was before."""
+
+    added: int
+    copied: tuple[int, int, int] | None
+    took_slot: bool
+    took_row: bool
+    writable: int

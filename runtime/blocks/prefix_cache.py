@@ -1,0 +1,120 @@
+"""What a block manager asks of a prefix cache."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hybridge.runtime.blocks.block_pool import BlockPool
+from hybridge.runtime.blocks.cached_prefix import CachedPrefix
+from hybridge.runtime.blocks.sequence_memory import NEVER, NONE, SequenceMemory
+from hybridge.runtime.blocks.slot_pool import SlotPool
+
+
+@dataclass(frozen=True)
+class PrefixMatch:
+    """What a sequence begins with: the KV ``blocks`` and the slot of the ``state`` (-1: none) of its first ``length``
+    tokens. stop: where its first checkpoint is taken. prefix: for the sequence's memory."""
+
+    length: int = 0
+    blocks: Sequence[int] = ()
+    state: int = NONE
+    stop: int = NEVER
+    prefix: CachedPrefix | None = None
+
+
+class PrefixCache(ABC):
+    """Keeps KV blocks and recurrent states of earlier sequences for later ones. Reads memories, never changes them.
+
+    Five verbs: ``match`` and ``release``, which lock and unlock what a sequence begins with; ``checkpoint``, which
+    takes a state on the way; ``insert`` and ``evict``. Caches without recurrent states only have those that are
+    abstract.
+
+    pool: the blocks; slots: of the rows; states: of the cache, the same slots unless the cache packs its states.
+    """
+
+    def __init__(self, pool: BlockPool, slots: SlotPool, states: SlotPool | None = None) -> None:
+        self.pool, self.slots, self.states = pool, slots, states or slots
+
+    @abstractmethod
+    def match(self, memory: SequenceMemory, reuse: bool = True) -> PrefixMatch:
+        """Find and lock what an empty ``memory`` can begin with; nothing without ``reuse``.
+
+        At least one token is left to compute, whose logits the sequence needs.
+        """
+
+    def begin(self, memory: SequenceMemory) -> None:  # noqa: B027
+        """The sequence runs with what ``match`` found: count it."""
+
+    @abstractmethod
+    def release(self, memory: SequenceMemory) -> None:
+        """Unlock what the sequence has locked; it gives up its memory."""
+
+    @abstractmethod
+    def insert(self, memory: SequenceMemory, ended: bool = False) -> bool:
+        """Make what ``memory`` has computed known to later sequences.
+
+        ended: the sequence computes no more; True when the cache took over the slot of its state then.
+        """
+
+    @abstractmethod
+    def evict(self, blocks: int) -> bool:
+        """Make room until so many blocks are free; False, and nothing is evicted, when that is not possible."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget everything that no running sequence uses."""
+
+    def checkpoint(self, memory: SequenceMemory, end: int) -> int | None:
+        """A slot for a copy of the state after ``end`` tokens, -1 when there is no room, None when none is wanted."""
+        return None
+
+    def insert_checkpoint(self, memory: SequenceMemory, slot: int) -> int:
+        """The step of ``checkpoint`` has run and ``slot`` holds the state; where the next checkpoint is taken."""
+        return NEVER
+
+    def checkpoint_to_skip(self, slots: Mapping[SequenceMemory, int]) -> SequenceMemory | None:
+        """A row needs a slot: whose checkpoint among those of this step should not be taken for it.
+
+        None where a slot is free, or a cached state is worth less than all of them.
+        """
+        return None
+
+    def state_copied(self, memory: SequenceMemory) -> None:  # noqa: B027
+        """The sequence has a copy of the state that it began with: unlock that."""
+
+    def can_take_state(self, memory: SequenceMemory) -> bool:
+        """Whether the sequence can have the slot itself of the state that it begins with."""
+        return False
+
+    def take_state(self, memory: SequenceMemory) -> int:
+        """That slot, which is the sequence's from now on."""
+        raise NotImplementedError
+
+    def blocks(self) -> Iterable[int]:
+        """The block references of the cache, one entry each."""
+        return ()
+
+    def state_slots(self) -> Iterable[int]:
+        """The slots of its states."""
+        return ()
+
+
+class NoPrefixCache(PrefixCache):
+    """Every sequence computes all its tokens."""
+
+    def match(self, memory: SequenceMemory, reuse: bool = True) -> PrefixMatch:
+        return PrefixMatch()
+
+    def release(self, memory: SequenceMemory) -> None:
+        pass
+
+    def insert(self, memory: SequenceMemory, ended: bool = False) -> bool:
+        return False
+
+    def evict(self, blocks: int) -> bool:
+        return self.pool.free >= blocks
+
+    def clear(self) -> None:
+        pass
