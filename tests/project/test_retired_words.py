@@ -1,0 +1,96 @@
+"""Identifiers of shipped code use the words of docs/reference/glossary.md and none that were retired.
+
+``retired_names.txt`` lists the names that still have a retired word. The list only shrinks: a new name with such a word
+fails, and so does a line that no code needs any more. ``python -m tests.project.test_retired_words`` writes it anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from tests.project.test_wheel import ROOT
+
+NAMES = Path(__file__).with_name("retired_names.txt")
+PACKAGES = ("hybridge", "exporter", "runtime", "trt_plugins", "artifact")
+BETTER = {
+    "candidate": "draft token",
+    "candidates": "draft tokens",
+    "chances": "reuse rates",
+    "drawn": "sampled",
+    "draws": "samples",
+    "forgone": "skipped",
+    "ghost": "evicted prefix",
+    "ghosts": "evicted prefixes",
+    "guess": "draft token",
+    "guesses": "draft tokens",
+    "held": "deferred, or stored inputs",
+    "kept": "stored, or snapshot",
+    "letgo": "release",
+    "nobody": "none",
+    "ownsteps": "autoregressive steps",
+    "parted": "branch point",
+    "places": "positions, slots or cache",
+    "regret": "eviction history",
+    "regrets": "eviction history",
+    "stateroom": "state slots",
+    "took": "record, or acquired",
+    "untold": "pending",
+    "wanted": "requested",
+    "worth": "value",
+    "worths": "values",
+}
+
+
+def words(name: str) -> set[str]:
+    """The lower-case words of an identifier, and each two neighbours joined: two_words -> two, words, twowords."""
+    parts = [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+    return {*parts, *(first + second for first, second in itertools.pairwise(parts))}
+
+
+def defined_names(tree: ast.AST) -> Iterator[str]:
+    """What a module names: functions, classes, parameters, variables and attributes that it assigns."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+
+
+@cache
+def retired_names() -> frozenset[str]:
+    """All names of shipped code, module names included, that have a retired word."""
+    names: set[str] = set()
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            if not any((ROOT / folder).is_symlink() for folder in path.relative_to(ROOT).parents):
+                names |= {path.stem, *defined_names(ast.parse(path.read_text(encoding="utf-8")))}
+    return frozenset(name for name in names if words(name) & BETTER.keys())
+
+
+def test_words_of_an_identifier() -> None:
+    assert words("MTPHead_ofRows2") == {"mtp", "head", "of", "rows", "mtphead", "headof", "ofrows"}
+    assert set(defined_names(ast.parse("def f(a, *, b): c, d.e = a"))) == {"f", "a", "b", "c", "e"}
+
+
+def test_no_name_has_a_retired_word() -> None:
+    listed = set(NAMES.read_text(encoding="utf-8").split())
+    new = {name: [BETTER[word] for word in words(name) & BETTER.keys()] for name in retired_names() - listed}
+    assert not new, "retired words, with what to say instead"
+
+
+def test_the_list_only_shrinks() -> None:
+    stale = sorted(set(NAMES.read_text(encoding="utf-8").split()) - retired_names())
+    assert not stale, "these names are gone: run python -m tests.project.test_retired_words"
+
+
+if __name__ == "__main__":
+    NAMES.write_text("\n".join(sorted(retired_names())) + "\n", encoding="utf-8")
