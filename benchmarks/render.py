@@ -14,7 +14,7 @@ from benchmarks.__main__ import BENCHMARKS
 from benchmarks.kernels.render import group_table, machine_table
 from benchmarks.markdown import number, spread_cell, table
 
-TEMPLATE = Path(__file__).with_name("template.md")
+TEMPLATE = Path(__file__).with_name("page.template")
 KERNELS = Path(__file__).with_name("results") / "kernels.json"
 """The kept run of ``python -m benchmarks.kernels --json`` on a GPU."""
 VERIFY = KERNELS.with_name("verify.json")
@@ -108,7 +108,9 @@ def _verify(document: Mapping[str, Any]) -> str:
         for name, checkpoint in found.items()
         for engine, scenarios in checkpoint["largest_errors"].items()
     ]
-    verdicts = "\n".join(f"- {name}: {checkpoint['verdict']}{_use(checkpoint)}" for name, checkpoint in found.items())
+    verdicts = "\n".join(
+        f"- {name}: {checkpoint['verdict'].split(',')[0]}{_use(checkpoint)}" for name, checkpoint in found.items()
+    )
     return f"{verdicts}\n\n{table(('checkpoint', 'engine', 'largest relative error'), rows)}"
 
 

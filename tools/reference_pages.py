@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +26,31 @@ Written by `make docs` from the code. Every command also takes `--help`; `hybrid
 
 
 def cli_page() -> str:
-    """The page of all commands and their options."""
+    """The page of all commands and their options; those that several commands have alike come first, once."""
     import typer
 
     from hybridge.cli.main import app
 
     commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    return "\n".join([_CLI_HEAD, *(line for name, command in commands.items() for line in _command(name, command))])
+    rows = {name: [_option(option) for option in _options(command)] for name, command in commands.items()}
+    counts = Counter(row for of_command in rows.values() for row in of_command)
+    shared = [row for row, count in counts.items() if count > 1]
+    lines = [_CLI_HEAD, "## Shared options", "", "| option | default | meaning | commands |", "|---|---|---|---|"]
+    for row in shared:
+        lines.append(f"{row} {', '.join(name for name in rows if row in rows[name])} |")
+    for name, command in commands.items():
+        own = [row for row in rows[name] if row not in shared]
+        lines += ["", f"## hybridge {_usage(name, command)}", "", command.help.split("\n\n")[0].replace("\n", " "), ""]
+        lines += ["| option | default | meaning |", "|---|---|---|", *own]
+    return "\n".join(lines) + "\n"
 
 
-def _command(name: str, command: Any) -> Iterator[str]:
-    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
-    words = " ".join([name, *(parameter.metavar for parameter in arguments)])
-    summary = command.help.split("\n\n")[0].replace("\n", " ")
-    yield f"## hybridge {words}\n\n{summary}\n\n| option | default | meaning |\n|---|---|---|"
-    for parameter in command.params:
-        if parameter.param_type_name != "argument" and "--help" not in parameter.opts:
-            yield _option(parameter)
-    yield ""
+def _options(command: Any) -> list[Any]:
+    return [each for each in command.params if each.param_type_name != "argument" and "--help" not in each.opts]
+
+
+def _usage(name: str, command: Any) -> str:
+    return " ".join([name, *(each.metavar for each in command.params if each.param_type_name == "argument")])
 
 
 def _option(option: Any) -> str:
