@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
+from tests.support.fuzzing import RandomInput
 
 FILTERS = [
     "abs",
@@ -128,70 +128,78 @@ TESTS = [
 ]
 NAMES = ["messages", "tools", "bos_token", "x", "ns", "loop", "nothing", "self", "m"]
 LITERALS = ["''", "'a'", "'{:>9}'", "'%s'", "0", "1", "-1", "2", "99999", "1.5", "none", "true", "[]", "{}", "10 ** 12"]
+ATOMS = NAMES + LITERALS
 OPERATORS = ["+", "-", "*", "/", "//", "%", "**", "~", "==", "<", "and", "or", "in", "not in"]
 
-_atoms = st.sampled_from(NAMES + LITERALS)
+STATEMENTS = [
+    "text {# comment #}",
+    "{% break %}",
+    "{% continue %}",
+    "{% set ns = namespace(x=1) %}",
+    "{% raw %}{{ {% endraw %}",
+    "{% include 'x' %}",
+    "{% extends 'x' %}",
+    "{% import 'x' as y %}",
+    "{% do x %}",
+    "{% end",
+    "{{",
+    "\x00",
+    "\ud800",
+]
+# {e}: an expression.
+WITH_EXPRESSION = [
+    "{{{{ {e} }}}}",
+    "{{{{- {e} -}}}}",
+    "{{% set x = {e} %}}",
+    "{{% set ns.x = {e} %}}",
+    "{{% set x = [x, x] %}}{{% set x = x ~ {e} %}}",
+]
+# {b}, {c}: statements.
+WITH_BODY = [
+    "{{% for m in {e} %}}{b}{{% endfor %}}",
+    "{{% for m in {e} recursive %}}{b}{{% endfor %}}",
+    "{{% if {e} %}}{b}{{% else %}}{c}{{% endif %}}",
+    "{{% macro f(x, y=1) %}}{b}{{% endmacro %}}",
+    "{{% generation %}}{b}{{% endgeneration %}}",
+    "{{% block b %}}{b}{{% endblock %}}",
+    "{{% set x %}}{b}{{% endset %}}",
+    "{{% call f(1) %}}{b}{{% endcall %}}",
+    "{{% filter {f} %}}{b}{{% endfilter %}}",
+    "{{% with m = {e} %}}{b}{{% endwith %}}",
+]
 
 
-def _larger(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    arguments = st.lists(inner | st.tuples(st.sampled_from(["indent", "n", "x"]), inner).map("=".join), max_size=2).map(
-        ", ".join
-    )
-    return st.one_of(
-        st.tuples(inner, st.sampled_from(OPERATORS), inner).map(lambda p: f"({p[0]} {p[1]} {p[2]})"),
-        st.tuples(inner, st.sampled_from(FILTERS), arguments).map(lambda p: f"{p[0]} | {p[1]}({p[2]})"),
-        st.tuples(inner, st.sampled_from(METHODS), arguments).map(lambda p: f"{p[0]}.{p[1]}({p[2]})"),
-        st.tuples(st.sampled_from(FUNCTIONS), arguments).map(lambda p: f"{p[0]}({p[1]})"),
-        st.tuples(inner, st.sampled_from(TESTS)).map(" is ".join),
-        st.tuples(inner, inner).map(lambda p: f"{p[0]}[{p[1]}]"),
-        st.tuples(inner, inner, inner).map(lambda p: f"({p[0]} if {p[1]} else {p[2]})"),
-        st.tuples(inner, inner).map(lambda p: f"[{p[0]}, {p[1]}]"),
-        st.tuples(inner, inner).map(lambda p: f"{{{p[0]}: {p[1]}}}"),
-        st.tuples(inner, inner).map(lambda p: f"{p[0]}[{p[1]}::-1]"),
-    )
+def source(random: RandomInput) -> str:
+    """The text of a template."""
+    return "".join(_statement(random, random.randrange(4)) for _ in range(random.randrange(5)))
 
 
-expressions = st.recursive(_atoms, _larger, max_leaves=6)
-_simple = st.one_of(
-    expressions.map(lambda e: f"{{{{ {e} }}}}"),
-    expressions.map(lambda e: f"{{{{- {e} -}}}}"),
-    expressions.map(lambda e: f"{{% set x = {e} %}}"),
-    expressions.map(lambda e: f"{{% set ns.x = {e} %}}"),
-    expressions.map(lambda e: f"{{% set x = [x, x] %}}{{% set x = x ~ {e} %}}"),
-    st.sampled_from(
+def _statement(random: RandomInput, depth: int) -> str:
+    if depth == 0 or random.chance(0.3):
+        if random.chance(0.3):
+            return random.choice(STATEMENTS)
+        return random.choice(WITH_EXPRESSION).format(e=_expression(random, random.randrange(4)))
+    b, c = ("".join(_statement(random, depth - 1) for _ in range(random.randrange(3))) for _ in range(2))
+    return random.choice(WITH_BODY).format(e=_expression(random, 2), b=b, c=c, f=random.choice(FILTERS))
+
+
+def _expression(random: RandomInput, depth: int) -> str:
+    if depth == 0:
+        return random.choice(ATOMS)
+    a, b, c = (_expression(random, random.randrange(depth)) for _ in range(3))
+    names = ("", "", "indent=", "n=", "x=")
+    arguments = ", ".join(random.choice(names) + value for value in (b, c)[: random.randrange(3)])
+    return random.choice(
         [
-            "text {# comment #}",
-            "{% break %}",
-            "{% continue %}",
-            "{% set ns = namespace(x=1) %}",
-            "{% raw %}{{ {% endraw %}",
-            "{% include 'x' %}",
-            "{% extends 'x' %}",
-            "{% import 'x' as y %}",
-            "{% do x %}",
-            "{% end",
-            "{{",
-            "\x00",
-            "\ud800",
+            f"({a} {random.choice(OPERATORS)} {b})",
+            f"{a} | {random.choice(FILTERS)}({arguments})",
+            f"{a}.{random.choice(METHODS)}({arguments})",
+            f"{random.choice(FUNCTIONS)}({arguments})",
+            f"{a} is {random.choice(TESTS)}",
+            f"{a}[{b}]",
+            f"({a} if {b} else {c})",
+            f"[{a}, {b}]",
+            f"{{{a}: {b}}}",
+            f"{a}[{b}::-1]",
         ]
-    ),
-)
-
-
-def _nested(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    body = st.lists(inner, max_size=3).map("".join)
-    return st.one_of(
-        st.tuples(expressions, body).map(lambda p: f"{{% for m in {p[0]} %}}{p[1]}{{% endfor %}}"),
-        st.tuples(expressions, body).map(lambda p: f"{{% for m in {p[0]} recursive %}}{p[1]}{{% endfor %}}"),
-        st.tuples(expressions, body, body).map(lambda p: f"{{% if {p[0]} %}}{p[1]}{{% else %}}{p[2]}{{% endif %}}"),
-        body.map(lambda b: f"{{% macro f(x, y=1) %}}{b}{{% endmacro %}}"),
-        body.map(lambda b: f"{{% generation %}}{b}{{% endgeneration %}}"),
-        body.map(lambda b: f"{{% block b %}}{b}{{% endblock %}}"),
-        body.map(lambda b: f"{{% set x %}}{b}{{% endset %}}"),
-        body.map(lambda b: f"{{% call f(1) %}}{b}{{% endcall %}}"),
-        st.tuples(st.sampled_from(FILTERS), body).map(lambda p: f"{{% filter {p[0]} %}}{p[1]}{{% endfilter %}}"),
-        st.tuples(expressions, body).map(lambda p: f"{{% with m = {p[0]} %}}{p[1]}{{% endwith %}}"),
     )
-
-
-sources = st.lists(st.recursive(_simple, _nested, max_leaves=8), max_size=4).map("".join)

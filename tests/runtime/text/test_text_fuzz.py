@@ -19,7 +19,7 @@ from hybridge.runtime.sandbox.tokenizer import TokenizerLibrary
 from hybridge.runtime.text import ChatTemplate, Tokenizer
 from hybridge.runtime.text.special_tokens import extra_special_tokens, named_special_tokens, read_tokenizer_config
 from hybridge.runtime.text.tokenizer_shape import LINEAR_PATTERNS, unbounded_part
-from tests.runtime.text.template_sources import sources
+from tests.runtime.text.template_sources import source
 from tests.runtime.text.tokenizer_files import byte_fallback_tokenizer, byte_level_tokenizer
 from tests.support.effort import examples
 from tests.support.fuzzing import ODD_VALUES, RandomInput, fuzzed
@@ -203,13 +203,11 @@ def test_any_damage_of_a_real_tokenizer_is_an_error(real_file: dict[str, Any], d
     inner_test.hypothesis.inner_test(damaged, text, [0, 5, 300])
 
 
-@pytest.mark.fuzz
-@settings(max_examples=examples(400), deadline=None, suppress_health_check=UNCHECKED)
-@given(source=sources, prompt=st.booleans())
-def test_any_template_renders_or_is_an_error(source: str, prompt: bool) -> None:
-    template = ChatTemplate({"default": source}, {"bos_token": "<s>"}, PROCESS)
+@fuzzed(400)
+def test_any_template_renders_or_is_an_error(random: RandomInput) -> None:
+    template = ChatTemplate({"default": source(random)}, {"bos_token": "<s>"}, PROCESS)
     try:
-        assert isinstance(template.render(MESSAGES, [{"type": "function"}], prompt), str)
+        assert isinstance(template.render(MESSAGES, [{"type": "function"}], random.chance(0.5)), str)
     except (ArtifactError, RequestError) as error:
         # An exit code is what an error of no type leaves of the process.
         assert "exit code" not in str(error), error
