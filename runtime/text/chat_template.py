@@ -92,7 +92,7 @@ class ChatTemplate:
     ) -> Callable[[], str]:
         """``render`` in two parts: checks the conversation and copies it, for the template to run in another thread."""
         source = self._source(template, tools)
-        for name, value in (("messages", messages), ("tools", tools or [])):
+        for name, value in (("messages", messages), ("tools", [] if tools is None else tools)):
             if not isinstance(value, (list, tuple)):
                 raise RequestError(f"{name}: expected a list of objects, found {type(value).__name__}")
         conversation = [_checked_message(message) for message in messages]

@@ -189,6 +189,12 @@ def test_a_template_that_fills_the_memory_is_ended(source: str) -> None:
         template(source).render(MESSAGES)
 
 
+@pytest.mark.parametrize("tools", [False, 0, "", {}])
+def test_tools_are_a_list(tools: Any) -> None:
+    with pytest.raises(RequestError, match="tools: expected a list of objects, found"):
+        template("x").render(MESSAGES, tools)
+
+
 def test_a_conversation_may_be_large_but_not_of_any_size() -> None:
     text = "é" * (200 << 10)
     assert template(SIMPLE).render([{"role": "user", "content": text}]) == f"[user]{text}[assistant]"

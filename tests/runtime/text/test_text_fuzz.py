@@ -218,8 +218,8 @@ def test_any_messages_render_or_are_an_error(random: RandomInput) -> None:
     keys = ("role", "content", "tool_calls", "a")
     messages: Any = random.json_value()
     if random.chance(0.8):
-        messages = [random.json_object(keys) for _ in range(random.randrange(4))]
-    tools, extra = random.json_value(), random.json_value()
+        messages = [{"role": "user", "content": "", **random.json_object(keys)} for _ in range(random.randrange(4))]
+    tools, extra = random.choice([None, [], random.json_value()]), random.json_value()
     source = "{% for m in messages %}{{ m.role }}{{ m | tojson }}{{ tools | tojson }}{{ extra }}{% endfor %}"
     template = ChatTemplate({"default": source}, {}, PROCESS)
     try:
