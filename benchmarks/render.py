@@ -59,35 +59,25 @@ def page(
 
 def _values(documents: Documents) -> dict[str, str]:
     export, decode = documents["export"], documents["cpu_decode"]
-    steps, perplexity = documents["step_cost"], documents["perplexity"]
     return {
         "machine": _machine(documents),
         "targets": _targets(documents),
         "gates": _gates(documents),
         "export_shape": _shape(export["settings"]),
         "export": _export(export["results"]),
-        "export_qwen3_5": _export_qwen3_5(documents["export_qwen3_5"]["results"]),
         "threads": str(decode["settings"]["threads"]),
         "prompt_tokens": str(decode["settings"]["prompt_tokens"]),
         "decode_shape": _shape(decode["settings"]["shape"]),
         "decode": _decode(decode),
-        "context": str(steps["settings"]["context"]),
-        "step_cost": _step_cost(steps["results"]),
-        "text": perplexity["settings"]["text"],
-        "windows": str(perplexity["settings"]["windows"]),
-        "window": str(perplexity["settings"]["window"]),
-        "perplexity": _perplexity(perplexity["results"]),
         "host_new_tokens": str(documents["transformers_host"]["settings"]["new"]),
         "transformers_host": _transformers_host(documents["transformers_host"]["results"]),
-        **_serving_values(documents["scheduler"], documents["serving"]),
+        **_serving_values(documents["serving"]),
     }
 
 
-def _serving_values(scheduler: Mapping[str, Any], serving: Mapping[str, Any]) -> dict[str, str]:
+def _serving_values(serving: Mapping[str, Any]) -> dict[str, str]:
     settings = serving["settings"]
     return {
-        "scheduler_batch": str(scheduler["settings"]["batch"]),
-        "scheduler": _scheduler(scheduler["results"]),
         "serving_requests": str(settings["requests"]),
         "serving_batch": str(settings["batch"]),
         "serving_prompt": str(settings["prompt"]),
@@ -149,7 +139,7 @@ def _machine(documents: Documents) -> str:
         ("system", machine["system"]),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
         ("commit", _commits(documents)),
-        ("processor time taken by other work", ", ".join(_other_work(*item) for item in documents.items())),
+        ("processor time taken by other work", _other_work(documents)),
     ]
     return table(("machine", ""), rows)
 
@@ -164,9 +154,11 @@ def _commits(documents: Documents) -> str:
     return "; ".join(f"`{commit}`: {', '.join(of)}" for commit, of in names.items())
 
 
-def _other_work(name: str, document: Mapping[str, Any]) -> str:
-    share = document["machine"].get("other_work")
-    return f"`{name}` {'unknown' if share is None else f'{100 * share:.0f} %'}"
+def _other_work(documents: Documents) -> str:
+    """The largest share of all documents; unknown where one lacks it."""
+    shares = [document["machine"].get("other_work") for document in documents.values()]
+    known = [share for share in shares if share is not None]
+    return f"at most {100 * max(known):.0f} %" if len(known) == len(shares) else "unknown"
 
 
 def _targets(documents: Documents) -> str:
@@ -180,15 +172,14 @@ def _targets(documents: Documents) -> str:
 
 
 def _gates(documents: Documents) -> str:
-    """One row for each benchmark and limit, with the largest value found."""
-    found: dict[tuple[str, float], list[float]] = {}
-    for name, document in documents.items():
-        for gate in document["gates"]:
-            found.setdefault((name, gate["limit"]), []).append(gate["value"])
-    rows = [
-        (f"`{name}`", str(len(values)), f"{max(values):.2g}", f"{limit:.2g}") for (name, limit), values in found.items()
-    ]
-    return table(("benchmark", "comparisons", "largest difference", "at most"), rows)
+    """One sentence: how much differed, in logits and in tokens; every document is correct."""
+    gates = [gate for document in documents.values() for gate in document["gates"]]
+    exact = [gate for gate in gates if gate["limit"] == 0]
+    largest = max((gate["value"] / gate["limit"] for gate in gates if gate["limit"] > 0), default=0.0)
+    return (
+        f"All {len(gates)} comparisons passed: {len(exact)} of tokens, without a difference, the others with at most "
+        f"{100 * largest:.2g} % of what is allowed."
+    )
 
 
 def _shape(shape: Mapping[str, Any]) -> str:
@@ -208,12 +199,6 @@ def _export(results: Mapping[str, Any]) -> str:
         for mode, title in (("with_scan", "with the weight scan"), ("without_scan", "`--no-scan`"))
     ]
     return table(("export", "wall, s", "processor, s", "peak, MB", "newly written, MB"), rows)
-
-
-def _export_qwen3_5(results: Mapping[str, Any]) -> str:
-    rows = [("wall, s", spread_cell(results["wall_s"])), ("processor, s", spread_cell(results["cpu_s"]))]
-    nodes = [(f"nodes, {name}", str(count)) for name, count in results["nodes"].items()]
-    return table(("export", ""), [*rows, *nodes, ("nodes, all", str(sum(results["nodes"].values())))])
 
 
 def _decode(document: Mapping[str, Any]) -> str:
@@ -241,27 +226,6 @@ def _decode(document: Mapping[str, Any]) -> str:
 
 def _overhead(overhead: Mapping[str, float]) -> str:
     return f"{overhead['median']:.0f} ({overhead['p95']:.0f})"
-
-
-def _step_cost(results: Mapping[str, Any]) -> str:
-    rows = [(f"max_seq_len {name}", spread_cell(spread)) for name, spread in results["step_us"].items()]
-    return table(("one step", "µs"), [*rows, ("ratio", spread_cell(results["ratio"]))])
-
-
-def _perplexity(results: Mapping[str, Any]) -> str:
-    differences = results["relative_difference"]
-    rows = [
-        (name, f"{value:.6f}", f"{100 * differences[name]:+.1e} %" if name in differences else "")
-        for name, value in results["perplexity"].items()
-    ]
-    return table(("computed by", "perplexity", "difference"), rows)
-
-
-def _scheduler(results: Mapping[str, Any]) -> str:
-    parts = [(name, spread_cell(spread)) for name, spread in results["parts_us"].items()]
-    return table(
-        ("a decode step", "µs"), [*parts, ("**all, with sampling and answers**", spread_cell(results["host_us"]))]
-    )
 
 
 def _serving(results: Mapping[str, Any]) -> str:

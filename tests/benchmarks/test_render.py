@@ -18,9 +18,7 @@ def test_every_placeholder_is_filled() -> None:
     assert "{{" not in text and "}}" not in text
     assert "| random 150M, 64 new tokens |" in text
     assert "12.3 (11.5 to 1234)" in text
-    assert "| nodes, all | 499 |" in text
-    assert "| ours | 23.500000 | +2.0e-06 % |" in text
-    assert "| 0.9 | 1.25 | 9.5 | 2 | 33.2 |" in text and "| plan | 12.3 (11.5 to 1234) |" in text
+    assert "| 0.9 | 1.25 | 9.5 | 2 | 33.2 |" in text
 
 
 def test_tables_have_as_many_cells_as_headings() -> None:
@@ -31,6 +29,18 @@ def test_tables_have_as_many_cells_as_headings() -> None:
             continue
         widths.append(line.count("|"))
         assert widths[0] == widths[-1], line
+
+
+def test_comparisons_are_one_sentence() -> None:
+    documents = all_documents()
+    documents["export"]["gates"] = [
+        {"checks": "", "value": 2e-5, "limit": 1e-4},
+        {"checks": "", "value": 0, "limit": 0},
+    ]
+    expected = (
+        "All 9 comparisons passed: 1 of tokens, without a difference, the others with at most 20 % of what is allowed."
+    )
+    assert expected in page(documents)
 
 
 def test_a_missing_or_wrong_benchmark_is_refused() -> None:
