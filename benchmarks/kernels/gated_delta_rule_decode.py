@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-import torch
-
 from benchmarks.kernels.case import KernelCase
-from benchmarks.kernels.gated_delta_rule_inputs import KEY_HEADS, SIZE, VALUE_HEADS, prepared
+from benchmarks.kernels.gated_delta_rule_inputs import KEY_HEADS, SIZE, STATES, VALUE_HEADS, prepared
 from benchmarks.kernels.peers import peer_times
 
 GROUP = "gated_delta_rule_decode"
 TOLERANCE = 3e-3  # o is bfloat16
 AT_LEAST = {1: 1.2, 8: 1.2}
 BANDWIDTH_SINCE, BANDWIDTH_SHARE = 256, 0.92
-STATES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 def cases() -> Iterator[KernelCase]:
