@@ -32,9 +32,14 @@ def filled_with(value: float, dtype: DType) -> float | int:
     """What the tensors of a pool of type ``dtype`` hold where it holds ``value``."""
     if dtype is not E4M3_BYTES:
         return value
-    return int(np.array([value], np.float32).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)[0])
+    return int(e4m3_from_floats(np.array([value], np.float32))[0])
 
 
 def floats_from_e4m3(numbers: np.ndarray) -> np.ndarray:
     """The float32 numbers whose e4m3 bytes ``numbers`` holds."""
     return numbers.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+
+
+def e4m3_from_floats(numbers: np.ndarray) -> np.ndarray:
+    """The e4m3 bytes of float32 ``numbers``, rounded to nearest even."""
+    return numbers.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)

@@ -15,10 +15,13 @@ SHORT = (1, 7)
 LONG = 2 * TILE + 5
 # Tokens behind the last edge: more than the last two parts of a prompt in parts.
 MARGIN = 37
-# A window is not crossed where that takes more tokens: the reference recomputes them all for every length.
+# A chunk is not crossed where that takes more tokens: the reference recomputes them all for every length.
 LONGEST = 1024
 # The first and the last part of a long prompt in parts.
 FIRST, LAST = 13, 8
+
+
+CHUNK, WINDOW = "chunk", "sliding window"
 
 
 @dataclass(frozen=True)
@@ -37,20 +40,23 @@ class Edge:
 
 
 def edges_of(artifact: Path, config: RuntimeConfig) -> tuple[Edge, ...]:
-    """The chunks of the graph's recurrent operators and its sliding windows, those that a row can reach at all."""
+    """The chunks of the graph's recurrent operators and its sliding windows."""
     chunks = {TILE} if config.recurrent_layers else set()
     for node in read_model(artifact).graph:
         if "chunk_size" in node.attributes:
             chunks.add(node.attributes["chunk_size"].as_int())
     windows = {layer.sliding_window for layer in config.kv_layers if layer.sliding_window}
-    edges = [Edge("chunk", tokens) for tokens in sorted(chunks)]
-    edges += [Edge("sliding window", tokens) for tokens in sorted(windows)]
-    return tuple(edge for edge in edges if edge.tokens + 2 <= config.max_seq_len)
+    return tuple(
+        [*(Edge(CHUNK, tokens) for tokens in sorted(chunks)), *(Edge(WINDOW, tokens) for tokens in sorted(windows))]
+    )
 
 
 def default_lengths(edges: tuple[Edge, ...], room: int) -> tuple[int, ...]:
-    """Short prompts and a long one of at most ``room`` tokens that crosses every edge, but none that is too far."""
-    near = [edge.tokens + MARGIN for edge in edges if edge.tokens + MARGIN <= LONGEST]
+    """Short prompts and a long one of at most ``room`` tokens that crosses every chunk, but none that is too far.
+
+    A window that the long one does not cross is left to ``far_windows``.
+    """
+    near = [edge.tokens + MARGIN for edge in edges if edge.name == CHUNK and edge.tokens + MARGIN <= LONGEST]
     longest = min(room, max([LONG, *near]))
     return tuple(sorted({length for length in (*SHORT, longest) if 1 <= length <= longest}))
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.verification.far_windows import FILLED, FarRow
 from hybridge.verification.lengths import parts_of
 from hybridge.verification.paged_sequences import PagedSequences
-from hybridge.verification.scenarios import Observation
+from hybridge.verification.scenarios import PAST_WINDOW, WINDOW_EDGE, Observation
 
 # Small and odd, so that rows end inside a page and window edges cross pages.
 BLOCK_SIZE = 5
@@ -32,6 +33,28 @@ def observations(
         if engine.config.speculative_tokens:
             heads = [len(prompt) for prompt in prompts[start : start + at_once]]
             yield from _renumbered(_candidates(engine, sequences[start : start + at_once], heads), start)
+
+
+def far_window(engine: PagedEngine, index: int, row: FarRow) -> Iterator[Observation]:
+    """The new tokens of ``row``, the ``index``-th, behind its filled caches: most in one step, the last one by one.
+
+    States are those of the new tokens only.
+    """
+    # Pages of the first tokens, one of zeros, and those of the new tokens.
+    pools = PagedSequences(engine, 1, FILLED + len(row.tokens) + 3 * BLOCK_SIZE, BLOCK_SIZE, seed=index)
+    handle, past = pools.add_filled(row.caches), row.caches.length
+    for tokens in row.parts:
+        at_once = past == row.caches.length
+        hidden: Sequence[np.ndarray] = ()
+        embeddings = None
+        if at_once and engine.shows_values and len(tokens) <= engine.limits.max_tokens:
+            logits, embeddings, *hidden = pools.inner_values(handle, tokens)
+        else:
+            logits = _feed(engine, pools, {handle: tokens})[handle]
+        past += len(tokens)
+        held = pools.states(handle, len(row.tokens)) if past == row.caches.length + len(row.tokens) else {}
+        scenario = WINDOW_EDGE if at_once else PAST_WINDOW
+        yield Observation(scenario, index, past, logits[-1], held, tuple(hidden), embeddings)
 
 
 def untouched(engine: PagedEngine, prompt: np.ndarray) -> Iterator[tuple[str, bool]]:

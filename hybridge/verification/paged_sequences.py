@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hybridge.artifact import names
-from hybridge.artifact.kv_dtypes import E4M3_BYTES, floats_from_e4m3
+from hybridge.artifact.kv_dtypes import E4M3_BYTES, e4m3_from_floats, floats_from_e4m3
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
+from hybridge.verification.far_windows import FILLED, FilledCaches
 from hybridge.verification.scenarios import inner_values
 
 
@@ -64,6 +65,18 @@ class PagedSequences:
         self._engine.zero_slots([self._sequences[-1].slot])
         return len(self._sequences) - 1
 
+    def add_filled(self, caches: FilledCaches) -> int:
+        """A new sequence whose caches hold ``caches``; its handle. The pages of zeros are one, but for the last."""
+        handle, size = self.add(), self._size
+        sequence = self._sequences[handle]
+        head = -(-FILLED // size)
+        zeros, last = self._free_pages.pop(), self._free_pages.pop()
+        sequence.pages = [self._free_pages.pop() for _ in range(head)]
+        self._write([*sequence.pages, zeros, last], caches)
+        sequence.pages += [zeros] * (caches.length // size - head) + [last]
+        sequence.length = caches.length
+        return handle
+
     def step(self, work: Mapping[int, np.ndarray], padding_rows: int = 0) -> dict[int, np.ndarray]:
         """Feed tokens [n] to each sequence of ``work``, in its order; logits [n, vocab] of all these tokens.
 
@@ -102,10 +115,13 @@ class PagedSequences:
         found = self._engine.step_values(self._inputs({handle: tokens}, 0), values)
         return found[names.LOGITS], *(found[name] for name in values)
 
-    def states(self, handle: int) -> dict[str, np.ndarray]:
-        """States of one sequence by the names of the dense layout, KV caches [kv_heads, tokens, head_dim]."""
+    def states(self, handle: int, tokens: int | None = None) -> dict[str, np.ndarray]:
+        """States of one sequence by the names of the dense layout, KV caches [kv_heads, tokens, head_dim].
+
+        tokens: so many last ones; None for all.
+        """
         sequence, config = self._sequences[handle], self._engine.config
-        positions = np.arange(sequence.length)
+        positions = np.arange(sequence.length)[-(tokens or sequence.length) :]
         pages = np.array(sequence.pages, np.int64)[positions // self._size]
         found: dict[str, np.ndarray] = {}
         for k in range(len(config.kv_layers)):
@@ -130,6 +146,26 @@ class PagedSequences:
             if not np.isnan(free).all():
                 return False
         return True
+
+    def _write(self, pages: list[int], caches: FilledCaches) -> None:
+        """Write the first tokens of ``caches`` to the first of ``pages``, and zeros behind them."""
+        config, arrays = self._engine.config, {}
+        for spec in config.bindings.states:
+            if not spec.grows:
+                arrays[spec.name] = np.zeros(spec.resolve(num_slots=0), spec.dtype.numpy)
+        for k, layer in enumerate(config.kv_layers):
+            numbers = np.zeros((2, len(pages) * self._size, layer.num_kv_heads, layer.head_dim), np.float32)
+            for index, name in enumerate((names.past_key(k), names.past_value(k))):
+                numbers[index, :FILLED] = caches.first(name).swapaxes(0, 1)
+            paged = numbers.reshape(2, len(pages), self._size, *numbers.shape[2:])
+            if config.has_kv_scales:
+                factors = np.array([caches.factor(n) for n in (names.past_key(k), names.past_value(k))], np.float32)
+                paged = e4m3_from_floats(paged / factors[:, None, None, None, None])
+                scales = np.broadcast_to(factors[:, None, None, None], (2, len(pages), layer.num_kv_heads, self._size))
+                arrays[names.kv_scales(k)] = scales
+            arrays[names.kv_pool(k)] = paged
+        copy = self._engine.copy_from_arrays(arrays, len(pages), 0)
+        self._engine.swap_in(copy, pages, [])
 
     def _inputs(self, work: Mapping[int, np.ndarray], padding_rows: int) -> PackedInputs:
         sequences = [self._sequences[handle] for handle in work]

@@ -17,6 +17,9 @@ from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.errors import CheckpointError, HybridgeError
 from hybridge.artifact.json_fields import float_from_json
 from hybridge.requirements import require
+from hybridge.verification.far_windows import FilledCaches
+from hybridge.verification.reference_caches import fill_layer
+from hybridge.verification.reference_rotary import exact_frequencies
 from hybridge.verification.reference_weights import causal_lm, stored_types, widen_in_turn
 
 
@@ -78,8 +81,11 @@ class Reference:
             self._shorten_chunks()
             widen_in_turn(self._model, self._base().layers)
 
-    def run(self, tokens: np.ndarray) -> ReferenceRun:
-        """Process ``tokens`` [T] int64 in one call from empty states."""
+    def run(self, tokens: np.ndarray, filled: FilledCaches | None = None) -> ReferenceRun:
+        """Process ``tokens`` [T] int64 in one call from empty states.
+
+        filled: what the KV caches hold already; the run's states are then those of ``tokens`` only.
+        """
         torch, layers = self._torch, self._base().layers
         hidden: list[np.ndarray] = []
 
@@ -93,8 +99,9 @@ class Reference:
         hooks = [layers[0].register_forward_pre_hook(record_input, with_kwargs=True)]
         hooks += [layer.register_forward_hook(record) for layer in layers]
         try:
-            with self._failures("run"), torch.no_grad():
-                given = {**self._arguments(len(tokens)), **self._rounding_cache()}
+            exact = contextlib.nullcontext() if filled is None else exact_frequencies(self._model)
+            with self._failures("run"), torch.no_grad(), exact:
+                given = {**self._arguments(len(tokens)), **self._cache(filled)}
                 output = self._model(torch.from_numpy(tokens)[None], use_cache=True, return_dict=True, **given)
                 cache = getattr(output, "past_key_values", None)
                 states = self._states(output.cache_params if cache is None else cache)
@@ -131,15 +138,19 @@ class Reference:
         masks = {"full_attention": None, "linear_attention": None}
         return {"position_ids": self._torch.arange(length)[None], "attention_mask": masks}
 
-    def _rounding_cache(self) -> dict[str, Any]:
-        """For an artifact with keys and values of e4m3, a cache that rounds them as its declaration says."""
-        if not self._config.has_kv_scales:
+    def _cache(self, filled: FilledCaches | None) -> dict[str, Any]:
+        """A cache that holds ``filled``, and rounds to e4m3 where an artifact declares that; none for other runs."""
+        if filled is None and not self._config.has_kv_scales:
             return {}
         import transformers
 
         cache: Any = transformers.DynamicCache(config=self._model.config)
-        for index in self._config.attention_layer_indices:
-            cache.layers[index].update = partial(_update_rounded, cache.layers[index].update)
+        for k, index in enumerate(self._config.attention_layer_indices):
+            layer = cache.layers[index]
+            if filled is not None:
+                fill_layer(layer, filled, k)
+            if self._config.has_kv_scales:
+                layer.update = partial(_update_rounded, layer.update)
         return {"past_key_values": cache}
 
     def _base(self) -> Any:

@@ -44,7 +44,7 @@ class VerifyReport:
     """All comparisons of one artifact with its checkpoint.
 
     engines: those that ran; computed_types: the type in which each computed. dtype: the artifact's compute type.
-    not_crossed: chunks and windows of the model that no prompt was long enough to cross, one phrase each.
+    far_windows, not_crossed: windows that a row behind filled caches crossed; chunks and windows that nothing crossed.
     """
 
     model_type: str
@@ -55,6 +55,7 @@ class VerifyReport:
     tolerance: float
     prompt_lengths: tuple[int, ...]
     decode_steps: int
+    far_windows: tuple[str, ...]
     not_crossed: tuple[str, ...]
     comparisons: tuple[Comparison, ...]
     layer_types: tuple[str, ...]
@@ -86,10 +87,11 @@ class VerifyReport:
         place, layer = self.failing_place, self.first_failing_layer
         if place is None:
             count, lengths = len(self.comparisons), _listed([str(n) for n in self.prompt_lengths])
-            missed = f"; no prompt crossed {_listed(self.not_crossed)}" if self.not_crossed else ""
+            far = f"a row across {_listed(self.far_windows)}, " if self.far_windows else ""
+            missed = f"; no row crossed {_listed(self.not_crossed)}" if self.not_crossed else ""
             return (
                 f"verified: {count} comparisons within {self.tolerance:g}, prompts of {lengths} tokens, "
-                f"{self._computed()}{missed}"
+                f"{far}{self._computed()}{missed}"
             )
         if place == "head":
             return "FAILED: all layers agree, the logits differ: the head (final norm or output projection)"

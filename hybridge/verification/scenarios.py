@@ -9,7 +9,11 @@ import numpy as np
 
 from hybridge.artifact import names
 from hybridge.runtime.engines.base import Engine, StateSet, StepInputs
+from hybridge.verification.far_windows import FarRow
 from hybridge.verification.lengths import parts_of
+
+# Scenarios of a row behind filled caches: the step that crosses the edge, and single tokens past it.
+FAR_SCENARIOS = WINDOW_EDGE, PAST_WINDOW = "window edge", "decode past the window"
 
 
 @dataclass(frozen=True)
@@ -33,20 +37,27 @@ def one_shot(engine: Engine, prompts: list[np.ndarray]) -> Iterator[Observation]
     values = inner_values(engine.config.num_hidden_layers) if engine.shows_values else ()
     for index, prompt in enumerate(prompts):
         states = engine.allocate_states(1, len(prompt))
-        shown: list[dict[str, np.ndarray]] = []
-        for past in range(0, len(prompt), engine.max_step_tokens):
-            inputs = _inputs([prompt[past : past + engine.max_step_tokens]], [past])
-            if values:
-                outputs = engine.step_values(inputs, states, values)
-                found = outputs[names.LOGITS]
-                shown.append({name: outputs[name][0] for name in values})
-            else:
-                found = engine.step(inputs, states)
-        logits = last_logits(found, [inputs.input_ids.shape[1]])[0].copy()
+        logits, embeddings, hidden = _shown(engine, states, prompt, 0, values)
         held = read_row(states, 0, len(prompt))
-        whole = [np.concatenate([part[name] for part in shown]) for name in values]
-        first = whole[0] if whole else None
-        yield Observation("one-shot prefill", index, len(prompt), logits, held, tuple(whole[1:]), first)
+        yield Observation("one-shot prefill", index, len(prompt), logits, held, hidden, embeddings)
+
+
+def _shown(
+    engine: Engine, states: StateSet, tokens: np.ndarray, past: int, values: tuple[str, ...]
+) -> tuple[np.ndarray, np.ndarray | None, tuple[np.ndarray, ...]]:
+    """Feed ``tokens`` behind ``past`` others; logits [vocab] of the last, embeddings and hidden states, where asked."""
+    shown: list[dict[str, np.ndarray]] = []
+    for start in range(0, len(tokens), engine.max_step_tokens):
+        inputs = _inputs([tokens[start : start + engine.max_step_tokens]], [past + start])
+        if values:
+            outputs = engine.step_values(inputs, states, values)
+            found = outputs[names.LOGITS]
+            shown.append({name: outputs[name][0] for name in values})
+        else:
+            found = engine.step(inputs, states)
+    logits = last_logits(found, [inputs.input_ids.shape[1]])[0].copy()
+    whole = [np.concatenate([part[name] for part in shown]) for name in values]
+    return logits, whole[0] if whole else None, tuple(whole[1:])
 
 
 def inner_values(layers: int) -> tuple[str, ...]:
@@ -100,6 +111,27 @@ def ragged_then_decode(engine: Engine, prompts: list[np.ndarray], steps: int) ->
         for row in range(batch):
             full = read_row(states, row, past[row] + 1) if step == steps - 1 else {}
             yield Observation("decode", row, past[row] + 1, found[row].copy(), full)
+
+
+def far_window(engine: Engine, index: int, row: FarRow) -> Iterator[Observation]:
+    """The new tokens of ``row``, the ``index``-th, behind its filled caches: most in one step, the last one by one.
+
+    States are those of the new tokens only.
+    """
+    past, end = row.caches.length, row.caches.length + len(row.tokens)
+    states = engine.allocate_states(1, end)
+    for name in row.caches.numbers:
+        buffer = states.buffers[name]
+        buffer.write_row(0, row.caches.first(name).astype(buffer.spec.dtype.numpy))
+    values = inner_values(engine.config.num_hidden_layers) if engine.shows_values else ()
+    for tokens in row.parts:
+        at_once = past == row.caches.length
+        logits, embeddings, hidden = _shown(engine, states, tokens, past, values if at_once else ())
+        past += len(tokens)
+        held = row.caches.numbers if past == end else ()
+        new = {name: states.buffers[name].read_row(0, end)[:, -len(row.tokens) :].astype(np.float32) for name in held}
+        scenario = WINDOW_EDGE if at_once else PAST_WINDOW
+        yield Observation(scenario, index, past, logits, new, hidden, embeddings)
 
 
 def empty_row(engine: Engine, prompt: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

@@ -6,6 +6,7 @@ import gc
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +25,13 @@ from hybridge.runtime.engines.factory import AUTO, check_engine, portable_unavai
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.engines.paged_factory import check_paged_engine, create_paged_engine
 from hybridge.verification import paged_scenarios, scenarios
-from hybridge.verification.lengths import default_lengths, edges_of
+from hybridge.verification.far_windows import FarRow
 from hybridge.verification.options import VerifyOptions, computed_type, default_tolerance
+from hybridge.verification.plan import Plan, plan_of
 from hybridge.verification.reference import Reference, ReferenceRun
 from hybridge.verification.reference_folder import reference_folder
 from hybridge.verification.report import EMBEDDINGS, UNCHANGED, Comparison, VerifyReport
-from hybridge.verification.scenarios import Observation
+from hybridge.verification.scenarios import FAR_SCENARIOS, Observation
 
 FAST, PORTABLE = "onnxruntime", "onnxruntime-portable"
 
@@ -62,10 +64,9 @@ def _verify(checkpoint: Path, artifact: Path, options: VerifyOptions, progress: 
     # transformers opens whatever lies there: the checks of an export come first.
     with located(checkpoint):
         open_checkpoint(checkpoint)
-    edges = edges_of(artifact, config)
-    lengths = options.prompt_lengths or default_lengths(edges, config.max_seq_len - options.decode_steps)
+    plan = plan_of(artifact, config, options)
     try:
-        cases = _cases(checkpoint, config, options, lengths, progress)
+        cases = _cases(checkpoint, config, options, plan, progress)
         # The reference is gone before the first engine is opened, and each engine before the next.
         comparisons = [*_compare_windows(engines[0], cases)]
         for name in engines:
@@ -81,20 +82,19 @@ def _verify(checkpoint: Path, artifact: Path, options: VerifyOptions, progress: 
         config.dtype.value,
         cases.reference,
         tolerance,
-        lengths,
+        plan.lengths,
         options.decode_steps,
-        tuple(str(edge) for edge in edges if not edge.crossed_by(max(lengths))),
+        tuple(str(row.edge) for row in plan.far),
+        plan.not_crossed,
         tuple(comparisons),
         config.layer_types,
-        (*notes, *cases.notes),
+        (*notes, *plan.notes, *cases.notes),
     )
 
 
-def _cases(
-    checkpoint: Path, config: RuntimeConfig, options: VerifyOptions, lengths: tuple[int, ...], progress: Progress
-) -> Cases:
+def _cases(checkpoint: Path, config: RuntimeConfig, options: VerifyOptions, plan: Plan, progress: Progress) -> Cases:
     progress.start("load the reference")
-    return Cases.of(Reference(checkpoint, config), config, options, lengths, progress)
+    return Cases.of(Reference(checkpoint, config), config, options, plan, progress)
 
 
 def _run(
@@ -128,6 +128,7 @@ class Cases:
     """Random prompts, the same with decode tokens after them, and the reference's results for both.
 
     Of the logits only those of each prompt's last token and of the decode tokens are held, in ``ReferenceRun.logits``.
+    far, at_far: rows behind filled caches, and the reference's results for their new tokens.
     windows: the sliding window of each layer, or None. reference, notes: its name and what a user should know of it.
     """
 
@@ -136,22 +137,19 @@ class Cases:
     sequences: list[np.ndarray]
     at_prompt: list[ReferenceRun]
     at_end: list[ReferenceRun]
+    far: tuple[FarRow, ...]
+    at_far: list[ReferenceRun]
     windows: tuple[int | None, ...]
     reference: str
     notes: tuple[str, ...]
 
     @classmethod
     def of(
-        cls,
-        reference: Reference,
-        config: RuntimeConfig,
-        options: VerifyOptions,
-        lengths: tuple[int, ...],
-        progress: Progress,
+        cls, reference: Reference, config: RuntimeConfig, options: VerifyOptions, plan: Plan, progress: Progress
     ) -> Cases:
         steps = options.decode_steps
-        prompts, sequences = random_prompts(options.seed, config.vocab_size, lengths, steps)
-        progress.start("run the reference", 2 * len(prompts))
+        prompts, sequences = random_prompts(options.seed, config.vocab_size, plan.lengths, steps)
+        progress.start("run the reference", 2 * len(prompts) + len(plan.far))
         at_prompt: list[ReferenceRun] = []
         at_end: list[ReferenceRun] = []
         for prompt, sequence in zip(prompts, sequences, strict=True):
@@ -159,16 +157,25 @@ class Cases:
                 run = reference.run(tokens)
                 runs.append(replace(run, logits=run.logits[-rows:].copy()))
                 progress.advance()
+        at_far: list[ReferenceRun] = []
+        for row in plan.far:
+            at_far.append(reference.run(row.tokens, row.caches))
+            progress.advance()
         windows, name, notes = reference.windows, reference.name, reference.notes
-        return cls(config, prompts, sequences, at_prompt, at_end, windows, name, notes)
+        return cls(config, prompts, sequences, at_prompt, at_end, plan.far, at_far, windows, name, notes)
 
     def expected(self, observation: Observation) -> ReferenceRun:
         """The reference run whose states belong to the observation's number of tokens."""
+        if observation.scenario in FAR_SCENARIOS:
+            return self.at_far[observation.prompt]
         is_prompt = observation.length == len(self.prompts[observation.prompt])
         return (self.at_prompt if is_prompt else self.at_end)[observation.prompt]
 
     def expected_logits(self, observation: Observation) -> np.ndarray:
         """The logits [vocab] of the observation's last token."""
+        if observation.scenario in FAR_SCENARIOS:
+            new = observation.length - self.far[observation.prompt].caches.length
+            return self.at_far[observation.prompt].logits[new - 1]
         decoded = observation.length - len(self.prompts[observation.prompt])
         return self.at_end[observation.prompt].logits[decoded]
 
@@ -200,7 +207,8 @@ def _comparisons(
 def _paged_comparisons(
     engine: PagedEngine, cases: Cases, decode_steps: int, tolerance: float, progress: Progress
 ) -> Iterator[Comparison]:
-    for observation in paged_scenarios.observations(engine, cases.prompts, cases.sequences, decode_steps):
+    far = (paged_scenarios.far_window(engine, index, row) for index, row in enumerate(cases.far))
+    for observation in chain(paged_scenarios.observations(engine, cases.prompts, cases.sequences, decode_steps), *far):
         yield from _compare(engine.name, observation, cases, tolerance)
         progress.advance()
     for scenario, same in paged_scenarios.untouched(engine, cases.prompts[0]):
@@ -215,6 +223,8 @@ def _streams(engine: Engine, cases: Cases, decode_steps: int) -> Iterator[Iterab
     for start in range(0, len(cases.prompts), step):
         ragged = scenarios.ragged_then_decode(engine, cases.sequences[start : start + step], decode_steps)
         yield _renumbered(ragged, start)
+    for index, row in enumerate(cases.far):
+        yield scenarios.far_window(engine, index, row)
 
 
 def _renumbered(observations: Iterable[Observation], start: int) -> Iterator[Observation]:
@@ -230,10 +240,10 @@ def _compare(engine: str, observed: Observation, cases: Cases, tolerance: float)
         return Comparison(engine, observed.scenario, item, layer, error, error <= tolerance)
 
     if observed.embeddings is not None:
-        error = largest_row_error(observed.embeddings, expected.embeddings)
+        error = largest_row_error(observed.embeddings, expected.embeddings[: len(observed.embeddings)])
         yield Comparison(engine, observed.scenario, EMBEDDINGS, None, error, error <= tolerance)
     for index, hidden in enumerate(observed.hidden):
-        yield comparison("hidden", index, hidden, expected.hidden[index])
+        yield comparison("hidden", index, hidden, expected.hidden[index][: len(hidden)])
     for name, layer, item in state_items(cases.config):
         if name in observed.states:
             wanted = expected.states[name]

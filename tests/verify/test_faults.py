@@ -22,10 +22,10 @@ def one_reference() -> Iterator[None]:
     known: dict[Any, Any] = {}
     real = verifier._cases
 
-    def remembered(checkpoint: Path, config: Any, options: Any, lengths: Any, progress: Any) -> Any:
-        key = (checkpoint, config.layout, options, lengths)
+    def remembered(checkpoint: Path, config: Any, options: Any, plan: Any, progress: Any) -> Any:
+        key = (checkpoint, config.layout, options, plan.lengths)
         if key not in known:
-            known[key] = real(checkpoint, config, options, lengths, progress)
+            known[key] = real(checkpoint, config, options, plan, progress)
         return replace(known[key], config=config)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -22,6 +22,7 @@ def report(*comparisons: Comparison, **fields: Any) -> VerifyReport:
         "tolerance": 1e-4,
         "prompt_lengths": (1, 7, 133),
         "decode_steps": 16,
+        "far_windows": (),
         "not_crossed": (),
         "layer_types": ("gated_delta_net", "attention"),
     }
@@ -40,9 +41,12 @@ def test_the_verdict_says_what_was_computed_in_what() -> None:
     assert report(good, engines=("torch",), computed_types=("float16",)).verdict().endswith("in float16 by torch")
 
 
-def test_the_verdict_says_what_was_not_crossed() -> None:
-    verdict = report(found("logits", None, 0.0), not_crossed=("the sliding window of 4096 tokens",)).verdict()
-    assert verdict.endswith("; no prompt crossed the sliding window of 4096 tokens")
+def test_the_verdict_says_what_was_crossed_and_what_was_not() -> None:
+    window = ("the sliding window of 4096 tokens",)
+    verdict = report(found("logits", None, 0.0), far_windows=window).verdict()
+    assert "133 tokens, a row across the sliding window of 4096 tokens, computed" in verdict
+    verdict = report(found("logits", None, 0.0), not_crossed=window).verdict()
+    assert verdict.endswith("; no row crossed the sliding window of 4096 tokens")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,98 @@
+"""Sliding windows that are too long for a prompt: a row whose caches are filled, not computed, up to the window's edge.
+
+The keys and values of its first tokens are random, those of all others before the edge are zero: a step that wrongly
+sees or misses one of the first differs, and memory that holds only zeros costs engines on a CPU next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from hybridge.artifact import names
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.paged import PAGED
+from hybridge.verification.lengths import WINDOW, Edge
+
+# New tokens before the edge, and behind it; of the latter the last are fed one by one.
+BEFORE, BEHIND, DECODED = 20, 25, 8
+# Tokens with keys and values: the window leaves BEHIND of them behind and keeps the others.
+FILLED = BEFORE + BEHIND
+# Memory for the row's caches in float32. A dense engine holds those of all layers, some of them twice for a step; a
+# paged one has a single page of zeros, but attends in one layer at a time, as the reference does.
+MOST_BYTES = 1 << 30
+# Largest factor of values: products with them stay within float16.
+_LARGEST_FACTOR = 256.0
+
+
+@dataclass(frozen=True)
+class FilledCaches:
+    """Keys and values of the first ``length`` tokens of a row, zero but for those of the first ``FILLED``.
+
+    numbers: by name of the dense state float8_e4m3fn [kv_heads, FILLED, head_dim], which every type of a cache holds
+    exactly; values are these times ``value_factor``, a power of two, since each is one among a window's.
+    """
+
+    length: int
+    numbers: Mapping[str, np.ndarray]
+    value_factor: float
+
+    def factor(self, name: str) -> float:
+        """What the numbers of the state ``name`` are multiplied by."""
+        return self.value_factor if name.startswith(names.past_value(0)[:-1]) else 1.0
+
+    def first(self, name: str) -> np.ndarray:
+        """Keys or values [kv_heads, FILLED, head_dim] float32 of the first tokens."""
+        return self.numbers[name].astype(np.float32) * np.float32(self.factor(name))
+
+
+@dataclass(frozen=True)
+class FarRow:
+    """New ``tokens`` [n] int64, of which the window ``edge`` lies ``BEFORE`` behind the first, after ``caches``."""
+
+    edge: Edge
+    caches: FilledCaches
+    tokens: np.ndarray
+
+    @property
+    def parts(self) -> list[np.ndarray]:
+        """The tokens of each step: one that crosses the window, then single ones."""
+        at_once = max(BEFORE + 2, len(self.tokens) - DECODED)
+        return np.split(self.tokens, range(at_once, len(self.tokens)))
+
+
+def far_rows(edges: tuple[Edge, ...], config: RuntimeConfig, seed: int, longest: int) -> tuple[FarRow, ...]:
+    """A row for each window that prompts of ``longest`` tokens do not cross, where the artifact has room for it.
+
+    None for a window that begins among the filled tokens or whose caches take more than ``MOST_BYTES``.
+    """
+    return tuple(
+        _row(edge, config, np.random.default_rng([seed, edge.tokens]))
+        for edge in edges
+        if edge.name == WINDOW
+        and not edge.crossed_by(longest)
+        and edge.tokens >= FILLED + BEFORE
+        and edge.crossed_by(config.max_seq_len)
+        and _cache_bytes(config, edge.tokens) <= MOST_BYTES
+    )
+
+
+def _row(edge: Edge, config: RuntimeConfig, random: np.random.Generator) -> FarRow:
+    numbers = {
+        name: random.standard_normal((layer.num_kv_heads, FILLED, layer.head_dim)).astype(ml_dtypes.float8_e4m3fn)
+        for k, layer in enumerate(config.kv_layers)
+        for name in (names.past_key(k), names.past_value(k))
+    }
+    # As many values as are filled, each with a weight of about 1 / window, add up to a usual size.
+    factor = min(_LARGEST_FACTOR, 2.0 ** np.floor(np.log2(edge.tokens / 16)))
+    start = edge.tokens - BEFORE
+    count = min(BEFORE + BEHIND, config.max_seq_len - start)
+    return FarRow(edge, FilledCaches(start, numbers, factor), random.integers(0, config.vocab_size, count))
+
+
+def _cache_bytes(config: RuntimeConfig, tokens: int) -> int:
+    layers = [2 * 4 * tokens * layer.num_kv_heads * layer.head_dim for layer in config.kv_layers]
+    return max(layers) if config.layout == PAGED else sum(layers)

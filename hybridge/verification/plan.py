@@ -1,0 +1,36 @@
+"""What a verification runs, chosen so that it crosses what an engine may get wrong at a certain length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.verification.far_windows import FarRow, far_rows
+from hybridge.verification.lengths import WINDOW, default_lengths, edges_of
+from hybridge.verification.options import VerifyOptions
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``lengths``: tokens of the prompts; ``far``: rows behind filled caches, for windows that no prompt crosses.
+
+    not_crossed: chunks and windows that are left out although a row could cross them; notes: those that none can.
+    """
+
+    lengths: tuple[int, ...]
+    far: tuple[FarRow, ...]
+    not_crossed: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def plan_of(artifact: Path, config: RuntimeConfig, options: VerifyOptions) -> Plan:
+    """The plan for ``artifact``; prompts of the user's lengths where ``options`` has some."""
+    edges, room = edges_of(artifact, config), config.max_seq_len
+    lengths = options.prompt_lengths or default_lengths(edges, room - options.decode_steps)
+    far = far_rows(edges, config, options.seed, max(lengths))
+    crossed = {row.edge for row in far} | {edge for edge in edges if edge.crossed_by(max(lengths))}
+    missed = tuple(str(edge) for edge in edges if edge.crossed_by(room) and edge not in crossed)
+    out_of_reach = [edge for edge in edges if edge.name == WINDOW and not edge.crossed_by(room)]
+    notes = tuple(f"no row crosses {edge}: the artifact holds {room} tokens" for edge in out_of_reach)
+    return Plan(lengths, far, missed, notes)

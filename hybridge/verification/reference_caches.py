@@ -1,0 +1,46 @@
+"""Caches of transformers that hold keys and values which no model computed."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from hybridge.artifact import names
+from hybridge.verification.far_windows import FilledCaches
+
+
+def fill_layer(layer: Any, filled: FilledCaches, k: int) -> None:
+    """Let a layer of an empty DynamicCache hold what ``filled`` has for attention layer ``k`` (local index).
+
+    The layer computes masks as if it held them; they are in memory only while the attention layer runs.
+    """
+    import torch
+
+    keys, values = (filled.first(name) for name in (names.past_key(k), names.past_value(k)))
+    # A layer with a window holds all but one of its tokens.
+    held = min(filled.length, layer.sliding_window - 1) if layer.is_sliding else filled.length
+    row = torch.zeros(1, len(keys), 1, keys.shape[-1])
+    layer.lazy_initialization(row, row)
+    layer.keys = layer.values = row.expand(-1, -1, held, -1)
+    if layer.is_sliding:
+        layer.cumulative_length = filled.length
+    layer.update = partial(_update_after, layer, layer.update, (keys, values), filled.length)
+
+
+def _update_after(
+    layer: Any, update: Any, first: tuple[np.ndarray, np.ndarray], length: int, keys: Any, *rest: Any, **more: Any
+) -> Any:
+    """``update`` of ``layer`` behind ``first`` keys and values and zeros up to ``length``; then it holds the new."""
+    import torch
+
+    held = layer.keys.shape[2]
+    full = [torch.zeros(1, len(array), length, array.shape[-1]) for array in first]
+    for tensor, array in zip(full, first, strict=True):
+        tensor[0, :, : array.shape[1]] = torch.from_numpy(array)
+    layer.keys, layer.values = (tensor[:, :, length - held :] for tensor in full)
+    found = update(keys, *rest, **more)
+    new = keys.shape[2]
+    layer.keys, layer.values = (tensor[:, :, -new:].clone() for tensor in found)
+    return found
