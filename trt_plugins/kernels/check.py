@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hybridge.artifact.errors import HybridgeError
 from hybridge.trt_plugins.kernels.architectures import CHECKED
 from hybridge.trt_plugins.kernels.catalog import sources
+from hybridge.trt_plugins.kernels.compiler import compiler_version
 from hybridge.trt_plugins.kernels.disk_cache import KernelCache
 from hybridge.trt_plugins.kernels.resource_report import ResourceReport
 from hybridge.trt_plugins.kernels.source import KernelSource
@@ -53,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
             failed += finding.problem is not None
             if finding.problem is not None or options.verbose:
                 print(_line(finding), flush=True)
-    print(f"{len(work)} compilations of {len(chosen)} kernels, {failed} with a problem")
+    print(f"{len(work)} compilations of {len(chosen)} kernels by NVRTC {compiler_version()}, {failed} with a problem")
     return 1 if failed or not work else 0
 
 
