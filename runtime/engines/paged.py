@@ -8,12 +8,13 @@ recurrent state of all layers) in slots, one for a sequence. Who holds which blo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from hybridge.artifact.bindings import Binding
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.held_modes import AUTO
@@ -108,6 +109,27 @@ class PagedEngine(ABC):
         """Device memory of one block of ``block_size`` tokens over all attention layers; 0 for a model without.
 
         EngineError when the engine cannot run that block size.
+        """
+
+    @property
+    def fixed_block_size(self) -> int | None:
+        """Tokens of a block, where the engine leaves no choice; None where it does.
+
+        A block is a whole sequence then, and pools take memory only as they are filled.
+        """
+        return None
+
+    @property
+    def pool_specs(self) -> tuple[Binding, ...]:
+        """Name, type and shape of each pool as ``arrays_from_copy`` gives it."""
+        return self.config.bindings.states
+
+    def follow_use(  # noqa: B027 (an engine whose pools are there anyway keeps what nobody needs)
+        self, block_in_use: Callable[[int], bool], slot_in_use: Callable[[int], bool]
+    ) -> None:
+        """Ask these, from the next step on, which blocks and slots have an owner: others need not be kept.
+
+        Whatever a plan reads is read before that step. Until this is called, and after ``allocate_pools``, all have one.
         """
 
     @abstractmethod

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hybridge.runtime.sampling import best_tokens
+from hybridge.runtime.sampling import best_token, best_tokens
 
 
 class StepResult(ABC):
@@ -50,3 +50,21 @@ class ArrayResult(StepResult):
     def rows(self, indices: Sequence[int]) -> np.ndarray:
         every = len(indices) == len(self._logits)
         return self._logits if every else self._logits[list(indices)]
+
+
+class RowsResult(StepResult):
+    """Logits [vocab] float32 of each row, each an array of its own in host memory."""
+
+    def __init__(self, rows: Sequence[np.ndarray]) -> None:
+        self._rows = rows
+
+    def best_tokens(self) -> list[int | None]:
+        return [best_token(row) for row in self._rows]
+
+    def logits(self, index: int) -> np.ndarray:
+        return self._rows[index]
+
+    def rows(self, indices: Sequence[int]) -> np.ndarray:
+        if len(indices) == 1:
+            return self._rows[indices[0]][None]
+        return np.stack([self._rows[index] for index in indices])

@@ -4,7 +4,7 @@ from hybridge.runtime.sampling.logprobs import PromptLogprobs, TokenLogprobs
 from hybridge.runtime.sampling.params import SamplingParams
 from hybridge.runtime.sampling.rejection import Guess
 from hybridge.runtime.sampling.rows import DrawError, Drawn, sample_rows
-from hybridge.runtime.sampling.sampler import Sampler, best_tokens
+from hybridge.runtime.sampling.sampler import Sampler, best_token, best_tokens
 
 __all__ = [
     "DrawError",
@@ -14,6 +14,7 @@ __all__ = [
     "Sampler",
     "SamplingParams",
     "TokenLogprobs",
+    "best_token",
     "best_tokens",
     "sample_rows",
 ]

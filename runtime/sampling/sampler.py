@@ -142,6 +142,13 @@ def best_tokens(logits: np.ndarray) -> list[int | None]:
     return tokens
 
 
+def best_token(logits: np.ndarray) -> int | None:
+    """The most likely token of ``logits`` [vocab]; None where it has NaN or no finite value."""
+    best = int(logits.argmax())
+    # argmax returns the first NaN if there is one, so one look finds any.
+    return best if math.isfinite(logits.item(best)) else None
+
+
 def _divisor(params: SamplingParams) -> float:
     """What scores are divided by."""
     return max(params.temperature, _LEAST_TEMPERATURE)

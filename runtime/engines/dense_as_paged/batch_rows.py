@@ -1,0 +1,265 @@
+"""The batch rows of a dense engine, lent to the blocks and slots that a step works on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hybridge.artifact.bindings import MAX_SEQ
+from hybridge.runtime.engines.base import Engine, StateSet
+from hybridge.runtime.engines.dense_as_paged.contents import Arrays, Content, Contents
+
+# KV caches start with room for this many tokens and double when they are full: a decode step then costs what the
+# tokens present cost (at most twice), and all growth together copies no more than the last size.
+FIRST_CAPACITY = 256
+
+
+@dataclass(frozen=True)
+class RowRequest:
+    """Work on ``block`` and ``slot`` (-1: the model has none) of a sequence with ``past`` tokens."""
+
+    block: int
+    slot: int
+    past: int
+
+
+@dataclass
+class _Part:
+    """KV caches, or recurrent states: whose content each row has."""
+
+    contents: Contents
+    names: tuple[str, ...]
+    is_kv: bool
+    occupants: list[Content | None] = field(default_factory=list)
+
+
+class BatchRows:
+    """A state set that grows with the rows of a step.
+
+    A row has the KV of one block and the recurrent states of one slot. What a step does not work on stays in its row
+    until the row is needed, and is then parked in host memory, cut to its length.
+    """
+
+    def __init__(self, engine: Engine, blocks: Contents, slots: Contents) -> None:
+        self._engine = engine
+        specs = engine.state_specs
+        self._parts = (
+            _Part(blocks, tuple(spec.name for spec in specs if spec.grows), True),
+            _Part(slots, tuple(spec.name for spec in specs if not spec.grows), False),
+        )
+        # Of the KV of one row, the axis that counts tokens.
+        self._token_axes = {spec.name: spec.shape.index(MAX_SEQ) - 1 for spec in specs if spec.grows}
+        self._states: StateSet | None = None
+        self._clock = 0
+        self._used: list[int] = []
+
+    @property
+    def states(self) -> StateSet:
+        """The states of all rows; there are some after ``place``."""
+        assert self._states is not None, "no sequence has a batch row yet"
+        return self._states
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return 0 if self._states is None else self._states.batch
+
+    def place(self, wanted: Sequence[RowRequest], longest: int) -> list[int]:
+        """The row of each of ``wanted``, with exactly its content, to be written to; room for ``longest`` tokens."""
+        self._grow(len(wanted), longest)
+        rows = [self._row_of(each) for each in wanted]
+        taken = {row for row in rows if row >= 0}
+        moving = [place for place, row in enumerate(rows) if row < 0]
+        for place in moving:
+            rows[place] = self._choose(wanted[place], taken)
+            taken.add(rows[place])
+        # Copies come first: a content that its only other holder has copied need not be parked.
+        for stays in (False, True):
+            for place in moving:
+                for part, id_ in self._ids(wanted[place]):
+                    content = part.contents.get(id_)
+                    if (content is not None and content.row == rows[place]) == stays:
+                        self._load(part, id_, rows[place], wanted[place].past)
+        self._clock += 1
+        for row in rows:
+            self._used[row] = self._clock
+        return rows
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for ``tokens`` tokens in every row."""
+        if tokens > self.states.max_seq:
+            self.states.reserve(max(tokens, capacity_for(tokens, self._engine.max_seq_len)))
+
+    def tidy(self, rows: Sequence[int]) -> bool:
+        """Leave no idle rows between ``rows``, or give up all others where these are at least a quarter of all.
+
+        Whether anything moved. Moving all rows costs about one step: engines that compute idle rows too gain that back
+        soon. A gap costs more where an engine runs the rows on either side of it one after the other.
+        """
+        if 4 * len(rows) <= 3 * self.count:
+            self._resize(sorted(rows), len(rows), 1)
+            return True
+        moved = False
+        for row in sorted(rows, reverse=True):
+            gap = min(set(range(row)) - set(rows), default=row)
+            if gap == row:
+                break
+            self._move(row, gap)
+            rows = [gap if each == row else each for each in rows]
+            moved = True
+        return moved
+
+    def read(self, is_kv: bool, id_: int) -> tuple[Arrays, int]:
+        """What a block or slot holds, as arrays that do not change, and the tokens of a block."""
+        part = self._parts[0 if is_kv else 1]
+        content = part.contents.get(id_)
+        if content is None:
+            return {}, 0
+        return (content.arrays if content.row < 0 else self._arrays(part, content)), content.length
+
+    def free(self) -> None:
+        """Give up all rows."""
+        self._states, self._used = None, []
+
+    def _ids(self, wanted: RowRequest) -> list[tuple[_Part, int]]:
+        pairs = zip(self._parts, (wanted.block, wanted.slot), strict=True)
+        return [(part, id_) for part, id_ in pairs if id_ >= 0]
+
+    def _row_of(self, wanted: RowRequest) -> int:
+        """The row that has all of it, and nobody else's; -1: there is none."""
+        found = -1
+        for part, id_ in self._ids(wanted):
+            content = part.contents.get(id_)
+            if content is None or content.row < 0 or len(content.ids) > 1 or found not in (-1, content.row):
+                return -1
+            found = content.row
+        return found
+
+    def _choose(self, wanted: RowRequest, taken: set[int]) -> int:
+        """A row for ``wanted``: one that has a part of it, one that nobody needs, or the one not used for longest."""
+        for part, id_ in self._ids(wanted):
+            content = part.contents.get(id_)
+            if content is not None and content.row >= 0 and len(content.ids) == 1 and content.row not in taken:
+                return content.row
+        others = [row for row in range(self.count) if row not in taken]
+        return min(others, key=lambda row: (self._is_needed(row), self._used[row], row))
+
+    def _is_needed(self, row: int) -> bool:
+        occupants = ((part, part.occupants[row]) for part in self._parts)
+        return any(each is not None and part.contents.needed(each) for part, each in occupants)
+
+    def _load(self, part: _Part, id_: int, row: int, past: int) -> None:
+        """Let ``row`` have what ``id_`` holds, and nobody else's."""
+        content, occupant = part.contents.get(id_), part.occupants[row]
+        if content is not None and content is occupant:
+            self._detach_others(part, id_, content, row)
+            return
+        self._vacate(part, row)
+        buffers = self.states.buffers
+        if content is None or (part.is_kv and not past):
+            if not part.is_kv:
+                for name in part.names:
+                    buffers[name].zero_rows([row])
+        elif content.row >= 0:
+            for name in part.names:
+                buffers[name].copy_row(content.row, row)
+        else:
+            for name, array in content.arrays.items():
+                value = array if not part.is_kv else array.take(range(past), axis=self._token_axes[name])
+                if value.size:
+                    buffers[name].write_row(row, value)
+        own = part.contents.own(id_)
+        if own.row >= 0:
+            part.occupants[own.row] = None
+        own.length = past
+        part.contents.occupy(own, row)
+        part.occupants[row] = own
+
+    def _detach_others(self, part: _Part, id_: int, content: Content, row: int) -> None:
+        """``content`` stays in ``row`` for ``id_`` alone; others who hold it, and are in use, get it parked."""
+        contents = part.contents
+        if len(content.ids) == 1:
+            return
+        if not contents.needed(content, id_):
+            for other in content.ids - {id_}:
+                contents.clear(other)
+            return
+        contents.park(content, self._arrays(part, content))
+        own = contents.own(id_)
+        own.length = content.length
+        contents.occupy(own, row)
+        part.occupants[row] = own
+
+    def _vacate(self, part: _Part, row: int) -> None:
+        content = part.occupants[row]
+        if content is None:
+            return
+        if part.contents.needed(content):
+            part.contents.park(content, self._arrays(part, content))
+        else:
+            content.row = -1
+            part.contents.drop(content)
+        part.occupants[row] = None
+
+    def _arrays(self, part: _Part, content: Content) -> Arrays:
+        """Read-only copies of what lies in a row."""
+        buffers, arrays = self.states.buffers, {}
+        for name in part.names:
+            arrays[name] = buffers[name].read_row(content.row, content.length if part.is_kv else None)
+            arrays[name].setflags(write=False)
+        return arrays
+
+    def _move(self, source: int, target: int) -> None:
+        buffers = self.states.buffers
+        for part in self._parts:
+            self._vacate(part, target)
+            content = part.occupants[source]
+            if content is None:
+                continue
+            for name in part.names:
+                buffers[name].copy_row(source, target)
+            part.occupants[source], part.occupants[target] = None, content
+            content.row = target
+        self._used[target], self._used[source] = self._used[source], 0
+
+    def _grow(self, rows: int, longest: int) -> None:
+        if self._states is None:
+            capacity = capacity_for(longest, self._engine.max_seq_len)
+            self._states = self._engine.allocate_states(rows, capacity)
+            self._used = [0] * rows
+            for part in self._parts:
+                part.occupants = [None] * rows
+        elif rows > self.count:
+            self._resize(list(range(self.count)), rows, longest)
+        else:
+            self.reserve(longest)
+
+    def _resize(self, kept: Sequence[int], count: int, longest: int) -> None:
+        """A state set of ``count`` rows, whose first are ``kept``; what lies in others is parked if it is needed."""
+        old, limit = self.states, self._engine.max_seq_len
+        for row in set(range(old.batch)) - set(kept):
+            for part in self._parts:
+                self._vacate(part, row)
+        held = [content.length for content in self._parts[0].occupants if content is not None]
+        new = self._engine.allocate_states(count, capacity_for(max([longest, *held]), limit))
+        source, target = old.buffers, new.buffers
+        for part in self._parts:
+            occupants: list[Content | None] = [None] * count
+            for row, before in enumerate(kept):
+                content = occupants[row] = part.occupants[before]
+                if content is None:
+                    continue
+                for name in part.names:
+                    target[name].take_row(row, source[name], before, content.length)
+                content.row = row
+            part.occupants = occupants
+        self._used = [self._used[row] for row in kept] + [0] * (count - len(kept))
+        self._states = new
+
+
+def capacity_for(tokens: int, limit: int) -> int:
+    """The cache size to allocate for ``tokens`` tokens: FIRST_CAPACITY doubled until it fits, at most ``limit``."""
+    capacity = FIRST_CAPACITY
+    while capacity < tokens:
+        capacity *= 2
+    return min(capacity, limit)

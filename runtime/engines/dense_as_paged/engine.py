@@ -1,0 +1,279 @@
+"""A dense engine as a paged one: a block holds a whole sequence, and takes memory only as it is filled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hybridge.artifact.bindings import Binding
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.base import Decoder, Engine
+from hybridge.runtime.engines.dense_as_paged.batch_rows import BatchRows, RowRequest
+from hybridge.runtime.engines.dense_as_paged.contents import Content, Contents
+from hybridge.runtime.engines.dense_as_paged.host_copy import (
+    ContentCopy,
+    copy_from_pool_arrays,
+    pool_arrays,
+    pool_specs,
+)
+from hybridge.runtime.engines.dense_as_paged.prompts import STEP_TOKENS, Prompt, feed
+from hybridge.runtime.engines.packed_check import check_packed
+from hybridge.runtime.engines.paged import HostCopy, PackedInputs, PagedEngine, PoolSizes, StepLimits
+from hybridge.runtime.engines.step_result import RowsResult, StepResult
+
+# Steps of the same rows after which it pays to move them together.
+_STEADY_STEPS = 4
+
+
+@dataclass
+class _Decoding:
+    """Rows that decode together: their blocks and slots in the order of the step, and what decodes them.
+
+    order: place in the step of each row of the decoder, None where both orders are the same.
+    """
+
+    blocks: list[int]
+    slots: list[int]
+    rows: list[int]
+    decoder: Decoder
+    contents: list[Content]
+    order: list[int] | None
+    steps: int = 0
+
+
+class DenseAsPaged(PagedEngine):
+    """``dense`` behind the interface of paged engines; closes it.
+
+    Blocks have max_seq_len tokens. A step runs prompts in steps of the dense engine, and then all rows with one token
+    in one more, through its decoder.
+    """
+
+    def __init__(self, dense: Engine) -> None:
+        self.dense = dense
+        self.name = dense.name  # type: ignore[misc]  # of other engines, all of a class have one name
+        self.notes = dense.notes
+        # What was built may hold less than what was exported.
+        self.config = replace(dense.config, max_seq_len=dense.max_seq_len, max_batch_size=dense.max_batch_size)
+        self._has_kv = bool(self.config.kv_layers)
+        self._has_states = any(not spec.grows for spec in dense.state_specs)
+        self._sizes = PoolSizes(0, dense.max_seq_len, 0)
+        self._decoding: _Decoding | None = None
+        self._in_use: tuple[Callable[[int], bool], Callable[[int], bool]] | None = None
+        self.allocate_pools(self._sizes)
+
+    @property
+    def fixed_block_size(self) -> int | None:
+        return self.dense.max_seq_len
+
+    @property
+    def pool_specs(self) -> tuple[Binding, ...]:
+        return pool_specs(self.dense.state_specs)
+
+    @property
+    def limits(self) -> StepLimits:
+        rows = self.dense.max_batch_size
+        return StepLimits(max(STEP_TOKENS, rows), rows)
+
+    @property
+    def slot_bytes(self) -> int:
+        return sum(spec.unit_bytes for spec in self.dense.state_specs if not spec.grows)
+
+    def block_bytes(self, block_size: int) -> int:
+        return block_size * sum(spec.unit_bytes for spec in self.dense.state_specs if spec.grows)
+
+    def allocate_pools(self, sizes: PoolSizes) -> None:
+        if sizes.block_size != self.dense.max_seq_len:
+            raise EngineError(
+                f"expected blocks of {self.dense.max_seq_len} tokens, a whole sequence of a dense artifact, found "
+                f"{sizes.block_size}: leave block_size out"
+            )
+        if sizes.num_packed:
+            raise self._packs_nothing()
+        self._sizes, self._decoding = sizes, None
+        self._blocks, self._slots = Contents(sizes.num_blocks), Contents(sizes.num_slots)
+        self._rows = BatchRows(self.dense, self._blocks, self._slots)
+
+    def follow_use(self, block_in_use: Callable[[int], bool], slot_in_use: Callable[[int], bool]) -> None:
+        self._blocks.in_use, self._slots.in_use = block_in_use, slot_in_use
+
+    def step(self, inputs: PackedInputs) -> np.ndarray:
+        result = self.launch(inputs)
+        wanted = len(inputs.logits_indices)
+        if not wanted:
+            return np.zeros((0, self.config.vocab_size), np.float32)
+        return result.rows(range(wanted))
+
+    def launch(self, inputs: PackedInputs) -> StepResult:
+        blocks, slots = inputs.block_table[:, 0].tolist(), inputs.state_indices.tolist()
+        lengths = inputs.seq_lens.tolist()
+        decoding = self._decoding
+        if (
+            decoding is not None
+            and decoding.blocks == blocks
+            and decoding.slots == slots
+            and len(inputs.input_ids) == len(lengths) == len(inputs.logits_indices)
+        ):
+            return self._decode(decoding, inputs.input_ids.tolist(), lengths)
+        self._decoding = None
+        check_packed(inputs, self.limits, self.config, self._sizes)
+        return self._launch(inputs, blocks, slots, lengths)
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._decoding = None
+        for source, target in zip(sources, targets, strict=True):
+            self._blocks.share(source, target)
+
+    def copy_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._decoding = None
+        for source, target in zip(sources, targets, strict=True):
+            self._slots.share(source, target)
+
+    def zero_slots(self, slots: Sequence[int]) -> None:
+        self._decoding = None
+        for slot in slots:
+            self._slots.clear(slot)
+
+    def swap_out(self, blocks: Sequence[int], slots: Sequence[int]) -> HostCopy:
+        kv = [self._rows.read(True, block) for block in blocks]
+        return ContentCopy(kv, [self._rows.read(False, slot)[0] for slot in slots])
+
+    def swap_in(self, copy: HostCopy, blocks: Sequence[int], slots: Sequence[int]) -> None:
+        assert isinstance(copy, ContentCopy) and (copy.blocks, copy.slots) == (len(blocks), len(slots))
+        self._decoding = None
+        for block, (arrays, length) in zip(blocks, copy.kv, strict=True):
+            self._blocks.put(block, arrays, length)
+        for slot, arrays in zip(slots, copy.states, strict=True):
+            if arrays:
+                self._slots.put(slot, arrays, 0)
+            else:
+                self._slots.clear(slot)
+
+    def arrays_from_copy(self, copy: HostCopy) -> dict[str, np.ndarray]:
+        assert isinstance(copy, ContentCopy)
+        return pool_arrays(self.dense.state_specs, copy)
+
+    def copy_from_arrays(self, arrays: Mapping[str, np.ndarray], blocks: int, slots: int) -> HostCopy:
+        return copy_from_pool_arrays(self.dense.state_specs, arrays, blocks, slots)
+
+    def close(self) -> None:
+        self._rows.free()
+        self._decoding = None
+        self.dense.close()
+
+    def _launch(self, inputs: PackedInputs, blocks: list[int], slots: list[int], lengths: list[int]) -> StepResult:
+        """Any step; rows that ask for the logits of their only token decode, all others are prompts."""
+        ids, bounds = inputs.input_ids, inputs.query_start_loc.tolist()
+        wanted = _wanted(inputs.logits_indices.tolist(), bounds)
+        rows = [row for row, length in enumerate(lengths) if length]
+        counts = [bounds[row + 1] - bounds[row] for row in range(len(lengths))]
+        asked = [
+            RowRequest(
+                blocks[row] if self._has_kv else -1,
+                slots[row] if self._has_states else -1,
+                lengths[row] - counts[row],
+            )
+            for row in rows
+        ]
+        longest = max((lengths[row] for row in rows), default=0)
+        found: list[list[np.ndarray]] = [
+            [np.zeros(self.config.vocab_size, np.float32)] * len(each) for each in wanted
+        ]
+        if rows:
+            places = dict(zip(rows, self._rows.place(asked, longest), strict=True))
+            for row in rows:
+                self._set_length(blocks[row], lengths[row])
+            prompts = {
+                row: Prompt(places[row], ids[bounds[row] : bounds[row + 1]], lengths[row] - counts[row], wanted[row])
+                for row in rows
+                if counts[row] > 1 or len(wanted[row]) != 1
+            }
+            self._feed(list(prompts.values()))
+            for row, prompt in prompts.items():
+                found[row] = prompt.logits
+            decodes = [row for row in rows if row not in prompts]
+            if decodes:
+                decoding = self._decoder(
+                    [blocks[row] for row in decodes],
+                    [slots[row] for row in decodes],
+                    [places[row] for row in decodes],
+                )
+                tokens = [int(ids[bounds[row]]) for row in decodes]
+                for row, logits in zip(
+                    decodes, self._logits(decoding, tokens, [lengths[row] for row in decodes]), strict=True
+                ):
+                    found[row] = [logits]
+                if len(decodes) == len(lengths):
+                    self._decoding = decoding
+        return RowsResult([logits for each in found for logits in each])
+
+    def _feed(self, prompts: list[Prompt]) -> None:
+        """Feed prompts, apart from the other rows, which would only be padding in their steps."""
+        if not prompts:
+            return
+        states = self._rows.states
+        if len(prompts) == states.batch:
+            feed(self.dense, states, prompts)
+            return
+        apart = self.dense.allocate_states(len(prompts), states.max_seq)
+        homes = [prompt.row for prompt in prompts]
+        for row, prompt in enumerate(prompts):
+            prompt.row = row
+            if prompt.past:
+                for name, buffer in states.buffers.items():
+                    apart.buffers[name].take_row(row, buffer, homes[row], prompt.past)
+        feed(self.dense, apart, prompts)
+        for row, prompt in enumerate(prompts):
+            for name, buffer in apart.buffers.items():
+                states.buffers[name].take_row(homes[row], buffer, row, prompt.past + prompt.ids.size)
+
+    def _decode(self, decoding: _Decoding, tokens: list[int], lengths: list[int]) -> StepResult:
+        """A step of the same rows as the one before."""
+        decoding.steps += 1
+        longest = max(lengths)
+        if longest > self.dense.max_seq_len or min(tokens) < 0:
+            raise EngineError(f"expected rows of at most {self.dense.max_seq_len} tokens, found one of {longest}")
+        if decoding.steps == _STEADY_STEPS and self._rows.tidy(decoding.rows):
+            rows = [content.row for content in decoding.contents]
+            decoding = self._decoding = self._decoder(decoding.blocks, decoding.slots, rows)
+            decoding.steps = _STEADY_STEPS
+        self._rows.reserve(longest)
+        for content, length in zip(decoding.contents, lengths, strict=True):
+            content.length = length
+        return RowsResult(self._logits(decoding, tokens, lengths))
+
+    def _decoder(self, blocks: list[int], slots: list[int], rows: list[int]) -> _Decoding:
+        order = sorted(range(len(rows)), key=rows.__getitem__)
+        decoder = self.dense.decoder([rows[place] for place in order], self._rows.states)
+        contents = self._blocks if self._has_kv else self._slots
+        held = [contents.get(id_) for id_ in (blocks if self._has_kv else slots)]
+        in_order = order == list(range(len(rows)))
+        return _Decoding(blocks, slots, rows, decoder, [each for each in held if each], None if in_order else order)
+
+    def _logits(self, decoding: _Decoding, tokens: list[int], lengths: list[int]) -> Sequence[np.ndarray]:
+        """One token for each row; logits [vocab] of each, valid until the engine's next step."""
+        past, order = [length - 1 for length in lengths], decoding.order
+        if order is None:
+            return decoding.decoder.step(tokens, past)
+        found = decoding.decoder.step([tokens[place] for place in order], [past[place] for place in order])
+        logits: list[np.ndarray] = [found[0]] * len(order)
+        for place, row in zip(order, found, strict=True):
+            logits[place] = row
+        return logits
+
+    def _set_length(self, block: int, length: int) -> None:
+        content = self._blocks.get(block) if self._has_kv else None
+        if content is not None:
+            content.length = length
+
+
+def _wanted(indices: Sequence[int], bounds: Sequence[int]) -> list[list[int]]:
+    """Of each row, the tokens of it whose logits are wanted, counted from its first one."""
+    found: list[list[int]] = [[] for _ in bounds[1:]]
+    row = 0
+    for index in indices:
+        while index >= bounds[row + 1]:
+            row += 1
+        found[row].append(index - bounds[row])
+    return found

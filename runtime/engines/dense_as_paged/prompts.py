@@ -1,0 +1,73 @@
+"""Any number of tokens for each of some rows of a state set, right-padded, in steps of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hybridge.runtime.engines.base import Engine, StateSet, StepInputs
+
+# Tokens of one step over all rows: enough to keep matrix products busy, few enough that activations stay small.
+STEP_TOKENS = 4096
+# With logits for every token the step is also limited by their size, in bytes.
+ALL_LOGITS_BYTES = 256 * 2**20
+# Scans work in chunks of this many tokens: a step that is a multiple of it wastes none.
+_ALIGNMENT = 64
+
+
+@dataclass
+class Prompt:
+    """New tokens of a row that has ``past`` others. wanted: those of them, in order, after which logits are wanted.
+
+    ``logits`` gets these, each [vocab] float32, and ``done`` counts the tokens that were fed.
+    """
+
+    row: int
+    ids: np.ndarray
+    past: int
+    wanted: Sequence[int]
+    logits: list[np.ndarray] = field(default_factory=list)
+    done: int = 0
+
+    def chunk(self, size: int, all_logits: bool) -> int:
+        """Tokens to feed in a step of ``size`` tokens; a graph that gives logits of the last one alone stops there."""
+        end = min(self.done + size, self.ids.size)
+        if not all_logits and len(self.logits) < len(self.wanted):
+            end = min(end, self.wanted[len(self.logits)] + 1)
+        return end - self.done
+
+    def read(self, logits: np.ndarray, count: int) -> None:
+        """``count`` tokens were fed, which gave ``logits``, of each [seq, vocab] or of the last [vocab]."""
+        begin, self.done = self.done, self.done + count
+        for token in self.wanted[len(self.logits) :]:
+            if token >= self.done:
+                break
+            self.logits.append((logits[token - begin] if logits.ndim == 2 else logits).copy())
+
+
+def feed(engine: Engine, states: StateSet, prompts: Sequence[Prompt]) -> None:
+    """Feed all of ``prompts``, in as many steps as engine and memory ask for; other rows keep their states."""
+    all_logits, pending = engine.config.all_logits, list(prompts)
+    while pending:
+        size = chunk_length(engine, len(pending), max(each.ids.size - each.done for each in pending))
+        counts = [each.chunk(size, all_logits) for each in pending]
+        ids = np.zeros((states.batch, max(counts)), np.int64)
+        lengths = np.zeros((2, states.batch), np.int32)
+        for each, count in zip(pending, counts, strict=True):
+            ids[each.row, :count] = each.ids[each.done : each.done + count]
+            lengths[:, each.row] = count, each.past + each.done
+        logits = engine.step(StepInputs(ids, lengths[0], lengths[1]), states)
+        for each, count in zip(pending, counts, strict=True):
+            each.read(logits[each.row], count)
+        pending = [each for each in pending if each.done < each.ids.size]
+
+
+def chunk_length(engine: Engine, rows: int, tokens: int) -> int:
+    """Tokens per row of the next step when the longest row still has ``tokens`` to feed; at least 1."""
+    budget = STEP_TOKENS // rows
+    if engine.config.all_logits:
+        budget = min(budget, ALL_LOGITS_BYTES // (4 * engine.config.vocab_size * rows))
+    budget = max(budget // _ALIGNMENT * _ALIGNMENT, _ALIGNMENT)
+    return min(tokens, budget, engine.max_step_tokens)
