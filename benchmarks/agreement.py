@@ -8,8 +8,9 @@ import numpy as np
 
 from benchmarks.peer import Peer
 from benchmarks.report import Gate
-from hybridge.runtime.batch import RowBatch
 from hybridge.runtime.engines import Engine, create_engine
+from hybridge.runtime.engines.base import StateSet
+from hybridge.runtime.engines.dense_as_paged.prompts import Prompt, feed
 from hybridge.runtime.engines.factory import EngineOptions
 
 # Relative norm of the difference of logits; float32 sums in another order differ by 1e-6.
@@ -31,17 +32,24 @@ def logits_gate(engine: Engine, peer: Peer, tokens: int, steps: int) -> Gate:
     """Logits after a random prompt of ``tokens`` and after each of ``steps`` single tokens that follow it."""
     sequence = random_prompt(engine.config.vocab_size, tokens + steps, seed=1)
     expected = peer.logits(sequence)
-    batch = RowBatch(engine, 1, sequence.size)
-    row = batch.join()
-    found = [batch.feed({row: sequence[:tokens]})[row]]
-    for token in sequence[tokens:]:
-        found += [logits.copy() for _, logits in batch.decode({row: int(token)})]
+    states = engine.allocate_states(1, sequence.size)
+    found = [prompt_logits(engine, states, sequence[:tokens])]
+    decoder = engine.decoder([0], states)
+    for position, token in enumerate(sequence[tokens:], tokens):
+        found += [logits.copy() for logits in decoder.step([int(token)], [position])]
     worst = max(relative_error(*pair) for pair in zip(found, expected[tokens - 1 :], strict=True))
     return Gate(
         f"logits of a prompt of {tokens} tokens and {steps} decode steps against transformers, relative error",
         worst,
         LOGITS_TOLERANCE,
     )
+
+
+def prompt_logits(engine: Engine, states: StateSet, prompt: np.ndarray) -> np.ndarray:
+    """Logits [vocab] after ``prompt``, the first tokens of the only row of ``states``."""
+    fed = Prompt(0, prompt, 0, [prompt.size - 1])
+    feed(engine, states, [fed])
+    return fed.logits[0]
 
 
 def checkpoint_gate(checkpoint: Path, artifact: Path, threads: int, tokens: int, steps: int) -> Gate:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.agreement import logits_gate, random_prompt, tokens_gate
+from benchmarks.agreement import logits_gate, prompt_logits, random_prompt, tokens_gate
 from benchmarks.artifacts import DELTA_CHECKPOINT, DEMO_CHECKPOINT, exported, touched_bytes_per_token
 from benchmarks.command import run_command
 from benchmarks.engine_time import EngineTime
@@ -20,7 +20,7 @@ from benchmarks.measure import Spread, seconds, take_turns
 from benchmarks.peer import Peer
 from benchmarks.random_checkpoint import DECODE_SHAPE, NemotronHShape, write_random_checkpoint
 from benchmarks.report import Gate, Report, Target
-from hybridge.runtime.batch import RowBatch
+from hybridge.runtime.engines.dense_as_paged import DenseAsPaged
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
 
@@ -89,6 +89,8 @@ class _Contest:
         self, model: str, llm: LLM, peer: Peer, settings: DecodeSettings, bandwidth: Callable[[], float]
     ) -> None:
         self._model, self._llm, self._peer, self._settings, self._bandwidth = model, llm, peer, settings, bandwidth
+        assert isinstance(llm.engine, DenseAsPaged), "the artifact has the dense layout"
+        self._engine = llm.engine.dense
         self._new_tokens = settings.new_tokens[model]
         vocabulary = llm.config.vocab_size
         self._prompt = random_prompt(vocabulary, settings.prompt_tokens)
@@ -96,7 +98,7 @@ class _Contest:
 
     def gates(self) -> list[Gate]:
         """Logits, then greedy tokens of both of our ways."""
-        gate = logits_gate(self._llm.engine, self._peer, self._settings.prefill_tokens, 4)
+        gate = logits_gate(self._engine, self._peer, self._settings.prefill_tokens, 4)
         expected = self._peer.generate(self._prompt, self._new_tokens)
         return [
             replace(gate, checks=f"{self._model}: {gate.checks}"),
@@ -144,14 +146,13 @@ class _Contest:
 
     def _engine_loop(self) -> list[int]:
         """Greedy decoding with nothing but the engine, the caches and an argmax."""
-        batch = RowBatch(self._llm.engine, 1, self._prompt.size)
-        row = batch.join()
-        token = int(batch.feed({row: self._prompt})[row].argmax())
-        tokens = [token]
-        while len(tokens) < self._new_tokens:
-            ((_, logits),) = batch.decode({row: token})
-            token = int(np.argmax(logits))
-            tokens.append(token)
+        engine, length = self._engine, self._prompt.size
+        states = engine.allocate_states(1, length + self._new_tokens)
+        tokens = [int(prompt_logits(engine, states, self._prompt).argmax())]
+        decoder = engine.decoder([0], states)
+        for position in range(length, length + self._new_tokens - 1):
+            (logits,) = decoder.step(tokens[-1:], [position])
+            tokens.append(int(np.argmax(logits)))
         return tokens
 
     def _python_overhead(self) -> dict[str, Any]:

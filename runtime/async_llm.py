@@ -1,4 +1,4 @@
-"""The asyncio interface: many requests at once on an artifact of layout paged."""
+"""The asyncio interface: many requests at once."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hybridge.runtime.engines import Engine
 from hybridge.runtime.engines.factory import AUTO, EngineOptions
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.generation import Generation, Request
 from hybridge.runtime.generation.call import call_of, checked_namespace, checked_priority, split_options
 from hybridge.runtime.generation.prompts import Prompt, prompt_of
-from hybridge.runtime.model_text import ModelText
+from hybridge.runtime.loaded_artifact import LoadedArtifact
 from hybridge.runtime.prefix_cache.metrics import CacheReport
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.score import Score, ScoreRequest
-from hybridge.runtime.serving.cache_control import CacheControl, conversation_tokens
-from hybridge.runtime.serving.open import open_loop, open_paged_engine
-from hybridge.runtime.serving.open_drafter import with_opened_drafter
+from hybridge.runtime.serving.cache_control import conversation_tokens
 from hybridge.runtime.serving.pinned import PIN_TRIES, PinnedPrefix, PrefixEvictedError, read_prefixes
 from hybridge.runtime.serving.request import Output, ServingRequest
 from hybridge.runtime.serving.request_stream import RequestStream
@@ -39,10 +37,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AsyncLLM:
-    """An artifact of layout paged that serves any number of tasks of one event loop; the engine has its own thread.
+class AsyncLLM(LoadedArtifact):
+    """An artifact that serves any number of tasks of one event loop; the engine has its own thread.
 
-    ``engine`` is a name or a PagedEngine over the same artifact; the other arguments are those of ``LLM``.
+    The arguments are those of ``LLM``.
 
         async with AsyncLLM("out") as llm:
             async for piece in llm.add("Once upon a time", max_new_tokens=64):
@@ -52,39 +50,18 @@ class AsyncLLM:
     def __init__(
         self,
         path: str | Path,
-        engine: str | PagedEngine = AUTO,
+        engine: str | Engine | PagedEngine = AUTO,
         max_batch_size: int | None = None,
         max_seq_len: int | None = None,
         threads: int | None = None,
+        engine_folder: str | Path | None = None,
         serving: ServingSettings | None = None,
     ) -> None:
-        """ArtifactError: not a valid artifact. EngineError: no such engine, or its layout is not paged."""
-        folder = Path(path)
-        options = EngineOptions(threads)
-        with ExitStack() as opened:
-            if isinstance(engine, str):
-                engine = opened.enter_context(closing(open_paged_engine(folder, engine, options)))
-            self.engine = engine
-            self.config = self.engine.config.require_logits()
-            self._text = text = ModelText(folder, self.config)
-            self.tokenizer, self.chat_template = text.tokenizer, text.chat_template
-            self.eos_token_ids = text.eos_token_ids
-            settings = (serving or ServingSettings()).limited(max_batch_size, max_seq_len)
-            settings, self._drafter = with_opened_drafter(self.engine, settings, text)
-            if self._drafter is not None:
-                opened.enter_context(closing(self._drafter))
-            self.loop = open_loop(self.engine, settings, text)
-            self.max_seq_len = self.loop.shape.max_seq_len
-            self._cache = CacheControl(self.loop, folder)
-            self._pending: dict[RequestStream, list[Output]] = {}
-            self._event_loop: asyncio.AbstractEventLoop | None = None
-            self._worker, self._texts = ServingWorker(self.loop, self._flush), TextQueue()
-            opened.pop_all()
-
-    @property
-    def recommended_sampling(self) -> SamplingParams:
-        """What the checkpoint's generation_config.json asks for; never applied unless it is passed to a call."""
-        return self._text.recommended_sampling
+        """ArtifactError: not a valid artifact. EngineError: no such engine."""
+        super().__init__(path, engine, max_batch_size, max_seq_len, EngineOptions(threads, engine_folder), serving)
+        self._pending: dict[RequestStream, list[Output]] = {}
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._worker, self._texts = ServingWorker(self.loop, self._flush), TextQueue()
 
     async def __aenter__(self) -> AsyncLLM:
         return self
@@ -98,10 +75,7 @@ class AsyncLLM:
         """End all requests (with an EngineError) and release the engine; calling it twice is allowed."""
         self._worker.close()
         self._texts.close()
-        self._text.close()
-        if self._drafter is not None:
-            self._drafter.close()
-        self.engine.close()
+        self._release()
 
     def add(
         self,
@@ -171,13 +145,14 @@ class AsyncLLM:
     ) -> PinnedPrefix:
         """Compute ``prompt`` once and keep it until ``drop_prefix``: prompts that begin with it start from there.
 
-        As ``LLM.cache_prefix`` for paged artifacts; errors as there.
+        As ``LLM.cache_prefix``; errors as there.
         """
         checked_namespace(namespace)
         request = await self._prepared(lambda: self._text.prefix_request(prompt, self.max_seq_len, name))
         ids, tries = request.prompt_ids, 0
         while True:
-            await self._add(request, 0, namespace).result()
+            for part in self._cache.parts(request):
+                await self._add(part, 0, namespace).result()
             tries += 1
             try:
                 return await self._between_steps(lambda: self._cache.pin(ids, name, _computed_already, namespace))

@@ -14,7 +14,7 @@ class Conversation:
     """Turns with the model of ``llm``, through the checkpoint's chat template or, without one, as one running text.
 
     The token ids of earlier turns are those that the model read and wrote, as far as the template shows them unchanged:
-    then their states are reused (``LLM.keep_answers``, or the prefix cache of a paged artifact).
+    then their states are reused, where the prefix cache of ``llm`` keeps the ends of answers.
     """
 
     def __init__(self, llm: LLM, system: str | None = None) -> None:
@@ -28,7 +28,6 @@ class Conversation:
                 "system: expected a checkpoint with a chat template, found none: write it in front of the prompt"
             )
         self._llm, self._tokenizer, self._system = llm, llm.tokenizer, system
-        llm.keep_answers()
         self.reset()
 
     def reset(self) -> None:

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.runtime.engines import Engine
 from hybridge.runtime.engines.factory import AUTO, EngineOptions
 from hybridge.runtime.engines.paged import PagedEngine
-from hybridge.runtime.generation import DenseStreams, Generation, Request
+from hybridge.runtime.generation import Generation, Request
 from hybridge.runtime.generation.call import Call, Messages, Sampling, call_of, conversations_of, split_options
 from hybridge.runtime.generation.prompts import Prompt, prompts_of
 from hybridge.runtime.generation.results import generations_of
 from hybridge.runtime.llm_prefixes import PrefixMethods
-from hybridge.runtime.model_text import ModelText
-from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.loaded_artifact import LoadedArtifact
 from hybridge.runtime.score import Score, score_requests
-from hybridge.runtime.serving.cache_control import CacheControl
-from hybridge.runtime.serving.draft_model import ModelDrafter
-from hybridge.runtime.serving.mtp_drafter import MtpDrafter
-from hybridge.runtime.serving.open import open_engine, open_loop, refuse_paged_settings
-from hybridge.runtime.serving.open_drafter import with_opened_drafter
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.serving.stream import PieceStreams
 from hybridge.runtime.turns import PieceStream, Turns
@@ -39,16 +32,16 @@ OnePrompt = str | list[int] | tuple[int, ...] | dict[str, Any]
 SeveralPrompts = list[str] | list[list[int]] | list[tuple[int, ...]] | list[dict[str, Any]]
 
 
-class LLM(PrefixMethods):
+class LLM(PrefixMethods, LoadedArtifact):
     """An artifact with an engine, a tokenizer and the prefixes kept for it.
 
-    Any thread may call it: calls take turns between steps, and those on an artifact of layout paged share them. After
-    ``close`` every call, and every stream that is still open, raises RequestError.
+    Any thread may call it: calls share steps. After ``close`` every call, and every stream that is still open, raises
+    RequestError.
 
-    ``engine`` is a name ("auto", "onnxruntime", ...) or an Engine over the same artifact. ``max_batch_size`` and
+    ``engine`` is a name ("auto", "onnxruntime", ...) or an engine over the same artifact. ``max_batch_size`` and
     ``max_seq_len`` may lower the engine's limits; ``threads`` are CPU threads; ``engine_folder``
     names the TensorRT engine to run, a folder or one in path/engines. An artifact without tokenizer.json
-    still takes and returns token ids. ``serving`` settles pools and order for an artifact of layout paged.
+    still takes and returns token ids. ``serving`` settles pools, order, prefix cache and speculation.
 
         with LLM("out") as llm:
             for piece in llm.generate("Once upon a time", max_new_tokens=64, stream=True):
@@ -66,40 +59,8 @@ class LLM(PrefixMethods):
         serving: ServingSettings | None = None,
     ) -> None:
         """Load the artifact folder ``path``. ArtifactError: not a valid artifact. EngineError: no such engine."""
-        self.folder = folder = Path(path)
-        self._turns = Turns()
-        options = EngineOptions(threads, engine_folder)
-        with ExitStack() as opened:
-            # An Engine, or a PagedEngine where the artifact's layout is paged.
-            if isinstance(engine, str):
-                engine = opened.enter_context(closing(open_engine(folder, engine, options)))
-            self.engine: Any = engine
-            self.config = self.engine.config.require_logits()
-            self._text = text = ModelText(folder, self.config)
-            self.tokenizer, self.chat_template = text.tokenizer, text.chat_template
-            self.eos_token_ids = text.eos_token_ids
-            self._streams: DenseStreams | PieceStreams
-            self._cache: CacheControl | None = None
-            self._drafter: ModelDrafter | MtpDrafter | None = None
-            if isinstance(self.engine, PagedEngine):
-                settings = (serving or ServingSettings()).limited(max_batch_size, max_seq_len)
-                settings, self._drafter = with_opened_drafter(self.engine, settings, text)
-                if self._drafter is not None:
-                    opened.enter_context(closing(self._drafter))
-                self.loop = open_loop(self.engine, settings, text)
-                self._streams, self._cache = PieceStreams(self.loop), CacheControl(self.loop, folder)
-                self.max_batch_size, self.max_seq_len = self.loop.shape.max_rows, self.loop.shape.max_seq_len
-            else:
-                refuse_paged_settings(serving, self.config)
-                self.max_batch_size = _lowered("max_batch_size", max_batch_size, self.engine.max_batch_size)
-                self.max_seq_len = _lowered("max_seq_len", max_seq_len, self.engine.max_seq_len)
-                self._streams = DenseStreams(self.engine, self.max_batch_size, self.eos_token_ids, self.tokenizer)
-            opened.pop_all()
-
-    @property
-    def recommended_sampling(self) -> SamplingParams:
-        """What the checkpoint's generation_config.json asks for; never applied unless it is passed to a call."""
-        return self._text.recommended_sampling
+        super().__init__(path, engine, max_batch_size, max_seq_len, EngineOptions(threads, engine_folder), serving)
+        self._turns, self._streams = Turns(), PieceStreams(self.loop)
 
     def __enter__(self) -> LLM:
         return self
@@ -112,14 +73,6 @@ class LLM(PrefixMethods):
     def close(self) -> None:
         """End open streams, release the engine and the prefixes; calling it twice is allowed."""
         self._turns.close(self._release)
-
-    def _release(self) -> None:
-        if isinstance(self._streams, DenseStreams):
-            self._streams.prefixes.clear()
-        if self._drafter is not None:
-            self._drafter.close()
-        self._text.close()
-        self.engine.close()
 
     @overload
     def generate(
@@ -178,7 +131,7 @@ class LLM(PrefixMethods):
         and all but the last new token fit in it. Token ids may be an array or tensor, of two axes for several prompts.
 
         options: ``priority`` (of all, or a list of one per prompt; lower first) and ``namespace`` (computed blocks are
-        shared with prompts of the same one only), for artifacts of layout paged; vLLM's names ``sampling_params``,
+        shared with prompts of the same one only); vLLM's names ``sampling_params``,
         ``max_tokens`` and ``prompt_token_ids`` for sampling, max_new_tokens and prompt.
 
         One prompt gives a Generation (the others of ``n`` are its ``alternatives``), a list gives a list. With
@@ -299,22 +252,6 @@ class LLM(PrefixMethods):
             return generations_of(pieces, len(requests))
 
     def _stream(self, requests: Sequence[Request], call: Call | None) -> PieceStream:
+        given = () if call is None else (call.priorities(len(requests)), call.namespace)
         with self._turns.turn():
-            streams = self._streams
-            if isinstance(streams, PieceStreams):
-                given = () if call is None else (call.priorities(len(requests)), call.namespace)
-                return self._turns.stream(streams.pieces(requests, *given))
-            if call is not None and (any(call.priorities(len(requests))) or call.namespace):
-                raise RequestError(
-                    "priority and namespace: expected an artifact of layout paged, found a dense one, which runs "
-                    "prompts in their order and shares nothing: export with --layout paged, or leave them out"
-                )
-            return self._turns.stream(streams.pieces(requests))
-
-
-def _lowered(name: str, value: int | None, limit: int) -> int:
-    if value is None:
-        return limit
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-        raise EngineError(f"{name}: expected an integer from 1 to the engine's {limit}, found {value!r}")
-    return value
+            return self._turns.stream(self._streams.pieces(requests, *given))

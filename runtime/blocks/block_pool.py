@@ -35,6 +35,10 @@ class BlockPool:
         """Holders of ``block``."""
         return self._references[block]
 
+    def in_use(self, block: int) -> bool:
+        """Whether the block has a holder."""
+        return self._references[block] > 0
+
     def allocate(self, count: int) -> list[int]:
         """Take ``count`` free blocks, each with one reference; PoolError when fewer are free."""
         if count > len(self._free):

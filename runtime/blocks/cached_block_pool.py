@@ -28,6 +28,10 @@ class CachedBlockPool(BlockPool):
     def available(self) -> int:
         return self.free + len(self._evictable)
 
+    def cached_blocks(self) -> list[int]:
+        """The blocks that the cache has references to."""
+        return [block for block, count in enumerate(self._cached) if count]
+
     def longest_evictable(self) -> int:
         """The evictable block (there must be one) that no sequence has used for the longest time."""
         return next(iter(self._evictable))

@@ -8,7 +8,7 @@ recurrent state of all layers) in slots, one for a sequence. Who holds which blo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -124,12 +124,16 @@ class PagedEngine(ABC):
         """Name, type and shape of each pool as ``arrays_from_copy`` gives it."""
         return self.config.bindings.states
 
+    def kv_bytes(self, blocks: Collection[int], block_size: int) -> int:
+        """Memory that these blocks take."""
+        return len(blocks) * self.block_bytes(block_size)
+
     def follow_use(  # noqa: B027 (an engine whose pools are there anyway keeps what nobody needs)
         self, block_in_use: Callable[[int], bool], slot_in_use: Callable[[int], bool]
     ) -> None:
         """Ask these, from the next step on, which blocks and slots have an owner: others need not be kept.
 
-        Whatever a plan reads is read before that step. Until this is called, and after ``allocate_pools``, all have one.
+        Whatever a plan reads is read before that step. Until this is called, after ``allocate_pools``, all have one.
         """
 
     @abstractmethod

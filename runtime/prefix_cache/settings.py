@@ -89,3 +89,9 @@ class PrefixCacheSettings:
     def of(cls, given: PrefixCacheSettings | str) -> PrefixCacheSettings:
         """Settings as they are, or those of a kind by its name."""
         return given if isinstance(given, PrefixCacheSettings) else cls(kind=given)
+
+
+ENDS_ONLY = PrefixCacheSettings(
+    branch_points=False, prompt_end=False, spread=0, chunks=False, decode_interval=None, policy=LRU
+)
+"""Keeps the states at the ends of answers alone: no prompt is cut, and no state is copied before it is needed."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import index
 from pathlib import Path
 
 from hybridge.artifact.errors import RequestError
-from hybridge.runtime.generation import Generation
+from hybridge.runtime.generation import Generation, Request
 from hybridge.runtime.prefix_cache.metrics import CacheReport
 from hybridge.runtime.prefix_cache.settings import RADIX
 from hybridge.runtime.prefix_cache.token_key import key_from_tokens
@@ -23,6 +24,17 @@ class CacheControl:
 
     def __init__(self, loop: ServingLoop, folder: Path) -> None:
         self._loop, self._folder = loop, folder
+
+    def parts(self, request: Request) -> list[Request]:
+        """Requests that leave the states with which prompts equal to that of ``request``, and longer ones, begin.
+
+        An equal prompt has its last token still to compute. Where prompts do not stop before it, one that is a token
+        shorter does.
+        """
+        served, ids = self._loop.served_cache, request.prompt_ids
+        if served is None or not served.cache.needs.state or served.cache.settings.prompt_end or len(ids) == 1:
+            return [request]
+        return [replace(request, prompt_ids=ids[:-1]), request]
 
     def pin(
         self, token_ids: tuple[int, ...], name: str | None, compute: Callable[[], object], namespace: str = ""
@@ -61,7 +73,7 @@ class CacheControl:
 
     def report(self) -> CacheReport:
         """What the cache holds now, and its counts."""
-        return self._served().report(self._loop.pools.block_bytes, self._loop.pools.cached_bytes)
+        return self._served().report(self._loop.pools.cached_bytes)
 
     def _served(self) -> ServedCache:
         self._loop.settle()

@@ -12,7 +12,14 @@ from hybridge.runtime.engines.packed_rows import EXACT
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.prefix_cache.settings import BLOCKS, RADIX
 from hybridge.runtime.scheduler import Scheduler, SchedulerSettings
-from hybridge.runtime.serving.pools import PoolReport, ServingShape, memory_budget, pools_in, state_share
+from hybridge.runtime.serving.pools import (
+    PoolReport,
+    ServingShape,
+    filled_pools,
+    memory_budget,
+    pools_in,
+    state_share,
+)
 from hybridge.runtime.serving.prefix_cache import ServedCache, cached_slots, radix_cache
 from hybridge.runtime.serving.settings import ServingSettings
 
@@ -37,13 +44,18 @@ def loop_memory(
 
     ``candidate_slots`` that a row has beside its own; None: it needs none, as the engine holds its states.
     """
-    needs, cache, slots = CacheNeeds.of_model(engine.config), settings.cache, candidate_slots or 0
+    needs, slots = CacheNeeds.of_model(engine.config), candidate_slots or 0
+    fills = engine.fixed_block_size is not None
+    cache = settings.cache(fills)
     cached = cache.kind == RADIX
-    budget = memory_budget(engine, needs, shape, settings.memory_bytes, settings.memory_utilization, cached, slots)
-    pools = pools_in(engine, needs, shape, budget, cached_slots(cache), slots)
+    if fills:
+        pools = filled_pools(engine, needs, shape, settings.memory_bytes, cached_slots(cache))
+    else:
+        budget = memory_budget(engine, needs, shape, settings.memory_bytes, settings.memory_utilization, cached, slots)
+        pools = pools_in(engine, needs, shape, budget, cached_slots(cache), slots)
+        if cached and needs.state and cache.cached_states is None and settings.memory_bytes is None:
+            _warn_of_few_states(pools, shape, budget)
     sizes = pools.sizes
-    if cached and needs.state and cache.cached_states is None and settings.memory_bytes is None:
-        _warn_of_few_states(pools, shape, budget)
     engine.allocate_pools(sizes)
     radix = radix_cache(engine, pools, needs, cache, shape.max_rows) if cached else None
     if cached:
@@ -56,6 +68,7 @@ def loop_memory(
         radix or block_cache(sizes, needs, cache.kind == BLOCKS),
         candidate_slots,
     )
+    engine.follow_use(manager.pool.in_use, manager.slots.in_use)
     scheduler = Scheduler(
         manager,
         SchedulerSettings(

@@ -15,6 +15,9 @@ from hybridge.runtime.serving.settings import GIB, ServingSettings
 
 CACHED_SEQUENCES = 64
 """Sequences for which a prefix cache has room by default, on a CPU."""
+FILLED_BYTES, FEWEST_CACHED = GIB // 4, 8
+"""Of pools that take memory only as they are filled: what the prefix cache takes at most by default, but for so many
+sequences, which it has room for in any case."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def serving_shape(engine: PagedEngine, settings: ServingSettings) -> ServingShap
         settings.max_rows or limits.max_rows,
         settings.max_tokens or limits.max_tokens,
         settings.max_seq_len or longest,
-        settings.block_size,
+        engine.fixed_block_size or settings.block_size,
     )
 
 
@@ -134,6 +137,28 @@ def pools_in(
         blocks = left // block if cache is not None else min(left // block, shape.max_rows * blocks_each)
     sizes = PoolSizes(blocks, shape.block_size, slots, packed, kind)
     return PoolReport(sizes, block, slot, dict(engine.held_memory()), packed_bytes)
+
+
+def filled_pools(
+    engine: PagedEngine, needs: CacheNeeds, shape: ServingShape, memory_bytes: int | None, cache: CacheSlots | None
+) -> PoolReport:
+    """Pools that take memory only as they are filled: no sequence that runs ever lacks a block or a slot.
+
+    ``memory_bytes`` bounds what a prefix cache holds; by default that of CACHED_SEQUENCES of full length, at most
+    FILLED_BYTES, but FEWEST_CACHED sequences in any case. EngineError for states in 8 bits, if the engine has none.
+    """
+    if cache is not None and cache.kind != EXACT:
+        engine.packed_slot_bytes(cache.kind)
+    block, slot = engine.block_bytes(shape.block_size), engine.slot_bytes
+    each = max(1, block * needs.kv + slot * needs.state)
+    most = max(FEWEST_CACHED, min(CACHED_SEQUENCES, FILLED_BYTES // each))
+    if memory_bytes is not None:
+        most = memory_bytes // each
+    more = 0 if cache is None else most if cache.states is None else cache.states
+    # While sequences go on from one block, each gets a copy before the first is given back.
+    blocks = (2 * shape.max_rows + more) * needs.kv
+    sizes = PoolSizes(blocks, shape.block_size, (shape.max_rows + more) * needs.state)
+    return PoolReport(sizes, block, slot, dict(engine.held_memory()))
 
 
 def _cached_states(cache: CacheSlots, left: int, longest: int, state_bytes: int) -> int:

@@ -85,13 +85,13 @@ class ServedCache:
         if self.host is not None:
             self.host.restore(key_from_tokens(tokens), namespace)
 
-    def report(self, block_bytes: int, state_bytes: int) -> CacheReport:
+    def report(self, state_bytes: int) -> CacheReport:
         """What the cache holds now."""
         cache = self.cache
         return CacheReport(
             cache.tree.nodes,
             cache.tree.states,
-            cache.pool.cached * block_bytes,
+            self.device.engine.kv_bytes(cache.pool.cached_blocks(), cache.block_size),
             cache.tree.states * state_bytes,
             0 if self.host is None else self.host.nbytes,
             tuple(self.pinned.names()),

@@ -112,14 +112,14 @@ def weights_name(folder: Path) -> str:
 def _most_bytes(device: DeviceCache) -> int:
     """No session that fits into the pools has a larger file: elements are stored in 4 bytes at most."""
     tokens, elements = device.cache.pool.num_blocks * device.cache.block_size, 0
-    for spec in device.engine.config.bindings.states:
+    for spec in device.engine.pool_specs:
         elements += spec.unit_bytes // spec.dtype.itemsize * (tokens if spec.grows else 1)
     return min(SESSION_BYTES, SESSION_HEADER_BYTES + 4 * elements)
 
 
 def _check_arrays(saved: SavedSession, engine: PagedEngine) -> None:
     """ValueError unless the arrays are those of the artifact's pools, of as many tokens as there are."""
-    pools, found = {spec.name: spec for spec in engine.config.bindings.states}, saved.arrays
+    pools, found = {spec.name: spec for spec in engine.pool_specs}, saved.arrays
     if found.keys() != pools.keys() or not saved.tokens:
         raise ValueError(f"expected tokens and {', '.join(sorted(pools))}, found {', '.join(sorted(found))}")
     for name, spec in pools.items():
@@ -166,4 +166,4 @@ class _Loaded:
 
 def _token_axes(engine: PagedEngine) -> dict[str, int]:
     """Pools that grow with tokens, and which axis of theirs counts the tokens of a block."""
-    return {spec.name: spec.shape.index(BLOCK_SIZE) for spec in engine.config.bindings.states if spec.grows}
+    return {spec.name: spec.shape.index(BLOCK_SIZE) for spec in engine.pool_specs if spec.grows}

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from hybridge.artifact.errors import EngineError, described
+from hybridge.artifact.paged import PAGED
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
 from hybridge.runtime.serving.step_runner import StepRunner
@@ -207,6 +208,11 @@ def _holds_states(settings: SpeculationSettings, engine: PagedEngine) -> bool:
                 f"{', '.join(settings.mode)}: leave it out"
             )
         return False
+    if config.layout != PAGED:
+        raise EngineError(
+            f"speculation: expected an artifact of layout paged, found {config.layout}, whose recurrent states cannot "
+            "be taken back: export with --layout paged"
+        )
     if settings.mode != SNAPSHOT and engine.most_held_tokens > most:
         return True
     if settings.mode not in (AUTO, SNAPSHOT):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime import async_llm, llm
+from hybridge.runtime import loaded_artifact
 from hybridge.runtime.async_llm import AsyncLLM
 from hybridge.runtime.llm import LLM
+from hybridge.runtime.serving import open_drafter
 from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.speculation import SpeculationSettings
 from tests.runtime.generation.toy_llm import VOCAB
 from tests.runtime.text.tokenizer_files import byte_level_tokenizer
 from tests.runtime.toy_engine import HYBRID
@@ -33,8 +36,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyPagedEngine:
     """What the name of an engine opens."""
     byte_level_tokenizer(tmp_path)
     engine = ToyPagedEngine(paged_config(HYBRID, vocab=VOCAB), max_tokens=32, max_rows=8)
-    monkeypatch.setattr(llm, "open_engine", lambda *_: engine)
-    monkeypatch.setattr(async_llm, "open_paged_engine", lambda *_: engine)
+    monkeypatch.setattr(loaded_artifact, "open_engine", lambda *_: engine)
     return engine
 
 
@@ -57,8 +59,7 @@ def test_a_drafter_is_closed_with_it(
     tmp_path: Path, engine: ToyPagedEngine, opened: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = Drafter()
-    for module in (llm, async_llm):
-        monkeypatch.setattr(module, "with_opened_drafter", lambda _, settings, __: (settings, drafter))
+    monkeypatch.setattr(open_drafter, "with_opened_drafter", lambda *_: (TOO_LITTLE, drafter))
     with pytest.raises(EngineError, match="found 100"):
-        opened(tmp_path, serving=TOO_LITTLE)
+        opened(tmp_path, serving=replace(TOO_LITTLE, speculation=SpeculationSettings(2)))
     assert drafter.closed and engine.closed

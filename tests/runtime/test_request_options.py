@@ -259,17 +259,12 @@ def test_what_is_wrong_is_named(tmp_path: Path, arguments: tuple, options: dict[
         llm.generate(*arguments, **options)
 
 
-def test_dense_artifacts_have_no_priorities_and_namespaces(tmp_path: Path) -> None:
+def test_a_reset_spares_the_prefixes_of_a_dense_artifact_and_namespaces_share_none(tmp_path: Path) -> None:
     with toy_llm(tmp_path) as llm:
-        for options in ({"priority": 1}, {"namespace": "a"}):
-            with pytest.raises(RequestError, match="priority and namespace: expected an artifact of layout paged"):
-                llm.generate([1], **options)
-        assert llm.generate([1], max_new_tokens=1, priority=0, namespace="").token_ids
-        with pytest.raises(RequestError, match="expected an artifact of layout paged"):
-            llm.cache_prefix([1], namespace="a")
-        llm.cache_prefix([1, 2])
+        llm.cache_prefix([1, 2], namespace="a")
         llm.reset_prefix_cache()
-        assert llm.generate([1, 2, 3], max_new_tokens=1).cached_tokens == 2
+        for namespace, cached in (("a", 2), ("", 0)):
+            assert llm.generate([1, 2, 3], max_new_tokens=1, namespace=namespace).cached_tokens == cached
 
 
 def test_urgent_prompts_of_a_list_go_first(tmp_path: Path) -> None:

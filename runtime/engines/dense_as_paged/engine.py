@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -82,6 +82,10 @@ class DenseAsPaged(PagedEngine):
 
     def block_bytes(self, block_size: int) -> int:
         return block_size * sum(spec.unit_bytes for spec in self.dense.state_specs if spec.grows)
+
+    def kv_bytes(self, blocks: Collection[int], block_size: int) -> int:
+        contents = (self._blocks.get(block) for block in blocks)
+        return self.block_bytes(1) * sum(content.length for content in contents if content is not None)
 
     def allocate_pools(self, sizes: PoolSizes) -> None:
         if sizes.block_size != self.dense.max_seq_len:
@@ -177,9 +181,7 @@ class DenseAsPaged(PagedEngine):
             for row in rows
         ]
         longest = max((lengths[row] for row in rows), default=0)
-        found: list[list[np.ndarray]] = [
-            [np.zeros(self.config.vocab_size, np.float32)] * len(each) for each in wanted
-        ]
+        found: list[list[np.ndarray]] = [[np.zeros(self.config.vocab_size, np.float32)] * len(each) for each in wanted]
         if rows:
             places = dict(zip(rows, self._rows.place(asked, longest), strict=True))
             for row in rows:

@@ -37,7 +37,7 @@ def pool_specs(specs: Sequence[Binding]) -> tuple[Binding, ...]:
 
 
 def pool_arrays(specs: Sequence[Binding], copy: ContentCopy) -> dict[str, np.ndarray]:
-    """KV [1, blocks, tokens, kv_heads, head_dim] of as many tokens as the fullest block has, and states [slots, ...]."""
+    """KV [1, blocks, tokens, kv_heads, head_dim] of as many tokens as the fullest block, and states [slots, ...]."""
     longest, found = max((length for _, length in copy.kv), default=0), {}
     for spec in specs:
         if spec.grows:

@@ -111,7 +111,7 @@ def test_more_prompts_than_rows_and_a_cache_that_grows(llm: LLM, model: Any) -> 
 
 
 def test_a_prompt_in_several_chunks(llm: LLM, model: Any) -> None:
-    prompt = np.random.default_rng(0).integers(7, 2048, llm.engine.max_step_tokens * 2 + 37)
+    prompt = np.random.default_rng(0).integers(7, 2048, 512 * 2 + 37)
     assert_greedy(model, llm.generate(prompt, max_new_tokens=4))
 
 

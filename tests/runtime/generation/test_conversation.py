@@ -8,8 +8,10 @@ import pytest
 
 from hybridge.artifact.errors import RequestError
 from hybridge.runtime.conversation import Conversation
+from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
-from tests.runtime.generation.toy_llm import engine_of, greedy, toy_llm
+from hybridge.runtime.serving.settings import ServingSettings
+from tests.runtime.generation.toy_llm import greedy, toy_llm
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }};{% endfor %}"
@@ -75,8 +77,8 @@ def test_a_system_message_needs_a_template(tmp_path: Path) -> None:
     assert llm.tokenizer.decode(last.generation.prompt_token_ids) == "<system>Be brief.;<user>ab;<assistant>"
 
 
-def test_without_a_conversation_no_answer_is_kept(tmp_path: Path) -> None:
-    llm = toy_llm(tmp_path)
-    answer = llm.generate([1, 2, 3], max_new_tokens=4)
-    longer = llm.generate([1, 2, 3, *answer.token_ids, 5], max_new_tokens=2)
-    assert longer.cached_tokens == 0 and len(engine_of(llm).steps) > 0
+def test_answers_are_kept_unless_the_prefix_cache_is_off(tmp_path: Path) -> None:
+    kept = toy_llm(tmp_path)
+    for llm, cached in ((kept, 6), (LLM(tmp_path, kept.engine, serving=ServingSettings(prefix_cache="off")), 0)):
+        answer = llm.generate([1, 2, 3], max_new_tokens=4)
+        assert llm.generate([1, 2, 3, *answer.token_ids, 5], max_new_tokens=2).cached_tokens == cached

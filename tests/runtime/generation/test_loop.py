@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import hybridge.runtime.caches.hybrid
+import hybridge.runtime.engines.dense_as_paged.batch_rows as batch_rows
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
@@ -45,7 +45,7 @@ def test_any_mix_of_requests_equals_each_alone(
     eos = tuple(range(0, VOCAB, 9))
     llm = toy_llm(folder, layers, 96, max_batch, eos, all_logits, max_step_tokens)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hybridge.runtime.caches.hybrid, "FIRST_CAPACITY", 4)
+        patch.setattr(batch_rows, "FIRST_CAPACITY", 4)
         generations = llm.generate(prompts, [SamplingParams(max_new_tokens=n) for n in counts])
     for prompt, count, generation in zip(prompts, counts, generations, strict=True):
         assert generation.token_ids == greedy(llm, prompt, count)
@@ -71,20 +71,18 @@ def test_waiting_prompts_take_the_rows_that_become_free(folder: Path) -> None:
     generations = llm.generate([[i] for i in range(4)], [SamplingParams(max_new_tokens=n) for n in lengths])
     assert [len(g.token_ids) for g in generations] == lengths
     # Alone, one after another, they would take 17 steps; in fixed waves of two 12. A free row is filled at once.
-    shapes = engine_of(llm).steps
-    assert max(rows for rows, _ in shapes) == 2
-    decodes = [rows for rows, tokens in shapes if rows == 2]
-    assert len(shapes) == 1 + 8 + 2 and len(decodes) == 1 + 1 + 2 + 2
+    assert llm.loop.steps == 9 and max(rows for rows, _ in engine_of(llm).steps) == 2
 
 
 def test_the_batch_shrinks_as_rows_finish(folder: Path) -> None:
     llm = toy_llm(folder)
-    llm.generate([[1], [2], [3], [4]], [SamplingParams(max_new_tokens=n) for n in (1, 3, 5, 5)])
-    assert [rows for rows, _ in engine_of(llm).steps] == [4, 3, 3, 2, 2]
+    llm.generate([[1], [2], [3], [4]], [SamplingParams(max_new_tokens=n) for n in (1, 3, 12, 12)])
+    # When the same rows have decoded for some steps, others are given up.
+    assert [rows for rows, _ in engine_of(llm).steps] == [4] * 7 + [2] * 5
 
 
 def test_the_cache_grows_with_the_tokens_present(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hybridge.runtime.caches.hybrid, "FIRST_CAPACITY", 8)
+    monkeypatch.setattr(batch_rows, "FIRST_CAPACITY", 8)
     llm = toy_llm(folder)
     capacities: list[int] = []
     step = engine_of(llm).step
@@ -135,8 +133,9 @@ def test_prefix_is_used_for_exactly_its_tokens(folder: Path) -> None:
     llm: LLM = toy_llm(folder)
     prefix = llm.cache_prefix([1, 2, 3])
     longer = llm.cache_prefix([1, 2, 3, 4])
-    assert (prefix.length, longer.length, prefix.snapshot.length) == (3, 4, 3)
-    cases = {(1, 2, 3): 3, (1, 2, 3, 4): 4, (1, 2, 3, 4, 5): 4, (1, 2, 3, 9): 3, (1, 2): 0, (9, 1, 2, 3): 0}
+    assert (prefix.length, longer.length) == (3, 4)
+    # The last token of a prompt is always computed.
+    cases = {(1, 2, 3): 2, (1, 2, 3, 4): 3, (1, 2, 3, 4, 5): 4, (1, 2, 3, 9): 3, (1, 2): 0, (9, 1, 2, 3): 0}
     for prompt, cached in cases.items():
         generation = llm.generate(prompt, max_new_tokens=5)
         assert (generation.cached_tokens, generation.token_ids) == (cached, greedy(llm, prompt, 5))
@@ -145,12 +144,12 @@ def test_prefix_is_used_for_exactly_its_tokens(folder: Path) -> None:
     assert [g.cached_tokens for g in together] == list(cases.values())
 
 
-def test_a_prompt_equal_to_the_prefix_computes_nothing_before_its_first_token(folder: Path) -> None:
+def test_a_prompt_equal_to_the_prefix_computes_one_token(folder: Path) -> None:
     llm = toy_llm(folder)
     llm.cache_prefix([1, 2, 3])
     before = len(engine_of(llm).steps)
     assert llm.generate([1, 2, 3], max_new_tokens=1).token_ids == greedy(llm, [1, 2, 3], 1)
-    assert len(engine_of(llm).steps) == before
+    assert engine_of(llm).steps[before:] == [(1, 1)]
 
 
 def test_prefixes_are_shared_dropped_and_counted(folder: Path) -> None:
@@ -159,10 +158,8 @@ def test_prefixes_are_shared_dropped_and_counted(folder: Path) -> None:
     steps = len(engine_of(llm).steps)
     assert llm.cache_prefix([1, 2, 3]) is prefix and len(engine_of(llm).steps) == steps
     llm.cache_prefix([1, 2, 3, 4, 5])
-    assert engine_of(llm).steps[-1] == (1, 2)
-    assert prefix.nbytes == prefix.snapshot.nbytes + 4 * VOCAB
+    assert engine_of(llm).steps[steps:] == [(1, 1), (1, 1)]
     llm.drop_prefix(prefix)
-    llm.drop_prefix(prefix)
-    assert llm.generate([1, 2, 3], max_new_tokens=1).cached_tokens == 0
-    with pytest.raises(ValueError, match="read-only"):
-        prefix.logits[0] = 0
+    llm.reset_prefix_cache()
+    assert llm.generate([1, 2, 3, 4], max_new_tokens=1).cached_tokens == 0
+    assert llm.generate([1, 2, 3, 4, 5, 6], max_new_tokens=1).cached_tokens == 5

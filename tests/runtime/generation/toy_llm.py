@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from hybridge.runtime.engines.dense_as_paged import DenseAsPaged
 from hybridge.runtime.llm import LLM
 from tests.runtime.text.tokenizer_files import byte_level_tokenizer
 from tests.runtime.toy_engine import HYBRID, ToyEngine, toy_config, toy_greedy
@@ -31,8 +32,8 @@ def toy_llm(
 
 def engine_of(llm: LLM) -> ToyEngine:
     """The toy engine of ``llm``."""
-    assert isinstance(llm.engine, ToyEngine)
-    return llm.engine
+    assert isinstance(llm.engine, DenseAsPaged) and isinstance(llm.engine.dense, ToyEngine)
+    return llm.engine.dense
 
 
 def greedy(llm: LLM, prompt: Sequence[int], count: int) -> tuple[int, ...]:

@@ -126,7 +126,7 @@ class CacheMachine(LoopMachine):
     def count_bytes(self) -> None:
         """What is said to be held is what the nodes hold, here and on the host."""
         tree, pools, host = self.loop.prefix_cache.tree, self.loop.pools, self.loop.served_cache.host
-        report = self.loop.served_cache.report(pools.block_bytes, pools.cached_bytes)
+        report = self.loop.served_cache.report(pools.cached_bytes)
         held = {block for node in tree.walk() for block in node.blocks}
         states = [node for node in tree.walk() if node.state is not None]
         assert report.kv_bytes == len(held) * pools.block_bytes

@@ -103,14 +103,14 @@ def test_bytes_held_are_those_of_the_pools(layers: tuple[str, ...], window: int 
     loop = loop_of(layers)
     for length in (30, 21, 9):
         cached_tokens(loop, line(1, length), 2)
-    report = loop.served_cache.report(loop.pools.block_bytes, loop.pools.slot_bytes)
+    report = loop.served_cache.report(loop.pools.slot_bytes)
     manager = loop.scheduler.manager
     # Nobody runs: all that is in use is the cache's.
     assert report.kv_bytes == manager.pool.used * loop.pools.block_bytes
     assert report.state_bytes == manager.slots.used * loop.pools.slot_bytes
     assert (report.kv_bytes > 0) == (layers != PURE_MAMBA) and (report.state_bytes > 0) == (layers != PURE_ATTENTION)
     loop.prefix_cache.tree.clear()
-    report = loop.served_cache.report(loop.pools.block_bytes, loop.pools.slot_bytes)
+    report = loop.served_cache.report(loop.pools.slot_bytes)
     assert report.kv_bytes == report.state_bytes == report.nodes == report.states == 0
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.artifact.errors import EngineError
 from hybridge.runtime.async_llm import AsyncLLM
 from hybridge.runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
 from hybridge.runtime.engines.paged_factory import create_paged_engine
@@ -23,6 +23,7 @@ from tests.runtime.serving.toy_loop import answers
 from tests.support.artifacts import ArtifactCache, Exported
 
 REQUESTS, LONGEST, MOST_NEW, ROWS = 200, 400, 4, 12
+SMALL = {"mamba_head_dim": 8, "ssm_state_size": 16}
 
 
 def poison(loop: ServingLoop, engine: PagedArrayEngine) -> None:
@@ -41,8 +42,7 @@ def poison(loop: ServingLoop, engine: PagedArrayEngine) -> None:
 
 def paged_artifact(artifacts: ArtifactCache) -> Exported:
     """A hybrid whose states are small beside its blocks, so that blocks can run short while slots are left."""
-    small = {"mamba_head_dim": 8, "ssm_state_size": 16}
-    return artifacts.get("nemotron_h", "float32", small, layout="paged", max_batch_size=ROWS, max_seq_len=448)
+    return artifacts.get("nemotron_h", "float32", SMALL, layout="paged", max_batch_size=ROWS, max_seq_len=448)
 
 
 def test_a_paged_artifact_opens_by_its_folder(artifacts: ArtifactCache) -> None:
@@ -60,27 +60,38 @@ def test_a_paged_artifact_opens_by_its_folder(artifacts: ArtifactCache) -> None:
     assert alone == [answer.token_ids for answer in asyncio.run(serve())]
 
 
-def test_a_dense_artifact_is_not_served(artifacts: ArtifactCache) -> None:
-    folder = artifacts.get("nemotron_h", "float32").folder
-    with pytest.raises(EngineError, match="expected layout paged, found dense"):
-        AsyncLLM(folder)
-    with LLM(folder) as llm, pytest.raises(RequestError, match="layout paged"):
-        llm.generate([1, 2], SamplingParams(n=2))
+def test_a_dense_artifact_gives_the_answers_of_a_paged_one(artifacts: ArtifactCache) -> None:
+    folder, system = artifacts.get("nemotron_h", "float32", SMALL).folder, list(range(5, 25))
+    requests = [
+        ([*system, 7], SamplingParams(max_new_tokens=6)),
+        ([9] * 30, SamplingParams(max_new_tokens=4, prompt_logprobs=0)),
+        ([*system, 8], SamplingParams(max_new_tokens=5, n=3, temperature=1.0, seed=4)),
+        ([5, 6], SamplingParams(max_new_tokens=5, n=2, beam_width=3)),
+    ]
+    with LLM(paged_artifact(artifacts).folder, max_seq_len=64) as llm:
+        expected = [answers_of(llm.generate(prompt, params)) for prompt, params in requests]
+    settings = ServingSettings(prefix_cache="radix")
+    with LLM(folder, max_seq_len=64, serving=settings) as llm:
+        pinned = llm.cache_prefix(system)
+        found = [llm.generate(prompt, params) for prompt, params in requests]
+        assert found[0].cached_tokens == found[2].cached_tokens == pinned.length
+
+    async def serve() -> list[Generation]:
+        async with AsyncLLM(folder, max_seq_len=64, serving=settings) as llm:
+            return await asyncio.gather(*(llm.generate(prompt, params) for prompt, params in requests))
+
+    assert [answers_of(each) for each in found] == [answers_of(each) for each in asyncio.run(serve())] == expected
 
 
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        (ServingSettings(prefix_cache="radix"), "prefix_cache"),
-        (ServingSettings(speculation=SpeculationSettings()), "speculation"),
-    ],
-)
-def test_what_a_dense_artifact_has_not_is_refused(
-    settings: ServingSettings, name: str, artifacts: ArtifactCache
-) -> None:
+def answers_of(generation: Generation) -> list[tuple[int, ...]]:
+    """The tokens of an answer and of its alternatives."""
+    return [each.token_ids for each in (generation, *generation.alternatives)]
+
+
+def test_states_that_cannot_be_taken_back_take_no_drafts(artifacts: ArtifactCache) -> None:
     folder = artifacts.get("nemotron_h", "float32").folder
-    with pytest.raises(EngineError, match=f"^{name}: expected an artifact of layout paged, found dense: export with"):
-        LLM(folder, serving=settings)
+    with pytest.raises(EngineError, match=r"^speculation: expected an artifact of layout paged, found dense, whose"):
+        LLM(folder, serving=ServingSettings(speculation=SpeculationSettings()))
 
 
 def test_200_disturbed_requests_get_the_tokens_of_each_alone(artifacts: ArtifactCache) -> None:
