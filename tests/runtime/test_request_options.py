@@ -332,7 +332,7 @@ def interrupting(tokens: Any, logits: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("process", "expected", "words"),
-    [(ragged, RequestError, "what is no array"), (interrupting, KeyboardInterrupt, None)],
+    [(ragged, RequestError, "found no array"), (interrupting, KeyboardInterrupt, None)],
     ids=["ragged", "interrupting"],
 )
 def test_a_step_that_a_processor_breaks_gives_no_other_request_wrong_text(
