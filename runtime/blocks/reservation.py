@@ -29,6 +29,11 @@ class Reservation:
         self._candidates: dict[SequenceMemory, int] = {}
 
     @property
+    def moves(self) -> bool:
+        """Whether any memory was given something, or the prefix cache takes a state."""
+        return bool(self._growths or self._checkpoints)
+
+    @property
     def block_copies(self) -> tuple[tuple[int, int], ...]:
         """(source, target) of the blocks to copy before the step."""
         return tuple(growth.copied[1:] for growth in self._growths.values() if growth.copied)

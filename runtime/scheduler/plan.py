@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -70,6 +71,18 @@ class StepPlan:
         return [0, *accumulate(row.logits for row in self.rows)][:-1]
 
     @property
+    def moves_nothing(self) -> bool:
+        """Whether the step has rows alone, which begin with what their blocks and slots hold."""
+        return not (
+            self.zeroed_slots
+            or self.block_copies
+            or self.slot_copies
+            or self.swap_ins
+            or self.swap_outs
+            or self.resumed_slots
+        )
+
+    @cached_property
     def is_plain(self) -> bool:
         """Whether the step has one row of logits for each row that samples, and no other."""
         return not any(row.candidates or row.prompt_logits for row in self.rows)

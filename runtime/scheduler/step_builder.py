@@ -72,6 +72,8 @@ class StepBuilder:
             ]
         if not (rows or self.preempted or self.admitted or slot_copies):
             return None
+        if not (slot_copies or self.swap_outs or self.swap_ins or self.reservation.moves):
+            return StepPlan(number, tuple(rows))
         return StepPlan(
             number,
             tuple(rows),
@@ -80,7 +82,7 @@ class StepBuilder:
             tuple(self.swap_ins),
             self.reservation.new_slots,
             self.reservation.block_copies,
-            tuple(sequence.id for sequence in forked),
+            tuple([sequence.id for sequence in forked]),
             self.reservation.resumed_slots,
             self.reservation.taken_slots,
         )

@@ -13,6 +13,7 @@ from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.scheduler import Scheduler, StepPlan, Swap
 from hybridge.runtime.serving.packing import packed_inputs
+from hybridge.runtime.serving.step_packer import StepPacker
 from hybridge.runtime.serving.step_runner import StepRunner
 
 Pair = tuple[int, int]
@@ -25,6 +26,7 @@ class StepExecutor:
         self, engine: PagedEngine, manager: BlockManager, scheduler: Scheduler, runner: StepRunner | None = None
     ) -> None:
         self._engine, self._manager, self._scheduler, self._runner = engine, manager, scheduler, runner
+        self._packer = StepPacker(scheduler.sequences, manager, engine)
 
     def launch(self, plan: StepPlan) -> StepResult | None:
         """What the rows that sample get, in their order (and padding after them); None without rows.
@@ -46,8 +48,9 @@ class StepExecutor:
             engine.copy_blocks(sources, targets)
         if not plan.rows:
             return None
-        inputs = packed_inputs(plan, sequences, self._manager, engine)
         runner = self._runner
+        # A runner may look at the arrays after the step.
+        inputs = self._packer.pack(plan) if runner is None else packed_inputs(plan, sequences, self._manager, engine)
         result = engine.launch(inputs) if runner is None else runner.launch(engine, inputs, plan.rows)
         try:
             self._copy_states(plan.taken_slots, engine.pack_slots)
