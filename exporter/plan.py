@@ -1,4 +1,4 @@
-"""What an export would do, known before anything is traced or written. No torch."""
+"""The plan of an export, made before anything is traced or written. Imports no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hybridge.exporter.options import COMPUTE_DTYPES, REQUIRED, ExportOptions
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """The decoder, its contract, and where every parameter comes from."""
+    """The decoder, its runtime contract, and the source of every parameter."""
 
     decoder: DecoderConfig
     config: RuntimeConfig
@@ -40,19 +40,19 @@ class ExportPlan:
 
     @property
     def all_parameters(self) -> tuple[Parameter, ...]:
-        """Those of the decoder, and of the multi-token prediction head where it is exported."""
+        """Parameters of the decoder and of the multi-token prediction head if it is exported."""
         return (*self.parameters, *(() if self.mtp is None else self.mtp.parameters))
 
     def derived_values(self, tensors: Mapping[str, TensorSlot]) -> dict[str, np.ndarray]:
-        """initializer name -> value of every tensor that had to be computed."""
+        """initializer name -> value of every derived tensor."""
         return {p.initializer: derived_value(p, self.decoder, tensors) for p in self.parameters if p.derived}
 
     def scan_targets(self, tensors: Mapping[str, TensorSlot]) -> list[tuple[TensorSlot, DType]]:
-        """Every tensor that the decoder uses, with the type that it will be computed in."""
+        """Every tensor that the decoder uses, with its compute type."""
         return [(tensors[source], p.dtype or self.config.dtype) for p in self.all_parameters for source in p.sources]
 
     def state_bytes_per_row(self) -> int:
-        """Bytes of the states of one batch row that do not grow with its length, those of candidate tokens included."""
+        """Bytes of one row's fixed-size states, including those kept for draft tokens."""
         return (1 + self.config.speculative_tokens) * sum(
             state.unit_bytes for state in self.config.bindings.states if not state.grows
         )
@@ -109,7 +109,7 @@ def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Ex
     notes = [*source.notes, *decoder.notes]
     limit = decoder.max_position_embeddings
     if limit is not None and config.max_seq_len > limit:
-        notes.append(f"max_seq_len {config.max_seq_len} is beyond the {limit} positions that the model was trained for")
+        notes.append(f"max_seq_len {config.max_seq_len} exceeds the {limit} positions that the model was trained for")
     mtp = _mtp_head(decoder, parameters, source, options, notes)
     used = {source for p in (*parameters, *(mtp.parameters if mtp else ())) for source in p.sources}
     weight_bytes = sum(slot.nbytes for name, slot in source.tensors.items() if name in used)
@@ -123,7 +123,7 @@ def _mtp_head(
     options: ExportOptions,
     notes: list[str],
 ) -> MtpHead | None:
-    """The checkpoint's head where the layout has a place for it; one of an unknown kind is left out, with a note."""
+    """The checkpoint's prediction head in layout paged; an unsupported one is left out with a note."""
     if options.layout != PAGED or not options.mtp or not has_mtp_head(source.tensors):
         return None
     try:

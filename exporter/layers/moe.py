@@ -1,4 +1,4 @@
-"""Sparse mixture of experts: a router, routed experts, and what every token passes beside them."""
+"""Sparse mixture of experts: router, routed experts, shared expert."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hybridge.exporter.models.decoder_config import MoeConfig
 
 
 class Router(nn.Module):
-    """Logits of every expert in float32, whatever the compute type: a rounded logit would choose other experts."""
+    """Logits of every expert in float32, whatever the compute type: a rounded logit may choose another expert."""
 
     def __init__(self, config: MoeConfig, hidden_size: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Experts(nn.Module):
 
 
 class SparseMoe(nn.Module):
-    """latent_out(experts(latent_in(x))) + gate(x) * shared(x), all but the experts optional."""
+    """latent_out(experts(latent_in(x))) + gate(x) * shared(x); everything but the experts is optional."""
 
     def __init__(self, config: MoeConfig, hidden_size: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How long the prompts of a verification are, so that they cross what an engine may get wrong at a certain length."""
+"""Prompt lengths of a verification, chosen to cross the lengths at which an engine may go wrong."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.runtime.engines.artifact_graph import read_model
 
-# Tokens that engines and kernels handle as one matrix, whatever the file says.
+# Tokens that engines and kernels process as one matrix, independent of the artifact.
 TILE = 64
 SHORT = (1, 7)
-# A long prompt has more than two tiles and is of odd length, so that the last one is not full.
+# A long prompt has more than two tiles and an odd length, so that the last tile is partial.
 LONG = 2 * TILE + 5
-# Tokens behind the last edge: more than the last two parts of a prompt in parts.
+# Tokens behind the last edge: more than the last two parts of a prompt that is fed in parts.
 MARGIN = 37
-# A chunk is not crossed where that takes more tokens: the reference recomputes them all for every length.
+# Longer chunks are not crossed, because the reference recomputes all tokens for every length.
 LONGEST = 1024
-# The first and the last part of a long prompt in parts.
+# Tokens of the first and the last part of a long prompt that is fed in parts.
 FIRST, LAST = 13, 8
 
 
@@ -26,13 +26,13 @@ CHUNK, WINDOW = "chunk", "sliding window"
 
 @dataclass(frozen=True)
 class Edge:
-    """A number of tokens after which something else happens; ``name`` says what it belongs to."""
+    """A length at which computation changes, such as a chunk or a sliding window (``name``)."""
 
     name: str
     tokens: int
 
     def crossed_by(self, length: int) -> bool:
-        """Whether a prompt of ``length`` tokens has two behind the edge, so that an edge later by one differs."""
+        """Whether a prompt of ``length`` tokens has two behind the edge, which reveals an edge that is off by one."""
         return length >= self.tokens + 2
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ def default_lengths(edges: tuple[Edge, ...], room: int) -> tuple[int, ...]:
 def parts_of(length: int) -> tuple[int, ...]:
     """Lengths of the parts in which a prompt of at least two tokens is fed.
 
-    The middle part of a long one has more tokens than any edge that the prompt crosses, and the last begins behind it.
+    The middle part of a long prompt is longer than any edge that it crosses, and the last part begins behind it.
     """
     if length < FIRST + TILE + LAST:
         first = max(1, length // 3)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 # (token ids of the answer so far, logits [vocab] float32, which may be changed in place) -> logits [vocab].
 LogitsProcessor = Callable[[tuple[int, ...], np.ndarray], np.ndarray]
-# The range of OpenAI's API. What should never, or always, be drawn has parameters of its own.
+# The ranges of OpenAI's API. To forbid or force tokens, use bad_words and allowed_token_ids.
 MOST_BIAS, MOST_PENALTY = 100.0, 2.0
-# What beams are searched without.
+# Parameters that beam search does not support.
 _NOT_WITH_BEAMS = (
     "temperature",
     "repetition_penalty",
@@ -47,37 +47,37 @@ class SamplingParams:
     top_p               keep the smallest set of most likely tokens whose probability reaches top_p; 1 turns it off
     min_p               keep tokens at least min_p times as likely as the most likely one; 0 turns it off
     repetition_penalty  above 1 makes tokens of the prompt and of the answer less likely; 1 turns it off
-    seed                two runs with one seed draw the same tokens, whatever else is in the batch; None is random
-    max_new_tokens      stop with "length" after this many tokens; None leaves the choice to the caller. Also accepted
-                        as max_tokens
+    seed                two runs with one seed sample the same tokens, whatever else is in the batch; None is random
+    max_new_tokens      stop with "length" after this many tokens; None leaves the choice to the caller. Also
+                        accepted as max_tokens
     stop                texts that end the generation; the text returned ends before them
-    stop_token_ids      tokens that end the generation, beside the model's own EOS tokens
+    stop_token_ids      tokens that end the generation, in addition to the model's EOS tokens
     ignore_eos          generate past the model's EOS tokens
     logprobs            None: off; n: log-probability of each token and of the n most likely ones, of the model's own
                         distribution, before all of the steps below
     skip_special_tokens leave special tokens such as BOS out of the text
-    n                   answers to one prompt; the i-th draws with seed + i. For artifacts of layout paged
+    n                   answers to one prompt; answer i uses seed + i. For paged artifacts
     beam_width          search for the n most likely answers with this many beams, greedily; 0 turns it off. For
-                        artifacts of layout paged
+                        paged artifacts
     length_penalty      a beam's log-probability is divided by its length to this power; below 1 favours short answers
     speculative_tokens  most draft tokens of one step where the engine speculates; 0 turns speculation off, None leaves
                         it to the engine (docs/explanation/speculation.md)
-    min_tokens          for so many tokens, neither EOS nor stop tokens are drawn and no stop text ends the generation
-    presence_penalty    from -2 to 2, subtracted from the logits of tokens that the answer has already
-    frequency_penalty   from -2 to 2, subtracted once for each time that the answer has the token already
+    min_tokens          for so many tokens, EOS and stop tokens are not sampled and stop texts are ignored
+    presence_penalty    from -2 to 2, subtracted from the logits of tokens that the answer already contains
+    frequency_penalty   from -2 to 2, subtracted once for each time that the answer contains the token
     logit_bias          {token id: number from -100 to 100} added to the logits
-    bad_words           texts that are not written: the last token of each is not drawn where the answer ends with the
-                        ones before it, with a space before the text and without
-    allowed_token_ids   no other tokens are drawn; None allows all
+    bad_words           texts to avoid: the last token of each is not sampled where the answer ends with the tokens
+                        before it; each text counts with and without a leading space
+    allowed_token_ids   only these tokens are sampled; None allows all
     logits_processors   callables (token_ids, logits) -> logits: the token ids of the answer so far, and logits [vocab]
-                        float32, which may be changed in place. Called once for each token that is drawn
-    include_stop_str_in_output  the text returned ends with the stop text, or the text of the stop token
-    prompt_logprobs     as logprobs, for each token of the prompt; the prefix cache is not used then
+                        float32, which may be changed in place. Called once for each sampled token
+    include_stop_str_in_output  the returned text ends with the stop text, or the text of the stop token
+    prompt_logprobs     like logprobs, for each token of the prompt; turns off the prefix cache for this request
 
     Order of the steps: allowed_token_ids, bad_words, min_tokens, logit_bias, logits_processors, repetition_penalty,
-    frequency_penalty, presence_penalty, temperature, top_k, top_p, min_p, draw. The penalties of frequency and presence
-    count tokens of the answer (as in vLLM), that of repetition those of prompt and answer (as in transformers).
-    A text or token id in the place of a list is a list of one. RequestError names a bad value.
+    frequency_penalty, presence_penalty, temperature, top_k, top_p, min_p, sample. Frequency and presence penalties
+    count tokens of the answer (as in vLLM), the repetition penalty those of prompt and answer (as in transformers).
+    A single text or token id stands for a list of one. RequestError names an invalid value.
     """
 
     temperature: float = 0.0
@@ -117,7 +117,7 @@ class SamplingParams:
 
         @property
         def max_tokens(self) -> int | None:
-            """``max_new_tokens``, under the name that vLLM has for it."""
+            """``max_new_tokens`` under vLLM's name."""
             return self.max_new_tokens
 
     def _normalise(self) -> None:
@@ -201,7 +201,7 @@ class SamplingParams:
 
     @property
     def plain_greedy(self) -> bool:
-        """True when nothing but the most likely token of the logits as they are is asked for."""
+        """True when the request needs only the argmax of the unchanged logits."""
         return self.greedy and not self.edits_logits and self.logprobs is None and not self.beam_width
 
 
@@ -210,7 +210,7 @@ def _optional(name: str, value: Any, minimum: int, maximum: int | None = None) -
 
 
 def _accept_other_names(cls: type[SamplingParams]) -> None:
-    """Let the constructor of ``cls`` take parameters under the names of other libraries."""
+    """Make the constructor of ``cls`` accept the parameter names of other libraries."""
     own, names = cls.__init__, [field.name for field in fields(cls)]
 
     @wraps(own)

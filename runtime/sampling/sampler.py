@@ -1,4 +1,4 @@
-"""Choose the next token of one request."""
+"""Sampling of the next token of one request."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hybridge.runtime.sampling.logprobs import TokenLogprobs, token_logprobs
 from hybridge.runtime.sampling.params import SamplingParams
 from hybridge.runtime.sampling.rejection import Guess, kept_or_redrawn
 
-# A temperature below this is greedy in all but name, and float32 cannot divide by much smaller ones.
+# Smaller temperatures are effectively greedy, and dividing by them would overflow float32.
 _LEAST_TEMPERATURE = 1e-6
-# Up to so many candidates have one running sum; of more, a draw chooses a block first, and only this one needs a sum.
+# Up to this many tokens are summed as one block; above, sampling first chooses a block and then a token in it.
 FEW = 64
 
 
 class Sampler:
-    """Draws the tokens of one request from its logits; owns the request's random stream and what it has drawn.
+    """Samples the tokens of one request from its logits; owns its random stream and its token history.
 
-    Nothing of it depends on other requests of the batch, so a request draws the same tokens alone and in company.
+    It does not depend on other requests, so a request samples the same tokens alone and in a batch.
     """
 
     def __init__(
@@ -34,23 +34,23 @@ class Sampler:
         stop_ids: Iterable[int] = (),
         bad_words: Sequence[tuple[int, ...]] = (),
     ) -> None:
-        """``stop_ids``: not drawn for the first min_tokens tokens; ``bad_words``: token ids of the texts."""
+        """``stop_ids``: not sampled for the first min_tokens tokens; ``bad_words``: token ids of the texts."""
         self._params = params
         self._plain_greedy = params.plain_greedy
         self._random = None if params.greedy else np.random.Generator(np.random.PCG64(params.seed))
         self._history = AnswerHistory(params, prompt, stop_ids, bad_words) if params.edits_logits else None
         self.temperature = _divisor(params)
-        # (top_k, top_p, min_p) of a sampler that draws.
+        # (top_k, top_p, min_p); None if greedy.
         self.filters = None if self._random is None else (params.top_k, params.top_p, params.min_p)
 
     def uniform(self) -> float:
-        """The next number of the random stream, in [0, 1), for a draw in place of ``sample``."""
-        assert self._random is not None, "a greedy sampler draws nothing"
+        """The next number of the random stream, in [0, 1), for callers that sample without ``sample``."""
+        assert self._random is not None, "a greedy sampler has no random stream"
         return self._random.random()
 
     @property
     def draws(self) -> bool:
-        """Whether tokens are drawn; else the most likely one is taken."""
+        """Whether tokens are sampled; otherwise the most likely one is taken."""
         return self._random is not None
 
     @property
@@ -59,16 +59,16 @@ class Sampler:
         return bool(self._params.logits_processors)
 
     def edits(self, vocab: int) -> LogitEdits | None:
-        """What changes the next logits [vocab] before the temperature, logits_processors aside; None: nothing does."""
+        """Changes to the next logits [vocab] before the temperature, except logits_processors; None: none."""
         return None if self._history is None else self._history.edits(vocab)
 
     def guess(self, logits: np.ndarray) -> Guess:
-        """A token for a draft with these ``logits`` [vocab] float32, drawn as the request draws its own.
+        """A draft token sampled from a draft model's ``logits`` [vocab] float32 with the request's own settings.
 
-        Temperature and filters are the request's, and so is the random stream. What changes logits before them is left
-        out: it depends on guesses before this one, which are not recorded. EngineError as of ``sample``.
+        Uses the request's temperature, filters and random stream. Penalties and other edits are skipped: they would
+        depend on earlier draft tokens, which are not recorded. EngineError as in ``sample``.
         """
-        assert self._random is not None, "a greedy sampler draws nothing"
+        assert self._random is not None, "a greedy sampler has no random stream"
         ids, weights = candidates(logits, float(logits[_argmax(logits)]), self._params)
         position = draw(weights, self._random.random())
         if ids is None:
@@ -80,12 +80,12 @@ class Sampler:
     def sample(
         self, logits: np.ndarray, best: int | None = None, guess: Guess | None = None
     ) -> tuple[int, TokenLogprobs | None]:
-        """The next token from ``logits`` [vocab] float32, which stay as they are, and its log-probabilities if asked.
+        """The next token from ``logits`` [vocab] float32 (unchanged), and its log-probabilities if requested.
 
-        ``best``: the most likely token where the caller knows it and that its logit is finite (``best_tokens``).
-        ``guess``: the token is likely to be this one; its distribution is the same with any guess. A guess without
-        probabilities changes nothing at all. EngineError when the logits hold NaN or no finite value; RequestError
-        when the request forbids every token, or a function of the caller fails.
+        ``best``: the most likely token, if the caller knows it and its logit is finite (``best_tokens``).
+        ``guess``: a draft token to accept or reject; it does not change the distribution of the result. A guess
+        without probabilities changes nothing at all. EngineError when the logits hold NaN or no finite value;
+        RequestError when the request forbids every token or a logits processor fails.
         """
         if self._plain_greedy:
             return _argmax(logits) if best is None else best, None
@@ -98,7 +98,7 @@ class Sampler:
     def sample_edited(
         self, logits: np.ndarray, scores: np.ndarray, guess: Guess | None = None
     ) -> tuple[int, TokenLogprobs | None]:
-        """``sample`` where ``scores`` [vocab] are the ``logits`` after ``edits``."""
+        """Like ``sample``, with ``scores`` [vocab], the ``logits`` after ``edits``."""
         best = _argmax(scores, self._history is not None)
         token = (
             best
@@ -108,14 +108,14 @@ class Sampler:
         return self.took(logits, token)
 
     def took(self, logits: np.ndarray, token: int) -> tuple[int, TokenLogprobs | None]:
-        """The token that was drawn after ``logits`` [vocab], and its log-probabilities if asked."""
+        """Record ``token``, sampled after ``logits`` [vocab], and return it with its log-probabilities if requested."""
         if self._history is not None:
             self._history.add(token)
         count = self._params.logprobs
         return token, None if count is None else token_logprobs(logits, token, count)
 
     def _processed(self, rows: np.ndarray) -> np.ndarray:
-        """One row [1, vocab] after the functions of the caller."""
+        """One row [1, vocab] after the logits processors."""
         assert self._history is not None
         tokens, scores = tuple(self._history.tokens), rows[0]
         for index, process in enumerate(self._params.logits_processors):
@@ -132,7 +132,7 @@ class Sampler:
 def best_tokens(logits: np.ndarray) -> list[int | None]:
     """The most likely token of each row of ``logits`` [rows, vocab]; None where it has NaN or no finite value.
 
-    One call for all rows: for a few thousand tokens, a call for each costs more than the comparison itself.
+    All rows in one call, because a call per row costs more than the comparison for small vocabularies.
     """
     best = logits.argmax(axis=1)
     finite = np.isfinite(logits[np.arange(best.size), best])
@@ -150,7 +150,7 @@ def best_token(logits: np.ndarray) -> int | None:
 
 
 def _divisor(params: SamplingParams) -> float:
-    """What scores are divided by."""
+    """The effective temperature."""
     return max(params.temperature, _LEAST_TEMPERATURE)
 
 
@@ -177,9 +177,9 @@ def _select(ids: np.ndarray | None, weights: np.ndarray, kept: np.ndarray) -> tu
 
 
 def _argmax(scores: np.ndarray, edited: bool = False) -> int:
-    """The most likely token; ``edited``: the request has changed logits that were finite."""
+    """The most likely token. ``edited``: non-finite scores come from the request's own edits, not from the engine."""
     best = int(scores.argmax())
-    # argmax returns the first NaN if there is one, so one look finds any.
+    # argmax returns the first NaN if there is one, so checking one value is enough.
     if not math.isfinite(scores.item(best)):
         if edited:
             raise RequestError(
@@ -205,12 +205,12 @@ def _draw_token(
 
 
 def block_size(count: int) -> int:
-    """How many of ``count`` candidates have a running sum of their own."""
+    """Block size for sampling from ``count`` tokens."""
     return count if count <= FEW else 32 if count <= 1024 else 1024
 
 
 def draw(weights: np.ndarray, uniform: float) -> int:
-    """The position where the running sum of ``weights`` [n] passes ``uniform`` (in [0, 1)) of the whole."""
+    """The position at which the cumulative sum of ``weights`` [n] passes ``uniform`` (in [0, 1)) times their total."""
     size = block_size(weights.size)
     if size == weights.size:
         return _position(np.cumsum(weights, dtype=np.float64), uniform)
@@ -226,5 +226,5 @@ def draw(weights: np.ndarray, uniform: float) -> int:
 def _position(cumulative: np.ndarray, uniform: float) -> int:
     total = float(cumulative[-1])
     position = int(np.searchsorted(cumulative, uniform * total, side="right"))
-    # Rounding may push the target onto the total: take the last position that has any weight.
+    # Rounding may push the target onto the total: take the last position with a positive weight.
     return position if position < cumulative.size else int(np.searchsorted(cumulative, total, side="left"))

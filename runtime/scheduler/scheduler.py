@@ -21,11 +21,11 @@ NONE_ACCEPTED: Mapping[int, int] = MappingProxyType({})
 
 
 class Scheduler:
-    """Plans step after step: ``plan``, then ``commit`` or ``fail`` of that plan. Not for several threads at once.
+    """Plans steps: ``plan``, then ``commit`` or ``fail``. Not thread-safe.
 
-    Rows that decode come first, one token each; prompts share what is left of the budget, in chunks. When memory runs
-    out, the last in order loses its own, so that the first always advances. Requests may come and be cancelled at any
-    time, also while a plan is under way.
+    Decoding sequences come first, one token each; prompts share the rest of the token budget, in chunks. When memory
+    runs out, the last sequence in order is preempted, so that the first always makes progress. Requests may be added
+    and cancelled at any time, also during a step.
     """
 
     def __init__(self, manager: BlockManager, settings: SchedulerSettings) -> None:
@@ -35,7 +35,7 @@ class Scheduler:
         self.capacity = Capacity(manager, settings)
         self._queues = SequenceQueues(manager, settings)
         self._planner = StepPlanner(manager, settings, self._queues)
-        # Of forks since the last plan. A source may be free again: the next plan copies before it does anything else.
+        # Slot copies of forks since the last plan. The next plan copies first, because a source may have been freed.
         self._slot_copies: list[tuple[int, int]] = []
         self._forked: list[ScheduledSequence] = []
         self._builder: StepBuilder | None = None
@@ -43,7 +43,7 @@ class Scheduler:
 
     @property
     def sequences(self) -> Mapping[int, ScheduledSequence]:
-        """Those that have not finished, by id."""
+        """Unfinished sequences by id."""
         return self._queues.sequences
 
     @property
@@ -63,11 +63,11 @@ class Scheduler:
 
     @property
     def settled(self) -> bool:
-        """Whether no forked state waits to be copied: what is free is of use to nobody."""
+        """Whether no step is in progress and no fork waits for a copy of its state: free slots are really free."""
         return not self._slot_copies and self._builder is None
 
     def first_waiting(self) -> list[ScheduledSequence]:
-        """Those that may begin with the next step."""
+        """Waiting sequences that may start with the next step."""
         return [sequence for sequence in self._queues.waiting[: self.manager.rows.free] if not sequence.memory.length]
 
     def check(self, request: ScheduledRequest) -> None:
@@ -75,7 +75,7 @@ class Scheduler:
         self.capacity.check(request)
 
     def add(self, request: ScheduledRequest) -> ScheduledSequence:
-        """Let the request wait for its turn; RequestError when the pools could never hold it."""
+        """Queue the request; RequestError when the pools could never hold it."""
         self.check(request)
         rank = self.settings.policy.rank(request.priority, self._arrivals, self._step)
         self._arrivals += 1
@@ -102,7 +102,7 @@ class Scheduler:
         return child
 
     def finish(self, sequence: ScheduledSequence) -> None:
-        """End the sequence, whatever it does at the time. Ending it twice is allowed."""
+        """End the sequence in any state; one in a running step ends with the step. Finished sequences are ignored."""
         if sequence.state is State.FINISHED:
             return
         step = self._builder
@@ -112,17 +112,16 @@ class Scheduler:
         self._queues.finish(sequence)
 
     def decoding(self) -> list[tuple[ScheduledSequence, int]]:
-        """Those that one token is to be fed of, each with how many candidate tokens its row has room for, none if below
-        1."""
+        """Sequences that decode, each with the number of draft tokens that fit into its row (none if below 1)."""
         most = self._planner.most_candidates
         return [(sequence, most(sequence)) for sequence in self._queues.running if sequence.pending == 1]
 
     def plan(self, candidates: Mapping[int, tuple[int, ...]] = _NO_CANDIDATES) -> StepPlan | None:
-        """The next step, whose memory is reserved; None when there is nothing to do.
+        """The next step with its memory reserved; None when there is nothing to do.
 
-        ``candidates``: by sequence that decodes, tokens to try behind its own, as many as find room.
+        ``candidates``: draft tokens by decoding sequence; those that do not fit are dropped.
         """
-        assert self._builder is None, "the step before has neither been committed nor failed"
+        assert self._builder is None, "the previous step has been neither committed nor failed"
         step = StepBuilder(Reservation(self.manager), self.settings.max_tokens, self.settings.prompt_logits)
         self._planner.fill(step, candidates)
         self._step += 1
@@ -133,7 +132,7 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, accepted: Mapping[int, int] = NONE_ACCEPTED) -> None:
-        """The step has run: its tokens are in the cache, of candidates the first ``accepted`` of each sequence."""
+        """The step has run: record its tokens, of the draft tokens the first ``accepted`` of each sequence."""
         step = self._close()
         step.reservation.commit({each.memory: accepted.get(each.id, 0) for each in step.candidates})
         self._queues.settle_swaps(plan)
@@ -147,7 +146,7 @@ class Scheduler:
                 self.finish(sequence)
 
     def fail(self, plan: StepPlan) -> list[ScheduledSequence]:
-        """The step failed: the sequences that took part end and are returned; all others go on."""
+        """The step failed: end and return the sequences in it; all others continue."""
         step = self._close()
         step.reservation.release()
         died = list(dict.fromkeys([*step.rows, *step.admitted]))
@@ -163,7 +162,7 @@ class Scheduler:
         return died
 
     def check_integrity(self) -> None:
-        """PoolError unless every block, slot and host byte belongs to exactly the sequences that say so."""
+        """PoolError unless every block, slot and host byte is owned by exactly the sequences that claim it."""
         memories = [sequence.memory for sequence in self.sequences.values()]
         owner = self.manager if self._builder is None else self._builder.reservation
         owner.check_integrity(memories)
@@ -171,5 +170,5 @@ class Scheduler:
 
     def _close(self) -> StepBuilder:
         step, self._builder = self._builder, None
-        assert step is not None, "there is no step under way"
+        assert step is not None, "no step is in progress"
         return step

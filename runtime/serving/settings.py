@@ -1,4 +1,4 @@
-"""How a paged engine serves."""
+"""Settings of paged serving."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class ServingSettings:
-    """block_size: tokens of a KV block. max_rows, max_tokens, max_seq_len: sequences that run at a time, new tokens of
-    one step and tokens of one sequence; None takes the engine's limits.
+    """Memory, limits and features of a paged engine.
 
-    memory_bytes: of the pools; None takes memory_utilization of what the device has free after its largest step, and
-    on a CPU what all rows can use, at most 1 GiB, and with a prefix tree what 64 sequences of full length take beside
-    that, at most 1 GiB too. Pools of dense artifacts take memory only as they are filled, and memory_bytes bounds what
-    their prefix cache holds: None is 256 MiB, or 8 sequences where these take more. swap_bytes: host memory for
-    sequences that lost their place; beyond, they are computed again. policy: the order of requests. prefix_cache: what
-    is kept for requests that begin alike, as settings or their kind: "radix", "blocks" or "off"; None is "blocks", and
-    for a dense artifact a radix tree of the ends of answers, which costs no step. speculation: tokens that are tried
-    before they are certain; None, the default, tries none. block_size has no effect on dense artifacts, whose blocks
-    hold a whole sequence.
+    block_size: tokens per KV block; dense artifacts ignore it, as their blocks hold a whole sequence.
+    max_rows, max_tokens, max_seq_len: maximum number of running sequences, of new tokens per step, and of tokens per
+    sequence; None takes the engine's limits.
+    memory_bytes: size of the pools. None: on a device, memory_utilization of what is free after its largest step; on a
+    CPU enough for all rows, at most 1 GiB, plus, with a radix cache, 64 sequences of full length, at most 1 GiB. Pools
+    of dense artifacts grow as they are filled, and memory_bytes bounds their prefix cache (None: 256 MiB, or 8
+    sequences if these take more).
+    swap_bytes: host memory for preempted sequences; beyond it, they are computed again.
+    policy: the order of requests.
+    prefix_cache: settings, or a kind: "radix", "blocks" or "off". None: "blocks"; for a dense artifact a radix tree of
+    the ends of answers, which costs no step.
+    speculation: speculative decoding; None (the default) turns it off.
     """
 
     block_size: int = 16
@@ -44,7 +46,7 @@ class ServingSettings:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise EngineError(f"{name}: expected an integer of at least 1, found {value!r}")
-        self.cache()  # EngineError for a kind that is none
+        self.cache()  # EngineError for an unknown kind
         if not 0 < self.memory_utilization <= 1:
             raise EngineError(f"memory_utilization: expected above 0 and at most 1, found {self.memory_utilization!r}")
 
@@ -55,5 +57,5 @@ class ServingSettings:
         return PrefixCacheSettings.of(self.prefix_cache)
 
     def limited(self, max_rows: int | None, max_seq_len: int | None) -> ServingSettings:
-        """These settings with other limits where they are given."""
+        """A copy with the given limits."""
         return replace(self, max_rows=max_rows or self.max_rows, max_seq_len=max_seq_len or self.max_seq_len)

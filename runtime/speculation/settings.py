@@ -1,4 +1,4 @@
-"""How a paged engine speculates."""
+"""Settings of speculative decoding."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NGRAM, MTP = "ngram", "mtp"
 
 @dataclass(frozen=True)
 class DraftModel:
-    """A second model that proposes: any artifact of layout paged with the tokenizer of the model that it drafts for.
+    """A draft model: any paged artifact with the same tokenizer as the model.
 
-    engine: its name, "auto" for that of the model. threads: CPU threads, None for the engine's own choice.
-    memory_bytes: of its caches; None: what all rows can use, at most 1 GiB on a CPU, and a tenth of what a device has
-    free. draws: for requests that draw, propose tokens drawn in their way from the draft's own distribution instead of
-    its most likely ones; the answers have the same distribution, and a seed gives others than without drafts.
+    engine: name of its engine; "auto": the model's. threads: CPU threads; None: the engine's choice. memory_bytes:
+    size of its caches; None: enough for all rows, at most 1 GiB on a CPU or a tenth of a device's free memory. draws:
+    for requests that sample, sample the draft tokens too, with the request's settings, instead of proposing the most
+    likely ones. Answers keep their distribution, but a seed gives other answers than without drafting.
     """
 
     folder: str | Path

@@ -1,4 +1,4 @@
-"""What candidates cost, measured: how much longer steps with them take than steps without."""
+"""Measured cost of draft tokens: how much longer steps take with them than without."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections import deque
 from statistics import median
 from typing import TypeVar
 
-# What one and four candidates a row are taken to cost before anything is measured. Each counts as half a step, always:
-# where all steps have the same number of candidates, the line's slope is that of the guess.
+# Assumed cost of one and of four draft tokens per row, used before anything is measured. Each always counts as half a
+# step, so that the slope is defined even if all steps have the same number of draft tokens.
 _GUESSES, _GUESS_WEIGHT = ((1.0, 0.1), (4.0, 0.4)), 0.5
-# So many steps of a kind are remembered, and their median counts: a delay that has other reasons moves nothing.
+# Steps of each kind to remember; their median counts, so that single delays do not matter.
 _STEPS = 9
 Kind = TypeVar("Kind", int, float)
 
 
 class StepCost:
-    """The time of a step with candidates over that of one without: a straight line in the candidates of a row.
+    """Time of a step with draft tokens relative to one without: a linear function of the draft tokens per row.
 
-    Fitted by least squares to steps that only decode. Steps without candidates are told apart by their number of rows,
-    those with candidates by the number of these too; of each kind the first one, which may have to prepare something,
-    does not count. Steps of 1, 2, 3 to 4, 5 to 8, ... rows have lines of their own: a small model takes longer for each
-    token of them, and one whose weights take the time does not.
+    Fitted by least squares to steps that only decode. A kind of step is its number of rows and of draft tokens; the
+    first step of each kind is skipped, because it may compile or record something. Steps of 1, 2, 3 to 4, 5 to 8, ...
+    rows are fitted separately: the cost of a draft token grows with the rows for a small model, but hardly for one
+    that is limited by reading its weights.
     """
 
     def __init__(self) -> None:
@@ -30,15 +30,15 @@ class StepCost:
         self._lines: dict[int, _Line] = {}
 
     def knows(self, rows: int) -> bool:
-        """Whether the time of a step of so many rows without candidates is known."""
+        """Whether a step of ``rows`` rows without draft tokens has been measured."""
         return rows in self._plain_seconds
 
     def relative_time(self, candidates: float, rows: int = 1) -> float:
-        """Of a step of ``rows`` rows with so many candidates in each; 1 is the time of one without."""
+        """Relative time of a step of ``rows`` rows with this many draft tokens per row; 1.0 without any."""
         return self._line(rows).relative_time(candidates) if candidates else 1.0
 
     def observe(self, rows: int, candidates: int, seconds: float) -> None:
-        """A step of ``rows`` rows that decode and so many ``candidates`` in all of them took ``seconds``."""
+        """Record a decode step of ``rows`` rows, with ``candidates`` draft tokens in total, that took ``seconds``."""
         if (rows, candidates) not in self._begun:
             self._begun.add((rows, candidates))
         elif not candidates:
@@ -54,11 +54,11 @@ class StepCost:
 
 
 class _Line:
-    """How much longer steps of about as many rows take, by their candidates of a row."""
+    """Extra time of steps with similar numbers of rows, by draft tokens per row."""
 
     def __init__(self) -> None:
         self._extra: dict[float, deque[float]] = {}
-        # By candidates of a row: how many steps tell of them, and how much longer they take.
+        # By draft tokens per row: number of measured steps and their extra time.
         self._points: dict[float, tuple[float, float]] = {}
         self._fixed, self._slope = self._fitted()
 
@@ -66,12 +66,12 @@ class _Line:
         return 1.0 + self._fixed + self._slope * candidates
 
     def observe(self, candidates: float, extra: float) -> None:
-        """A step with so many took 1 + ``extra`` times as long as one without."""
+        """Record a step that took 1 + ``extra`` times as long as one without draft tokens."""
         self._points[candidates] = _latest(self._extra, candidates, extra)
         self._fixed, self._slope = self._fitted()
 
     def _fitted(self) -> tuple[float, float]:
-        """Where the line begins, and its slope: more candidates are no faster, and none costs less than nothing."""
+        """Intercept and slope, both at least 0."""
         weight = first = second = extra = product = 0.0
         guesses = [(candidates, (_GUESS_WEIGHT, guess)) for candidates, guess in _GUESSES]
         for candidates, (share, value) in (*guesses, *self._points.items()):
@@ -82,7 +82,7 @@ class _Line:
 
 
 def _latest(steps: dict[Kind, deque[float]], kind: Kind, value: float) -> tuple[float, float]:
-    """How many of the last ``steps`` of a kind are remembered with this one, and the median of their values."""
+    """Add ``value`` to the latest ``steps`` of a kind; returns their number and median."""
     known = steps.setdefault(kind, deque(maxlen=_STEPS))
     known.append(value)
     return float(len(known)), median(known)

@@ -29,7 +29,7 @@ def test_table_names_every_field_of_a_generation(page: str) -> None:
 def test_steps_of_sampling_are_in_the_order_of_the_parameters(page: str) -> None:
     table = page[page.index("| step |") : page.index("def digits_first")]
     named = re.findall(r"`(\w+)`", "\n".join(row.split("|")[1] for row in table.splitlines() if row.startswith("| `")))
-    order = (SamplingParams.__doc__ or "").split("Order of the steps: ")[1].split(", draw")[0]
+    order = (SamplingParams.__doc__ or "").split("Order of the steps: ")[1].split(", sample")[0]
     assert named == re.split(r",\s+", order)
 
 

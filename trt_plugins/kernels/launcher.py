@@ -1,4 +1,4 @@
-"""Launches of a bound plan: everything is packed beforehand, a launch writes new addresses and calls the driver."""
+"""Launches of a bound plan. Parameters are packed in advance; a launch writes new addresses and calls the driver."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _WORD = 8
 
 
 class BoundPlan:
-    """A plan whose kernels are loaded. Its own parameter memory makes it unsafe for two threads at once: one each."""
+    """A plan with loaded kernels. It owns parameter memory, so each thread needs a plan of its own."""
 
     def __init__(self, plan: CallPlan, functions: Sequence[object], counters: int = 0) -> None:
-        """counters: the address of ``plan.counter_bytes`` bytes that are zero and of no other bound plan's."""
+        """counters: address of ``plan.counter_bytes`` zeroed bytes that no other bound plan uses."""
         self.plan = plan
         self._counters = (counters,)
         self._launches = [_BoundLaunch(*pair) for pair in zip(plan.launches, functions, strict=True)]
@@ -35,14 +35,14 @@ class BoundPlan:
         workspace: int = 0,
         packed: Sequence[int] = (0, 0),
     ) -> None:
-        """Enqueue every kernel of the plan on ``stream``; nothing waits.
+        """Enqueue every kernel of the plan on ``stream`` without waiting.
 
         inputs, outputs: device addresses in the order of the call, 0 for an absent input. workspace: the address of
         ``plan.workspace_bytes`` bytes, 256-byte aligned. packed: query_start_loc, state_indices (or
         0) and, of a speculative call, num_accepted_tokens.
         EngineError when the driver refuses a launch.
         """
-        # Calls that follow each other mostly have the same addresses, which are then in place already.
+        # Consecutive calls mostly have the same addresses, which are then already written.
         if (stream, inputs, outputs, workspace, packed) != self._given:
             self._write(stream, inputs, outputs, workspace, packed)
         for call in self._calls:
@@ -61,7 +61,7 @@ class BoundPlan:
             Memory.PACKED: packed,
             Memory.COUNTERS: self._counters,
         }
-        self._given = None  # where an address is missing, no call's are in place
+        self._given = None  # a missing address below leaves the parameters incomplete
         for launch in self._launches:
             launch.write(stream, addresses)
         # Copies, as the caller may write to its lists.
@@ -69,7 +69,7 @@ class BoundPlan:
 
 
 class _BoundLaunch:
-    """One kernel with its launch configuration and its parameter struct; ``arguments`` are those of the driver."""
+    """One kernel with launch configuration and parameter struct; ``arguments`` go to the driver's launch function."""
 
     def __init__(self, launch: KernelLaunch, function: Any) -> None:
         self.label = launch.source.label

@@ -16,7 +16,7 @@ from hybridge.trt_plugins.plugins.kernel_calls import kernel_call, plugin_plan
 from hybridge.trt_plugins.plugins.layer import PluginLayer
 from hybridge.trt_plugins.plugins.tactics import tactics, variant_of
 
-# Shapes whose launches a plugin keeps ready; an engine alternates between few (a prompt's chunks, decode).
+# Shapes whose launches stay prepared; an engine alternates between a few (chunks of a prompt, decode).
 READY_SHAPES = 16
 
 
@@ -30,9 +30,9 @@ class PluginDevice(Protocol):
 
 
 class OpPlugin:
-    """The plugin of one layer in one execution context. Its launches belong to it: clones make their own.
+    """The plugin of one layer in one execution context. Clones have launches of their own.
 
-    variants: of the kernels that ``planner`` knows for the operator.
+    variants: kernel variants of the operator that ``planner`` supports.
     """
 
     def __init__(
@@ -92,34 +92,34 @@ class OpPlugin:
         return CallRange(spec, kept, types, tuple(bounds.items()), checked[0].has_time)
 
     def configure(self, calls: CallRange) -> None:
-        """The calls that are asked about from now on."""
+        """Set the calls that later queries refer to."""
         self._calls = calls
 
     def tactics(self) -> tuple[int, ...]:
-        """What TensorRT may choose between for the calls of ``configure``; none where there is no choice."""
+        """Tactics that TensorRT may choose from for the configured calls; empty if there is only one."""
         if self._calls is None:
             return ()
         found = tuple(tactics(self._calls, self.layer.capabilities, self._planner, self._variants))
         return found if len(found) > 1 else ()
 
     def choose(self, tactic: int) -> None:
-        """Run ``tactic`` from now on; 0 is the planner's choice. EngineError for a number that was never offered."""
+        """Use ``tactic`` from now on; 0 is the planner's choice. EngineError for an unknown number."""
         variant = variant_of(tactic, self._variants)
         if variant != self._variant:
             self._variant, self.bound = variant, None
             self._ready.clear()
 
     def workspace_bytes(self, calls: CallRange) -> int:
-        """Bytes that every call of ``calls`` can do with by any tactic, on any GPU that the engine is built for."""
+        """Workspace bytes that suffice for every call of ``calls`` and every tactic, on every GPU of the engine."""
         offered = tactics(calls, self.layer.capabilities, self._planner, self._variants)
         nbytes = max(largest_workspace(asked, self.layer.capabilities, self._planner) for asked in offered.values())
         self.layer.workspace.nbytes = max(self.layer.workspace.nbytes, nbytes)
         return nbytes
 
     def prepare(self, inputs: Sequence[TensorLayout], outputs: Sequence[TensorLayout]) -> BoundPlan:
-        """Choose, load and pack the launches of these shapes, which are ``bound`` until the next call.
+        """Plan, load and pack the launches for these shapes; they stay ``bound`` until the next call.
 
-        They take the addresses of the plugin's own inputs, in their order, and of its outputs.
+        They expect addresses in the order of the plugin's inputs and outputs.
 
         UnsupportedError: no kernel runs them. EngineError: the plan needs more workspace than the engine has.
         """
@@ -135,7 +135,7 @@ class OpPlugin:
         if plan.workspace_bytes > self.layer.workspace.nbytes:
             raise EngineError(
                 f"expected a workspace of at most {self.layer.workspace.nbytes} bytes, for which the engine was built, "
-                f"found a need of {plan.workspace_bytes}: build the engine on this device"
+                f"found {plan.workspace_bytes} needed: build the engine on this device"
             )
         if len(self._ready) >= READY_SHAPES:
             del self._ready[next(iter(self._ready))]
