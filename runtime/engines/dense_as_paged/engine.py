@@ -19,8 +19,9 @@ from hybridge.runtime.engines.dense_as_paged.host_copy import (
     pool_specs,
 )
 from hybridge.runtime.engines.dense_as_paged.prompts import STEP_TOKENS, Prompt, feed
+from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.packed_check import check_packed
-from hybridge.runtime.engines.paged import HostCopy, PackedInputs, PagedEngine, PoolSizes, StepLimits
+from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes, StepLimits
 from hybridge.runtime.engines.step_result import RowsResult, StepResult
 
 # Steps of the same rows after which it pays to move them together.

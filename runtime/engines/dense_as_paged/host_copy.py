@@ -9,7 +9,7 @@ import numpy as np
 from hybridge.artifact.bindings import BLOCK_SIZE, MAX_SEQ, NUM_BLOCKS, NUM_SLOTS, Binding
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.dense_as_paged.contents import Arrays
-from hybridge.runtime.engines.paged import HostCopy
+from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.pool_arrays import held_array
 
 
