@@ -56,9 +56,8 @@ class SamplingParams:
     logprobs            None: off; n: log-probability of each token and of the n most likely ones, of the model's own
                         distribution, before all of the steps below
     skip_special_tokens leave special tokens such as BOS out of the text
-    n                   answers to one prompt; answer i uses seed + i. For paged artifacts
-    beam_width          search for the n most likely answers with this many beams, greedily; 0 turns it off. For
-                        paged artifacts
+    n                   answers to one prompt; answer i uses seed + i
+    beam_width          search for the n most likely answers with this many beams, greedily; 0 turns it off
     length_penalty      a beam's log-probability is divided by its length to this power; below 1 favours short answers
     speculative_tokens  most draft tokens of one step where the engine speculates; 0 turns speculation off, None leaves
                         it to the engine (docs/explanation/speculation.md)
