@@ -38,7 +38,11 @@ class EngineError(HybridgeError):
     """An inference engine cannot be created, built or run."""
 
 
-class RequestError(HybridgeError):
+class SettingError(HybridgeError):
+    """A parameter of a call, or an option of a command, has a value that cannot be used."""
+
+
+class RequestError(SettingError):
     """A generation request that cannot be served: a bad prompt, length or sampling parameter."""
 
 

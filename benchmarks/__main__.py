@@ -13,6 +13,7 @@ from benchmarks.report import document_text, table_text
 BENCHMARKS = (
     "export",
     "export_qwen3_5",
+    "start_up",
     "cpu_decode",
     "step_cost",
     "perplexity",

@@ -60,7 +60,7 @@ def export_checkpoint(
     written; ExportError: the traced graph breaks its contract. In every case, Ctrl-C included, ``out`` is as
     before.
     """
-    options, progress = (options or ExportOptions()).check(), progress or NoProgress()
+    options, progress = options or ExportOptions(), progress or NoProgress()
     checkpoint, out = Path(checkpoint), Path(out)
     check_export_output(checkpoint, out, options.overwrite)
     source, plan = open_plan(checkpoint, options)
@@ -92,7 +92,7 @@ def _write(
         progress.start("scan weights")
     scanned = scan()
     notes = (*plan.notes, *_tokenizer_notes(source))
-    notes = (*notes, *(scanned.notes if scanned else ("the weights were not scanned (--no-scan)",)))
+    notes = (*notes, *(scanned.notes if scanned else ("the weights were not scanned (`scan=False`)",)))
     _manifest(source, options, notes, folder)
     files = [p.stat() for p in folder.rglob("*") if p.is_file()]
     linked = sum(s.st_size for s in files if s.st_nlink > 1)
@@ -119,8 +119,8 @@ def _link_notes(folder: Path) -> tuple[str, ...]:
     if all(path.stat().st_nlink == 1 for path in (folder / WEIGHTS_FOLDER).iterdir()):
         return ()
     return (
-        "the weights are hard links to the checkpoint's files, which onnx.load, onnx.checker and polygraphy refuse: "
-        "for these tools, export with --weights copy",
+        "the weights are hard links to the checkpoint's files: onnxruntime.InferenceSession takes these, onnx.load, "
+        "onnx.checker and polygraphy refuse them: for these tools, export with `weights='copy'`",
     )
 
 

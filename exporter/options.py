@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from hybridge.artifact.config import LAYOUTS
 from hybridge.artifact.dtypes import DType
-from hybridge.artifact.errors import UnsupportedError
+from hybridge.artifact.errors import SettingError
 from hybridge.artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3
 from hybridge.artifact.paged import PAGED
+from hybridge.artifact.settings import bad_value, check_settings, checked_choice, setting
 from hybridge.exporter.models.hf_config import LARGEST_SIZE
 from hybridge.exporter.weights.placing import MODES
 
@@ -17,11 +19,16 @@ COMPUTE_DTYPES = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
 KV_DTYPES = ("auto", FP8_E4M3)
 REQUIRED, OPTIONAL = "required", "optional"
 KERNELS = (REQUIRED, OPTIONAL)
+AUTO = "auto"
+# With the short names that other tools know.
+STATE_DTYPE_NAMES = ("float32", "float16", "bfloat16", "fp32", "fp16", "half", "bf16")
+DTYPE_NAMES = (AUTO, *STATE_DTYPE_NAMES)
+_TYPES, _GRAPH, _WEIGHTS, _OUTPUT = "Types", "Graph", "Weights", "Output"
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Arguments of ``hybridge export``.
+    """What ``hybridge.export`` and ``hybridge export`` may be asked for. SettingError names a bad value.
 
     ``dtype`` None takes the checkpoint's type; ``kv_dtype`` "auto" holds keys and values in it, "fp8_e4m3" in 8 bits
     with a scale for every token and head, in the paged layout; ``max_seq_len`` None takes the checkpoint's own limit.
@@ -34,69 +41,118 @@ class ExportOptions:
     ``ignore_config_fields`` names config fields that are known to be harmless though Hybridge does not know them.
     """
 
-    dtype: DType | None = None
-    state_dtype: DType = DType.FLOAT32
-    kv_dtype: str = "auto"
-    layout: str = "dense"
-    kernels: str = REQUIRED
-    speculative_tokens: int = 0
-    mtp: bool = True
-    max_batch_size: int = 8
-    max_seq_len: int | None = None
-    all_logits: bool = False
+    dtype: DType | None = setting(
+        None,
+        "Compute type: float16 (fp16), bfloat16 (bf16), float32 (fp32) or auto (the checkpoint's).",
+        metavar="TYPE",
+        shown_default=AUTO,
+        group=_TYPES,
+    )
+    state_dtype: DType = setting(
+        DType.FLOAT32,
+        "Recurrent states: float32 (fp32), float16 (fp16) or bfloat16 (bf16).",
+        metavar="TYPE",
+        shown_default="float32",
+        group=_TYPES,
+    )
+    kv_dtype: str = setting(
+        AUTO, "Keys and values: auto (as --dtype) or fp8_e4m3 (paged).", metavar="TYPE", choices=KV_DTYPES, group=_TYPES
+    )
+    layout: str = setting(
+        "dense",
+        "KV caches: dense (a row each) or paged (blocks, for serving).",
+        metavar="LAYOUT",
+        choices=LAYOUTS,
+        group=_GRAPH,
+    )
+    max_batch_size: int = setting(
+        8, "Maximum batch size.", flag="--max-batch", metavar="N", least=1, most=LARGEST_SIZE, group=_GRAPH
+    )
+    max_seq_len: int | None = setting(
+        None,
+        "Maximum tokens of a sequence.",
+        metavar="N",
+        least=1,
+        most=LARGEST_SIZE,
+        shown_default="the checkpoint's",
+        group=_GRAPH,
+    )
+    all_logits: bool = setting(False, "Logits of every token, not only the last.", group=_GRAPH)
+    speculative_tokens: int = setting(
+        0,
+        "Keep the states after K draft tokens of a sequence (paged).",
+        metavar="K",
+        least=0,
+        most=MOST_SPECULATIVE_TOKENS,
+        group=_GRAPH,
+    )
+    mtp: bool = setting(True, "Leave out the multi-token prediction head (paged).", flag="--no-mtp", group=_GRAPH)
+    kernels: str = setting(
+        REQUIRED,
+        "optional: accept sizes that no CUDA kernel supports.",
+        metavar="WHICH",
+        choices=KERNELS,
+        group=_GRAPH,
+    )
     head: bool = True
-    weights: str = "auto"
-    overwrite: bool = False
-    scan: bool = True
-    full_hash: bool = False
-    ignore_config_fields: tuple[str, ...] = ()
+    weights: str = setting(
+        AUTO,
+        "Weight files: reflink, link (hard links), copy, or auto (the first of these that works).",
+        metavar="HOW",
+        choices=MODES,
+        group=_WEIGHTS,
+    )
+    scan: bool = setting(
+        True, "Skip the search for weights that do not fit the type.", flag="--no-scan", group=_WEIGHTS
+    )
+    full_hash: bool = setting(False, "Hash all weight bytes into the manifest.", group=_WEIGHTS)
+    ignore_config_fields: tuple[str, ...] = setting(
+        (),
+        "Accept this unknown config field (repeatable).",
+        flag="--ignore-config-field",
+        metavar="NAME",
+        group=_WEIGHTS,
+    )
+    overwrite: bool = setting(False, "Replace an earlier export, its engines included.", group=_OUTPUT)
 
-    def check(self) -> ExportOptions:
-        """Return self, or raise UnsupportedError naming the option that cannot be honoured."""
-        for name, dtype in (("--dtype", self.dtype), ("--state-dtype", self.state_dtype)):
+    def __post_init__(self) -> None:
+        check_settings(self)
+        for name, dtype in (("dtype", self.dtype), ("state_dtype", self.state_dtype)):
             if dtype is not None and dtype not in COMPUTE_DTYPES:
-                known = ", ".join(d.value for d in COMPUTE_DTYPES)
-                raise UnsupportedError(f"{name}: expected one of {known}, found {dtype.value}")
-        if self.layout not in LAYOUTS:
-            raise UnsupportedError(f"--layout: expected {' or '.join(LAYOUTS)}, found {self.layout}")
-        if self.layout == PAGED and (self.all_logits or not self.head):
-            name = "--all-logits" if self.all_logits else "head=False"
-            raise UnsupportedError(
-                f"--layout paged: expected no {name}, found it: the input logits_indices names the tokens whose logits "
-                "a step returns; leave it out"
-            )
-        if self.kernels not in KERNELS:
-            raise UnsupportedError(f"--kernels: expected {' or '.join(KERNELS)}, found {self.kernels}")
-        self._check_kv_dtype()
-        self._check_speculative_tokens()
-        if self.weights not in MODES:
-            raise UnsupportedError(f"--weights: expected one of {', '.join(MODES)}, found {self.weights}")
-        for name, value in (("--max-batch", self.max_batch_size), ("--max-seq-len", self.max_seq_len)):
-            if value is not None and (not isinstance(value, int) or not 1 <= value <= LARGEST_SIZE):
-                raise UnsupportedError(f"{name}: expected an integer from 1 to {LARGEST_SIZE}, found {value!r}")
-        return self
+                raise bad_value(name, f"one of {', '.join(d.value for d in COMPUTE_DTYPES)}", dtype.value)
+        if self.layout == PAGED:
+            self._check_paged()
+        else:
+            self._check_dense()
+
+    @classmethod
+    def named(cls, dtype: str = AUTO, state_dtype: str = "float32", **settings: Any) -> ExportOptions:
+        """The options with types by name, also in short: "fp16", "half", "bf16", "fp32"."""
+        checked_choice("dtype", dtype, DTYPE_NAMES)
+        checked_choice("state_dtype", state_dtype, STATE_DTYPE_NAMES)
+        compute = None if dtype == AUTO else DType.named(dtype)
+        return cls(compute, DType.named(state_dtype), **settings)
 
     def kv_cache_dtype(self, dtype: DType) -> DType:
         """Type of the tensors that hold keys and values of a model that computes in ``dtype``."""
         return E4M3_BYTES if self.kv_dtype == FP8_E4M3 else dtype
 
-    def _check_kv_dtype(self) -> None:
-        if self.kv_dtype not in KV_DTYPES:
-            raise UnsupportedError(f"--kv-dtype: expected one of {', '.join(KV_DTYPES)}, found {self.kv_dtype}")
-        if self.kv_dtype == FP8_E4M3 and self.layout != PAGED:
-            raise UnsupportedError(
-                f"--kv-dtype {FP8_E4M3}: expected --layout paged, whose pools have a scale for every token and head, "
-                f"found {self.layout}: choose that layout, or leave it out"
-            )
+    def _check_paged(self) -> None:
+        for name, given in (("`all_logits`", self.all_logits), ("`head=False`", not self.head)):
+            if given:
+                raise SettingError(
+                    f"layout: expected no {name} with {PAGED}, found both: a step of this layout returns the logits of "
+                    "the tokens that its input logits_indices names; leave one of them out"
+                )
 
-    def _check_speculative_tokens(self) -> None:
-        count = self.speculative_tokens
-        if not isinstance(count, int) or not 0 <= count <= MOST_SPECULATIVE_TOKENS:
-            raise UnsupportedError(
-                f"--speculative-tokens: expected an integer from 0 to {MOST_SPECULATIVE_TOKENS}, found {count!r}"
+    def _check_dense(self) -> None:
+        if self.kv_dtype == FP8_E4M3:
+            raise SettingError(
+                f"kv_dtype: expected `layout={PAGED!r}` for {FP8_E4M3}, whose pools have a scale for every token and "
+                f"head, found {self.layout}: choose that layout, or leave it out"
             )
-        if count and self.layout != PAGED:
-            raise UnsupportedError(
-                f"--speculative-tokens: expected --layout paged, which has slots for the states of candidate tokens, "
+        if self.speculative_tokens:
+            raise SettingError(
+                f"speculative_tokens: expected `layout={PAGED!r}`, which has slots for the states of draft tokens, "
                 f"found {self.layout}: choose that layout, or leave it out"
             )

@@ -84,7 +84,7 @@ class ExportPlan:
 
 def plan_export(checkpoint: Path, options: ExportOptions | None = None) -> ExportPlan:
     """The plan for ``checkpoint``; the same errors as the export itself, but nothing is traced or written."""
-    return open_plan(checkpoint, (options or ExportOptions()).check())[1]
+    return open_plan(checkpoint, options or ExportOptions())[1]
 
 
 def open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, ExportPlan]:

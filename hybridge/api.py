@@ -59,16 +59,14 @@ def export(
     HybridgeError of a subclass in ``hybridge.errors`` says what was expected, found, and what to do; then, and
     when interrupted, ``out`` is as it was before.
     """
-    from hybridge.artifact.dtypes import DType
     from hybridge.exporter.export import export_checkpoint
     from hybridge.exporter.options import ExportOptions
     from hybridge.hub import checkpoint_folder
     from hybridge.requirements import require
 
-    require("torch", "onnxscript")
-    options = ExportOptions(
-        dtype=None if dtype == "auto" else DType.named(dtype),
-        state_dtype=DType.named(state_dtype),
+    options = ExportOptions.named(
+        dtype,
+        state_dtype,
         kv_dtype=kv_dtype,
         layout=layout,
         kernels=kernels,
@@ -83,6 +81,7 @@ def export(
         full_hash=full_hash,
         ignore_config_fields=tuple(ignore_config_fields),
     )
+    require("torch", "onnxscript")
     return export_checkpoint(checkpoint_folder(checkpoint), Path(out), options, progress)
 
 
@@ -148,7 +147,7 @@ def build_engine(
     from hybridge.trt_plugins.build import build_engine as build
 
     options = BuildOptions(
-        preset=target,
+        target=target,
         compute_capabilities=tuple(compute_capabilities),
         max_batch_size=max_batch_size,
         max_seq_len=max_seq_len,

@@ -20,18 +20,18 @@ API_PAGE = ROOT / "build" / "docs" / "api.md"
 _CLI_HEAD = """# Command line
 
 Written by `make docs` from the code. Every command also takes `--help`; `hybridge` itself takes `--version` (`-V`) and
-`--install-completion`. Exit codes: 0 good, 1 the check failed (`verify`), 2 bad input or usage, 3 a bug of Hybridge,
-130 interrupted by Ctrl-C.
+`--completion SHELL`, which prints a script for bash, zsh or fish: `eval "$(hybridge --completion bash)"`.
+
+Exit codes: 0 good, 1 the check failed (`verify`), 2 bad input or usage, 3 a bug of Hybridge, 130 interrupted by Ctrl-C.
 """
 
 
 def cli_page() -> str:
     """The page of all commands and their options; those that several commands have alike come first, once."""
-    import typer
+    from hybridge.cli.main import COMMANDS
+    from hybridge.cli.parser import command as command_of
 
-    from hybridge.cli.main import app
-
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = {name: command_of(name) for name in COMMANDS}
     rows = {name: [_option(option) for option in _options(command)] for name, command in commands.items()}
     counts = Counter(row for of_command in rows.values() for row in of_command)
     shared = [row for row, count in counts.items() if count > 1]
@@ -40,7 +40,7 @@ def cli_page() -> str:
         lines.append(f"{row} {', '.join(name for name in rows if row in rows[name])} |")
     for name, command in commands.items():
         own = [row for row in rows[name] if row not in shared]
-        lines += ["", f"## hybridge {_usage(name, command)}", "", command.help.split("\n\n")[0].replace("\n", " "), ""]
+        lines += ["", f"## hybridge {_usage(name, command)}", "", str(command.help), ""]
         lines += ["| option | default | meaning |", "|---|---|---|", *own]
     return "\n".join(lines) + "\n"
 
@@ -54,17 +54,9 @@ def _usage(name: str, command: Any) -> str:
 
 
 def _option(option: Any) -> str:
-    names = ", ".join(f"`{name}`" for name in option.opts)
+    names = ", ".join(f"`{name}`" for name in sorted(option.opts, key=len, reverse=True))
     metavar = f" {option.metavar}" if option.metavar else ""
-    return f"| {names}{_cell(metavar)} | {_cell(_default(option))} | {_cell(option.help or '')} |"
-
-
-def _default(option: Any) -> str:
-    if isinstance(option.show_default, str):
-        return option.show_default
-    if option.is_flag or option.default is None or option.default == ():
-        return ""
-    return f"{option.default}"
+    return f"| {names}{_cell(metavar)} | {_cell(option.shown_default)} | {_cell(option.summary)} |"
 
 
 def _cell(text: str) -> str:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
-from hybridge.cli.flag_names import flags_of, naming_flags
-from hybridge.cli.options import Artifact, Engine, EngineFolder, Json, Quiet, Threads, integers, setting
+from hybridge.cli.options import ARTIFACT, ENGINE_NAME, JSON, QUIET
+from hybridge.cli.parser import FLAGS, INTEGER, INTEGERS, NUMBER, PATH, Command, Option, given, options_of
 from hybridge.cli.terminal import Terminal
+from hybridge.runtime.engines.factory import AUTO, EngineOptions
 
 DEFAULT_PROMPT_TOKENS, DEFAULT_NEW_TOKENS = 512, 128
 _DENSE, _PAGED = "Dense artifacts", "Paged artifacts (many requests)"
-FLAGS = {
-    **flags_of("prompt_tokens", "new_tokens", "repetitions", "threads", "engine", "engine_folder"),
-    **flags_of("requests", "request_rate", "concurrency", "seed"),
+# The flags of parameters that have other names in Python.
+_FLAGS = {
     "context_tokens": "--context",
     "rows": "--batch",
     "input_tokens": "--prompt-tokens",
@@ -25,114 +25,61 @@ FLAGS = {
     "the longest run": "--prompt-tokens, or --context and --new-tokens together",
     "the longest request": "--prompt-tokens and --new-tokens together",
 }
-# Parameters of one layout.
+# Options of one layout.
 _ONLY_DENSE, _ONLY_PAGED = ("context", "batch", "repetitions", "plot"), ("requests", "request_rate", "concurrency")
 
 
-def bench(
-    out: Artifact,
-    prompt_tokens: Annotated[
-        str | None,
-        setting("--prompt-tokens", "-p", metavar="N,...", help="Prompt lengths (one if paged).", show_default="512"),
-    ] = None,
-    new_tokens: Annotated[
-        str | None,
-        setting(
-            "--new-tokens", "-n", metavar="N,...", help="Tokens generated (one number if paged).", show_default="128"
-        ),
-    ] = None,
-    context: Annotated[
-        int | None,
-        setting(metavar="N", help="Tokens present before generation.", panel=_DENSE, show_default="1"),
-    ] = None,
-    batch: Annotated[int | None, setting(metavar="N", help="Batch size.", panel=_DENSE, show_default="1")] = None,
-    repetitions: Annotated[
-        int | None,
-        setting("--repetitions", "-r", metavar="N", help="Runs of each kind.", panel=_DENSE, show_default="5"),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        setting(metavar="FILE", help="Draw the results (PNG).", panel=_DENSE, show_default=False, dir_okay=False),
-    ] = None,
-    requests: Annotated[
-        int | None, setting(metavar="N", help="Number of requests.", panel=_PAGED, show_default="64")
-    ] = None,
-    request_rate: Annotated[
-        float | None,
-        setting(metavar="X", help="Requests a second, at random times.", panel=_PAGED, show_default="all at once"),
-    ] = None,
-    concurrency: Annotated[
-        int | None, setting(metavar="N", help="Most requests at a time.", panel=_PAGED, show_default="no limit")
-    ] = None,
-    seed: Annotated[int, setting(metavar="N", help="Of random tokens and arrival times.", panel=_PAGED)] = 0,
-    engine: Engine = "auto",
-    engine_folder: EngineFolder = None,
-    threads: Threads = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+def _run(
+    out: Path,
+    engine: str | None,
+    engine_folder: str | None,
+    threads: int | None,
+    as_json: bool,
+    quiet: bool,
+    **values: Any,
 ) -> None:
-    """Measure a dense artifact's prompt processing (pp) and token generation (tg), or many requests to a paged one."""
-    with Terminal(as_json, quiet) as terminal, naming_flags(FLAGS):
+    click.get_current_context().meta[FLAGS] = _FLAGS
+    with Terminal(as_json, quiet) as terminal:
         from hybridge.artifact.config import read_config
         from hybridge.artifact.paged import PAGED
         from hybridge.artifact.path_kind import require_artifact
 
+        options = EngineOptions(threads, engine_folder)
         require_artifact(out)
-        layout = read_config(out).layout
-        values = {
-            "context": context,
-            "batch": batch,
-            "repetitions": repetitions,
-            "plot": plot,
-            "requests": requests,
-            "request_rate": request_rate,
-            "concurrency": concurrency,
-        }
-        given = {name: value for name, value in values.items() if value is not None}
-        _refuse(given, _ONLY_DENSE if layout == PAGED else _ONLY_PAGED, layout)
-        if layout == PAGED:
-            _bench_requests(out, prompt_tokens, new_tokens, given, seed, (engine, engine_folder, threads), terminal)
-        else:
-            _bench_rows(out, prompt_tokens, new_tokens, given, (engine, engine_folder, threads), terminal)
+        layout, chosen = read_config(out).layout, given(values)
+        _refuse(chosen, _ONLY_DENSE if layout == PAGED else _ONLY_PAGED, layout)
+        measure = _bench_requests if layout == PAGED else _bench_rows
+        measure(out, chosen, engine or AUTO, options, terminal)
 
 
-def _refuse(given: Mapping[str, Any], names: tuple[str, ...], layout: str) -> None:
+def _refuse(chosen: Mapping[str, Any], names: tuple[str, ...], layout: str) -> None:
     for name in names:
-        if name in given:
-            raise typer.BadParameter(
-                f"expected none for an artifact of layout {layout}, found {given[name]}",
+        if name in chosen:
+            raise click.BadParameter(
+                f"expected none for an artifact of layout {layout}, found {chosen[name]}",
                 param_hint="--" + name.replace("_", "-"),
             )
 
 
-def _bench_rows(
-    out: Path,
-    prompt_tokens: str | None,
-    new_tokens: str | None,
-    given: Mapping[str, Any],
-    choice: tuple[str, str | None, int | None],
-    terminal: Terminal,
-) -> None:
+def _bench_rows(out: Path, chosen: Mapping[str, Any], engine: str, options: EngineOptions, terminal: Terminal) -> None:
     from hybridge.cli.bench_tables import benchmark_table
     from hybridge.cli.plot import check_plot, plot_report
     from hybridge.runtime.benchmark import run_benchmark
-    from hybridge.runtime.engines.factory import EngineOptions, create_engine
+    from hybridge.runtime.engines.factory import create_engine
 
-    plot, context = given.get("plot"), given.get("context", 1)
+    plot, context = chosen.get("plot"), chosen.get("context", 1)
     if plot is not None:
         check_plot(plot)
-    engine, folder, threads = choice
-    with contextlib.closing(create_engine(out, engine, EngineOptions(threads, folder))) as loaded:
-        for note in loaded.notes:
-            terminal.remark(f"note: {note}")
+    with contextlib.closing(create_engine(out, engine, options)) as loaded:
+        terminal.notes(loaded.notes)
         limit = loaded.max_seq_len
         report = run_benchmark(
             loaded,
-            _lengths(prompt_tokens, "--prompt-tokens", min(DEFAULT_PROMPT_TOKENS, limit)),
-            _lengths(new_tokens, "--new-tokens", min(DEFAULT_NEW_TOKENS, limit - context)),
+            chosen.get("prompt_tokens", (min(DEFAULT_PROMPT_TOKENS, limit),)),
+            chosen.get("new_tokens", (min(DEFAULT_NEW_TOKENS, limit - context),)),
             context,
-            given.get("batch", 1),
-            given.get("repetitions", 5),
+            chosen.get("batch", 1),
+            chosen.get("repetitions", 5),
             progress=terminal.progress,
         )
     terminal.progress.finish()
@@ -144,28 +91,20 @@ def _bench_rows(
 
 
 def _bench_requests(
-    out: Path,
-    prompt_tokens: str | None,
-    new_tokens: str | None,
-    given: Mapping[str, Any],
-    seed: int,
-    choice: tuple[str, str | None, int | None],
-    terminal: Terminal,
+    out: Path, chosen: Mapping[str, Any], engine: str, options: EngineOptions, terminal: Terminal
 ) -> None:
     from hybridge.cli.bench_tables import serving_tables
     from hybridge.runtime.async_llm import AsyncLLM
-    from hybridge.runtime.engines.factory import EngineOptions
     from hybridge.runtime.serving_benchmark import Workload, run_serving_benchmark
 
-    engine, folder, threads = choice
-    EngineOptions(threads, folder).check_engine_folder(engine)
-    with contextlib.closing(AsyncLLM(out, engine, threads=threads)) as llm:
+    options.check_engine_folder(engine)
+    load = dict(chosen)
+    with contextlib.closing(AsyncLLM(out, engine, threads=options.threads)) as llm:
         half = llm.max_seq_len // 2
         workload = Workload(
-            input_tokens=_length(prompt_tokens, "--prompt-tokens", min(DEFAULT_PROMPT_TOKENS, half)),
-            output_tokens=_length(new_tokens, "--new-tokens", min(DEFAULT_NEW_TOKENS, half)),
-            seed=seed,
-            **given,
+            input_tokens=_length(load.pop("prompt_tokens", (min(DEFAULT_PROMPT_TOKENS, half),)), "--prompt-tokens"),
+            output_tokens=_length(load.pop("new_tokens", (min(DEFAULT_NEW_TOKENS, half),)), "--new-tokens"),
+            **load,
         )
         report = run_serving_benchmark(llm, workload, terminal.progress)
     terminal.progress.finish()
@@ -173,12 +112,66 @@ def _bench_requests(
     terminal.document(report.to_json())
 
 
-def _lengths(text: str | None, option: str, default: int) -> tuple[int, ...]:
-    return (default,) if text is None else integers(text, option)
+def _length(lengths: tuple[int, ...], flag: str) -> int:
+    if len(lengths) != 1:
+        found = ",".join(map(str, lengths))
+        raise click.BadParameter(f"expected one length for a paged artifact, found {found!r}", param_hint=flag)
+    return lengths[0]
 
 
-def _length(text: str | None, option: str, default: int) -> int:
-    found = _lengths(text, option, default)
-    if len(found) != 1:
-        raise typer.BadParameter(f"expected one length for a paged artifact, found {text!r}", param_hint=option)
-    return found[0]
+COMMAND = Command(
+    "bench",
+    "Measure the speed of an artifact.",
+    "Measure a dense artifact's prompt processing (pp) and token generation (tg), or many requests to a paged one.",
+    _run,
+    ARTIFACT,
+    Option(
+        "--prompt-tokens",
+        "-p",
+        help="Prompt lengths (one if paged).",
+        type=INTEGERS,
+        metavar="N,...",
+        default=str(DEFAULT_PROMPT_TOKENS),
+    ),
+    Option(
+        "--new-tokens",
+        "-n",
+        help="Tokens generated (one number if paged).",
+        type=INTEGERS,
+        metavar="N,...",
+        default=str(DEFAULT_NEW_TOKENS),
+    ),
+    Option("--seed", help="Of random tokens and arrival times.", type=INTEGER, metavar="N", default="0", group=_PAGED),
+    Option(
+        "--context",
+        help="Tokens present before generation.",
+        type=INTEGER,
+        metavar="N",
+        default="1",
+        group=_DENSE,
+    ),
+    Option("--batch", help="Batch size.", type=INTEGER, metavar="N", default="1", group=_DENSE),
+    Option("--repetitions", "-r", help="Runs of each kind.", type=INTEGER, metavar="N", default="5", group=_DENSE),
+    Option("--plot", help="Draw the results (PNG, SVG or PDF).", type=PATH, metavar="FILE", group=_DENSE),
+    Option("--requests", help="Number of requests.", type=INTEGER, metavar="N", default="64", group=_PAGED),
+    Option(
+        "--request-rate",
+        help="Requests a second, at random times.",
+        type=NUMBER,
+        metavar="X",
+        default="all at once",
+        group=_PAGED,
+    ),
+    Option(
+        "--concurrency",
+        help="Most requests at a time.",
+        type=INTEGER,
+        metavar="N",
+        default="no limit",
+        group=_PAGED,
+    ),
+    ENGINE_NAME,
+    *options_of(EngineOptions),
+    JSON,
+    QUIET,
+)

@@ -3,106 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from hybridge.cli.options import OUTPUT_PANEL, Artifact, Json, Quiet, flag, setting
+from hybridge.cli.options import ARTIFACT, JSON, QUIET
+from hybridge.cli.parser import Command, given, options_of
 from hybridge.cli.terminal import Terminal
 from hybridge.cli.text import bytes_text, seconds_text
+from hybridge.trt_plugins.build.options import BuildOptions
 
 if TYPE_CHECKING:
     from hybridge.artifact.engine_record import AdvanceRecord, EngineRecord
 
-_TARGET, _PLUGINS, _BUILD = "Target", "Plugins", "Build"
 
-
-def build_engine(
-    out: Artifact,
-    target: Annotated[
-        str | None,
-        setting(metavar="NAME", help="A preset of configs/, or a TOML file.", panel=_TARGET, show_default="this GPU's"),
-    ] = None,
-    compute_capability: Annotated[
-        list[str] | None,
-        setting(metavar="X.Y", help="Target GPU such as 8.7 (repeatable).", panel=_TARGET, show_default="the preset's"),
-    ] = None,
-    max_batch: Annotated[
-        int | None, setting(metavar="N", help="Maximum batch size.", panel=_TARGET, show_default="the preset's")
-    ] = None,
-    max_seq_len: Annotated[
-        int | None,
-        setting(metavar="N", help="Maximum tokens of a sequence.", panel=_TARGET, show_default="the preset's"),
-    ] = None,
-    plugins: Annotated[
-        Literal["auto", "on", "off"],
-        setting(metavar="WHEN", help="Use the project's CUDA plugins: auto, on or off.", panel=_PLUGINS),
-    ] = "auto",
-    plugin_states: Annotated[
-        Literal["aliased", "separate"],
-        setting(
-            metavar="HOW", help="Update states in place (aliased) or in a second buffer (separate).", panel=_PLUGINS
-        ),
-    ] = "aliased",
-    plugin_mixers: Annotated[
-        Literal["joined", "separate"],
-        setting(
-            metavar="HOW",
-            help="A Mamba2 mixer's convolution, state update and gate as one plugin (joined) or several (separate).",
-            panel=_PLUGINS,
-        ),
-    ] = "joined",
-    candidate_states: Annotated[
-        Literal["snapshot", "replay"],
-        setting(
-            metavar="HOW",
-            help="States of draft tokens: kept after each (snapshot) or advanced by a second engine (replay).",
-            panel=_PLUGINS,
-        ),
-    ] = "snapshot",
-    library: Annotated[
-        Literal["auto", "tensorrt", "tensorrt_rtx"],
-        setting(metavar="NAME", help="auto, tensorrt or tensorrt_rtx, which needs no GPU.", panel=_BUILD),
-    ] = "auto",
-    workspace_mib: Annotated[
-        int | None,
-        setting(metavar="MIB", help="Limit of TensorRT's scratch memory.", panel=_BUILD, show_default="the preset's"),
-    ] = None,
-    optimization_level: Annotated[
-        int | None,
-        setting(metavar="N", help="0 (fast build) to 5 (slow build).", panel=_BUILD, show_default="the preset's"),
-    ] = None,
-    overwrite: Annotated[
-        bool, flag("--overwrite", help="Replace an engine of the same name.", panel=OUTPUT_PANEL)
-    ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Build a TensorRT engine from an artifact; with TensorRT-RTX on a machine without a GPU."""
+def _run(out: Path, target: str | None, as_json: bool, quiet: bool, **settings: Any) -> None:
     with Terminal(as_json, quiet) as terminal:
-        from dataclasses import asdict
-
         from hybridge import api
 
-        record = api.build_engine(
-            out,
-            target=_preset(target),
-            compute_capabilities=tuple(compute_capability or ()),
-            max_batch_size=max_batch,
-            max_seq_len=max_seq_len,
-            plugins=plugins,
-            plugin_states=plugin_states,
-            plugin_mixers=plugin_mixers,
-            candidate_states=candidate_states,
-            library=library,
-            workspace_mib=workspace_mib,
-            optimization_level=optimization_level,
-            overwrite=overwrite,
-            progress=terminal.progress,
-        )
+        record = api.build_engine(out, target=_preset(target), progress=terminal.progress, **given(settings))
         terminal.progress.finish()
         folder = _folder_of(out, record)
         terminal.show(f"built {folder / record.engine}", _table(record))
         terminal.document({"path": str(folder), **asdict(record)})
+
+
+COMMAND = Command(
+    "build-engine",
+    "Build a TensorRT engine from an artifact.",
+    "Build a TensorRT engine from an artifact; with TensorRT-RTX on a machine without a GPU.",
+    _run,
+    ARTIFACT,
+    *options_of(BuildOptions),
+    JSON,
+    QUIET,
+)
 
 
 def _preset(target: str | None) -> str | None:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
+import click
 
 from hybridge.artifact.errors import RequestError
+from hybridge.artifact.settings import checked_int
 
 if TYPE_CHECKING:
     from hybridge.runtime.serving.settings import ServingSettings
@@ -21,7 +22,7 @@ TOKENS = 4
 
 
 def draft_settings(
-    out: Path, draft: str | None, tokens: int | None, mode: str = "auto", draws: bool = False
+    out: Path, draft: str | None, tokens: int | None, mode: str | None = None, draws: bool = False
 ) -> ServingSettings | None:
     """Settings for ``--draft``, ``--draft-tokens``, ``--speculative-mode`` and ``--draft-draws`` of the artifact
     ``out``; None where neither of the first two is given.
@@ -30,11 +31,13 @@ def draft_settings(
     states of. RequestError: a mode without the others, or draws without a draft model; a usage error: a mode that is
     not as in ``parsed_mode``.
     """
-    modes = parsed_mode(mode)
+    modes = parsed_mode("auto" if mode is None else mode)
+    if tokens is not None:
+        checked_int("draft_tokens", tokens)
     if draws and (draft is None or draft in NAMES):
         raise RequestError(f"--draft-draws: expected the folder of a draft model as --draft, found {draft or 'none'}")
     if draft is None and tokens is None:
-        if mode != "auto":
+        if mode not in (None, "auto"):
             raise RequestError(
                 f"--speculative-mode {mode}: expected --draft or --draft-tokens beside it, found neither"
             )
@@ -74,8 +77,8 @@ def parsed_mode(text: str) -> str | Mapping[str, str]:
     return found
 
 
-def _bad_mode(message: str) -> typer.BadParameter:
-    return typer.BadParameter(message, param_hint="--speculative-mode")
+def _bad_mode(message: str) -> click.BadParameter:
+    return click.BadParameter(message, param_hint="--speculative-mode")
 
 
 def draft_summary(metrics: SpeculationMetrics) -> str:

@@ -3,110 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any
 
-import typer
-
-from hybridge.cli.options import OUTPUT_PANEL, Checkpoint, ComputeType, Json, KvType, Quiet, StateType, flag, setting
+from hybridge.cli.options import CHECKPOINT, JSON, QUIET
+from hybridge.cli.parser import OUTPUT, Argument, Command, Switch, given, options_of
 from hybridge.cli.terminal import Terminal
 from hybridge.cli.text import bytes_text, count_text
-
-if TYPE_CHECKING:
-    from hybridge.exporter.options import ExportOptions
-
-_TYPES, _GRAPH, _WEIGHTS = "Types", "Graph", "Weights"
+from hybridge.exporter.options import ExportOptions
 
 
-def export(
-    checkpoint: Checkpoint,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.", show_default=False)],
-    dtype: Annotated[
-        ComputeType,
-        setting(
-            metavar="TYPE", help="Compute type: float16, bfloat16, float32 or auto (the checkpoint's).", panel=_TYPES
-        ),
-    ] = "auto",
-    state_dtype: Annotated[
-        StateType, setting(metavar="TYPE", help="Recurrent states: float32, float16 or bfloat16.", panel=_TYPES)
-    ] = "float32",
-    kv_dtype: Annotated[
-        KvType, setting(metavar="TYPE", help="Keys and values: auto (as --dtype) or fp8_e4m3 (paged).", panel=_TYPES)
-    ] = "auto",
-    layout: Annotated[
-        Literal["dense", "paged"],
-        setting(metavar="LAYOUT", help="KV caches: dense (a row each) or paged (blocks, for serving).", panel=_GRAPH),
-    ] = "dense",
-    max_batch: Annotated[int, setting(metavar="N", help="Maximum batch size.", panel=_GRAPH)] = 8,
-    max_seq_len: Annotated[
-        int | None,
-        setting(metavar="N", help="Maximum tokens of a sequence.", panel=_GRAPH, show_default="the checkpoint's"),
-    ] = None,
-    all_logits: Annotated[
-        bool, flag("--all-logits", help="Logits of every token, not only the last.", panel=_GRAPH)
-    ] = False,
-    speculative_tokens: Annotated[
-        int, setting(metavar="K", help="Keep the states after K draft tokens of a row (paged).", panel=_GRAPH)
-    ] = 0,
-    no_mtp: Annotated[
-        bool, flag("--no-mtp", help="Leave out the multi-token prediction head (paged).", panel=_GRAPH)
-    ] = False,
-    kernels: Annotated[
-        Literal["required", "optional"],
-        setting(metavar="WHICH", help="optional: accept sizes that no CUDA kernel supports.", panel=_GRAPH),
-    ] = "required",
-    weights: Annotated[
-        Literal["auto", "reflink", "link", "copy"],
-        setting(
-            metavar="HOW",
-            help="Weight files: reflink, link (hard links), copy, or auto (the first of these that works).",
-            panel=_WEIGHTS,
-        ),
-    ] = "auto",
-    no_scan: Annotated[
-        bool, flag("--no-scan", help="Skip the search for weights that do not fit the type.", panel=_WEIGHTS)
-    ] = False,
-    full_hash: Annotated[
-        bool, flag("--full-hash", help="Hash all weight bytes into the manifest.", panel=_WEIGHTS)
-    ] = False,
-    ignore_config_field: Annotated[
-        list[str] | None,
-        setting(metavar="NAME", help="Accept this unknown config field (repeatable).", show_default=False),
-    ] = None,
-    dry_run: Annotated[bool, flag("--dry-run", help="Print the plan; write nothing.", panel=OUTPUT_PANEL)] = False,
-    overwrite: Annotated[
-        bool, flag("--overwrite", help="Replace an earlier export, its engines included.", panel=OUTPUT_PANEL)
-    ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Export a checkpoint to ONNX: graph, weights by reference and the runtime contract, in one folder."""
+def _run(checkpoint: Path, out: Path, dry_run: bool, as_json: bool, quiet: bool, **settings: Any) -> None:
     with Terminal(as_json, quiet) as terminal:
-        from hybridge.artifact.dtypes import DType
-        from hybridge.exporter.options import ExportOptions
         from hybridge.hub import checkpoint_folder
 
-        options = ExportOptions(
-            dtype=None if dtype == "auto" else DType.named(dtype),
-            state_dtype=DType.named(state_dtype),
-            kv_dtype=kv_dtype,
-            layout=layout,
-            kernels=kernels,
-            speculative_tokens=speculative_tokens,
-            mtp=not no_mtp,
-            max_batch_size=max_batch,
-            max_seq_len=max_seq_len,
-            all_logits=all_logits,
-            weights=weights,
-            overwrite=overwrite,
-            scan=not no_scan,
-            full_hash=full_hash,
-            ignore_config_fields=tuple(ignore_config_field or ()),
-        )
+        options = ExportOptions.named(**given(settings))
         folder = checkpoint_folder(checkpoint)
         if dry_run:
             _show_plan(folder, out, options, terminal)
         else:
             _export(folder, out, options, terminal)
+
+
+COMMAND = Command(
+    "export",
+    "Write the ONNX artifact of a checkpoint.",
+    "Export a checkpoint to ONNX: graph, weights by reference and the runtime contract, in one folder.",
+    _run,
+    CHECKPOINT,
+    Argument("out", "Folder to write."),
+    *options_of(ExportOptions),
+    Switch("--dry-run", help="Print the plan; write nothing.", group=OUTPUT),
+    JSON,
+    QUIET,
+)
 
 
 def _export(checkpoint: Path, out: Path, options: ExportOptions, terminal: Terminal) -> None:
@@ -119,8 +48,8 @@ def _export(checkpoint: Path, out: Path, options: ExportOptions, terminal: Termi
     terminal.show(
         f"exported {report.model_type} ({report.layers} layers, {report.dtype}) to {report.out}: {report.nodes} nodes, "
         f"{bytes_text(report.bytes_linked)} linked, {bytes_text(report.bytes_written)} written",
-        *(f"note: {note}" for note in report.notes),
     )
+    terminal.notes(report.notes)
     terminal.document(report.to_json())
 
 
@@ -130,7 +59,8 @@ def _show_plan(checkpoint: Path, out: Path, options: ExportOptions, terminal: Te
 
     check_export_output(checkpoint, out, options.overwrite)
     plan = plan_export(checkpoint, options).to_json()
-    terminal.show(_plan_table(plan, out), *(f"note: {note}" for note in plan["notes"]))
+    terminal.show(_plan_table(plan, out))
+    terminal.notes(plan["notes"])
     terminal.document({"out": str(out), **plan})
 
 

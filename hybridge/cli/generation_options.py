@@ -3,108 +3,79 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
 
-import typer
+import click
 
 from hybridge.artifact.errors import RequestError
 from hybridge.artifact.limits import CONVERSATION_BYTES
 from hybridge.artifact.untrusted_file import read_given
-from hybridge.cli.options import flag, setting
+from hybridge.cli.parser import INTEGER, INTEGERS, PATH, Option, Switch, Value, options_of
+from hybridge.runtime.sampling.params import SamplingParams
 
 _PROMPT, _SAMPLING, _DRAFTS = "Prompt", "Sampling", "Speculative decoding"
+GREEDY, RECOMMENDED = "greedy", "recommended"
 
-Prompt = Annotated[
-    str | None,
-    setting(metavar="TEXT", help="Text to continue; - reads standard input.", panel=_PROMPT, show_default=False),
-]
-PromptFile = Annotated[
-    Path | None, setting(metavar="FILE", help="File with the text to continue.", panel=_PROMPT, show_default=False)
-]
-Chat = Annotated[
-    str | None,
-    setting(
-        metavar="TEXT",
+PROMPTS = (
+    Option("--prompt", help="Text to continue; - reads standard input.", metavar="TEXT", group=_PROMPT),
+    Option("--prompt-file", help="File with the text to continue.", type=PATH, metavar="FILE", group=_PROMPT),
+    Option(
+        "--chat",
         help="Message to answer, in the chat template; - reads standard input.",
-        panel=_PROMPT,
-        show_default=False,
+        metavar="TEXT",
+        group=_PROMPT,
     ),
-]
-System = Annotated[
-    str | None, setting(metavar="TEXT", help="System message of a chat.", panel=_PROMPT, show_default=False)
-]
-PromptIds = Annotated[
-    str | None, setting(metavar="N,...", help="Token ids to continue.", panel=_PROMPT, show_default=False)
-]
-
-MaxNewTokens = Annotated[
-    int, setting(metavar="N", help="Stop after this many tokens, or at max_seq_len.", panel=_SAMPLING)
-]
-Recommended = Annotated[
-    Literal["greedy", "recommended"],
-    setting(
-        metavar="NAME",
+    Option("--prompt-ids", help="Token ids to continue.", type=INTEGERS, metavar="N,...", group=_PROMPT),
+    Option("--system", help="System message of a chat.", metavar="TEXT", group=_PROMPT),
+)
+SAMPLING = (
+    Option(
+        "--sampling",
         help="greedy, or recommended: as the checkpoint's generation_config.json. The options below change it.",
-        panel=_SAMPLING,
-    ),
-]
-Temperature = Annotated[
-    float | None, setting(metavar="X", help="0 is greedy.", panel=_SAMPLING, show_default="0 if greedy")
-]
-TopK = Annotated[int | None, setting(metavar="K", help="Keep the k most likely tokens; 0 is off.", panel=_SAMPLING)]
-TopP = Annotated[
-    float | None,
-    setting(metavar="P", help="Keep the most likely tokens up to this probability; 1 is off.", panel=_SAMPLING),
-]
-MinP = Annotated[
-    float | None,
-    setting(metavar="P", help="Keep tokens this likely relative to the best; 0 is off.", panel=_SAMPLING),
-]
-RepetitionPenalty = Annotated[
-    float | None, setting(metavar="X", help="Above 1 avoids repetition; 1 is off.", panel=_SAMPLING)
-]
-Seed = Annotated[
-    int | None, setting(metavar="N", help="Sample the same tokens again.", panel=_SAMPLING, show_default="random")
-]
-Stop = Annotated[
-    list[str] | None,
-    setting(metavar="TEXT", help="Stop at this text (repeatable).", panel=_SAMPLING, show_default=False),
-]
-
-Draft = Annotated[
-    str | None,
-    setting(
+        type=Value(choices=(GREEDY, RECOMMENDED)),
         metavar="NAME",
+        default=GREEDY,
+        group=_SAMPLING,
+    ),
+    *options_of(SamplingParams, group=_SAMPLING),
+)
+DRAFTS = (
+    Option(
+        "--draft",
         help="Source of draft tokens: ngram, mtp, or the folder of a draft model.",
-        panel=_DRAFTS,
-        show_default=False,
+        metavar="NAME",
+        group=_DRAFTS,
     ),
-]
-DraftTokens = Annotated[
-    int | None,
-    setting(metavar="N", min=1, help="Draft tokens of a step.", panel=_DRAFTS, show_default="as many as fit"),
-]
-DraftDraws = Annotated[
-    bool, flag("--draft-draws", help="A draft model samples its tokens where the model samples.", panel=_DRAFTS)
-]
-SpeculativeMode = Annotated[
-    str,
-    setting(
-        metavar="MODE",
+    Option(
+        "--draft-tokens",
+        help="Draft tokens of a step.",
+        type=INTEGER,
+        metavar="N",
+        default="as many as fit",
+        group=_DRAFTS,
+    ),
+    Switch("--draft-draws", help="A draft model samples its tokens where the model samples.", group=_DRAFTS),
+    Option(
+        "--speculative-mode",
         help="States while draft tokens are verified: auto, replay, snapshot, or by operator as OP=MODE,...",
-        panel=_DRAFTS,
+        metavar="MODE",
+        default="auto",
+        group=_DRAFTS,
     ),
-]
+)
 
 
-def one_of(flags: dict[str, str | None]) -> str:
+def one_of(flags: Mapping[str, object]) -> str:
     """The one of ``flags`` that has a value; a usage error where none or several have."""
     given = [flag for flag, value in flags.items() if value is not None]
-    if len(given) != 1:
-        found = " and ".join(given) or "none of them"
-        more = "" if given else " (without any, a chat starts on a terminal)"
-        raise typer.BadParameter(f"expected one of {', '.join(flags)}, found {found}{more}")
+    if not given:
+        raise click.BadParameter(f"expected one of {', '.join(flags)}, found none (on a terminal, that starts a chat)")
+    if len(given) > 1:
+        raise click.BadParameter(
+            f"expected only one of {', '.join(flags)}, found {' and '.join(given)}: --prompt continues its text, "
+            "--chat answers it as a message"
+        )
     return given[0]
 
 

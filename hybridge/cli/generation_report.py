@@ -19,8 +19,9 @@ def generation_summary(generation: Generation, engine: str) -> str:
     rate = timings.decode_tokens_per_second
     speed = "" if rate is None else f", {rate:.1f} tokens/s"
     cached = f" ({generation.cached_tokens} cached)" if generation.cached_tokens else ""
+    prompt = _counted(len(generation.prompt_token_ids), "prompt token")
     return (
-        f"[{engine}: {len(generation.prompt_token_ids)} prompt tokens{cached}, {timings.new_tokens} new, first after "
+        f"[{engine}: {prompt}{cached}, {timings.new_tokens} new, first after "
         f"{seconds_text(timings.first_token)}{speed}, ended by {generation.finish_reason}]"
     )
 
@@ -29,7 +30,7 @@ def interruption_summary(times: Sequence[float], engine: str) -> str:
     """The same of an answer that was interrupted; ``times``: when each token came, in seconds from the call."""
     span = times[-1] - times[0]
     speed = f", {(len(times) - 1) / span:.1f} tokens/s" if span > 0 else ""
-    return f"[{engine}: {len(times)} new tokens, first after {seconds_text(times[0])}{speed}, interrupted]"
+    return f"[{engine}: {_counted(len(times), 'new token')}, first after {seconds_text(times[0])}{speed}, interrupted]"
 
 
 def generation_document(generation: Generation, max_new_tokens: int, llm: LLM) -> dict[str, Any]:
@@ -51,8 +52,13 @@ def _limit(generation: Generation, max_new_tokens: int) -> str | None:
 
 
 def _room(generation: Generation, max_new_tokens: int, max_seq_len: int) -> str:
+    prompt = _counted(len(generation.prompt_token_ids), "token")
     return (
-        f"stopped at max_seq_len {max_seq_len}: {len(generation.prompt_token_ids)} prompt tokens leave room for "
-        f"{len(generation.token_ids)} new ones, not for --max-new-tokens {max_new_tokens}: for more, export with a "
-        "larger --max-seq-len"
+        f"stopped at max_seq_len {max_seq_len}: a prompt of {prompt} leaves "
+        f"room for {len(generation.token_ids)} new ones, not for --max-new-tokens {max_new_tokens}: for more, export "
+        "with a larger --max-seq-len"
     )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

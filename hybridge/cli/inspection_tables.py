@@ -33,7 +33,7 @@ def _checkpoint(c: CheckpointInspection) -> list[Any]:
         "files": ", ".join(f"{name} ({bytes_text(size)})" for name, size in c.shards.items()),
         "export": can,
     }
-    return [_facts(f"checkpoint {c.path}", facts), _layers(c), _outside(c), *_notes(c.notes)]
+    return [_facts(f"checkpoint {c.path}", facts), _layers(c), _outside(c)]
 
 
 def _artifact(a: ArtifactInspection) -> list[Any]:
@@ -57,7 +57,7 @@ def _artifact(a: ArtifactInspection) -> list[Any]:
         bindings.add_column(column)
     for binding in (*a.inputs, *a.outputs):
         bindings.add_row(binding.name, binding.dtype.value, _shape(binding.shape), binding.replaced_by or "")
-    return [_facts(f"artifact {a.path}", facts), _layers(a), _outside(a), bindings, *_notes(a.notes)]
+    return [_facts(f"artifact {a.path}", facts), _layers(a), _outside(a), bindings]
 
 
 def _engine(e: EngineInspection) -> list[Any]:
@@ -146,7 +146,3 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 def _shape(shape: Iterable[Any]) -> str:
     return "[" + ", ".join(str(size) for size in shape) + "]"
-
-
-def _notes(notes: Iterable[str]) -> list[str]:
-    return [f"note: {note}" for note in notes]

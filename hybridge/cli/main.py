@@ -8,61 +8,67 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
-import typer
+import click
+from click.shell_completion import get_completion_class, shell_complete
 
-from hybridge.cli.bench import bench
-from hybridge.cli.build_engine import build_engine
-from hybridge.cli.export import export
 from hybridge.cli.failures import BAD_INPUT, INTERRUPTED, AnswerInterrupted, Failure, failure_of
-from hybridge.cli.help_page import Command, CommandGroup
-from hybridge.cli.inspect import inspect
 from hybridge.cli.interruption import InterruptionHandler
-from hybridge.cli.run import run
+from hybridge.cli.parser import Commands
 from hybridge.cli.terminal import json_text
 from hybridge.cli.text import printable
-from hybridge.cli.verify import verify
 from hybridge.version import __version__
 
 # What a shell reports of a program that SIGPIPE ended (128 + 13), so that "hybridge inspect OUT | head -1" ends as
 # "cat FILE | head -1" does.
 READER_LEFT = 141
 
-app = typer.Typer(
-    name="hybridge",
-    cls=CommandGroup,
+# A shell asks for completions through this.
+_COMPLETION_VARIABLE = "_HYBRIDGE_COMPLETE"
+COMMANDS = ("export", "verify", "build-engine", "run", "inspect", "bench")
+
+
+def _print_version(ctx: click.Context, option: click.Parameter, asked: bool) -> None:
+    if asked:
+        print(f"hybridge {__version__}")
+        ctx.exit()
+
+
+def _print_completion(ctx: click.Context, option: click.Parameter, shell: str | None) -> None:
+    if shell is not None:
+        kind = get_completion_class(shell)
+        assert kind is not None
+        print(kind(app, {}, "hybridge", _COMPLETION_VARIABLE).source())
+        ctx.exit()
+
+
+app = Commands(
+    COMMANDS,
     help="Export, verify, build and run hybrid language models at the edge.",
     epilog="Exit codes: 0 good, 1 the check failed (verify), 2 bad input or usage, 3 a bug of Hybridge, "
     "130 interrupted by Ctrl-C.",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    params=[
+        click.Option(
+            ["--version", "-V"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_print_version,
+            help="Print the version.",
+        ),
+        click.Option(
+            ["--completion"],
+            type=click.Choice(["bash", "zsh", "fish"]),
+            metavar="SHELL",
+            is_eager=True,
+            expose_value=False,
+            callback=_print_completion,
+            help='Print a script for bash, zsh or fish that completes commands and options: eval "$(hybridge '
+            '--completion bash)".',
+        ),
+    ],
 )
-for name, command in (
-    ("export", export),
-    ("verify", verify),
-    ("build-engine", build_engine),
-    ("run", run),
-    ("inspect", inspect),
-    ("bench", bench),
-):
-    app.command(name, cls=Command)(command)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"hybridge {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", "-V", metavar="", callback=_print_version, is_eager=True, help="Print the version."),
-    ] = False,
-) -> None:
-    pass
 
 
 def main() -> NoReturn:
@@ -87,7 +93,7 @@ def run_command(arguments: Sequence[str], signals: InterruptionHandler | None = 
     the interruption: a library that a signal meets while it is imported says that it is damaged.
     """
     try:
-        code = app(list(arguments) or ["--help"], prog_name="hybridge", standalone_mode=False)
+        code = _invoke(list(arguments) or ["--help"])
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         sys.stdout.flush()
@@ -108,6 +114,18 @@ def run_command(arguments: Sequence[str], signals: InterruptionHandler | None = 
         with contextlib.suppress(BrokenPipeError):
             _report(failure, as_json="--json" in _before_separator(arguments))
         return failure.exit_code
+
+
+def _invoke(arguments: list[str]) -> int | None:
+    """What click's ``main`` does, without its own ways to end at Ctrl-C and where nobody reads the output."""
+    if instruction := os.environ.get(_COMPLETION_VARIABLE):
+        return shell_complete(app, {}, app.name or "", _COMPLETION_VARIABLE, instruction)
+    try:
+        with app.make_context(app.name, arguments) as context:
+            code: int | None = app.invoke(context)
+            return code
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
 
 
 def _failure(error: BaseException, signals: InterruptionHandler | None) -> Failure:

@@ -4,99 +4,75 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from hybridge.cli import generation_options as given
 from hybridge.cli.drafts import draft_settings, draft_summary
 from hybridge.cli.failures import AnswerInterrupted
-from hybridge.cli.flag_names import flags_of, naming_flags
+from hybridge.cli.generation_options import DRAFTS, PROMPTS, RECOMMENDED, SAMPLING, one_of, text_of
 from hybridge.cli.generation_report import generation_document, generation_summary, interruption_summary
-from hybridge.cli.options import Artifact, Check, Engine, EngineFolder, Json, Quiet, Threads, integers
+from hybridge.cli.options import ARTIFACT, CHECK, ENGINE_NAME, JSON, QUIET
+from hybridge.cli.parser import FLAGS, Command, given, options_of
 from hybridge.cli.terminal import Terminal
+from hybridge.runtime.engines.factory import AUTO, EngineOptions
+from hybridge.runtime.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hybridge.runtime.generation import Generation
     from hybridge.runtime.llm import LLM
-    from hybridge.runtime.sampling import SamplingParams
     from hybridge.runtime.serving.settings import ServingSettings
 
-FLAGS = {
-    **flags_of("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_new_tokens", "stop"),
-    **flags_of("engine", "engine_folder", "threads", "system"),
-    "speculation": "--draft",
-}
+# Of a call that says nothing about it, as in Python.
+DEFAULT_NEW_TOKENS = 256
 
 
-def run(
-    out: Artifact,
-    prompt: given.Prompt = None,
-    prompt_file: given.PromptFile = None,
-    chat: given.Chat = None,
-    system: given.System = None,
-    prompt_ids: given.PromptIds = None,
-    max_new_tokens: given.MaxNewTokens = 256,
-    sampling: given.Recommended = "greedy",
-    temperature: given.Temperature = None,
-    top_k: given.TopK = None,
-    top_p: given.TopP = None,
-    min_p: given.MinP = None,
-    repetition_penalty: given.RepetitionPenalty = None,
-    seed: given.Seed = None,
-    stop: given.Stop = None,
-    draft: given.Draft = None,
-    draft_tokens: given.DraftTokens = None,
-    draft_draws: given.DraftDraws = False,
-    speculative_mode: given.SpeculativeMode = "auto",
-    engine: Engine = "auto",
-    engine_folder: EngineFolder = None,
-    threads: Threads = None,
-    check: Check = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+def _run(
+    out: Path,
+    prompt: str | None,
+    prompt_file: Path | None,
+    chat: str | None,
+    prompt_ids: Sequence[int] | None,
+    system: str | None,
+    sampling: str | None,
+    draft: str | None,
+    draft_tokens: int | None,
+    draft_draws: bool,
+    speculative_mode: str | None,
+    engine: str | None,
+    engine_folder: str | None,
+    threads: int | None,
+    check: bool,
+    as_json: bool,
+    quiet: bool,
+    **parameters: Any,
 ) -> None:
-    """Generate text from an artifact, or chat with it when no prompt is given.
-
-    The text streams to standard output, the speed goes to standard error.
-    """
     prompts = {"--prompt": prompt, "--prompt-file": prompt_file, "--chat": chat, "--prompt-ids": prompt_ids}
-    chats = not any(value is not None for value in prompts.values()) and sys.stdin.isatty() and not as_json
-    flag = "--chat" if chats else given.one_of({name: None if v is None else str(v) for name, v in prompts.items()})
+    chats = all(value is None for value in prompts.values()) and sys.stdin.isatty() and not as_json
+    flag = "--chat" if chats else one_of(prompts)
     if system is not None and flag != "--chat":
-        raise typer.BadParameter(f"expected it beside --chat or in a chat, found {flag}", param_hint="--system")
-    ids = None if prompt_ids is None else list(integers(prompt_ids, flag))
-    with Terminal(as_json, quiet) as terminal, naming_flags({**FLAGS, "prompt": flag, "messages": flag}):
+        raise click.BadParameter(f"expected it beside --chat or in a chat, found {flag}", param_hint="--system")
+    click.get_current_context().meta[FLAGS] = {"prompt": flag, "messages": flag, "speculation": "--draft"}
+    with Terminal(as_json, quiet) as terminal:
         from hybridge.artifact.manifest import check_artifact
         from hybridge.artifact.path_kind import require_artifact
         from hybridge.runtime.llm import LLM
-        from hybridge.runtime.sampling import SamplingParams
 
         if check:
             require_artifact(out)
             check_artifact(out)
-        options: dict[str, Any] = {
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "repetition_penalty": repetition_penalty,
-            "seed": seed,
-        }
-        chosen = {name: value for name, value in options.items() if value is not None}
-        params = SamplingParams(**chosen, max_new_tokens=max_new_tokens, stop=tuple(stop or ()))
+        chosen = {"max_new_tokens": DEFAULT_NEW_TOKENS, **given(parameters)}
+        params = SamplingParams(**chosen)
         serving = draft_settings(out, draft, draft_tokens, speculative_mode, draft_draws)
-        text, message = given.text_of(prompt, prompt_file), given.text_of(chat)
+        text, message = text_of(prompt, prompt_file), text_of(chat)
         if chats:
             serving = _chat_settings(out, serving)
-        with LLM(out, engine=engine, threads=threads, engine_folder=engine_folder, serving=serving) as llm:
-            if sampling == "recommended":
-                params = replace(
-                    llm.recommended_sampling, **chosen, max_new_tokens=params.max_new_tokens, stop=params.stop
-                )
+        with LLM(out, engine or AUTO, threads=threads, engine_folder=engine_folder, serving=serving) as llm:
+            if sampling == RECOMMENDED:
+                params = replace(llm.recommended_sampling, **chosen)
             if chats:
                 from hybridge.cli.chat_loop import chat_loop
                 from hybridge.runtime.conversation import Conversation
@@ -104,8 +80,26 @@ def run(
                 chat_loop(llm, Conversation(llm, system), params, terminal)
                 return
             messages = None if message is None else _messages(system, message)
-            generation = _generate(llm, ids or text, messages, params, terminal)
-            _report(generation, llm, max_new_tokens, draft is not None or draft_tokens is not None, terminal)
+            generation = _generate(llm, prompt_ids or text, messages, params, terminal)
+            _report(generation, llm, chosen["max_new_tokens"], draft is not None or draft_tokens is not None, terminal)
+
+
+COMMAND = Command(
+    "run",
+    "Generate text from an artifact, or chat with it.",
+    "Generate text from an artifact, or chat with it when no prompt is given. The text streams to standard output, the "
+    "speed goes to standard error.",
+    _run,
+    ARTIFACT,
+    *PROMPTS,
+    *SAMPLING,
+    *DRAFTS,
+    ENGINE_NAME,
+    *options_of(EngineOptions),
+    CHECK,
+    JSON,
+    QUIET,
+)
 
 
 def _chat_settings(out: Path, serving: ServingSettings | None) -> ServingSettings | None:
@@ -129,7 +123,7 @@ def _messages(system: str | None, message: str) -> list[dict[str, str]]:
 
 def _generate(
     llm: LLM,
-    prompt: str | list[int] | None,
+    prompt: str | Sequence[int] | None,
     messages: list[dict[str, str]] | None,
     sampling: SamplingParams,
     terminal: Terminal,
@@ -165,6 +159,5 @@ def _report(generation: Generation, llm: LLM, max_new_tokens: int, speculates: b
     if drafts is not None:
         terminal.remark(draft_summary(drafts))
         document["speculation"] = drafts.to_json()
-    for note in document["notes"]:
-        terminal.remark(f"note: {note}")
+    terminal.notes(document["notes"])
     terminal.document(document)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from hybridge.cli.flag_names import in_flags
 from hybridge.cli.progress import progress_on
 from hybridge.cli.text import printable, printable_json
 
 if TYPE_CHECKING:
     from hybridge.artifact.progress import Progress
 
-# Tables written to a file or a pipe are this wide.
+# Width of tables where there is no terminal at all.
 PLAIN_WIDTH = 120
 
 
@@ -66,7 +68,8 @@ class Terminal:
             return
         from rich.console import Console
 
-        width = None if self._out.isatty() else PLAIN_WIDTH
+        # Also into a pipe, as wide as the terminal: "hybridge inspect OUT | less".
+        width = shutil.get_terminal_size((PLAIN_WIDTH, 0)).columns
         # Names and shapes hold brackets and colons: neither is markup.
         console = Console(file=self._out, width=width, highlight=False, markup=False, emoji=False)
         # Written here because rich ends the program when nobody reads its output.
@@ -88,6 +91,11 @@ class Terminal:
         """A line on standard error, unless the user wants quiet."""
         if not self.quiet:
             print(printable(text), file=sys.stderr)
+
+    def notes(self, notes: Iterable[str]) -> None:
+        """Notes of the library, as remarks."""
+        for note in notes:
+            self.remark(f"note: {in_flags(note, {})}")
 
     def document(self, data: Any) -> None:
         """The one JSON document of a command called with --json."""

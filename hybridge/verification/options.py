@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 
 from hybridge.artifact.dtypes import DType
-from hybridge.artifact.errors import RequestError
+from hybridge.artifact.errors import SettingError
+from hybridge.artifact.settings import bad_value, check_settings, checked_int, setting
+from hybridge.runtime.engines.factory import ENGINE_NAMES
 
 # Engines that compute every artifact in float32, whatever its own type.
 FLOAT32_ENGINES = ("auto", "onnxruntime", "onnxruntime-portable")
@@ -34,32 +36,47 @@ def default_tolerance(engine: str, dtype: DType, kv_scales: bool = False) -> flo
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """Arguments of ``hybridge verify``. Prompts are random tokens of ``prompt_lengths``, from ``seed``.
+    """What ``hybridge.verify`` and ``hybridge verify`` may be asked for; SettingError names a bad value.
+
+    Prompts are random tokens of ``prompt_lengths``, from ``seed``.
 
     prompt_lengths: None for some that cross the chunks and sliding windows of the model (``lengths.default_lengths``).
     tolerance: largest relative error; None is that of ``default_tolerance``.
     engine: what runs the artifact; "auto" runs it twice, by the engine that generates and exactly as it was exported.
     """
 
-    engine: str = "auto"
+    engine: str = setting(
+        "auto",
+        "auto (the engine that generates, then the file as exported), onnxruntime, onnxruntime-portable, tensorrt or "
+        "torch.",
+        metavar="NAME",
+        choices=ENGINE_NAMES,
+    )
     prompt_lengths: tuple[int, ...] | None = None
-    decode_steps: int = 16
-    tolerance: float | None = None
+    decode_steps: int = setting(16, "Tokens generated after each prompt.", metavar="N", least=0)
+    tolerance: float | None = setting(
+        None,
+        "Largest relative error of a tensor.",
+        metavar="X",
+        shown_default="1e-4; more for engines in 16 bits",
+    )
     seed: int = 0
 
-    def check(self, max_seq_len: int) -> VerifyOptions:
-        """Return self; RequestError when a length is not positive or does not fit ``max_seq_len``."""
-        lengths = (1,) if self.prompt_lengths is None else self.prompt_lengths
-        if not lengths or min(lengths) < 1:
-            raise RequestError(f"--prompt-lengths: expected positive lengths, found {list(lengths)}")
-        if self.decode_steps < 0:
-            raise RequestError(f"--decode-steps: expected 0 or more, found {self.decode_steps}")
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.prompt_lengths is not None and not self.prompt_lengths:
+            raise bad_value("prompt_lengths", "at least one length", self.prompt_lengths)
+        for length in self.prompt_lengths or ():
+            checked_int("prompt_lengths", length)
         if self.tolerance is not None and not 0 < self.tolerance < math.inf:
-            raise RequestError(f"--tolerance: expected a positive finite number, found {self.tolerance}")
-        longest = max(lengths) + self.decode_steps
+            raise bad_value("tolerance", "a positive finite number", self.tolerance)
+
+    def check(self, max_seq_len: int) -> VerifyOptions:
+        """Return self; SettingError when the lengths do not fit ``max_seq_len``."""
+        longest = max(self.prompt_lengths or (1,)) + self.decode_steps
         if longest > max_seq_len:
-            raise RequestError(
+            raise SettingError(
                 f"the longest prompt with its decode steps has {longest} tokens, the artifact holds {max_seq_len}: "
-                "pass shorter --prompt-lengths or fewer --decode-steps"
+                "pass shorter `prompt_lengths` or fewer `decode_steps`"
             )
         return self

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hybridge.artifact.config import DENSE, read_config
-from hybridge.artifact.errors import EngineError, located
+from hybridge.artifact.errors import EngineError, SettingError, located
 from hybridge.artifact.extras import install_command
 from hybridge.artifact.path_kind import require_artifact
+from hybridge.artifact.settings import bad_value, check_settings, setting
 from hybridge.runtime.engines.base import Engine
 
 AUTO, ONNXRUNTIME, TENSORRT, TORCH = "auto", "onnxruntime", "tensorrt", "torch"
+ENGINE_NAMES = (AUTO, ONNXRUNTIME, "onnxruntime-portable", TENSORRT, TORCH)
 # More than any machine's processors: starting far more threads takes minutes and gigabytes.
 MOST_THREADS = 1024
 
@@ -25,17 +27,24 @@ class EngineOptions:
     the name of one in OUT/engines; None takes the one that fits this machine.
     """
 
-    threads: int | None = None
-    engine_folder: str | Path | None = None
+    threads: int | None = setting(
+        None, "CPU threads.", metavar="N", least=1, most=MOST_THREADS, shown_default="all", group="Engine"
+    )
+    engine_folder: str | Path | None = setting(
+        None,
+        "The TensorRT engine to run: a folder, or the name of one in OUT/engines.",
+        metavar="DIR",
+        shown_default="the one for this GPU",
+        group="Engine",
+    )
 
     def __post_init__(self) -> None:
-        if self.threads is not None and (not isinstance(self.threads, int) or not 1 <= self.threads <= MOST_THREADS):
-            raise EngineError(f"threads: expected an integer from 1 to {MOST_THREADS}, found {self.threads!r}")
+        check_settings(self)
 
     def check_engine_folder(self, engine: str) -> None:
-        """EngineError where a folder of TensorRT is given for another ``engine``, which would not look at it."""
+        """SettingError where a folder of TensorRT is given for another ``engine``, which would not look at it."""
         if self.engine_folder is not None and engine != TENSORRT:
-            raise EngineError(
+            raise SettingError(
                 f"engine_folder: expected none for the engine {engine}, found {str(self.engine_folder)!r}: leave it "
                 f"out, or choose the engine {TENSORRT}"
             )
@@ -63,7 +72,7 @@ def create_engine(artifact: str | Path, name: str = AUTO, options: EngineOptions
     if layout != DENSE:
         raise EngineError(
             f"{folder}: expected layout dense, found {layout}: its steps are those of a paged engine "
-            "(hybridge.runtime.engines.paged_factory); export without --layout for this one"
+            '(hybridge.runtime.engines.paged_factory); export with `layout="dense"` for this one'
         )
     options = options or EngineOptions()
     chosen, reason = choose_engine(folder, options) if name == AUTO else (name, None)
@@ -93,8 +102,8 @@ def choose_engine(folder: Path, options: EngineOptions) -> tuple[str, str | None
 
 def check_engine(name: str) -> None:
     """Raise at once what ``create_engine`` would raise for the engine ``name`` with any artifact."""
-    if name not in (AUTO, *ENGINES):
-        raise EngineError(f"engine: expected one of {', '.join((AUTO, *ENGINES))}, found {name!r}")
+    if name not in ENGINE_NAMES:
+        raise bad_value("engine", f"one of {', '.join(ENGINE_NAMES)}", name)
     if name != AUTO:
         ENGINES[name].check()
         return

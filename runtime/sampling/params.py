@@ -11,6 +11,7 @@ import numpy as np
 
 from hybridge.artifact import limits
 from hybridge.artifact.errors import RequestError
+from hybridge.artifact.settings import setting
 from hybridge.runtime.sampling.checks import biases, boolean, callables, failure, integer, number, texts, token_ids
 from hybridge.runtime.sampling.names import own_names
 
@@ -79,14 +80,16 @@ class SamplingParams:
     A single text or token id stands for a list of one. RequestError names an invalid value.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
-    max_new_tokens: int | None = None
-    stop: Sequence[str] = ()
+    temperature: float = setting(0.0, "0 is greedy.", metavar="X")
+    top_k: int = setting(0, "Keep the k most likely tokens; 0 is off.", metavar="K")
+    top_p: float = setting(1.0, "Keep the most likely tokens up to this probability; 1 is off.", metavar="P")
+    min_p: float = setting(0.0, "Keep tokens this likely relative to the best; 0 is off.", metavar="P")
+    repetition_penalty: float = setting(1.0, "Above 1 avoids repetition; 1 is off.", metavar="X")
+    seed: int | None = setting(None, "Sample the same tokens again.", metavar="N", shown_default="random")
+    max_new_tokens: int | None = setting(
+        None, "Stop after this many tokens, or at max_seq_len.", metavar="N", shown_default="256"
+    )
+    stop: Sequence[str] = setting((), "Stop at this text (repeatable).", metavar="TEXT")
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None

@@ -24,8 +24,8 @@ def tokens_within(tokenizer: Tokenizer, text: str, limit: int, name: str, add_sp
     """
     if len(text) > _ORDINARY * limit and not _may_fit(tokenizer, text, limit):
         raise RequestError(
-            f"{name}: expected at most {limit} tokens (max_seq_len), found a text of {len(text)} characters, which are "
-            "more: shorten it, or export with a larger --max-seq-len"
+            f"{name}: expected at most {limit} tokens (max_seq_len), found more in a text of {len(text)} "
+            "characters: shorten it, or export with a larger `max_seq_len`"
         )
     return tokenizer.encode(text, add_special_tokens)
 

@@ -26,7 +26,7 @@ from tests.build.tiny_graph import ATTENTION_NAME
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 
-AMPERE = BuildOptions(preset="rtx-ampere", library="tensorrt_rtx")
+AMPERE = BuildOptions(target="rtx-ampere", library="tensorrt_rtx")
 
 
 class Recorder(NoProgress):
@@ -119,7 +119,7 @@ def test_memory_grows_with_the_tokens_only(built: tuple[Path, EngineRecord, Reco
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT32])
 def test_other_types_build(tmp_path: Path, dtype: DType) -> None:
     artifact = write_tiny_artifact(tmp_path / "artifact", dtype)
-    record = build_engine(artifact, replace(AMPERE, preset="dgx-spark", max_batch_size=2))
+    record = build_engine(artifact, replace(AMPERE, target="dgx-spark", max_batch_size=2))
     assert {entry["dtype"] for entry in record.bindings if "key" in entry["name"]} == {dtype.value}
 
 
@@ -197,8 +197,8 @@ def test_a_foreign_folder_is_never_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (replace(AMPERE, preset="jetson-orin"), "jetson-orin.*full TensorRT"),
-        (replace(AMPERE, preset="jetson-thor"), "jetson-thor.*full TensorRT"),
+        (replace(AMPERE, target="jetson-orin"), "jetson-orin.*full TensorRT"),
+        (replace(AMPERE, target="jetson-thor"), "jetson-thor.*full TensorRT"),
         (replace(AMPERE, max_seq_len=601), "--max-seq-len"),
         (replace(AMPERE, plugins="on"), r"--plugins on: node layers\.1\.ssm: the kernels .* found state_size 10; use"),
     ],

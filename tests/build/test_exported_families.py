@@ -18,7 +18,7 @@ pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 pytest.importorskip("torch", reason="needs the export extra (torch)")
 pytest.importorskip("transformers", reason="needs the export extra (transformers)")
 
-OPTIONS = BuildOptions(preset="rtx-blackwell", library="tensorrt_rtx", max_batch_size=3, max_seq_len=160, plugins="off")
+OPTIONS = BuildOptions(target="rtx-blackwell", library="tensorrt_rtx", max_batch_size=3, max_seq_len=160, plugins="off")
 # As few layers as hold every kind of the family: each recurrent layer takes TensorRT a second or two.
 SMALL = {
     "nemotron_h": {**EXPERTS["nemotron_h"], "hybrid_override_pattern": "M-*E"},

@@ -20,7 +20,7 @@ KERNEL_SIZES = {"linear_key_head_dim": 32, "linear_value_head_dim": 48}
 
 
 def options(plugins: str) -> BuildOptions:
-    return BuildOptions(preset="rtx-ada", library="tensorrt_rtx", max_seq_len=80, plugins=plugins)
+    return BuildOptions(target="rtx-ada", library="tensorrt_rtx", max_seq_len=80, plugins=plugins)
 
 
 def test_convolution_and_delta_rule_are_plugins(artifacts: ArtifactCache) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hybridge.artifact.engine_record import EngineRecord, read_engine_record
-from hybridge.artifact.errors import UnsupportedError
+from hybridge.artifact.errors import SettingError, UnsupportedError
 from hybridge.trt_plugins.build import BuildOptions, build_engine, engine_folder
 from tests.build.test_paged_build import hybrid
 from tests.support.artifacts import ArtifactCache, Exported
@@ -22,7 +22,7 @@ pytest.importorskip("transformers", reason="needs the export extra (transformers
 
 CANDIDATES = 3
 OPTIONS = BuildOptions(
-    preset="rtx-ampere", library="tensorrt_rtx", plugins="on", candidate_states="replay", overwrite=True
+    target="rtx-ampere", library="tensorrt_rtx", plugins="on", candidate_states="replay", overwrite=True
 )
 HELD = {
     "nemotron_h": {
@@ -144,5 +144,5 @@ def test_native_layers_hold_nothing(artifacts: ArtifactCache) -> None:
 
 
 def test_other_words_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="--candidate-states: expected snapshot or replay, found both"):
-        BuildOptions(candidate_states="both").check()
+    with pytest.raises(SettingError, match="candidate_states: expected snapshot or replay, found 'both'"):
+        BuildOptions(candidate_states="both")

@@ -15,7 +15,7 @@ from hybridge.trt_plugins.build.profiles import Limits, engine_profiles
 from tests.support.artifacts import ArtifactCache, Exported
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
-AMPERE = BuildOptions(preset="rtx-ampere", library="tensorrt_rtx")
+AMPERE = BuildOptions(target="rtx-ampere", library="tensorrt_rtx")
 
 
 @pytest.fixture(scope="module")

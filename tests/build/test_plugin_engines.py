@@ -34,7 +34,7 @@ pytest.importorskip("torch", reason="needs the export extra (torch)")
 pytest.importorskip("transformers", reason="needs the export extra (transformers)")
 
 ROOT = Path(__file__).resolve().parents[2]
-OPTIONS = BuildOptions(preset="rtx-blackwell", library="tensorrt_rtx", max_seq_len=80)
+OPTIONS = BuildOptions(target="rtx-blackwell", library="tensorrt_rtx", max_seq_len=80)
 # As few layers as hold every kind of the family, with states of a size that the kernels have.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "nemotron_h fp16": (
@@ -195,7 +195,7 @@ def test_a_failing_plugin_is_an_error_that_names_it(artifacts: ArtifactCache, mo
     artifact = artifact_of(artifacts, "mamba2 fp16")
     words = r"^plugin mamba2_conv_scan of layer \S+, (get_valid_tactics|get_workspace_size): ZeroDivisionError"
     with pytest.raises(EngineError, match=words):
-        build_engine(artifact, BuildOptions(preset="rtx-ada", library="tensorrt_rtx", max_seq_len=16))
+        build_engine(artifact, BuildOptions(target="rtx-ada", library="tensorrt_rtx", max_seq_len=16))
     assert not engine_folder(artifact, "rtx-ada").exists()
 
 
@@ -204,14 +204,14 @@ def test_a_tensorrt_without_aliasing_gets_two_buffers(
 ) -> None:
     in_child(monkeypatch, "import hybridge.trt_plugins.plugins.aliasing as a; a._FEATURE = 'absent'")
     artifact = artifact_of(artifacts, "bamba bf16")
-    record = build_engine(artifact, BuildOptions(preset="rtx-ada", library="tensorrt_rtx", max_seq_len=16))
+    record = build_engine(artifact, BuildOptions(target="rtx-ada", library="tensorrt_rtx", max_seq_len=16))
     assert record.plugins and not record.plugins.aliased
     caches = {"present_key_0": "past_key_0", "present_value_0": "past_value_0"}
     assert {b["name"]: b["aliases"] for b in record.bindings if "aliases" in b} == caches
 
 
 def test_states_may_be_kept_separate(artifacts: ArtifactCache) -> None:
-    options = BuildOptions(preset="dgx-spark", library="tensorrt_rtx", max_seq_len=16, plugin_states="separate")
+    options = BuildOptions(target="dgx-spark", library="tensorrt_rtx", max_seq_len=16, plugin_states="separate")
     record = build_engine(artifact_of(artifacts, "mamba2 fp16"), options)
     assert record.plugins.ops == {"mamba2_conv_scan": 1}
     assert record.plugins and not record.plugins.aliased
@@ -219,14 +219,14 @@ def test_states_may_be_kept_separate(artifacts: ArtifactCache) -> None:
 
 
 def test_mixers_may_be_kept_separate(artifacts: ArtifactCache) -> None:
-    options = BuildOptions(preset="jetson-orin", compute_capabilities=("8.6",), library="tensorrt_rtx", max_seq_len=16)
+    options = BuildOptions(target="jetson-orin", compute_capabilities=("8.6",), library="tensorrt_rtx", max_seq_len=16)
     record = build_engine(artifact_of(artifacts, "mamba2 fp16"), replace(options, plugin_mixers="separate"))
     assert record.plugins.ops == {"causal_conv1d": 1, "update_ssm_state": 1}
     assert record.layers["PLUGIN_V3"] == 2
 
 
 def test_plugins_may_be_turned_off(artifacts: ArtifactCache) -> None:
-    options = BuildOptions(preset="rtx-ampere", library="tensorrt_rtx", max_seq_len=16, plugins="off")
+    options = BuildOptions(target="rtx-ampere", library="tensorrt_rtx", max_seq_len=16, plugins="off")
     record = build_engine(artifact_of(artifacts, "mamba2 fp16"), options)
     assert not record.plugins and record.plugins.reason == "--plugins off"
     assert "PLUGIN_V3" not in record.layers

@@ -11,7 +11,7 @@ from hybridge.trt_plugins.build.options import BuildOptions
 from tests.support.artifacts import ArtifactCache
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
-AMPERE = BuildOptions(preset="rtx-ampere", library="tensorrt_rtx")
+AMPERE = BuildOptions(target="rtx-ampere", library="tensorrt_rtx")
 LINEAR = {"num_hidden_layers": 1, "layer_types": ["linear_attention"]}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hybridge.artifact.dtypes import DType
-from hybridge.artifact.errors import EngineError, UnsupportedError
+from hybridge.artifact.errors import EngineError, SettingError, UnsupportedError
 from hybridge.trt_plugins.build import BuildOptions
 from hybridge.trt_plugins.build.target import Machine, check_dtype, choose_target
 
@@ -22,23 +22,23 @@ PORTABLE = ("8.0", "8.6", "8.9", "12.0", "12.1")
     ("machine", "options", "name", "library", "capabilities"),
     [
         (LAPTOP, {}, "generic", "tensorrt_rtx", PORTABLE),
-        (LAPTOP, {"preset": "dgx-spark"}, "dgx-spark", "tensorrt_rtx", ("12.1",)),
+        (LAPTOP, {"target": "dgx-spark"}, "dgx-spark", "tensorrt_rtx", ("12.1",)),
         (LAPTOP, {"compute_capabilities": ("sm_89",)}, "rtx-ada", "tensorrt_rtx", ("8.9",)),
         (LAPTOP, {"compute_capabilities": ("8.0",)}, "sm80", "tensorrt_rtx", ("8.0",)),
         (LAPTOP, {"compute_capabilities": ("8.6", "12.0")}, "sm86-sm120", "tensorrt_rtx", ("8.6", "12.0")),
         (LAPTOP, {"compute_capabilities": ("8.6", "86")}, "rtx-ampere", "tensorrt_rtx", ("8.6",)),
         (
             LAPTOP,
-            {"preset": "jetson-orin", "compute_capabilities": ("8.6",)},
+            {"target": "jetson-orin", "compute_capabilities": ("8.6",)},
             "jetson-orin-sm86",
             "tensorrt_rtx",
             ("8.6",),
         ),
         (ORIN, {}, "jetson-orin", "tensorrt", ("8.7",)),
-        (ORIN, {"preset": "generic"}, "generic", "tensorrt", ("8.7",)),
+        (ORIN, {"target": "generic"}, "generic", "tensorrt", ("8.7",)),
         (ADA_DESKTOP, {}, "rtx-ada", "tensorrt", ("8.9",)),
         (ADA_DESKTOP, {"library": "tensorrt_rtx"}, "rtx-ada", "tensorrt_rtx", ("8.9",)),
-        (ADA_DESKTOP, {"preset": "rtx-blackwell"}, "rtx-blackwell", "tensorrt_rtx", ("12.0",)),
+        (ADA_DESKTOP, {"target": "rtx-blackwell"}, "rtx-blackwell", "tensorrt_rtx", ("12.0",)),
         (HOPPER, {}, "generic", "tensorrt", ("9.0",)),
         (Machine(("tensorrt_rtx",), "9.0"), {}, "generic", "tensorrt_rtx", PORTABLE),
     ],
@@ -60,15 +60,15 @@ def test_full_tensorrt_builds_for_several_discrete_gpus_at_once() -> None:
 @pytest.mark.parametrize(
     ("machine", "options", "error", "words"),
     [
-        (LAPTOP, {"preset": "jetson-orin"}, UnsupportedError, r"not for 8\.7 \(jetson-orin.*full TensorRT"),
-        (LAPTOP, {"preset": "jetson-thor"}, UnsupportedError, r"not for 11\.0 \(jetson-thor.*full TensorRT"),
-        (Machine((), None), {"preset": "jetson-orin"}, UnsupportedError, r"not for 8\.7"),
+        (LAPTOP, {"target": "jetson-orin"}, UnsupportedError, r"not for 8\.7 \(jetson-orin.*full TensorRT"),
+        (LAPTOP, {"target": "jetson-thor"}, UnsupportedError, r"not for 11\.0 \(jetson-thor.*full TensorRT"),
+        (Machine((), None), {"target": "jetson-orin"}, UnsupportedError, r"not for 8\.7"),
         (LAPTOP, {"compute_capabilities": ("8.6", "9.0")}, UnsupportedError, r"not for 9\.0:"),
         (LAPTOP, {"compute_capabilities": ("5.0",)}, UnsupportedError, r"expected .* 7\.5 or newer, found 5\.0"),
         (LAPTOP, {"library": "tensorrt"}, EngineError, "the Python module tensorrt, found none"),
         (Machine((), None), {}, EngineError, r"pip install --editable '.*\[rtx\]'"),
         (Machine(("tensorrt",), None), {}, EngineError, "only on a machine with an NVIDIA GPU, found none"),
-        (ADA_DESKTOP, {"preset": "rtx-ampere", "library": "tensorrt"}, UnsupportedError, r"\(8\.9\), not for 8\.6"),
+        (ADA_DESKTOP, {"target": "rtx-ampere", "library": "tensorrt"}, UnsupportedError, r"\(8\.9\), not for 8\.6"),
         (ORIN, {"compute_capabilities": ("8.7", "8.6")}, UnsupportedError, r"\(8\.7\), not for 8\.7, 8\.6"),
     ],
 )
@@ -88,17 +88,17 @@ def test_a_gpu_without_bfloat16_takes_other_types_only() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"plugins": "maybe"}, "expected auto, on or off"),
-        ({"plugin_states": "copied"}, "--plugin-states: expected aliased or separate"),
-        ({"plugin_mixers": "one"}, "--plugin-mixers: expected joined or separate"),
-        ({"library": "cuda"}, "expected auto, tensorrt or tensorrt_rtx"),
-        ({"max_batch_size": 0}, "--max-batch: expected at least 1"),
-        ({"max_seq_len": -3}, "--max-seq-len: expected at least 1"),
-        ({"workspace_mib": 0}, "--workspace-mib: expected at least 1"),
-        ({"optimization_level": 6}, "expected 0 to 5"),
-        ({"compute_capabilities": ("fast",)}, "--compute-capability"),
+        ({"plugins": "maybe"}, "expected one of auto, on, off"),
+        ({"plugin_states": "copied"}, "plugin_states: expected aliased or separate"),
+        ({"plugin_mixers": "one"}, "plugin_mixers: expected joined or separate"),
+        ({"library": "cuda"}, "expected one of auto, tensorrt"),
+        ({"max_batch_size": 0}, "max_batch_size: expected an integer of at least 1"),
+        ({"max_seq_len": -3}, "max_seq_len: expected an integer of at least 1"),
+        ({"workspace_mib": 0}, "workspace_mib: expected an integer of at least 1"),
+        ({"optimization_level": 6}, "expected an integer from 0 to 5"),
+        ({"compute_capabilities": ("fast",)}, "compute_capabilities"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UnsupportedError, match=words):
-        BuildOptions(**options).check()
+    with pytest.raises(SettingError, match=words):
+        BuildOptions(**options)

@@ -35,8 +35,8 @@ def test_the_text_is_that_of_plain_decoding(capfd: Capture, paged: Path) -> None
     [
         (("--draft-tokens", "3", "--speculative-mode", "snapshot"), "--speculative-tokens of at least 3"),
         (("--draft-tokens", "9", "--speculative-mode", "replay"), "which does by 8: use another mode, or lower tokens"),
-        (("--draft-tokens", "0"), "--draft-tokens: expected at least 1, found '0'"),
-        (("--draft-tokens", "-1"), "--draft-tokens: expected at least 1, found '-1'"),
+        (("--draft-tokens", "0"), "--draft-tokens: expected an integer of at least 1, found 0"),
+        (("--draft-tokens", "-1"), "--draft-tokens: expected an integer of at least 1, found -1"),
         (("--speculative-mode", "replay"), "--speculative-mode replay: expected --draft or --draft-tokens beside it"),
         (("--draft", "nowhere"), "nowhere"),
         (

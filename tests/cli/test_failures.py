@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 
+import click
 import pytest
-import typer
 
 from hybridge.artifact.errors import CheckpointError, HybridgeError, VerificationError
 from hybridge.cli.failures import failure_of
@@ -18,7 +18,7 @@ from tests.cli.command import hybridge
         (CheckpointError("a: expected b, found c"), 2, "a: expected b, found c"),
         (VerificationError("layer 3 differs"), 1, "layer 3 differs"),
         (KeyboardInterrupt(), 130, "interrupted"),
-        (typer.Abort(), 130, "interrupted"),
+        (click.Abort(), 130, "interrupted"),
         (OSError(errno.ENOSPC, "No space left on device", "out/x"), 2, "out/x: the disk is full"),
         (PermissionError(errno.EACCES, "Permission denied", "out"), 2, "out: Permission denied"),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), 2, "[export]"),

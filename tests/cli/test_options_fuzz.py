@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 import io
 
+import click
 import pytest
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridge.cli import main
 from hybridge.cli.drafts import parsed_mode
 from hybridge.cli.failures import BAD_INPUT
-from hybridge.cli.main import app, run_command
-from hybridge.cli.options import integers
+from hybridge.cli.main import run_command
+from hybridge.cli.parser import INTEGERS, command
 from tests.support.effort import examples
 from tests.support.fuzzing import RandomInput, fuzzed
 
 COMMANDS = {
-    name: sorted({flag for option in command.params for flag in option.opts if flag.startswith("-")})
-    for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+    name: sorted({flag for option in command(name).params for flag in option.opts if flag.startswith("-")})
+    for name in main.COMMANDS
 }
 _PARTS = ["a=snapshot", "b=replay", "a=", "=replay", "1", "-2"]
 _words = st.one_of(
@@ -81,6 +82,6 @@ def test_any_command_line_is_an_error_in_one_sentence(arguments: list[str]) -> N
 @fuzzed(1500)
 def test_values_of_options_are_parsed_or_refused(random: RandomInput) -> None:
     text = random.letters(20) if random.chance(0.5) else ",".join(random.choices(_PARTS, k=random.randrange(6)))
-    for parse in (parsed_mode, lambda text: integers(text, "--prompt-ids")):
-        with contextlib.suppress(typer.BadParameter):
+    for parse in (parsed_mode, lambda text: INTEGERS.convert(text, None, None)):
+        with contextlib.suppress(click.BadParameter):
             parse(text)

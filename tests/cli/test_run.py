@@ -90,7 +90,9 @@ def test_more_tokens_than_fit_are_noted(capfd: Capture, artifact: Path) -> None:
     long = ("--prompt-ids", ",".join(["5"] * 296), "--max-new-tokens", "9000")
     outcome = hybridge(capfd, "run", artifact, *long, "--json")
     assert outcome.code == 0, outcome.err
-    note = "stopped at max_seq_len 300: 296 prompt tokens leave room for 5 new ones, not for --max-new-tokens 9000"
+    note = (
+        "stopped at max_seq_len 300: a prompt of 296 tokens leaves room for 5 new ones, not for --max-new-tokens 9000"
+    )
     assert outcome.document["finish_reason"] == "length" and outcome.document["limited_by"] == "max_seq_len"
     assert len(outcome.document["token_ids"]) == 5 and outcome.document["notes"][0].startswith(note)
     assert f"note: {note}" in outcome.err and "--max-seq-len" in outcome.err

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
-
+import click
 import pytest
-from typer.main import get_command
 
 from hybridge.cli.main import app
-from hybridge.cli.options import EngineName
-from hybridge.runtime.engines.factory import AUTO, ENGINES
+from hybridge.cli.parser import command as command_of
+from hybridge.runtime.engines.factory import AUTO, ENGINE_NAMES, ENGINES
 from hybridge.version import __version__
 from tests.cli.command import hybridge
 
@@ -22,7 +20,7 @@ FLAGS = {
     "--engine --max-new-tokens --temperature --top-k --top-p --min-p "
     "--repetition-penalty --seed --stop --draft --draft-tokens --draft-draws --speculative-mode --engine-folder "
     "--threads --json --quiet",
-    "inspect": "--json",
+    "inspect": "--check --onnx-check --json --quiet",
     "bench": "--engine --json --plot --quiet",
 }
 Capture = pytest.CaptureFixture[str]
@@ -49,17 +47,15 @@ def test_help_fits_80_columns(capfd: Capture, command: str, monkeypatch: pytest.
     monkeypatch.setenv("COLUMNS", "80")
     shown = hybridge(capfd, *command.split(), "--help").out
     assert max(map(len, shown.splitlines())) <= 80 and "<bool>" not in shown
-    whole: Any = get_command(app)
-    parsed = whole.commands[command] if command else whole
-    words = set(shown.replace("│", " ").split())
-    for parameter in parsed.params:
-        broken = {word for word in (parameter.help or "").split() if word not in words}
+    words = set(shown.split())
+    for parameter in (command_of(command) if command else app).params:
+        text = parameter.help if isinstance(parameter, click.Option) else parameter.metavar
+        broken = set((text or "").split()) - words
         assert not broken, (parameter.name, broken)
-        assert set(parameter.metavar.split() if parameter.metavar else ()) <= words, parameter.name
 
 
 def test_a_shell_gets_its_completion(capfd: Capture) -> None:
-    outcome = hybridge(capfd, "--show-completion", "bash")
+    outcome = hybridge(capfd, "--completion", "bash")
     assert outcome.code == 0 and "complete" in outcome.out and "hybridge" in outcome.out
 
 
@@ -83,19 +79,21 @@ def test_no_command_is_a_usage_error(capfd: Capture) -> None:
         (("export", "a", "b", "--wings"), "--wings"),
         (
             ("export", "a", "b", "--dtype", "int8"),
-            "--dtype: expected one of auto, float16, bfloat16, float32, fp16, half, bf16, fp32, found 'int8': see "
-            "hybridge export --help",
+            "--dtype: expected one of auto, float32, float16, bfloat16, fp32, fp16, half, bf16, found 'int8'",
         ),
         (("export", "a", "b", "--max-batch", "many"), "--max-batch: expected an integer, found 'many': see"),
-        (("run", "a", "--prompt", "x", "--threads", "0"), "--threads: expected at least 1, found '0': see"),
-        (("run", "a", "--prompt", "x", "--threads", "1025"), "--threads: expected at most 1024, found '1025': see"),
+        (("run", "a", "--prompt", "x", "--threads", "0"), "--threads: expected an integer from 1 to 1024, found 0"),
+        (
+            ("run", "a", "--prompt", "x", "--threads", "1025"),
+            "--threads: expected an integer from 1 to 1024, found 1025",
+        ),
         (("run", "a", "--prompt", "x", "--top-p", "most"), "--top-p: expected a number, found 'most': see"),
         (("run", "a", "--prompt"), "--prompt"),
         (("verify", "a", "b", "--prompt-lengths", "1,x"), "--prompt-lengths: expected integers such as 1,7,33, found"),
         (("run", "a", "--prompt-ids", "1;2"), "--prompt-ids: expected integers"),
         (
             ("run", "a"),
-            "expected one of --prompt, --prompt-file, --chat, --prompt-ids, found none of them (w",
+            "expected one of --prompt, --prompt-file, --chat, --prompt-ids, found none (on a t",
         ),
         (
             ("run", "a", "--prompt", "x", "--system", "y"),
@@ -108,8 +106,7 @@ def test_no_command_is_a_usage_error(capfd: Capture) -> None:
 def test_usage_error_is_one_sentence(capfd: Capture, arguments: tuple[str, ...], expected: str) -> None:
     outcome = hybridge(capfd, *arguments)
     assert outcome.code == 2 and not outcome.out
-    assert expected in outcome.error and "--help" in outcome.error
-    assert "Invalid value" not in outcome.error and "Value error" not in outcome.error
+    assert expected in outcome.error and "Invalid value" not in outcome.error
 
 
 def test_usage_error_as_json(capfd: Capture) -> None:
@@ -124,4 +121,4 @@ def test_json_after_the_separator_is_no_option(capfd: Capture) -> None:
 
 
 def test_every_engine_can_be_named() -> None:
-    assert get_args(EngineName) == (AUTO, *ENGINES)
+    assert (AUTO, *ENGINES) == ENGINE_NAMES

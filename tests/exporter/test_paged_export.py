@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from hybridge.artifact.config import config_from_json, config_to_json, read_config
-from hybridge.artifact.errors import ArtifactError, EngineError, UnsupportedError
+from hybridge.artifact.errors import ArtifactError, EngineError, SettingError
 from hybridge.artifact.paged import STEP_INPUTS
 from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.plan import plan_export
@@ -56,8 +56,8 @@ def test_a_pool_takes_what_a_dense_state_takes(paged: Exported, artifacts: Artif
 
 @pytest.mark.parametrize("options", [{"all_logits": True}, {"head": False}])
 def test_what_logits_indices_make_needless_is_refused(options: dict) -> None:
-    with pytest.raises(UnsupportedError, match="logits_indices names the tokens"):
-        ExportOptions(layout="paged", **options).check()
+    with pytest.raises(SettingError, match="logits_indices names the tokens"):
+        ExportOptions(layout="paged", **options)
 
 
 @pytest.mark.parametrize(

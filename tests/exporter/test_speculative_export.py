@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from hybridge.artifact.config import config_from_json, config_to_json, read_config
-from hybridge.artifact.errors import ArtifactError, UnsupportedError
+from hybridge.artifact.errors import ArtifactError, SettingError
 from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.plan import plan_export
 from tests.support.artifacts import ArtifactCache, Exported
@@ -55,15 +55,13 @@ def test_a_row_takes_the_states_of_all_its_candidates(exported: Exported) -> Non
 
 @pytest.mark.parametrize("count", [1.5, -1, 16])
 def test_counts_without_kernels_are_refused(count: int) -> None:
-    with pytest.raises(
-        UnsupportedError, match=f"--speculative-tokens: expected an integer from 0 to 15, found {count}"
-    ):
-        ExportOptions(layout="paged", speculative_tokens=count).check()
+    with pytest.raises(SettingError, match=f"speculative_tokens: expected an integer from 0 to 15, found {count}"):
+        ExportOptions(layout="paged", speculative_tokens=count)
 
 
 def test_the_dense_layout_has_no_slots_for_candidates() -> None:
-    with pytest.raises(UnsupportedError, match="--speculative-tokens: expected --layout paged"):
-        ExportOptions(speculative_tokens=2).check()
+    with pytest.raises(SettingError, match="speculative_tokens: expected `layout='paged'`"):
+        ExportOptions(speculative_tokens=2)
 
 
 @pytest.mark.parametrize(("name", "value"), [("speculative_tokens", 2), ("layout", "dense")])

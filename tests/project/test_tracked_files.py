@@ -39,14 +39,10 @@ def test_no_file_is_large() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_name_only_commands_and_options_that_exist(page: str) -> None:
-    import typer
+    from hybridge.cli.main import COMMANDS
+    from hybridge.cli.parser import command as command_of
 
-    from hybridge.cli.main import app
-
-    commands = {
-        name: {option for parameter in command.params for option in parameter.opts}
-        for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
-    }
+    commands = {name: {flag for option in command_of(name).params for flag in option.opts} for name in COMMANDS}
     text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
     for line in re.findall(r"(?:^|`|\$ )hybridge ([a-z][^`\n]*)", text, flags=re.MULTILINE):
         command, *words = line.split()

@@ -33,7 +33,7 @@ def test_same_tokens_and_nothing_left(
     expected = {name: generated(model, **way) for name, way in ways.items()}
 
     artifact = cached_artifact(model, cache_folder, ROWS, TOKENS)
-    record = build_engine(artifact, BuildOptions(preset=PRESET, library="tensorrt_rtx", plugins="off"))
+    record = build_engine(artifact, BuildOptions(target=PRESET, library="tensorrt_rtx", plugins="off"))
     memory = FakeMemory()
     monkeypatch.setattr(tensorrt_rtx, "Runtime", StandIn(tensorrt_rtx, record, memory, compute_of(artifact)).runtime)
     monkeypatch.setattr(engine, "CudaMemory", lambda: memory)

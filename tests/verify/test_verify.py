@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from hybridge.artifact.errors import ArtifactError, CheckpointError, RequestError
+from hybridge.artifact.errors import ArtifactError, CheckpointError, SettingError
 from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.verification import VerifyOptions, verify
 from hybridge.verification.verifier import largest_row_error, relative_error
@@ -85,20 +86,25 @@ def test_a_changed_or_missing_file_is_named(name: str, copied: Exported) -> None
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (VerifyOptions(prompt_lengths=()), "--prompt-lengths"),
-        (VerifyOptions(prompt_lengths=(4, 0)), "--prompt-lengths"),
-        (VerifyOptions(decode_steps=-1), "--decode-steps"),
-        (VerifyOptions(tolerance=0.0), "--tolerance"),
-        (VerifyOptions(tolerance=float("inf")), "--tolerance: expected a positive finite number, found inf"),
-        (VerifyOptions(tolerance=float("nan")), "--tolerance"),
-        (VerifyOptions(prompt_lengths=(95,), decode_steps=2), "96"),
+        ({"prompt_lengths": ()}, "prompt_lengths"),
+        ({"prompt_lengths": (4, 0)}, "prompt_lengths"),
+        ({"decode_steps": -1}, "decode_steps"),
+        ({"tolerance": 0.0}, "tolerance"),
+        ({"tolerance": float("inf")}, "tolerance: expected a positive finite number, found inf"),
+        ({"tolerance": float("nan")}, "tolerance"),
+        ({"engine": "abacus"}, "engine: expected one of auto, onnxruntime"),
     ],
     ids=str,
 )
-def test_options_that_cannot_be_followed(options: VerifyOptions, named: str, artifacts: ArtifactCache) -> None:
+def test_options_that_cannot_be_followed(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(SettingError, match=f"^{named}"):
+        VerifyOptions(**options)
+
+
+def test_lengths_that_do_not_fit(artifacts: ArtifactCache) -> None:
     exported = CASES["nemotron_h copied"].get(artifacts)
-    with pytest.raises(RequestError, match=named):
-        verify(exported.checkpoint, exported.folder, options)
+    with pytest.raises(SettingError, match="has 97 tokens, the artifact holds 96: pass shorter `prompt_lengths`"):
+        verify(exported.checkpoint, exported.folder, VerifyOptions(prompt_lengths=(95,), decode_steps=2))
 
 
 def test_relative_error() -> None:

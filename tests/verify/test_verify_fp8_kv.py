@@ -8,7 +8,7 @@ import pytest
 
 from hybridge.artifact.config import config_from_json, config_to_json
 from hybridge.artifact.dtypes import DType
-from hybridge.artifact.errors import ArtifactError, UnsupportedError
+from hybridge.artifact.errors import ArtifactError, SettingError
 from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.plan import plan_export
 from hybridge.inspection import inspect_path
@@ -92,10 +92,10 @@ def test_a_token_takes_a_byte_a_number_and_a_scale_a_head(artifacts: ArtifactCac
 
 
 def test_the_dense_layout_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="--kv-dtype fp8_e4m3: expected --layout paged"):
-        ExportOptions(kv_dtype=FP8).check()
-    with pytest.raises(UnsupportedError, match="--kv-dtype: expected one of auto, fp8_e4m3, found int4"):
-        ExportOptions(kv_dtype="int4", layout="paged").check()
+    with pytest.raises(SettingError, match="kv_dtype: expected `layout='paged'` for fp8_e4m3"):
+        ExportOptions(kv_dtype=FP8)
+    with pytest.raises(SettingError, match="kv_dtype: expected auto or fp8_e4m3, found 'int4'"):
+        ExportOptions(kv_dtype="int4", layout="paged")
 
 
 def test_a_config_that_says_another_type_is_refused(artifacts: ArtifactCache) -> None:

@@ -61,7 +61,6 @@ def build_engine(
     ``options.overwrite``) or cannot be written.
     """
     started = time.perf_counter()
-    options = options.check()
     require_artifact(artifact)
     config = read_config(artifact)
     target = choose_target(options, this_machine())

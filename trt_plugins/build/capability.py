@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 
-from hybridge.artifact.errors import UnsupportedError
+from hybridge.artifact.settings import bad_value
 
 # What TensorRT-RTX 1.7 builds for.
 RTX_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
@@ -25,10 +25,10 @@ _ATTRIBUTE_MAJOR, _ATTRIBUTE_MINOR = 75, 76
 
 
 def normal_capability(text: str) -> str:
-    """``text`` (8.7, 87 or sm_87) as "8.7"; UnsupportedError when it is no compute capability."""
+    """``text`` (8.7, 87 or sm_87) as "8.7"; SettingError when it is no compute capability."""
     match = _SPELLING.fullmatch(text.strip())
     if match is None:
-        raise UnsupportedError(f"--compute-capability: expected a number such as 8.6 or 12.0, found {text!r}")
+        raise bad_value("compute_capabilities", "a number such as 8.6 or 12.0", text)
     return f"{int(match[1])}.{match[2]}"
 
 

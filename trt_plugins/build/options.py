@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hybridge.artifact.engine_record import TENSORRT_LIBRARIES
-from hybridge.artifact.errors import UnsupportedError
+from hybridge.artifact.settings import check_settings, setting
 from hybridge.trt_plugins.build.capability import normal_capability
 
 PLUGIN_MODES = ("auto", "on", "off")
@@ -14,13 +14,14 @@ PLUGIN_STATES = (ALIASED, "separate")
 JOINED = "joined"
 PLUGIN_MIXERS = (JOINED, "separate")
 SNAPSHOT, REPLAY = CANDIDATE_STATES = ("snapshot", "replay")
+_TARGET, _PLUGINS, _BUILD, _OUTPUT = "Target", "Plugins", "Build", "Output"
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Arguments of ``hybridge build-engine``.
+    """What ``hybridge.build_engine`` and ``hybridge build-engine`` may be asked for. SettingError names a bad value.
 
-    preset: the name of a file in configs/ or the path of a TOML file. None takes the preset of
+    target: the name of a file in configs/ or the path of a TOML file. None takes the preset of
         ``compute_capabilities``, else that of this machine's GPU, else "generic".
     compute_capabilities: targets such as ("8.6",) that replace the preset's.
     max_batch_size, max_seq_len: replace the preset's; at most what the artifact was exported with.
@@ -39,40 +40,88 @@ class BuildOptions:
     overwrite: replace an engine that was built under the same name before.
     """
 
-    preset: str | None = None
-    compute_capabilities: tuple[str, ...] = ()
-    max_batch_size: int | None = None
-    max_seq_len: int | None = None
-    plugins: str = "auto"
-    plugin_states: str = ALIASED
-    plugin_mixers: str = JOINED
-    candidate_states: str = SNAPSHOT
-    library: str = "auto"
-    workspace_mib: int | None = None
-    optimization_level: int | None = None
-    overwrite: bool = False
+    target: str | None = setting(
+        None,
+        "A preset of configs/, or a TOML file.",
+        metavar="NAME",
+        shown_default="this GPU's",
+        group=_TARGET,
+    )
+    compute_capabilities: tuple[str, ...] = setting(
+        (),
+        "Target GPU such as 8.7 (repeatable).",
+        flag="--compute-capability",
+        metavar="X.Y",
+        shown_default="the preset's",
+        group=_TARGET,
+    )
+    max_batch_size: int | None = setting(
+        None,
+        "Maximum batch size.",
+        flag="--max-batch",
+        metavar="N",
+        least=1,
+        shown_default="the preset's",
+        group=_TARGET,
+    )
+    max_seq_len: int | None = setting(
+        None, "Maximum tokens of a sequence.", metavar="N", least=1, shown_default="the preset's", group=_TARGET
+    )
+    plugins: str = setting(
+        "auto",
+        "Use the project's CUDA plugins: auto, on or off.",
+        metavar="WHEN",
+        choices=PLUGIN_MODES,
+        group=_PLUGINS,
+    )
+    plugin_states: str = setting(
+        ALIASED,
+        "Update states in place (aliased) or in a second buffer (separate).",
+        metavar="HOW",
+        choices=PLUGIN_STATES,
+        group=_PLUGINS,
+    )
+    plugin_mixers: str = setting(
+        JOINED,
+        "A Mamba2 mixer's convolution, state update and gate as one plugin (joined) or several (separate).",
+        metavar="HOW",
+        choices=PLUGIN_MIXERS,
+        group=_PLUGINS,
+    )
+    candidate_states: str = setting(
+        SNAPSHOT,
+        "States of draft tokens: kept after each (snapshot) or advanced by a second engine (replay).",
+        metavar="HOW",
+        choices=CANDIDATE_STATES,
+        group=_PLUGINS,
+    )
+    library: str = setting(
+        "auto",
+        "auto, tensorrt or tensorrt_rtx, which needs no GPU.",
+        metavar="NAME",
+        choices=("auto", *TENSORRT_LIBRARIES),
+        group=_BUILD,
+    )
+    workspace_mib: int | None = setting(
+        None,
+        "Limit of TensorRT's scratch memory.",
+        metavar="MIB",
+        least=1,
+        shown_default="the preset's",
+        group=_BUILD,
+    )
+    optimization_level: int | None = setting(
+        None,
+        "0 (fast build) to 5 (slow build).",
+        metavar="N",
+        least=0,
+        most=5,
+        shown_default="the preset's",
+        group=_BUILD,
+    )
+    overwrite: bool = setting(False, "Replace an engine of the same name.", group=_OUTPUT)
 
-    def check(self) -> BuildOptions:
-        """Return self, or raise UnsupportedError naming the option that cannot be honoured."""
-        if self.plugins not in PLUGIN_MODES:
-            raise UnsupportedError(f"--plugins: expected auto, on or off, found {self.plugins}")
-        if self.plugin_states not in PLUGIN_STATES:
-            raise UnsupportedError(f"--plugin-states: expected aliased or separate, found {self.plugin_states}")
-        if self.plugin_mixers not in PLUGIN_MIXERS:
-            raise UnsupportedError(f"--plugin-mixers: expected joined or separate, found {self.plugin_mixers}")
-        if self.candidate_states not in CANDIDATE_STATES:
-            raise UnsupportedError(f"--candidate-states: expected snapshot or replay, found {self.candidate_states}")
-        if self.library not in ("auto", *TENSORRT_LIBRARIES):
-            raise UnsupportedError(f"--library: expected auto, {' or '.join(TENSORRT_LIBRARIES)}, found {self.library}")
-        for name, value in (
-            ("--max-batch", self.max_batch_size),
-            ("--max-seq-len", self.max_seq_len),
-            ("--workspace-mib", self.workspace_mib),
-        ):
-            if value is not None and value < 1:
-                raise UnsupportedError(f"{name}: expected at least 1, found {value}")
-        if self.optimization_level is not None and not 0 <= self.optimization_level <= 5:
-            raise UnsupportedError(f"--optimization-level: expected 0 to 5, found {self.optimization_level}")
+    def __post_init__(self) -> None:
+        check_settings(self)
         for capability in self.compute_capabilities:
             normal_capability(capability)
-        return self

@@ -62,7 +62,7 @@ def choose_target(options: BuildOptions, machine: Machine) -> Target:
     library = _choose_library(options.library, capabilities, machine)
     name = preset.name
     if asked and asked != preset.compute_capabilities:
-        name = "-".join([*([preset.name] if options.preset else []), *map(sm_name, asked)])
+        name = "-".join([*([preset.name] if options.target else []), *map(sm_name, asked)])
     if library == TENSORRT_RTX:
         return Target(name, preset, library, _rtx_capabilities(capabilities))
     return _full_target(name, preset, capabilities, machine)
@@ -79,8 +79,8 @@ def check_dtype(target: Target, dtype: DType) -> None:
 
 
 def _choose_preset(options: BuildOptions, asked: tuple[str, ...], machine: Machine) -> Preset:
-    if options.preset is not None:
-        return read_preset(options.preset)
+    if options.target is not None:
+        return read_preset(options.target)
     device = asked[0] if len(asked) == 1 else None if asked else machine.capability
     return (preset_for(device) if device else None) or read_preset(GENERIC)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -48,3 +49,8 @@ class SessionGraph:
     inputs: frozenset[str]
     in_place: frozenset[str]
     layouts: Mapping[str, StateLayout]
+
+    @property
+    def float32_bytes(self) -> int:
+        """Bytes of all weights, as float32."""
+        return sum(4 * math.prod(part.shape) for weight in self.weights for part in weight.parts)

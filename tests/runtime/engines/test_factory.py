@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridge.artifact.errors import ArtifactError, EngineError
+from hybridge.artifact.errors import ArtifactError, EngineError, SettingError
 from hybridge.runtime.engines import create_engine
 from hybridge.runtime.engines.factory import ENGINES, EngineKind, EngineOptions, check_engine
 from hybridge.runtime.engines.paged_factory import create_paged_engine
@@ -88,7 +88,7 @@ def test_auto_needs_no_onnxruntime_where_tensorrt_runs(monkeypatch: pytest.Monke
 
 def test_an_unknown_engine_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(
-        EngineError, match="expected one of auto, onnxruntime, onnxruntime-portable, tensorrt, torch, found 'cuda'"
+        SettingError, match="expected one of auto, onnxruntime, onnxruntime-portable, tensorrt, torch, found 'cuda'"
     ):
         create_engine(tmp_path, "cuda")
 
@@ -122,7 +122,7 @@ def test_a_missing_library_names_the_extra_to_install(
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, 1025])
 def test_bad_thread_counts_are_refused(threads: int) -> None:
-    with pytest.raises(EngineError, match=f"threads: expected an integer from 1 to 1024, found {threads}"):
+    with pytest.raises(SettingError, match=f"threads: expected an integer from 1 to 1024, found {threads}"):
         EngineOptions(threads=threads)
 
 
@@ -140,7 +140,7 @@ def test_weights_that_are_gone_are_named_with_the_folder(tmp_path: Path) -> None
 @pytest.mark.parametrize("create", [create_engine, create_paged_engine])
 def test_only_tensorrt_takes_the_folder_of_an_engine(create: Callable[..., object], name: str, tmp_path: Path) -> None:
     folder = HandMade(Plan()).write(tmp_path / "artifact")
-    with pytest.raises(EngineError, match=f"engine_folder: expected none for the engine {name}, found 'mine'"):
+    with pytest.raises(SettingError, match=f"engine_folder: expected none for the engine {name}, found 'mine'"):
         create(folder, name, EngineOptions(engine_folder="mine"))
 
 

@@ -56,7 +56,7 @@ class BuiltArtifacts:
         if plan not in self._made:
             made = HandMade(plan)
             folder = made.write(self._root / str(len(self._made)))
-            options = BuildOptions(preset=PRESET, library="tensorrt_rtx", plugins="off")
+            options = BuildOptions(target=PRESET, library="tensorrt_rtx", plugins="off")
             self._made[plan] = BuiltArtifact(folder, made, build_engine(folder, options))
         return self._made[plan]
 
