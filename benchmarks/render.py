@@ -58,13 +58,11 @@ def page(
 
 
 def _values(documents: Documents) -> dict[str, str]:
-    export, decode = documents["export"], documents["cpu_decode"]
+    decode = documents["cpu_decode"]
     return {
         "machine": _machine(documents),
         "targets": _targets(documents),
         "gates": _gates(documents),
-        "export_shape": _shape(export["settings"]),
-        "export": _export(export["results"]),
         "threads": str(decode["settings"]["threads"]),
         "prompt_tokens": str(decode["settings"]["prompt_tokens"]),
         "decode_shape": _shape(decode["settings"]["shape"]),
@@ -187,35 +185,18 @@ def _shape(shape: Mapping[str, Any]) -> str:
     return f"{layers}, hidden size {shape['hidden_size']}, vocabulary {shape['vocab_size']}"
 
 
-def _export(results: Mapping[str, Any]) -> str:
-    rows = [
-        (
-            title,
-            spread_cell(results[mode]["wall_s"]),
-            spread_cell(results[mode]["cpu_s"]),
-            spread_cell(results[mode]["peak_rss_bytes"], 1e-6),
-            f"{results['new_bytes'] / 1e6:.3g}",
-        )
-        for mode, title in (("with_scan", "with the weight scan"), ("without_scan", "`--no-scan`"))
-    ]
-    return table(("export", "wall, s", "processor, s", "peak, MB", "newly written, MB"), rows)
-
-
 def _decode(document: Mapping[str, Any]) -> str:
     results = document["results"]
     rows: list[Sequence[str]] = []
     for title, cell in (
         ("decode, `LLM.generate`, tokens/s", lambda r: spread_cell(r["decode_tokens_per_s"]["ours"])),
-        ("decode, engine loop, tokens/s", lambda r: spread_cell(r["decode_tokens_per_s"]["engine_loop"])),
         ("decode, transformers, tokens/s", lambda r: spread_cell(r["decode_tokens_per_s"]["peer"])),
         ("**decode, times transformers**", lambda r: spread_cell(r["decode_ratio"])),
         ("prefill, ours, tokens/s", lambda r: spread_cell(r["prefill_tokens_per_s"]["ours"])),
         ("prefill, transformers, tokens/s", lambda r: spread_cell(r["prefill_tokens_per_s"]["peer"])),
         ("**prefill, times transformers**", lambda r: spread_cell(r["prefill_ratio"])),
-        ("traffic per token, MB", lambda r: f"{r['touched_mb_per_token']:.4g}"),
         ("read bandwidth measured, GB/s", lambda r: spread_cell(r["read_bandwidth_gb_per_s"])),
         ("share of bandwidth, ours", lambda r: spread_cell(r["bandwidth_share"]["ours"], 100, "%")),
-        ("share of bandwidth, transformers", lambda r: spread_cell(r["bandwidth_share"]["peer"], 100, "%")),
         ("Python per step, µs: median (95th percentile)", lambda r: _overhead(r["python_overhead_us"])),
     ):
         rows.append((title, *(cell(result) for result in results.values())))
