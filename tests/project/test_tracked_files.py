@@ -65,3 +65,12 @@ def test_links_lead_to_files_and_headings() -> None:
             if "://" not in link and not (target.exists() and (not anchor or anchor in headings(target))):
                 missing.append(f"{page.relative_to(ROOT)}: {link}{'#' * bool(anchor)}{anchor}")
     assert not missing
+
+
+def test_pages_name_files_of_the_project_that_exist() -> None:
+    folders = ("artifact", "benchmarks", "exporter", "plugin_src", "runtime", "tests", "tools", "trt_plugins")
+    missing = []
+    for page in [path for path in tracked() if path.suffix == ".md"]:
+        names = re.findall(rf"`((?:{'|'.join(folders)})/[\w./-]+)`", page.read_text(encoding="utf-8"))
+        missing += [f"{page.relative_to(ROOT)}: {name}" for name in names if not (ROOT / name).exists()]
+    assert not missing
