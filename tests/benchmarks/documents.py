@@ -30,6 +30,10 @@ def all_documents(error: float = 0.0) -> dict[str, Any]:
             dict(export_qwen3_5.FIELDS),
             {"wall_s": SPREAD, "cpu_s": SPREAD, "nodes": {"main graph": 300, "gated_delta_rule": 199}},
         ),
+        "start_up": (
+            {"new_tokens": 80},
+            {layout: {"wall_s": SPREAD, "cpu_s": SPREAD} for layout in ("dense", "paged")},
+        ),
         "cpu_decode": (asdict(cpu_decode.DEFAULTS), {name: _decode_result() for name in cpu_decode.GOALS}),
         "step_cost": (
             asdict(step_cost.StepCostSettings()),
