@@ -66,9 +66,9 @@ class PrefixCache(ABC):
     def clear(self) -> None:
         """Forget everything that no running sequence uses."""
 
-    def checkpoint(self, memory: SequenceMemory, end: int) -> int | None:
-        """A slot for a copy of the state after ``end`` tokens, -1 when there is no room, None when none is wanted."""
-        return None
+    def checkpoint(self, memory: SequenceMemory) -> int:
+        """A slot for a copy of the state after ``memory.stop`` tokens, where the step ends; -1 when there is none."""
+        return NONE
 
     def insert_checkpoint(self, memory: SequenceMemory, slot: int) -> int:
         """The step of ``checkpoint`` has run and ``slot`` holds the state; where the next checkpoint is taken."""
@@ -77,7 +77,7 @@ class PrefixCache(ABC):
     def checkpoint_to_skip(self, slots: Mapping[SequenceMemory, int]) -> SequenceMemory | None:
         """A row needs a slot: whose checkpoint among those of this step should not be taken for it.
 
-        None where a slot is free, or a cached state is worth less than all of them.
+        None where a slot is free, or a cached state is of less value than all of them.
         """
         return None
 

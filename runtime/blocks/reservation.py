@@ -63,10 +63,8 @@ class Reservation:
             return False
         if candidates:
             self._candidates[memory] = candidates
-        elif tokens > 1 or end >= memory.stop:
-            slot = self._manager.cache.checkpoint(memory, end)
-            if slot is not None:
-                self._checkpoints[memory] = slot
+        elif end >= memory.stop:
+            self._checkpoints[memory] = self._manager.cache.checkpoint(memory)
         self._ends[memory] = end
         return True
 

@@ -1,21 +1,21 @@
-"""How long common beginnings were: where prompts of one kind part, those of the next often do."""
+"""How long common prefixes were: where prompts of one kind branch, those of the next often do."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 
-# Of so many places where prompts parted, those that came up so often are expected again.
+# Of so many branch points, at most so many lengths that came up so often are expected again.
 _LATEST, _OFTEN, _MOST = 32, 2, 2
 
 
 class BranchLengths:
-    """The latest lengths at which prompts left what was known, before there was a state."""
+    """The latest lengths at which prompts branched before there was a state."""
 
     def __init__(self) -> None:
         self._latest: deque[int] = deque(maxlen=_LATEST)
 
     def add(self, length: int) -> None:
-        """A prompt parted after ``length`` tokens."""
+        """A prompt branched after ``length`` tokens."""
         self._latest.append(length)
 
     def expected(self) -> tuple[int, ...]:

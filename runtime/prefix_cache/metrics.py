@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 
 from hybridge.runtime.blocks.sequence_memory import SequenceMemory
-from hybridge.runtime.prefix_cache.ghosts import Ghosts
+from hybridge.runtime.prefix_cache.evicted_prefixes import EvictedPrefixes
 from hybridge.runtime.prefix_cache.radix_prefix import RadixPrefix
 from hybridge.runtime.prefix_cache.radix_tree import RadixTree
 
@@ -26,8 +26,8 @@ class CacheMetrics:
     tokens than this one knows), "no_state" (its KV is known, but no state), "no_kv" (never seen).
     asked_tokens: of prompts; hit_tokens: of these, from the cache; recomputed_tokens: of these, computed though their
     KV was there.
-    evicted_states and evicted_leaves: to make room; capped_states: too many on one path; states_refused: worth less
-    than what was there. spilled_*, restored_*: to and from host memory.
+    evicted_states and evicted_leaves: to make room; states_refused: of less
+    value than what was there. spilled_*, restored_*: to and from host memory.
     """
 
     hits: int = 0
@@ -39,7 +39,6 @@ class CacheMetrics:
     inserted_states: int = 0
     evicted_states: int = 0
     evicted_leaves: int = 0
-    capped_states: int = 0
     states_refused: int = 0
     spilled_states: int = 0
     spilled_blocks: int = 0
@@ -51,7 +50,7 @@ class CacheMetrics:
         """Share of the prompts' tokens that came from the cache."""
         return self.hit_tokens / self.asked_tokens if self.asked_tokens else 0.0
 
-    def looked_up(self, tree: RadixTree, ghosts: Ghosts, memory: SequenceMemory, prefix: RadixPrefix) -> None:
+    def looked_up(self, tree: RadixTree, evicted: EvictedPrefixes, memory: SequenceMemory, prefix: RadixPrefix) -> None:
         """Count a request that begins."""
         self.asked_tokens += prefix.prompt
         self.hit_tokens += memory.length
@@ -61,7 +60,7 @@ class CacheMetrics:
         elif memory.length:
             self.partial_hits += 1
         else:
-            self.misses[_reason(tree, ghosts, memory, prefix)] += 1
+            self.misses[_reason(tree, evicted, memory, prefix)] += 1
 
     def to_json(self) -> dict[str, object]:
         """All counts and the hit rate."""
@@ -78,7 +77,6 @@ class CacheReport:
     state_bytes: int
     host_bytes: int
     pinned: tuple[str, ...]
-    alpha: float | None
     counts: CacheMetrics
 
     def to_json(self) -> dict[str, object]:
@@ -87,11 +85,11 @@ class CacheReport:
         return {**{name: value for name, value in vars(self).items() if name != "counts"}, "counts": counts}
 
 
-def _reason(tree: RadixTree, ghosts: Ghosts, memory: SequenceMemory, prefix: RadixPrefix) -> str:
+def _reason(tree: RadixTree, evicted: EvictedPrefixes, memory: SequenceMemory, prefix: RadixPrefix) -> str:
     if not prefix.asked:
         return TOO_SHORT
     key = prefix.key(memory.tokens, prefix.asked)
-    if ghosts.knows(memory.namespace, key):
+    if evicted.knows(memory.namespace, key):
         return EVICTED
     others = (name for name in tree.latest_namespaces() if name != memory.namespace)
     if any(tree.match(key, name).length > prefix.known for name in islice(others, _NAMESPACES)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hybridge.runtime.prefix_cache.kinds import Kind
+from hybridge.runtime.prefix_cache.checkpoint_kind import CheckpointKind
 from hybridge.runtime.prefix_cache.token_key import TOKEN_BYTES
 
 
@@ -15,8 +15,8 @@ class Node:
         also be the parent's last, or a copy of it: the deepest node of a path decides about a block.
     state: slot of the state after exactly ``end`` tokens, or None.
     locks: how many readers need the KV of this node, here or below it. state_locks: how many read the state.
-    kind: why the state was taken. resumed: how often it was resumed from. uses: the same, with those of states whose
-        place it took. inherits: whether it has these from the one sequence that left it, and nobody has resumed here.
+    kind: why the state was taken. resumed: how often it was resumed from. uses: the same, with those of states that it
+        replaced. inherits: whether it has these from the one sequence that left it, and no other has resumed here.
     access, state_access: when the KV and the state were last of use, as ticks of the tree's clock.
     """
 
@@ -44,7 +44,7 @@ class Node:
         self.blocks = blocks
         self.children: dict[bytes, Node] = {}
         self.state: int | None = None
-        self.kind = Kind.END
+        self.kind = CheckpointKind.END
         self.inherits = False
         self.locks = self.state_locks = 0
         self.access = self.state_access = self.uses = self.resumed = 0

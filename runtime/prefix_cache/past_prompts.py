@@ -1,4 +1,4 @@
-"""The tokens of the latest prompts: where a new one parts from them, whatever memory has kept of them."""
+"""The tokens of the latest prompts: where a new one branches off from them, also when their KV was evicted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PastPrompts:
             self._tokens -= leaf.end - leaf.start
             self._tree.evict_kv()
 
-    def parted(self, namespace: str, key: bytes) -> int:
-        """Tokens after which ``key`` parts from all of them; 0 where it goes on where one ended."""
+    def branch_point(self, namespace: str, key: bytes) -> int:
+        """Tokens after which ``key`` differs from all of them; 0 where it continues where one ended."""
         match = self._tree.match(key, namespace)
         return match.known if match.branches or match.node.children else 0

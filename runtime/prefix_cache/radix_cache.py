@@ -1,7 +1,7 @@
 """A radix tree as a prefix cache: sequences begin with the KV and states that it has, and leave it theirs.
 
 The tree has references of its own to blocks, and owns slots. Blocks that it has are never written to: a sequence that
-continues inside such a block gets a copy first. For sequences that run, the tree evicts what is worth least.
+continues inside such a block gets a copy first. For sequences that run, the tree evicts what is of least value.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from hybridge.runtime.blocks.sequence_memory import NONE, SequenceMemory
 from hybridge.runtime.blocks.slot_pool import EvictingSlotPool
 from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.prefix_cache.branch_lengths import BranchLengths
+from hybridge.runtime.prefix_cache.checkpoint_kind import CheckpointKind
+from hybridge.runtime.prefix_cache.checkpoint_positions import checkpoint_positions
 from hybridge.runtime.prefix_cache.checkpoint_slots import CheckpointSlots, StateSlots
-from hybridge.runtime.prefix_cache.ghosts import Ghosts
-from hybridge.runtime.prefix_cache.kinds import Kind
+from hybridge.runtime.prefix_cache.evicted_prefixes import EvictedPrefixes
+from hybridge.runtime.prefix_cache.eviction_policy import EvictionPolicy
 from hybridge.runtime.prefix_cache.metrics import CacheMetrics
 from hybridge.runtime.prefix_cache.node import Node
 from hybridge.runtime.prefix_cache.past_prompts import PastPrompts
-from hybridge.runtime.prefix_cache.path_cap import thin_path
 from hybridge.runtime.prefix_cache.pins import Pins
 from hybridge.runtime.prefix_cache.radix_prefix import RadixPrefix
 from hybridge.runtime.prefix_cache.radix_tree import RadixTree
 from hybridge.runtime.prefix_cache.readers import Readers
-from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
-from hybridge.runtime.prefix_cache.stops import wanted_stops
-from hybridge.runtime.prefix_cache.tuner import AlphaTuner
+from hybridge.runtime.prefix_cache.settings import EARLY, NO_CHECKPOINTS, PrefixCacheSettings
+from hybridge.runtime.prefix_cache.token_tree import TreeMatch
 from hybridge.runtime.prefix_cache.uses import StateUses
-from hybridge.runtime.prefix_cache.worth import ValueWorth, Worth
 
 
 class _TreeBlocks:
@@ -63,21 +62,18 @@ class RadixCache(PrefixCache):
         sizes: PoolSizes,
         needs: CacheNeeds,
         settings: PrefixCacheSettings,
-        worth: Worth | None = None,
-        tuner: AlphaTuner | None = None,
+        policy: EvictionPolicy | None = None,
     ) -> None:
-        """``tuner`` finds the alpha of a ValueWorth."""
         slots = StateSlots(sizes, settings)
         super().__init__(CachedBlockPool(sizes.num_blocks), slots.rows, slots.tree)
         self.block_size, self.packs, self.settings, self.needs = sizes.block_size, slots.packs, settings, needs
-        self.tree = RadixTree(_TreeBlocks(self.pool), self.states, sizes.block_size, needs.kv, needs.state, worth)
+        self.tree = RadixTree(_TreeBlocks(self.pool), self.states, sizes.block_size, needs.kv, needs.state, policy)
         self.uses = StateUses(self.tree)
         self.past = PastPrompts()
         self.states.attach(self.evict_state, lambda: self.tree.free_states)
-        self.tuner = tuner
         self.tree.before_eviction = self._before_eviction
         self.metrics = CacheMetrics()
-        self.ghosts = Ghosts()
+        self.evicted = EvictedPrefixes()
         self._lengths = BranchLengths()
         self._checkpoints = CheckpointSlots(slots, self.tree, self.uses, self.metrics)
         # Called with a node that is about to be evicted, for a slower memory.
@@ -94,9 +90,7 @@ class RadixCache(PrefixCache):
         key = prefix.key(memory.tokens, prefix.asked)
         match = self.tree.match(key if reuse else b"", memory.namespace)
         prefix.length, prefix.known, prefix.prompt = match.length, match.known, len(memory.tokens)
-        expected = self._lengths.expected()
-        parted = self.past.parted(memory.namespace, key)
-        prefix.stops = wanted_stops(self.settings, self.needs, match, len(memory.tokens), expected, parted)
+        prefix.stops = self._positions(match, prefix, self.past.branch_point(memory.namespace, key))
         stop = prefix.next_stop(match.length, self.settings.decode_interval)
         if not match.length:
             return PrefixMatch(stop=stop, prefix=prefix)
@@ -112,19 +106,15 @@ class RadixCache(PrefixCache):
             if memory.source == NONE:
                 self.state_copied(memory)
         asked = prefix.key(memory.tokens, prefix.asked)
-        parted = self.past.parted(memory.namespace, asked)
-        if self.tuner is not None and self.tuner.begin(asked, memory.namespace, self._lengths.expected(), parted):
-            self._tuned(self.tuner.alpha)
+        branch_point = max(prefix.known, self.past.branch_point(memory.namespace, asked))
         self.past.add(memory.namespace, asked)
         self.uses.asked(memory.namespace, asked, memory.length)
-        if memory.length < max(prefix.known, parted) < prefix.asked:
-            self._lengths.add(max(prefix.known, parted))
-        self.metrics.looked_up(self.tree, self.ghosts, memory, prefix)
+        if memory.length < branch_point < prefix.asked:
+            self._lengths.add(branch_point)
+        self.metrics.looked_up(self.tree, self.evicted, memory, prefix)
 
     def release(self, memory: SequenceMemory) -> None:
         self._readers.leave(memory)
-        if isinstance(memory.prefix, RadixPrefix):
-            memory.prefix.chunk = None
 
     def insert(self, memory: SequenceMemory, ended: bool = False) -> bool:
         """Parts of a prompt without states, and what a sequence leaves; with states, ``insert_checkpoint`` does the
@@ -133,7 +123,7 @@ class RadixCache(PrefixCache):
         if ended:
             return self._insert_end(memory, prefix)
         if not self.needs.state and prefix.length < memory.length <= prefix.prompt:
-            self._insert(memory, NONE, Kind.CHUNK)
+            self._insert(memory, NONE, CheckpointKind.END)
         return False
 
     def evict(self, blocks: int) -> bool:
@@ -152,29 +142,18 @@ class RadixCache(PrefixCache):
         finally:
             self._resets = False
 
-    def checkpoint(self, memory: SequenceMemory, end: int) -> int | None:
-        prefix = RadixPrefix.of(memory)
-        if not (end == memory.stop or self._is_chunk(prefix, end)):
-            return None
+    def checkpoint(self, memory: SequenceMemory) -> int:
         if not self.needs.state:
             return NONE
-        return self._checkpoints.slot_for(memory, end, prefix.kind if end == memory.stop else Kind.CHUNK)
+        return self._checkpoints.slot_for(memory, memory.stop, RadixPrefix.of(memory).kind)
 
     def insert_checkpoint(self, memory: SequenceMemory, slot: int) -> int:
         prefix = RadixPrefix.of(memory)
-        chunk, kind, stop = True, Kind.CHUNK, memory.stop
-        if memory.length >= stop:
-            chunk, kind = False, prefix.kind
-            stop = prefix.next_stop(memory.length, self.settings.decode_interval)
-        if slot == NONE and self.needs.state:
-            return stop
-        node, took = self._insert(memory, slot, kind)
-        if slot != NONE and not took:
-            self.states.release([slot])
-        if prefix.chunk is not None and prefix.chunk is not node:
-            self._checkpoints.drop_chunk(prefix.chunk)
-        prefix.chunk = node if chunk and took else None
-        return stop
+        if slot != NONE or not self.needs.state:
+            took = self._insert(memory, slot, prefix.kind)
+            if slot != NONE and not took:
+                self.states.release([slot])
+        return prefix.next_stop(memory.length, self.settings.decode_interval)
 
     def checkpoint_to_skip(self, slots: Mapping[SequenceMemory, int]) -> SequenceMemory | None:
         return self._checkpoints.checkpoint_to_skip(slots)
@@ -209,44 +188,36 @@ class RadixCache(PrefixCache):
             self._checkpoints.tidies = True
 
     def evict_state(self) -> bool:
-        """Evict the state of the least worth; False when every state is locked."""
+        """Evict the state of the least value; False when every state is locked."""
         return self.tree.evict_state()
 
     def evict_kv(self) -> bool:
-        """Evict the leaf of the least worth; False when every leaf is locked."""
+        """Evict the leaf that was not of use for the longest time; False when every leaf is locked."""
         return self.tree.evict_kv()
 
     def _before_eviction(self, node: Node, whole: bool) -> None:
         resumable = node.state is not None or not self.needs.state
         if resumable:
-            self.uses.gone(node)
+            self.uses.evicted(node)
         if self._resets:
             return  # not for want of room
         self.metrics.evicted_leaves += whole
         self.metrics.evicted_states += node.state is not None
         if resumable:
-            self.ghosts.add(node.root.namespace, node.key)
+            self.evicted.add(node.root.namespace, node.key)
             self.spill(node)
 
-    def _tuned(self, alpha: float) -> None:
-        assert isinstance(self.tree.worth, ValueWorth)
-        self.tree.worth.alpha = alpha
-        self.tree.reorder()
-
-    def _is_chunk(self, prefix: RadixPrefix, end: int) -> bool:
-        """Whether a prompt is being computed whose latest state can be resumed."""
-        return self.settings.chunks and self.needs.state and prefix.length < end < prefix.asked
+    def _positions(self, match: TreeMatch, prefix: RadixPrefix, branch_point: int) -> list[tuple[int, CheckpointKind]]:
+        chosen = self.settings.prompt_checkpoints
+        if not self.needs.state or chosen == NO_CHECKPOINTS:
+            return []
+        return checkpoint_positions(match, prefix.prompt, branch_point, self._lengths.expected(), chosen == EARLY)
 
     def _insert_end(self, memory: SequenceMemory, prefix: RadixPrefix) -> bool:
-        if self.tuner is not None:
-            self.tuner.end(prefix.key(memory.tokens, memory.length), memory.namespace)
         slot = self._packed(memory, prefix) if self.packs else memory.slot
         if slot is None:
             return False
-        chunk = prefix.chunk
-        node, took = self._insert(memory, slot, Kind.END)
-        if chunk is not None and chunk is not node:
-            self._checkpoints.drop_chunk(chunk)
+        took = self._insert(memory, slot, CheckpointKind.END)
         self._checkpoints.tidy()
         return took and not self.packs
 
@@ -255,7 +226,7 @@ class RadixCache(PrefixCache):
         key = prefix.key(memory.tokens, memory.length)
         if not self.needs.state or self.tree.match(key, memory.namespace).length == memory.length:
             return NONE
-        slot = self._checkpoints.slot_for(memory, memory.length, Kind.END)
+        slot = self._checkpoints.slot_for(memory, memory.length, CheckpointKind.END)
         if slot == NONE:
             return None
         try:
@@ -265,14 +236,12 @@ class RadixCache(PrefixCache):
             return None
         return slot
 
-    def _insert(self, memory: SequenceMemory, slot: int, kind: Kind) -> tuple[Node, bool]:
-        """Put all that ``memory`` holds into the tree, and keep it in use there while the sequence runs."""
+    def _insert(self, memory: SequenceMemory, slot: int, kind: CheckpointKind) -> bool:
+        """Put what ``memory`` holds into the tree, locked while the sequence runs; whether the tree took the state."""
         key = RadixPrefix.of(memory).key(memory.tokens, memory.length)
         node, took = self.tree.insert(key, memory.blocks, None if slot == NONE else slot, memory.namespace)
         self.metrics.inserted_states += took
         self._readers.move(memory, node)
         if took:
             self.uses.inserted(node, kind)
-        if took and self.settings.path_states is not None:
-            self.metrics.capped_states += thin_path(self.tree, node, self.settings.path_states)
-        return node, took
+        return took

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hybridge.runtime.blocks.cached_prefix import CachedPrefix
 from hybridge.runtime.blocks.sequence_memory import NEVER, SequenceMemory
-from hybridge.runtime.prefix_cache.kinds import Kind
+from hybridge.runtime.prefix_cache.checkpoint_kind import CheckpointKind
 from hybridge.runtime.prefix_cache.node import Node
 from hybridge.runtime.prefix_cache.token_key import TOKEN_BYTES, key_from_tokens
 
@@ -15,9 +15,8 @@ class RadixPrefix(CachedPrefix):
     """The key of a sequence as far as it was needed, and where the sequence stands in the tree.
 
     node    the deepest node that the sequence has locked; state_locked: its state too, which is not copied yet
-    chunk   node of the state after the latest chunk, which the next one replaces
-    stops   tokens at which a state is wanted, and why, the nearest last; kind: why, at the next one
-    worth   of the checkpoint that a step under way takes
+    stops   tokens after which a state is taken, and why, the nearest last; kind: why, at the next one
+    value   of the checkpoint that the present step takes
     prompt  tokens that were there when it began; asked: how many of these could come from the cache
     known   tokens whose KV the cache had; length: tokens that it began with
     """
@@ -25,7 +24,6 @@ class RadixPrefix(CachedPrefix):
     __slots__ = (
         "_key",
         "asked",
-        "chunk",
         "kind",
         "known",
         "length",
@@ -33,17 +31,16 @@ class RadixPrefix(CachedPrefix):
         "prompt",
         "state_locked",
         "stops",
-        "worth",
+        "value",
     )
 
     def __init__(self, key: bytes = b"") -> None:
         self._key = key
         self.node: Node | None = None
-        self.chunk: Node | None = None
         self.state_locked = False
-        self.stops: list[tuple[int, Kind]] = []
-        self.kind = Kind.DECODE
-        self.worth = 0.0
+        self.stops: list[tuple[int, CheckpointKind]] = []
+        self.kind = CheckpointKind.DECODE
+        self.value = 0.0
         self.prompt = self.asked = self.known = self.length = 0
 
     @staticmethod
@@ -73,7 +70,7 @@ class RadixPrefix(CachedPrefix):
             stop, self.kind = self.stops.pop()
             if stop > length:
                 return stop
-        self.kind = Kind.DECODE
+        self.kind = CheckpointKind.DECODE
         if interval is None:
             return NEVER
         return self.prompt + ((max(0, length - self.prompt)) // interval + 1) * interval

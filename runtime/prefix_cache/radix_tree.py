@@ -8,8 +8,8 @@ never less. A node has one state at most, and it holds for the node's end only; 
     root ── "the quick" ──┬── " brown fox"   state after 19 tokens, say
             (tombstone)   └── " grey wolf"   state after 18
 
-A node without a state is a tombstone: its KV serves the nodes below it, but nobody can resume there, unless the model
-has no recurrent layers at all.
+A node without a state is a tombstone: its KV serves the nodes below it, but no sequence resumes there, unless the
+model has no recurrent layers at all.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Sequence
 
 from hybridge.runtime.prefix_cache.events import Change, EventLog
+from hybridge.runtime.prefix_cache.eviction_policy import EvictionPolicy, LruEviction
 from hybridge.runtime.prefix_cache.eviction_queue import EvictionQueue
 from hybridge.runtime.prefix_cache.node import Node, Root
 from hybridge.runtime.prefix_cache.resources import BlockReferences, StateSlots
 from hybridge.runtime.prefix_cache.token_tree import TokenTree, TreeMatch
-from hybridge.runtime.prefix_cache.worth import LruWorth, Worth
 
 
 class RadixTree:
@@ -38,12 +38,12 @@ class RadixTree:
         block_size: int,
         has_kv: bool = True,
         has_state: bool = True,
-        worth: Worth | None = None,
+        policy: EvictionPolicy | None = None,
         events: EventLog | None = None,
     ) -> None:
         self.has_kv, self.has_state = has_kv, has_state
         self.events = events or EventLog()
-        self.worth: Worth = worth or LruWorth()
+        self._policy: EvictionPolicy = policy or LruEviction()
         self.states = 0
         self._tokens = TokenTree(blocks, block_size, has_kv, has_state, self.events)
         self._slots = slots
@@ -51,8 +51,8 @@ class RadixTree:
         self._readers: set[Node] = set()  # whose states are locked
         # Called before a node loses its state (False) or all it has (True) to make room.
         self.before_eviction: Callable[[Node, bool], None] = lambda node, whole: None
-        self._state_queue = EvictionQueue(lambda node: self.worth.of_state(node), _may_lose_state)
-        self._kv_queue = EvictionQueue(lambda node: self.worth.of_kv(node), _may_lose_kv)
+        self._state_queue = EvictionQueue(self._policy.state_value, _may_lose_state)
+        self._kv_queue = EvictionQueue(lambda node: node.access, _may_lose_kv)
 
     @property
     def nodes(self) -> int:
@@ -113,11 +113,6 @@ class RadixTree:
         self._state_queue.push(node)
         self._kv_queue.push(node)
 
-    def reorder(self) -> None:
-        """Order what may go anew: the policy has changed. Of many nodes, some wait for the next changes."""
-        self._state_queue.reorder()
-        self._kv_queue.reorder()
-
     def lock(self, node: Node) -> None:
         """Keep the KV up to ``node``, and its state, until ``unlock``."""
         node.state_locks += 1
@@ -149,24 +144,24 @@ class RadixTree:
 
     @property
     def free_states(self) -> int:
-        """States that could be given up at present."""
+        """States that could be evicted at present."""
         return self.states - sum(node.state is not None for node in self._readers)
 
     def least_state(self) -> float | None:
-        """The least worth of a state that could be given up; None when there is none."""
+        """The least value of a state that could be evicted; None when there is none."""
         node = self._state_queue.peek()
-        return None if node is None else self.worth.of_state(node)
+        return None if node is None else self._policy.state_value(node)
 
     def least_leaf(self) -> Node | None:
-        """The leaf that ``evict_kv`` would give up; None when there is none."""
+        """The leaf that ``evict_kv`` would evict; None when there is none."""
         return self._kv_queue.peek()
 
-    def worth_of_new_state(self, start: int, end: int, uses: float) -> float:
-        """What a state after ``end`` tokens, the nearest one above at ``start``, is worth now if used so often."""
-        return self.worth.of_new_state(self._clock + 1, start, end, uses)
+    def new_state_value(self, start: int, end: int, uses: float) -> float:
+        """Of a state after ``end`` tokens, the nearest one above at ``start``, if it is used so often."""
+        return self._policy.new_state_value(self._clock + 1, start, end, uses)
 
     def drop_state(self, node: Node) -> None:
-        """Give up this very state, which must be there and not locked."""
+        """Drop this very state, which must be there and not locked."""
         self._drop_state(node)
         self._tidy(node)
 
@@ -179,7 +174,7 @@ class RadixTree:
         return slot
 
     def evict_state(self) -> bool:
-        """Give up the state of the least worth; False when every state is locked."""
+        """Evict the state of the least value; False when every state is locked."""
         node = self._state_queue.pop()
         if node is None:
             return False
@@ -189,7 +184,7 @@ class RadixTree:
         return True
 
     def evict_kv(self) -> bool:
-        """Give up the leaf of the least worth, with its state; False when all are locked."""
+        """Evict the leaf that was not of use for the longest time, with its state; False when all are locked."""
         node = self._kv_queue.pop()
         if node is None:
             return False
@@ -198,12 +193,12 @@ class RadixTree:
         return True
 
     def clear(self) -> None:
-        """Give up all that is not locked."""
+        """Evict all that is not locked."""
         while self.evict_kv() or self.evict_state():
             pass
 
     def _tidy(self, node: Node) -> None:
-        """Remove or merge what serves nobody, from ``node`` upwards: tombstones that end a path or only prolong one."""
+        """Remove or merge what serves no sequence, from ``node`` upwards: tombstones that end or prolong a path."""
         while node.attached and node.state is None and not node.locks:
             if len(node.children) == 1:
                 child = self._tokens.merge(node)
@@ -215,7 +210,7 @@ class RadixTree:
             node = self._remove(node)
 
     def _remove(self, leaf: Node) -> Node:
-        """Take an unlocked leaf out of the tree with all that it holds; its parent, which may be left for nobody."""
+        """Take an unlocked leaf out of the tree with all that it holds; its parent, which may serve nothing now."""
         if leaf.state is not None:
             self._drop_state(leaf)
         parent = self._tokens.remove(leaf)

@@ -22,14 +22,13 @@ class TreeMatch:
 
     node, length: where a sequence can resume; ``length`` is ``node.end``, or less for a model without recurrent
     layers, which can resume inside a node. known: tokens whose KV the tree has. branches: whether the key leaves the
-    tree inside a node, where an insert would split it. ends: whether the tree knows nothing beyond ``known``.
+    tree inside a node, where an insert would split it.
     """
 
     node: Node
     length: int
     known: int
     branches: bool
-    ends: bool = False
 
 
 class TokenTree:
@@ -81,7 +80,7 @@ class TokenTree:
             node = child
             if node.state is not None or not self._has_state:
                 resume = node
-        return TreeMatch(resume, resume.end, known, branches, known == node.end and not node.children)
+        return TreeMatch(resume, resume.end, known, branches)
 
     def grow(self, key: bytes, blocks: Sequence[int], namespace: str) -> Node:
         """The node that ends at ``key``, made where it was missing, with those of ``blocks`` that hold its tokens."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from hybridge.artifact.errors import RequestError
 from hybridge.runtime.generation import Generation, Request
 from hybridge.runtime.prefix_cache.metrics import CacheReport
-from hybridge.runtime.prefix_cache.settings import RADIX
+from hybridge.runtime.prefix_cache.settings import EARLY, RADIX
 from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.pinned import PinnedPrefix, checked_name
@@ -32,7 +32,9 @@ class CacheControl:
         shorter does.
         """
         served, ids = self._loop.served_cache, request.prompt_ids
-        if served is None or not served.cache.needs.state or served.cache.settings.prompt_end or len(ids) == 1:
+        if served is None or not served.cache.needs.state or len(ids) == 1:
+            return [request]
+        if served.cache.settings.prompt_checkpoints == EARLY:
             return [request]
         return [replace(request, prompt_ids=ids[:-1]), request]
 

@@ -57,7 +57,7 @@ def loop_memory(
             _warn_of_few_states(pools, shape, budget)
     sizes = pools.sizes
     engine.allocate_pools(sizes)
-    radix = radix_cache(engine, pools, needs, cache, shape.max_rows) if cached else None
+    radix = radix_cache(sizes, needs, cache) if cached else None
     if cached:
         needs = replace(needs, window=None)  # the tree keeps the blocks that a sliding window has passed
     manager = BlockManager(

@@ -6,22 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hybridge.runtime.blocks import CacheNeeds
-from hybridge.runtime.engines.packed_rows import EXACT
-from hybridge.runtime.engines.paged import PagedEngine
-from hybridge.runtime.prefix_cache.costs import costs_of_model
+from hybridge.runtime.engines.paged import PagedEngine, PoolSizes
+from hybridge.runtime.prefix_cache.eviction_policy import CostAwareEviction, LruEviction
 from hybridge.runtime.prefix_cache.host_tier import HostTier
-from hybridge.runtime.prefix_cache.kinds import Chances
 from hybridge.runtime.prefix_cache.metrics import CacheReport
 from hybridge.runtime.prefix_cache.node import Node
 from hybridge.runtime.prefix_cache.radix_cache import RadixCache
 from hybridge.runtime.prefix_cache.settings import LRU, RADIX, PrefixCacheSettings
 from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 from hybridge.runtime.prefix_cache.transfer import DeviceCache
-from hybridge.runtime.prefix_cache.tuner import AlphaTuner
-from hybridge.runtime.prefix_cache.worth import LruWorth, ValueWorth, Worth
 from hybridge.runtime.scheduler import ScheduledSequence, Scheduler
 from hybridge.runtime.serving.pinned import PinnedPrefixes
-from hybridge.runtime.serving.pools import CacheSlots, PoolReport
+from hybridge.runtime.serving.pools import CacheSlots
 
 
 def cached_slots(settings: PrefixCacheSettings) -> CacheSlots | None:
@@ -31,21 +27,9 @@ def cached_slots(settings: PrefixCacheSettings) -> CacheSlots | None:
     return CacheSlots(settings.cached_states, settings.states)
 
 
-def radix_cache(
-    engine: PagedEngine, pools: PoolReport, needs: CacheNeeds, settings: PrefixCacheSettings, rows: int
-) -> RadixCache:
-    """A radix tree over ``pools``, of which sequences that run take up to ``rows`` slots."""
-    sizes = pools.sizes
-    worth: Worth = LruWorth()
-    tuner: AlphaTuner | None = None
-    if settings.policy != LRU:
-        chances = Chances()
-        costs = costs_of_model(engine.config, pools.block_bytes // sizes.block_size, pools.cached_bytes)
-        if settings.alpha is None and needs.state:
-            states = sizes.num_slots - rows if settings.states == EXACT else sizes.num_packed - 1
-            tuner = AlphaTuner(costs, max(1, states), settings, chances)
-        worth = ValueWorth(costs, AlphaTuner.alpha if settings.alpha is None else settings.alpha, chances)
-    return RadixCache(sizes, needs, settings, worth, tuner)
+def radix_cache(sizes: PoolSizes, needs: CacheNeeds, settings: PrefixCacheSettings) -> RadixCache:
+    """A radix tree over pools of ``sizes``."""
+    return RadixCache(sizes, needs, settings, LruEviction() if settings.policy == LRU else CostAwareEviction())
 
 
 class ServedCache:
@@ -95,6 +79,5 @@ class ServedCache:
             cache.tree.states * state_bytes,
             0 if self.host is None else self.host.nbytes,
             tuple(self.pinned.names()),
-            cache.tree.worth.alpha if isinstance(cache.tree.worth, ValueWorth) else None,
             replace(cache.metrics, misses=cache.metrics.misses.copy()),
         )

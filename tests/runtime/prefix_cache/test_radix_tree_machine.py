@@ -10,10 +10,10 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from hybridge.runtime.prefix_cache.eviction_policy import CostAwareEviction, LruEviction
 from hybridge.runtime.prefix_cache.node import Node
 from hybridge.runtime.prefix_cache.radix_tree import RadixTree
 from hybridge.runtime.prefix_cache.token_key import key_from_tokens
-from hybridge.runtime.prefix_cache.worth import CacheCosts, LruWorth, ValueWorth
 from tests.runtime.prefix_cache.fake_memory import FakeBlocks, FakeSlots, check_tree, tokens_of, written_blocks
 from tests.runtime.prefix_cache.replica import Replica
 from tests.support.effort import examples
@@ -34,8 +34,8 @@ class TreeMachine(RuleBasedStateMachine):
     @initialize(value=st.booleans())
     def start(self, value: bool) -> None:
         self.blocks, self.slots = FakeBlocks(BLOCKS, self.block_size), FakeSlots(SLOTS)
-        worth = ValueWorth(CacheCosts(8, 100)) if value else LruWorth()
-        self.tree = RadixTree(self.blocks, self.slots, self.block_size, self.has_kv, self.has_state, worth)
+        policy = CostAwareEviction() if value else LruEviction()
+        self.tree = RadixTree(self.blocks, self.slots, self.block_size, self.has_kv, self.has_state, policy)
         self.held: list[tuple[Node, tuple[int, ...]]] = []
         self.replica = Replica()
 
@@ -104,10 +104,6 @@ class TreeMachine(RuleBasedStateMachine):
     def evict_kv(self) -> None:
         free = [node for node in self.tree.walk() if node.attached and not node.children and not node.locks]
         assert self.tree.evict_kv() == bool(free)
-
-    @rule()
-    def reorder(self) -> None:
-        self.tree.reorder()
 
     @invariant()
     def honest(self) -> None:

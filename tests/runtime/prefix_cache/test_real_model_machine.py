@@ -50,18 +50,16 @@ class Machine(RuleBasedStateMachine):
         slots=st.integers(1, 8),
         blocks=st.integers(0, 24),
         policy=st.sampled_from(["lru", "value"]),
-        grid=st.sampled_from([None, 7]),
+        points=st.sampled_from(["early", "branches"]),
         decode=st.sampled_from([None, 2]),
         budget=st.sampled_from([3, 5, 64]),
-        cap=st.sampled_from([None, 1, 3]),
         host_bytes=st.sampled_from([0, 20_000, 1 << 20]),
     )
-    def start(self, block_size, slots, blocks, policy, grid, decode, budget, cap, host_bytes) -> None:
+    def start(self, block_size, slots, blocks, policy, points, decode, budget, host_bytes) -> None:
         cache = PrefixCacheSettings(
             policy=policy,
-            grid=grid,
+            prompt_checkpoints=points,
             decode_interval=decode,
-            path_states=cap,
             cached_states=slots - 1,
             states=self.states,
             host_bytes=host_bytes,

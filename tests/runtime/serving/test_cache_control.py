@@ -160,7 +160,7 @@ def test_a_session_that_does_not_fit_takes_nothing(
     assert not llm.loop.scheduler.manager.pool.used and llm.load_session(file).length == 45
     small = opened(sequences=1, slots=1)
     with monkeypatch.context() as patch:
-        patch.setattr(small.loop.prefix_cache, "make_room", lambda *_: False)
+        patch.setattr(small.loop.prefix_cache, "evict", lambda *_: False)
         with pytest.raises(RequestError, match="give it more memory"):
             small.load_session(file)
     small.loop.scheduler.check_integrity()
@@ -190,7 +190,7 @@ def test_sessions_and_host_memory_of_one_kind_of_layer(
 
 
 def test_states_of_disturbed_prompts_are_exact(opened: Opened, oracle: Oracle) -> None:
-    llm, rng = opened(sequences=20, slots=40, decode_interval=3, grid=16), np.random.default_rng(3)
+    llm, rng = opened(sequences=20, slots=40, decode_interval=3), np.random.default_rng(3)
     prompts = [[*SYSTEM[:length], *rng.integers(3, 97, 5).tolist()] for length in (41, 41, 20, 41, 30)]
     first = llm.generate(prompts, max_new_tokens=7)
     check_all(llm.loop, llm.engine, oracle)

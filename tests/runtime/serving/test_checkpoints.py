@@ -63,7 +63,7 @@ class WatchedEngine(AheadToyEngine):
 def test_nobody_waits_for_a_step_to_take_a_state(memory_bytes: int) -> None:
     """States are copied by the device behind the step; the host waits once, for the tokens."""
     engine = WatchedEngine()
-    cache = PrefixCacheSettings(grid=5, decode_interval=2, path_states=None, cached_states=8)
+    cache = PrefixCacheSettings(decode_interval=2, cached_states=8)
     settings = ServingSettings(4, 4, 24, MAX_SEQ, memory_bytes, prefix_cache=cache)
     loop = ServingLoop(engine, settings, (), None)
     prompts = [[*line(1, 20), *line(seed, 12)] for seed in range(2, 10)]
@@ -79,7 +79,7 @@ def test_nobody_waits_for_a_step_to_take_a_state(memory_bytes: int) -> None:
 
 
 def test_a_request_never_holds_more_than_one_slot() -> None:
-    cache = PrefixCacheSettings(grid=5, decode_interval=2, path_states=None, cached_states=9)
+    cache = PrefixCacheSettings(decode_interval=2, cached_states=9)
     loop, engine = toy_loop(prefix_cache=cache, max_rows=4, max_tokens=16, memory_bytes=20_000)
     prompts = [[*line(1, 20), *line(seed, 25)] for seed in range(2, 10)]
     wanted = {(loop.add(asked(prompt, 12)), 0): tuple(toy_greedy(engine.config, prompt, 12)) for prompt in prompts}
@@ -124,14 +124,3 @@ def test_the_next_turn_computes_at_most_an_interval_again(interval: int | None, 
         length = memory.length
         loop.cancel(first)
     assert cached(loop, [*said[:length], *line(3, 5)]) == length
-
-
-@pytest.mark.parametrize("most", [1, 2, 5])
-def test_one_way_keeps_to_its_cap(most: int) -> None:
-    cache = PrefixCacheSettings(path_states=most, decode_interval=2, cached_states=30)
-    loop, _ = toy_loop(prefix_cache=cache)
-    loop.add(asked(line(1, 30), 40))
-    while loop.busy:
-        loop.step()
-        assert loop.prefix_cache.tree.states <= most
-    assert loop.prefix_cache.tree.states == most and loop.prefix_cache.metrics.capped_states > 10

@@ -31,7 +31,7 @@ from tests.support.effort import examples
 MAX_SEQ, BLOCK, MOST = 32, 4, 3
 EOS = (17, 40)
 KINDS = [(HYBRID, None), (HYBRID, 5), (PURE_ATTENTION, None), (PURE_ATTENTION, 6), (PURE_MAMBA, None)]
-CACHES = ["off", "blocks", PrefixCacheSettings(decode_interval=4), PrefixCacheSettings(grid=4)]
+CACHES = ["off", "blocks", PrefixCacheSettings(decode_interval=4), PrefixCacheSettings(decode_interval=1)]
 SAMPLING = [
     {},
     {"temperature": 1.0, "seed": 3, "n": 2},

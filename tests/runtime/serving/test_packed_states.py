@@ -138,7 +138,7 @@ def test_as_many_chats_as_packed_states_go_on_where_they_ended() -> None:
     for states, count in (("exact", 3), ("int8", 12)):
         engine = toy()
         budget = 16 * 25 * engine.block_bytes(4) + (1 + 3) * 16 + 4
-        cache = PrefixCacheSettings(cached_states=count, spread=0, prompt_end=False, chunks=False, states=states)
+        cache = PrefixCacheSettings(cached_states=count, prompt_checkpoints="branches", states=states)
         settings = ServingSettings(4, max_rows=1, memory_bytes=budget, prefix_cache=cache)
         loop, history = ServingLoop(engine, settings, (), None), []
         chats = [[chat, 3, 5, chat, 7, 9, 11, chat] for chat in range(12)]
@@ -158,7 +158,7 @@ def test_as_many_chats_as_packed_states_go_on_where_they_ended() -> None:
 
 def test_a_sequence_that_ends_frees_its_slot_even_where_packing_fails() -> None:
     engine = toy()
-    cache = PrefixCacheSettings(cached_states=4, spread=0, prompt_end=False, chunks=False, states="int8")
+    cache = PrefixCacheSettings(cached_states=4, prompt_checkpoints="branches", states="int8")
     loop = ServingLoop(engine, ServingSettings(4, prefix_cache=cache), (), None)
     engine.fails = 0
     loop.add(ServingRequest(Request((1, 2, 3, 4, 5), SamplingParams(ignore_eos=True), 3)))

@@ -66,7 +66,7 @@ def test_it_outlives_any_traffic(layers: tuple[str, ...], policy: str) -> None:
 @pytest.mark.parametrize("length", [1, 2, 15, 28, 29, 30, 31])
 def test_prompts_that_end_inside_or_right_after_it(layers: tuple[str, ...], length: int) -> None:
     """A prompt leaves its last token out; a state holds for its own length only."""
-    loop, engine = opened(layers, spread=0)
+    loop, engine = opened(layers)
     pin(loop, SYSTEM, "system")
     empty(loop)
     prompt = [*SYSTEM, 5][:length]
@@ -199,7 +199,7 @@ def test_what_another_has_already_needs_no_more_room(layers: tuple[str, ...], le
     """The same tokens, a beginning of them, more, or others behind a beginning: only the rest is to be found."""
     kv, state = layers != PURE_MAMBA, layers != PURE_ATTENTION
     slots = 3 if tail or length < 30 else 2
-    cache = PrefixCacheSettings(cached_states=slots - 1, spread=0)
+    cache = PrefixCacheSettings(cached_states=slots - 1)
     loop, engine = toy_loop(
         layers, prefix_cache=cache, memory_bytes=(24 + 8 + 4) * 32 * kv + 16 * slots * state, max_rows=1
     )
@@ -219,12 +219,15 @@ def test_what_another_has_already_needs_no_more_room(layers: tuple[str, ...], le
     assert finish(loop, engine)[id_, 0] == tuple(toy_greedy(engine.config, prompt, 7))
 
 
-@pytest.mark.parametrize("grid", [1, 3, 5])
+@pytest.mark.parametrize("every", [3, 5])
 @pytest.mark.parametrize("under_way", [False, True], ids=["comes later", "under way"])
-def test_states_on_the_way_cost_nobody_a_block(grid: int, under_way: bool) -> None:
-    """After each of them a sequence went on inside a block with a copy of it."""
-    cache = PrefixCacheSettings(grid=grid, path_states=None, cached_states=30)
+def test_states_on_the_way_take_no_further_block(every: int, under_way: bool) -> None:
+    """After each of them a sequence continued inside a block with a copy of it."""
+    cache = PrefixCacheSettings(prompt_checkpoints="branches", cached_states=30)
     loop, engine = toy_loop(prefix_cache=cache, max_rows=2, memory_bytes=40 * 32 + 16 * 34)
+    for length in range(every, 57, every):
+        cached_tokens(loop, line(1, length), 1)
+    assert sum(node.state is not None for node in loop.prefix_cache.tree.walk()) == 56 // every
     prompt = line(2, 90)
     found: list[Output] = []
     if under_way:
@@ -251,7 +254,9 @@ def test_states_on_the_way_cost_nobody_a_block(grid: int, under_way: bool) -> No
 @pytest.mark.parametrize("order", permutations(range(3)), ids=str)
 def test_a_prefix_that_is_dropped_leaves_nothing_behind_in_one_that_stays(order: tuple[int, ...], stays: int) -> None:
     """Nested, and parted after a part of a block: all that cannot go is counted."""
-    loop, _ = opened(grid=3, path_states=None, cached_states=40)
+    loop, _ = opened(cached_states=40)
+    for length in range(3, 30, 3):
+        cached_tokens(loop, SYSTEM[:length], 1)
     prefixes = [SYSTEM, [*SYSTEM[:15], *line(5, 7)], SYSTEM[:18]]
     for number in order:
         pin(loop, prefixes[number], str(number))

@@ -35,7 +35,7 @@ def cached_tokens(loop: ServingLoop, prompt: Sequence[int], new: int = 1) -> int
     ("layers", "window"), [(HYBRID, None), (HYBRID, 5), (PURE_ATTENTION, None), (PURE_MAMBA, None)], ids=str
 )
 def test_tokens_are_those_of_each_alone(layers: Sequence[str], window: int | None, memory_bytes: int) -> None:
-    cache = PrefixCacheSettings(grid=8, decode_interval=5, cached_states=6)
+    cache = PrefixCacheSettings(decode_interval=5, cached_states=6)
     loop, engine = toy_loop(layers, window, prefix_cache=cache, memory_bytes=memory_bytes)
     rng = np.random.default_rng(memory_bytes)
     begins = [rng.integers(0, 61, 30).tolist() for _ in range(3)]
@@ -93,7 +93,7 @@ def test_a_prompt_that_parts_inside_a_node_leaves_a_state_there() -> None:
 
 
 def test_a_state_that_went_while_its_kv_stayed() -> None:
-    loop, _ = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=20, prompt_end=False))
+    loop, _ = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=20, prompt_checkpoints="branches"))
     prompt = line(1, 20)
     for tail in (2, 3):
         cached_tokens(loop, prompt + line(tail, 9))
@@ -139,7 +139,7 @@ def test_chunks_of_any_size(chunk: int) -> None:
     for _ in range(-(-150 // budget)):
         poison(loop, engine)
         loop.step()
-    # Half-way: a second prompt finds the latest chunk.
+    # Half-way, a second prompt comes that branches off.
     begun = loop.scheduler.sequences[id_].memory.length
     second = loop.add(asked(prompt[:begun] + line(2, 9), 3))
     found = answers(run_all(loop))
@@ -177,7 +177,7 @@ def test_tenants_share_nothing() -> None:
 
 
 def test_decode_states_are_taken_on_the_way() -> None:
-    settings = PrefixCacheSettings(cached_states=20, decode_interval=4, path_states=None)
+    settings = PrefixCacheSettings(cached_states=20, decode_interval=4)
     loop, engine = toy_loop(prefix_cache=settings)
     prompt = line(1, 10)
     loop.add(asked(prompt, 60))

@@ -27,14 +27,9 @@ SETTINGS = st.builds(
     PrefixCacheSettings,
     policy=st.sampled_from(["lru", "value"]),
     cached_states=st.sampled_from([0, 1, 3, None]),
-    grid=st.sampled_from([None, 1, 4]),
-    spread=st.sampled_from([0, 3]),
-    chunks=st.booleans(),
-    prompt_end=st.booleans(),
+    prompt_checkpoints=st.sampled_from(["early", "branches", "none"]),
     decode_interval=st.sampled_from([None, 1, 4]),
-    path_states=st.sampled_from([None, 1, 3]),
     host_bytes=st.sampled_from([0, 0, 60, 400, 100_000]),
-    window=st.sampled_from([1, 8]),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hybridge.runtime.prefix_cache.ghosts import Ghosts
+from hybridge.runtime.prefix_cache.evicted_prefixes import EvictedPrefixes
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 from hybridge.runtime.serving.loop import ServingLoop
@@ -55,7 +55,7 @@ def test_each_outcome_has_its_name() -> None:
 
 
 def test_a_state_that_went_alone_was_evicted_too() -> None:
-    loop = loop_of(prompt_end=False)
+    loop = loop_of(prompt_checkpoints="branches")
     shared = line(1, 20)
     for tail in (2, 3):
         ask(loop, [*shared, *line(tail, 9)])
@@ -66,7 +66,7 @@ def test_a_state_that_went_alone_was_evicted_too() -> None:
 
 def test_prompts_of_one_length_and_one_beginning_are_told_apart() -> None:
     """With a system prompt, all do begin alike: each that had to go is remembered."""
-    loop = loop_of(branch_points=False, spread=0)
+    loop = loop_of()
     prompts = [[*line(1, 17), *line(tail, 9)] for tail in range(2, 9)]
     for prompt in prompts:
         ask(loop, prompt)
@@ -76,18 +76,18 @@ def test_prompts_of_one_length_and_one_beginning_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("others", [1, 100])
-def test_ghosts_of_one_beginning(others: int) -> None:
-    ghosts = Ghosts(capacity=others + 1)
+def test_evicted_prefixes_of_one_beginning(others: int) -> None:
+    evicted = EvictedPrefixes(capacity=others + 1)
     for tail in range(others + 1):
-        ghosts.add("", key_from_tokens([*range(20), tail, 7]))
-        ghosts.add("", key_from_tokens([*range(20), tail, 7]))
-    assert all(ghosts.knows("", key_from_tokens([*range(20), tail, 7, 8])) for tail in range(others + 1))
-    assert not ghosts.knows("", key_from_tokens([*range(20), 999, 7, 8]))
-    ghosts.add("", key_from_tokens([1, 2, 3]))
-    assert not ghosts.knows("", key_from_tokens([*range(20), 0, 7])), "the oldest is forgotten"
+        evicted.add("", key_from_tokens([*range(20), tail, 7]))
+        evicted.add("", key_from_tokens([*range(20), tail, 7]))
+    assert all(evicted.knows("", key_from_tokens([*range(20), tail, 7, 8])) for tail in range(others + 1))
+    assert not evicted.knows("", key_from_tokens([*range(20), 999, 7, 8]))
+    evicted.add("", key_from_tokens([1, 2, 3]))
+    assert not evicted.knows("", key_from_tokens([*range(20), 0, 7])), "the oldest is forgotten"
     for number in range(others + 1):
-        ghosts.add("", key_from_tokens([900 + number]))
-    assert not ghosts.knows("", key_from_tokens([1, 2, 3])) and len(ghosts._lengths) == others + 1
+        evicted.add("", key_from_tokens([900 + number]))
+    assert not evicted.knows("", key_from_tokens([1, 2, 3])) and len(evicted._lengths) == others + 1
 
 
 def test_the_first_token_of_all_prompts_is_no_reason() -> None:
@@ -115,16 +115,16 @@ def test_bytes_held_are_those_of_the_pools(layers: tuple[str, ...], window: int 
 
 
 def test_evictions_are_counted_by_kind() -> None:
-    loop = loop_of(path_states=1, decode_interval=None)
+    loop = loop_of(decode_interval=None)
     shared = line(1, 20)
     for tail in (2, 3):
         cached_tokens(loop, [*shared, *line(tail, 9)], 5)
     counts, tree = loop.prefix_cache.metrics, loop.prefix_cache.tree
-    assert counts.capped_states > 0 and not counts.evicted_states and not counts.evicted_leaves
+    assert not counts.evicted_states and not counts.evicted_leaves
     states = tree.states
     assert loop.prefix_cache.evict_state() and (counts.evicted_states, counts.evicted_leaves) == (1, 0)
     leaves = 0
     while loop.prefix_cache.evict_kv():
         leaves += 1
     assert leaves and (counts.evicted_states, counts.evicted_leaves) == (states, leaves)
-    assert counts.inserted_states == states + counts.capped_states
+    assert counts.inserted_states == states

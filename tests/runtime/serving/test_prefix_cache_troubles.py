@@ -28,7 +28,7 @@ def finish(loop: ServingLoop, engine: ToyPagedEngine) -> dict[tuple[int, int], t
 
 def test_a_chunk_does_not_keep_the_state_out_that_comes_right_after_it() -> None:
     """A step ends one token before the prompts part, and no slot is left: the chunk's own becomes the other state's."""
-    settings = PrefixCacheSettings(cached_states=2, alpha=1024.0, spread=0, prompt_end=False, decode_interval=None)
+    settings = PrefixCacheSettings(cached_states=2, prompt_checkpoints="branches", decode_interval=None)
     loop, _ = toy_loop(prefix_cache=settings, max_tokens=59, max_rows=1)
     assert loop.pools.sizes.num_slots == 3
     shared = line(1, 60)
@@ -38,7 +38,7 @@ def test_a_chunk_does_not_keep_the_state_out_that_comes_right_after_it() -> None
 @pytest.mark.parametrize("groups", [3, 4, 5])
 def test_as_many_states_as_groups_come_to_hold_one_for_each(groups: int) -> None:
     """Rows take slots while others are about to take states, which are of less use than those that are there."""
-    settings = PrefixCacheSettings(cached_states=groups, alpha=1024.0)
+    settings = PrefixCacheSettings(cached_states=groups)
     loop, _ = toy_loop(prefix_cache=settings, max_rows=2, memory_bytes=20_000)
     assert loop.pools.sizes.num_slots == groups + 2
     begins, rng, outputs = [line(group, 60) for group in range(groups)], np.random.default_rng(groups), []
@@ -96,7 +96,7 @@ def test_prompts_around_one_block(length: int, layers: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_slots_for_next_to_nobody(rows: int) -> None:
     """As many slots as one sequence of full length leaves: one, whatever the rows."""
-    cache = PrefixCacheSettings(cached_states=1, decode_interval=2, grid=3)
+    cache = PrefixCacheSettings(cached_states=1, decode_interval=2)
     loop, engine = toy_loop(prefix_cache=cache, memory_bytes=25 * 32 + 16 * rows, max_rows=rows)
     rng = np.random.default_rng(rows)
     begin, wanted = line(1, 20), {}

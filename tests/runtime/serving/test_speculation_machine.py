@@ -45,7 +45,7 @@ CALLS = ["step", "copy_slots", "zero_slots", "launch"]
 CACHES = [
     "blocks",
     PrefixCacheSettings(decode_interval=3),
-    PrefixCacheSettings(grid=4, decode_interval=2),
+    PrefixCacheSettings(prompt_checkpoints="branches", decode_interval=1),
     PrefixCacheSettings(decode_interval=2, cached_states=2, host_bytes=2000),
 ]
 GREEDY = [

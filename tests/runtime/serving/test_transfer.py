@@ -17,7 +17,7 @@ from tests.runtime.serving.toy_loop import asked, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.runtime.toy_paged_engine import ToyPagedEngine, toy_state
 
-ENDS_ONLY = {"spread": 0, "prompt_end": False, "branch_points": False, "chunks": False, "decode_interval": None}
+ENDS_ONLY = {"prompt_checkpoints": "none", "decode_interval": None}
 
 
 class Copied:

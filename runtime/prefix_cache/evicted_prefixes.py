@@ -1,4 +1,4 @@
-"""What the tree once had: the beginnings of sequences whose states or KV had to go."""
+"""The prefixes that were evicted, so that a miss can be told from a prompt that is new."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from hashlib import blake2b
 
 from hybridge.runtime.prefix_cache.token_key import TOKEN_BYTES, cut
 
-# Tokens by which a ghost is found; those that it may have more are compared by a hash.
+# Tokens by which a prefix is found; those that it may have more are compared by a hash.
 _SHORT = 16
 
 # Namespace and first tokens, length in bytes, and a hash of the whole.
 _Beginning = tuple[str, bytes]
-_Ghost = tuple[_Beginning, int, bytes]
+_Evicted = tuple[_Beginning, int, bytes]
 
 
-class Ghosts:
-    """The latest ``capacity`` sequences of tokens that went."""
+class EvictedPrefixes:
+    """The latest ``capacity`` of them."""
 
     def __init__(self, capacity: int = 4096) -> None:
         self._capacity = capacity
-        self._gone: OrderedDict[_Ghost, None] = OrderedDict()
+        self._evicted: OrderedDict[_Evicted, None] = OrderedDict()
         # How many there are of each length.
         self._lengths: dict[_Beginning, Counter[int]] = {}
 
     def add(self, namespace: str, key: bytes) -> None:
-        """Note that what could be resumed after ``key`` has gone."""
+        """What could be resumed after ``key`` is evicted."""
         beginning = namespace, cut(key, 0, _SHORT)
-        ghost = beginning, len(key), _hash(key).digest()
-        if ghost not in self._gone:
+        prefix = beginning, len(key), _hash(key).digest()
+        if prefix not in self._evicted:
             self._lengths.setdefault(beginning, Counter())[len(key)] += 1
-        self._gone[ghost] = None
-        self._gone.move_to_end(ghost)
-        if len(self._gone) > self._capacity:
-            self._forget(*self._gone.popitem(last=False)[0])
+        self._evicted[prefix] = None
+        self._evicted.move_to_end(prefix)
+        if len(self._evicted) > self._capacity:
+            self._forget(*self._evicted.popitem(last=False)[0])
 
     def knows(self, namespace: str, key: bytes) -> bool:
-        """Whether something that ``key`` begins with has gone."""
+        """Whether something that ``key`` begins with was evicted."""
         for length in range(min(len(key), _SHORT * TOKEN_BYTES), 0, -TOKEN_BYTES):
             beginning = namespace, key[:length]
             hashed, end = _hash(b""), 0
             for size in sorted(size for size in self._lengths.get(beginning, ()) if size <= len(key)):
                 hashed.update(key[end:size])
                 end = size
-                if (beginning, size, hashed.digest()) in self._gone:
+                if (beginning, size, hashed.digest()) in self._evicted:
                     return True
         return False
 

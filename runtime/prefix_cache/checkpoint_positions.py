@@ -1,0 +1,34 @@
+"""Where the states of a prompt are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hybridge.runtime.prefix_cache.checkpoint_kind import CheckpointKind
+from hybridge.runtime.prefix_cache.token_tree import TreeMatch
+
+# States that are spread evenly over a prompt, and the tokens between them: closer, each saves too little.
+_SPREAD, _LEAST_STEP = 3, 64
+
+
+def checkpoint_positions(
+    match: TreeMatch, prompt: int, branch_point: int = 0, expected: Sequence[int] = (), early: bool = True
+) -> list[tuple[int, CheckpointKind]]:
+    """Numbers of tokens, the nearest last, after which the states of a prompt of ``prompt`` tokens are taken, and why.
+
+    Where the prompt branches off from what the tree knows, or after ``branch_point`` tokens from an earlier prompt: a
+    second sequence came there, so a third may. With ``early``, also before its last token, where the same prompt
+    resumes; and where less than half of it is known, at the lengths ``expected``, at which other prompts branched, or
+    else evenly.
+    """
+    asked = prompt - 1
+    wanted: dict[int, CheckpointKind] = {}
+    if early and 2 * match.known < asked:
+        likely = [length for length in expected if match.known < length < asked]
+        step = max(_LEAST_STEP, -(-asked // (_SPREAD + 1)))
+        wanted.update(dict.fromkeys(() if likely else range(step, asked, step), CheckpointKind.SPREAD))
+        wanted.update(dict.fromkeys(likely, CheckpointKind.EXPECTED))
+    if early:
+        wanted[asked] = CheckpointKind.PROMPT_END
+    wanted.update(dict.fromkeys((match.known, branch_point), CheckpointKind.BRANCH))
+    return sorted((item for item in wanted.items() if item[0] > match.length), reverse=True)
