@@ -1,4 +1,4 @@
-"""The requests of a loop that have not ended: which sequences are whose, and what each is told."""
+"""The requests of a loop that have not ended: their sequences and their output."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LiveRequests:
         return len(self._groups)
 
     @property
-    def untold(self) -> bool:
+    def has_pending_output(self) -> bool:
         """Whether ``take`` has something to give, or will have once the pieces are made."""
         return bool(self._outputs or self._unmade)
 
@@ -185,9 +185,9 @@ class LiveRequests:
         return outputs
 
     def cancel(self, request_id: int) -> None:
-        """End a request, of which nothing more is heard. One that has ended, or never was, is none to end."""
+        """End a request without further output. Finished or unknown ids are ignored."""
         self._end(request_id)
-        if self.untold:
+        if self.has_pending_output:
             self._outputs = [output for output in self._outputs if output.request_id != request_id]
             self._unmade = [unmade for unmade in self._unmade if unmade[0] != request_id]
 
@@ -206,7 +206,7 @@ class LiveRequests:
         self.end_with(requests, error)
 
     def drop_finished(self, request_id: int) -> None:
-        """Let go of a request if its last sequence has ended."""
+        """Forget a request if its last sequence has ended."""
         if self._groups[request_id].finished:
             del self._groups[request_id]
 

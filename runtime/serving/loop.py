@@ -24,7 +24,7 @@ from hybridge.runtime.text import Tokenizer
 
 
 class ServingLoop:
-    """Owns the pools of ``engine``: nobody else may step it. Not for use from several threads at once.
+    """Owns the pools of ``engine``, which nothing else may step. Not for use from several threads at once.
 
     Call ``step`` as long as it is ``busy``. ``pools`` says where the memory went; ``steps`` counts those that ran,
     ``last_plan`` is the plan of the last of them, and ``last_times`` what it took.
@@ -45,7 +45,7 @@ class ServingLoop:
         speculator = None if wanted is None else Speculator(wanted, engine, rows)
         memory = loop_memory(engine, settings, self.shape, speculator.candidate_slots if speculator else 0)
         self.pools, self.scheduler, self.served_cache = memory.pools, memory.scheduler, memory.cache
-        forget, forked = (speculator.forget, speculator.forked) if speculator else (_nobody_remembers,) * 2
+        forget, forked = (speculator.forget, speculator.forked) if speculator else (_noop,) * 2
         self._requests = requests = LiveRequests(self.scheduler, eos, tokenizer, forget, forked)
         self._speculator = speculator
         self._candidates = CandidateCheck(speculator, self.scheduler, requests) if speculator else None
@@ -66,8 +66,8 @@ class ServingLoop:
 
     @property
     def busy(self) -> bool:
-        """Whether any request has not ended, or not been told so."""
-        return bool(self._requests or self._requests.untold or self._under_way)
+        """Whether any request has not ended, or has output to hand out."""
+        return bool(self._requests or self._requests.has_pending_output or self._under_way)
 
     def has(self, request_id: int) -> bool:
         """Whether the request has not ended."""
@@ -85,7 +85,7 @@ class ServingLoop:
         return self._requests.add(asked, time.perf_counter() if started is None else started)
 
     def cancel(self, request_id: int) -> None:
-        """End a request, of which nothing more is heard. One that has ended, or never was, is none to end."""
+        """End a request without further output. Finished or unknown ids are ignored."""
         self._requests.cancel(request_id)
         if not self._requests:
             self.settle()
@@ -105,7 +105,7 @@ class ServingLoop:
             # Also after an interrupt: a piece is made of the token that was chosen last.
             self._requests.make_pieces()
         if self._speculator is not None:
-            self._speculator.learn()
+            self._speculator.update_cost_model()
         return self._requests.take()
 
     def settle(self, makes_pieces: bool = True) -> None:
@@ -127,7 +127,7 @@ class ServingLoop:
         self.last_plan = plan
         try:
             if self._speculator is not None:
-                self._speculator.ran(plan, under_way.sampling, verdict.accepted)
+                self._speculator.record_step(plan, under_way.sampling, verdict.accepted)
             self.scheduler.commit(plan, verdict.accepted)
             if result is not None:
                 self._requests.read_prompts(plan, result)
@@ -136,7 +136,7 @@ class ServingLoop:
             self._end_committed(plan, error)
         self.last_times = under_way.times()
         if self._speculator is not None:
-            self._speculator.took(plan, self.last_times.host + self.last_times.device)
+            self._speculator.record_time(plan, self.last_times.host + self.last_times.device)
         if makes_pieces:
             self._requests.make_pieces()
 
@@ -195,5 +195,5 @@ def _sampled(plan: StepPlan, sampling: Sequence[ScheduledSequence]) -> Iterable[
     return zip(sampling, [begin + row.prompt_logits for row, begin in places if row.samples], strict=True)
 
 
-def _nobody_remembers(*sequences: int) -> None:
-    """Without speculation, no drafter has to know what becomes of a sequence."""
+def _noop(*sequences: int) -> None:
+    """For loops without speculation, where no drafter follows the sequences."""

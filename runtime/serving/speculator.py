@@ -42,7 +42,7 @@ class Speculator:
         self._settings, self._vocab = settings, engine.config.vocab_size
         self._plain_next, self._compared = False, Counter[int]()
         self._measures = settings.adaptive and settings.candidate_cost is None
-        self._unlearned: tuple[StepPlan, float] | None = None
+        self._unobserved: tuple[StepPlan, float] | None = None
         self._drafter = settings.make_drafter()
         self._counts: dict[int, CandidateCount] = {}
         # By sequence, of the step that is under way.
@@ -129,7 +129,7 @@ class Speculator:
             candidates += len(proposal)
         return tokens > self._rows * self.cost.relative_time(candidates / self._rows, self._rows)
 
-    def ran(self, plan: StepPlan, sampling: Sequence[ScheduledSequence], accepted: Mapping[int, int]) -> None:
+    def record_step(self, plan: StepPlan, sampling: Sequence[ScheduledSequence], accepted: Mapping[int, int]) -> None:
         """The step has run: count the rows that decoded, whatever became of their requests.
 
         ``sampling``: the sequences that get a token, in the plan's order; accepted: by sequence that had candidates.
@@ -143,16 +143,16 @@ class Speculator:
                 plain += row.new_tokens == 1 and row.start >= len(sequence.request.prompt_ids)
         self.metrics.observe_plain(plain)
 
-    def took(self, plan: StepPlan, seconds: float) -> None:
-        """The step took so long, drafts and acceptance included; ``learn`` makes something of it."""
+    def record_time(self, plan: StepPlan, seconds: float) -> None:
+        """The step took so long, drafts and acceptance included; ``update_cost_model`` uses it."""
         # A step without the candidates that were drafted for it took the time of the drafts.
-        self._unlearned = (plan, seconds) if self._measures and not self._waives else None
+        self._unobserved = (plan, seconds) if self._measures and not self._waives else None
 
-    def learn(self) -> None:
+    def update_cost_model(self) -> None:
         """What candidates cost, from the last step that ended; only one that does nothing but decode says much."""
-        if self._unlearned is None:
+        if self._unobserved is None:
             return
-        (plan, seconds), self._unlearned = self._unlearned, None
+        (plan, seconds), self._unobserved = self._unobserved, None
         rows = len(plan.rows)
         if not rows or not all(row.samples and row.new_tokens == 1 + len(row.candidates) for row in plan.rows):
             return

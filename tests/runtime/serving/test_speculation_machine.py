@@ -184,8 +184,8 @@ class SpeculationMachine(LoopMachine):
     def with_times_of_its_own(self) -> None:
         """Steps take what a random number says: what they really take differs from run to run."""
         speculator, rng = self.loop._speculator, np.random.default_rng(5)
-        took = speculator.took
-        speculator.took = lambda plan, seconds: took(plan, float(rng.random()))  # type: ignore[method-assign]
+        record = speculator.record_time
+        speculator.record_time = lambda plan, seconds: record(plan, float(rng.random()))  # type: ignore[method-assign]
 
     @rule(data=st.data(), priority=st.integers(0, 2))
     def add(self, data: st.DataObject, priority: int) -> None:
