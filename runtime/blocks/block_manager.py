@@ -16,7 +16,7 @@ class BlockManager:
     """Gives memory to sequences and takes it back; the only writer of ``SequenceMemory``. Knows nothing of contents.
 
     max_rows: sequences that can hold memory at a time. max_seq_len: tokens of the longest. cache: owns the pools, and
-    keeps what sequences have computed for others. candidates: slots that a sequence has beside its own, for states
+    keeps what sequences have computed for others. draft_slots: slots that a sequence has beside its own, for states
     after draft tokens; None: it needs none, as the engine defers its states until it is known which are accepted.
     """
 
@@ -27,12 +27,12 @@ class BlockManager:
         max_rows: int,
         max_seq_len: int,
         cache: PrefixCache,
-        candidates: int | None = 0,
+        draft_slots: int | None = 0,
     ) -> None:
         self.needs, self.block_size, self.cache = needs, block_size, cache
         self.pool, self.slots, self.states = cache.pool, cache.slots, cache.states
-        self._candidates = candidates if needs.state and candidates else 0
-        self.keeps_states = needs.state and candidates is not None
+        self._draft_slots = draft_slots if needs.state and draft_slots else 0
+        self.keeps_states = needs.state and draft_slots is not None
         self.rows = RowTables(max_rows, max(1, self.blocks_for(max_seq_len)))
 
     @property
@@ -75,13 +75,13 @@ class BlockManager:
             return None
         child = SequenceMemory(tokens, parent.namespace)
         child.blocks = parent.blocks.copy()
-        self.pool.retain(parent.held)
+        self.pool.retain(parent.owned_blocks)
         child.length, child.passed = parent.length, parent.passed
         child.prefix = None if parent.prefix is None else parent.prefix.forked()
         child.row = self.rows.assign(child.blocks)
         if self.needs.state:
             child.slot = self.slots.allocate()
-            child.candidates = self._candidate_slots()
+            child.draft_slots = self._take_draft_slots()
         child.writable = parent.writable
         child.exact = parent.exact and not self.needs.state
         if self.needs.kv:
@@ -97,12 +97,12 @@ class BlockManager:
         if memory.exact and memory.row != NONE:
             self.cache.insert(memory)
         self.cache.release(memory)
-        self.pool.release(memory.held)
+        self.pool.release(memory.owned_blocks)
         del memory.blocks[memory.passed :]
         self.slots.release(memory.slots)
         if memory.row != NONE:
             self.rows.release(memory.row)
-        memory.candidates = []
+        memory.draft_slots = []
         memory.slot = memory.row = memory.source = NONE
         memory.writable = 0
         memory.exact = False
@@ -141,45 +141,45 @@ class BlockManager:
     def grow(self, memory: SequenceMemory, end: int) -> Growth:
         """Blocks for ``end`` tokens, and a slot and a row where it has none; ``make_room`` has made room for them."""
         blocks, first = memory.blocks, memory.length // self.block_size
-        took_slot, took_row, copies = self.needs_slot(memory), memory.row == NONE, self._copies(memory)
+        new_slot, new_row, copies = self.needs_slot(memory), memory.row == NONE, self._copies(memory)
         new = self.pool.allocate(self._missing(memory, end) + copies)
         copied = None
         if copies:
             copied = (first, blocks[first], new.pop())
             blocks[first] = copied[2]
         blocks += new
-        if took_slot and self.slots.free:
+        if new_slot and self.slots.free:
             memory.slot = self.slots.allocate()
-        elif took_slot:
+        elif new_slot:
             memory.slot, memory.source = self.cache.take_state(memory), NONE
-        growth = Growth(len(new), copied, took_slot, took_row, memory.writable)
-        if took_row:
+        growth = Growth(len(new), copied, new_slot, new_row, memory.writable)
+        if new_row:
             memory.row = self.rows.assign(blocks)
         else:
             start = first if copies else len(blocks) - len(new)
             self.rows.array[memory.row, start : len(blocks)] = blocks[start:]
-        if took_slot:
-            memory.candidates = self._candidate_slots()
+        if new_slot:
+            memory.draft_slots = self._take_draft_slots()
         memory.writable = len(blocks) * self.block_size if self.needs.kv else sys.maxsize
         return growth
 
     def shrink(self, memory: SequenceMemory, growth: Growth) -> None:
         """Undo ``grow``."""
         blocks = memory.blocks
-        kept = len(blocks) - growth.added
-        given_back = blocks[kept:]
-        del blocks[kept:]
+        count = len(blocks) - growth.added
+        surplus = blocks[count:]
+        del blocks[count:]
         row = self.rows.array[memory.row]
-        row[kept:] = NONE
+        row[count:] = NONE
         if growth.copied:
             index, before, now = growth.copied
             blocks[index] = row[index] = before
-            given_back.append(now)
-        self.pool.release(given_back)
-        if growth.took_slot:
+            surplus.append(now)
+        self.pool.release(surplus)
+        if growth.new_slot:
             self.slots.release(memory.slots)
-            memory.slot, memory.candidates = NONE, []
-        if growth.took_row:
+            memory.slot, memory.draft_slots = NONE, []
+        if growth.new_row:
             self.rows.release(memory.row)
             memory.row = NONE
         memory.writable = growth.writable
@@ -189,19 +189,19 @@ class BlockManager:
         for memory, end in ends.items():
             memory.length = end
 
-    def accept(self, memory: SequenceMemory, candidates: int, accepted: int) -> None:
-        """Of the last ``candidates`` tokens, keep the first ``accepted``: their KV, and the state after them."""
-        memory.length -= candidates - accepted
+    def accept(self, memory: SequenceMemory, drafts: int, accepted: int) -> None:
+        """Of the last ``drafts`` tokens, keep the first ``accepted``: their KV, and the state after them."""
+        memory.length -= drafts - accepted
         if accepted and self.keeps_states:
-            slots = memory.candidates
+            slots = memory.draft_slots
             memory.slot, slots[accepted - 1] = slots[accepted - 1], memory.slot
-        kept = self.blocks_for(memory.length)
-        given_back = memory.blocks[kept:]
-        if given_back:
-            del memory.blocks[kept:]
-            self.rows.array[memory.row, kept:] = NONE
-            self.pool.release(given_back)
-            memory.writable = min(memory.writable, kept * self.block_size)
+        count = self.blocks_for(memory.length)
+        surplus = memory.blocks[count:]
+        if surplus:
+            del memory.blocks[count:]
+            self.rows.array[memory.row, count:] = NONE
+            self.pool.release(surplus)
+            memory.writable = min(memory.writable, count * self.block_size)
 
     def settle(self, memory: SequenceMemory, growth: Growth) -> None:
         """The step that ``growth`` was for has run: insert what is complete, give back what the window has passed."""
@@ -233,10 +233,10 @@ class BlockManager:
         blocks, states: what an open reservation has beside them.
         """
         memories = list(memories)
-        held = [block for memory in memories for block in memory.held]
+        owned = [block for memory in memories for block in memory.owned_blocks]
         slots = [slot for memory in memories for slot in memory.slots]
         cached = [*states, *self.cache.state_slots()]
-        self.pool.check_integrity([*held, *blocks, *self.cache.blocks()])
+        self.pool.check_integrity([*owned, *blocks, *self.cache.blocks()])
         if self.packs_states:
             self.slots.check_integrity(slots)
             self.states.check_integrity(cached)
@@ -256,10 +256,10 @@ class BlockManager:
         first = memory.length // self.block_size
         return self.needs.kv and first < len(memory.blocks) and self.pool.references(memory.blocks[first]) > 1
 
-    def _candidate_slots(self) -> list[int]:
+    def _take_draft_slots(self) -> list[int]:
         """Slots for the states after draft tokens, as many as there are.
 
         Every row that is free keeps a slot for the sequence that comes.
         """
-        count = min(self._candidates, self.slots.free - self.rows.free)
+        count = min(self._draft_slots, self.slots.free - self.rows.free)
         return [self.slots.allocate() for _ in range(count)]

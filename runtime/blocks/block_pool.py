@@ -65,10 +65,10 @@ class BlockPool:
             if not count:
                 self._free[block] = None
 
-    def check_integrity(self, held: Iterable[int]) -> None:
-        """PoolError unless ``held``, one entry for each reference that anyone has, is what the pool counts."""
+    def check_integrity(self, references: Iterable[int]) -> None:
+        """PoolError unless ``references``, one entry for each reference that anyone has, is what the pool counts."""
         counts = [0] * self.num_blocks
-        for block in held:
+        for block in references:
             counts[block] += 1
         for block, (expected, found) in enumerate(zip(counts, self._references, strict=True)):
             if expected != found:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Growth:
     """added: new blocks at the end of the table. copied: (index in the table, block before, block now) of the shared
-    block that it writes to. took_slot, took_row: whether it had none. writable: what it was before."""
+    block that it writes to. new_slot, new_row: whether it had none. writable: what it was before."""
 
     added: int
     copied: tuple[int, int, int] | None
-    took_slot: bool
-    took_row: bool
+    new_slot: bool
+    new_row: bool
     writable: int

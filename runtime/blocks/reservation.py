@@ -26,7 +26,7 @@ class Reservation:
         # Slots for copies of the states after the step; -1 where there is none, or the model has no states.
         self._checkpoints: dict[SequenceMemory, int] = {}
         # Number of draft tokens of those that have some.
-        self._candidates: dict[SequenceMemory, int] = {}
+        self._drafts: dict[SequenceMemory, int] = {}
 
     @property
     def moves(self) -> bool:
@@ -41,7 +41,7 @@ class Reservation:
     @property
     def new_slots(self) -> tuple[int, ...]:
         """Slots to zero before the step: those of sequences that begin."""
-        return tuple(memory.slot for memory, growth in self._growths.items() if growth.took_slot and not memory.length)
+        return tuple(memory.slot for memory, growth in self._growths.items() if growth.new_slot and not memory.length)
 
     @property
     def resumed_slots(self) -> tuple[tuple[int, int], ...]:
@@ -53,16 +53,16 @@ class Reservation:
         """(source, target) of the states that the prefix cache takes after the step."""
         return tuple((memory.slot, slot) for memory, slot in self._checkpoints.items() if slot != NONE)
 
-    def extend(self, memory: SequenceMemory, tokens: int, spare: int = 0, candidates: int = 0) -> bool:
-        """Make room for ``tokens`` more tokens (at most once for each memory), the last ``candidates`` of them drafts.
+    def extend(self, memory: SequenceMemory, tokens: int, spare: int = 0, drafts: int = 0) -> bool:
+        """Make room for ``tokens`` more tokens (at most once for each memory); the last ``drafts`` are draft tokens.
 
         False, and nothing is taken, when blocks, slots or rows run out, or fewer than ``spare`` blocks would be left.
         """
         end = memory.length + tokens
         if end > memory.writable and not self._grow(memory, end, spare):
             return False
-        if candidates:
-            self._candidates[memory] = candidates
+        if drafts:
+            self._drafts[memory] = drafts
         elif end >= memory.stop:
             self._checkpoints[memory] = self._manager.cache.checkpoint(memory)
         self._ends[memory] = end
@@ -85,7 +85,7 @@ class Reservation:
     def drop(self, memory: SequenceMemory) -> None:
         """Undo ``extend`` of this memory."""
         del self._ends[memory]
-        self._candidates.pop(memory, None)
+        self._drafts.pop(memory, None)
         self._drop_checkpoint(memory)
         growth = self._growths.pop(memory, None)
         if growth is not None:
@@ -95,7 +95,7 @@ class Reservation:
         """The step has run: its tokens are in the cache, of draft tokens the first ``accepted``, none by default."""
         manager = self._manager
         manager.advance(self._ends)
-        for memory, count in self._candidates.items():
+        for memory, count in self._drafts.items():
             manager.accept(memory, count, accepted.get(memory, 0))
         for memory, growth in self._growths.items():
             manager.settle(memory, growth)
@@ -136,4 +136,4 @@ class Reservation:
             self._manager.states.release([slot])
 
     def _clear(self) -> None:
-        self._ends, self._growths, self._checkpoints, self._candidates = {}, {}, {}, {}
+        self._ends, self._growths, self._checkpoints, self._drafts = {}, {}, {}, {}

@@ -1,4 +1,4 @@
-"""The block tables of all running sequences in one array, changed where they change."""
+"""The block tables of all running sequences in one array."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from hybridge.runtime.blocks.errors import PoolError
 
 
 class SlotPool:
-    """Slots 0 to num_slots - 1. The lowest free one is taken next, so that those in use lie side by side: an engine may
-    take neighbouring states as they lie, and has to gather others."""
+    """Slots 0 to num_slots - 1. The lowest free one is taken next, so that those in use are adjacent: an engine reads
+    adjacent states in place and has to gather others."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -47,9 +47,9 @@ class SlotPool:
             self._used.remove(slot)
             heappush(self._free, slot)
 
-    def check_integrity(self, held: Iterable[int]) -> None:
-        """PoolError unless ``held``, one entry for each owner, names exactly the used slots, each once."""
-        owners = list(held)
+    def check_integrity(self, slots: Iterable[int]) -> None:
+        """PoolError unless ``slots``, one entry for each owner, names exactly the used slots, each once."""
+        owners = list(slots)
         if len(owners) != len(set(owners)):
             raise PoolError(f"a slot has two owners: {sorted(owners)}")
         if set(owners) != self._used or len(self._used) + len(self._free) != self.num_slots:
@@ -57,9 +57,9 @@ class SlotPool:
 
 
 class EvictingSlotPool(SlotPool):
-    """Slots, some of which hold states that can go: ``free`` counts these too, and ``allocate`` lets one go.
+    """Slots, some of which hold states that can be evicted: ``free`` counts these too, and ``allocate`` evicts one.
 
-    ``evict`` gives up one of the ``evictable()`` slots.
+    ``evict`` releases one of the ``evictable()`` slots.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -68,7 +68,7 @@ class EvictingSlotPool(SlotPool):
         self._evictable: Callable[[], int] = lambda: 0
 
     def attach(self, evict: Callable[[], object], evictable: Callable[[], int]) -> None:
-        """Say who owns states that can go."""
+        """Set what owns states that can be evicted."""
         self._evict, self._evictable = evict, evictable
 
     @property

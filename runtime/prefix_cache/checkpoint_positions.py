@@ -22,13 +22,13 @@ def checkpoint_positions(
     else evenly.
     """
     asked = prompt - 1
-    wanted: dict[int, CheckpointKind] = {}
+    positions: dict[int, CheckpointKind] = {}
     if early and 2 * match.known < asked:
         likely = [length for length in expected if match.known < length < asked]
         step = max(_LEAST_STEP, -(-asked // (_SPREAD + 1)))
-        wanted.update(dict.fromkeys(() if likely else range(step, asked, step), CheckpointKind.SPREAD))
-        wanted.update(dict.fromkeys(likely, CheckpointKind.EXPECTED))
+        positions.update(dict.fromkeys(() if likely else range(step, asked, step), CheckpointKind.SPREAD))
+        positions.update(dict.fromkeys(likely, CheckpointKind.EXPECTED))
     if early:
-        wanted[asked] = CheckpointKind.PROMPT_END
-    wanted.update(dict.fromkeys((match.known, branch_point), CheckpointKind.BRANCH))
-    return sorted((item for item in wanted.items() if item[0] > match.length), reverse=True)
+        positions[asked] = CheckpointKind.PROMPT_END
+    positions.update(dict.fromkeys((match.known, branch_point), CheckpointKind.BRANCH))
+    return sorted((item for item in positions.items() if item[0] > match.length), reverse=True)

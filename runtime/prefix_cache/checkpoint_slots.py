@@ -35,7 +35,8 @@ class CheckpointSlots:
     """``slots`` of the states of ``tree``.
 
     Of slots that packed states have for themselves, one is left for the next sequence that ends: only when its state
-    is in the tree, which may make others needless, ``tidy`` evicts the least. Exact states come in the slots of rows.
+    is in the tree, which may replace others, ``tidy`` evicts the one of least value. Exact states come in the slots of
+    their rows.
     """
 
     def __init__(self, slots: StateSlots, tree: RadixTree, uses: StateUses, metrics: CacheMetrics) -> None:

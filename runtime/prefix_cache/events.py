@@ -1,7 +1,7 @@
-"""What the tree took in and gave up, in order: enough to keep a copy of what it knows.
+"""What the tree inserted and removed, in order: enough to maintain a copy of what it knows.
 
 KV_INSERTED and KV_REMOVED are about tokens ``start`` to ``end`` of a sequence, STATE_INSERTED and STATE_REMOVED about
-the state after ``end`` tokens. Where nodes begin and end is the tree's own business and not told.
+the state after ``end`` tokens. Where nodes begin and end is not part of the events.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Change(Enum):
 
 @dataclass(frozen=True)
 class Event:
-    """Of the sequence ``tokens`` of ``namespace``, those from ``start`` on, or the state after them, changed hands.
+    """The KV of ``tokens`` of ``namespace`` from ``start`` on, or the state after them, was inserted or removed.
 
     parts: the key of these tokens in pieces, which the event shares with the tree.
     """

@@ -1,4 +1,4 @@
-"""Nodes in the order in which they should go, cheapest loss first."""
+"""Nodes in the order of eviction, the least loss first."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ _SLACK = 64
 
 
 class EvictionQueue:
-    """A heap with lazy removal: ``push`` whenever a node becomes a candidate, its value changes, or it leaves the tree.
+    """A heap with lazy removal: ``push`` whenever a node becomes evictable, its value changes, or it leaves the tree.
 
-    value: what losing the node costs; the smallest goes first. candidate: whether the node may go at present.
+    value: what losing the node costs; the smallest goes first. evictable: whether the node may go at present.
     """
 
-    def __init__(self, value: Callable[[Node], float], candidate: Callable[[Node], bool]) -> None:
-        self._value, self._candidate = value, candidate
+    def __init__(self, value: Callable[[Node], float], evictable: Callable[[Node], bool]) -> None:
+        self._value, self._evictable = value, evictable
         self._heap: list[tuple[float, int, Node]] = []
         self._latest: dict[Node, int] = {}
         self._serial = 0
 
     def __len__(self) -> int:
-        """Nodes that the queue knows, among them all that could go at present."""
+        """Nodes in the queue, among them all that may be evicted at present."""
         return len(self._latest)
 
     def push(self, node: Node) -> None:
-        """Note the node with its present value if it may go, else forget it; O(log n)."""
-        if self._candidate(node):
+        """Enter the node with its present value if it may be evicted, else remove it; O(log n)."""
+        if self._evictable(node):
             self._serial += 1
             self._latest[node] = self._serial
             heapq.heappush(self._heap, (self._value(node), self._serial, node))
@@ -40,21 +40,21 @@ class EvictionQueue:
             heapq.heapify(self._heap)
 
     def pop(self) -> Node | None:
-        """Take the candidate of the least value, or None when there is none."""
+        """Take the evictable node of the least value, or None when there is none."""
         while self._heap:
             value, serial, node = heapq.heappop(self._heap)
             if self._latest.get(node) != serial:
                 continue
-            if self._candidate(node) and self._value(node) > value:
+            if self._evictable(node) and self._value(node) > value:
                 self.push(node)  # its value has risen since: the state above it has gone
                 continue
             del self._latest[node]
-            if self._candidate(node):
+            if self._evictable(node):
                 return node
         return None
 
     def peek(self) -> Node | None:
-        """What ``pop`` would take, which stays."""
+        """What ``pop`` would take, without taking it."""
         node = self.pop()
         if node is not None:
             self.push(node)

@@ -1,6 +1,6 @@
-"""Host memory for what the tree on the device had to give up.
+"""Host memory for what the tree on the device evicts.
 
-A second radix tree, whose blocks and slots are copies on the host. Both evict on their own: what the device gives up
+A second radix tree, whose blocks and slots are copies on the host. Both evict on their own: what the device evicts
 comes here, what is evicted here is gone.
 """
 
@@ -73,7 +73,7 @@ class HostTier:
         cache = device.cache
         self._device, self._budget = device, budget
         self._blocks, self._slots = _HostParts(), _HostParts()
-        # Nobody reads its events, whose tokens would take memory beyond the budget.
+        # Without events, which have no reader, and whose tokens would take memory beyond the budget.
         self.tree = RadixTree(
             self._blocks, self._slots, cache.block_size, cache.needs.kv, cache.needs.state, events=EventLog(0)
         )
@@ -104,17 +104,17 @@ class HostTier:
             return  # host memory is short: it is lost, as without this tier
         numbers = [self._blocks.add(copy) for copy in copies]
         slot = None if state is None else self._slots.add(state)
-        _, took = tree.insert(key, [NONE] * first + numbers, slot, namespace)
+        _, taken = tree.insert(key, [NONE] * first + numbers, slot, namespace)
         self._blocks.release(numbers)
-        if slot is not None and not took:
+        if slot is not None and not taken:
             self._slots.release([slot])
-        cache.metrics.spilled_states += took
+        cache.metrics.spilled_states += taken
         cache.metrics.spilled_blocks += len(numbers)
         while self.nbytes > self._budget and tree.evict_kv():
             pass
 
     def clear(self) -> None:
-        """Give up all of it."""
+        """Evict all of it."""
         self.tree.clear()
 
     def restore(self, key: bytes, namespace: str) -> bool:
@@ -132,7 +132,7 @@ class HostTier:
             self.tree.unlock(match.node)
 
     def _fits(self, tokens: int, state: HostCopy | None) -> bool:
-        """Whether a prefix fits into the budget when all else has gone, which else would go for nothing."""
+        """Whether a prefix fits into the budget when all else is evicted."""
         size, engine = self._device.cache.block_size, self._device.engine
         blocks = -(-tokens // size) * engine.block_bytes(size) if self._device.cache.needs.kv else 0
         return blocks + (0 if state is None else state.nbytes) <= self._budget

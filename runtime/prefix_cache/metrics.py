@@ -1,4 +1,4 @@
-"""What the prefix cache was asked for, what it gave, and what it had to give up."""
+"""Counts of what the prefix cache was asked for, found and evicted."""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ class NoMemory:
     """Blocks and slots of a tree that has none."""
 
     def retain(self, blocks: Sequence[int]) -> None:
-        """Nothing is held."""
+        """There is nothing to count."""
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Nothing is held."""
+        """There is nothing to count."""
 
 
 class PastPrompts:
-    """At most ``prompts`` of them, and as many as have ``tokens`` tokens that are not those of others."""
+    """At most ``prompts`` of them, with at most ``tokens`` tokens in all, shared ones counted once."""
 
     def __init__(self, prompts: int = 1024, tokens: int = 1 << 21) -> None:
         self._prompts, self._most = prompts, tokens

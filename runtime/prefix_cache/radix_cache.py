@@ -117,8 +117,7 @@ class RadixCache(PrefixCache):
         self._readers.leave(memory)
 
     def insert(self, memory: SequenceMemory, ended: bool = False) -> bool:
-        """Parts of a prompt without states, and what a sequence leaves; with states, ``insert_checkpoint`` does the
-        rest."""
+        """Insert what has ended, and parts of a prompt without states; ``insert_checkpoint`` inserts the others."""
         prefix = RadixPrefix.of(memory)
         if ended:
             return self._insert_end(memory, prefix)
@@ -150,8 +149,8 @@ class RadixCache(PrefixCache):
     def insert_checkpoint(self, memory: SequenceMemory, slot: int) -> int:
         prefix = RadixPrefix.of(memory)
         if slot != NONE or not self.needs.state:
-            took = self._insert(memory, slot, prefix.kind)
-            if slot != NONE and not took:
+            taken = self._insert(memory, slot, prefix.kind)
+            if slot != NONE and not taken:
                 self.states.release([slot])
         return prefix.next_stop(memory.length, self.settings.decode_interval)
 
@@ -172,7 +171,7 @@ class RadixCache(PrefixCache):
         return self.tree.take_state(node)
 
     def blocks(self) -> Iterable[int]:
-        return chain((block for node in self.tree.walk() for block in node.blocks), self.pins.held_blocks())
+        return chain((block for node in self.tree.walk() for block in node.blocks), self.pins.blocks())
 
     def state_slots(self) -> Iterable[int]:
         return (node.state for node in self.tree.walk() if node.state is not None)
@@ -200,7 +199,7 @@ class RadixCache(PrefixCache):
         if resumable:
             self.uses.evicted(node)
         if self._resets:
-            return  # not for want of room
+            return  # cleared, not evicted
         self.metrics.evicted_leaves += whole
         self.metrics.evicted_states += node.state is not None
         if resumable:
@@ -217,9 +216,9 @@ class RadixCache(PrefixCache):
         slot = self._packed(memory, prefix) if self.packs else memory.slot
         if slot is None:
             return False
-        took = self._insert(memory, slot, CheckpointKind.END)
+        taken = self._insert(memory, slot, CheckpointKind.END)
         self._checkpoints.tidy()
-        return took and not self.packs
+        return taken and not self.packs
 
     def _packed(self, memory: SequenceMemory, prefix: RadixPrefix) -> int | None:
         """One of ``states`` with what the row's slot holds; -1 where the tree needs none, None where it has no room."""
@@ -239,9 +238,9 @@ class RadixCache(PrefixCache):
     def _insert(self, memory: SequenceMemory, slot: int, kind: CheckpointKind) -> bool:
         """Put what ``memory`` holds into the tree, locked while the sequence runs; whether the tree took the state."""
         key = RadixPrefix.of(memory).key(memory.tokens, memory.length)
-        node, took = self.tree.insert(key, memory.blocks, None if slot == NONE else slot, memory.namespace)
-        self.metrics.inserted_states += took
+        node, taken = self.tree.insert(key, memory.blocks, None if slot == NONE else slot, memory.namespace)
+        self.metrics.inserted_states += taken
         self._readers.move(memory, node)
-        if took:
+        if taken:
             self.uses.inserted(node, kind)
-        return took
+        return taken

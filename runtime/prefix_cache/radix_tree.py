@@ -88,13 +88,13 @@ class RadixTree:
         slot whose state has consumed exactly these tokens; it is the tree's when taken, else the caller's still.
         """
         node = self._tokens.grow(key, blocks, namespace)
-        took = state is not None and self.has_state and node.state is None and node.attached
-        if took:
+        taken = state is not None and self.has_state and node.state is None and node.attached
+        if taken:
             node.state = state
             self.states += 1
             self._tokens.record(Change.STATE_INSERTED, node)
         self.touch(node)
-        return node, took
+        return node, taken
 
     def unite(self, node: Node, spared: Container[int]) -> None:
         """Hold no more blocks for the tokens up to ``node`` than they fill, those that are ``spared`` aside."""
@@ -132,7 +132,7 @@ class RadixTree:
             self._tidy(above)
 
     def unlock_state(self, node: Node) -> None:
-        """Let the state of a locked node go, its KV not: the reader has its own copy. ``unlock_kv`` completes it."""
+        """Unlock the state of a locked node but not its KV: the reader has a copy. ``unlock_kv`` completes it."""
         assert node.state_locks > 0
         self._unlock_state(node)
         self.offer(node)
@@ -166,7 +166,7 @@ class RadixTree:
         self._tidy(node)
 
     def take_state(self, node: Node) -> int:
-        """Hand the slot of ``node`` over to the only one who has locked it; the tree has the state no more."""
+        """Hand the slot of ``node`` over to the only reader that has locked it; the tree loses the state."""
         assert node.state is not None and node.state_locks == 1
         self._tokens.record(Change.STATE_REMOVED, node)
         slot, node.state = node.state, None

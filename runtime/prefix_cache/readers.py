@@ -1,4 +1,4 @@
-"""Which sequences hold which part of the tree locked."""
+"""Which part of the tree each sequence has locked."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hybridge.runtime.prefix_cache.radix_tree import RadixTree
 class Readers:
     """At most one node for each sequence, which ``RadixPrefix`` names.
 
-    Its state is locked until the sequence has a copy. Its KV stays locked only to tell what is of use, since sequences
-    have references of their own: where memory is short, ``release_kv_locks`` gives these locks up.
+    Its state is locked until the sequence has a copy. Its KV stays locked only to show what is in use, since sequences
+    have references of their own: where memory is short, ``release_kv_locks`` removes these locks.
     """
 
     def __init__(self, tree: RadixTree) -> None:
@@ -25,7 +25,7 @@ class Readers:
         prefix.node, prefix.state_locked = node, True
 
     def admit(self, memory: SequenceMemory) -> None:
-        """``memory`` does begin."""
+        """``memory`` runs."""
         self._known.add(memory)
 
     def copied(self, memory: SequenceMemory) -> None:
@@ -36,7 +36,7 @@ class Readers:
         prefix.state_locked = False
 
     def move(self, memory: SequenceMemory, node: Node) -> None:
-        """``memory`` has come as far as ``node``, whose state it does not need."""
+        """``memory`` has reached ``node``, whose state it does not need."""
         prefix = RadixPrefix.of(memory)
         self._tree.lock(node)
         self.leave(memory)
@@ -45,7 +45,7 @@ class Readers:
         self._known.add(memory)
 
     def leave(self, memory: SequenceMemory) -> None:
-        """``memory`` holds nothing locked any more."""
+        """Remove what ``memory`` has locked."""
         prefix = memory.prefix
         if not isinstance(prefix, RadixPrefix) or prefix.node is None:
             return
@@ -58,7 +58,7 @@ class Readers:
             self._tree.unlock_kv(node)
 
     def release_kv_locks(self) -> bool:
-        """Unlock all KV that nobody begins with in this very step; False when there is none."""
+        """Unlock all KV but that with which a sequence begins in this step; False when there is none."""
         readers = [memory for memory in self._known if memory.source == NONE]
         for memory in readers:
             self.leave(memory)

@@ -1,4 +1,4 @@
-"""What the tree holds of others: references to KV blocks, and slots of recurrent states."""
+"""The resources of a tree: references to KV blocks, and slots of recurrent states."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Sequences of tokens as a radix tree, with the KV blocks that hold them.
 
-A node has a run of tokens that all sequences below it share; nodes part where sequences do, and wherever somebody asked
-for a node to end. States, and what may go, are the business of ``RadixTree``.
+A node has a run of tokens that all sequences below it share; it ends where sequences branch, and wherever a sequence
+ended. ``RadixTree`` adds states and eviction.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class TokenTree:
         return child
 
     def remove(self, leaf: Node) -> Node:
-        """Take a leaf out with its blocks; its parent, which may be left for nobody."""
+        """Take a leaf out with its blocks; its parent, which may serve nothing now."""
         parent = leaf.parent
         assert parent is not None and not leaf.children and not leaf.locks
         self.record(Change.KV_REMOVED, leaf)
@@ -149,10 +149,10 @@ class TokenTree:
     def _add_leaf(self, parent: Node, edge: bytes, blocks: Sequence[int]) -> Node:
         start, end = parent.end, parent.end + key_length(edge)
         first, last = block_span(start, end, self._block_size)
-        held = tuple(int(block) for block in blocks[first:last]) if self._has_kv else ()
-        assert not self._has_kv or len(held) == last - first, "fewer blocks than tokens"
-        self._blocks.retain(held)
-        leaf = Node(parent, edge, held)
+        own = tuple(int(block) for block in blocks[first:last]) if self._has_kv else ()
+        assert not self._has_kv or len(own) == last - first, "fewer blocks than tokens"
+        self._blocks.retain(own)
+        leaf = Node(parent, edge, own)
         parent.children[leaf.first] = leaf
         self.count += 1
         self.record(Change.KV_INSERTED, leaf)

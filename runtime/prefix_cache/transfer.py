@@ -1,4 +1,4 @@
-"""States and blocks of the tree on their way to host memory and back, between steps."""
+"""Copies states and blocks of the tree to host memory and back, between steps."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ class DeviceCache:
             cache.pool.release(blocks)
             cache.states.release([slot] if needs_state else [])
             raise
-        _, took = cache.tree.insert(key, [NONE] * first + blocks, slot if needs_state else None, namespace)
+        _, taken = cache.tree.insert(key, [NONE] * first + blocks, slot if needs_state else None, namespace)
         cache.pool.release(blocks)
-        if needs_state and not took:
+        if needs_state and not taken:
             cache.states.release([slot])
-        cache.metrics.restored_states += took
+        cache.metrics.restored_states += taken
         cache.metrics.restored_blocks += len(blocks)
         return cache.tree.match(key, namespace).length == length
 
@@ -95,7 +95,7 @@ class DeviceCache:
         cache = self.cache
         slot = NONE
         if cache.pool.available < self._missing(cache.tree.match(key, namespace), key):
-            return None  # before a state has gone for it
+            return None  # before a state is evicted for it
         if cache.needs.state:
             if not cache.states.free:
                 return None

@@ -26,14 +26,14 @@ class StateUses:
         self._tree.touch(node)
 
     def inserted(self, node: Node, kind: CheckpointKind) -> None:
-        """A new state, which takes over the uses of the one above it if it replaces that."""
+        """A new state, which takes over the uses of the one above it if it replaces that, which may then be evicted."""
         node.kind, node.resumed, node.inherits = kind, 0, False
         node.uses = max(node.uses, self._history.uses(node.root.namespace, node.key), int(bool(node.children)))
         above = state_above(node)
         if above is not None and _replaces(kind, above):
             node.uses, above.uses = max(node.uses, above.uses), 0
             node.inherits, above.inherits = above.resumed == 1 or above.inherits, False
-            above.kind, above.resumed = CheckpointKind.PASSED, 0
+            above.kind, above.resumed, above.state_access = CheckpointKind.PASSED, 0, 0
             self._tree.offer(above)
         self._tree.offer(node)
 

@@ -1,4 +1,4 @@
-"""Which sequences advance in the next step. Decides and counts; never touches a tensor or an engine."""
+"""Which sequences advance in the next step. Plans and counts; never touches a tensor or an engine."""
 
 from hybridge.runtime.scheduler.plan import PlannedRow, StepPlan, Swap
 from hybridge.runtime.scheduler.policy import Fcfs, Policy, Priority

@@ -1,4 +1,4 @@
-"""What the pools can hold at most."""
+"""Whether the pools can hold a request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hybridge.runtime.scheduler.settings import SchedulerSettings
 
 
 class Capacity:
-    """Refuses at once what could never run. ``blocks`` and ``slots`` are what pinned prefixes leave to sequences."""
+    """Refuses requests that could never run. ``blocks`` and ``slots`` are what pinned prefixes leave to sequences."""
 
     def __init__(self, manager: BlockManager, settings: SchedulerSettings) -> None:
         """EngineError when the pools cannot hold one sequence of max_seq_len."""

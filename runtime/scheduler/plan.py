@@ -1,4 +1,4 @@
-"""What one step does, decided before it and never changed."""
+"""What one step does; decided before the step and immutable."""
 
 from __future__ import annotations
 

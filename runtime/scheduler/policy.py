@@ -1,4 +1,4 @@
-"""In which order sequences get what there is."""
+"""The order in which requests are served."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hybridge.artifact.errors import RequestError
 
 
 class Policy(ABC):
-    """Gives each request its place once, when it comes, so that none can be overtaken for ever."""
+    """Gives each request a rank once, when it arrives, so that none can be overtaken for ever."""
 
     @abstractmethod
     def rank(self, priority: int, arrival: int, step: int) -> int:
-        """Place of the ``arrival``-th request, which comes at step ``step``; lower is sooner."""
+        """Rank of the ``arrival``-th request, which arrives at step ``step``; lower is sooner."""
 
     @abstractmethod
     def preempts(self, waiting_priority: int, running_priority: int) -> bool:
@@ -33,7 +33,7 @@ class Fcfs(Policy):
 
 @dataclass(frozen=True)
 class Priority(Policy):
-    """Lower priority values first, and they take the place of running requests that are less urgent.
+    """Lower priority values first; they preempt running requests that are less urgent.
 
     patience: steps that one level of priority is worth. A request that came ``patience`` steps earlier than one a level
     more urgent goes before it, so that none starves under a stream of urgent ones.

@@ -1,4 +1,4 @@
-"""Who waits and who runs, in order, and whose memory lies on the host."""
+"""The sequences that wait and that run, in order, and the host memory of those swapped out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _order(sequence: ScheduledSequence) -> tuple[int, int, int]:
 
 
 class SequenceQueues:
-    """All sequences that have not finished; what one loses when it leaves its queue, it loses at once.
+    """All sequences that have not finished.
 
     sequences   all, by id
     waiting     those without device memory, in order
@@ -67,13 +67,13 @@ class SequenceQueues:
         The host has to have room for what is copied.
         """
         memory, settings = victim.memory, self._settings
-        held = memory.held
-        size = len(held) * settings.block_bytes + (memory.slot != NONE) * settings.slot_bytes
+        blocks = memory.owned_blocks
+        size = len(blocks) * settings.block_bytes + (memory.slot != NONE) * settings.slot_bytes
         victim.preemptions += 1
         if not settings.swap_bytes or self.host_bytes + size > settings.swap_bytes:
             self.wait_again(victim)
             return None
-        swap = Swap(victim.id, tuple(held), () if memory.slot == NONE else (memory.slot,))
+        swap = Swap(victim.id, tuple(blocks), () if memory.slot == NONE else (memory.slot,))
         self.running.remove(victim)
         self._manager.park(memory)
         victim.host_bytes = size
@@ -108,7 +108,7 @@ class SequenceQueues:
         assert self.host_bytes == sum(sequence.host_bytes for sequence in self.sequences.values())
 
     def _retire(self, sequence: ScheduledSequence) -> None:
-        """Take the memory; what beams computed is of use to nobody else."""
+        """Take the memory; the prefix cache keeps nothing of beams."""
         if sequence.request.sequences > 1:
             self._manager.release(sequence.memory)
         else:

@@ -10,7 +10,7 @@ from hybridge.runtime.scheduler.request import ScheduledRequest
 
 
 class State(Enum):
-    """WAITING holds no device memory, RUNNING does, FINISHED never will again."""
+    """WAITING: without device memory. RUNNING: with device memory. FINISHED: ended."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -18,7 +18,7 @@ class State(Enum):
 
 
 class ScheduledSequence:
-    """Belongs to its scheduler, who alone changes it; only ``tokens`` grows from outside, through ``append``.
+    """Changed by its scheduler alone; only ``tokens`` grows from outside, through ``append``.
 
     order          its place among all: lower goes first and loses its memory last
     host_copy      its memory, while that lies on the host; host_bytes is what the scheduler counts for it

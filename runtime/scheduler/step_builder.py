@@ -30,9 +30,9 @@ class StepBuilder:
         self.rows[sequence] = count
         self.budget -= count
         if sequence.prompt_logits_left:
-            wanted = sequence.prompt_logits_of(sequence.memory.length + count)
-            self.logits[sequence] = wanted
-            self.prompt_logits -= wanted
+            logits = sequence.prompt_logits_of(sequence.memory.length + count)
+            self.logits[sequence] = logits
+            self.prompt_logits -= logits
 
     def add_decoding(self, sequences: Sequence[ScheduledSequence]) -> None:
         """Feed one token of each, for which memory is reserved."""
@@ -92,5 +92,5 @@ class StepBuilder:
         if tried is None:
             return row
         return row._replace(
-            samples=True, candidates=tried, candidate_slots=tuple(sequence.memory.candidates[: len(tried)])
+            samples=True, candidates=tried, candidate_slots=tuple(sequence.memory.draft_slots[: len(tried)])
         )

@@ -35,7 +35,7 @@ class StepPlanner:
         """Candidates that a sequence has room for, short of its end and of a state that the prefix cache wants."""
         memory = sequence.memory
         most = min(sequence.request.most_tokens - len(sequence.tokens), memory.stop - memory.length - 2)
-        return min(most, len(memory.candidates)) if self._manager.keeps_states else most
+        return min(most, len(memory.draft_slots)) if self._manager.keeps_states else most
 
     def _add_running(self, step: StepBuilder, candidates: Mapping[int, tuple[int, ...]]) -> None:
         queues = self._queues
@@ -132,8 +132,8 @@ class StepPlanner:
         queues.run(sequence)
         step.admitted.append(sequence)
         if sequence.host_copy is not None:
-            held = tuple(memory.blocks[memory.passed : manager.blocks_for(memory.length)])
-            step.swap_ins.append(Swap(sequence.id, held, () if memory.slot == NONE else (memory.slot,)))
+            blocks = tuple(memory.blocks[memory.passed : manager.blocks_for(memory.length)])
+            step.swap_ins.append(Swap(sequence.id, blocks, () if memory.slot == NONE else (memory.slot,)))
         if count:
             step.add(sequence, count)
         return True

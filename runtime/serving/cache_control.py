@@ -1,4 +1,4 @@
-"""What callers can do with the prefix cache of a paged artifact: pin, save, restore, look."""
+"""What callers can do with the prefix cache of a paged artifact: pin, save, restore, report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CacheControl:
     def pin(
         self, token_ids: tuple[int, ...], name: str | None, compute: Callable[[], object], namespace: str = ""
     ) -> PinnedPrefix:
-        """Keep ``token_ids`` until ``drop``; ``compute`` puts them into the cache. Errors as in PinnedPrefixes.add."""
+        """Pin ``token_ids`` until ``drop``; ``compute`` puts them into the cache. Errors as in PinnedPrefixes.add."""
         pinned = self._served().pinned
         name = checked_name(name, token_ids, namespace, pinned.names())
 
@@ -52,11 +52,11 @@ class CacheControl:
         return pinned.add(PinnedPrefix(name, token_ids, namespace), computed)
 
     def drop(self, name: str) -> None:
-        """Let a pinned prefix go; RequestError when there is none of that name."""
+        """Unpin a prefix; RequestError when there is none of that name."""
         self._served().pinned.drop(name)
 
     def reset(self) -> None:
-        """Forget all that is kept for later prompts, on the device and on the host, but for pinned prefixes."""
+        """Clear the cache on the device and on the host, except for pinned prefixes."""
         self._loop.settle()
         self._loop.scheduler.manager.cache.clear()
         served = self._loop.served_cache

@@ -55,7 +55,7 @@ class StepExecutor:
         try:
             self._copy_states(plan.taken_slots, engine.pack_slots)
         except BaseException:
-            # Nobody will ask for the step any more, and the next one must not begin before its end.
+            # The step has no reader now, but the next one must not begin before its end.
             with suppress(Exception):
                 result.best_tokens()
             raise

@@ -1,4 +1,4 @@
-"""Prefixes that stay: computed once, kept by name until they are dropped."""
+"""Pinned prefixes: computed once, never evicted until they are dropped by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hybridge.runtime.scheduler import Scheduler
 
 @dataclass(frozen=True)
 class PinnedPrefix:
-    """The first tokens of prompts that are asked often, such as a system prompt."""
+    """The first tokens of many prompts, such as a system prompt."""
 
     name: str
     token_ids: tuple[int, ...]
@@ -30,23 +30,23 @@ class PinnedPrefix:
         return len(self.token_ids)
 
 
-# How often a prefix is computed that others push out before it can be kept.
+# How often a prefix is computed that is evicted before it can be pinned.
 PIN_TRIES = 3
 
 
 class PrefixEvictedError(RequestError):
-    """A prefix was computed, and had to go before it could be kept: requests under way needed its memory."""
+    """A prefix was computed, and evicted before it could be pinned: running requests needed its memory."""
 
 
 class PinnedPrefixes:
-    """By name. What they hold is missing to sequences, so as much must be left as one of full length takes."""
+    """By name. Sequences cannot use their memory, so enough must be left for one of full length."""
 
     def __init__(self, cache: RadixCache, scheduler: Scheduler) -> None:
         self._cache, self._scheduler = cache, scheduler
         self._pins: dict[str, tuple[PinnedPrefix, Pin]] = {}
 
     def add(self, prefix: PinnedPrefix, compute: Callable[[], object]) -> PinnedPrefix:
-        """Keep ``prefix``, which ``compute`` puts into the cache where it is not there yet.
+        """Pin ``prefix``, which ``compute`` puts into the cache where it is not there yet.
 
         RequestError when its name is taken by other tokens, or the pools are too small for it; PrefixEvictedError when
         it is not there after ``compute``: to compute it again may help.
@@ -67,26 +67,26 @@ class PinnedPrefixes:
             raise PrefixEvictedError(
                 f"{prefix.name!r}: expected room for it in the prefix cache, found none: give it more, or try again"
             )
-        # Without recurrent layers it may end inside a node, the rest of which may go.
+        # Without recurrent layers it may end inside a node, the rest of which can be evicted.
         node, _ = tree.insert(key, tree.blocks_of(match.node, match.length), None, prefix.namespace)
         self._pins[prefix.name] = prefix, self._cache.pins.add(node)
-        self._scheduler.capacity.set_aside(*self._held())
+        self._scheduler.capacity.set_aside(*self._pinned())
         return prefix
 
     def drop(self, name: str) -> None:
-        """Let the prefix go like any other; RequestError when there is none of that name."""
+        """Let the prefix be evicted like any other; RequestError when there is none of that name."""
         if name not in self._pins:
             raise RequestError(f"{name!r}: expected one of the prefixes {sorted(self._pins)}: cache it first")
         self._cache.pins.remove(self._pins.pop(name)[1])
-        self._scheduler.capacity.set_aside(*self._held())
+        self._scheduler.capacity.set_aside(*self._pinned())
 
     def names(self) -> Mapping[str, PinnedPrefix]:
         """All prefixes by name."""
         return {name: prefix for name, (prefix, _) in self._pins.items()}
 
-    def _held(self) -> tuple[int, int]:
-        """Blocks and slots of all prefixes that sequences could use; packed states, they cannot."""
-        blocks, states = self._cache.pins.held()
+    def _pinned(self) -> tuple[int, int]:
+        """Blocks and slots of all prefixes that sequences could use otherwise; not those of packed states."""
+        blocks, states = self._cache.pins.counts()
         return blocks, self._slots(states)
 
     def _slots(self, states: int) -> int:
@@ -94,11 +94,11 @@ class PinnedPrefixes:
         return 0 if self._cache.packs else states
 
     def _check(self, prefix: PinnedPrefix) -> None:
-        blocks, slots = self._held()
+        blocks, slots = self._pinned()
         manager, token_ids = self._scheduler.manager, prefix.token_ids
         others = [each.token_ids for each, _ in self._pins.values() if each.namespace == prefix.namespace]
         shared = max((_common_length(token_ids, other) for other in others), default=0)
-        # One block more: whoever goes on inside the last one has a copy.
+        # One block more: a sequence that continues inside the last one has a copy.
         blocks += manager.blocks_for(prefix.length) - shared // manager.block_size + 1
         slots += self._slots(int(manager.needs.state and token_ids not in others))
         under_way = [sequence.request for sequence in self._scheduler.sequences.values()]
@@ -106,7 +106,7 @@ class PinnedPrefixes:
 
 
 def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Length of the common prefix."""
     return common_length(key_from_tokens(a), key_from_tokens(b), 0)
 
 
@@ -122,7 +122,7 @@ def read_prefixes(path: Path) -> list[tuple[str, Any]]:
 
 
 def checked_name(name: str | None, token_ids: Sequence[int], namespace: str, taken: Mapping[str, PinnedPrefix]) -> str:
-    """``name``, or that under which the tokens are kept already, or one that is free."""
+    """``name``, or that under which the tokens are pinned already, or one that is free."""
     if name is not None:
         return name
     for prefix in taken.values():

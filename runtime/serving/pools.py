@@ -1,4 +1,4 @@
-"""How large the pools are, and where the memory went."""
+"""The sizes of the pools, and what takes the memory."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def memory_budget(
         return max(each, min(GIB, rows)) + cached * min(GIB, CACHED_SEQUENCES * each)
     run_largest_step(engine, needs, shape)
     after = engine.free_memory()
-    # The small pools of that step are still there, and will be given back.
+    # The small pools of that step still exist and will be freed.
     return int((free if after is None else after) * utilization)
 
 

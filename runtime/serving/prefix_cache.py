@@ -47,7 +47,7 @@ class ServedCache:
             cache.spill = self.host.spill
 
     def restore(self) -> None:
-        """Bring back from host memory what the next requests begin with; none before them loses its own for it."""
+        """Copy back from host memory what the next requests begin with; earlier requests keep theirs."""
         if self.host is None or not self._scheduler.settled:
             return
         waiting, tree = self._scheduler.first_waiting(), self.cache.tree
@@ -65,7 +65,7 @@ class ServedCache:
         self._seen = set(waiting)
 
     def bring_back(self, tokens: Sequence[int], namespace: str) -> None:
-        """Bring back from host memory what is there of ``tokens``, as far as the device has room."""
+        """Copy back from host memory what is there of ``tokens``, as far as the device has room."""
         if self.host is not None:
             self.host.restore(key_from_tokens(tokens), namespace)
 

@@ -45,11 +45,11 @@ class FakeMemory:
                 self.states[memory.slot] = (*state, *memory.tokens[len(state) : len(state) + count])
 
     def save(self, memory: SequenceMemory) -> tuple[list[list[tuple[int, ...] | None]], tuple[int, ...] | None]:
-        return [list(self.kv[block]) for block in memory.held], self.states.get(memory.slot)
+        return [list(self.kv[block]) for block in memory.owned_blocks], self.states.get(memory.slot)
 
     def load(self, memory: SequenceMemory, saved: tuple[list, tuple[int, ...] | None]) -> None:
         cells, state = saved
-        for block, values in zip(memory.held, cells, strict=False):
+        for block, values in zip(memory.owned_blocks, cells, strict=False):
             self.kv[block] = list(values)
         self.states[memory.slot] = state
 

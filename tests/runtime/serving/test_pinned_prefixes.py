@@ -99,9 +99,9 @@ def test_nested_ones_are_dropped_in_any_order(order: tuple[int, ...]) -> None:
 def test_two_names_of_the_same_tokens() -> None:
     loop, _ = opened()
     pin(loop, SYSTEM, "a")
-    used = loop.prefix_cache.pins.held()
+    used = loop.prefix_cache.pins.counts()
     pin(loop, SYSTEM, "b")
-    assert loop.prefix_cache.pins.held() == used and used[1] == 1, "they hold the same memory"
+    assert loop.prefix_cache.pins.counts() == used and used[1] == 1, "they hold the same memory"
     loop.served_cache.pinned.drop("a")
     empty(loop)
     assert kept(loop, SYSTEM) == 30
@@ -188,7 +188,7 @@ def test_the_beginning_of_something_longer_is_kept_alone() -> None:
     loop, _ = opened(PURE_ATTENTION)
     cached_tokens(loop, [*SYSTEM, *line(2, 60)])
     pin(loop, SYSTEM, "system")
-    assert loop.prefix_cache.pins.held() == (8, 0)
+    assert loop.prefix_cache.pins.counts() == (8, 0)
     empty(loop)
     assert kept(loop, [*SYSTEM, *line(2, 60)]) == 30 and loop.scheduler.manager.pool.used == 8
 
@@ -240,7 +240,7 @@ def test_states_on_the_way_take_no_further_block(every: int, under_way: bool) ->
             found.extend(loop.step())
 
     loop.served_cache.pinned.add(PinnedPrefix("system", tuple(line(1, 57))), compute)
-    assert loop.prefix_cache.pins.held() == (15, 1)
+    assert loop.prefix_cache.pins.counts() == (15, 1)
     assert kept(loop, line(1, 57)) == 57
     if not under_way:
         id_ = loop.add(asked(prompt, 7))
@@ -263,7 +263,7 @@ def test_a_prefix_that_is_dropped_leaves_nothing_behind_in_one_that_stays(order:
     for number in {*order} - {stays}:
         loop.served_cache.pinned.drop(str(number))
     empty(loop)
-    assert loop.prefix_cache.pins.held()[0] == loop.scheduler.manager.pool.used
+    assert loop.prefix_cache.pins.counts()[0] == loop.scheduler.manager.pool.used
     assert kept(loop, prefixes[stays]) == len(prefixes[stays])
 
 

@@ -64,17 +64,6 @@ def test_a_state_that_went_alone_was_evicted_too() -> None:
     assert ask(loop, [*shared, *line(4, 9)]) == "evicted"
 
 
-def test_prompts_of_one_length_and_one_beginning_are_told_apart() -> None:
-    """With a system prompt, all do begin alike: each that had to go is remembered."""
-    loop = loop_of()
-    prompts = [[*line(1, 17), *line(tail, 9)] for tail in range(2, 9)]
-    for prompt in prompts:
-        ask(loop, prompt)
-    loop.prefix_cache.tree.clear()
-    assert [ask(loop, prompt) for prompt in prompts] == ["evicted"] * len(prompts)
-    assert ask(loop, [*line(1, 17), *line(50, 9)]) == "no_state"
-
-
 @pytest.mark.parametrize("others", [1, 100])
 def test_evicted_prefixes_of_one_beginning(others: int) -> None:
     evicted = EvictedPrefixes(capacity=others + 1)
