@@ -12,9 +12,10 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import ArtifactError, located
 from hybridge.artifact.json_fields import Fields, is_count, load_json_object
 from hybridge.artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3, kv_dtype_from_name, kv_dtype_name
+from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
 from hybridge.artifact.limits import LAYERS
 from hybridge.artifact.names import LOGITS
-from hybridge.artifact.paged import PAGED, check_paged
+from hybridge.artifact.paged import PAGED, check_paged, paged_inputs
 
 FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"
@@ -27,26 +28,6 @@ STATELESS_LAYER_TYPES = ("mlp", "moe")
 LAYER_TYPES = (ATTENTION, *RECURRENT_LAYER_TYPES, *STATELESS_LAYER_TYPES)
 DENSE = "dense"
 LAYOUTS = (DENSE, PAGED)
-
-
-@dataclass(frozen=True)
-class KVLayerConfig:
-    """The KV cache of one attention layer; ``sliding_window`` counts tokens, None is full attention."""
-
-    num_kv_heads: int
-    head_dim: int
-    sliding_window: int | None = None
-
-
-@dataclass(frozen=True)
-class RecurrentLayerConfig:
-    """The states of one recurrent layer: conv [conv_dim, conv_kernel], recurrent [num_heads, head_dim, state_size]."""
-
-    num_heads: int
-    head_dim: int
-    state_size: int
-    conv_dim: int
-    conv_kernel: int
 
 
 @dataclass(frozen=True)
@@ -142,7 +123,13 @@ class RuntimeConfig:
                 raise ArtifactError(f"{CONFIG_FILE}: {message}: export the checkpoint again")
         self.bindings.check(CONFIG_FILE)
         if self.layout == PAGED:
-            check_paged(self)
+            expected = paged_inputs(
+                self.kv_layers,
+                self.recurrent_layers,
+                (self.kv_cache_dtype, self.conv_state_dtype, self.recurrent_state_dtype),
+                self.speculative_tokens,
+            )
+            check_paged(self.bindings, expected, self.vocab_size)
         return self
 
 

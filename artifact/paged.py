@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 from hybridge.artifact import names
-from hybridge.artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, Binding
+from hybridge.artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, Binding, GraphBindings
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import ArtifactError
 from hybridge.artifact.kv_dtypes import E4M3_BYTES
-
-if TYPE_CHECKING:
-    from hybridge.artifact.config import KVLayerConfig, RecurrentLayerConfig, RuntimeConfig
+from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
 
 PAGED = "paged"
 # Symbolic axes of a step: all new tokens, rows, rows + 1, blocks of the longest row, tokens whose logits are wanted.
@@ -70,19 +68,25 @@ def state_pool_bindings(
     )
 
 
-def paged_inputs(config: RuntimeConfig) -> tuple[Binding, ...]:
-    """The inputs that a paged graph with the layers of ``config`` has, in graph order."""
-    inputs = [*step_inputs(config.speculative_tokens)]
-    for k, attention in enumerate(config.kv_layers):
-        inputs += kv_pool_bindings(k, attention, config.kv_cache_dtype)
-    for r, recurrent in enumerate(config.recurrent_layers):
-        inputs += state_pool_bindings(r, recurrent, config.conv_state_dtype, config.recurrent_state_dtype)
+def paged_inputs(
+    kv_layers: Iterable[KVLayerConfig],
+    recurrent_layers: Iterable[RecurrentLayerConfig],
+    dtypes: tuple[DType, DType, DType],
+    speculative_tokens: int,
+) -> tuple[Binding, ...]:
+    """The inputs of a paged graph with these layers, in graph order; ``dtypes``: of KV, conv and recurrent states."""
+    kv_dtype, conv_dtype, state_dtype = dtypes
+    inputs = [*step_inputs(speculative_tokens)]
+    for k, attention in enumerate(kv_layers):
+        inputs += kv_pool_bindings(k, attention, kv_dtype)
+    for r, recurrent in enumerate(recurrent_layers):
+        inputs += state_pool_bindings(r, recurrent, conv_dtype, state_dtype)
     return tuple(inputs)
 
 
-def check_paged(config: RuntimeConfig) -> None:
-    """ArtifactError unless the bindings of ``config`` are those of the paged layout and of its layers."""
-    expected, found = paged_inputs(config), config.bindings.inputs
+def check_paged(bindings: GraphBindings, expected: Sequence[Binding], vocab_size: int) -> None:
+    """ArtifactError unless ``bindings`` has the inputs ``expected``, and logits of ``vocab_size`` first."""
+    found = bindings.inputs
     for index, binding in enumerate(expected):
         if index >= len(found) or found[index] != binding:
             described = "nothing" if index >= len(found) else _described(found[index])
@@ -90,8 +94,8 @@ def check_paged(config: RuntimeConfig) -> None:
                 f"config.json: bindings: expected the input {_described(binding)} of the paged layout, "
                 f"found {described}: export the checkpoint again"
             )
-    logits = Binding(names.LOGITS, DType.FLOAT32, (NUM_LOGITS, config.vocab_size))
-    if len(found) > len(expected) or config.bindings.outputs[:1] != (logits,):
+    logits = Binding(names.LOGITS, DType.FLOAT32, (NUM_LOGITS, vocab_size))
+    if len(found) > len(expected) or bindings.outputs[:1] != (logits,):
         wrong = found[len(expected)].name if len(found) > len(expected) else "another first output"
         raise ArtifactError(
             f"config.json: bindings: expected the paged layout's inputs and logits {list(logits.shape)}, "

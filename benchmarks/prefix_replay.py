@@ -10,8 +10,9 @@ import numpy as np
 
 from benchmarks.prefix_traces import Trace
 from hybridge.artifact.bindings import Binding, GraphBindings
-from hybridge.artifact.config import ATTENTION, MAMBA, KVLayerConfig, RecurrentLayerConfig, RuntimeConfig
+from hybridge.artifact.config import ATTENTION, MAMBA, RuntimeConfig
 from hybridge.artifact.dtypes import DType
+from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
 from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes, StepLimits
 from hybridge.runtime.generation import Request

@@ -19,9 +19,10 @@ from benchmarks.command import run_command
 from benchmarks.measure import Spread
 from benchmarks.report import Gate, Report, Target
 from hybridge.artifact.bindings import Binding, GraphBindings
-from hybridge.artifact.config import ATTENTION, MAMBA, KVLayerConfig, RecurrentLayerConfig, RuntimeConfig
+from hybridge.artifact.config import ATTENTION, MAMBA, RuntimeConfig
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import EngineError
+from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
 from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes, StepLimits
 from hybridge.runtime.engines.step_result import StepResult

@@ -21,11 +21,11 @@ from hybridge.exporter.checkpoint.background_scan import background_scan
 from hybridge.exporter.checkpoint.checkpoint import TOKENIZER_FILE
 from hybridge.exporter.checkpoint.entries import copy_side_file
 from hybridge.exporter.checkpoint.scan import ScanReport
-from hybridge.exporter.graph.interface import runtime_config
-from hybridge.exporter.models.mtp import MtpHead
+from hybridge.exporter.families.mtp import MtpHead
 from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.output import check_export_output
 from hybridge.exporter.plan import ExportPlan, open_plan
+from hybridge.exporter.trace.interface import runtime_config
 from hybridge.exporter.versions import tool_versions
 from hybridge.exporter.weights import place_shards, write_derived
 from hybridge.exporter.weights.placing import WEIGHTS_FOLDER
@@ -142,11 +142,11 @@ def _graph(
     plan: ExportPlan, options: ExportOptions, slots: Mapping[str, TensorSlot], folder: Path, progress: Progress
 ) -> int:
     """Trace, finish, check and write model.onnx; the number of its nodes."""
-    from hybridge.exporter.graph.garbage import paused_collection
+    from hybridge.exporter.trace.garbage import paused_collection
 
     progress.start("trace the graph")
     with paused_collection():
-        from hybridge.exporter.graph.build import build_model
+        from hybridge.exporter.trace.build import build_model
 
         model = build_model(plan.decoder, plan.config, plan.parameters, slots, folder, options.all_logits, options.head)
         (folder / MODEL_FILE).write_bytes(model.SerializeToString())
@@ -157,7 +157,7 @@ def _graph(
 
 def _mtp_graph(head: MtpHead, model: RuntimeConfig, slots: Mapping[str, TensorSlot], folder: Path) -> None:
     """Write mtp.onnx and, as config.json does for the model, what is in it."""
-    from hybridge.exporter.graph.build import build_mtp_model
+    from hybridge.exporter.trace.build import build_mtp_model
 
     own = ExportOptions(layout=PAGED, max_batch_size=model.max_batch_size, max_seq_len=model.max_seq_len)
     config = runtime_config(head.decoder, own, model.dtype, model.eos_token_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hybridge.artifact.errors import UnsupportedError
-from hybridge.exporter.models.decoder_config import DecoderConfig, GatedDeltaConfig, MambaConfig, RecurrentConfig
+from hybridge.exporter.families.decoder_config import DecoderConfig, GatedDeltaConfig, MambaConfig, RecurrentConfig
 from hybridge.trt_plugins.catalog import OPS
 
 

@@ -11,7 +11,7 @@ from hybridge.artifact.errors import SettingError
 from hybridge.artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3
 from hybridge.artifact.paged import PAGED
 from hybridge.artifact.settings import bad_value, check_settings, checked_choice, setting
-from hybridge.exporter.models.hf_config import LARGEST_SIZE
+from hybridge.exporter.families.hf_config import LARGEST_SIZE
 from hybridge.exporter.weights.placing import MODES
 
 MOST_SPECULATIVE_TOKENS = 15

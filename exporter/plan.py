@@ -16,14 +16,14 @@ from hybridge.artifact.errors import CheckpointError, UnsupportedError, located
 from hybridge.artifact.paged import PAGED
 from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.checkpoint import Checkpoint, open_checkpoint
-from hybridge.exporter.graph.interface import runtime_config
+from hybridge.exporter.families.decoder_config import DecoderConfig
+from hybridge.exporter.families.mtp import MtpHead, has_mtp_head, mtp_head
+from hybridge.exporter.families.parameters import Parameter, bind_parameters, derived_value
+from hybridge.exporter.families.registry import decoder_config
+from hybridge.exporter.families.stored_layout import as_stored
 from hybridge.exporter.kernel_sizes import check_kernel_sizes
-from hybridge.exporter.models.decoder_config import DecoderConfig
-from hybridge.exporter.models.mtp import MtpHead, has_mtp_head, mtp_head
-from hybridge.exporter.models.parameters import Parameter, bind_parameters, derived_value
-from hybridge.exporter.models.registry import decoder_config
-from hybridge.exporter.models.stored_layout import as_stored
 from hybridge.exporter.options import COMPUTE_DTYPES, REQUIRED, ExportOptions
+from hybridge.exporter.trace.interface import runtime_config
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ if __name__ == "__main__":  # the packages lie beside this folder
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import HybridgeError
 from hybridge.artifact.safetensors_header import safetensors_header
-from hybridge.exporter.models.decoder_config import DecoderConfig, MoeConfig
-from hybridge.exporter.models.moe_parameters import MOE_NAMES
-from hybridge.exporter.models.parameters import Parameter, declared
-from hybridge.exporter.models.registry import TEXT_MODELS, decoder_config
+from hybridge.exporter.families.decoder_config import DecoderConfig, MoeConfig
+from hybridge.exporter.families.moe_parameters import MOE_NAMES
+from hybridge.exporter.families.parameters import Parameter, declared
+from hybridge.exporter.families.registry import TEXT_MODELS, decoder_config
 from tools.published_configs import PUBLISHED
 
 # What publishers split weights at.

@@ -14,7 +14,7 @@ from hybridge.artifact.path_kind import require_checkpoint
 from hybridge.artifact.safetensors_file import SafetensorsFile, TensorSlot
 from hybridge.exporter.checkpoint.entries import check_side_file, checked_file, read_json
 from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
-from hybridge.exporter.models.mamba_ssm import NOTE, is_mamba_ssm, mamba2_config
+from hybridge.exporter.families.mamba_ssm import NOTE, is_mamba_ssm, mamba2_config
 
 CONFIG_FILE, GENERATION_CONFIG_FILE, TOKENIZER_FILE = "config.json", "generation_config.json", "tokenizer.json"
 # Carried into the artifact when present. Remote code (*.py) never is.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hybridge.exporter.graph import standard_ops as ops
+from hybridge.exporter.families.decoder_config import AttentionConfig
 from hybridge.exporter.layers.norm import RmsNorm
 from hybridge.exporter.layers.packed_step import PackedStep
 from hybridge.exporter.layers.step import Step
-from hybridge.exporter.models.decoder_config import AttentionConfig
+from hybridge.exporter.ops.rotary_embedding import rotary_embedding
 
 
 class Attention(nn.Module):
@@ -51,7 +51,7 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if config.rope is not None and inv_freq is not None:
             cos, sin = step.rotary(config.rope, inv_freq)
-            q, k = ops.rotary_embedding(q, cos, sin), ops.rotary_embedding(k, cos, sin)
+            q, k = rotary_embedding(q, cos, sin), rotary_embedding(k, cos, sin)
         y, *new_caches = step.attend(config, q, k, v, caches)
         return self.o_proj(y if gate is None else y * torch.sigmoid(gate)), *new_caches
 

@@ -7,17 +7,7 @@ from torch import nn
 
 from hybridge.artifact.config import STATELESS_LAYER_TYPES
 from hybridge.artifact.names import EMBEDDINGS_OUTPUT, FINAL_NORM_OUTPUT, layer_output
-from hybridge.exporter.graph import standard_ops as ops
-from hybridge.exporter.graph import step_ops
-from hybridge.exporter.layers.attention import Attention
-from hybridge.exporter.layers.gated_delta_net import GatedDeltaNet
-from hybridge.exporter.layers.mamba2 import Mamba2Mixer
-from hybridge.exporter.layers.mlp import MLPS
-from hybridge.exporter.layers.moe import SparseMoe
-from hybridge.exporter.layers.norm import RmsNorm
-from hybridge.exporter.layers.packed_step import PackedStep
-from hybridge.exporter.layers.step import Step
-from hybridge.exporter.models.decoder_config import (
+from hybridge.exporter.families.decoder_config import (
     AttentionConfig,
     BlockConfig,
     BodyConfig,
@@ -29,6 +19,16 @@ from hybridge.exporter.models.decoder_config import (
     RecurrentConfig,
     RopeConfig,
 )
+from hybridge.exporter.layers.attention import Attention
+from hybridge.exporter.layers.gated_delta_net import GatedDeltaNet
+from hybridge.exporter.layers.mamba2 import Mamba2Mixer
+from hybridge.exporter.layers.mlp import MLPS
+from hybridge.exporter.layers.moe import SparseMoe
+from hybridge.exporter.layers.norm import RmsNorm
+from hybridge.exporter.layers.packed_step import PackedStep
+from hybridge.exporter.layers.step import Step
+from hybridge.exporter.ops.last_token import last_token
+from hybridge.exporter.ops.mark import mark
 
 
 class Block(nn.Module):
@@ -124,7 +124,7 @@ class Decoder(nn.Module):
         x, new_states = self.run_layers(input_ids, step, states)
         if not self.head:
             return self.final_norm(x.to(self.dtype)).float(), new_states
-        return self.logits(x if self.all_logits else step_ops.last_token(x, context_lengths)), new_states
+        return self.logits(x if self.all_logits else last_token(x, context_lengths)), new_states
 
     def run_layers(
         self, input_ids: torch.Tensor, step: Step | PackedStep, states: list[torch.Tensor]
@@ -144,7 +144,7 @@ class Decoder(nn.Module):
         attention_count = self.attention_states * len(self.config.attention_bodies)
         if self.config.residual_in_fp32:
             x = x.float()
-        x = ops.mark(x, EMBEDDINGS_OUTPUT)
+        x = mark(x, EMBEDDINGS_OUTPUT)
         attention, recurrent = list(states[:attention_count]), list(states[attention_count:])
         new_attention: list[torch.Tensor] = []
         new_recurrent: list[torch.Tensor] = []
@@ -154,13 +154,13 @@ class Decoder(nn.Module):
             count = 0 if kind in STATELESS_LAYER_TYPES else self.attention_states if kind == "attention" else 2
             own = [queue.pop(0) for _ in range(count)]
             x, produced = layer(x, step, self.inv_freq, own)
-            x = ops.mark(x, layer_output(index))
+            x = mark(x, layer_output(index))
             done += produced
         return x, new_attention + new_recurrent
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Logits float32 [..., vocab] of the hidden states ``x`` [..., hidden]."""
-        x = ops.mark(self.final_norm(x.to(self.dtype)), FINAL_NORM_OUTPUT)
+        x = mark(self.final_norm(x.to(self.dtype)), FINAL_NORM_OUTPUT)
         weight = self.embedding.weight if self.lm_head is None else self.lm_head.weight
         logits = nn.functional.linear(x, weight).float()
         return logits if self.config.logits_scaling == 1.0 else logits / self.config.logits_scaling

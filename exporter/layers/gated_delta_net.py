@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from hybridge.exporter.families.decoder_config import GatedDeltaConfig
 from hybridge.exporter.layers.mamba2 import DepthwiseConv
 from hybridge.exporter.layers.norm import GatedHeadNorm
 from hybridge.exporter.layers.packed_step import PackedStep
 from hybridge.exporter.layers.step import Step
-from hybridge.exporter.models.decoder_config import GatedDeltaConfig
 
 Projected = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 

@@ -6,9 +6,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hybridge.exporter.graph import router_ops
+from hybridge.exporter.families.decoder_config import MoeConfig
 from hybridge.exporter.layers.mlp import MLPS
-from hybridge.exporter.models.decoder_config import MoeConfig
+from hybridge.exporter.ops.sigmoid_top_k import sigmoid_top_k
+from hybridge.exporter.ops.softmax_top_k import softmax_top_k
+from hybridge.exporter.ops.top_k_softmax import top_k_softmax
 
 
 class Router(nn.Module):
@@ -28,12 +30,10 @@ class Router(nn.Module):
         weight = self.weight if self.weight.dtype is torch.float32 else self.weight.float()
         logits = F.linear(x.float(), weight)
         if c.router == "softmax":
-            return router_ops.softmax_top_k(logits, c.top_k, c.normalized)
+            return softmax_top_k(logits, c.top_k, c.normalized)
         if c.router == "top_k_softmax":
-            return router_ops.top_k_softmax(logits, c.top_k)
-        return router_ops.sigmoid_top_k(
-            logits, self.correction_bias, c.top_k, c.groups, c.kept_groups, c.normalized, c.scaling
-        )
+            return top_k_softmax(logits, c.top_k)
+        return sigmoid_top_k(logits, self.correction_bias, c.top_k, c.groups, c.kept_groups, c.normalized, c.scaling)
 
 
 class Experts(nn.Module):

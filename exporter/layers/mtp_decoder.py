@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hybridge.exporter.graph import step_ops
+from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.layers.norm import RmsNorm
 from hybridge.exporter.layers.packed_step import PackedStep
 from hybridge.exporter.layers.paged_decoder import PagedDecoder
-from hybridge.exporter.models.decoder_config import DecoderConfig
+from hybridge.exporter.ops.selected_tokens import selected_tokens
 
 
 class MtpDecoder(PagedDecoder):
@@ -47,4 +47,4 @@ class MtpDecoder(PagedDecoder):
         normed = torch.where(is_own.unsqueeze(-1) == 0, self.target_norm(wide), self.final_norm(wide))
         both = torch.cat((self.embedding_norm(self.embedded(input_ids)), self.hidden_norm(normed)), -1)
         x, new_states = self.run_from(self.projection(both), step, states)
-        return self.logits(step_ops.selected_tokens(x, logits_indices)), new_states
+        return self.logits(selected_tokens(x, logits_indices)), new_states

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hybridge.exporter.graph import standard_ops as ops
+from hybridge.exporter.ops.grouped_rms_norm import grouped_rms_norm
+from hybridge.exporter.ops.rms_norm import rms_norm
 
 
 class RmsNorm(nn.Module):
@@ -24,8 +25,8 @@ class RmsNorm(nn.Module):
         if self.offset:
             # A cast that changes nothing would rename the initializer in the graph.
             weight = self.weight if self.weight.dtype is torch.float32 else self.weight.float()
-            return ops.rms_norm(x.float(), weight + self.offset, self.eps).to(x.dtype)
-        return ops.rms_norm(x, self.weight, self.eps)
+            return rms_norm(x.float(), weight + self.offset, self.eps).to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class GatedRmsNorm(nn.Module):
@@ -40,9 +41,9 @@ class GatedRmsNorm(nn.Module):
         """x, gate [b, t, size] -> [b, t, size]; gate and statistics in float32."""
         wide, silu = x.float(), nn.functional.silu(gate.float())
         if self.norm_before_gate:
-            normed = ops.grouped_rms_norm(wide, self.groups, self.eps).to(x.dtype)
+            normed = grouped_rms_norm(wide, self.groups, self.eps).to(x.dtype)
             return (normed * self.weight) * silu.to(x.dtype)
-        return ops.grouped_rms_norm(wide * silu, self.groups, self.eps).to(x.dtype) * self.weight
+        return grouped_rms_norm(wide * silu, self.groups, self.eps).to(x.dtype) * self.weight
 
 
 class GatedHeadNorm(nn.Module):
@@ -55,5 +56,5 @@ class GatedHeadNorm(nn.Module):
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """x, gate [b, t, heads, size] -> the same; the gate in float32."""
-        normed = ops.rms_norm(x, self.weight, self.eps)
+        normed = rms_norm(x, self.weight, self.eps)
         return (normed.float() * nn.functional.silu(gate.float())).to(x.dtype)

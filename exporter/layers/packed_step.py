@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hybridge.exporter.graph import step_ops
-from hybridge.exporter.models.decoder_config import AttentionConfig, RopeConfig
+from hybridge.exporter.families.decoder_config import AttentionConfig, RopeConfig
+from hybridge.exporter.ops.packed_rotary_tables import packed_rotary_tables
 
 
 @dataclass
@@ -61,7 +61,5 @@ class PackedStep:
     def rotary(self, rope: RopeConfig, inv_freq: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin [tokens, rotary_dim / 2] in the compute type."""
         if rope not in self._rotary:
-            self._rotary[rope] = step_ops.packed_rotary_tables(
-                self.positions, inv_freq, rope.attention_scaling, self.dtype
-            )
+            self._rotary[rope] = packed_rotary_tables(self.positions, inv_freq, rope.attention_scaling, self.dtype)
         return self._rotary[rope]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from hybridge.exporter.graph import step_ops
+from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.layers.decoder import Decoder
 from hybridge.exporter.layers.packed_step import PackedStep
-from hybridge.exporter.models.decoder_config import DecoderConfig
+from hybridge.exporter.ops.selected_tokens import selected_tokens
 
 
 class PagedDecoder(Decoder):
@@ -43,7 +43,7 @@ class PagedDecoder(Decoder):
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Logits float32 [m, vocab] of the tokens ``logits_indices``, and the new pools."""
         x, new_states = self.run_layers(input_ids, step, states)
-        return self.logits(step_ops.selected_tokens(x, logits_indices)), new_states
+        return self.logits(selected_tokens(x, logits_indices)), new_states
 
 
 class SpeculativeDecoder(PagedDecoder):

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hybridge.exporter.graph import standard_ops as ops
-from hybridge.exporter.graph import step_ops
-from hybridge.exporter.models.decoder_config import AttentionConfig, RopeConfig
+from hybridge.exporter.families.decoder_config import AttentionConfig, RopeConfig
+from hybridge.exporter.ops.attention import attention
+from hybridge.exporter.ops.attention_mask import attention_mask
+from hybridge.exporter.ops.cache_slots import cache_slots
+from hybridge.exporter.ops.rotary_tables import rotary_tables
+from hybridge.exporter.ops.tensor_scatter import tensor_scatter
 
 
 @dataclass
@@ -44,29 +47,29 @@ class Step:
         """Attention over ``caches`` and the new tokens [b, heads, t, head_dim] -> y [b, t, width], new caches."""
         slots = self.slots()
         key, value = (updated_cache(past, new, slots) for past, new in zip(caches, (k, v), strict=True))
-        y = ops.attention(q, key, value, self.mask(config.sliding_window), config.scale)
+        y = attention(q, key, value, self.mask(config.sliding_window), config.scale)
         return y.transpose(1, 2).flatten(2), key, value
 
     def mask(self, window: int | None) -> torch.Tensor:
         """Visible keys [batch, 1, seq, max_seq]: causal, and within ``window`` tokens where it is given."""
         assert self.cache is not None
         if window not in self._masks:
-            self._masks[window] = step_ops.attention_mask(self.input_ids, self.past_lengths, self.cache, window or 0)
+            self._masks[window] = attention_mask(self.input_ids, self.past_lengths, self.cache, window or 0)
         return self._masks[window]
 
     def rotary(self, rope: RopeConfig, inv_freq: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin [batch, seq, rotary_dim / 2] in the compute type."""
         if rope not in self._rotary:
-            self._rotary[rope] = step_ops.rotary_tables(
+            self._rotary[rope] = rotary_tables(
                 self.input_ids, self.past_lengths, inv_freq, rope.attention_scaling, self.dtype
             )
         return self._rotary[rope]
 
     def slots(self) -> tuple[torch.Tensor, ...]:
-        """start, slots, source and valid of step_ops.cache_slots."""
+        """start, slots, source and valid of cache_slots."""
         assert self.cache is not None
         if self._slots is None:
-            self._slots = step_ops.cache_slots(self.input_ids, self.context_lengths, self.past_lengths, self.cache)
+            self._slots = cache_slots(self.input_ids, self.context_lengths, self.past_lengths, self.cache)
         return self._slots
 
 
@@ -76,4 +79,4 @@ def updated_cache(past: torch.Tensor, new: torch.Tensor, slots: tuple[torch.Tens
     _, heads, _, head_dim = new.shape
     old = past.gather(2, positions.expand(-1, heads, -1, head_dim))
     moved = new.gather(2, source.expand(-1, heads, -1, head_dim))
-    return ops.tensor_scatter(past, torch.where(valid, moved, old), start)
+    return tensor_scatter(past, torch.where(valid, moved, old), start)

@@ -15,7 +15,7 @@ from hybridge.artifact.limits import JSON_BYTES
 from hybridge.artifact.temporary_folder import PARTIAL, temporary_folder
 from hybridge.artifact.untrusted_file import read_inside
 from hybridge.exporter.checkpoint import open_checkpoint
-from hybridge.exporter.models.parameters import ROOTS
+from hybridge.exporter.families.parameters import ROOTS
 
 # Elements that are compared and hashed of each tensor: evenly spaced blocks.
 _BLOCK, _BLOCKS = 64, 64

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,8 +15,20 @@ from hybridge.transformers_host.rollback import Rollback
 from hybridge.transformers_host.rows import LayerState, TextRows
 from hybridge.transformers_host.traced_cache import TracedCache
 
-if TYPE_CHECKING:
-    from hybridge.transformers_host.export_backend import ExportBackend
+
+class Buckets(Protocol):
+    """The traced forwards that rows run through."""
+
+    max_cache_len: int
+
+    def check_room(self, batch: int, tokens: int) -> None:
+        """RequestError unless ``batch`` rows of ``tokens`` tokens fit."""
+
+    def run(self, kind: BucketKind, inputs: Mapping[str, torch.Tensor], states: list[torch.Tensor]) -> torch.Tensor:
+        """Hidden states [rows, q, hidden]; ``states`` are updated in place."""
+
+    def keep(self, states: TracedCache) -> None:
+        """Take back states that are no longer used."""
 
 
 class ExportRows(TextRows):
@@ -25,7 +37,7 @@ class ExportRows(TextRows):
     ``visible`` [rows, 1, 1, slots]: the keys that the next token sees, kept from step to step.
     """
 
-    def __init__(self, backend: ExportBackend, states: TracedCache) -> None:
+    def __init__(self, backend: Buckets, states: TracedCache) -> None:
         self._backend, self._states, self._released = backend, states, False
         self._rollback: Rollback[list[torch.Tensor]] | None = None
         self._tensors: list[torch.Tensor]

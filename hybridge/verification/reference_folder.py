@@ -17,7 +17,7 @@ from hybridge.exporter.checkpoint import Checkpoint, open_checkpoint
 from hybridge.exporter.checkpoint.checkpoint import CONFIG_FILE
 from hybridge.exporter.checkpoint.entries import read_json
 from hybridge.exporter.checkpoint.shards import SINGLE_FILE
-from hybridge.exporter.models.mamba_ssm import is_mamba_ssm
+from hybridge.exporter.families.mamba_ssm import is_mamba_ssm
 from hybridge.exporter.weights.conversion import convert_torch_file
 
 

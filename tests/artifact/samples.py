@@ -10,8 +10,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from hybridge.artifact.bindings import BATCH, MAX_SEQ, SEQ, Binding, GraphBindings
-from hybridge.artifact.config import KVLayerConfig, RecurrentLayerConfig, RuntimeConfig
+from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.dtypes import DType
+from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
 
 F32, I64, I32 = DType.FLOAT32, DType.INT64, DType.INT32
 CONV, RECURRENT, KV = (BATCH, 30, 4), (BATCH, 3, 5, 7), (BATCH, 2, MAX_SEQ, 9)

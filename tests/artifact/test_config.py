@@ -13,15 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridge.artifact.config import (
-    RecurrentLayerConfig,
-    RuntimeConfig,
-    config_from_json,
-    config_text,
-    config_to_json,
-    read_config,
-)
+from hybridge.artifact.config import RuntimeConfig, config_from_json, config_text, config_to_json, read_config
 from hybridge.artifact.errors import ArtifactError, HybridgeError
+from hybridge.artifact.layer_config import RecurrentLayerConfig
 from tests.artifact.samples import sample_config
 from tests.support.effort import examples
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.export_sizes import SIZES, Size, run
-from hybridge.exporter.models.registry import decoder_config
+from hybridge.exporter.families.registry import decoder_config
 from tests.support.tiny_models import BASE_CONFIGS
 
 

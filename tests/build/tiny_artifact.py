@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from hybridge.artifact.config import KVLayerConfig, RecurrentLayerConfig, RuntimeConfig, config_text
+from hybridge.artifact.config import RuntimeConfig, config_text
 from hybridge.artifact.dtypes import DType
+from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
 from tests.build import tiny_graph as tiny
 
 MAX_BATCH, MAX_SEQ_LEN = 5, 600

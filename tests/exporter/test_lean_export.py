@@ -15,15 +15,14 @@ import torch
 from torch.onnx._internal.exporter import _fx_passes, _registration
 
 from hybridge.artifact.errors import ExportError
-from hybridge.exporter.graph import lean_export
-from hybridge.exporter.graph.aten_translations import aten_translations
-from hybridge.exporter.graph.lean_export import lean_passes, undecomposed
-from hybridge.exporter.graph.plain_translations import plain_translations
-from hybridge.exporter.graph.trace import OPSET
+from hybridge.exporter.ops.aten import aten_translations
+from hybridge.exporter.trace import lean_export
+from hybridge.exporter.trace.lean_export import lean_passes, undecomposed
+from hybridge.exporter.trace.tracing import OPSET
 from tests.support.tiny_models import save_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLE = {**aten_translations(), **plain_translations()}
+TABLE = aten_translations()
 X, Y = torch.linspace(-30, 30, 24).reshape(2, 3, 4), torch.linspace(1, 3, 24).reshape(2, 3, 4)
 WEIGHT, IDS = torch.linspace(0, 1, 35).reshape(7, 5), torch.tensor([[1, 6], [0, 3]])
 PLAIN: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = {

@@ -9,12 +9,12 @@ import pytest
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
 from hybridge.artifact.dtypes import DType
-from hybridge.exporter.graph.interface import graph_bindings
-from hybridge.exporter.graph.trace import trace_decoder
-from hybridge.exporter.graph.unroll import distinct_layers, unroll
-from hybridge.exporter.models.decoder_config import DecoderConfig
-from hybridge.exporter.models.registry import decoder_config
+from hybridge.exporter.families.decoder_config import DecoderConfig
+from hybridge.exporter.families.registry import decoder_config
 from hybridge.exporter.options import ExportOptions
+from hybridge.exporter.trace.interface import graph_bindings
+from hybridge.exporter.trace.tracing import trace_decoder
+from hybridge.exporter.trace.unroll import distinct_layers, unroll
 from tests.support.tiny_models import BASE_CONFIGS
 
 # Two kinds of attention, full before sliding: the second kind uses what the first one computed for all.

@@ -12,8 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from hybridge.artifact.config import KVLayerConfig, RuntimeConfig
+from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.errors import EngineError
+from hybridge.artifact.layer_config import KVLayerConfig
 from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes, StepLimits
 from tests.runtime.toy_engine import toy_config

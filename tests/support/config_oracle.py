@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from hybridge.artifact.errors import HybridgeError
-from hybridge.exporter.models.hf_config import HfConfig
-from hybridge.exporter.models.registry import FAMILIES, decoder_config
+from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.registry import FAMILIES, decoder_config
 from tests.support.eager_decoder import EagerDecoder
 from tests.support.tiny_models import randomise
 

@@ -13,13 +13,13 @@ from hybridge.artifact.bindings import BATCH, MAX_SEQ
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.dtypes import DType
 from hybridge.exporter.checkpoint import open_checkpoint
-from hybridge.exporter.graph.interface import runtime_config
+from hybridge.exporter.families.decoder_config import DecoderConfig
+from hybridge.exporter.families.parameters import bind_parameters, derived_value
+from hybridge.exporter.families.registry import decoder_config
+from hybridge.exporter.families.stored_layout import as_stored
 from hybridge.exporter.layers.decoder import Decoder
-from hybridge.exporter.models.decoder_config import DecoderConfig
-from hybridge.exporter.models.parameters import bind_parameters, derived_value
-from hybridge.exporter.models.registry import decoder_config
-from hybridge.exporter.models.stored_layout import as_stored
 from hybridge.exporter.options import ExportOptions
+from hybridge.exporter.trace.interface import runtime_config
 from hybridge.trt_plugins import torch_ops
 
 TORCH_DTYPES = {

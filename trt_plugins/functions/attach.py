@@ -12,8 +12,8 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.call_check import CheckedCall, TensorType, check_call
 from hybridge.trt_plugins.catalog import DENSE_VERSION, DOMAIN, spec_of
-from hybridge.trt_plugins.functions.body import OPSET
 from hybridge.trt_plugins.functions.catalog import function_for, specialised_attributes
+from hybridge.trt_plugins.functions.nodes import OPSET
 from hybridge.trt_plugins.functions.signature import Signature
 from hybridge.trt_plugins.specs.packed import has_rows
 from hybridge.trt_plugins.value_types import (

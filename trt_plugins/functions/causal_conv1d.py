@@ -7,8 +7,9 @@ from collections.abc import Callable
 import onnx
 
 from hybridge.trt_plugins.activations import silu
-from hybridge.trt_plugins.functions.body import TO_END, Body
+from hybridge.trt_plugins.functions.body import Body
 from hybridge.trt_plugins.functions.lengths import clamped_lengths, valid_tokens
+from hybridge.trt_plugins.functions.nodes import TO_END
 from hybridge.trt_plugins.functions.signature import Signature
 
 

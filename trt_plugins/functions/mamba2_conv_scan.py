@@ -5,9 +5,10 @@ from __future__ import annotations
 import onnx
 
 from hybridge.trt_plugins.activations import silu
-from hybridge.trt_plugins.functions.body import TO_END, Body
+from hybridge.trt_plugins.functions.body import Body
 from hybridge.trt_plugins.functions.causal_conv1d import conv_outputs
 from hybridge.trt_plugins.functions.lengths import clamped_lengths, valid_tokens
+from hybridge.trt_plugins.functions.nodes import TO_END
 from hybridge.trt_plugins.functions.signature import Signature
 from hybridge.trt_plugins.functions.update_ssm_state import ssm_outputs
 

@@ -6,22 +6,18 @@ row without tokens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.functions.nodes import Nodes
 from hybridge.trt_plugins.specs.speculative import is_speculative
-
-if TYPE_CHECKING:
-    from hybridge.trt_plugins.functions.body import Body
 
 _TO_END = int(np.iinfo(np.int64).max)
 STARTS, SLOTS, SEQ_LENS = "query_start_loc", "state_indices", "seq_lens"
 ACCEPTED = "num_accepted_tokens"
 
 
-def row_lengths(body: Body) -> str:
+def row_lengths(body: Nodes) -> str:
     """New tokens of each row, 0 for padding rows: int64 [rows]."""
     lengths = body.op("Sub", _ends(body), _starts(body))
     names = [tensor.name for tensor in body.signature.spec.inputs]
@@ -32,19 +28,19 @@ def row_lengths(body: Body) -> str:
     return body.op("Where", taking_part, lengths, body.constant(0))
 
 
-def longest_row(body: Body) -> str:
+def longest_row(body: Nodes) -> str:
     """Tokens of the longest row, at least 1: int64 [1]."""
     return body.op("Max", body.op("ReduceMax", row_lengths(body), keepdims=1), body.constant([1]))
 
 
-def padded(body: Body, tokens: str) -> str:
+def padded(body: Nodes, tokens: str) -> str:
     """[tokens, ...] as [rows, longest, ...]; padding holds tokens of other rows."""
     index = body.op("Add", body.unsqueeze(_starts(body), 1), body.range(longest_row(body)))
     last = body.op("Sub", body.size(tokens, 0), body.constant([1]))
     return body.op("Gather", tokens, body.op("Min", index, last), axis=0)
 
 
-def unpadded(body: Body, rows: str) -> str:
+def unpadded(body: Nodes, rows: str) -> str:
     """[rows, longest, ...] as [tokens, ...]; a token of no row gets one of another."""
     tokens = next(t.name for t in body.signature.spec.inputs if t.dims[0] == "tokens")
     index = body.range(body.size(tokens, 0))
@@ -56,7 +52,7 @@ def unpadded(body: Body, rows: str) -> str:
     return body.op("GatherND", rows, body.concat(body.unsqueeze(row, 1), body.unsqueeze(offset, 1), axis=1))
 
 
-def slots(body: Body) -> str:
+def slots(body: Nodes) -> str:
     """The slot whose state each row begins with, negative for padding rows: int64 [rows]."""
     if not is_speculative(body.signature.spec):
         return integers(body, SLOTS)
@@ -66,23 +62,23 @@ def slots(body: Body) -> str:
     return body.op("GatherND", integers(body, SLOTS), column, batch_dims=1)
 
 
-def gathered(body: Body, pool: str) -> str:
+def gathered(body: Nodes, pool: str) -> str:
     """The state of each row, [rows, ...] of [num_slots, ...]; that of slot 0 for padding rows."""
     return body.op("Gather", pool, body.op("Max", slots(body), body.constant(0)), axis=0)
 
 
-def scattered(body: Body, pool: str, rows: str) -> str:
+def scattered(body: Nodes, pool: str, rows: str) -> str:
     """``pool`` with ``rows`` [rows, ...] in their slots."""
     rank = len(body.signature.input(pool).dims)
     return placed(body, pool, [slots(body)], rows, rank)
 
 
-def candidate_count(body: Body) -> str:
+def candidate_count(body: Nodes) -> str:
     """Tokens of a row after which states are kept, in this step: int64 [1]."""
     return body.op("Min", longest_row(body), _candidates(body))
 
 
-def scattered_candidates(body: Body, pool: str, states: str, last: str) -> str:
+def scattered_candidates(body: Nodes, pool: str, states: str, last: str) -> str:
     """``pool`` with the states after every candidate token, and the last ones of rows of more tokens.
 
     states [rows, candidate_count, ...], last [rows, ...].
@@ -100,7 +96,7 @@ def scattered_candidates(body: Body, pool: str, states: str, last: str) -> str:
     return placed(body, pool, [places], entries, rank)
 
 
-def placed(body: Body, pool: str, places: list[str], entries: str, rank: int) -> str:
+def placed(body: Nodes, pool: str, places: list[str], entries: str, rank: int) -> str:
     """``pool`` with entry i of ``entries`` at ``places``[0][i], ``places``[1][i], ...; none where the last is negative.
 
     places: int64 [count] for each leading axis of the pool; entries [count, ...] of ``rank`` axes. An entry without a
@@ -123,18 +119,18 @@ def placed(body: Body, pool: str, places: list[str], entries: str, rank: int) ->
     return body.op("ScatterND", pool, index[0] if len(index) == 1 else body.concat(*index, axis=1), chosen)
 
 
-def integers(body: Body, name: str) -> str:
+def integers(body: Nodes, name: str) -> str:
     """The int32 input ``name`` as int64."""
     return body.op("Cast", name, to=DType.INT64.onnx)
 
 
-def _candidates(body: Body) -> str:
+def _candidates(body: Nodes) -> str:
     return body.size(SLOTS, 1)
 
 
-def _starts(body: Body) -> str:
+def _starts(body: Nodes) -> str:
     return body.slice(integers(body, STARTS), 0, body.constant([0]), body.constant([-1]))
 
 
-def _ends(body: Body) -> str:
+def _ends(body: Nodes) -> str:
     return body.slice(integers(body, STARTS), 0, body.constant([1]), body.constant([_TO_END]))

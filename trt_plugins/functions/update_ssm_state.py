@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import onnx
 
-from hybridge.trt_plugins.functions.body import TO_END, Body
+from hybridge.trt_plugins.functions.body import Body
 from hybridge.trt_plugins.functions.lengths import clamped_lengths, valid_tokens
+from hybridge.trt_plugins.functions.nodes import TO_END
 from hybridge.trt_plugins.functions.signature import Signature
 
 _SWAP_CHUNKS_AND_HEADS = [0, 3, 4, 1, 2, 5]

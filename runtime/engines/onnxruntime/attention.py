@@ -13,7 +13,8 @@ from typing import Any
 import onnx_ir as ir
 
 from hybridge.artifact.bindings import BATCH
-from hybridge.artifact.config import KVLayerConfig, RuntimeConfig
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.layer_config import KVLayerConfig
 from hybridge.artifact.names import CONTEXT_LENGTHS, past_key, past_value
 from hybridge.runtime.engines.onnxruntime.attention_mask import is_causal_mask
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, add_input, fixed_shape, replace_node

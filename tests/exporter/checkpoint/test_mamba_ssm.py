@@ -16,8 +16,8 @@ from safetensors.numpy import load_file
 from hybridge.artifact.errors import CheckpointError, HybridgeError, UnsupportedError
 from hybridge.exporter.checkpoint import open_checkpoint
 from hybridge.exporter.export import export_checkpoint
-from hybridge.exporter.models.mamba_ssm import NOTE, mamba2_config
-from hybridge.exporter.models.registry import decoder_config
+from hybridge.exporter.families.mamba_ssm import NOTE, mamba2_config
+from hybridge.exporter.families.registry import decoder_config
 from hybridge.exporter.plan import plan_export
 from hybridge.inspection import inspect_path
 from hybridge.verification import VerifyOptions, verify

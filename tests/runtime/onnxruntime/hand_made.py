@@ -15,8 +15,9 @@ import numpy as np
 import onnx
 
 from hybridge.artifact.bindings import Binding, GraphBindings
-from hybridge.artifact.config import KVLayerConfig, RecurrentLayerConfig, RuntimeConfig, config_text
+from hybridge.artifact.config import RuntimeConfig, config_text
 from hybridge.artifact.dtypes import DType
+from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
 from hybridge.artifact.names import conv_state, past_key, past_value, present, recurrent_state
 from tests.runtime.onnxruntime.hand_made_graph import GraphMaker
 from tests.runtime.onnxruntime.hand_made_plan import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybridge.artifact.errors import EngineError
-from hybridge.exporter.models.registry import FAMILIES
+from hybridge.exporter.families.registry import FAMILIES
 from hybridge.runtime.engines.onnxruntime import columns, paged_engine
 from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
 from hybridge.runtime.engines.onnxruntime.model_file import read_model

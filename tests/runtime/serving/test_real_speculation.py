@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hybridge.exporter.models.registry import FAMILIES
+from hybridge.exporter.families.registry import FAMILIES
 from hybridge.runtime.engines.factory import EngineOptions
 from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
 from hybridge.runtime.engines.paged_factory import create_paged_engine

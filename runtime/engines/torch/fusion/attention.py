@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from hybridge.artifact.config import KVLayerConfig, RuntimeConfig
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.layer_config import KVLayerConfig
 from hybridge.artifact.names import CONTEXT_LENGTHS, PAST_LENGTHS, past_key, past_value
 from hybridge.runtime.engines.torch.fusion.meaning import is_cache_update, is_visible_keys
 from hybridge.runtime.engines.torch.graph import DOMAIN, fuse, lengths_input, producer

@@ -1,0 +1,255 @@
+"""The normalised description of a decoder: what every family's config is translated into. No torch, no transformers.
+
+A decoder layer is a sequence of residual blocks, each ``x + residual_multiplier * body(norm(x))``. ``source`` names
+are the checkpoint's tensor name parts, so that graph initializers carry the checkpoint's own names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybridge.artifact.config import ATTENTION, GATED_DELTA_NET, MAMBA, STATELESS_LAYER_TYPES
+from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding: ``inv_freq`` [rotary_dim / 2] in radians per position.
+
+    ``attention_scaling`` multiplies cos and sin (1 but for YaRN).
+    """
+
+    rotary_dim: int
+    inv_freq: tuple[float, ...]
+    attention_scaling: float = 1.0
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Grouped-query attention over a KV cache.
+
+    ``bias`` covers q, k and v; ``output_bias`` the output projection. ``qk_norm`` norms every query and key head, with
+    ``qk_norm_joint`` all heads together. ``norm_offset`` is added to the weights of these norms. ``output_gate``:
+    q_proj holds a gate beside each query head, whose sigmoid multiplies the output.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+    qk_norm_joint: bool = False
+    norm_offset: float = 0.0
+    output_gate: bool = False
+    sliding_window: int | None = None
+    rope: RopeConfig | None = None
+
+    layer_type = ATTENTION
+
+    @property
+    def kv(self) -> KVLayerConfig:
+        return KVLayerConfig(self.num_kv_heads, self.head_dim, self.sliding_window)
+
+
+@dataclass(frozen=True)
+class MambaConfig:
+    """A Mamba2 mixer. ``norm_groups`` groups of the gated RMS norm; dt is clamped to ``time_step_limit`` (seconds)."""
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    conv_kernel: int
+    chunk_size: int
+    norm_groups: int
+    proj_bias: bool = False
+    conv_bias: bool = True
+    activation: str = "silu"
+    time_step_limit: tuple[float, float] = (0.0, float("inf"))
+    norm_before_gate: bool = False
+
+    layer_type = MAMBA
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_dim(self) -> int:
+        return self.intermediate_size + 2 * self.num_groups * self.state_size
+
+    @property
+    def recurrent(self) -> RecurrentLayerConfig:
+        return RecurrentLayerConfig(self.num_heads, self.head_dim, self.state_size, self.conv_dim, self.conv_kernel)
+
+
+@dataclass(frozen=True)
+class GatedDeltaConfig:
+    """A gated delta net mixer: a convolution over q, k and v, the gated delta rule, a gated norm of each head.
+
+    ``projections`` names the layout in the checkpoint: "fused" (in_proj_qkvz and in_proj_ba, by key head), "split"
+    (in_proj_qkv, in_proj_z, in_proj_b, in_proj_a) or "separate" (q_proj, k_proj, v_proj, g_proj, b_proj, a_proj, and
+    one convolution each for q, k and v). ``beta_scale`` multiplies the sigmoid that beta is. ``norm_eps`` None is the
+    model's epsilon. ``conv_parts`` are the channels of the three convolutions where they are not those of q, k and v.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_size: int
+    value_size: int
+    conv_kernel: int
+    projections: str
+    activation: str = "silu"
+    beta_scale: float = 1.0
+    norm_eps: float | None = None
+    conv_parts: tuple[int, ...] | None = None
+
+    layer_type = GATED_DELTA_NET
+
+    @property
+    def key_dim(self) -> int:
+        return self.num_key_heads * self.key_size
+
+    @property
+    def value_dim(self) -> int:
+        return self.num_value_heads * self.value_size
+
+    @property
+    def conv_dim(self) -> int:
+        return 2 * self.key_dim + self.value_dim
+
+    @property
+    def recurrent(self) -> RecurrentLayerConfig:
+        return RecurrentLayerConfig(
+            self.num_value_heads, self.key_size, self.value_size, self.conv_dim, self.conv_kernel
+        )
+
+
+@dataclass(frozen=True)
+class MlpConfig:
+    """A feed-forward block.
+
+    ``projections`` names the layout in the checkpoint: "gated" (gate_proj, up_proj, down_proj), "plain"
+    (up_proj, down_proj) or "fused" (input_linear holding gate and up, output_linear).
+    """
+
+    intermediate_size: int
+    activation: str
+    projections: str = "gated"
+    bias: bool = False
+
+    layer_type = "mlp"
+
+
+@dataclass(frozen=True)
+class MoeConfig:
+    """A mixture of experts, of which a router chooses ``top_k`` for each token, and a ``shared`` MLP that all pass.
+
+    ``layout`` names the tensors (moe_parameters.MOE_NAMES). Experts have the activation and, where ``gated``, the form
+    of a gated MLP. ``router`` is "softmax" (scores over all experts, ``normalized`` over the chosen ones),
+    "top_k_softmax" (over the chosen ones alone) or "sigmoid" (biased for the choice, which ``kept_groups`` of
+    ``groups`` groups limit, then ``normalized`` and multiplied by ``scaling``). ``shared_gate``: a sigmoid multiplies
+    what the shared MLP gives. ``latent_size`` is the width between two projections that the experts work in.
+    """
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    activation: str
+    layout: str
+    router: str
+    gated: bool = True
+    normalized: bool = True
+    scaling: float = 1.0
+    groups: int = 1
+    kept_groups: int = 1
+    shared: MlpConfig | None = None
+    shared_gate: bool = False
+    latent_size: int | None = None
+    latent_bias: bool = False
+
+    layer_type = "moe"
+
+    @property
+    def up_size(self) -> int:
+        """Rows of an expert's first matrix."""
+        return self.intermediate_size * (2 if self.gated else 1)
+
+
+RecurrentConfig = MambaConfig | GatedDeltaConfig
+BodyConfig = AttentionConfig | RecurrentConfig | MlpConfig | MoeConfig
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """One residual block: the checkpoint's names of its norm and of its body, and the body's configuration.
+
+    ``norm_alias`` is another name that checkpoints use for the norm. With ``norm_after`` the block is
+    ``x + residual_multiplier * norm(body(x))``.
+    """
+
+    norm_source: str
+    source: str
+    body: BodyConfig
+    norm_alias: str | None = None
+    norm_after: bool = False
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """One decoder layer: one to two residual blocks, at most one of which holds a state."""
+
+    blocks: tuple[BlockConfig, ...]
+
+    @property
+    def layer_type(self) -> str:
+        """The stateful mixer of the layer; where it holds no state, "moe" if it has experts, else "mlp"."""
+        kinds = [block.body.layer_type for block in self.blocks]
+        stateless = "moe" if "moe" in kinds else "mlp"
+        return next((kind for kind in kinds if kind not in STATELESS_LAYER_TYPES), stateless)
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """A whole decoder-only language model.
+
+    ``embedding_sources`` lists the names that checkpoints use for the embedding; ``final_norm_source`` the last
+    norm. Logits are divided by ``logits_scaling``. ``ignored_sources`` are prefixes of tensors that the decoder
+    does not need (multi-token prediction heads). ``own_head_wins``: a head that the checkpoint stores is used even
+    where ``tie_word_embeddings`` says that there is none. ``norm_offset`` is added to the weights of the layer norms.
+    ``notes`` are remarks for the user.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerConfig, ...]
+    norm_eps: float
+    embedding_sources: tuple[str, ...]
+    final_norm_source: str
+    tie_word_embeddings: bool
+    max_position_embeddings: int | None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    residual_in_fp32: bool = False
+    norm_offset: float = 0.0
+    ignored_sources: tuple[str, ...] = ()
+    own_head_wins: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def layer_types(self) -> tuple[str, ...]:
+        return tuple(layer.layer_type for layer in self.layers)
+
+    @property
+    def attention_bodies(self) -> tuple[AttentionConfig, ...]:
+        """The attention layers in order; the position is the local layer index."""
+        return tuple(b.body for layer in self.layers for b in layer.blocks if isinstance(b.body, AttentionConfig))
+
+    @property
+    def recurrent_bodies(self) -> tuple[RecurrentConfig, ...]:
+        """The layers with a recurrent state in order; the position is the local layer index."""
+        return tuple(b.body for layer in self.layers for b in layer.blocks if isinstance(b.body, RecurrentConfig))

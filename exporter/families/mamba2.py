@@ -1,0 +1,62 @@
+"""Mamba2: nothing but Mamba2 mixers."""
+
+from __future__ import annotations
+
+from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig, MambaConfig
+from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mamba_fields import CONV_ACTIVATIONS, UNBOUNDED
+
+# Fields of initialisation. norm_before_gate is among them because early configs carry it as true though their models
+# were trained, and are run everywhere, with the gate before the norm.
+UNUSED_FIELDS = (
+    "norm_before_gate",
+    "time_step_floor",
+    "time_step_init_scheme",
+    "time_step_max",
+    "time_step_min",
+    "time_step_scale",
+)
+
+
+def parse(config: HfConfig) -> DecoderConfig:
+    """Translate a mamba2 config."""
+    hidden_size = config.positive("hidden_size")
+    heads, head_dim = config.positive("num_heads"), config.positive("head_dim")
+    expand = config.positive("expand", default=2)
+    if heads * head_dim != expand * hidden_size:
+        raise config.fail("num_heads", f"{expand * hidden_size} (expand x hidden_size) / head_dim {head_dim}")
+    groups = config.positive("n_groups", default=8)
+    if heads % groups:
+        raise config.fail("n_groups", f"a divisor of num_heads {heads}")
+    config.expect("hidden_act", CONV_ACTIVATIONS, "silu")
+    mixer = MambaConfig(
+        num_heads=heads,
+        head_dim=head_dim,
+        state_size=config.positive("state_size"),
+        num_groups=groups,
+        conv_kernel=config.positive("conv_kernel", default=4),
+        chunk_size=config.positive("chunk_size", default=256),
+        norm_groups=groups,
+        proj_bias=config.flag("use_bias", default=False),
+        conv_bias=config.flag("use_conv_bias", default=True),
+        time_step_limit=config.interval("time_step_limit", default=UNBOUNDED),
+    )
+    config.expect("rms_norm", (True,), True)
+    config.same(heads * head_dim, "num_heads x head_dim", "intermediate_size")
+    rank = config.raw("time_step_rank", "auto")
+    if isinstance(rank, str) and rank != "auto":
+        raise config.fail("time_step_rank", 'an integer or "auto"')
+    config.ignore(*UNUSED_FIELDS)
+    layer = LayerConfig((BlockConfig("norm", "mixer", mixer),))
+    return DecoderConfig(
+        model_type="mamba2",
+        vocab_size=config.positive("vocab_size"),
+        hidden_size=hidden_size,
+        layers=(layer,) * config.layer_count(),
+        norm_eps=config.scalar("layer_norm_epsilon", default=1e-5, positive=True),
+        embedding_sources=("embeddings.weight", "embedding.weight"),
+        final_norm_source="norm_f",
+        tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
+        max_position_embeddings=None,
+        residual_in_fp32=config.flag("residual_in_fp32", default=True),
+    )

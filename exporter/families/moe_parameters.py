@@ -1,0 +1,127 @@
+"""The parameters of a mixture of experts, in the layouts that checkpoints use.
+
+Stacked: one tensor for all experts, referenced as it is. Per expert: one tensor for each matrix of each expert (older
+checkpoints, and what transformers writes for some families); the graph joins them, no file does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError
+from hybridge.exporter.families.decoder_config import MoeConfig
+
+
+@dataclass(frozen=True)
+class MoeNames:
+    """Tensor names of one family, relative to the block; of several, checkpoints use any one.
+
+    ``each_up`` and ``each_down`` are the tensors of one expert, a {} for its number: the gate before what it gates.
+    """
+
+    router: tuple[str, ...]
+    up: tuple[str, ...]
+    down: tuple[str, ...]
+    each_up: tuple[str, ...] = ()
+    each_down: tuple[str, ...] = ()
+    correction_bias: str = ""
+    shared: str = ""
+    shared_gate: str = ""
+    latent: tuple[str, str] = ("", "")
+
+
+QWEN = MoeNames(
+    router=("gate.weight",),
+    up=("experts.gate_up_proj",),
+    down=("experts.down_proj",),
+    each_up=("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight"),
+    each_down=("experts.{}.down_proj.weight",),
+    shared="shared_expert",
+    shared_gate="shared_expert_gate.weight",
+)
+GRANITE = MoeNames(
+    router=("block_sparse_moe.router.layer.weight", "block_sparse_moe.router.weight"),
+    up=("block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj"),
+    down=("block_sparse_moe.output_linear.weight", "block_sparse_moe.experts.down_proj"),
+    shared="shared_mlp",
+)
+NEMOTRON_H = MoeNames(
+    router=("gate.weight",),
+    up=("experts.up_proj",),
+    down=("experts.down_proj",),
+    each_up=("experts.{}.up_proj.weight",),
+    each_down=("experts.{}.down_proj.weight",),
+    correction_bias="gate.e_score_correction_bias",
+    shared="shared_experts",
+    latent=("fc1_latent_proj", "fc2_latent_proj"),
+)
+MOE_NAMES: Mapping[str, MoeNames] = {"qwen": QWEN, "granite": GRANITE, "nemotron_h": NEMOTRON_H}
+
+
+@dataclass(frozen=True)
+class MoeTensor:
+    """One parameter: its name in our module, its shape, and its tensor in the checkpoint, or those that it joins."""
+
+    name: str
+    shape: tuple[int, ...]
+    sources: tuple[str, ...]
+    dtype: DType | None = None
+    joins: bool = False
+
+
+def moe_tensors(moe: MoeConfig, block: str, hidden: int, held: Mapping[str, object]) -> Iterator[MoeTensor]:
+    """The parameters of a block whose tensors begin with ``block``, but for the shared expert's.
+
+    ``held`` are the checkpoint's tensors, by which the layout is chosen.
+    """
+    names, width = MOE_NAMES[moe.layout], moe.latent_size or hidden
+    yield MoeTensor("router.weight", (moe.num_experts, hidden), _any_of(block, names.router, held))
+    if moe.router == "sigmoid":
+        bias = (block + names.correction_bias,)
+        yield MoeTensor("router.correction_bias", (moe.num_experts,), bias, DType.FLOAT32)
+    for name, stacked, each, shape in (
+        ("experts.up", names.up, names.each_up, (moe.num_experts, moe.up_size, width)),
+        ("experts.down", names.down, names.each_down, (moe.num_experts, width, moe.intermediate_size)),
+    ):
+        sources = _any_of(block, stacked, held)
+        if sources[0] in held or not _holds_experts(moe, block, each, held):
+            yield MoeTensor(name, shape, sources)
+            continue
+        if moe.num_experts * len(each) > len(held):
+            raise CheckpointError(
+                f"{block}experts: expected {moe.num_experts} experts by the config, found a checkpoint of {len(held)} "
+                "tensors: it is incomplete, or its config does not describe it"
+            )
+        parts = tuple(block + part.format(expert) for expert in range(moe.num_experts) for part in each)
+        yield MoeTensor(name, shape, parts, joins=True)
+    if moe.shared_gate:
+        yield MoeTensor("shared_gate.weight", (1, hidden), (block + names.shared_gate,))
+    if moe.latent_size is not None:
+        yield from _latent_tensors(moe, block, hidden, names)
+
+
+def _holds_experts(moe: MoeConfig, block: str, each: tuple[str, ...], held: Mapping[str, object]) -> bool:
+    """Whether the checkpoint has a tensor of some expert; a look at three of them, because there may be too many.
+
+    An incomplete set is still that layout, so that the missing tensor is named.
+    """
+    experts = {0, 1, moe.num_experts - 1}
+    return any(block + part.format(expert) in held for expert in experts for part in each)
+
+
+def _latent_tensors(moe: MoeConfig, block: str, hidden: int, names: MoeNames) -> Iterator[MoeTensor]:
+    assert moe.latent_size is not None
+    for ours, theirs, rows, columns in (
+        ("latent_in", names.latent[0], moe.latent_size, hidden),
+        ("latent_out", names.latent[1], hidden, moe.latent_size),
+    ):
+        yield MoeTensor(f"{ours}.weight", (rows, columns), (f"{block}{theirs}.weight",))
+        if moe.latent_bias:
+            yield MoeTensor(f"{ours}.bias", (rows,), (f"{block}{theirs}.bias",))
+
+
+def _any_of(block: str, names: tuple[str, ...], held: Mapping[str, object]) -> tuple[str, ...]:
+    """The one of ``names`` that the checkpoint holds, else the first."""
+    return (next((block + name for name in names if block + name in held), block + names[0]),)

@@ -1,0 +1,136 @@
+"""OLMo-Hybrid: gated delta net layers with norms in front, attention layers with norms behind."""
+
+from __future__ import annotations
+
+from hybridge.exporter.families.decoder_config import (
+    AttentionConfig,
+    BlockConfig,
+    DecoderConfig,
+    GatedDeltaConfig,
+    LayerConfig,
+    MlpConfig,
+    RopeConfig,
+)
+from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mamba_fields import CONV_ACTIVATIONS, activation_of, head_counts, head_dim_of
+from hybridge.exporter.families.rope import rope_from_config
+
+LAYER_KINDS = ("linear_attention", "full_attention")
+# What transformers gives the embedding where the config does not say.
+ABSENT_PADDING = 100277
+# transformers fixes the epsilon of the norm of each head.
+HEAD_NORM_EPS = 1e-5
+# Fields of the first values of A_log and dt_bias.
+TRAINING_FIELDS = (
+    "linear_a_log_max",
+    "linear_a_log_min",
+    "linear_dt_init_floor",
+    "linear_dt_max",
+    "linear_dt_min",
+)
+
+
+def parse(config: HfConfig) -> DecoderConfig:
+    """Translate an olmo_hybrid config."""
+    hidden_size = config.positive("hidden_size")
+    config.ignore(*TRAINING_FIELDS)
+    # The output of every linear layer has a gate.
+    config.expect("linear_use_gate", (True,), True)
+    mlp = MlpConfig(config.positive("intermediate_size"), activation_of(config))
+    attention = _attention_layer(_attention(config, hidden_size), mlp)
+    recurrent = _recurrent_layer(_mixer(config, hidden_size), mlp)
+    return DecoderConfig(
+        model_type="olmo_hybrid",
+        vocab_size=config.vocabulary(ABSENT_PADDING),
+        hidden_size=hidden_size,
+        layers=tuple(attention if kind == "full_attention" else recurrent for kind in _layer_kinds(config)),
+        norm_eps=config.scalar("rms_norm_eps", default=1e-6, positive=True),
+        embedding_sources=("embed_tokens.weight",),
+        final_norm_source="norm",
+        tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
+        max_position_embeddings=config.positive("max_position_embeddings", default=None),
+        ignored_sources=("mtp.",),
+    )
+
+
+def _attention_layer(attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
+    # transformers renames the first norm when it saves a checkpoint, as it does in the other layers.
+    return LayerConfig(
+        (
+            BlockConfig("post_attention_layernorm", "self_attn", attention, "feedforward_layer_norm", norm_after=True),
+            BlockConfig("post_feedforward_layernorm", "mlp", mlp, norm_after=True),
+        )
+    )
+
+
+def _recurrent_layer(mixer: GatedDeltaConfig, mlp: MlpConfig) -> LayerConfig:
+    return LayerConfig(
+        (
+            BlockConfig("input_layernorm", "linear_attn", mixer, "attention_layer_norm"),
+            BlockConfig("post_attention_layernorm", "mlp", mlp, "feedforward_layer_norm"),
+        )
+    )
+
+
+def _attention(config: HfConfig, hidden_size: int) -> AttentionConfig:
+    heads, kv_heads = head_counts(config)
+    head_dim = head_dim_of(config, hidden_size, heads)
+    bias = config.flag("attention_bias", default=False)
+    return AttentionConfig(
+        heads,
+        kv_heads,
+        head_dim,
+        scale=head_dim**-0.5,
+        bias=bias,
+        output_bias=bias,
+        qk_norm=True,
+        qk_norm_joint=True,
+        rope=_rope(config, head_dim),
+    )
+
+
+def _rope(config: HfConfig, head_dim: int) -> RopeConfig | None:
+    """The rotary embedding; none where rope_theta is given as null."""
+    value = config.raw("rope_parameters", None) or config.raw("rope_scaling", None)
+    inside = value if isinstance(value, dict) else {}
+    absent = inside["rope_theta"] is None if "rope_theta" in inside else config.raw("rope_theta", 0) is None
+    return None if absent else rope_from_config(config, head_dim)
+
+
+def _mixer(config: HfConfig, hidden_size: int) -> GatedDeltaConfig:
+    heads = config.positive("num_attention_heads")
+    key_heads = config.positive("linear_num_key_heads", default=heads, null=heads)
+    value_heads = config.positive("linear_num_value_heads", default=heads, null=heads)
+    if value_heads % key_heads:
+        raise config.fail("linear_num_key_heads", f"a divisor of linear_num_value_heads {value_heads}")
+    own = int(0.75 * hidden_size / key_heads)
+    key_size = config.positive("linear_key_head_dim", default=own, null=own)
+    if key_size < 1:
+        raise config.fail("linear_key_head_dim", "a positive integer")
+    # The convolution has the activation of the MLP; the operator fuses SiLU.
+    config.expect("hidden_act", CONV_ACTIVATIONS, "silu")
+    return GatedDeltaConfig(
+        num_key_heads=key_heads,
+        num_value_heads=value_heads,
+        key_size=key_size,
+        value_size=config.positive("linear_value_head_dim", default=2 * key_size, null=2 * key_size),
+        conv_kernel=config.positive("linear_conv_kernel_dim", default=4),
+        projections="separate",
+        beta_scale=2.0 if config.flag("linear_allow_neg_eigval", default=True) else 1.0,
+        norm_eps=HEAD_NORM_EPS,
+    )
+
+
+def _layer_kinds(config: HfConfig) -> list[str]:
+    count = config.layer_count()
+    kinds = config.array("layer_types", None)
+    if kinds is None:
+        kinds = ["full_attention" if index % 4 == 3 else "linear_attention" for index in range(count)]
+        if count < 4:
+            kinds[-1] = "full_attention"
+    for index, kind in enumerate(kinds):
+        if kind not in LAYER_KINDS:
+            raise config.fail("layer_types", f"{' or '.join(LAYER_KINDS)} for layer {index} (found {kind!r})")
+    if len(kinds) != count:
+        raise config.fail("layer_types", f"a list of num_hidden_layers {count} entries")
+    return list(kinds)

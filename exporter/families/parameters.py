@@ -1,0 +1,280 @@
+"""Every parameter of a decoder: its name in our module, its tensor in the checkpoint, its shape. No torch.
+
+Two derived parameters are computed, not referenced: A = -exp(A_log) in float32, and the rotary frequencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError
+from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.exporter.families.decoder_config import (
+    AttentionConfig,
+    BlockConfig,
+    BodyConfig,
+    DecoderConfig,
+    GatedDeltaConfig,
+    MambaConfig,
+    MlpConfig,
+    MoeConfig,
+)
+from hybridge.exporter.families.moe_parameters import MOE_NAMES, moe_tensors
+
+# The second one is that of the text model of a model of text and images.
+ROOTS = ("model.", "model.language_model.", "backbone.", "")
+LM_HEAD = "lm_head.weight"
+# Old checkpoints store what the config tells, as transformers does not any more.
+REDUNDANT = ".rotary_emb.inv_freq"
+# A gated delta net with separate projections has other names for these.
+SEPARATE_NAMES = {"norm.weight": "o_norm.weight", "out_proj.weight": "o_proj.weight"}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """``name`` in the traced module; ``source`` in the checkpoint (None: computed from the config alone, or joined).
+
+    ``parts`` are the tensors of the checkpoint that the parameter joins, one after the other, where it has no source
+    of its own. ``dtype`` None is the compute type. ``derived`` names the computation: "" (none), "neg_exp" or
+    "inv_freq".
+    ``initializer`` is the name in the ONNX graph; ``alias`` another name of ``source``, which checkpoints may use.
+    """
+
+    name: str
+    source: str | None
+    shape: tuple[int, ...]
+    initializer: str
+    dtype: DType | None = None
+    derived: str = ""
+    alias: str = ""
+    parts: tuple[str, ...] = ()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Every tensor of the checkpoint that the parameter is made from."""
+        return self.parts or (() if self.source is None else (self.source,))
+
+    @property
+    def source_shape(self) -> tuple[int, ...]:
+        """The shape of each of ``sources``."""
+        if not self.parts:
+            return self.shape
+        return (self.shape[0] * self.shape[1] // len(self.parts), *self.shape[2:])
+
+
+def bind_parameters(
+    config: DecoderConfig, tensors: Mapping[str, TensorSlot], head: bool = True
+) -> tuple[Parameter, ...]:
+    """All parameters of the decoder (without ``head`` all but its), each found in ``tensors`` with its shape.
+
+    CheckpointError: a tensor is missing, has another shape, or is not used by the decoder.
+    """
+    root = tensor_root(config, tensors)
+    parameters = tuple(declared(config, root, tensors))
+    check_sources(parameters, tensors)
+    used = {source for p in parameters for source in p.sources}
+    ignored = tuple(config.ignored_sources) + tuple(root + s for s in config.ignored_sources)
+    unused = sorted(n for n in tensors if n not in used and not n.startswith(ignored) and not n.endswith(REDUNDANT))
+    if config.tie_word_embeddings and LM_HEAD in unused and _same_bytes(tensors, LM_HEAD, parameters[0].source):
+        unused.remove(LM_HEAD)
+    if unused:
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        raise CheckpointError(
+            f"the checkpoint holds tensors that {config.model_type} does not use: {', '.join(unused[:3])}{more}: "
+            "the config does not describe this checkpoint"
+        )
+    return parameters if head else tuple(p for p in parameters if p.name != LM_HEAD)
+
+
+def check_sources(parameters: Iterable[Parameter], tensors: Mapping[str, TensorSlot]) -> None:
+    """CheckpointError when a tensor is missing, or has another shape or type than its parameter."""
+    for parameter in parameters:
+        for source in parameter.sources:
+            _check_source(parameter, source, tensors)
+        if len({tensors[part].dtype for part in parameter.parts}) > 1:
+            raise CheckpointError(f"{parameter.parts[0]}: expected one type for all experts of a layer, found several")
+
+
+def derived_value(parameter: Parameter, config: DecoderConfig, tensors: Mapping[str, TensorSlot]) -> np.ndarray:
+    """The value of a derived parameter, float32, computed in float64."""
+    if parameter.derived == "neg_exp":
+        assert parameter.source is not None
+        return (-np.exp(tensors[parameter.source].map().astype(np.float64))).astype(np.float32)
+    rope = next(body.rope for body in config.attention_bodies if body.rope is not None)
+    return np.array(rope.inv_freq, dtype=np.float64).astype(np.float32)
+
+
+def declared(config: DecoderConfig, root: str, tensors: Mapping[str, object]) -> Iterator[Parameter]:
+    """Every parameter of the decoder whose tensors' names begin with ``root``."""
+    hidden, vocab = config.hidden_size, config.vocab_size
+    embeddings = [root + s for s in config.embedding_sources]
+    embedding = next((s for s in embeddings if s in tensors), embeddings[0])
+    yield Parameter("embedding.weight", embedding, (vocab, hidden), embedding)
+    for i, layer in enumerate(config.layers):
+        for j, block in enumerate(layer.blocks):
+            ours, theirs = f"layers.{i}.blocks.{j}", f"{root}layers.{i}"
+            norms = [f"{theirs}.{name}.weight" for name in _norm_names(block)]
+            norm = next((name for name in norms if name in tensors), norms[0])
+            alias = "".join(norms[1:])
+            yield Parameter(f"{ours}.norm.weight", norm, (hidden,), norm, alias=alias)
+            source = f"{theirs}.{block.source}." if block.source else f"{theirs}."
+            yield from _body_parameters(block.body, f"{ours}.body.", source, hidden, tensors)
+    final_norm = f"{root}{config.final_norm_source}.weight"
+    yield Parameter("final_norm.weight", final_norm, (hidden,), final_norm)
+    if not config.tie_word_embeddings:
+        yield Parameter(LM_HEAD, LM_HEAD, (vocab, hidden), LM_HEAD)
+    rope = next((body.rope for body in config.attention_bodies if body.rope is not None), None)
+    if rope is not None:
+        name = "rotary.inv_freq"
+        yield Parameter("inv_freq", None, (len(rope.inv_freq),), name, DType.FLOAT32, "inv_freq")
+
+
+def _norm_names(block: BlockConfig) -> Iterator[str]:
+    yield block.norm_source
+    if block.norm_alias is not None:
+        yield block.norm_alias
+
+
+def _checkpoint_suffix(body: BodyConfig, suffix: str) -> str:
+    separate = isinstance(body, GatedDeltaConfig) and body.projections == "separate"
+    return SEPARATE_NAMES.get(suffix, suffix) if separate else suffix
+
+
+def _body_parameters(
+    body: BodyConfig, ours: str, theirs: str, hidden: int, tensors: Mapping[str, object]
+) -> Iterator[Parameter]:
+    """The parameters of a block's body; ``ours`` and ``theirs`` are what its names begin with."""
+    if not isinstance(body, MoeConfig):
+        for suffix, shape in _body_shapes(body, hidden):
+            yield _body_parameter(ours + suffix, theirs + _checkpoint_suffix(body, suffix), shape)
+        return
+    for tensor in moe_tensors(body, theirs, hidden, tensors):
+        if tensor.joins:
+            joined = f"{theirs}{tensor.name}"
+            yield Parameter(ours + tensor.name, None, tensor.shape, joined, tensor.dtype, parts=tensor.sources)
+        else:
+            yield Parameter(ours + tensor.name, tensor.sources[0], tensor.shape, tensor.sources[0], tensor.dtype)
+    if body.shared is not None:
+        shared = f"{theirs}{MOE_NAMES[body.layout].shared}."
+        yield from _body_parameters(body.shared, f"{ours}shared.", shared, hidden, tensors)
+
+
+def _body_parameter(name: str, source: str, shape: tuple[int, ...]) -> Parameter:
+    last = name.rsplit(".", 1)[1]
+    if last == "A":
+        return Parameter(name, f"{source}_log", shape, source, DType.FLOAT32, "neg_exp")
+    if last in ("D", "dt_bias"):
+        return Parameter(name, source, shape, source, DType.FLOAT32)
+    return Parameter(name, source, shape, source)
+
+
+def _body_shapes(body: BodyConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if isinstance(body, AttentionConfig):
+        yield from _attention_shapes(body, hidden)
+    elif isinstance(body, MambaConfig):
+        yield from _mamba_shapes(body, hidden)
+    elif isinstance(body, GatedDeltaConfig):
+        yield from _gated_delta_shapes(body, hidden)
+    elif isinstance(body, MlpConfig):
+        yield from _mlp_shapes(body, hidden)
+
+
+def _linear(name: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.weight", (rows, columns)
+    if bias:
+        yield f"{name}.bias", (rows,)
+
+
+def _attention_shapes(a: AttentionConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    width, kv_width = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    yield from _linear("q_proj", 2 * width if a.output_gate else width, hidden, a.bias)
+    yield from _linear("k_proj", kv_width, hidden, a.bias)
+    yield from _linear("v_proj", kv_width, hidden, a.bias)
+    yield from _linear("o_proj", hidden, width, a.output_bias)
+    if a.qk_norm:
+        yield "q_norm.weight", (width if a.qk_norm_joint else a.head_dim,)
+        yield "k_norm.weight", (kv_width if a.qk_norm_joint else a.head_dim,)
+
+
+def _mamba_shapes(m: MambaConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield from _linear("in_proj", m.intermediate_size + m.conv_dim + m.num_heads, hidden, m.proj_bias)
+    yield "conv1d.weight", (m.conv_dim, 1, m.conv_kernel)
+    if m.conv_bias:
+        yield "conv1d.bias", (m.conv_dim,)
+    for name in ("A", "D", "dt_bias"):
+        yield name, (m.num_heads,)
+    yield "norm.weight", (m.intermediate_size,)
+    yield from _linear("out_proj", hidden, m.intermediate_size, m.proj_bias)
+
+
+def _gated_delta_shapes(g: GatedDeltaConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if g.projections == "fused":
+        yield "in_proj_qkvz.weight", (g.conv_dim + g.value_dim, hidden)
+        yield "in_proj_ba.weight", (2 * g.num_value_heads, hidden)
+    elif g.projections == "separate":
+        for name, rows in zip("qkvg", (g.key_dim, g.key_dim, g.value_dim, g.value_dim), strict=True):
+            yield f"{name}_proj.weight", (rows, hidden)
+        for name in "ba":
+            yield f"{name}_proj.weight", (g.num_value_heads, hidden)
+    else:
+        yield "in_proj_qkv.weight", (g.conv_dim, hidden)
+        yield "in_proj_z.weight", (g.value_dim, hidden)
+        yield "in_proj_b.weight", (g.num_value_heads, hidden)
+        yield "in_proj_a.weight", (g.num_value_heads, hidden)
+    if g.projections == "separate":
+        for name, channels in zip("qkv", g.conv_parts or (g.key_dim, g.key_dim, g.value_dim), strict=True):
+            yield f"{name}_conv1d.weight", (channels, 1, g.conv_kernel)
+    else:
+        yield "conv1d.weight", (g.conv_dim, 1, g.conv_kernel)
+    for name in ("A", "dt_bias"):
+        yield name, (g.num_value_heads,)
+    yield "norm.weight", (g.value_size,)
+    yield "out_proj.weight", (hidden, g.value_dim)
+
+
+def _mlp_shapes(mlp: MlpConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    size = mlp.intermediate_size
+    if mlp.projections == "fused":
+        yield from _linear("input_linear", 2 * size, hidden, mlp.bias)
+        yield from _linear("output_linear", hidden, size, mlp.bias)
+        return
+    if mlp.projections == "gated":
+        yield from _linear("gate_proj", size, hidden, mlp.bias)
+    yield from _linear("up_proj", size, hidden, mlp.bias)
+    yield from _linear("down_proj", hidden, size, mlp.bias)
+
+
+def tensor_root(config: DecoderConfig, tensors: Iterable[str]) -> str:
+    """The prefix before ``layers.N`` in this checkpoint."""
+    names = set(tensors)
+    norms = [f"layers.0.{name}.weight" for name in _norm_names(config.layers[0].blocks[0])]
+    for root in ROOTS:
+        if any(root + norm in names for norm in norms):
+            return root
+    tried = ", ".join(root + norms[0] for root in ROOTS)
+    raise CheckpointError(f"expected one of the tensors {tried}, found none: the config does not describe the weights")
+
+
+def _check_source(parameter: Parameter, source: str, tensors: Mapping[str, TensorSlot]) -> None:
+    slot, shape = tensors.get(source), parameter.source_shape
+    if slot is None:
+        alias = f" or {parameter.alias}" if parameter.alias else ""
+        raise CheckpointError(
+            f"expected the tensor {source}{alias} {list(shape)}, found none: "
+            "the checkpoint is incomplete or its config does not describe it"
+        )
+    if slot.shape != shape:
+        raise CheckpointError(f"{source}: expected shape {list(shape)} by the config, found {list(slot.shape)}")
+    if not slot.dtype.is_floating or slot.dtype is DType.FLOAT64:
+        raise CheckpointError(f"{source}: expected float16, bfloat16 or float32 weights, found {slot.dtype.value}")
+
+
+def _same_bytes(tensors: Mapping[str, TensorSlot], name: str, other: str | None) -> bool:
+    """A tied checkpoint may store the head a second time; it must then equal the embedding."""
+    if other is None or tensors[name].shape != tensors[other].shape or tensors[name].dtype != tensors[other].dtype:
+        return False
+    return bool(np.array_equal(tensors[name].map().view(np.uint8), tensors[other].map().view(np.uint8)))

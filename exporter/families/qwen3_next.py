@@ -1,0 +1,189 @@
+"""Qwen3-Next and the text models of Qwen3.5: gated delta net or gated attention, then a gated MLP or experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hybridge.exporter.families.decoder_config import (
+    AttentionConfig,
+    BlockConfig,
+    DecoderConfig,
+    GatedDeltaConfig,
+    LayerConfig,
+    MlpConfig,
+    MoeConfig,
+)
+from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mamba_fields import CONV_ACTIVATIONS, activation_of, head_counts
+from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
+from hybridge.exporter.families.rope import SECTIONS, rope_from_config
+
+ABSENT_HEAD_DIM, ABSENT_INTERVAL = 256, 4
+PARTIAL_ROTARY = 0.25
+# transformers builds this many experts, and asks this many of them, where the config does not say.
+ABSENT_EXPERTS, ABSENT_TOP_K = 512, 10
+ABSENT_EXPERTS_3_5, ABSENT_TOP_K_3_5 = 256, 8
+# Fields of the multi-token prediction part, and of the type of states, which --state-dtype chooses.
+UNUSED_FIELDS = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
+# Fields of experts in a config without any.
+EXPERT_FIELDS = (
+    *ROUTER_TRAINING_FIELDS,
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "num_experts_per_tok",
+    "shared_expert_intermediate_size",
+)
+# Which frequencies turn by height and width in a picture; those of a text all turn by its one position.
+PICTURE_FIELDS = (SECTIONS, "mrope_interleaved")
+LAYER_KINDS = ("linear_attention", "full_attention")
+
+
+def parse_qwen3_next(config: HfConfig) -> DecoderConfig:
+    """Translate a qwen3_next config."""
+    kinds = _layer_kinds(config)
+    feed_forward = _feed_forward(config, len(kinds))
+    return _decoder(config, "qwen3_next", kinds, _attention(config, 2), _mixer(config, "fused"), feed_forward)
+
+
+def parse_qwen3_5(config: HfConfig) -> DecoderConfig:
+    """Translate a qwen3_5_text config."""
+    kinds = _layer_kinds(config)
+    mlp = MlpConfig(config.positive("intermediate_size"), activation_of(config))
+    return _decoder(config, "qwen3_5_text", kinds, _attention(config, 4), _mixer(config, "split"), [mlp] * len(kinds))
+
+
+def parse_qwen3_5_moe(config: HfConfig) -> DecoderConfig:
+    """Translate a qwen3_5_moe_text config: every layer has experts, whose weights are always normalised."""
+    kinds = _layer_kinds(config)
+    config.expect("norm_topk_prob", (True,), True)
+    config.expect("decoder_sparse_step", (1,), 1)
+    config.expect("mlp_only_layers", ([], None), None)
+    config.ignore("intermediate_size")
+    moe = _moe(config, ABSENT_EXPERTS_3_5, ABSENT_TOP_K_3_5)
+    attention, mixer = _attention(config, 2), _mixer(config, "split")
+    return _decoder(config, "qwen3_5_moe_text", kinds, attention, mixer, [moe] * len(kinds))
+
+
+def _decoder(
+    config: HfConfig,
+    model_type: str,
+    kinds: list[str],
+    attention: AttentionConfig,
+    mixer: GatedDeltaConfig,
+    feed_forward: Sequence[MlpConfig | MoeConfig],
+) -> DecoderConfig:
+    config.expect("attn_output_gate", (True,), True)
+    config.expect("use_sliding_window", (False,), False)
+    # The gate of the gated norm.
+    config.expect("output_gate_type", ("silu", "swish"), "silu")
+    config.ignore(*UNUSED_FIELDS)
+    layers = tuple(
+        LayerConfig(
+            (
+                BlockConfig("input_layernorm", "self_attn", attention)
+                if kind == "full_attention"
+                else BlockConfig("input_layernorm", "linear_attn", mixer),
+                BlockConfig("post_attention_layernorm", "mlp", mlp),
+            )
+        )
+        for kind, mlp in zip(kinds, feed_forward, strict=True)
+    )
+    return DecoderConfig(
+        model_type=model_type,
+        vocab_size=config.vocabulary(),
+        hidden_size=config.positive("hidden_size"),
+        layers=layers,
+        norm_eps=config.scalar("rms_norm_eps", default=1e-6, positive=True),
+        norm_offset=1.0,
+        embedding_sources=("embed_tokens.weight",),
+        final_norm_source="norm",
+        tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
+        max_position_embeddings=config.positive("max_position_embeddings", default=None),
+        ignored_sources=("mtp.",),
+    )
+
+
+def _attention(config: HfConfig, absent_kv_heads: int) -> AttentionConfig:
+    heads, kv_heads = head_counts(config, absent_kv_heads)
+    head_dim = config.positive("head_dim", default=ABSENT_HEAD_DIM)
+    bias = config.flag("attention_bias", default=False)
+    return AttentionConfig(
+        heads,
+        kv_heads,
+        head_dim,
+        scale=head_dim**-0.5,
+        bias=bias,
+        output_bias=bias,
+        qk_norm=True,
+        norm_offset=1.0,
+        output_gate=True,
+        rope=rope_from_config(config, head_dim, PARTIAL_ROTARY, partial=True, ignored=PICTURE_FIELDS),
+    )
+
+
+def _mixer(config: HfConfig, projections: str) -> GatedDeltaConfig:
+    key_heads = config.positive("linear_num_key_heads", default=16)
+    value_heads = config.positive("linear_num_value_heads", default=32)
+    if value_heads % key_heads:
+        raise config.fail("linear_num_key_heads", f"a divisor of linear_num_value_heads {value_heads}")
+    # The convolution has the activation of the MLP; the operator fuses SiLU.
+    config.expect("hidden_act", CONV_ACTIVATIONS, "silu")
+    return GatedDeltaConfig(
+        num_key_heads=key_heads,
+        num_value_heads=value_heads,
+        key_size=config.positive("linear_key_head_dim", default=128),
+        value_size=config.positive("linear_value_head_dim", default=128),
+        conv_kernel=config.positive("linear_conv_kernel_dim", default=4),
+        projections=projections,
+    )
+
+
+def _layer_kinds(config: HfConfig) -> list[str]:
+    count = config.layer_count()
+    interval = config.positive("full_attention_interval", default=ABSENT_INTERVAL)
+    kinds = config.array("layer_types", None)
+    if kinds is None:
+        kinds = ["full_attention" if (index + 1) % interval == 0 else "linear_attention" for index in range(count)]
+    for index, kind in enumerate(kinds):
+        if kind not in LAYER_KINDS:
+            raise config.fail("layer_types", f"{' or '.join(LAYER_KINDS)} for layer {index} (found {kind!r})")
+    if len(kinds) != count:
+        raise config.fail("layer_types", f"a list of num_hidden_layers {count} entries")
+    return list(kinds)
+
+
+def _feed_forward(config: HfConfig, count: int) -> list[MlpConfig | MoeConfig]:
+    """What follows the mixer in every layer."""
+    experts = config.integer("num_experts", ABSENT_EXPERTS, minimum=0)
+    every = config.positive("decoder_sparse_step", default=1)
+    plain = set(config.array("mlp_only_layers", None) or [])
+    sparse = [experts > 0 and index not in plain and (index + 1) % every == 0 for index in range(count)]
+    kinds: dict[bool, MlpConfig | MoeConfig] = {}
+    if not any(sparse):
+        # There is no router whose logits transformers could return.
+        config.expect("output_router_logits", (False,), False)
+    else:
+        normalized = config.flag("norm_topk_prob", default=True)
+        kinds[True] = _moe(config, ABSENT_EXPERTS, ABSENT_TOP_K, normalized)
+    if not all(sparse):
+        activation = activation_of(config)
+        kinds[False] = MlpConfig(config.positive("intermediate_size"), activation)
+    config.ignore("intermediate_size", *EXPERT_FIELDS)
+    return [kinds[is_sparse] for is_sparse in sparse]
+
+
+def _moe(config: HfConfig, absent_experts: int, absent_top_k: int, normalized: bool = True) -> MoeConfig:
+    experts = config.positive("num_experts", default=absent_experts)
+    activation = activation_of(config)
+    config.ignore(*ROUTER_TRAINING_FIELDS)
+    return MoeConfig(
+        num_experts=experts,
+        top_k=top_k_of(config, experts, absent_top_k, "num_experts"),
+        intermediate_size=config.positive("moe_intermediate_size", default=512),
+        activation=activation,
+        layout="qwen",
+        router="softmax",
+        normalized=normalized,
+        shared=MlpConfig(config.positive("shared_expert_intermediate_size", default=512), activation),
+        shared_gate=True,
+    )

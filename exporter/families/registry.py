@@ -1,0 +1,96 @@
+"""The supported families: one row each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from hybridge.artifact.errors import CheckpointError, UnsupportedError
+from hybridge.exporter.families import (
+    bamba,
+    granitemoehybrid,
+    llama,
+    mamba2,
+    nemotron_h,
+    olmo_hybrid,
+    qwen3,
+    qwen3_next,
+)
+from hybridge.exporter.families.decoder_config import DecoderConfig
+from hybridge.exporter.families.field_kinds import check_kinds
+from hybridge.exporter.families.hf_config import HfConfig
+
+FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
+    "bamba": bamba.parse,
+    "granitemoehybrid": granitemoehybrid.parse,
+    "llama": llama.parse,
+    "mamba2": mamba2.parse,
+    "nemotron_h": nemotron_h.parse,
+    "olmo_hybrid": olmo_hybrid.parse,
+    "qwen3": qwen3.parse,
+    "qwen3_5_moe_text": qwen3_next.parse_qwen3_5_moe,
+    "qwen3_5_text": qwen3_next.parse_qwen3_5,
+    "qwen3_next": qwen3_next.parse_qwen3_next,
+}
+
+
+# Models of text and images: the family of the text model in their text_config.
+TEXT_MODELS: Mapping[str, str] = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+# Hybrid families that users ask for, and which of their layers has no operator here.
+LAYERS_NOT_SUPPORTED: Mapping[str, str] = {
+    "falcon_h1": "attention and Mamba2 side by side in one layer",
+    "jamba": "Mamba1 layers",
+    "kimi_linear": "Kimi delta attention and latent attention",
+    "lfm2": "short-convolution layers",
+    "lfm2_moe": "short-convolution layers",
+    "mamba": "Mamba1 layers",
+    "zamba2": "attention blocks that layers share",
+}
+VISION_SOURCES = ("model.visual.",)
+VISION_NOTE = "the checkpoint's vision tower is left out: the artifact takes text alone"
+
+
+def decoder_config(raw: Mapping[str, Any], ignored_fields: Iterable[str] = ()) -> DecoderConfig:
+    """Translate a checkpoint's config.json.
+
+    UnsupportedError: unknown model_type, unsupported value or unknown field; CheckpointError: malformed field.
+    """
+    model_type = raw.get("model_type")
+    if not isinstance(model_type, str):
+        raise CheckpointError(f"config.json: model_type: expected a string, found {model_type!r}")
+    if model_type in TEXT_MODELS:
+        return _text_model(raw, TEXT_MODELS[model_type], ignored_fields)
+    parse = FAMILIES.get(model_type)
+    if parse is None:
+        known = ", ".join(sorted([*FAMILIES, *TEXT_MODELS]))
+        layers = LAYERS_NOT_SUPPORTED.get(model_type)
+        why = f" ({layers})" if layers else ""
+        raise UnsupportedError(f"unsupported model_type {model_type!r}{why}: supported are {known}")
+    config = HfConfig(raw, ignored_fields)
+    check_kinds(config, raw, model_type)
+    # Some of transformers' models cannot run without it.
+    config.expect("return_dict", (True, None), True)
+    decoder = parse(config)
+    config.finish()
+    return decoder
+
+
+def _text_model(raw: Mapping[str, Any], model_type: str, ignored_fields: Iterable[str]) -> DecoderConfig:
+    """The text model of a model of text and images."""
+    text = raw.get("text_config")
+    if not isinstance(text, dict):
+        raise CheckpointError(f"config.json: text_config: expected an object, found {text!r}")
+    if text.get("model_type", model_type) != model_type:
+        raise UnsupportedError(
+            f"config.json: text_config.model_type: supported is {model_type!r}, found {text['model_type']!r}"
+        )
+    tied, tied_text = (fields.get("tie_word_embeddings") for fields in (raw, text))
+    if None not in (tied, tied_text) and tied != tied_text:
+        raise CheckpointError(
+            f"config.json: tie_word_embeddings: expected {tied_text!r} like in text_config, found {tied!r}"
+        )
+    outer = {} if tied is None else {"tie_word_embeddings": tied}
+    decoder = decoder_config({**outer, **text, "model_type": model_type}, ignored_fields)
+    sources, notes = (*decoder.ignored_sources, *VISION_SOURCES), (*decoder.notes, VISION_NOTE)
+    return replace(decoder, ignored_sources=sources, notes=notes)

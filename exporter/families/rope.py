@@ -1,0 +1,183 @@
+"""Rotary position embedding frequencies from both config styles: rope_parameters, or rope_theta with rope_scaling.
+
+Formulas: RoFormer (Su et al. 2021); position interpolation (Chen et al. 2023) for "linear"; YaRN (Peng et al.
+2023) for "yarn"; the Llama 3.1 model card's frequency smoothing for "llama3".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.artifact.json_fields import Fields, is_count
+from hybridge.exporter.families.decoder_config import RopeConfig
+from hybridge.exporter.families.hf_config import HfConfig, finite
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+LARGEST_BETA = 1e9
+# Larger ones are damage: each dimension is a number of the graph.
+MOST_ROTARY = 2**16
+# How many frequencies turn by time, height and width in a picture.
+SECTIONS = "mrope_section"
+# Where a config may speak of a rotary embedding.
+ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
+
+
+def rope_from_config(
+    config: HfConfig,
+    head_dim: int,
+    default_partial: float = 1.0,
+    partial: bool = False,
+    ignored: tuple[str, ...] = (),
+) -> RopeConfig:
+    """The rotary embedding that ``config`` describes; UnsupportedError names a rope_type that is not supported.
+
+    ``partial`` tells whether the family can rotate a part of each head, by default the share ``default_partial``.
+    ``ignored`` are parameters without influence on it.
+    """
+    fields = _rope_fields(config)
+    for name in ignored:
+        fields.raw(name, None)
+    if SECTIONS in ignored:
+        _check_sections(fields)
+    theta = _number(fields, "rope_theta") or config.scalar("rope_theta", default=10000.0, positive=True)
+    config.ignore("rope_theta")
+    outside = config.scalar("partial_rotary_factor", default=default_partial, positive=True)
+    factor = _number(fields, "partial_rotary_factor") or outside
+    if factor != default_partial and not partial:
+        raise UnsupportedError(f"config.json: partial_rotary_factor: supported is {default_partial}, found {factor}")
+    if factor > 1:
+        raise UnsupportedError(f"config.json: partial_rotary_factor: expected at most 1, found {factor}")
+    rotary_dim = int(head_dim * factor)
+    if rotary_dim % 2 or rotary_dim == 0:
+        raise UnsupportedError(
+            f"config.json: partial_rotary_factor {factor} of head_dim {head_dim} gives {rotary_dim} rotary "
+            "dimensions: expected a positive even number"
+        )
+    if rotary_dim > MOST_ROTARY:
+        raise UnsupportedError(
+            f"config.json: head_dim: expected at most {MOST_ROTARY} rotary dimensions, found {rotary_dim}"
+        )
+    if theta <= 1:
+        raise UnsupportedError(f"config.json: rope_theta: expected a number above 1, found {theta}")
+    max_positions = config.positive("max_position_embeddings", default=None)
+    rope = _rope(fields, theta, rotary_dim, max_positions)
+    if not all(0 < f < math.inf for f in (*rope.inv_freq, rope.attention_scaling)):
+        raise UnsupportedError("config.json: the rotary embedding's frequencies are not positive finite numbers")
+    return rope
+
+
+def _rope_fields(config: HfConfig) -> Fields:
+    """The object that holds the parameters: rope_scaling in older configs, rope_parameters in newer ones."""
+    config.ignore("rope_parameters", "rope_scaling")
+    held = [n for n in ("rope_parameters", "rope_scaling") if config.raw(n, None) is not None]
+    name = config.name_of(*held) if held else "rope_parameters"
+    value = config.raw(name, None)
+    if value is not None and not isinstance(value, dict):
+        raise config.fail(name, "an object or null")
+    data: dict[str, Any] = dict(value or {})
+    old_spelling = data.pop("type", data.get("rope_type", "default"))
+    kind = data.setdefault("rope_type", old_spelling)
+    if old_spelling != kind:
+        raise UnsupportedError(f"config.json: {name}: type {old_spelling!r} and rope_type {kind!r} contradict")
+    return Fields(data, f"config.json: {name}", UnsupportedError)
+
+
+def _number(fields: Fields, name: str) -> float | None:
+    """A positive finite number; None where it is absent."""
+    return finite(fields, name, positive=True) if name in fields else None
+
+
+def _number_or_null(fields: Fields, name: str, positive: bool = True) -> float | None:
+    """A finite number, above 0 unless ``positive`` is false; None where it is absent or null."""
+    return None if fields.raw(name, None) is None else finite(fields, name, positive)
+
+
+def _check_sections(fields: Fields) -> None:
+    sections = fields.raw(SECTIONS, [0, 0, 0])
+    if not isinstance(sections, list) or len(sections) < 3 or not all(is_count(size) for size in sections):
+        raise fields.fail(SECTIONS, "a list of three sizes")
+
+
+def _rope(fields: Fields, theta: float, rotary_dim: int, max_positions: int | None) -> RopeConfig:
+    kind = fields.raw("rope_type")
+    if kind not in ROPE_TYPES:
+        raise UnsupportedError(f"config.json: rope_type: supported are {', '.join(ROPE_TYPES)}, found {kind!r}")
+    base = [theta ** (-2.0 * i / rotary_dim) for i in range(rotary_dim // 2)]
+    scaling = 1.0
+    if kind == "linear":
+        factor = finite(fields, "factor", positive=True)
+        base = [f / factor for f in base]
+    elif kind == "llama3":
+        base = _llama3(fields, base)
+    elif kind == "yarn":
+        base, scaling = _yarn(fields, base, theta, rotary_dim, max_positions)
+    fields.raw("original_max_position_embeddings", None)
+    if unread := fields.unread():
+        raise fields.fail(unread[0], f"no such field beside rope_type {kind!r}, because it may change the embedding")
+    return RopeConfig(rotary_dim, tuple(base), scaling)
+
+
+def _llama3(fields: Fields, base: list[float]) -> list[float]:
+    names = ("factor", "low_freq_factor", "high_freq_factor")
+    factor, low, high = (finite(fields, name, positive=True) for name in names)
+    if low >= high:
+        raise fields.fail("high_freq_factor", f"more than low_freq_factor {low}")
+    original = fields.integer("original_max_position_embeddings", minimum=1)
+    result = []
+    for frequency in base:
+        wavelength = 2 * math.pi / frequency
+        if wavelength < original / high:
+            result.append(frequency)
+        elif wavelength > original / low:
+            result.append(frequency / factor)
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            result.append((1 - smooth) * frequency / factor + smooth * frequency)
+    return result
+
+
+def _yarn(
+    fields: Fields, base: list[float], theta: float, dim: int, max_positions: int | None
+) -> tuple[list[float], float]:
+    """YaRN: interpolate low frequencies, keep high ones, ramp between ``beta_fast`` and ``beta_slow`` rotations."""
+    original = max_positions
+    if "original_max_position_embeddings" in fields:
+        original = fields.integer("original_max_position_embeddings", minimum=1)
+    factor = finite(fields, "factor", positive=True)
+    if original is None:
+        raise fields.fail("original_max_position_embeddings", "an integer")
+    fast = _number_or_null(fields, "beta_fast") or 32.0
+    slow = _number_or_null(fields, "beta_slow") or 1.0
+
+    if max(fast, slow) > LARGEST_BETA:
+        raise fields.fail("beta_fast", f"numbers of rotations of at most {LARGEST_BETA:g}")
+
+    def dimension(rotations: float) -> float:
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension(fast), dimension(slow)
+    if fields.boolean("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = [min(max((i - low) / (high - low), 0.0), 1.0) for i in range(dim // 2)]
+    frequencies = [f / factor * r + f * (1 - r) for f, r in zip(base, ramp, strict=True)]
+    return frequencies, _yarn_attention_scaling(fields, factor)
+
+
+def _yarn_attention_scaling(fields: Fields, factor: float) -> float:
+    explicit = _number_or_null(fields, "attention_factor")
+    # A weight of 0 counts as none.
+    mscale, mscale_all = (_number_or_null(fields, name, positive=False) for name in ("mscale", "mscale_all_dim"))
+
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if explicit is not None:
+        return explicit
+    if mscale and mscale_all:
+        return scale(mscale) / scale(mscale_all)
+    return scale(1.0)

@@ -1,0 +1,86 @@
+"""The exported ModelProto, complete: traced, finished, with operator functions, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.kv_dtypes import FP8_E4M3
+from hybridge.artifact.paged import PAGED
+from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.exporter.families.decoder_config import DecoderConfig
+from hybridge.exporter.families.mtp import MtpHead
+from hybridge.exporter.families.parameters import Parameter
+from hybridge.exporter.layers.mtp_decoder import MtpDecoder
+from hybridge.exporter.options import ExportOptions
+from hybridge.exporter.trace.check import check_model
+from hybridge.exporter.trace.finish import finish_model, name_axes
+from hybridge.exporter.trace.interface import graph_bindings, mtp_bindings
+from hybridge.exporter.trace.tracing import trace_decoder, trace_module
+from hybridge.exporter.trace.unroll import distinct_layers, unroll
+from hybridge.trt_plugins.catalog import DENSE_VERSION, DOMAIN
+from hybridge.trt_plugins.checks import check_op_nodes
+from hybridge.trt_plugins.functions import attach_functions
+from hybridge.trt_plugins.specs.packed import PACKED_VERSION
+from hybridge.trt_plugins.specs.speculative import SPECULATIVE_VERSION
+
+
+def build_model(
+    decoder: DecoderConfig,
+    config: RuntimeConfig,
+    parameters: tuple[Parameter, ...],
+    slots: Mapping[str, TensorSlot],
+    folder: Path,
+    all_logits: bool,
+    head: bool = True,
+) -> onnx.ModelProto:
+    """The model of ``decoder`` whose weights lie in ``slots`` under ``folder``.
+
+    ExportError when the graph disagrees with ``config``, the parameters or the operator catalog.
+    """
+    distinct = distinct_layers(decoder)
+    options = ExportOptions(
+        state_dtype=config.recurrent_state_dtype,
+        kv_dtype=FP8_E4M3 if config.has_kv_scales else "auto",
+        layout=config.layout,
+        speculative_tokens=config.speculative_tokens,
+        all_logits=all_logits,
+        head=head,
+    )
+    bindings = graph_bindings(distinct, options, config.dtype)
+    traced = trace_decoder(distinct, bindings, config.dtype, options)
+    _import_operators(traced, config)
+    name_axes(traced.graph, bindings)
+    unrolled = unroll(traced, decoder, bindings, config.bindings)
+    model = ir.to_proto(finish_model(unrolled, config.bindings, parameters, slots, folder))
+    attach_functions(model)
+    check_model(model, config.bindings)
+    check_op_nodes(model)
+    return model
+
+
+def build_mtp_model(
+    head: MtpHead, config: RuntimeConfig, slots: Mapping[str, TensorSlot], folder: Path
+) -> onnx.ModelProto:
+    """The model of a multi-token prediction head, whose pools and step are those of ``config``; errors as above."""
+    bindings = mtp_bindings(config)
+    traced = trace_module(lambda: MtpDecoder(head.decoder, config.has_kv_scales), bindings, config.dtype)
+    _import_operators(traced, config)
+    name_axes(traced.graph, bindings)
+    model = ir.to_proto(finish_model(traced, bindings, head.parameters, slots, folder))
+    attach_functions(model)
+    check_model(model, bindings)
+    check_op_nodes(model)
+    return model
+
+
+def _import_operators(model: ir.Model, config: RuntimeConfig) -> None:
+    """Import the layout's version of our operators: one that two versions share is traced as the older."""
+    imports = model.graph.opset_imports
+    if DOMAIN in imports:
+        packed = SPECULATIVE_VERSION if config.speculative_tokens else PACKED_VERSION
+        imports[DOMAIN] = packed if config.layout == PAGED else DENSE_VERSION

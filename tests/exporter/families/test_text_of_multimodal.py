@@ -1,0 +1,104 @@
+"""The text model of a checkpoint with a vision tower, as transformers loads it for text alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hybridge.artifact.errors import CheckpointError, UnsupportedError
+from hybridge.exporter.checkpoint import open_checkpoint
+from hybridge.exporter.families.registry import TEXT_MODELS, VISION_NOTE, decoder_config
+from hybridge.exporter.plan import plan_export
+from tests.support.agreement import assert_one_shot_agrees
+from tests.support.checkpoint_edits import edit_config, edit_tensors, read_config
+from tests.support.tiny_models import BASE_CONFIGS, randomise
+
+VISION = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "patch_size": 4,
+    "out_hidden_size": 48,
+    "num_position_embeddings": 16,
+}
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 1]}
+
+
+def save_model_of_text_and_images(folder: Path, model_type: str, **text: Any) -> Path:
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    torch.manual_seed(0)
+    fields = {**BASE_CONFIGS[TEXT_MODELS[model_type]], "num_hidden_layers": 2, "rope_parameters": MROPE, **text}
+    fields["layer_types"] = ["linear_attention", "full_attention"]
+    config = AutoConfig.for_model(model_type, text_config=fields, vision_config=VISION)
+    model = AutoModelForImageTextToText.from_config(config)
+    randomise(model)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("model_type", sorted(TEXT_MODELS))
+def test_text_model_agrees_with_transformers(model_type: str, tmp_path: Path) -> None:
+    folder = save_model_of_text_and_images(tmp_path / "a", model_type)
+    assert "vision_config" in read_config(folder)
+    assert_one_shot_agrees(folder)
+    plan = plan_export(folder)
+    assert VISION_NOTE in plan.notes
+    assert plan.config.model_type == TEXT_MODELS[model_type]
+    assert plan.weight_bytes < sum(slot.nbytes for slot in open_checkpoint(folder).tensors.values())
+    assert plan.config.eos_token_ids == (2,)
+
+
+def config(**fields: Any) -> dict[str, Any]:
+    text = {"model_type": "qwen3_5_text", **BASE_CONFIGS["qwen3_5_text"]}
+    return {"model_type": "qwen3_5", "text_config": text, "vision_config": VISION, **fields}
+
+
+def test_fields_of_released_checkpoints() -> None:
+    released = {
+        "attn_output_gate": True,
+        "mamba_ssm_dtype": "float32",
+        "mlp_only_layers": [],
+        "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False,
+        "rope_parameters": {**MROPE, "mrope_interleaved": True},
+    }
+    plain = config()
+    assert decoder_config(config(text_config={**plain["text_config"], **released})) == decoder_config(plain)
+
+
+def test_a_tied_head_may_be_said_outside() -> None:
+    assert decoder_config(config(tie_word_embeddings=True)).tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    ("fields", "named", "error"),
+    [
+        ({"text_config": None}, "text_config", CheckpointError),
+        ({"text_config": {"model_type": "llama"}}, "text_config.model_type", UnsupportedError),
+        ({"text_config": {**config()["text_config"], "attn_output_gate": False}}, "attn_output_gate", UnsupportedError),
+        (
+            {"tie_word_embeddings": True, "text_config": {**config()["text_config"], "tie_word_embeddings": False}},
+            "tie_word_embeddings",
+            CheckpointError,
+        ),
+    ],
+    ids=["none", "other", "no gate", "tied twice"],
+)
+def test_what_does_not_fit_is_refused(fields: dict[str, Any], named: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match=named):
+        decoder_config(config(**fields))
+
+
+def test_other_tensors_are_still_refused(tmp_path: Path) -> None:
+    folder = save_model_of_text_and_images(tmp_path / "a", "qwen3_5")
+    edit_tensors(folder, lambda tensors: tensors.update({"model.audio.weight": torch.zeros(2)}))
+    with pytest.raises(CheckpointError, match=r"model\.audio\.weight"):
+        plan_export(folder)
+    edit_config(folder, model_type="qwen3_6")
+    with pytest.raises(UnsupportedError, match="qwen3_5_moe"):
+        plan_export(folder)
