@@ -17,7 +17,8 @@ from hybridge.artifact.limits import LAYERS
 from hybridge.artifact.names import LOGITS
 from hybridge.artifact.paged import PAGED, check_paged, paged_inputs
 
-FORMAT_VERSION = 1
+# 2: attention and its cache update are operators in dense graphs.
+FORMAT_VERSION = 2
 CONFIG_FILE = "config.json"
 # Of the multi-token prediction head beside the model: its graph, and what is in it as config.json says it.
 MTP_MODEL_FILE, MTP_CONFIG_FILE = "mtp.onnx", "mtp.json"

@@ -1,7 +1,8 @@
 """Every operator of the domain ``trt_edgellm``, by version of the domain and name.
 
 Version 1 is dense: rows of equal length, right-padded. Version 2 is packed: rows one after the other, states and KV
-caches in pools. It has every operator of version 1 in its packed form, and those that only exist over pools. Version 3
+caches in pools. Operators over KV caches exist in version 1 alone, those over pools
+from version 2 on; all others have both forms. Version 3
 is version 2 with a slot for the state after each of a row's candidate tokens.
 """
 
@@ -12,6 +13,8 @@ from types import MappingProxyType
 
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.spec import OpSpec
+from hybridge.trt_plugins.specs.attention_step import ATTENTION_STEP
+from hybridge.trt_plugins.specs.cached_attention import CACHED_ATTENTION
 from hybridge.trt_plugins.specs.causal_conv1d import CAUSAL_CONV1D
 from hybridge.trt_plugins.specs.fp8_kv import fp8_form
 from hybridge.trt_plugins.specs.gated_delta_rule import GATED_DELTA_RULE
@@ -26,14 +29,14 @@ from hybridge.trt_plugins.specs.update_ssm_state import UPDATE_SSM_STATE
 DOMAIN = "trt_edgellm"
 DENSE_VERSION = 1
 
-OPS: Mapping[str, OpSpec] = MappingProxyType(
-    {spec.name: spec for spec in (CAUSAL_CONV1D, UPDATE_SSM_STATE, MAMBA2_CONV_SCAN, GATED_DELTA_RULE, ROUTED_EXPERTS)}
-)
+_IN_EVERY_LAYOUT = (CAUSAL_CONV1D, UPDATE_SSM_STATE, MAMBA2_CONV_SCAN, GATED_DELTA_RULE, ROUTED_EXPERTS)
+OVER_CACHES = (ATTENTION_STEP, CACHED_ATTENTION)
+OPS: Mapping[str, OpSpec] = MappingProxyType({spec.name: spec for spec in (*_IN_EVERY_LAYOUT, *OVER_CACHES)})
 """Version 1."""
 
 _OVER_POOLS = (RESHAPE_AND_CACHE, PAGED_ATTENTION)
 PACKED_OPS: Mapping[str, OpSpec] = MappingProxyType(
-    {spec.name: spec for spec in (*map(packed_form, OPS.values()), *_OVER_POOLS, *map(fp8_form, _OVER_POOLS))}
+    {spec.name: spec for spec in (*map(packed_form, _IN_EVERY_LAYOUT), *_OVER_POOLS, *map(fp8_form, _OVER_POOLS))}
 )
 """Version 2."""
 

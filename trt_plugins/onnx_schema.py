@@ -19,6 +19,8 @@ _TYPE_NAMES = {
     DType.BFLOAT16: "tensor(bfloat16)",
     DType.FLOAT32: "tensor(float)",
     DType.INT32: "tensor(int32)",
+    DType.INT64: "tensor(int64)",
+    DType.BOOL: "tensor(bool)",
     DType.UINT8: "tensor(uint8)",
 }
 
@@ -70,13 +72,26 @@ def _attribute(attribute: AttributeSpec) -> OpSchema.Attribute:
 
 
 def _inference(spec: OpSpec) -> Callable[[onnx.shape_inference.InferenceContext], None]:
-    """Output i has the type and shape of the input that the spec names as its source."""
-    sources = [spec.output_source(output) for output in spec.outputs]
+    """Outputs have the type and shape of an input, or sizes of several, as the spec declares."""
 
     def infer(context: onnx.shape_inference.InferenceContext) -> None:
-        for index, source in enumerate(sources):
-            source_type = context.get_input_type(source)
-            if source_type is not None:
-                context.set_output_type(index, source_type)
+        for index, output in enumerate(spec.outputs):
+            like_input = spec.is_like_input(output)
+            found = context.get_input_type(spec.output_source(output)) if like_input else _sized(spec, output, context)
+            if found is not None:
+                context.set_output_type(index, found)
 
     return infer
+
+
+def _sized(spec: OpSpec, output: TensorSpec, context: onnx.shape_inference.InferenceContext) -> onnx.TypeProto:
+    assert isinstance(output.dtype, DType)
+    dims: list[int | str | None] = []
+    for size in spec.output_sizes(output):
+        source = None if isinstance(size, int) else context.get_input_type(size[0])
+        if isinstance(size, int) or source is None or not source.tensor_type.HasField("shape"):
+            dims.append(size if isinstance(size, int) else None)
+        else:
+            dim = source.tensor_type.shape.dim[size[1]]
+            dims.append(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None)
+    return onnx.helper.make_tensor_type_proto(output.dtype.onnx, dims)

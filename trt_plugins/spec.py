@@ -151,8 +151,17 @@ class OpSpec:
         return next(variable for variable in self.type_variables if variable.name == name)
 
     def output_source(self, output: TensorSpec) -> int:
-        """Index of the input that has the output's type and shape (every operator so far has one)."""
+        """Index of the input that has the output's type and shape."""
         return next(i for i, t in enumerate(self.inputs) if (t.dtype, t.dims) == (output.dtype, output.dims))
+
+    def is_like_input(self, output: TensorSpec) -> bool:
+        """Whether an input has the output's type and shape."""
+        return any((t.dtype, t.dims) == (output.dtype, output.dims) for t in self.inputs)
+
+    def output_sizes(self, output: TensorSpec) -> tuple[int | tuple[int, int], ...]:
+        """The sizes of an output that is like no input: a number, or the input and the axis that have it."""
+        found = {dim: (i, axis) for i, tensor in enumerate(self.inputs) for axis, dim in enumerate(tensor.dims)}
+        return tuple(dim if isinstance(dim, int) else found[dim] for dim in output.dims)
 
     def complete_attributes(self, given: Mapping[str, object]) -> dict[str, AttributeValue]:
         """Every attribute in declared order, defaults filled in; UnsupportedError for unknown or bad ones."""

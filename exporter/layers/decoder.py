@@ -119,8 +119,7 @@ class Decoder(nn.Module):
 
         Without a head the first is the final norm's output, float32 [b, t, hidden].
         """
-        cache = states[0] if self.config.attention_bodies else None
-        step = Step(input_ids, context_lengths, past_lengths, cache, self.dtype)
+        step = Step(input_ids, context_lengths, past_lengths, self.dtype)
         x, new_states = self.run_layers(input_ids, step, states)
         if not self.head:
             return self.final_norm(x.to(self.dtype)).float(), new_states

@@ -1,4 +1,4 @@
-"""What all layers of one dense step share: cache slots, masks and rotary tables, each computed once."""
+"""What all layers of one dense step share: its place in the caches and rotary tables, each computed once."""
 
 from __future__ import annotations
 
@@ -8,28 +8,20 @@ from dataclasses import dataclass, field
 import torch
 
 from hybridge.exporter.families.decoder_config import AttentionConfig, RopeConfig
-from hybridge.exporter.ops.attention import attention
-from hybridge.exporter.ops.attention_mask import attention_mask
-from hybridge.exporter.ops.cache_slots import cache_slots
 from hybridge.exporter.ops.rotary_tables import rotary_tables
-from hybridge.exporter.ops.tensor_scatter import tensor_scatter
 
 
 @dataclass
 class Step:
-    """One call of the graph: input_ids [batch, seq] int64, context_lengths and past_lengths [batch] int32.
-
-    ``cache`` is any KV cache input (it gives max_seq), None for a model without attention.
-    """
+    """One call of the graph: input_ids [batch, seq] int64, context_lengths and past_lengths [batch] int32."""
 
     input_ids: torch.Tensor
     context_lengths: torch.Tensor
     past_lengths: torch.Tensor
-    cache: torch.Tensor | None
     dtype: torch.dtype
-    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    # What attention_step says, by sliding window and shape of the cache.
+    _in_caches: dict[tuple[int | None, int, int], tuple[torch.Tensor, ...]] = field(default_factory=dict)
     _rotary: dict[RopeConfig, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    _slots: tuple[torch.Tensor, ...] | None = None
 
     def recurrent(
         self, op: str, inputs: Sequence[torch.Tensor | None], attributes: Sequence[object]
@@ -45,17 +37,13 @@ class Step:
         self, config: AttentionConfig, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, caches: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
         """Attention over ``caches`` and the new tokens [b, heads, t, head_dim] -> y [b, t, width], new caches."""
-        slots = self.slots()
-        key, value = (updated_cache(past, new, slots) for past, new in zip(caches, (k, v), strict=True))
-        y = attention(q, key, value, self.mask(config.sliding_window), config.scale)
+        ops = torch.ops.trt_edgellm
+        window, kind = config.sliding_window or 0, (config.sliding_window, config.num_kv_heads, config.head_dim)
+        if kind not in self._in_caches:
+            lengths = (self.context_lengths, self.past_lengths)
+            self._in_caches[kind] = ops.attention_step.default(self.input_ids, *lengths, caches[0], window)
+        y, key, value = ops.cached_attention.default(q, k, v, *caches, *self._in_caches[kind], config.scale)
         return y.transpose(1, 2).flatten(2), key, value
-
-    def mask(self, window: int | None) -> torch.Tensor:
-        """Visible keys [batch, 1, seq, max_seq]: causal, and within ``window`` tokens where it is given."""
-        assert self.cache is not None
-        if window not in self._masks:
-            self._masks[window] = attention_mask(self.input_ids, self.past_lengths, self.cache, window or 0)
-        return self._masks[window]
 
     def rotary(self, rope: RopeConfig, inv_freq: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin [batch, seq, rotary_dim / 2] in the compute type."""
@@ -64,19 +52,3 @@ class Step:
                 self.input_ids, self.past_lengths, inv_freq, rope.attention_scaling, self.dtype
             )
         return self._rotary[rope]
-
-    def slots(self) -> tuple[torch.Tensor, ...]:
-        """start, slots, source and valid of cache_slots."""
-        assert self.cache is not None
-        if self._slots is None:
-            self._slots = cache_slots(self.input_ids, self.context_lengths, self.past_lengths, self.cache)
-        return self._slots
-
-
-def updated_cache(past: torch.Tensor, new: torch.Tensor, slots: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """``past`` [b, h, max_seq, d] with the valid tokens of ``new`` [b, h, t, d] at their positions, else unchanged."""
-    start, positions, source, valid = slots
-    _, heads, _, head_dim = new.shape
-    old = past.gather(2, positions.expand(-1, heads, -1, head_dim))
-    moved = new.gather(2, source.expand(-1, heads, -1, head_dim))
-    return tensor_scatter(past, torch.where(valid, moved, old), start)

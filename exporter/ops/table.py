@@ -8,9 +8,6 @@ from typing import Any
 import torch
 
 from hybridge.exporter.ops import (
-    attention,
-    attention_mask,
-    cache_slots,
     grouped_rms_norm,
     last_token,
     mark,
@@ -21,7 +18,6 @@ from hybridge.exporter.ops import (
     selected_tokens,
     sigmoid_top_k,
     softmax_top_k,
-    tensor_scatter,
     top_k_softmax,
 )
 from hybridge.exporter.ops.aten import aten_translations
@@ -30,9 +26,6 @@ from hybridge.trt_plugins import torch_ops
 
 # Each module defines the operator of its name, and to_onnx.
 _MODULES: tuple[Any, ...] = (
-    attention,
-    attention_mask,
-    cache_slots,
     grouped_rms_norm,
     last_token,
     mark,
@@ -43,7 +36,6 @@ _MODULES: tuple[Any, ...] = (
     selected_tokens,
     sigmoid_top_k,
     softmax_top_k,
-    tensor_scatter,
     top_k_softmax,
 )
 

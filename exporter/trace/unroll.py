@@ -4,9 +4,9 @@ Tracing costs about 0.2 s a layer, and layers of one configuration give the same
 of the distinct layers only; here its graph is cut at the marks between the layers, and each layer of the model gets
 a copy of its kind's section with its own parameters and states.
 
-Cache slots, masks and rotary tables are computed in the section that uses them first. They depend on no layer, so only
-the first copy of a section holds them and all others share them; distinct layers are traced in the order of their
-first appearance, so what is shared lies before its users.
+The step's place in the caches and rotary tables are computed in the section that uses them first. They depend on no
+layer, so only the first copy of a section holds them and all others share them; distinct layers are traced in the order
+of their first appearance, so what is shared lies before its users.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from hybridge.artifact.errors import ExportError
 from hybridge.artifact.names import EMBEDDINGS_OUTPUT, layer_output
 from hybridge.exporter.families.decoder_config import DecoderConfig, LayerConfig
 from hybridge.exporter.ops.mark import MARK_ATTRIBUTE, MARK_DOMAIN, MARK_OP
+from hybridge.trt_plugins.specs.attention_step import ATTENTION_STEP
 
+# Operators that read the shape alone of a state.
+SHAPE_READERS = frozenset({"Shape", ATTENTION_STEP.name})
 # States of a recurrent layer in every layout.
 RECURRENT_STATES = 2
 
@@ -81,7 +84,7 @@ def _layer_nodes(nodes: list[ir.Node], prefix: str, x: ir.Value, states: frozens
     dependent: set[ir.Value] = {x}
     result = []
     for node in nodes:
-        if node.op_type == "Shape":
+        if node.op_type in SHAPE_READERS:
             continue
         if any(
             value is not None

@@ -82,7 +82,7 @@ def edit(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 CONTRADICTIONS: list[tuple[str, Any, str]] = [
-    ("format_version", 2, "format_version 1, found 2"),
+    ("format_version", 1, "format_version 2, found 1: export the checkpoint again"),
     ("format_version", "1", "format_version"),
     ("model_type", 3, "model_type"),
     ("layout", "sparse", "layout 'sparse'"),

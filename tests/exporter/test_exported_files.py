@@ -132,7 +132,7 @@ def test_only_declared_operators(model: onnx.ModelProto) -> None:
     assert {n.domain for f in model.functions for n in f.node} <= {""}
     assert {o.domain: o.version for o in model.opset_import}[""] == 24
     assert {n.op_type for n in model.graph.node} >= (
-        {"TensorScatter", "Attention"} if "past_key_0" in _inputs(model) else set()
+        {"attention_step", "cached_attention"} if "past_key_0" in _inputs(model) else set()
     )
 
 

@@ -250,8 +250,8 @@ OTHERS = {
     "LastToken", "Less", "LessOrEqual", "Linear", "Log", "MatMul", "Max", "Min", "Mod", "Mul", "Neg", "Or", "Pad",
     "RMSNormalization", "Range", "Reciprocal", "ReduceMax", "ReduceSum", "Reshape", "Rotary", "RotaryEmbedding",
     "Scan", "ScatterElements", "ScatterND", "Shape", "Sin", "Slice", "Split", "Sqrt", "Squeeze", "StepCache", "Sub",
-    "TensorScatter", "TopK", "Transpose", "Unsqueeze", "Where", "WideNorm", "paged_attention",
-    "paged_attention_fp8", "reshape_and_cache", "reshape_and_cache_fp8",
+    "TensorScatter", "TopK", "Transpose", "Unsqueeze", "Where", "WideNorm", "attention_step",
+    "cached_attention", "paged_attention", "paged_attention_fp8", "reshape_and_cache", "reshape_and_cache_fp8",
 }  # fmt: skip
 # ONNX Runtime's kernels of these have an absolute error only.
 REPLACED = {"Gelu", "QuickGelu", "Sigmoid", "FastGelu", "BiasGelu", "Swish", "HardSwish", "Mish"}

@@ -116,7 +116,18 @@ def _norm_epsilon(artifact: DamagedArtifact) -> None:
 
 
 def _causal_mask(artifact: DamagedArtifact) -> None:
-    artifact.node("LessOrEqual", "attention_mask.0").op_type = "Less"
+    artifact.function_node("attention_step", "LessOrEqual", "lessorequal_41")[1].op_type = "Less"
+
+
+def _shifted_in_step(output: str) -> Callable[[DamagedArtifact], None]:
+    """A node of attention_step that reads its first input plus one."""
+
+    def edit(artifact: DamagedArtifact) -> None:
+        op_type = {"min_11": "Min", "greaterorequal_18": "GreaterOrEqual"}[output]
+        nodes, node = artifact.function_node("attention_step", op_type, output)
+        node.input[0] = insert(nodes, node, "Add", [node.input[0], "constant_7"])
+
+    return edit
 
 
 def _other_head(artifact: DamagedArtifact) -> None:
@@ -170,19 +181,19 @@ FAULTS: dict[str, Fault] = {
     "rope base": _weight("llama", "layer 0", "rotary.inv_freq", slice(1, None), 0.9),
     "rope scaling off": _weight("llama", "layer 0", "rotary.inv_freq", slice(2, None), 4.0),
     "position by one": _shifted("llama", "layer 0", "Cast", "val_16.0", 0, np.int64),
-    "attention scale": _attribute("llama", "layer 1", "Attention", 1, "scale", 0.36),
+    "attention scale": _attribute("llama", "layer 1", "cached_attention", 1, "scale", 0.36),
     "causal mask by one": Fault("llama", "layer 0", _causal_mask),
-    "KV offset by one": _shifted("llama", "layer 0", "Min", "val_50.0", 0, np.int64),
-    "padding overwrites the last key": _shifted("llama", "layer 0", "GreaterOrEqual", "val_45.0", 0, np.int64),
+    "KV offset by one": Fault("llama", "layer 0", _shifted_in_step("min_11")),
+    "padding overwrites the last key": Fault("llama", "layer 0", _shifted_in_step("greaterorequal_18")),
     "query heads swapped": _swapped("llama", "layer 1", "1.self_attn.q_proj.weight", slice(0, 8), slice(24, 32)),
     "key heads swapped": _swapped("llama", "layer 1", "1.self_attn.k_proj.weight", slice(0, 8), slice(8, 16)),
-    "keys of another layer": _input("llama", "layer 1", "Attention", "attention.1", 1, "present_key_0"),
-    "window off": _input("qwen3", "layer 1", "Attention", "attention_1.1", 3, "attention_mask.0"),
-    "window of half the size": _number("qwen3", "layer 1", "Sub", "val_115.1", 1, 50, np.int64),
-    "window by one": _number("qwen3", "layer 1", "Sub", "val_115.1", 1, 101, np.int64),
-    "far window off": _input("far window", "layer 1", "Attention", "attention_1.1", 3, "attention_mask.0"),
-    "far window smaller by one": _number("far window", "layer 1", "Sub", "val_115.1", 1, 4095, np.int64),
-    "far window larger by one": _number("far window", "layer 1", "Sub", "val_115.1", 1, 4097, np.int64),
+    "keys of another layer": _input("llama", "layer 1", "cached_attention", "getitem_7.1", 3, "past_key_0"),
+    "window off": _input("qwen3", "layer 1", "cached_attention", "getitem_15.1", 9, "getitem_6.0"),
+    "window of half the size": _attribute("qwen3", "layer 1", "attention_step", 1, "sliding_window", 50),
+    "window by one": _attribute("qwen3", "layer 1", "attention_step", 1, "sliding_window", 101),
+    "far window off": _input("far window", "layer 1", "cached_attention", "getitem_15.1", 9, "getitem_6.0"),
+    "far window smaller by one": _attribute("far window", "layer 1", "attention_step", 1, "sliding_window", 4095),
+    "far window larger by one": _attribute("far window", "layer 1", "attention_step", 1, "sliding_window", 4097),
     "window not declared": Fault("qwen3", "layer 1", _declared_window),
     "one weight of a query norm": _weight("qwen3", "layer 1", "1.self_attn.q_norm.weight", 3),
     "gate and query swapped": _input("qwen3_next", "layer 1", "Reshape", "flatten_7.1", 0, "getitem_13.1"),
@@ -193,7 +204,7 @@ FAULTS: dict[str, Fault] = {
     "one weight of the last layer": _weight("llama", "layer 1", "layers.1.mlp.down_proj.weight", (5, 7), 1.5),
     "residual of the wrong block": _input("llama", "layer 1", "Add", "layers.1.output", 0, "layers.0.output"),
     "residual multiplier": _number("granite", "layer 0", "Mul", "to_6.0", 1, 0.71, np.float32),
-    "attention multiplier": _attribute("granite", "layer 1", "Attention", 1, "scale", 0.25),
+    "attention multiplier": _attribute("granite", "layer 1", "cached_attention", 1, "scale", 0.25),
     # Recurrent layers.
     "dt bias of one head": _weight("nemotron_h", "layer 3", "layers.3.mixer.dt_bias", 2, 1.0, 0.05),
     "dt limit": _attribute("nemotron_h", "layer 0", "update_ssm_state", 0, "time_step_max", 0.31),
@@ -215,7 +226,7 @@ FAULTS: dict[str, Fault] = {
     "one weight of the embedding": _weight("llama", "embedding", "embed_tokens.weight", (41, 3), 1.5),
     "embedding multiplier": _number("granite", "embedding", "Mul", "embeddings.output", 1, 3.01, np.float32),
     "one weight of the head": _weight("llama", "head", "lm_head.weight", (41, 3), 1.5),
-    "head tied": _input("llama", "head", "Transpose", "val_92.end", 0, "model.embed_tokens.weight"),
+    "head tied": _input("llama", "head", "Transpose", "val_35.end", 0, "model.embed_tokens.weight"),
     "head untied": Fault("qwen3", "head", _other_head),
     "logits scaling": _number("granite", "head", "Div", "logits", 1, 2.51, np.float32),
     # Paged layout.

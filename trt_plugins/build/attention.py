@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import onnx
+import onnx.inliner
 from onnx import helper, numpy_helper
 
+from hybridge.artifact.errors import ArtifactError
+from hybridge.artifact.path_kind import MODEL_FILE
 from hybridge.trt_plugins.build.plain_attention import last_loop, plain_attention
 from hybridge.trt_plugins.call_check import TensorType
+from hybridge.trt_plugins.catalog import DOMAIN, OVER_CACHES
 from hybridge.trt_plugins.value_types import value_types
 
 STANDARD_DOMAINS = ("", "ai.onnx")
@@ -18,6 +23,37 @@ DECOMPOSABLE_ATTRIBUTE = "TRT_decomposable"
 # TensorRT's 16-bit matrix products need this many elements in a row; it fails inside on other head sizes.
 HEAD_SIZE_MULTIPLE = 8
 _TENSORS = 3  # query, key, value
+
+
+def native_attention(model: onnx.ModelProto) -> onnx.ModelProto:
+    """``model`` with the bodies of the operators over KV caches in their place: TensorRT has layers for these.
+
+    ArtifactError for a body that is not made of standard operators, or that does not fit its nodes.
+    """
+    names = [(DOMAIN, spec.name) for spec in OVER_CACHES]
+    for function in model.functions:
+        if (function.domain, function.name) in names:
+            foreign = {node.domain for node in _all_nodes(function.node)} - set(STANDARD_DOMAINS)
+            if foreign:
+                raise _unfit(f"operators of {min(foreign)} in {function.name}")
+    try:
+        return onnx.inliner.inline_selected_functions(model, names)
+    except Exception as error:  # onnx raises several kinds for a body that contradicts itself
+        raise _unfit(str(error)) from error
+
+
+def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            yield from _all_nodes(attribute.g.node)
+
+
+def _unfit(found: str) -> ArtifactError:
+    return ArtifactError(
+        f"{MODEL_FILE}: expected functions of standard operators for attention, found {found}: export the checkpoint "
+        "again"
+    )
 
 
 def support_attention(model: onnx.ModelProto) -> None:

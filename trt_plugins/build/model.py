@@ -17,7 +17,7 @@ from hybridge.artifact.errors import ArtifactError, EngineError, UnsupportedErro
 from hybridge.artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3
 from hybridge.artifact.onnx_file import check_stored_weights, read_onnx
 from hybridge.artifact.path_kind import MODEL_FILE
-from hybridge.trt_plugins.build.attention import STANDARD_DOMAINS, support_attention
+from hybridge.trt_plugins.build.attention import STANDARD_DOMAINS, native_attention, support_attention
 from hybridge.trt_plugins.build.options import REPLAY, SNAPSHOT
 from hybridge.trt_plugins.build.plugin_choice import PluginChoice
 from hybridge.trt_plugins.build.profiles import PAGED_BLOCK_SIZE
@@ -75,6 +75,7 @@ def parser_model(
     check_stored_weights(artifact, model, MODEL_FILE)
     check_interface(model, config)
     check_bodies(model)
+    model = native_attention(model)
     fix_axes(model, {MAX_SEQ: max_seq_len, BLOCK_SIZE: PAGED_BLOCK_SIZE})
     graphs = held_states(model) if hold else None
     model = model if graphs is None else graphs.check

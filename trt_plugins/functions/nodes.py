@@ -59,13 +59,22 @@ class Nodes:
             field, stem = ("value_int" if kind == "int" else "value_float"), f"attribute_{name}"
             kind_type = onnx.AttributeProto.INT if kind == "int" else onnx.AttributeProto.FLOAT
             node = helper.make_node("Constant", [], [stem], name=stem)
-            node.attribute.append(onnx.AttributeProto(name=field, ref_attr_name=name, type=kind_type))
+            node.attribute.append(_reference(field, name, kind_type))
             self._nodes.append(node)
             self._known[name,] = stem
         return self._known[name,]
 
     def float32(self, value: float) -> str:
         return self.constant(value, np.float32)
+
+    def result(
+        self, name: str, op_type: str, *inputs: str, own_attributes: Sequence[str] = (), **attributes: Any
+    ) -> None:
+        """Add a node that computes output ``name`` itself; its ``own_attributes`` are those of the function's node."""
+        node = helper.make_node(op_type, inputs, [name], name=name, **attributes)
+        for attribute in own_attributes:
+            node.attribute.append(_reference(attribute, attribute, onnx.AttributeProto.FLOAT))
+        self._nodes.append(node)
 
     def output(self, value: str, name: str) -> None:
         """``value`` becomes output ``name`` as it is."""
@@ -153,6 +162,11 @@ class Nodes:
         names = [stem] if outputs == 1 else [f"{stem}_{i}" for i in range(outputs)]
         self._nodes.append(helper.make_node(op_type, list(inputs), names, name=stem, **attributes))
         return names
+
+
+def _reference(name: str, source: str, kind: onnx.AttributeProto.AttributeType) -> onnx.AttributeProto:
+    """Attribute ``name`` of a node, which has the value of the function's attribute ``source``."""
+    return onnx.AttributeProto(name=name, ref_attr_name=source, type=kind)
 
 
 def _value(name: str, dtype: int, rank: int | None) -> onnx.ValueInfoProto:

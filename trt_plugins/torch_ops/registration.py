@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.catalog import DENSE_VERSION, OPS, all_specs
+from hybridge.trt_plugins.reference.attention_step import attention_step
+from hybridge.trt_plugins.reference.cached_attention import cached_attention
 from hybridge.trt_plugins.reference.causal_conv1d import causal_conv1d
 from hybridge.trt_plugins.reference.gated_delta_rule import gated_delta_rule
 from hybridge.trt_plugins.reference.mamba2_conv_scan import mamba2_conv_scan
@@ -18,12 +21,14 @@ from hybridge.trt_plugins.reference.reshape_and_cache import reshape_and_cache, 
 from hybridge.trt_plugins.reference.routed_experts import routed_experts
 from hybridge.trt_plugins.reference.speculative import speculative_reference
 from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
-from hybridge.trt_plugins.spec import OpSpec
+from hybridge.trt_plugins.spec import OpSpec, TensorSpec
 from hybridge.trt_plugins.specs.packed import has_rows
 from hybridge.trt_plugins.specs.speculative import is_speculative
 from hybridge.trt_plugins.torch_ops.schema import check_torch_call, overload_name, torch_schema
 
 _EAGER: dict[str, Callable] = {
+    "attention_step": attention_step,
+    "cached_attention": cached_attention,
     "causal_conv1d": causal_conv1d,
     "update_ssm_state": update_ssm_state,
     "mamba2_conv_scan": mamba2_conv_scan,
@@ -61,12 +66,20 @@ def _eager_form(spec: OpSpec) -> Callable:
 
 
 def _fake_form(spec: OpSpec) -> Callable:
-    """Outputs like the inputs that the spec says they equal; symbolic sizes are never compared, so no guards."""
+    """Outputs of the sizes that the spec declares; symbolic sizes are never compared, so no guards."""
 
     def fake(*arguments: Tensor) -> tuple[Tensor, ...] | Tensor:
         check_torch_call(spec, arguments)
-        sources = (arguments[spec.output_source(output)] for output in spec.outputs)
-        outputs = tuple(source.new_empty(source.shape) for source in sources)
+        outputs = tuple(_empty(spec, output, arguments) for output in spec.outputs)
         return outputs if len(outputs) > 1 else outputs[0]
 
     return fake
+
+
+def _empty(spec: OpSpec, output: TensorSpec, arguments: Sequence[Tensor]) -> Tensor:
+    if spec.is_like_input(output):
+        source = arguments[spec.output_source(output)]
+        return source.new_empty(source.shape)
+    assert isinstance(output.dtype, DType)
+    sizes = [n if isinstance(n, int) else arguments[n[0]].shape[n[1]] for n in spec.output_sizes(output)]
+    return arguments[0].new_empty(sizes, dtype=getattr(torch, output.dtype.value))

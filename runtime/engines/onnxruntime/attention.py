@@ -1,147 +1,94 @@
-"""Cache update and attention as one GroupQueryAttention node over a buffer that is updated in place.
+"""cached_attention as one GroupQueryAttention node over a buffer that is updated in place.
 
-The exporter writes TensorScatter (the new keys and values into the cache) and Attention with a boolean mask over
-the whole cache. GroupQueryAttention reads only the positions that hold tokens, so a step costs what the context
-costs and not what the capacity does. Its limits (see ``StepPlan``) are met by how the engine splits a step.
+GroupQueryAttention reads only the positions that hold tokens, so a step costs what the context costs and not what the
+capacity does. Its limits (see ``StepPlan``) are met by how the engine splits a step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
 from hybridge.artifact.bindings import BATCH
-from hybridge.artifact.config import RuntimeConfig
-from hybridge.artifact.layer_config import KVLayerConfig
-from hybridge.artifact.names import CONTEXT_LENGTHS, past_key, past_value
-from hybridge.runtime.engines.onnxruntime.attention_mask import is_causal_mask
-from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, add_input, fixed_shape, replace_node
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.names import CONTEXT_LENGTHS
+from hybridge.runtime.engines.onnxruntime.graph_edit import (
+    Inserter,
+    add_input,
+    fixed_shape,
+    op_attributes,
+    replace_node,
+)
 from hybridge.runtime.engines.onnxruntime.graph_form import LAST_POSITIONS, LONGEST_CONTEXT
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.padding import without_padding
+from hybridge.trt_plugins.catalog import DOMAIN
+from hybridge.trt_plugins.specs.attention_step import ATTENTION_STEP
+from hybridge.trt_plugins.specs.cached_attention import CACHED_ATTENTION
 
 _SWAP_HEADS_AND_TIME = [0, 2, 1, 3]
 # The kernel takes head sizes that are multiples of this; others are padded with zeros, in the caches too.
 _HEAD_DIM_MULTIPLE = 8
 
 
-def use_group_query_attention(model: ir.Model, config: RuntimeConfig, kernels: Kernels, padded: bool) -> int:
-    """Rewrite every attention layer whose form is recognised; returns how many were.
-
-    ``padded`` says that rows may be of unequal length.
-    """
-    verified: set[tuple[ir.Value, int | None]] = set()
-    count = 0
-    for k, layer in enumerate(config.kv_layers):
-        found = _find_layer(model, k, layer)
-        if found is None or layer.sliding_window == kernels.window_margin != 0:
-            continue
-        key = (found.mask, layer.sliding_window)
-        if key not in verified:
-            if not is_causal_mask(model, found.mask, layer.sliding_window, kernels):
-                continue
-            verified.add(key)
-        _replace(model, found, layer, kernels, padded)
-        count += 1
-    return count
+def use_group_query_attention(model: ir.Model, kernels: Kernels, padded: bool) -> None:
+    """Rewrite every attention layer that the kernel runs; ``padded`` says that rows may be of unequal length."""
+    for node in list(model.graph):
+        if (node.domain, node.op_type) == (DOMAIN, CACHED_ATTENTION.name):
+            window = _sliding_window(node)
+            if not window or window != kernels.window_margin:
+                _replace(model, node, window, kernels, padded)
 
 
-@dataclass(frozen=True)
-class _AttentionLayer:
-    """One Attention node with its cache updates; q, k, v are [batch, heads, seq, head_dim]."""
-
-    node: ir.Node
-    scatter_key: ir.Node
-    scatter_value: ir.Node
-    q: ir.Value
-    k: ir.Value
-    v: ir.Value
-    mask: ir.Value
-    num_heads: int
+def _sliding_window(node: ir.Node) -> int:
+    visible = node.inputs[CACHED_ATTENTION.input_index("visible")]
+    step = None if visible is None else visible.producer()
+    if step is None or (step.domain, step.op_type) != (DOMAIN, ATTENTION_STEP.name):
+        raise EngineError(
+            f"expected {ATTENTION_STEP.name} before {CACHED_ATTENTION.name} {node.name}, found another node: export "
+            "the checkpoint again"
+        )
+    return int(op_attributes(step)["sliding_window"])
 
 
-def _find_layer(model: ir.Model, k: int, layer: KVLayerConfig) -> _AttentionLayer | None:
-    inputs = {value.name: value for value in model.graph.inputs}
-    scatters = [_scatter_of(inputs.get(name)) for name in (past_key(k), past_value(k))]
-    if scatters[0] is None or scatters[1] is None:
-        return None
-    users = [node for node in scatters[0].outputs[0].consumers() if node.op_type == "Attention" and not node.domain]
-    if len(users) != 1 or len([v for v in users[0].outputs if v.uses()]) != 1:
-        return None
-    node = users[0]
-    present = [value for value in node.inputs if value is not None]
-    q_shape = fixed_shape(node.inputs[0])
-    if (
-        len(present) != 4
-        or node.inputs[1] is not scatters[0].outputs[0]
-        or node.inputs[2] is not scatters[1].outputs[0]
-        or q_shape is None
-        or len(q_shape) != 4
-        or q_shape[1] is None
-        or node.attributes.get("is_causal", ir.AttrInt64("", 0)).as_int()
-    ):
-        return None
-    new_key, new_value = (_new_tokens(scatter) for scatter in scatters if scatter is not None)
-    return _AttentionLayer(node, scatters[0], scatters[1], present[0], new_key, new_value, present[3], q_shape[1])
-
-
-def _scatter_of(past: ir.Value | None) -> ir.Node | None:
-    if past is None:
-        return None
-    scatters = [n for n, index in past.uses() if n.op_type == "TensorScatter" and not n.domain and index == 0]
-    return scatters[0] if len(scatters) == 1 and scatters[0].outputs[0].is_graph_output() else None
-
-
-def _new_tokens(scatter: ir.Node) -> ir.Value:
-    """The tokens before padding was masked out: Where(valid, gather(new), gather(past)) -> new."""
-    update = scatter.inputs[1]
-    assert update is not None
-    where = update.producer()
-    if where is None or where.op_type != "Where":
-        return update
-    chosen = where.inputs[1]
-    assert chosen is not None
-    gather = chosen.producer()
-    if gather is None or gather.op_type != "GatherElements" or gather.inputs[0] is None:
-        return update
-    return gather.inputs[0]
-
-
-def _replace(model: ir.Model, layer: _AttentionLayer, config: KVLayerConfig, kernels: Kernels, padded: bool) -> None:
-    insert = Inserter(model.graph, layer.node)
+def _replace(model: ir.Model, node: ir.Node, window: int, kernels: Kernels, padded: bool) -> None:
+    insert = Inserter(model.graph, node)
+    query, key, value, past_key, past_value = (_given(tensor) for tensor in node.inputs[:5])
+    heads, kv_heads, head_dim = _size(query, 1), _size(past_key, 1), _size(past_key, 3)
     last = add_input(model.graph, LAST_POSITIONS, ir.DataType.INT32, [BATCH])
     longest = add_input(model.graph, LONGEST_CONTEXT, ir.DataType.INT32, [1])
-    scale = layer.node.attributes.get("scale")
-    attributes: dict[str, int | float] = {
-        "num_heads": layer.num_heads,
-        "kv_num_heads": config.num_kv_heads,
-        "scale": config.head_dim**-0.5 if scale is None else scale.as_float(),
-    }
-    if "softcap" in layer.node.attributes:
-        attributes["softcap"] = layer.node.attributes["softcap"].as_float()
-    if config.sliding_window is not None:
-        attributes["local_window_size"] = config.sliding_window - kernels.window_margin
-    padding = -config.head_dim % _HEAD_DIM_MULTIPLE
-    heads = (layer.num_heads, config.num_kv_heads, config.num_kv_heads)
+    attributes: dict[str, Any] = {"num_heads": heads, "kv_num_heads": kv_heads, "scale": op_attributes(node)["scale"]}
+    if window:
+        attributes["local_window_size"] = window - kernels.window_margin
+    padding = -head_dim % _HEAD_DIM_MULTIPLE
     tensors = [
-        _padded_heads(insert, _packed_heads(insert, tensor), count, config.head_dim, padding)
-        for tensor, count in zip((layer.q, layer.k, layer.v), heads, strict=True)
+        _padded_heads(insert, _packed_heads(insert, tensor), count, head_dim, padding)
+        for tensor, count in ((query, heads), (key, kv_heads), (value, kv_heads))
     ]
-    past = (layer.scatter_key.inputs[0], layer.scatter_value.inputs[0])
-    y, key, value = insert.microsoft("GroupQueryAttention", *tensors, *past, last, longest, outputs=3, **attributes)
+    y, *presents = insert.microsoft(
+        "GroupQueryAttention", *tensors, past_key, past_value, last, longest, outputs=3, **attributes
+    )
     if padded:
         # The kernel leaves there what it likes, and not a number times zero would reach a state.
         y = without_padding(insert, y, insert.input(CONTEXT_LENGTHS))
-    y = insert.reshape(y, 0, 0, layer.num_heads, config.head_dim + padding)
+    y = insert.reshape(y, 0, 0, heads, head_dim + padding)
     if padding:
-        y = insert.op("Slice", y, insert.ints(0), insert.ints(config.head_dim), insert.ints(3))
-        for cache in (*past, layer.scatter_key.outputs[0], layer.scatter_value.outputs[0]):
-            _widen_cache(cache, config.head_dim + padding)
-    _replace_output(insert, layer, y)
-    replace_node(layer.scatter_key, [key])
-    replace_node(layer.scatter_value, [value])
+        y = insert.op("Slice", y, insert.ints(0), insert.ints(head_dim), insert.ints(3))
+        for cache in (past_key, past_value, *node.outputs[1:]):
+            cache.shape = ir.Shape([*_given(cache).shape.dims[:3], head_dim + padding])  # type: ignore[union-attr]
+    replace_node(node, [_heads_before_time(insert, node.outputs[0], y), *presents])
+
+
+def _given(value: ir.Value | None) -> ir.Value:
+    assert value is not None and value.shape is not None
+    return value
+
+
+def _size(value: ir.Value, axis: int) -> int:
+    size = (fixed_shape(value) or ())[axis]
+    assert size is not None
+    return size
 
 
 def _padded_heads(insert: Inserter, packed: ir.Value, heads: int, head_dim: int, padding: int) -> ir.Value:
@@ -153,25 +100,13 @@ def _padded_heads(insert: Inserter, packed: ir.Value, heads: int, head_dim: int,
     return insert.reshape(padded, 0, 0, heads * (head_dim + padding))
 
 
-def _widen_cache(cache: ir.Value | None, head_dim: int) -> None:
-    assert cache is not None and cache.shape is not None
-    cache.shape = ir.Shape([*cache.shape.dims[:3], head_dim])
-
-
-def _replace_output(insert: Inserter, layer: _AttentionLayer, y: ir.Value) -> None:
-    """``y`` [batch, seq, heads, head_dim] takes the place of the node's [batch, heads, seq, head_dim]."""
-    output = layer.node.outputs[0]
+def _heads_before_time(insert: Inserter, output: ir.Value, y: ir.Value) -> ir.Value:
+    """``y`` [batch, seq, heads, head_dim] as [batch, heads, seq, head_dim]; users of ``output`` that swap get ``y``."""
     for user in list(output.consumers()):
         if _is_head_swap(user) and not user.outputs[0].is_graph_output():
             y.shape = user.outputs[0].shape
             replace_node(user, [y])
-    replacement = y
-    if output.uses() or output.is_graph_output():
-        replacement = insert.op("Transpose", y, perm=_SWAP_HEADS_AND_TIME)
-        ir.convenience.replace_all_uses_with(output, replacement, replace_graph_outputs=True)
-    graph = layer.node.graph
-    assert graph is not None
-    graph.remove(layer.node, safe=True)
+    return insert.op("Transpose", y, perm=_SWAP_HEADS_AND_TIME)
 
 
 def _packed_heads(insert: Inserter, value: ir.Value) -> ir.Value:

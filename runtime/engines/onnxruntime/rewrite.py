@@ -65,7 +65,7 @@ def rewrite(model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Ke
     use_exact_activations(model)
     use_stored_weights(model)
     padded = form is GraphForm.PADDED
-    use_group_query_attention(model, config, kernels, padded)
+    use_group_query_attention(model, kernels, padded)
     fix_axes(model, _FIXED_AXES[form])
     use_op_bodies(model, kernels, padded)
     join_reshapes(model)

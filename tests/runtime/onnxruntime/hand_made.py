@@ -1,7 +1,7 @@
 """A small hybrid model as an artifact made by hand, and its float64 oracle: no torch, no exporter.
 
 The graph has the exporter's forms: weights as [out, in] behind a Transpose (and a Cast where the type differs),
-cache update by TensorScatter of masked tokens, Attention with a boolean mask, the operators with their functions.
+the operators with their functions.
 """
 
 from __future__ import annotations

@@ -107,36 +107,9 @@ class GraphMaker:
         return helper.make_model(graph, opset_imports=opsets, functions=list(self.functions.values()), ir_version=11)
 
     def _lengths(self) -> None:
-        past = self.op("Cast", "past_lengths", to=TensorProto.INT64)
-        new = self.op("Cast", "context_lengths", to=TensorProto.INT64)
-        seq = self.op("Squeeze", self.op("Shape", "input_ids", start=1, end=2))
-        size = self.op("Squeeze", self.op("Shape", "past_key_0", start=2, end=3))
-        token = self.op("Range", self.const(0), seq, self.const(1))
-        past_column = self.op("Unsqueeze", past, self.const([1]))
-        positions = self.op("Add", past_column, token)
-        query = self.op("Unsqueeze", positions, self.const([1, 3]))
-        key = self.op("Range", self.const(0), size, self.const(1))
-        mask = self.op("LessOrEqual", key, query)
-        if self.plan.window is not None:
-            oldest = self.op("Sub", query, self.const(self.plan.window))
-            mask = self.op("And", mask, self.op("Greater", key, oldest))
-        start = self.op("Max", self.op("Min", past, self.op("Sub", size, seq)), self.const(0))
-        slots = self.op("Add", self.op("Unsqueeze", start, self.const([1])), token)
-        offset = self.op("Sub", slots, past_column)
-        fits = self.op("Less", offset, self.op("Unsqueeze", new, self.const([1])))
-        valid = self.op("And", self.op("GreaterOrEqual", offset, self.const(0)), fits)
-        source = self.op("Max", self.op("Min", offset, self.op("Sub", seq, self.const(1))), self.const(0))
-        self.mask, self.start = mask, start
-        self.slots, self.source, self.valid = (
-            self.op("Unsqueeze", v, self.const([1, 3])) for v in (slots, source, valid)
-        )
-
-    def _cache(self, new: str, past: str) -> str:
-        shape = self.op("Shape", new)
-        old = self.op("GatherElements", past, self.op("Expand", self.slots, shape), axis=2)
-        moved = self.op("GatherElements", new, self.op("Expand", self.source, shape), axis=2)
-        update = self.op("Where", self.valid, moved, old)
-        return self.op("TensorScatter", past, update, self.start, outputs=(present(past),), axis=2, mode="linear")
+        self.step = ("start", "slots", "source", "valid", "visible")
+        inputs = ["input_ids", "context_lengths", "past_lengths", "past_key_0"]
+        self._edge_op("attention_step", inputs, self.step, sliding_window=self.plan.window or 0)
 
     def _heads(self, x: str, heads: int) -> str:
         split = self.op("Reshape", x, self.const([0, 0, heads, HEAD_DIM]))
@@ -146,8 +119,9 @@ class GraphMaker:
     def _attention(self, i: int, x: str, k: int) -> str:
         query = self._heads(self.linear(x, f"{i}.q"), HEADS)
         key, value = (self._heads(self.linear(x, f"{i}.{n}"), KV_HEADS) for n in "kv")
-        keys, values = self._cache(key, past_key(k)), self._cache(value, past_value(k))
-        y = self.op("Attention", query, keys, values, self.mask, scale=HEAD_DIM**-0.5)
+        caches = [past_key(k), past_value(k)]
+        outputs = (f"{i}.attention", *(present(cache) for cache in caches))
+        y = self._edge_op("cached_attention", [query, key, value, *caches, *self.step], outputs, scale=HEAD_DIM**-0.5)
         self.shaped(y, "batch", HEADS, "seq", HEAD_DIM)
         merged = self.op("Reshape", self.op("Transpose", y, perm=[0, 2, 1, 3]), self.const([0, 0, -1]))
         return self.linear(merged, f"{i}.o")
@@ -177,7 +151,7 @@ class GraphMaker:
         self.shaped(y, "batch", "seq", M_HEADS, M_DIM)
         return self.linear(self.op("Reshape", y, self.const([0, 0, -1])), f"{i}.out_proj")
 
-    def _edge_op(self, name: str, inputs: list[str], outputs: tuple[str, str], **given: object) -> str:
+    def _edge_op(self, name: str, inputs: list[str], outputs: tuple[str, ...], **given: object) -> str:
         attributes = spec_of(name).complete_attributes(given)
         float32 = ("A", "D", "dt_bias", "state")
         types = tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -15,7 +16,6 @@ from onnx import TensorProto, helper, numpy_helper
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.onnxruntime.attention import use_group_query_attention
-from hybridge.runtime.engines.onnxruntime.attention_mask import is_causal_mask
 from hybridge.runtime.engines.onnxruntime.columns import SMALLEST_WEIGHT, put_weights_left
 from hybridge.runtime.engines.onnxruntime.fixed_axes import fix_axes
 from hybridge.runtime.engines.onnxruntime.graph_edit import remove_dead_code
@@ -220,25 +220,20 @@ def test_a_hand_made_artifact_keeps_no_portable_operator(tmp_path: Path) -> None
         assert graph.in_place == {spec.name for spec in made.config().bindings.states}
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_a_causal_mask_is_recognised_by_its_values(window: int | None, tmp_path: Path) -> None:
-    made = HandMade(Plan(layers="a", window=window))
-    model = ir.load(made.write(tmp_path / "artifact") / "model.onnx")
-    attention = next(node for node in model.graph if node.op_type == "Attention")
-    mask = attention.inputs[3]
-    assert mask is not None
-    assert is_causal_mask(model, mask, window, KERNELS)
-    assert not is_causal_mask(model, mask, 2 if window is None else None, KERNELS)
-
-
 @pytest.mark.skipif(KERNELS.opset < 24, reason="an ONNX Runtime before 1.24 has no TensorScatter to fall back to")
-def test_attention_with_another_mask_stays_as_it_is(tmp_path: Path) -> None:
-    made = HandMade(Plan(layers="a", window=3))
-    model = ir.load(made.write(tmp_path / "artifact") / "model.onnx")
-    full = HandMade(Plan(layers="a")).config()
-    assert use_group_query_attention(model, full, KERNELS, padded=True) == 0
-    assert "TensorScatter" in op_types(model)
-    assert LAST_POSITIONS not in [value.name for value in model.graph.inputs]
+def test_a_window_that_the_kernel_does_not_run_keeps_its_function(tmp_path: Path) -> None:
+    made = HandMade(Plan(layers="a", window=1))
+    folder = made.write(tmp_path / "artifact")
+    graph = rewrite(ir.load(folder / "model.onnx"), made.config(), GraphForm.GENERAL, replace(KERNELS, window_margin=1))
+    assert "cached_attention" in op_types(graph.model) and LAST_POSITIONS not in graph.inputs
+
+
+def test_attention_without_its_step_is_refused(tmp_path: Path) -> None:
+    model = ir.load(HandMade(Plan(layers="a")).write(tmp_path / "artifact") / "model.onnx")
+    node = next(node for node in model.graph if node.op_type == "cached_attention")
+    node.replace_input_with(9, ir.Value(name="other"))
+    with pytest.raises(EngineError, match=r"expected attention_step before cached_attention.*export the checkpoint"):
+        use_group_query_attention(model, KERNELS, padded=True)
 
 
 def test_an_older_opset_loses_new_attributes_and_refuses_new_operators() -> None:

@@ -51,7 +51,7 @@ def fuse_graph(
         keep_states(graph, kept)
     elif config.speculative_tokens and phase is not Phase.CANDIDATES:
         use_one_slot(graph)
-    fuse_attention(graph, config)
+    fuse_attention(graph)
     fuse_rotary(graph)
     fuse_last_token(graph)
     if phase is Phase.DECODE:

@@ -8,7 +8,6 @@ from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.torch.graph import DOMAIN
 from hybridge.runtime.engines.torch.node_context import Builder
 from hybridge.runtime.engines.torch.ops import (
-    attention,
     cached_attention,
     edge,
     elementwise,
@@ -16,6 +15,7 @@ from hybridge.runtime.engines.torch.ops import (
     linear,
     matrices,
     norms,
+    rotary,
     routing,
     shapes,
 )
@@ -27,13 +27,13 @@ _STANDARD: dict[str, Builder] = {
     **indexing.ROWS,
     **matrices.ROWS,
     **norms.ROWS,
-    **attention.ROWS,
+    **rotary.ROWS,
     **routing.ROWS,
 }
 _FUSED: dict[str, Builder] = {
     **linear.ROWS,
     **norms.FUSED_ROWS,
-    **attention.FUSED_ROWS,
+    **rotary.FUSED_ROWS,
     **elementwise.FUSED_ROWS,
     **cached_attention.ROWS,
     **routing.FUSED_ROWS,

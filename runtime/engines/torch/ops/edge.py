@@ -92,6 +92,6 @@ _PACKED: dict[str, Callable[[NodeContext, OpSpec], Run]] = {
     "paged_attention": paged.paged_attention,
     "reshape_and_cache_fp8": paged.reshape_and_cache,
     "paged_attention_fp8": paged.paged_attention,
-    **{name: packed.packed_operator for name in OPS if has_rows(PACKED_OPS[name])},
+    **{name: packed.packed_operator for name, spec in PACKED_OPS.items() if name in OPS and has_rows(spec)},
 }
 ROWS: dict[str, Builder] = {name: _run for name in PACKED_OPS}

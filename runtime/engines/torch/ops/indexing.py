@@ -24,21 +24,8 @@ def _gather_nd(context: NodeContext) -> Run:
     return lambda data, indices: data[torch.arange(data.shape[0], device=data.device), indices[:, 0]]
 
 
-def _tensor_scatter(context: NodeContext) -> Run:
-    """``update`` [b, h, t, d] over the positions start[b].. of ``past`` [b, h, s, d]."""
-    context.attributes.expect("axis", 2)
-    context.attributes.expect("mode", "linear")
-
-    def run(past: torch.Tensor, update: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        positions = start[:, None] + torch.arange(update.shape[2], device=past.device)
-        return past.scatter(2, positions[:, None, :, None].expand_as(update), update)
-
-    return run
-
-
 ROWS: dict[str, Builder] = {
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
-    "TensorScatter": _tensor_scatter,
 }

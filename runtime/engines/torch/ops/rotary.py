@@ -1,9 +1,8 @@
-"""Attention and rotary embedding."""
+"""Rotary embedding."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
 
@@ -41,18 +40,5 @@ def _rotate(context: NodeContext) -> Run:
     return run
 
 
-def _attention(context: NodeContext) -> Run:
-    """q [b, hq, t, d], k and v [b, hkv, s, d], mask [b, 1, t, s] bool -> [b, hq, t, d]."""
-    context.attributes.expect("is_causal", 0)
-    context.attributes.expect("softcap", 0.0)
-    context.attributes.expect("qk_matmul_output_mode", 0)
-    scale = context.attributes.take("scale")
-
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
-
-    return run
-
-
 FUSED_ROWS: dict[str, Builder] = {"Rotate": _rotate, "RotaryTables": _rotary_tables}
-ROWS: dict[str, Builder] = {"Attention": _attention, "RotaryEmbedding": _rotary_embedding}
+ROWS: dict[str, Builder] = {"RotaryEmbedding": _rotary_embedding}

@@ -1,0 +1,35 @@
+"""Declaration of ``cached_attention``."""
+
+from __future__ import annotations
+
+from hybridge.trt_plugins.spec import AttributeSpec, OpSpec, TensorSpec, TypeVariable
+from hybridge.trt_plugins.specs.attention_step import CACHE_DIMS, NEW_DIMS, WRITTEN
+from hybridge.trt_plugins.specs.common import DATA_TYPE
+
+_QUERY_DIMS = ("batch", "heads", "time", "head_dim")
+
+CACHED_ATTENTION = OpSpec(
+    name="cached_attention",
+    doc=(
+        "Writes the new keys and values of one layer into its KV cache and attends to the cache: y = softmax(scale * q "
+        ". k) @ v over the visible positions. Query head i reads KV head i // (heads / kv_heads). Where the step lies "
+        "in the cache is what an attention_step node gives."
+    ),
+    inputs=(
+        TensorSpec("query", "T", _QUERY_DIMS, "queries of the new tokens"),
+        TensorSpec("key", "T", NEW_DIMS, "keys of the new tokens"),
+        TensorSpec("value", "T", NEW_DIMS, "values of the new tokens"),
+        TensorSpec("past_key", "T", CACHE_DIMS, "keys before the step"),
+        TensorSpec("past_value", "T", CACHE_DIMS, "values before the step"),
+        *WRITTEN,
+    ),
+    outputs=(
+        TensorSpec("y", "T", _QUERY_DIMS, "unspecified at tokens past context_lengths"),
+        TensorSpec("present_key", "T", CACHE_DIMS, "keys after the step"),
+        TensorSpec("present_value", "T", CACHE_DIMS, "values after the step"),
+    ),
+    attributes=(AttributeSpec("scale", "float", 1.0, "factor of the scores"),),
+    type_variables=(TypeVariable("T", DATA_TYPE),),
+    divides=(("kv_heads", "heads"),),
+    has_kernels=False,
+)
