@@ -9,11 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from hybridge.artifact.errors import RequestError
+from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.artifact.progress import NoProgress, Progress
-from hybridge.runtime.batch import RowBatch
+from hybridge.runtime.blocks import CacheNeeds
 from hybridge.runtime.engines.base import Engine
-from hybridge.runtime.sampling import Sampler, SamplingParams
+from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
+from hybridge.runtime.serving.open import as_paged
+
+# Tokens of a block, where the engine leaves the choice.
+_BLOCK_SIZE = 16
+# A step of a multiple of so many tokens a row wastes none where scans work in chunks.
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class BenchmarkReport:
 
 
 def run_benchmark(
-    engine: Engine,
+    engine: Engine | PagedEngine,
     prompt_tokens: Sequence[int] = (512,),
     new_tokens: Sequence[int] = (128,),
     context_tokens: int = 1,
@@ -93,6 +99,7 @@ def run_benchmark(
     Each measurement starts from empty states, is repeated ``repetitions`` times after ``warmup`` unmeasured runs,
     and includes choosing the tokens. RequestError when a length or ``rows`` exceeds what the engine holds.
     """
+    engine = as_paged(engine)
     _check(engine, prompt_tokens, new_tokens, context_tokens, rows, repetitions, warmup)
     shown = progress or NoProgress()
     shown.start("benchmark", (len(prompt_tokens) + len(new_tokens)) * (repetitions + warmup), "runs")
@@ -115,49 +122,99 @@ def run_benchmark(
         engine=engine.name,
         model_type=config.model_type,
         dtype=config.dtype.value,
-        max_seq_len=engine.max_seq_len,
+        max_seq_len=config.max_seq_len,
         repetitions=repetitions,
         prefill=tuple(prefill),
         decode=tuple(decode),
     )
 
 
-def _prefill(engine: Engine, rows: int, tokens: int, progress: Progress) -> float:
+class _Rows:
+    """Rows that advance together from empty states; ``engine_seconds`` is the time inside of the engine so far."""
+
+    def __init__(self, engine: PagedEngine, rows: int, tokens: int) -> None:
+        """Pools for ``rows`` of at most ``tokens`` tokens."""
+        needs, self._size = CacheNeeds.of_model(engine.config), engine.fixed_block_size or _BLOCK_SIZE
+        width = -(-tokens // self._size)
+        engine.allocate_pools(PoolSizes(rows * width * needs.kv, self._size, rows * needs.state))
+        if needs.state:
+            engine.zero_slots(range(rows))
+        self._engine, self._has_kv = engine, needs.kv
+        table = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
+        self._table = table if needs.kv else np.full((rows, 1), -1, np.int32)
+        self._slots = np.arange(rows, dtype=np.int32) if needs.state else np.full(rows, -1, np.int32)
+        self._length, self.engine_seconds = 0, 0.0
+
+    def feed(self, ids: np.ndarray) -> np.ndarray:
+        """Feed ``ids`` [rows, tokens]; the most likely next token of each [rows, 1]."""
+        rows, tokens = ids.shape
+        most = max(1, self._engine.limits.max_tokens // rows)
+        chunk = max(1, most // _ALIGNMENT * _ALIGNMENT) if most >= _ALIGNMENT else most
+        for begin in range(0, tokens, chunk):
+            found = self._step(ids[:, begin : begin + chunk], begin + chunk >= tokens)
+        return np.array(found, np.int64)[:, None]
+
+    def _step(self, ids: np.ndarray, wants_logits: bool) -> list[int | None]:
+        rows, count = ids.shape
+        positions = np.tile(np.arange(self._length, self._length + count), rows)
+        bounds = np.arange(rows + 1, dtype=np.int32) * np.int32(count)
+        self._length += count
+        blocks = np.repeat(self._table, count, axis=0)[np.arange(rows * count), positions // self._size * self._has_kv]
+        places = blocks * self._size + positions % self._size if self._has_kv else np.full(rows * count, -1)
+        width = max(1, -(-self._length // self._size))
+        inputs = PackedInputs(
+            ids.reshape(-1).astype(np.int64),
+            positions.astype(np.int64),
+            bounds,
+            np.full(rows, self._length, np.int32),
+            np.ascontiguousarray(self._table[:, :width]),
+            places.astype(np.int32),
+            self._slots,
+            bounds[1:] - 1 if wants_logits else bounds[:0],
+        )
+        started = time.perf_counter()
+        result = self._engine.launch(inputs)
+        if not self._engine.runs_ahead:
+            self.engine_seconds += time.perf_counter() - started
+        tokens = result.best_tokens()
+        if self._engine.runs_ahead:
+            self.engine_seconds += time.perf_counter() - started
+        if None in tokens:
+            raise EngineError("expected finite logits, found others: verify the artifact, or use a wider type")
+        return tokens
+
+
+def _prefill(engine: PagedEngine, rows: int, tokens: int, progress: Progress) -> float:
     """Seconds from prompts of random tokens to their first tokens."""
     prompts = _prompts(engine, rows, tokens)
     started = time.perf_counter()
-    batch = RowBatch(engine, rows, tokens)
-    logits = batch.feed({batch.join(): prompt for prompt in prompts})
-    for row in logits.values():
-        Sampler(SamplingParams()).sample(row)
+    _Rows(engine, rows, tokens).feed(prompts)
     elapsed = time.perf_counter() - started
     progress.advance()
     return elapsed
 
 
-def _decode(engine: Engine, rows: int, context: int, tokens: int, progress: Progress) -> list[tuple[float, float]]:
+def _decode(engine: PagedEngine, rows: int, context: int, tokens: int, progress: Progress) -> list[tuple[float, float]]:
     """Seconds of each decode step after ``context`` tokens: in all, and inside the engine."""
-    batch = RowBatch(engine, rows, context)
-    sampler = Sampler(SamplingParams())
-    logits = batch.feed({batch.join(): prompt for prompt in _prompts(engine, rows, context)})
-    last = {handle: sampler.sample(row)[0] for handle, row in logits.items()}
+    batch = _Rows(engine, rows, context + tokens)
+    last = batch.feed(_prompts(engine, rows, context))
     times = []
     for _ in range(tokens):
         before = batch.engine_seconds
         started = time.perf_counter()
-        last = {handle: sampler.sample(row)[0] for handle, row in batch.decode(last)}
+        last = batch.feed(last)
         times.append((time.perf_counter() - started, batch.engine_seconds - before))
     progress.advance()
     return times
 
 
-def _prompts(engine: Engine, rows: int, tokens: int) -> np.ndarray:
+def _prompts(engine: PagedEngine, rows: int, tokens: int) -> np.ndarray:
     """Random token ids [rows, tokens], the same in every run."""
     return np.random.default_rng(0).integers(0, engine.config.vocab_size, (rows, tokens))
 
 
 def _check(
-    engine: Engine,
+    engine: PagedEngine,
     prompt_tokens: Sequence[int],
     new_tokens: Sequence[int],
     context_tokens: int,
@@ -170,8 +227,8 @@ def _check(
         ("prompt_tokens", min(prompt_tokens, default=1), 1, None),
         ("new_tokens", min(new_tokens, default=1), 1, None),
         ("context_tokens", context_tokens, 1, None),
-        ("the longest run", longest, 1, engine.max_seq_len),
-        ("rows", rows, 1, engine.max_batch_size),
+        ("the longest run", longest, 1, engine.config.max_seq_len),
+        ("rows", rows, 1, engine.limits.max_rows),
         ("repetitions", repetitions, 1, None),
         ("warmup", warmup, 0, None),
     ):

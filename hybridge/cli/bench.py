@@ -15,7 +15,7 @@ from hybridge.cli.terminal import Terminal
 from hybridge.runtime.engines.factory import AUTO, EngineOptions
 
 DEFAULT_PROMPT_TOKENS, DEFAULT_NEW_TOKENS = 512, 128
-_DENSE, _PAGED = "Dense artifacts", "Paged artifacts (many requests)"
+_STEPS, _REQUESTS = "Steps", "Many requests"
 # The flags of parameters that have other names in Python.
 _FLAGS = {
     "context_tokens": "--context",
@@ -25,8 +25,8 @@ _FLAGS = {
     "the longest run": "--prompt-tokens, or --context and --new-tokens together",
     "the longest request": "--prompt-tokens and --new-tokens together",
 }
-# Options of one layout.
-_ONLY_DENSE, _ONLY_PAGED = ("context", "batch", "repetitions", "plot"), ("requests", "request_rate", "concurrency")
+# Options of one kind of measurement; one of the second asks for that.
+_ONLY_STEPS, _ONLY_REQUESTS = ("context", "batch", "repetitions", "plot"), ("requests", "request_rate", "concurrency")
 
 
 def _run(
@@ -40,23 +40,23 @@ def _run(
 ) -> None:
     click.get_current_context().meta[FLAGS] = _FLAGS
     with Terminal(as_json, quiet) as terminal:
-        from hybridge.artifact.config import read_config
-        from hybridge.artifact.paged import PAGED
         from hybridge.artifact.path_kind import require_artifact
 
         options = EngineOptions(threads, engine_folder)
         require_artifact(out)
-        layout, chosen = read_config(out).layout, given(values)
-        _refuse(chosen, _ONLY_DENSE if layout == PAGED else _ONLY_PAGED, layout)
-        measure = _bench_requests if layout == PAGED else _bench_rows
+        chosen = given(values)
+        many = any(name in chosen for name in _ONLY_REQUESTS)
+        if many:
+            _refuse(chosen, _ONLY_STEPS)
+        measure = _bench_requests if many else _bench_rows
         measure(out, chosen, engine or AUTO, options, terminal)
 
 
-def _refuse(chosen: Mapping[str, Any], names: tuple[str, ...], layout: str) -> None:
+def _refuse(chosen: Mapping[str, Any], names: tuple[str, ...]) -> None:
     for name in names:
         if name in chosen:
             raise click.BadParameter(
-                f"expected none for an artifact of layout {layout}, found {chosen[name]}",
+                f"expected none beside --requests, --request-rate and --concurrency, found {chosen[name]}",
                 param_hint="--" + name.replace("_", "-"),
             )
 
@@ -65,14 +65,14 @@ def _bench_rows(out: Path, chosen: Mapping[str, Any], engine: str, options: Engi
     from hybridge.cli.bench_tables import benchmark_table
     from hybridge.cli.plot import check_plot, plot_report
     from hybridge.runtime.benchmark import run_benchmark
-    from hybridge.runtime.engines.factory import create_engine
+    from hybridge.runtime.serving.open import open_engine
 
     plot, context = chosen.get("plot"), chosen.get("context", 1)
     if plot is not None:
         check_plot(plot)
-    with contextlib.closing(create_engine(out, engine, options)) as loaded:
+    with contextlib.closing(open_engine(out, engine, options)) as loaded:
         terminal.notes(loaded.notes)
-        limit = loaded.max_seq_len
+        limit = loaded.config.max_seq_len
         report = run_benchmark(
             loaded,
             chosen.get("prompt_tokens", (min(DEFAULT_PROMPT_TOKENS, limit),)),
@@ -97,9 +97,9 @@ def _bench_requests(
     from hybridge.runtime.async_llm import AsyncLLM
     from hybridge.runtime.serving_benchmark import Workload, run_serving_benchmark
 
-    options.check_engine_folder(engine)
     load = dict(chosen)
-    with contextlib.closing(AsyncLLM(out, engine, threads=options.threads)) as llm:
+    opened = AsyncLLM(out, engine, threads=options.threads, engine_folder=options.engine_folder)
+    with contextlib.closing(opened) as llm:
         half = llm.max_seq_len // 2
         workload = Workload(
             input_tokens=_length(load.pop("prompt_tokens", (min(DEFAULT_PROMPT_TOKENS, half),)), "--prompt-tokens"),
@@ -115,20 +115,21 @@ def _bench_requests(
 def _length(lengths: tuple[int, ...], flag: str) -> int:
     if len(lengths) != 1:
         found = ",".join(map(str, lengths))
-        raise click.BadParameter(f"expected one length for a paged artifact, found {found!r}", param_hint=flag)
+        raise click.BadParameter(f"expected one length for many requests, found {found!r}", param_hint=flag)
     return lengths[0]
 
 
 COMMAND = Command(
     "bench",
     "Measure the speed of an artifact.",
-    "Measure a dense artifact's prompt processing (pp) and token generation (tg), or many requests to a paged one.",
+    "Measure prompt processing (pp) and token generation (tg), or many requests with --requests, --request-rate or "
+    "--concurrency.",
     _run,
     ARTIFACT,
     Option(
         "--prompt-tokens",
         "-p",
-        help="Prompt lengths (one if paged).",
+        help="Prompt lengths (one of many requests).",
         type=INTEGERS,
         metavar="N,...",
         default=str(DEFAULT_PROMPT_TOKENS),
@@ -136,31 +137,31 @@ COMMAND = Command(
     Option(
         "--new-tokens",
         "-n",
-        help="Tokens generated (one number if paged).",
+        help="Tokens generated (one number of many requests).",
         type=INTEGERS,
         metavar="N,...",
         default=str(DEFAULT_NEW_TOKENS),
     ),
-    Option("--seed", help="Of random tokens and arrival times.", type=INTEGER, metavar="N", default="0", group=_PAGED),
+    Option("--seed", help="Of random tokens and arrival times.", type=INTEGER, metavar="N", default="0", group=_REQUESTS),
     Option(
         "--context",
         help="Tokens present before generation.",
         type=INTEGER,
         metavar="N",
         default="1",
-        group=_DENSE,
+        group=_STEPS,
     ),
-    Option("--batch", help="Batch size.", type=INTEGER, metavar="N", default="1", group=_DENSE),
-    Option("--repetitions", "-r", help="Runs of each kind.", type=INTEGER, metavar="N", default="5", group=_DENSE),
-    Option("--plot", help="Draw the results (PNG, SVG or PDF).", type=PATH, metavar="FILE", group=_DENSE),
-    Option("--requests", help="Number of requests.", type=INTEGER, metavar="N", default="64", group=_PAGED),
+    Option("--batch", help="Batch size.", type=INTEGER, metavar="N", default="1", group=_STEPS),
+    Option("--repetitions", "-r", help="Runs of each kind.", type=INTEGER, metavar="N", default="5", group=_STEPS),
+    Option("--plot", help="Draw the results (PNG, SVG or PDF).", type=PATH, metavar="FILE", group=_STEPS),
+    Option("--requests", help="Number of requests.", type=INTEGER, metavar="N", default="64", group=_REQUESTS),
     Option(
         "--request-rate",
         help="Requests a second, at random times.",
         type=NUMBER,
         metavar="X",
         default="all at once",
-        group=_PAGED,
+        group=_REQUESTS,
     ),
     Option(
         "--concurrency",
@@ -168,7 +169,7 @@ COMMAND = Command(
         type=INTEGER,
         metavar="N",
         default="no limit",
-        group=_PAGED,
+        group=_REQUESTS,
     ),
     ENGINE_NAME,
     *options_of(EngineOptions),

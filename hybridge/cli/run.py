@@ -24,7 +24,6 @@ from hybridge.runtime.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from hybridge.runtime.generation import Generation
     from hybridge.runtime.llm import LLM
-    from hybridge.runtime.serving.settings import ServingSettings
 
 # Of a call that says nothing about it, as in Python.
 DEFAULT_NEW_TOKENS = 256
@@ -60,6 +59,7 @@ def _run(
         from hybridge.artifact.manifest import check_artifact
         from hybridge.artifact.path_kind import require_artifact
         from hybridge.runtime.llm import LLM
+        from hybridge.runtime.serving.settings import ServingSettings
 
         if check:
             require_artifact(out)
@@ -68,8 +68,8 @@ def _run(
         params = SamplingParams(**chosen)
         serving = draft_settings(out, draft, draft_tokens, speculative_mode, draft_draws)
         text, message = text_of(prompt, prompt_file), text_of(chat)
-        if chats:
-            serving = _chat_settings(out, serving)
+        # The turns of a chat go on from each other; one answer leaves nothing for later.
+        serving = replace(serving or ServingSettings(), prefix_cache="radix" if chats else "off")
         with LLM(out, engine or AUTO, threads=threads, engine_folder=engine_folder, serving=serving) as llm:
             if sampling == RECOMMENDED:
                 params = replace(llm.recommended_sampling, **chosen)
@@ -100,20 +100,6 @@ COMMAND = Command(
     JSON,
     QUIET,
 )
-
-
-def _chat_settings(out: Path, serving: ServingSettings | None) -> ServingSettings | None:
-    """Settings that keep the turns of a chat; a dense artifact has none."""
-    from hybridge.artifact.config import read_config
-    from hybridge.artifact.paged import PAGED
-    from hybridge.artifact.path_kind import require_artifact
-    from hybridge.runtime.prefix_cache.settings import RADIX
-    from hybridge.runtime.serving.settings import ServingSettings
-
-    require_artifact(out)
-    if read_config(out).layout != PAGED:
-        return serving
-    return replace(serving or ServingSettings(), prefix_cache=RADIX)
 
 
 def _messages(system: str | None, message: str) -> list[dict[str, str]]:

@@ -10,8 +10,7 @@ import torch
 from hybridge.artifact.config import ATTENTION, RECURRENT_LAYER_TYPES
 from hybridge.artifact.errors import RequestError
 from hybridge.artifact.names import conv_state, past_key, past_value, recurrent_state
-from hybridge.runtime.caches import HybridCacheManager
-from hybridge.runtime.caches.snapshot import MambaSnapshot
+from hybridge.runtime.caches import HybridCacheManager, RowSnapshot
 from hybridge.runtime.engines.base import Decoder, Engine, StateBuffer, StepInputs
 from hybridge.transformers_host.columns import Columns
 from hybridge.transformers_host.packing import RowPacking
@@ -57,7 +56,7 @@ class EngineRows(TextRows):
         self._backend, self._states = backend, states
         self._released = False
         self.columns = Columns(states.rows)
-        self._rollback: Rollback[list[MambaSnapshot]] | None = None
+        self._rollback: Rollback[list[RowSnapshot]] | None = None
         self._decoder: Decoder | None = None
 
     @property
@@ -150,14 +149,14 @@ class EngineRows(TextRows):
             self._released = True
             self._backend.keep(self._states)
 
-    def _capture(self) -> list[MambaSnapshot]:
+    def _capture(self) -> list[RowSnapshot]:
         return [self._states.mamba.capture(row) for row in range(self.batch)]
 
-    def _restore(self, kept: list[MambaSnapshot]) -> None:
+    def _restore(self, kept: list[RowSnapshot]) -> None:
         for row, snapshot in enumerate(kept):
             self._states.mamba.restore(row, snapshot)
 
-    def _rewind(self, rollback: Rollback[list[MambaSnapshot]], columns: int) -> None:
+    def _rewind(self, rollback: Rollback[list[RowSnapshot]], columns: int) -> None:
         again = rollback.rewind(self._restore, self.columns.count - columns)
         self.columns.crop(self.columns.count - rollback.start)
         if again is not None:

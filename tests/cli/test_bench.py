@@ -14,8 +14,10 @@ Capture = pytest.CaptureFixture[str]
 SHORT = ("-p", "5,9", "-n", "3", "-r", "1", "--threads", "1")
 
 
-def test_document(capfd: Capture, artifact: Path) -> None:
-    outcome = hybridge(capfd, "bench", artifact, *SHORT, "--batch", "2", "--context", "4", "--json")
+@pytest.mark.parametrize("layout", ["artifact", "paged"])
+def test_document(capfd: Capture, layout: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(layout)
+    outcome = hybridge(capfd, "bench", folder, *SHORT, "--batch", "2", "--context", "4", "--json")
     assert outcome.code == 0, outcome.err
     report = outcome.document
     assert [r["name"] for r in report["prefill"]] == ["pp5", "pp9"]
@@ -33,30 +35,32 @@ def test_default_lengths_fit_a_short_artifact(capfd: Capture, artifact: Path) ->
     assert [r["name"] for r in (*outcome.document["prefill"], *outcome.document["decode"])] == ["pp300", "tg128"]
 
 
-def test_many_requests_to_a_paged_artifact(capfd: Capture, paged: Path) -> None:
+@pytest.mark.parametrize("layout", ["artifact", "paged"])
+def test_many_requests(capfd: Capture, layout: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(layout)
     load = ("-p", "9", "-n", "4", "--requests", "3", "--concurrency", "2", "--threads", "1")
-    outcome = hybridge(capfd, "bench", paged, *load, "--json")
+    outcome = hybridge(capfd, "bench", folder, *load, "--json")
     assert outcome.code == 0, outcome.err
     report = outcome.document
     assert report["workload"] | {"requests": 3, "input_tokens": 9, "output_tokens": 4} == report["workload"]
     counts = {"time_to_first_token": 3, "time_per_token": 3, "inter_token_latency": 9, "end_to_end": 3}
     assert {name: report[name]["count"] for name in counts} == counts
-    shown = hybridge(capfd, "bench", paged, *load).out
+    shown = hybridge(capfd, "bench", folder, *load).out
     assert all(name in shown for name in ("TTFT", "TPOT", "ITL", "E2EL", "p99", "output tokens/s"))
 
 
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        (("--batch", "2"), "--batch: expected none for an artifact of layout paged, found 2"),
+        (("--batch", "2"), "--batch: expected none beside --requests, --request-rate and --concurrency, found 2"),
         (("--requests", "0"), "--requests: expected at least 1, found 0"),
         (("--request-rate", "0"), "--request-rate: expected requests a second, above 0, found 0.0"),
-        (("-p", "5,9"), "--prompt-tokens: expected one length for a paged artifact, found '5,9'"),
+        (("-p", "5,9"), "--prompt-tokens: expected one length for many requests, found '5,9'"),
         (("-p", "300"), "--prompt-tokens and --new-tokens together: expected at most 300 tokens, found 428"),
     ],
 )
-def test_bad_requests_to_a_paged_artifact(capfd: Capture, paged: Path, option: tuple[str, ...], words: str) -> None:
-    outcome = hybridge(capfd, "bench", paged, *option)
+def test_bad_loads(capfd: Capture, paged: Path, option: tuple[str, ...], words: str) -> None:
+    outcome = hybridge(capfd, "bench", paged, "--concurrency", "1", *option)
     assert outcome.code == 2 and not outcome.out and words in outcome.error
 
 
@@ -85,7 +89,6 @@ def test_plot_without_matplotlib(capfd: Capture, artifact: Path, monkeypatch: py
         (("--batch", "99"), "--batch: expected from 1 to 8, found 99"),
         (("--context", "0"), "--context: expected"),
         (("-p", "a"), "--prompt-tokens: expected integers"),
-        (("--requests", "5"), "--requests: expected none for an artifact of layout dense, found 5"),
     ],
 )
 def test_bad_requests(capfd: Capture, artifact: Path, option: tuple[str, ...], words: str) -> None:

@@ -11,11 +11,14 @@ import pytest
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.batch import RowBatch
+from hybridge.runtime.caches import HybridCacheManager
 from hybridge.runtime.engines.base import StepInputs
+from hybridge.runtime.engines.dense_as_paged import DenseAsPaged
+from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.engines.tensorrt.cuda_memory import CudaMemory
 from hybridge.runtime.engines.tensorrt.errors import OutOfDeviceMemory
 from hybridge.runtime.engines.tensorrt.memory import ALIGNMENT
+from tests.runtime.packed_steps import Row, packed_step
 from tests.runtime.tensorrt.cuda_toy import open_toy
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA, VOCAB, toy_config, toy_greedy, toy_logits
 
@@ -192,22 +195,28 @@ def test_decoding_is_replayed_and_exact_in_batches_that_change(in_place: bool, t
     engine, library = open_toy(config, tmp_path, in_place)
     for _ in range(2):
         prompts = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5]]
-        batch = RowBatch(engine, 3, 8)
-        handles = [batch.join() for _ in prompts]
-        logits = batch.feed(dict(zip(handles, prompts, strict=True)))
-        last = {h: int(row.argmax()) for h, row in logits.items()}
-        found = {h: [token] for h, token in last.items()}
+        states = HybridCacheManager(engine, 3, 8)
+        ids = np.zeros((3, 5), np.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, : len(prompt)] = prompt
+        counts = np.array([len(prompt) for prompt in prompts], np.int32)
+        logits = engine.step(StepInputs(ids, counts, np.zeros(3, np.int32)), states.states)
+        states.lengths[:] = counts.tolist()
+        found = [[int(row.argmax())] for row in logits]
+        live = [0, 1, 2]
+        decoder = engine.decoder(live, states.states)
         for step in range(30):
             if step == 12:
-                batch.finish(handles[1])
-                del last[handles[1]]
-                batch.compact()
-            last = {h: int(row.argmax()) for h, row in batch.decode(last)}
-            for h, token in last.items():
-                found[h].append(token)
-        for h, prompt in zip(handles, prompts, strict=True):
-            assert found[h] == toy_greedy(config, prompt, len(found[h]))
-        del batch
+                live = [0, 2]
+                states.compact(live)
+                decoder = engine.decoder([0, 1], states.states)
+            rows = decoder.step([found[each][-1] for each in live], states.lengths)
+            states.lengths[:] = [length + 1 for length in states.lengths]
+            for each, row in zip(live, rows, strict=True):
+                found[each].append(int(row.argmax()))
+        for tokens, prompt in zip(found, prompts, strict=True):
+            assert tokens == toy_greedy(config, prompt, len(tokens))
+        del states, decoder
         gc.collect()
     turns = 1 if in_place else 2
     # Batches of 3 and of 2 rows: per turn one direct step and one capture, and none the second time round.
@@ -220,15 +229,18 @@ def test_decoding_is_replayed_and_exact_in_batches_that_change(in_place: bool, t
 def test_rows_travel_between_sets_and_the_host(tmp_path: Path) -> None:
     config = toy_config()
     engine, _ = open_toy(config, tmp_path, in_place=False)
-    batch = RowBatch(engine, 2, 8)
-    first = batch.join()
-    batch.feed({first: [1, 2, 3, 4, 5, 6, 7]})
-    batch.decode({first: 8})
-    snapshot = batch.capture(first)
-    other = RowBatch(engine, 3, 8)
-    restored, copy = other.join(snapshot), other.join(snapshot)
-    fork = other.fork(copy)
-    logits = dict(other.decode({restored: 9, copy: 10, fork: 11}))
-    for handle, token in ((restored, 9), (copy, 10), (fork, 11)):
-        assert np.array_equal(logits[handle], toy_logits(config, [*range(1, 9), token]))
+    served = DenseAsPaged(engine)
+    served.allocate_pools(PoolSizes(3, config.max_seq_len, 3))
+    served.zero_slots([0])
+    rows = [Row(place, place, []) for place in range(3)]
+    served.step(packed_step(rows[:1], [list(range(1, 9))], [set()], config.max_seq_len))
+    rows[0].tokens += range(1, 9)
+    served.swap_in(served.swap_out([0], [0]), [1], [1])
+    served.copy_blocks([1], [2])
+    served.copy_slots([1], [2])
+    for row in rows[1:]:
+        row.tokens += rows[0].tokens
+    logits = served.step(packed_step(rows, [[9], [10], [11]], [{0}] * 3, config.max_seq_len))
+    for token, found in zip((9, 10, 11), logits, strict=True):
+        assert np.array_equal(found, toy_logits(config, [*range(1, 9), token]))
     engine.close()

@@ -11,11 +11,13 @@ import pytest
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import EngineError, RequestError
-from hybridge.runtime.batch import RowBatch
+from hybridge.runtime.engines.dense_as_paged import DenseAsPaged
+from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.engines.tensorrt.decode_step import DecodeStep
 from hybridge.runtime.engines.tensorrt.states import DeviceState
 from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
 from tests.runtime.onnxruntime.steps import TOLERANCE, relative_error, step_inputs
+from tests.runtime.packed_steps import Row, packed_step
 from tests.runtime.tensorrt.built import BuiltArtifacts, open_engine
 
 # Tokens that each of three rows takes per step: ragged prefill, a later chunk, decode of all rows and of some, a
@@ -225,31 +227,35 @@ def test_logits_arrive_when_they_are_asked_for(
         pending.logits()
 
 
-def test_a_running_batch_joins_compacts_and_forks(
+def test_sequences_join_fork_and_come_back_from_the_host(
     built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     artifact = built_artifacts.get(SMALL)
     opened = open_engine(artifact, monkeypatch)
     rng = np.random.default_rng(11)
     tokens = [rng.integers(0, VOCAB, 24) for _ in range(3)]
-    batch = RowBatch(opened.engine, 3, 8)
-    first, second = batch.join(), batch.join()
-    batch.feed({first: tokens[0][:9], second: tokens[1][:4]})
-    copy = batch.fork(second)
+    served = DenseAsPaged(opened.engine)
+    served.allocate_pools(PoolSizes(4, 48, 4))
+    served.zero_slots(range(4))
+    first, second, copy, restored = (Row(place, place, []) for place in range(4))
+    advance(served, [first, second], [tokens[0][:9], tokens[1][:4]])
+    served.copy_blocks([1], [2])
+    served.copy_slots([1], [2])
+    copy.tokens += second.tokens
     for step in range(5):
-        logits = dict(batch.decode({first: tokens[0][9 + step], second: tokens[1][4 + step], copy: tokens[2][step]}))
-        assert relative_error(logits[first], artifact.made.logits(tokens[0][: 10 + step])[-1]) < TOLERANCE
-        mixed = np.concatenate([tokens[1][:4], tokens[2][: step + 1]])
-        assert relative_error(logits[copy], artifact.made.logits(mixed)[-1]) < TOLERANCE
-    snapshot = batch.capture(second)
-    batch.finish(first)
-    batch.compact()
-    batch.finish(copy)
-    restored = batch.join(snapshot)
+        new = [tokens[0][9 + step : 10 + step], tokens[1][4 + step : 5 + step], tokens[2][step : step + 1]]
+        logits = advance(served, [first, second, copy], new)
+        for row, found in zip((first, second, copy), logits, strict=True):
+            assert relative_error(found, artifact.made.logits(np.array(row.tokens))[-1]) < TOLERANCE
+    snapshot = served.swap_out([1], [1])
     for step in range(5, 12):
-        logits = dict(batch.decode({second: tokens[1][4 + step], restored: tokens[1][4 + step]}))
-        for handle in (second, restored):
-            assert relative_error(logits[handle], artifact.made.logits(tokens[1][: 5 + step])[-1]) < TOLERANCE
+        if step == 8:
+            served.swap_in(snapshot, [3], [3])
+            restored.tokens += tokens[1][:9].tolist()
+            advance(served, [restored], [tokens[1][9:12]])
+        rows = [second, restored][: 1 + (step >= 8)]
+        for row, found in zip(rows, advance(served, rows, [tokens[1][4 + step : 5 + step]] * len(rows)), strict=True):
+            assert relative_error(found, artifact.made.logits(np.array(row.tokens))[-1]) < TOLERANCE
     opened.close()
 
 
@@ -259,17 +265,31 @@ def test_rows_move_between_sets_without_the_host(
     artifact = built_artifacts.get(SMALL)
     opened = open_engine(artifact, monkeypatch)
     tokens = np.random.default_rng(12).integers(0, VOCAB, 9)
-    one, three = RowBatch(opened.engine, 1, 8), RowBatch(opened.engine, 3, 8)
-    newcomer = one.join()
-    one.feed({newcomer: tokens[:6]})
-    one.decode({newcomer: tokens[6]})
+    served = DenseAsPaged(opened.engine)
+    served.allocate_pools(PoolSizes(2, 48, 2))
+    served.zero_slots(range(2))
+    first, second = Row(0, 0, []), Row(1, 1, [])
+    advance(served, [first], [tokens[:6]])
     monkeypatch.setattr(DeviceState, "read_row", None)
     monkeypatch.setattr(DeviceState, "write_row", None)
-    moved = three.take(one, newcomer)
+    # The second prompt runs in a set of its own beside a row that decodes, and more rows need a larger set.
+    advance(served, [first, second], [tokens[6:7], tokens[:4]])
     for position in (7, 8):
-        logits = dict(three.decode({moved: tokens[position]}))
-        assert relative_error(logits[moved], artifact.made.logits(tokens[: position + 1])[-1]) < TOLERANCE
+        logits = advance(
+            served, [first, second], [tokens[position : position + 1], tokens[position - 3 : position - 2]]
+        )
+        for row, found in zip((first, second), logits, strict=True):
+            assert relative_error(found, artifact.made.logits(np.array(row.tokens))[-1]) < TOLERANCE
     opened.close()
+
+
+def advance(engine: DenseAsPaged, rows: list[Row], new: list[np.ndarray]) -> np.ndarray:
+    """Feed ``new`` tokens of each row; logits after the last of them [rows, vocab]."""
+    ids = [each.tolist() for each in new]
+    logits = engine.step(packed_step(rows, ids, [{len(each) - 1} for each in ids], 48)).copy()
+    for row, each in zip(rows, ids, strict=True):
+        row.tokens += each
+    return logits
 
 
 def test_limits_are_refused_with_what_was_found(
