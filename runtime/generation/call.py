@@ -28,7 +28,7 @@ class OtherNames(TypedDict, total=False):
 
 class CallOptions(OtherNames, total=False):
     """priority: of all prompts, or a list of one per prompt; lower first, where the settings' policy knows priorities.
-    namespace: computed blocks are shared with prompts of the same one only. Both are for artifacts of layout paged."""
+    namespace: what was computed is shared with prompts of the same one only."""
 
     priority: int | Sequence[int]
     namespace: str

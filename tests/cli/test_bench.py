@@ -14,14 +14,14 @@ Capture = pytest.CaptureFixture[str]
 SHORT = ("-p", "5,9", "-n", "3", "-r", "1", "--threads", "1")
 
 
-@pytest.mark.parametrize("layout", ["artifact", "paged"])
-def test_document(capfd: Capture, layout: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(("layout", "rows"), [("artifact", 2), ("paged", 1)])
+def test_document(capfd: Capture, layout: str, rows: int, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(layout)
-    outcome = hybridge(capfd, "bench", folder, *SHORT, "--batch", "2", "--context", "4", "--json")
+    outcome = hybridge(capfd, "bench", folder, *SHORT, "--batch", str(rows), "--context", "4", "--json")
     assert outcome.code == 0, outcome.err
     report = outcome.document
     assert [r["name"] for r in report["prefill"]] == ["pp5", "pp9"]
-    assert [(r["name"], r["rows"], r["context_tokens"]) for r in report["decode"]] == [("tg3", 2, 4)]
+    assert [(r["name"], r["rows"], r["context_tokens"]) for r in report["decode"]] == [("tg3", rows, 4)]
 
 
 def test_table(capfd: Capture, artifact: Path) -> None:

@@ -212,8 +212,8 @@ def test_decoding_is_replayed_and_exact_in_batches_that_change(in_place: bool, t
                 decoder = engine.decoder([0, 1], states.states)
             rows = decoder.step([found[each][-1] for each in live], states.lengths)
             states.lengths[:] = [length + 1 for length in states.lengths]
-            for each, row in zip(live, rows, strict=True):
-                found[each].append(int(row.argmax()))
+            for each, scores in zip(live, rows, strict=True):
+                found[each].append(int(scores.argmax()))
         for tokens, prompt in zip(found, prompts, strict=True):
             assert tokens == toy_greedy(config, prompt, len(tokens))
         del states, decoder
