@@ -142,7 +142,9 @@ COMMAND = Command(
         metavar="N,...",
         default=str(DEFAULT_NEW_TOKENS),
     ),
-    Option("--seed", help="Of random tokens and arrival times.", type=INTEGER, metavar="N", default="0", group=_REQUESTS),
+    Option(
+        "--seed", help="Of random tokens and arrival times.", type=INTEGER, metavar="N", default="0", group=_REQUESTS
+    ),
     Option(
         "--context",
         help="Tokens present before generation.",
