@@ -1,13 +1,14 @@
-"""The gate before every number: an artifact computes what transformers computes."""
+"""Gates: an artifact computes what its reference computes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.peer import Peer
-from benchmarks.report import Gate
+from benchmarks.runner import Gate
 from hybridge.runtime.engines import Engine, create_engine
 from hybridge.runtime.engines.base import StateSet
 from hybridge.runtime.engines.dense_as_paged.prompts import Prompt, feed
@@ -15,6 +16,8 @@ from hybridge.runtime.engines.factory import EngineOptions
 
 # Relative norm of the difference of logits; float32 sums in another order differ by 1e-6.
 LOGITS_TOLERANCE = 1e-4
+# The same of an engine in bfloat16 against float32; verify has this number for such engines.
+BFLOAT16_TOLERANCE = 5e-2
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
@@ -23,26 +26,27 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(difference) / np.linalg.norm(expected.astype(np.float64)))
 
 
+def error_gate(checks: str, found: Iterable[np.ndarray], expected: Iterable[np.ndarray], limit: float) -> Gate:
+    """The largest relative error of all pairs of arrays."""
+    worst = max(relative_error(*pair) for pair in zip(found, expected, strict=True))
+    return Gate(f"{checks}, relative error", worst, limit)
+
+
 def random_prompt(vocab_size: int, tokens: int, seed: int = 0) -> np.ndarray:
     """Token ids [tokens] int64, the same for the same arguments."""
     return np.random.default_rng(seed).integers(0, vocab_size, tokens)
 
 
-def logits_gate(engine: Engine, peer: Peer, tokens: int, steps: int) -> Gate:
+def logits_gate(name: str, engine: Engine, peer: Peer, tokens: int, steps: int) -> Gate:
     """Logits after a random prompt of ``tokens`` and after each of ``steps`` single tokens that follow it."""
     sequence = random_prompt(engine.config.vocab_size, tokens + steps, seed=1)
-    expected = peer.logits(sequence)
     states = engine.allocate_states(1, sequence.size)
     found = [prompt_logits(engine, states, sequence[:tokens])]
     decoder = engine.decoder([0], states)
     for position, token in enumerate(sequence[tokens:], tokens):
         found += [logits.copy() for logits in decoder.step([int(token)], [position])]
-    worst = max(relative_error(*pair) for pair in zip(found, expected[tokens - 1 :], strict=True))
-    return Gate(
-        f"logits of a prompt of {tokens} tokens and {steps} decode steps against transformers, relative error",
-        worst,
-        LOGITS_TOLERANCE,
-    )
+    checks = f"{name}: logits of a prompt of {tokens} tokens and {steps} decode steps against transformers"
+    return error_gate(checks, found, peer.logits(sequence)[tokens - 1 :], LOGITS_TOLERANCE)
 
 
 def prompt_logits(engine: Engine, states: StateSet, prompt: np.ndarray) -> np.ndarray:
@@ -52,11 +56,11 @@ def prompt_logits(engine: Engine, states: StateSet, prompt: np.ndarray) -> np.nd
     return fed.logits[0]
 
 
-def checkpoint_gate(checkpoint: Path, artifact: Path, threads: int, tokens: int, steps: int) -> Gate:
+def checkpoint_gate(name: str, checkpoint: Path, artifact: Path, threads: int, tokens: int, steps: int) -> Gate:
     """``logits_gate`` of an artifact and the checkpoint that it was exported from."""
     engine = create_engine(artifact, options=EngineOptions(threads))
     try:
-        return logits_gate(engine, Peer(checkpoint, threads), tokens, steps)
+        return logits_gate(name, engine, Peer(checkpoint, threads), tokens, steps)
     finally:
         engine.close()
 

@@ -1,29 +1,66 @@
-"""The artifacts that benchmarks run on, and what one token costs them in memory traffic."""
+"""The checkpoints and artifacts that benchmarks run on, and what one token costs them in memory traffic."""
 
 from __future__ import annotations
 
 import math
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from benchmarks.machine import ROOT
+from benchmarks.measure import ROOT
+from benchmarks.random_checkpoint import NemotronHShape, write_random_checkpoint
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.safetensors_file import read_safetensors
-from hybridge.exporter.export import export_checkpoint
-from hybridge.exporter.options import ExportOptions
 
 CHECKPOINTS = ROOT / "examples" / "checkpoints"
 DEMO_CHECKPOINT = CHECKPOINTS / "tiny-nemotron-h"
 DELTA_CHECKPOINT = CHECKPOINTS / "tiny-qwen3-next"
+HELD_OUT_TEXT = ROOT / "examples" / "text" / "heldout.txt"
+WEIGHTS = "model.safetensors"
 _EMBEDDINGS = ("embeddings.weight", "embedding.weight", "embed_tokens.weight")
 # Engines on the CPU hold weights and states in float32.
 _ELEMENT_BYTES = 4
 
 
-def exported(checkpoint: Path, out: Path, max_seq_len: int | None = None, all_logits: bool = False) -> Path:
-    """Export ``checkpoint`` for one row into the new folder ``out`` and return it."""
-    options = ExportOptions(max_batch_size=1, max_seq_len=max_seq_len, all_logits=all_logits, scan=False)
-    export_checkpoint(checkpoint, out, options)
+@contextmanager
+def scratch_folder(parent: str | None = None) -> Iterator[Path]:
+    """A new folder in ``parent`` (None: that of temporary files) that is removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="hybridge-bench-", dir=parent) as name:
+        yield Path(name)
+
+
+@contextmanager
+def work_folder(kept: str | None) -> Iterator[Path]:
+    """The folder ``kept``, for checkpoints and artifacts that stay from run to run; None: a scratch folder."""
+    with scratch_folder() as folder:
+        yield folder if kept is None else Path(kept)
+
+
+def exported(checkpoint: Path, out: Path, **options: Any) -> Path:
+    """Export ``checkpoint`` into the new folder ``out``, which is returned. options: of ExportOptions."""
+    from hybridge.exporter.export import export_checkpoint
+    from hybridge.exporter.options import ExportOptions
+
+    export_checkpoint(checkpoint, out, ExportOptions(scan=False, **options))
     return out
+
+
+def linked_artifact(work: Path, name: str, shape: NemotronHShape, **options: Any) -> Path:
+    """The artifact ``name`` of the random checkpoint in the folder ``work``, both made where they are missing.
+
+    An artifact may lack its large weight file, which is then linked from the checkpoint.
+    """
+    checkpoint, folder = work / "checkpoint", work / name
+    if not (checkpoint / WEIGHTS).exists():
+        write_random_checkpoint(checkpoint, shape)
+    if not folder.exists():
+        exported(checkpoint, folder, **options)
+    if not (folder / "weights" / WEIGHTS).exists():
+        os.link(checkpoint / WEIGHTS, folder / "weights" / WEIGHTS)
+    return folder
 
 
 def touched_bytes_per_token(checkpoint: Path, config: RuntimeConfig) -> float:
@@ -32,7 +69,7 @@ def touched_bytes_per_token(checkpoint: Path, config: RuntimeConfig) -> float:
     Of the embedding table one row is read, which is left out unless it is the head too, as are KV caches (the contexts
     here are short).
     """
-    tensors = read_safetensors(checkpoint / "model.safetensors").tensors
+    tensors = read_safetensors(checkpoint / WEIGHTS).tensors
     tied = not any(name.startswith("lm_head.") for name in tensors)
     read = (slot for slot in tensors.values() if tied or not slot.name.endswith(_EMBEDDINGS))
     weights = sum(math.prod(slot.shape) for slot in read)

@@ -8,6 +8,7 @@ import numpy as np
 
 from benchmarks.measure import seconds
 from hybridge.runtime.engines.base import StepInputs
+from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.engine import TorchEngine
 
 # Steps before the clock starts: the first runs directly, the second records the graph.
@@ -15,24 +16,11 @@ _WARM_STEPS = 3
 
 
 class EngineRuns:
-    """What benchmarks let an engine do. Times end with logits in host memory."""
+    """Runs of one engine. Times end with logits in host memory."""
 
     def __init__(self, engine: TorchEngine) -> None:
         self._engine = engine
-
-    @property
-    def vocab_size(self) -> int:
-        return self._engine.config.vocab_size
-
-    @property
-    def device_name(self) -> str:
-        """The GPU's name, or "cpu"."""
-        device = self._engine.device.torch
-        if device.type == "cpu":
-            return "cpu"
-        import torch
-
-        return torch.cuda.get_device_name(device)
+        self.vocab_size = engine.config.vocab_size
 
     def logits(self, sequence: np.ndarray, tokens: int, batch: int) -> list[np.ndarray]:
         """Logits [vocab] after ``tokens`` of ``sequence``, fed in two chunks, and after each token that follows.
@@ -80,6 +68,15 @@ class EngineRuns:
             if greedy:
                 tokens = [int(row.argmax()) for row in logits]
         return (time.perf_counter() - started) / steps
+
+
+def device_name(device: TorchDevice) -> str:
+    """The GPU's name, or "cpu"."""
+    if device.torch.type == "cpu":
+        return "cpu"
+    import torch
+
+    return torch.cuda.get_device_name(device.torch)
 
 
 def _inputs(ids: np.ndarray, past: int) -> StepInputs:

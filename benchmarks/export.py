@@ -1,54 +1,194 @@
-"""Export of a random 1.7 GB checkpoint: time, peak memory and bytes written, each from a process of its own."""
+"""Exports: time, peak memory, bytes written and nodes of the graph, each export in a process of its own."""
 
 from __future__ import annotations
 
-import sys
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agreement import checkpoint_gate
-from benchmarks.command import run_command
-from benchmarks.measure import Spread, take_turns
-from benchmarks.measured_process import ProcessUse, run_measured
-from benchmarks.random_checkpoint import EXPORT_SHAPE, NemotronHShape, write_random_checkpoint
-from benchmarks.report import Gate, Report, Target
+import onnx
 
-NAME, REPEATS = "export", 5
+from benchmarks.agreement import checkpoint_gate
+from benchmarks.artifacts import scratch_folder
+from benchmarks.measure import ProcessUse, run_measured, take_turns, use_spreads
+from benchmarks.random_checkpoint import EXPORT_SHAPE, NemotronHShape, write_random_checkpoint
+from benchmarks.runner import Gate, Report, Target, require
+from tools.published_configs import PUBLISHED
+from tools.sparse_checkpoint import write_sparse_checkpoint
+
 MODES: dict[str, tuple[str, ...]] = {"with_scan": (), "without_scan": ("--no-scan",)}
 MOST_SECONDS = {"with_scan": 10.0, "without_scan": 8.0}
 MOST_PEAK_BYTES, MOST_NEW_BYTES = 900e6, 5e6
 THREADS = 2
+MOST_SECONDS_QWEN3_5, MOST_NODES = 6.0, 599
+# Sizes of Qwen3.5-0.8B with fewer layers and a smaller vocabulary: three gated delta nets and one attention layer.
+QWEN3_5: Mapping[str, Any] = {
+    **PUBLISHED["Qwen3.5-27B"]["text_config"],
+    "model_type": "qwen3_5_text",
+    "vocab_size": 32768,
+    "hidden_size": 1024,
+    "num_hidden_layers": 4,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    "intermediate_size": 3584,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "tie_word_embeddings": True,
+}
+MOST_PEAK_BYTES_OF_SIZES = 1e9
+# Sizes as transformers has them by default, for the 9 B model of the family.
+QWEN3_5_9B: Mapping[str, Any] = {
+    **PUBLISHED["Qwen3.5-27B"],
+    "text_config": {
+        **PUBLISHED["Qwen3.5-27B"]["text_config"],
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"] * 8,
+        "linear_num_value_heads": 32,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 32,
+    },
+}
+# As Nemotron-3-Super, wider and with larger experts.
+NEMOTRON_550B: Mapping[str, Any] = {
+    **PUBLISHED["NVIDIA-Nemotron-3-Super-120B-A12B"],
+    "hidden_size": 8192,
+    "hybrid_override_pattern": "MEMEMEME*" * 12,
+    "intermediate_size": 5120,
+    "mamba_num_heads": 256,
+    "moe_intermediate_size": 5120,
+    "moe_latent_size": 2048,
+    "moe_shared_expert_intermediate_size": 10240,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 108,
+}
 
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """The model to export; ``folder`` is a file system with room for it (None: that of temporary files)."""
+    """A random model of ``shape``. folder: where there is room for it (default: that of temporary files)."""
 
     shape: NemotronHShape = EXPORT_SHAPE
-    repeats: int = REPEATS
-    folder: Path | None = None
+    repeats: int = 5
+    folder: str | None = None
 
 
 def run(settings: ExportSettings) -> Report:
-    """Write the checkpoint, check one export of it, then measure exports in turns, with and without the scan."""
-    with tempfile.TemporaryDirectory(prefix="hybridge-bench-", dir=settings.folder) as name:
-        checkpoint, out = Path(name) / "checkpoint", Path(name) / "out"
+    """Check one export, then measure exports in turns, with and without the scan."""
+    uses: dict[str, list[ProcessUse]] = {mode: [] for mode in MODES}
+    with scratch_folder(settings.folder) as folder:
+        checkpoint, out = folder / "checkpoint", folder / "out"
         nbytes = write_random_checkpoint(checkpoint, settings.shape)
-        described = {**asdict(settings.shape), "dtype": "bfloat16", "checkpoint_bytes": nbytes, "page_cache": "warm"}
-        _export(checkpoint, out, "with_scan")
-        gate = _gate(checkpoint, out)
-        if not gate.passed:
-            return Report(NAME, described, (gate,))
-        uses = _measure(checkpoint, out, settings.repeats)
+        export(checkpoint, out)
+        gates = require(_gate(checkpoint, out, tokens=7))
+
+        def measure(mode: str) -> float:
+            uses[mode].append(export(checkpoint, out, *MODES[mode]))
+            return uses[mode][-1].wall_s
+
+        take_turns({mode: partial(measure, mode) for mode in MODES}, settings.repeats, warmup=0)
         new = new_bytes(out, checkpoint)
-    results = {mode: _mode_json(used) for mode, used in uses.items()}
-    return Report(NAME, described, (gate,), {**results, "new_bytes": new}, _targets(results, new))
+    results = {mode: use_spreads(used) for mode, used in uses.items()}
+    peak = max(result["peak_rss_bytes"].max for result in results.values())
+    walls = [
+        Target(f"wall time {mode.replace('_', ' ')}", results[mode]["wall_s"].median, "at most", most, "s")
+        for mode, most in MOST_SECONDS.items()
+    ]
+    targets = (
+        *walls,
+        Target("peak memory", peak / 1e6, "at most", MOST_PEAK_BYTES / 1e6, "MB"),
+        Target("newly written", new / 1e6, "at most", MOST_NEW_BYTES / 1e6, "MB"),
+    )
+    described = {"dtype": "bfloat16", "checkpoint_bytes": nbytes, "page_cache": "warm"}
+    return Report(gates, {**results, "new_bytes": new}, targets, described)
+
+
+@dataclass(frozen=True)
+class Qwen35Settings:
+    """A random model with ``config`` as its config.json."""
+
+    config: Mapping[str, Any] = field(default_factory=lambda: QWEN3_5)
+    repeats: int = 5
+
+
+def run_qwen3_5(settings: Qwen35Settings) -> Report:
+    """Check one export, then measure exports with the page cache warm."""
+    with scratch_folder() as folder:
+        checkpoint, out = folder / "checkpoint", folder / "out"
+        write_random_checkpoint(checkpoint, settings.config)
+        export(checkpoint, out)
+        gates = require(_gate(checkpoint, out, tokens=70))
+        uses = [export(checkpoint, out) for _ in range(settings.repeats)]
+        nodes = node_counts(onnx.load(out / "model.onnx", load_external_data=False))
+    results: dict[str, Any] = {**use_spreads(uses), "nodes": nodes}
+    targets = (
+        Target("wall time", results["wall_s"].median, "at most", MOST_SECONDS_QWEN3_5, "s"),
+        Target("nodes of the graph and of its functions", sum(nodes.values()), "at most", MOST_NODES, "nodes"),
+    )
+    return Report(gates, results, targets)
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model, and the most seconds that its export may take on two quiet cores."""
+
+    name: str
+    config: Mapping[str, Any]
+    most_seconds: float
+    constructed: bool = False
+
+
+SIZES = (
+    Size("Qwen3-0.6B", PUBLISHED["Qwen3-0.6B"], 20),
+    Size("Qwen3.5-9B", QWEN3_5_9B, 30, constructed=True),
+    Size("Nemotron-3-Nano-30B-A3B", PUBLISHED["NVIDIA-Nemotron-3-Nano-30B-A3B"], 30),
+    Size("Qwen3-Next-80B-A3B", PUBLISHED["Qwen3-Next-80B-A3B-Thinking"], 45),
+    Size("Nemotron 550B", NEMOTRON_550B, 60, constructed=True),
+)
+
+
+@dataclass(frozen=True)
+class SizesSettings:
+    """case: only sizes whose name contains this text. folder: for the sparse files."""
+
+    case: str = ""
+    repeats: int = 1
+    folder: str | None = None
+
+
+def run_sizes(settings: SizesSettings) -> Report:
+    """Export checkpoints whose weights are zeros in sparse files, without the scan, which reads all of them.
+
+    An export links weights. The largest model and the one of 9 billion parameters are constructed, from the fields of
+    published models of their families.
+    """
+    results: dict[str, Any] = {}
+    targets = []
+    for size in (each for each in SIZES if settings.case in each.name):
+        with scratch_folder(settings.folder) as folder:
+            nbytes = write_sparse_checkpoint(folder / "checkpoint", size.config)
+            uses = [export(folder / "checkpoint", folder / "out", "--no-scan") for _ in range(settings.repeats)]
+        results[size.name] = {"constructed": size.constructed, "checkpoint_bytes": nbytes, **use_spreads(uses)}
+        wall, peak = results[size.name]["wall_s"].median, results[size.name]["peak_rss_bytes"].max
+        targets += [
+            Target(f"{size.name}, wall time", wall, "at most", size.most_seconds, "s"),
+            Target(f"{size.name}, peak memory", peak / 1e6, "at most", MOST_PEAK_BYTES_OF_SIZES / 1e6, "MB"),
+        ]
+    described = {"weights": "zeros in sparse files", "scan": False, "sizes": list(results)}
+    return Report((), results, tuple(targets), described)
+
+
+def export(checkpoint: Path, out: Path, *options: str) -> ProcessUse:
+    """What the command ``hybridge export`` used."""
+    return run_measured(("-m", "hybridge", "export", str(checkpoint), str(out), "--overwrite", "--quiet", *options))
 
 
 def new_bytes(out: Path, checkpoint: Path) -> int:
@@ -58,51 +198,25 @@ def new_bytes(out: Path, checkpoint: Path) -> int:
     return sum(512 * stat.st_blocks for stat in stats if (stat.st_dev, stat.st_ino) not in shared)
 
 
-def _measure(checkpoint: Path, out: Path, repeats: int) -> dict[str, list[ProcessUse]]:
-    uses: dict[str, list[ProcessUse]] = {mode: [] for mode in MODES}
-
-    def measure(mode: str) -> float:
-        uses[mode].append(_export(checkpoint, out, mode))
-        return uses[mode][-1].wall_s
-
-    take_turns({mode: partial(measure, mode) for mode in MODES}, repeats, warmup=0)
-    return uses
+def node_counts(model: onnx.ModelProto) -> dict[str, int]:
+    """Nodes of the main graph and of each function, each with the nodes of graphs inside nodes."""
+    counts = {"main graph": _nodes(model.graph.node)}
+    for function in model.functions:
+        name = f"{function.name} {function.overload}".strip()
+        counts[name] = _nodes(function.node)
+    return counts
 
 
-def _export(checkpoint: Path, out: Path, mode: str) -> ProcessUse:
-    paths = (str(checkpoint), str(out))
-    return run_measured(("-m", "hybridge", "export", *paths, "--overwrite", "--quiet", *MODES[mode]))
+def _nodes(nodes: Iterable[onnx.NodeProto]) -> int:
+    inner = (a.g.node for node in nodes for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
+    return sum(1 for _ in nodes) + sum(_nodes(graph) for graph in inner)
 
 
-def _gate(checkpoint: Path, out: Path) -> Gate:
-    """The export computes what transformers computes; asked in a process that gives its memory back.
+def _gate(checkpoint: Path, out: Path, tokens: int) -> Gate:
+    """The export computes what transformers computes.
 
-    A process's peak memory begins with that of the process that started it, so this one has to stay small.
+    Checked in another process: the peak memory of a process includes that of its parent when it started, so this one
+    has to stay small.
     """
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(checkpoint_gate, checkpoint, out, THREADS, 7, 2).result()
-
-
-def _mode_json(uses: list[ProcessUse]) -> dict[str, Any]:
-    return {
-        "wall_s": Spread.of(use.wall_s for use in uses).to_json(),
-        "cpu_s": Spread.of(use.cpu_s for use in uses).to_json(),
-        "peak_rss_bytes": Spread.of(use.peak_rss for use in uses).to_json(),
-    }
-
-
-def _targets(results: Mapping[str, Any], new: int) -> tuple[Target, ...]:
-    walls = [
-        Target(f"wall time {mode.replace('_', ' ')}", results[mode]["wall_s"]["median"], "at most", most, "s")
-        for mode, most in MOST_SECONDS.items()
-    ]
-    peak = max(result["peak_rss_bytes"]["max"] for result in results.values())
-    return (
-        *walls,
-        Target("peak memory", peak / 1e6, "at most", MOST_PEAK_BYTES / 1e6, "MB"),
-        Target("newly written", new / 1e6, "at most", MOST_NEW_BYTES / 1e6, "MB"),
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(__doc__ or "", lambda repeats: run(ExportSettings(repeats=repeats)), REPEATS))
+        return pool.submit(checkpoint_gate, "the export", checkpoint, out, THREADS, tokens, 2).result()

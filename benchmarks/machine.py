@@ -1,4 +1,4 @@
-"""What a number depends on besides the code: the machine, the versions, the commit."""
+"""The machine, the versions and the commit that numbers belong to."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import seconds
+from benchmarks.measure import ROOT, seconds
+from hybridge.artifact.errors import EngineError
 
-ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
 # Far beyond the last level of cache.
 BANDWIDTH_BYTES = 512 * 2**20
 
 
 def machine_json() -> dict[str, Any]:
-    """machine, versions and commit, as every document begins with them."""
+    """machine, versions and commit, the first fields of every document."""
     return {
         "machine": {
             "cpu": _cpu_model(),
@@ -53,8 +53,28 @@ class OtherWork:
         return max(0.0, others / ((time.perf_counter() - self._started) * (os.cpu_count() or 1)))
 
 
+def device_json() -> dict[str, Any]:
+    """Name, size and software of the GPU. EngineError without one."""
+    import torch
+
+    from hybridge.trt_plugins.kernels.compiler import compiler_version
+
+    if not torch.cuda.is_available():
+        raise EngineError("this benchmark expected a CUDA GPU, found none: run it on a machine with one")
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "nvrtc": compiler_version(),
+    }
+
+
 class ReadBandwidth:
-    """Reads one large array with ``threads`` threads; called, it returns bytes per second of the faster of two ways."""
+    """Reads a large array with ``threads`` threads. A call returns bytes per second of the faster of two ways."""
 
     def __init__(self, threads: int, nbytes: int = BANDWIDTH_BYTES) -> None:
         self._parts = np.array_split(np.ones(nbytes // 8, np.int64), threads)

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import math
-import sys
-import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from contextlib import closing
+from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.agreement import logits_gate
-from benchmarks.artifacts import CHECKPOINTS, exported
-from benchmarks.command import run_command
-from benchmarks.machine import ROOT
+from benchmarks.artifacts import CHECKPOINTS, HELD_OUT_TEXT, exported, scratch_folder
 from benchmarks.peer import Peer
-from benchmarks.report import Report, Target
+from benchmarks.runner import Report, Target, require
 from hybridge.runtime.engines import Engine, create_engine
 from hybridge.runtime.engines.base import StepInputs
 from hybridge.runtime.engines.factory import EngineOptions
 from hybridge.runtime.text import Tokenizer
 
-NAME = "perplexity"
-HELD_OUT_TEXT = ROOT / "examples" / "text" / "heldout.txt"
 MOST_DIFFERENCE = 1e-3
 Logits = Callable[[np.ndarray], np.ndarray]
 
@@ -46,25 +40,24 @@ def run(settings: PerplexitySettings) -> Report:
     windows = text_windows(HELD_OUT_TEXT.read_text(encoding="utf-8"), settings)
     checkpoint = CHECKPOINTS / settings.checkpoint
     peer = Peer(checkpoint, settings.threads)
-    with tempfile.TemporaryDirectory(prefix="hybridge-bench-") as name:
-        artifact = exported(checkpoint, Path(name) / "artifact", settings.window, all_logits=True)
-        engine = create_engine(artifact, "onnxruntime", EngineOptions(settings.threads))
-        gate = logits_gate(engine, peer, settings.window // 2, 4)
-        ways: dict[str, Logits] = {
-            "transformers": peer.logits,
-            "one prompt": lambda ids: _logits(engine, ids, ids.size),
-            "token by token": lambda ids: _logits(engine, ids, 1),
-        }
-        values = {name: perplexity(logits, windows) for name, logits in ways.items()}
-        engine.close()
+    options = {"max_batch_size": 1, "max_seq_len": settings.window, "all_logits": True}
+    with scratch_folder() as folder:
+        artifact = exported(checkpoint, folder / "artifact", **options)
+        with closing(create_engine(artifact, "onnxruntime", EngineOptions(settings.threads))) as engine:
+            gates = require(logits_gate(settings.checkpoint, engine, peer, settings.window // 2, 4))
+            values = {
+                "transformers": perplexity(peer.logits, windows),
+                "one prompt": perplexity(lambda ids: _logits(engine, ids, ids.size), windows),
+                "token by token": perplexity(lambda ids: _logits(engine, ids, 1), windows),
+            }
     expected = values["transformers"]
     differences = {name: value / expected - 1 for name, value in values.items() if name != "transformers"}
     targets = tuple(
         Target(f"perplexity, {name}, off transformers'", 100 * abs(value), "at most", 100 * MOST_DIFFERENCE, "%")
         for name, value in differences.items()
     )
-    described = {**asdict(settings), "text": HELD_OUT_TEXT.name, "windows": len(windows)}
-    return Report(NAME, described, (gate,), {"perplexity": values, "relative_difference": differences}, targets)
+    results = {"perplexity": values, "relative_difference": differences}
+    return Report(gates, results, targets, {"text": HELD_OUT_TEXT.name, "windows": len(windows)})
 
 
 def text_windows(text: str, settings: PerplexitySettings) -> np.ndarray:
@@ -97,7 +90,3 @@ def _logits(engine: Engine, ids: np.ndarray, step_tokens: int) -> np.ndarray:
         lengths = np.array([tokens.size], np.int32), np.array([start], np.int32)
         parts.append(engine.step(StepInputs(tokens[None], *lengths), states)[0].copy())
     return np.concatenate(parts)
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(__doc__ or "", lambda _: run(PerplexitySettings()), repeats=1))

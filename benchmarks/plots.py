@@ -1,17 +1,12 @@
-"""The pictures of docs/pictures that show measurements: ``python -m benchmarks.plots`` draws them from kept results."""
+"""The pictures of docs/pictures that show measurements."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import ROOT
-
-RESULTS, PICTURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "pictures"
 _CACHES = (("without", "no cache"), ("lru", "LRU"), ("value", "this cache"))
 _LATENCIES = (("first_token", "time to first token, ms"), ("between_tokens", "time between tokens, ms"))
 
@@ -107,15 +102,24 @@ def _share(rows: Mapping[str, int], count: int) -> float:
     return 100 * rows.get(str(count), 0) / sum(rows.values())
 
 
-def main() -> int:
-    """Draw what benchmarks/results keeps: serving and speculation on a GPU."""
-    shape = "12 layers, 2.65 B parameters, bfloat16, NVIDIA H200"
-    serving = json.loads((RESULTS / "serving_torch.json").read_text(encoding="utf-8"))["results"]
-    plot_latencies(serving["latency_ms"], PICTURES / "serving.svg", shape)
-    speculation = json.loads((RESULTS / "speculation_torch.json").read_text(encoding="utf-8"))["results"]
-    plot_speculation(speculation, PICTURES / "speculation.svg", shape)
-    return 0
+def draw(document: Mapping[str, Any], path: Path) -> None:
+    """Draw the results of a benchmark's JSON document. ValueError for one that has no picture."""
+    name, results = document["benchmark"], document["results"]
+    if name == "prefix_cache":
+        first = document["settings"]["seeds"][0]
+        plot_hits([row for row in results["cost_model"] if row["seed"] == first], path)
+    elif name == "state_precision":
+        plot_state_precision(results, path, next(t["limit"] for t in document["targets"] if t["unit"] == ""))
+    elif name in ("serving", "serving_torch"):
+        plot_latencies(results["latency_ms"], path, _hardware(results))
+    elif name == "speculation_torch":
+        plot_speculation(results, path, _hardware(results))
+    else:
+        raise ValueError(f"{name}: expected a benchmark with a picture, found none")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _hardware(results: Mapping[str, Any]) -> str:
+    """The caption that names the machine; a benchmark of a GPU names its device."""
+    if "device" not in results:
+        return "CPU"
+    return f"12 layers, 2.65 B parameters, bfloat16, {results['device']}"

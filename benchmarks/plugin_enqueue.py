@@ -1,6 +1,4 @@
-"""Host time of a plugin's ``enqueue``: what TensorRT waits for in Python before it enqueues the next layer.
-
-python -m benchmarks.plugin_enqueue [--json] [--calls N] [--commit TEXT]
+"""Host time of a plugin's ``enqueue``: the time in Python before TensorRT enqueues the next layer.
 
 Needs a CUDA GPU. TensorRT's classes are the installed ones, or the tests' stand-in, which costs the same: an
 ``enqueue`` uses nothing of TensorRT. Sizes are small, so that the GPU keeps up and a launch never waits for room in
@@ -9,17 +7,15 @@ the queue. Decode captured in a CUDA graph pays none of this time.
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import json
-import sys
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from benchmarks.kernels.device import device_json
-from benchmarks.machine import machine_json
+from benchmarks.machine import device_json
+from benchmarks.runner import Gate, Report, Target
 from hybridge.trt_plugins.kernels.catalog import dense_operators
 from hybridge.trt_plugins.plugins.registration import PluginRegistration
 from tests.plugins import stand_in
@@ -31,26 +27,28 @@ TOLERANCE = 3e-3  # of each launch: kernels hand each other 16-bit values
 SIZES = {"heads": 8, "head_dim": 64, "groups": 1, "state_size": 128, "inner": 512, "conv_dim": 768, "kernel": 4}
 SIZES |= {"key_heads": 4, "value_heads": 8, "key_size": 128, "value_size": 128, "decay_size": 1}
 FORMS = {"decode, 1 row": (1, 1), "prefill, 1 row of 256": (1, 256)}
-CALLS, WAIT_EVERY = 4000, 50
+WAIT_EVERY = 50
 
 
-def main() -> int:
-    """The exit code: 0, or 1 when a result was wrong (a missed target is a finding, not a failure)."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.plugin_enqueue", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", action="store_true", help="print the JSON document (default: a table)")
-    parser.add_argument("--calls", type=int, default=CALLS, help="calls of each row")
-    parser.add_argument("--commit", help="the commit that runs, where the files are not in a checkout")
-    arguments = parser.parse_args()
+@dataclass(frozen=True)
+class EnqueueSettings:
+    """calls: of each row."""
+
+    calls: int = 4000
+
+
+def run(settings: EnqueueSettings) -> Report:
+    """Time every operator's plugin. Every row says whether its result is correct."""
     trt = _tensorrt()
-    rows = [_row(trt, op, form, arguments.calls) for op in dense_operators() for form in FORMS]
-    document = {"benchmark": "plugin_enqueue", **machine_json(), "device": device_json(), "tensorrt": trt.__name__}
-    if arguments.commit:
-        document["commit"] = arguments.commit
-    if arguments.json:
-        print(json.dumps({**document, "at_most_us": MOST_US, "rows": rows}, indent=2))
-    for row in rows:
-        print(_line(row), file=sys.stderr if arguments.json else sys.stdout)
-    return 0 if all(row["correct"] for row in rows) else 1
+    rows = [_row(trt, op, form, settings.calls) for op in dense_operators() for form in FORMS]
+    gate = Gate("rows with a wrong result", float(sum(not row["correct"] for row in rows)), 0.0)
+    targets = [
+        Target(f"{row['op']}, {row['form']}", row["us"]["median"], "at most", MOST_US, "us")
+        for row in rows
+        if row["correct"]
+    ]
+    results = {"device": device_json(), "tensorrt": trt.__name__, "rows": rows}
+    return Report((gate,), results, tuple(targets), partial=True)
 
 
 def _tensorrt() -> Any:
@@ -80,7 +78,6 @@ def _row(trt: Any, op: str, form: str, calls: int) -> dict[str, Any]:
     if row["correct"]:
         times = sorted(_times(plugin, call, descs, calls))
         row["us"] = {"median": times[calls // 2], "least": times[0], "p95": times[calls * 95 // 100]}
-        row["met"] = row["us"]["median"] <= MOST_US
     return row
 
 
@@ -97,16 +94,3 @@ def _times(plugin: Any, call: PluginCall, descs: tuple[list[Any], list[Any]], ca
         if index % WAIT_EVERY == 0:
             torch.cuda.synchronize()
     return times
-
-
-def _line(row: dict[str, Any]) -> str:
-    name = f"{row['op']:20} {row['form']:24}"
-    if not row["correct"]:
-        return f"{name} WRONG: error {row['error']:.3g} (at most {TOLERANCE * row['launches']:.3g})"
-    us = row["us"]
-    times = f"{us['median']:6.2f} us (least {us['least']:.2f}, p95 {us['p95']:.2f})"
-    return f"{name} {times}, {row['launches']} launches{'' if row['met'] else f'  MISS: at most {MOST_US:g}'}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

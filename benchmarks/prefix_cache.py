@@ -1,31 +1,25 @@
-"""What the prefix cache hits of requests that begin alike, next to the best possible, and what that does to latency.
+"""Prompt tokens that the prefix cache hits, beside the offline optimum, and with cached states in 8 bits.
 
-In full with a cost model, scaled down on the CPU engine; benchmarks.prefix_latency measures latency. Takes about five
-minutes. A plot goes to a folder:
-
-    python -m benchmarks.prefix_cache --plot docs/pictures
+In full with a cost model, shortened on ONNX Runtime with the checkpoint that ships. Takes about five minutes.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.command import run_command
 from benchmarks.measure import Spread, seconds
-from benchmarks.plots import plot_hits
-from benchmarks.prefix_runs import DEFAULT, SIMPLE, WITHOUT, Compared, compare_on_engine, compare_on_model, demo_engine
+from benchmarks.prefix_runs import DEFAULT, SIMPLE, WITHOUT, Compared, compared, compared_packed, demo_engine
 from benchmarks.prefix_traces import ALIGNED, LONG, SHORT, TALK, UNALIGNED, VARIED, Chats, Groups
-from benchmarks.report import Gate, Report, Target
+from benchmarks.runner import Gate, Report, Target, require
+from hybridge.runtime.engines.packed_rows import EXACT, INT8
 from hybridge.runtime.prefix_cache.past_prompts import NoMemory
 from hybridge.runtime.prefix_cache.radix_tree import RadixTree
 from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 
-NAME, REPEATS = "prefix_cache", 5
+Traces = tuple[tuple[Groups | Chats, int], ...]
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,7 @@ class PrefixCacheBenchmark:
     tree and of the prompt that is looked up.
     """
 
-    full: tuple[tuple[Groups | Chats, int], ...] = (
+    full: Traces = (
         (LONG, 64),
         (SHORT, 16),
         (ALIGNED, 16),
@@ -49,7 +43,7 @@ class PrefixCacheBenchmark:
         (UNALIGNED, 64),
     )
     seeds: tuple[int, ...] = (0, 1, 2)
-    scaled: tuple[tuple[Groups | Chats, int], ...] = (
+    scaled: Traces = (
         (LONG.scaled(20, 4, groups=10), 16),
         (SHORT.scaled(8, 4, groups=4), 16),
         (ALIGNED.scaled(10, 4), 16),
@@ -59,33 +53,24 @@ class PrefixCacheBenchmark:
     lookup_nodes: int = 100_000
     lookup_tokens: int = 32_768
     threads: int = 2
-    repeats: int = REPEATS
+    repeats: int = 5
 
 
-def run(settings: PrefixCacheBenchmark, pictures: Path | None = None) -> Report:
-    """Replay all traces; the pictures go to the folder ``pictures``."""
-    full = [compare_on_model(spec, states, seed) for seed in settings.seeds for spec, states in settings.full]
-    scaled = _scaled(settings)
-    wrong = sum(each.wrong for each in (*full, *scaled))
-    gate = Gate("answers that differ from those without a cache", float(wrong), 0.0)
-    if not gate.passed:
-        return Report(NAME, asdict(settings), (gate,))
+def run(settings: PrefixCacheBenchmark) -> Report:
+    """Replay all traces."""
+    full = [compared(spec.trace(seed), seed, states) for seed in settings.seeds for spec, states in settings.full]
+    traces = [(spec.trace(), states) for spec, states in settings.scaled]
+    with demo_engine([trace for trace, _ in traces], settings.threads) as engine:
+        scaled = [compared(trace, 0, states, engine) for trace, states in traces]
+    wrong = sum(each.wrong() for each in (*full, *scaled))
+    gates = require(Gate("answers that differ from those without a cache", float(wrong), 0.0))
     lookup = Spread.of(_lookups(settings))
     results = {
         "cost_model": [each.to_json() for each in full],
         "cpu": [each.to_json() for each in scaled],
-        "lookup_ms": lookup.to_json(),
+        "lookup_ms": lookup,
     }
-    if pictures is not None:
-        first = [each.to_json() for each in full if each.seed == settings.seeds[0]]
-        plot_hits(first, pictures / "prefix_cache_hits.svg")
-    return Report(NAME, asdict(settings), (gate,), results, _targets(full, scaled, lookup))
-
-
-def _scaled(settings: PrefixCacheBenchmark) -> list[Compared]:
-    traces = [(spec.trace(), states) for spec, states in settings.scaled]
-    with demo_engine([trace for trace, _ in traces], settings.threads) as engine:
-        return [compare_on_engine(engine, trace, states) for trace, states in traces]
+    return Report(gates, results, _targets(full, scaled, lookup))
 
 
 def _targets(full: Sequence[Compared], scaled: Sequence[Compared], lookup: Spread) -> tuple[Target, ...]:
@@ -96,8 +81,8 @@ def _targets(full: Sequence[Compared], scaled: Sequence[Compared], lookup: Sprea
             runs = [each for each in group if (each.trace, each.states) == (trace, states)]
             name = f"{place}, {trace}, {states} states"
             least = min(each.of_optimum for each in runs)
-            targets.append(Target(f"{name}: hit tokens of the best possible", least, "at least", 0.95, "x"))
-            ratio = min(_of(each, SIMPLE) for each in runs)
+            targets.append(Target(f"{name}: hit tokens of the offline optimum", least, "at least", 0.95, "x"))
+            ratio = min(each.ratio(DEFAULT, SIMPLE) for each in runs)
             targets.append(Target(f"{name}: hit tokens of plain LRU", ratio, "at least", 1.0, "x"))
             if trace == ALIGNED.name and place == "cost model":
                 late = max(_late(each) for each in runs)
@@ -105,13 +90,9 @@ def _targets(full: Sequence[Compared], scaled: Sequence[Compared], lookup: Sprea
     for states in sorted({each.states for each in full if each.trace == UNALIGNED.name}):
         name = f"1,500 + 700 next to 1,600 + 600, {states} states"
         apart = max(_apart(full, states, seed) for seed in {each.seed for each in full})
-        targets.append(Target(name, apart, "at most", 2.0, "points of the best possible"))
+        targets.append(Target(name, apart, "at most", 2.0, "points of the offline optimum"))
     targets.append(Target("lookup of 32k tokens among 100k nodes", lookup.median, "at most", 2.0, "ms"))
     return tuple(targets)
-
-
-def _of(each: Compared, way: str) -> float:
-    return each.outcomes[DEFAULT].hit_rate / max(each.outcomes[way].hit_rate, 1e-9)
 
 
 def _late(each: Compared) -> float:
@@ -142,18 +123,27 @@ def _lookups(settings: PrefixCacheBenchmark) -> list[float]:
     return [1e3 * seconds(lambda: tree.match(key_from_tokens(tokens))) for _ in range(settings.repeats)]
 
 
-def main() -> int:
-    """``--plot FOLDER`` draws the pictures too."""
-    arguments = sys.argv[1:]
-    pictures = None
-    if "--plot" in arguments:
-        at = arguments.index("--plot")
-        pictures = Path(arguments[at + 1])
-        del arguments[at : at + 2]
-    return run_command(
-        __doc__ or "", lambda repeats: run(PrefixCacheBenchmark(repeats=repeats), pictures), REPEATS, arguments
+@dataclass(frozen=True)
+class PrefixPackedBenchmark:
+    """``full``: traces with the exact states whose bytes the cache has, on the cost model; ``scaled`` on the CPU."""
+
+    full: Traces = ((LONG, 16), (SHORT, 4), (ALIGNED, 4), (UNALIGNED, 4))
+    scaled: Traces = ((ALIGNED.scaled(10, 4), 4), (UNALIGNED.scaled(10, 4), 4))
+    threads: int = 2
+
+
+def run_packed(settings: PrefixPackedBenchmark) -> Report:
+    """Replay all traces; no numbers where an answer with exact states differs from that without a cache."""
+    full = [compared_packed(spec.trace(), states) for spec, states in settings.full]
+    traces = [(spec.trace(), states) for spec, states in settings.scaled]
+    with demo_engine([trace for trace, _ in traces], settings.threads) as engine:
+        scaled = [compared_packed(trace, states, engine) for trace, states in traces]
+    wrong = sum(each.wrong(EXACT) for each in (*full, *scaled))
+    gates = require(Gate("answers with exact states that differ from those without a cache", float(wrong), 0.0))
+    targets = (
+        Target(f"{place}, {each.trace}: hits with int8 next to exact", each.ratio(INT8, EXACT), "at least", 1.0, "x")
+        for place, group in (("cost model", full), ("CPU", scaled))
+        for each in group
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    results = {"cost_model": [each.to_json() for each in full], "cpu": [each.to_json() for each in scaled]}
+    return Report(gates, results, tuple(targets))

@@ -1,12 +1,12 @@
-"""The most tokens that any cache of so many states could have hit, knowing all requests beforehand.
+"""The offline optimum: the most tokens that a cache of a given size can hit when all requests are known beforehand.
 
-Dynamic programming over what is held after each request. A request resumes at the deepest state held of its prompt, all
-but the last token of it at most, and may leave states at any places that it computed. KV is held for nothing, requests
-come one after the other: no cache with as many states, and these bytes for KV, can do better.
+Dynamic programming over the states in the cache after each request. A request resumes at the deepest cached state
+within its prompt (the last token is always computed) and can store states at any positions that it computed. KV costs
+nothing and requests come one after the other, so no cache with as many states can do better.
 
-Only places where a later prompt could resume count. While all of these fit, holding all is best. Where one must go:
-of several at the same depth, of which none extends another, the one that is wanted last (Belady: exchanging it for any
-other loses nothing). Between depths, both ways are followed.
+Only positions where a later prompt can resume count. While all of them fit, storing all is best. Otherwise one is
+evicted: of several at the same depth, none of which extends another, the one whose next use is last (Belady: exchanging
+it for any other loses nothing). Between depths, both choices are followed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Sequence
 
 from hybridge.runtime.prefix_cache.token_key import common_length, key_from_tokens
 
-# More sets than this at once: the trace is too irregular to be solved exactly.
+# With more sets than this the trace is too irregular to be solved exactly.
 MOST_SETS = 20_000
 
 Tokens = Sequence[int]
-# A place: number of tokens, and the first request that passes it, which tells it from others of that depth.
+# Number of tokens, and the first request that passes the position, which identifies it among others of that depth.
 Place = tuple[int, int]
 
 
@@ -40,15 +40,15 @@ class Optimum:
         self._uses = self._all_uses()
 
     def hits(self, states: int) -> int:
-        """Tokens that a cache of ``states`` states hits at most. ValueError when there are too many ways."""
+        """The most tokens that a cache of ``states`` states hits. ValueError when there are too many sets to follow."""
         best: dict[frozenset[Place], int] = {frozenset(): 0}
         for request in range(len(self._prompts)):
             after: dict[frozenset[Place], int] = {}
             for held, total in best.items():
                 resumed = max((place[0] for place in held if self._serves(place, request)), default=0)
                 passed = {place for place in self._places[request] if place[0] > resumed}
-                wanted = {place for place in held | passed if self._next_use(place, request) is not None}
-                for kept in self._choices(wanted, states, request):
+                useful = {place for place in held | passed if self._next_use(place, request) is not None}
+                for kept in self._choices(useful, states, request):
                     after[kept] = max(after.get(kept, -1), total + resumed)
             if len(after) > MOST_SETS:
                 raise ValueError(
@@ -57,9 +57,9 @@ class Optimum:
             best = after
         return max(best.values())
 
-    def _choices(self, wanted: set[Place], states: int, request: int) -> set[frozenset[Place]]:
-        """What may be held of ``wanted``: everything, or one thing less in every way that could be best, and so on."""
-        sets = {frozenset(wanted)}
+    def _choices(self, useful: set[Place], states: int, request: int) -> set[frozenset[Place]]:
+        """The sets to follow: all of ``useful`` if it fits, otherwise one state less in each way that could be best."""
+        sets = {frozenset(useful)}
         while next(iter(sets)) and len(next(iter(sets))) > states:
             less = set()
             for held in sets:
@@ -73,7 +73,7 @@ class Optimum:
         return sets
 
     def _places_of(self, request: int) -> list[Place]:
-        """Where later prompts could resume on the way of ``request``, each named by the first that passes it."""
+        """Where later prompts can resume within ``request``, each identified by the first request that passes it."""
         places = []
         for length in sorted({common for common in self._common[request][request + 1 :] if common}):
             first = next(i for i in range(request + 1) if i == request or self._common[i][request] >= length)
@@ -81,7 +81,7 @@ class Optimum:
         return places
 
     def _all_uses(self) -> dict[Place, list[int]]:
-        """Requests that could resume at each place."""
+        """Requests that can resume at each place."""
         places = {place for each in self._places for place in each}
         count = len(self._prompts)
         return {

@@ -1,4 +1,4 @@
-"""Replay a trace on a serving loop, on the clock of an engine that runs or of one that only says how long it takes."""
+"""Replay a trace on a serving loop, on the clock of the machine or of an engine that models the time of its steps."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from benchmarks.model_free_engine import ModelFreeEngine, hybrid_config
 from benchmarks.prefix_traces import Trace
-from hybridge.artifact.bindings import Binding, GraphBindings
-from hybridge.artifact.config import ATTENTION, MAMBA, RuntimeConfig
-from hybridge.artifact.dtypes import DType
 from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
-from hybridge.runtime.engines.host_copy import HostCopy
-from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes, StepLimits
+from hybridge.runtime.engines.paged import PackedInputs
 from hybridge.runtime.generation import Request
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.loop import ServingLoop
@@ -25,7 +22,7 @@ VOCAB = 32_000
 
 @dataclass
 class Outcome:
-    """What a trace gave: answers, seconds to the first token and prompts by place in the order; tokens asked for."""
+    """Results of a trace: answers, seconds to the first token and prompts by position in the order; prompt tokens."""
 
     answers: dict[int, tuple[int, ...]] = field(default_factory=dict)
     first_token: dict[int, float] = field(default_factory=dict)
@@ -44,7 +41,7 @@ class Outcome:
 
 
 def replay(loop: ServingLoop, trace: Trace, clock: Callable[[], float], vocab: int) -> Outcome:
-    """Keep ``at_a_time`` requests under way, in the order of arrival; a turn waits for the answer before it.
+    """Keep ``at_a_time`` requests running, in the order of arrival; a turn waits for the answer before it.
 
     vocab: the engine's; tokens of the trace are taken modulo it.
     """
@@ -60,7 +57,7 @@ def replay(loop: ServingLoop, trace: Trace, clock: Callable[[], float], vocab: i
                 break
             if conversation in busy:
                 continue
-            said = tuple(token % vocab for token in trace.conversations[conversation].turns[turns[conversation]])
+            said = tuple(token % vocab for token in trace.conversations[conversation][turns[conversation]])
             prompt = outcome.prompts[place] = (*history[conversation], *said)
             outcome.asked_tokens += len(prompt)
             id_ = loop.add(ServingRequest(Request(prompt, sampling, trace.new_tokens)))
@@ -93,8 +90,8 @@ class Cost:
     slot_copy: float = 5e-5
 
 
-class CostEngine(PagedEngine):
-    """Computes nothing but how long it would take, ``clock``. The next token follows from the last one and its place.
+class CostEngine(ModelFreeEngine):
+    """Computes only how long a step would take: ``clock``. The next token follows from the last one and its position.
 
     A hybrid of 24 recurrent layers (128 heads of 64 x 128, float32) and 4 attention layers (8 heads of 128, 16 bits).
     """
@@ -102,14 +99,11 @@ class CostEngine(PagedEngine):
     name: ClassVar[str] = "cost-model"
 
     def __init__(self, rows: int, max_tokens: int, longest: int, cost: Cost | None = None) -> None:
-        self.config = _config(rows, longest)
+        layers = (4, KVLayerConfig(8, 128)), (24, RecurrentLayerConfig(128, 64, 128, 10_240, 4))
+        super().__init__(hybrid_config("cost-model", VOCAB, rows, longest, *layers), max_tokens)
         self.clock = 0.0
         self.tokens = 0
-        self._limits, self._cost = StepLimits(max_tokens, rows), cost or Cost()
-
-    @property
-    def limits(self) -> StepLimits:
-        return self._limits
+        self._cost = cost or Cost()
 
     @property
     def slot_bytes(self) -> int:
@@ -117,9 +111,6 @@ class CostEngine(PagedEngine):
 
     def block_bytes(self, block_size: int) -> int:
         return block_size * 4 * 2 * 8 * 128 * 2
-
-    def allocate_pools(self, sizes: PoolSizes) -> None:
-        """There are none."""
 
     def step(self, inputs: PackedInputs) -> np.ndarray:
         cost, count = self._cost, inputs.input_ids.size
@@ -131,9 +122,6 @@ class CostEngine(PagedEngine):
         logits[np.arange(best.size), best] = 1
         return logits
 
-    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """A block is too small to count."""
-
     def copy_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self.clock += self._cost.slot_copy * len(sources)
 
@@ -141,38 +129,7 @@ class CostEngine(PagedEngine):
         return 24 * 128 * 64 * (128 + 4)
 
     def pack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self.clock += self._cost.slot_copy * len(sources)
+        self.copy_slots(sources, targets)
 
     def unpack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self.clock += self._cost.slot_copy * len(sources)
-
-    def zero_slots(self, slots: Sequence[int]) -> None:
-        """Half a copy, once a request: too small to count."""
-
-    def swap_out(self, blocks: Sequence[int], slots: Sequence[int]) -> HostCopy:
-        raise MemoryError("this engine has no memory to swap")
-
-    def swap_in(self, copy: HostCopy, blocks: Sequence[int], slots: Sequence[int]) -> None:
-        raise MemoryError("this engine has no memory to swap")
-
-
-def _config(rows: int, longest: int) -> RuntimeConfig:
-    tokens = Binding("input_ids", DType.INT64, ("tokens",))
-    logits = Binding("logits", DType.FLOAT32, ("num_logits", VOCAB))
-    return RuntimeConfig(
-        model_type="cost-model",
-        layout="paged",
-        dtype=DType.BFLOAT16,
-        vocab_size=VOCAB,
-        hidden_size=4096,
-        max_batch_size=rows,
-        max_seq_len=longest,
-        layer_types=(MAMBA,) * 24 + (ATTENTION,) * 4 + ("mlp",) * 24,
-        kv_layers=(KVLayerConfig(8, 128),) * 4,
-        kv_cache_dtype=DType.BFLOAT16,
-        recurrent_layers=(RecurrentLayerConfig(128, 64, 128, 10_240, 4),) * 24,
-        recurrent_state_dtype=DType.FLOAT32,
-        conv_state_dtype=DType.BFLOAT16,
-        eos_token_ids=(),
-        bindings=GraphBindings((tokens,), (logits,)),
-    )
+        self.copy_slots(sources, targets)

@@ -1,23 +1,20 @@
-"""One trace in several ways: without a cache, with the simple policy, with the default one, and the best possible."""
+"""One trace in several ways: without a cache, with the policy LRU, with the default one, and the offline optimum."""
 
 from __future__ import annotations
 
-import tempfile
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from benchmarks.artifacts import DEMO_CHECKPOINT
+from benchmarks.artifacts import DEMO_CHECKPOINT, exported, scratch_folder
 from benchmarks.prefix_optimum import Optimum
 from benchmarks.prefix_replay import VOCAB, CostEngine, Outcome, replay
-from benchmarks.prefix_traces import Chats, Groups, Trace
-from hybridge.exporter.export import export_checkpoint
-from hybridge.exporter.options import ExportOptions
+from benchmarks.prefix_traces import Trace
 from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
-from hybridge.runtime.engines.packed_rows import EXACT
+from hybridge.runtime.engines.packed_rows import EXACT, FP8, INT8
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.prefix_cache.settings import LRU, OFF, PrefixCacheSettings
 from hybridge.runtime.serving.loop import ServingLoop
@@ -29,51 +26,80 @@ WAYS: Mapping[str, PrefixCacheSettings] = {
     SIMPLE: PrefixCacheSettings(policy=LRU),
     DEFAULT: PrefixCacheSettings(),
 }
+PACKED_WAYS: Mapping[str, PrefixCacheSettings] = {
+    WITHOUT: PrefixCacheSettings(kind=OFF),
+    EXACT: PrefixCacheSettings(),
+    INT8: PrefixCacheSettings(states=INT8),
+    FP8: PrefixCacheSettings(states=FP8),
+}
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What each way gave for one trace, made from ``seed``, with ``states`` states of cache.
+    """The outcome of each way for one trace, made from ``seed``, with ``states`` states of cache.
 
-    ``optimum`` is a share of the tokens.
+    ``optimum`` is a share of the tokens; nan where it was not computed.
     """
 
     trace: str
     seed: int
     states: int
     outcomes: Mapping[str, Outcome]
-    optimum: float
+    optimum: float = math.nan
 
-    @property
-    def wrong(self) -> int:
-        """Answers that differ from those without a cache."""
+    def wrong(self, *ways: str) -> int:
+        """Answers of ``ways`` (default: all) that differ from those without a cache."""
         right = self.outcomes[WITHOUT].answers
-        return sum(each.answers[i] != right[i] for each in self.outcomes.values() for i in right)
+        return sum(self.outcomes[way].answers[i] != right[i] for way in ways or self.outcomes for i in right)
+
+    def ratio(self, way: str, other: str) -> float:
+        """The hit rate of ``way`` over that of ``other``."""
+        return self.outcomes[way].hit_rate / max(self.outcomes[other].hit_rate, 1e-9)
 
     @property
     def of_optimum(self) -> float:
-        """Hit rate of the default over the best possible."""
+        """The hit rate of the default over the offline optimum."""
         return self.outcomes[DEFAULT].hit_rate / self.optimum
 
     def to_json(self) -> dict[str, Any]:
-        """Hit rates, and seconds to the first token."""
+        """Hit rates, seconds to the first token and other answers than without a cache."""
         ways = {
-            name: {"hit_rate": o.hit_rate, "ttft_p50_s": o.percentile(50), "ttft_p95_s": o.percentile(95)}
-            for name, o in self.outcomes.items()
+            name: {
+                "hit_rate": outcome.hit_rate,
+                "ttft_p50_s": outcome.percentile(50),
+                "ttft_p95_s": outcome.percentile(95),
+                "other_answers": self.wrong(name),
+            }
+            for name, outcome in self.outcomes.items()
         }
-        return {
-            "trace": self.trace,
-            "seed": self.seed,
-            "states": self.states,
-            "optimum": self.optimum,
-            "ways": ways,
-        }
+        described = {"trace": self.trace, "seed": self.seed, "states": self.states, "ways": ways}
+        return described if math.isnan(self.optimum) else {**described, "optimum": self.optimum}
 
 
-def compare_on_model(spec: Groups | Chats, states: int, seed: int = 0) -> Compared:
-    """On the clock of the cost model."""
-    trace = spec.trace(seed)
-    return _compare(trace, seed, states, lambda settings: replay_on_model(trace, settings, states))
+def compared(trace: Trace, seed: int, states: int, engine: PagedEngine | None = None) -> Compared:
+    """Each of WAYS and the offline optimum, on the clock of this machine; without ``engine`` on that of the model."""
+    outcomes = {way: _replayed(trace, settings, states, engine) for way, settings in WAYS.items()}
+    whole = outcomes[WITHOUT]
+    places = sorted(whole.prompts)
+    prompts = [whole.prompts[i] for i in places]
+    fed = [(*whole.prompts[i], *whole.answers[i][:-1]) for i in places]
+    best = Optimum(prompts, fed).hits(states) / sum(map(len, prompts))
+    for outcome in outcomes.values():
+        outcome.prompts.clear()  # gigabytes, for long prompts
+    return Compared(trace.name, seed, states, outcomes, best)
+
+
+def compared_packed(trace: Trace, states: int, engine: PagedEngine | None = None) -> Compared:
+    """Exact states and states in 8 bits, in the bytes of ``states`` exact ones. The model knows int8 alone."""
+    ways = [way for way in PACKED_WAYS if engine is not None or way != FP8]
+    outcomes = {way: _replayed(trace, PACKED_WAYS[way], states, engine) for way in ways}
+    return Compared(trace.name, 0, states, outcomes)
+
+
+def _replayed(trace: Trace, settings: PrefixCacheSettings, states: int, engine: PagedEngine | None) -> Outcome:
+    if engine is None:
+        return replay_on_model(trace, settings, states)
+    return replay_on_engine(engine, trace, settings, states)[0]
 
 
 def replay_on_model(trace: Trace, settings: PrefixCacheSettings, states: int) -> Outcome:
@@ -86,16 +112,11 @@ def replay_on_model(trace: Trace, settings: PrefixCacheSettings, states: int) ->
 def demo_engine(traces: Sequence[Trace], threads: int) -> Iterator[PagedEngine]:
     """The checkpoint that ships on ONNX Runtime, for rows and tokens of all ``traces``."""
     rows, longest = max(each.at_a_time for each in traces), max(each.longest for each in traces)
-    with tempfile.TemporaryDirectory(prefix="hybridge-bench-") as name:
-        folder = Path(name) / "paged"
-        options = ExportOptions(layout="paged", max_batch_size=rows, max_seq_len=longest, scan=False)
-        export_checkpoint(DEMO_CHECKPOINT, folder, options)
-        yield OnnxRuntimePagedEngine(folder, threads=threads)
-
-
-def compare_on_engine(engine: PagedEngine, trace: Trace, states: int) -> Compared:
-    """On the clock of this machine; the trace is that of seed 0."""
-    return _compare(trace, 0, states, lambda settings: replay_on_engine(engine, trace, settings, states)[0])
+    options = {"layout": "paged", "max_batch_size": rows, "max_seq_len": longest}
+    with scratch_folder() as folder:
+        artifact = exported(DEMO_CHECKPOINT, folder / "paged", **options)
+        with closing(OnnxRuntimePagedEngine(artifact, threads=threads)) as engine:
+            yield engine
 
 
 def replay_on_engine(
@@ -118,15 +139,3 @@ def _loop(engine: PagedEngine, trace: Trace, settings: PrefixCacheSettings, stat
         block, max_rows=rows, max_seq_len=trace.longest, memory_bytes=memory, swap_bytes=0, prefix_cache=cache
     )
     return ServingLoop(engine, serving, (), None)
-
-
-def _compare(trace: Trace, seed: int, states: int, one: Callable[[PrefixCacheSettings], Outcome]) -> Compared:
-    outcomes = {name: one(settings) for name, settings in WAYS.items()}
-    whole = outcomes[WITHOUT]
-    places = sorted(whole.prompts)
-    prompts = [whole.prompts[i] for i in places]
-    fed = [(*whole.prompts[i], *whole.answers[i][:-1]) for i in places]
-    best = Optimum(prompts, fed).hits(states) / sum(map(len, prompts))
-    for outcome in outcomes.values():
-        outcome.prompts.clear()  # gigabytes, for long prompts
-    return Compared(trace.name, seed, states, outcomes, best)

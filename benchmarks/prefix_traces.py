@@ -1,4 +1,4 @@
-"""Requests that begin alike, as serving systems meet them: shared system prompts, examples, and chats."""
+"""Requests with shared prefixes, as serving systems see them: shared system prompts, examples, and chats."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import numpy as np
 VOCAB = 32_000
 
 
-@dataclass(frozen=True)
-class Conversation:
-    """What a user says, turn by turn; each turn's prompt is all that was said before and this."""
-
-    turns: tuple[tuple[int, ...], ...]
+# A user's messages, turn by turn; a turn's prompt is the whole conversation so far.
+Conversation = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class Trace:
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence."""
-        said = (sum(map(len, each.turns)) + len(each.turns) * self.new_tokens for each in self.conversations)
+        said = (sum(map(len, each)) + len(each) * self.new_tokens for each in self.conversations)
         return max(said)
 
 
@@ -60,7 +57,7 @@ class Groups:
         )
         begins = [_tokens(rng, int(length)) for length in lengths]
         order = rng.permutation(np.repeat(np.arange(self.groups), self.each))
-        conversations = tuple(Conversation(((*begins[group], *_tokens(rng, self.own)),)) for group in order)
+        conversations = tuple(((*begins[group], *_tokens(rng, self.own)),) for group in order)
         return Trace(self.name, conversations, tuple(range(len(order))), self.new_tokens, self.at_a_time)
 
     def scaled(self, factor: int, new_tokens: int, groups: int | None = None) -> Groups:
@@ -85,7 +82,7 @@ class Chats:
         """The trace, the same for the same seed."""
         rng = np.random.default_rng(seed)
         said = [
-            Conversation(tuple(_tokens(rng, self.later if turn else self.first) for turn in range(self.turns)))
+            tuple(_tokens(rng, self.later if turn else self.first) for turn in range(self.turns))
             for _ in range(self.chats)
         ]
         order = np.concatenate([rng.permutation(self.chats) for _ in range(self.turns)])

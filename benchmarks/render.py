@@ -6,91 +6,168 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.__main__ import BENCHMARKS
-from benchmarks.kernels.render import group_table, machine_table
-from benchmarks.markdown import number, spread_cell, table
+from benchmarks.registry import ON_PAGE
 
 TEMPLATE = Path(__file__).with_name("page.template")
-KERNELS = Path(__file__).with_name("results") / "kernels.json"
-"""The kept run of ``python -m benchmarks.kernels --json`` on a GPU."""
-VERIFY = KERNELS.with_name("verify.json")
-"""The kept output of ``python -m benchmarks.verify``."""
-EXPORT_SIZES = KERNELS.with_name("export_sizes.json")
-"""The kept run of ``python -m benchmarks.export_sizes --json``."""
-NO_EXPORT_SIZES = "No run is kept in `benchmarks/results/export_sizes.json` yet."
-NO_VERIFY = "No run is kept in `benchmarks/results/verify.json` yet."
-NO_KERNELS = (
-    "No run is kept in `benchmarks/results/kernels.json` yet. [kernels.md](../explanation/kernels.md) has what was "
-    "measured while each kernel was written."
-)
+RESULTS = Path(__file__).with_name("results")
+"""Kept documents: NAME.json is what ``python -m benchmarks NAME --json`` printed."""
+NO_RUN = "No run is kept in `benchmarks/results/{}.json` yet."
+_MOST_LISTED = 4  # cases of a group that missed a target
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
-Documents = Mapping[str, Mapping[str, Any]]
+Document = Mapping[str, Any]
 
 
-def page(
-    documents: Documents,
-    kernels: Mapping[str, Any] | None = None,
-    verify: Mapping[str, Any] | None = None,
-    export_sizes: Mapping[str, Any] | None = None,
-) -> str:
-    """The page of the documents of all benchmarks; ValueError names a benchmark that is missing or was not correct.
+def page(documents: Mapping[str, Document], kept: Mapping[str, Document]) -> str:
+    """The page of the ``documents`` that ``python -m benchmarks`` printed, and of the ``kept`` ones that there are.
 
-    kernels, verify, export_sizes: the documents of the kernel benchmarks, of ``benchmarks.verify`` and of
-    ``benchmarks.export_sizes``, None where no run is kept.
+    ValueError names a benchmark that is missing or was not correct.
     """
-    for name in BENCHMARKS:
+    for name in ON_PAGE:
         if name not in documents:
             raise ValueError(f"{name}: expected its document, found none: run python -m benchmarks without names")
         if not documents[name]["correct"]:
             raise ValueError(f"{name}: expected green gates, found wrong results: there are no numbers to show")
-    values = {
-        **_values(documents),
-        "kernels": NO_KERNELS if kernels is None else _kernels(kernels),
-        "verify": NO_VERIFY if verify is None else _verify(verify),
-        "export_sizes": NO_EXPORT_SIZES if export_sizes is None else _export_sizes(export_sizes),
-    }
+    values = {"machine": _machine(documents), "targets": _targets(documents), "gates": _gates(documents)}
+    for name, render in PARTS.items():
+        values |= render(documents[name])
+    for name, render_kept in KEPT_PARTS.items():
+        values[name] = render_kept(kept[name]) if name in kept else NO_RUN.format(name)
     text = TEMPLATE.read_text(encoding="utf-8")
     return _PLACEHOLDER.sub(lambda match: values[match.group(1)], text)
 
 
-def _values(documents: Documents) -> dict[str, str]:
-    decode = documents["cpu_decode"]
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; every row has as many cells as the header."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def number(value: float) -> str:
+    """Three significant digits, never with an exponent."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def spread_cell(spread: Mapping[str, float], scale: float = 1.0, unit: str = "") -> str:
+    """Median and range of a measurement."""
+    middle, low, high = (number(scale * spread[key]) for key in ("median", "min", "max"))
+    return f"{middle}{unit} ({low} to {high})"
+
+
+def _machine(documents: Mapping[str, Document]) -> str:
+    document = documents["export"]
+    machine, versions = document["machine"], document["versions"]
+    rows = [
+        ("processor", f"{machine['cpu']}, {machine['cores']} cores"),
+        ("memory", f"{machine['memory_gb']} GB"),
+        ("system", machine["system"]),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
+        ("commit", _commits(documents)),
+        ("processor time taken by other work", _other_work(documents)),
+    ]
+    return table(("machine", ""), rows)
+
+
+def _commits(documents: Mapping[str, Document]) -> str:
+    """The commit of all documents, or those of each."""
+    names: dict[str, list[str]] = {}
+    for name, document in documents.items():
+        names.setdefault(document["commit"], []).append(f"`{name}`")
+    if len(names) == 1:
+        return f"`{next(iter(names))}`"
+    return "; ".join(f"`{commit}`: {', '.join(of)}" for commit, of in names.items())
+
+
+def _other_work(documents: Mapping[str, Document]) -> str:
+    """The largest share of all documents; unknown where one lacks it."""
+    shares = [document["machine"].get("other_work") for document in documents.values()]
+    known = [share for share in shares if share is not None]
+    return f"at most {100 * max(known):.0f} %" if len(known) == len(shares) else "unknown"
+
+
+def _targets(documents: Mapping[str, Document]) -> str:
+    rows = []
+    for name, document in documents.items():
+        for target in document["targets"]:
+            goal = f"{target['direction']} {target['limit']:.4g} {target['unit']}"
+            found = f"{target['value']:.4g} {target['unit']}"
+            rows.append((f"`{name}`", target["name"], goal, found, "yes" if target["met"] else "**no**"))
+    return table(("benchmark", "what", "target", "measured", "met"), rows)
+
+
+def _gates(documents: Mapping[str, Document]) -> str:
+    """One sentence: how much differed, in logits and in tokens; every document is correct."""
+    gates = [gate for document in documents.values() for gate in document["gates"]]
+    exact = [gate for gate in gates if gate["limit"] == 0]
+    largest = max((gate["value"] / gate["limit"] for gate in gates if gate["limit"] > 0), default=0.0)
+    return (
+        f"All {len(gates)} comparisons passed: {len(exact)} of tokens, without a difference, the others with at most "
+        f"{100 * largest:.2g} % of what is allowed."
+    )
+
+
+def _shape(shape: Mapping[str, Any]) -> str:
+    layers = f"{len(shape['pattern'])} layers `{shape['pattern']}`"
+    return f"{layers}, hidden size {shape['hidden_size']}, vocabulary {shape['vocab_size']}"
+
+
+def _cpu_decode(document: Document) -> dict[str, str]:
+    results, settings = document["results"], document["settings"]
+    rows: list[Sequence[str]] = []
+    for title, cell in (
+        ("decode, `LLM.generate`, tokens/s", lambda r: spread_cell(r["decode_tokens_per_s"]["ours"])),
+        ("decode, transformers, tokens/s", lambda r: spread_cell(r["decode_tokens_per_s"]["peer"])),
+        ("**decode, times transformers**", lambda r: spread_cell(r["decode_ratio"])),
+        ("prefill, ours, tokens/s", lambda r: spread_cell(r["prefill_tokens_per_s"]["ours"])),
+        ("prefill, transformers, tokens/s", lambda r: spread_cell(r["prefill_tokens_per_s"]["peer"])),
+        ("**prefill, times transformers**", lambda r: spread_cell(r["prefill_ratio"])),
+        ("read bandwidth measured, GB/s", lambda r: spread_cell(r["read_bandwidth_gb_per_s"])),
+        ("share of bandwidth, ours", lambda r: spread_cell(r["bandwidth_share"]["ours"], 100, "%")),
+        ("Python per step, µs: median (95th percentile)", lambda r: _overhead(r["python_overhead_us"])),
+    ):
+        rows.append((title, *(cell(result) for result in results.values())))
+    names = [f"{name}, {settings['new_tokens'][name]} new tokens" for name in results]
     return {
-        "machine": _machine(documents),
-        "targets": _targets(documents),
-        "gates": _gates(documents),
-        "threads": str(decode["settings"]["threads"]),
-        "prompt_tokens": str(decode["settings"]["prompt_tokens"]),
-        "decode_shape": _shape(decode["settings"]["shape"]),
-        "decode": _decode(decode),
-        "host_new_tokens": str(documents["transformers_host"]["settings"]["new"]),
-        "transformers_host": _transformers_host(documents["transformers_host"]["results"]),
-        **_serving_values(documents["serving"]),
+        "decode": table((f"(prefill: {settings['prefill_tokens']} tokens)", *names), rows),
+        "decode_shape": _shape(settings["shape"]),
+        "threads": str(settings["threads"]),
+        "prompt_tokens": str(settings["prompt_tokens"]),
     }
 
 
-def _serving_values(serving: Mapping[str, Any]) -> dict[str, str]:
-    settings = serving["settings"]
+def _overhead(overhead: Mapping[str, float]) -> str:
+    return f"{overhead['median']:.0f} ({overhead['p95']:.0f})"
+
+
+def _transformers_host(document: Document) -> dict[str, str]:
+    results = document["results"]
+    names = list(next(iter(results.values()))["token_ms"])
+    rows = [(f"`{name}`", *(spread_cell(result["token_ms"][name]) for result in results.values())) for name in names]
+    article = ("all caches built anew", *(f"{result['article_cache_ms']:.3g}" for result in results.values()))
+    text = table(("ms a token", *results), [*rows, article])
+    return {"transformers_host": text, "host_new_tokens": str(document["settings"]["new"])}
+
+
+def _serving(document: Document) -> dict[str, str]:
+    results, settings = document["results"], document["settings"]
+    rows = [(name, spread_cell(spread)) for name, spread in results["tokens_per_second"].items()]
+    names = ("first_token_p50", "first_token_p99", "between_tokens_p50", "between_tokens_p99")
+    latencies = [(load, *(f"{values[n]:.3g}" for n in names)) for load, values in results["latency_ms"].items()]
+    heads = ("load", "first token, ms: p50", "p99", "between tokens, ms: p50", "p99")
+    sizes = {"requests": "requests", "batch": "batch", "prompt": "prompt", "new": "new_tokens"}
     return {
-        "serving_requests": str(settings["requests"]),
-        "serving_batch": str(settings["batch"]),
-        "serving_prompt": str(settings["prompt"]),
-        "serving_new": str(settings["new_tokens"]),
-        "serving": _serving(serving["results"]),
-        "latencies": _latencies(serving["results"]["latency_ms"]),
+        "serving": table(("", "tokens/s"), [*rows, ("**batched, times dense**", spread_cell(results["ratio"]))]),
+        "latencies": table(heads, latencies),
+        **{f"serving_{name}": str(settings[key]) for name, key in sizes.items()},
     }
 
 
-def _kernels(document: Mapping[str, Any]) -> str:
-    return f"{machine_table(document)}\n\n{group_table(document)}"
-
-
-def _verify(document: Mapping[str, Any]) -> str:
-    found = document["checkpoints"]
+def _verify(document: Document) -> str:
+    found = document["results"]
     rows = [
         (name, engine, f"{max(scenarios.values()):.1e}")
         for name, checkpoint in found.items()
@@ -110,7 +187,7 @@ def _use(checkpoint: Mapping[str, Any]) -> str:
     return use if ratio is None else f"{use}, {ratio:g} times the weights in float32"
 
 
-def _export_sizes(document: Mapping[str, Any]) -> str:
+def _export_sizes(document: Document) -> str:
     rows = [
         (
             f"{name} (constructed)" if result["constructed"] else name,
@@ -128,105 +205,54 @@ def _export_sizes(document: Mapping[str, Any]) -> str:
     return f"{machine}, {other}.\n\n{table(header, rows)}"
 
 
-def _machine(documents: Documents) -> str:
-    document = documents["export"]
-    machine, versions = document["machine"], document["versions"]
+def _kernels(document: Document) -> str:
+    """The GPU, then one row for each group of cases. ValueError when a case is not correct."""
+    device, versions = document["results"]["device"], document["versions"]
+    memory = f"{device['memory_bytes'] / 2**30:.0f} GiB"
+    software = f"torch {device['torch']}, CUDA {device['cuda']}, NVRTC {device['nvrtc']}, Python {versions['python']}"
     rows = [
-        ("processor", f"{machine['cpu']}, {machine['cores']} cores"),
-        ("memory", f"{machine['memory_gb']} GB"),
-        ("system", machine["system"]),
-        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
-        ("commit", _commits(documents)),
-        ("processor time taken by other work", _other_work(documents)),
+        ("GPU", f"{device['name']}, {device['multiprocessors']} multiprocessors, {memory}"),
+        ("versions", software),
+        ("commit", f"`{document['commit']}`"),
     ]
-    return table(("machine", ""), rows)
+    groups = document["results"]["groups"]
+    header = ("kernel", "cases", "share of copy bandwidth", "times faster than the best peer", "targets missed")
+    cells = [_kernel_cells(name, cases) for name, cases in groups.items()]
+    return f"{table(('machine', ''), rows)}\n\n{table(header, cells)}"
 
 
-def _commits(documents: Documents) -> str:
-    """The commit of all documents, or those of each."""
-    names: dict[str, list[str]] = {}
-    for name, document in documents.items():
-        names.setdefault(document["commit"], []).append(f"`{name}`")
-    if len(names) == 1:
-        return f"`{next(iter(names))}`"
-    return "; ".join(f"`{commit}`: {', '.join(of)}" for commit, of in names.items())
+def _kernel_cells(name: str, cases: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    wrong = [case["case"] for case in cases if not case["correct"]]
+    if wrong:
+        raise ValueError(f"{name}: expected correct results, found wrong ones for {', '.join(wrong)}")
+    shares = [100 * case["copy_bandwidth_share"] for case in cases]
+    ratios = [case["speed_up"] for case in cases if "speed_up" in case]
+    faster = f"{geometric_mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ""
+    missed = [_missed(case) for case in cases if not all(t["met"] for t in case["targets"].values())]
+    listed = ", ".join(missed) if len(missed) <= _MOST_LISTED else f"{len(missed)} cases"
+    return f"`{name}`", str(len(cases)), f"{min(shares):.0f} to {max(shares):.0f} %", faster, listed
 
 
-def _other_work(documents: Documents) -> str:
-    """The largest share of all documents; unknown where one lacks it."""
-    shares = [document["machine"].get("other_work") for document in documents.values()]
-    known = [share for share in shares if share is not None]
-    return f"at most {100 * max(known):.0f} %" if len(known) == len(shares) else "unknown"
+def _missed(case: Mapping[str, Any]) -> str:
+    goals = []
+    for name, target in case["targets"].items():
+        if not target["met"]:
+            share, goal = name == "copy_bandwidth_share", target["at_least"]
+            goals.append(f"{100 * goal:.0f} % of copy" if share else f"{goal:.3g}x")
+    return f"{case['case']} ({', '.join(goals)})"
 
 
-def _targets(documents: Documents) -> str:
-    rows = []
-    for name, document in documents.items():
-        for target in document["targets"]:
-            wanted = f"{target['direction']} {target['limit']:.4g} {target['unit']}"
-            found = f"{target['value']:.4g} {target['unit']}"
-            rows.append((f"`{name}`", target["name"], wanted, found, "yes" if target["met"] else "**no**"))
-    return table(("benchmark", "what", "target", "measured", "met"), rows)
-
-
-def _gates(documents: Documents) -> str:
-    """One sentence: how much differed, in logits and in tokens; every document is correct."""
-    gates = [gate for document in documents.values() for gate in document["gates"]]
-    exact = [gate for gate in gates if gate["limit"] == 0]
-    largest = max((gate["value"] / gate["limit"] for gate in gates if gate["limit"] > 0), default=0.0)
-    return (
-        f"All {len(gates)} comparisons passed: {len(exact)} of tokens, without a difference, the others with at most "
-        f"{100 * largest:.2g} % of what is allowed."
-    )
-
-
-def _shape(shape: Mapping[str, Any]) -> str:
-    layers = f"{len(shape['pattern'])} layers `{shape['pattern']}`"
-    return f"{layers}, hidden size {shape['hidden_size']}, vocabulary {shape['vocab_size']}"
-
-
-def _decode(document: Mapping[str, Any]) -> str:
-    results = document["results"]
-    rows: list[Sequence[str]] = []
-    for title, cell in (
-        ("decode, `LLM.generate`, tokens/s", lambda r: spread_cell(r["decode_tokens_per_s"]["ours"])),
-        ("decode, transformers, tokens/s", lambda r: spread_cell(r["decode_tokens_per_s"]["peer"])),
-        ("**decode, times transformers**", lambda r: spread_cell(r["decode_ratio"])),
-        ("prefill, ours, tokens/s", lambda r: spread_cell(r["prefill_tokens_per_s"]["ours"])),
-        ("prefill, transformers, tokens/s", lambda r: spread_cell(r["prefill_tokens_per_s"]["peer"])),
-        ("**prefill, times transformers**", lambda r: spread_cell(r["prefill_ratio"])),
-        ("read bandwidth measured, GB/s", lambda r: spread_cell(r["read_bandwidth_gb_per_s"])),
-        ("share of bandwidth, ours", lambda r: spread_cell(r["bandwidth_share"]["ours"], 100, "%")),
-        ("Python per step, µs: median (95th percentile)", lambda r: _overhead(r["python_overhead_us"])),
-    ):
-        rows.append((title, *(cell(result) for result in results.values())))
-    names = [f"{name}, {document['settings']['new_tokens'][name]} new tokens" for name in results]
-    prefill = document["settings"]["prefill_tokens"]
-    return table((f"(prefill: {prefill} tokens)", *names), rows)
-
-
-def _overhead(overhead: Mapping[str, float]) -> str:
-    return f"{overhead['median']:.0f} ({overhead['p95']:.0f})"
-
-
-def _serving(results: Mapping[str, Any]) -> str:
-    rows = [(name, spread_cell(spread)) for name, spread in results["tokens_per_second"].items()]
-    return table(("", "tokens/s"), [*rows, ("**batched, times dense**", spread_cell(results["ratio"]))])
-
-
-def _latencies(latencies: Mapping[str, Mapping[str, float]]) -> str:
-    names = ("first_token_p50", "first_token_p99", "between_tokens_p50", "between_tokens_p99")
-    rows = [(load, *(f"{values[name]:.3g}" for name in names)) for load, values in latencies.items()]
-    heads = ("first token, ms: p50", "p99", "between tokens, ms: p50", "p99")
-    return table(("load", *heads), rows)
-
-
-def _transformers_host(results: Mapping[str, Any]) -> str:
-    columns = list(results)
-    names = list(next(iter(results.values()))["token_ms"])
-    rows = [(f"`{name}`", *(spread_cell(results[column]["token_ms"][name]) for column in columns)) for name in names]
-    article = ("all caches built anew", *(f"{results[column]['article_cache_ms']:.3g}" for column in columns))
-    return table(("ms a token", *columns), [*rows, article])
+PARTS: Mapping[str, Callable[[Document], dict[str, str]]] = {
+    "cpu_decode": _cpu_decode,
+    "transformers_host": _transformers_host,
+    "serving": _serving,
+}
+"""For each benchmark of the page, the placeholders of the template that it fills."""
+KEPT_PARTS: Mapping[str, Callable[[Document], str]] = {
+    "kernels": _kernels,
+    "verify": _verify,
+    "export_sizes": _export_sizes,
+}
 
 
 def main() -> int:
@@ -234,15 +260,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.render", description=__doc__)
     parser.add_argument("results", type=Path, help="what python -m benchmarks printed")
     try:
-        documents = json.loads(parser.parse_args().results.read_text(encoding="utf-8"))["benchmarks"]
-        kernels = json.loads(KERNELS.read_text(encoding="utf-8")) if KERNELS.exists() else None
-        verify = json.loads(VERIFY.read_text(encoding="utf-8")) if VERIFY.exists() else None
-        sizes = json.loads(EXPORT_SIZES.read_text(encoding="utf-8")) if EXPORT_SIZES.exists() else None
-        sys.stdout.write(page(documents, kernels, verify, sizes))
+        documents = _read(parser.parse_args().results)["benchmarks"]
+        kept = {name: RESULTS / f"{name}.json" for name in KEPT_PARTS}
+        sys.stdout.write(page(documents, {name: _read(path) for name, path in kept.items() if path.exists()}))
     except (OSError, ValueError, KeyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

@@ -1,43 +1,44 @@
 """Continuous batching against one request after another, and latencies under Poisson arrivals.
 
---engine torch measures a model of 2.65 B parameters on a GPU (benchmarks/serving_torch.py), else the checkpoint that
-ships is measured on the CPU. --plot FILE draws the latencies (needs the extra plot). --work FOLDER as in
-benchmarks.torch_engine.
+On the CPU with the checkpoint that ships, and on a GPU with a hybrid model of 2.65 B parameters in bfloat16.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.artifacts import DEMO_CHECKPOINT, exported
-from benchmarks.command import run_command
-from benchmarks.measure import Spread, take_turns
-from benchmarks.plots import plot_latencies
-from benchmarks.report import Gate, Report, Target
-from benchmarks.traffic import poisson_arrivals, serve
-from hybridge.exporter.export import export_checkpoint
-from hybridge.exporter.options import ExportOptions
+from benchmarks.agreement import BFLOAT16_TOLERANCE, error_gate, random_prompt
+from benchmarks.artifacts import DEMO_CHECKPOINT, exported, linked_artifact, scratch_folder, work_folder
+from benchmarks.measure import Spread, seconds, spreads, take_turns, timed
+from benchmarks.random_checkpoint import GPU_SHAPE, NemotronHShape
+from benchmarks.runner import Gate, Report, Target, require
+from benchmarks.traffic import Served, host_microseconds, poisson_arrivals, serve
 from hybridge.runtime.generation import Generation
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.settings import ServingSettings
 
-NAME, REPEATS = "serving", 5
-LEAST_RATIO = 2.0
+if TYPE_CHECKING:
+    from hybridge.runtime.engines.torch.engine import TorchEngine
+    from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
+
+LEAST_RATIO = {"cpu": 2.0, "cuda": 20.0}
+MOST_HOST_MICROSECONDS = 300.0
+Prompts = Sequence[list[int]]
 
 
 @dataclass(frozen=True)
 class ServingBenchmarkSettings:
     """``requests`` prompts of ``prompt`` tokens and ``new_tokens`` each, ``batch`` at a time.
 
-    loads: requests that arrive in the time in which the batched run finishes one, for the latencies.
+    loads: arrival rates for the latencies, over the rate at which the batched run finishes requests.
     """
 
     requests: int = 16
@@ -46,101 +47,188 @@ class ServingBenchmarkSettings:
     new_tokens: int = 48
     loads: tuple[float, ...] = (0.3, 0.5, 0.7, 0.9)
     threads: int = 2
-    repeats: int = REPEATS
+    repeats: int = 5
 
 
 def run(settings: ServingBenchmarkSettings) -> Report:
     """Export the checkpoint that ships in both layouts and serve the same requests in three ways."""
-    rng = np.random.default_rng(0)
-    with tempfile.TemporaryDirectory(prefix="hybridge-bench-") as name:
-        length = settings.prompt + settings.new_tokens
-        dense_folder = exported(DEMO_CHECKPOINT, Path(name) / "dense", max_seq_len=length)
-        paged_folder = Path(name) / "paged"
-        options = ExportOptions(layout="paged", max_batch_size=settings.batch, max_seq_len=length, scan=False)
-        export_checkpoint(DEMO_CHECKPOINT, paged_folder, options)
-        with LLM(dense_folder, threads=settings.threads) as dense, LLM(paged_folder, threads=settings.threads) as paged:
-            shape = settings.requests, settings.prompt
-            prompts = rng.integers(0, dense.config.vocab_size, shape).tolist()
-            ways: dict[str, Callable[[], list[Generation]]] = {
-                "dense, one after another": lambda: _one_by_one(dense, prompts, settings),
-                "paged, one after another": lambda: _one_by_one(paged, prompts, settings),
-                "paged, batched": lambda: paged.generate(prompts, _sampling(settings)),
+    length, threads = settings.prompt + settings.new_tokens, settings.threads
+    with scratch_folder() as work:
+        dense_folder = exported(DEMO_CHECKPOINT, work / "dense", max_batch_size=1, max_seq_len=length)
+        options = {"layout": "paged", "max_batch_size": settings.batch, "max_seq_len": length}
+        paged_folder = exported(DEMO_CHECKPOINT, work / "paged", **options)
+        with LLM(dense_folder, threads=threads) as dense, LLM(paged_folder, threads=threads) as paged:
+            prompts = _prompts(settings.requests, settings.prompt, dense.config.vocab_size)
+            new_tokens = settings.new_tokens
+            ways = {
+                "dense, one after another": lambda: _one_by_one(dense, prompts, new_tokens),
+                "paged, one after another": lambda: _one_by_one(paged, prompts, new_tokens),
+                "paged, batched": lambda: paged.generate(prompts, _sampling(new_tokens)),
             }
-            gate = _gate({name: way() for name, way in ways.items()})
-            if not gate.passed:
-                return Report(NAME, asdict(settings), (gate,))
-            times = take_turns({name: _Timed(way) for name, way in ways.items()}, settings.repeats)
-            batched = Spread.of(times["paged, batched"]).median
-            each = batched / settings.requests
-            latencies = {str(load): _latencies(paged, prompts, settings, each / load) for load in settings.loads}
+            first, *others = ([answer.token_ids for answer in way()] for way in ways.values())
+            wrong = sum(tokens != right for other in others for tokens, right in zip(other, first, strict=True))
+            gates = require(Gate("answers that differ from those of the dense engine", float(wrong), 0.0))
+            times = take_turns({name: timed(way) for name, way in ways.items()}, settings.repeats)
+            each = median(times["paged, batched"]) / settings.requests
+            latencies = _latencies(paged.loop, prompts, new_tokens, each, settings.loads)
     tokens = settings.requests * settings.new_tokens
     ratio = Spread.of_ratios(times["dense, one after another"], times["paged, batched"])
     results = {
-        "tokens_per_second": {name: Spread.of(tokens / t for t in values).to_json() for name, values in times.items()},
-        "ratio": ratio.to_json(),
+        "tokens_per_second": {name: Spread.of(tokens / t for t in values) for name, values in times.items()},
+        "ratio": ratio,
         "latency_ms": latencies,
     }
-    title = f"{settings.batch} requests at a time over one dense request after another"
-    return Report(
-        NAME, asdict(settings), (gate,), results, (Target(title, ratio.median, "at least", LEAST_RATIO, "x"),)
+    return Report(gates, results, (_ratio_target(settings.batch, ratio, "cpu"),))
+
+
+@dataclass(frozen=True)
+class TorchServingSettings:
+    """Prompts of ``prompt`` tokens, ``new_tokens`` each, ``batch`` at a time; ``alone`` of them one after another.
+
+    pressure: arrival rate where throughput is measured, over the rate at which requests can be served. loads: the same
+    where latencies are measured. device: "cuda" or "cpu". work: a folder that keeps checkpoint and artifacts.
+    """
+
+    device: str = "cuda"
+    work: str | None = None
+    batch: int = 64
+    prompt: int = 512
+    new_tokens: int = 128
+    requests: int = 384
+    alone: int = 4
+    pressure: float = 1.3
+    loads: tuple[float, ...] = (0.3, 0.5, 0.7, 0.9)
+    latency_requests: int = 160
+    max_tokens: int = 2048
+    gate_tokens: int = 70
+    gate_steps: int = 4
+    repeats: int = 5
+    shape: NemotronHShape = GPU_SHAPE
+
+
+def run_torch(settings: TorchServingSettings) -> Report:
+    """Compare logits of both engines, then serve."""
+    from hybridge.runtime.engines.torch.engine import TorchEngine
+    from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
+
+    longest = settings.prompt + settings.new_tokens
+    with work_folder(settings.work) as work:
+        dense_folder, paged_folder = (
+            linked_artifact(
+                work, f"artifact-{layout}", settings.shape, layout=layout, max_batch_size=rows, max_seq_len=longest
+            )
+            for layout, rows in (("dense", 1), ("paged", settings.batch))
+        )
+        with (
+            closing(TorchEngine(dense_folder, device=settings.device)) as dense,
+            closing(TorchPagedEngine(paged_folder, device=settings.device)) as paged,
+        ):
+            gates = require(*_gates(dense, paged, settings))
+            results = _measured(LLM(dense_folder, engine=dense), dense, paged, settings)
+    title, host = f"host's share of a decode step at batch {settings.batch}", results["host_us"].median
+    targets = (
+        _ratio_target(settings.batch, results["ratio"], "cuda"),
+        Target(title, host, "at most", MOST_HOST_MICROSECONDS, "us"),
     )
+    return Report(gates, results, targets)
 
 
-class _Timed:
-    """Called, returns the seconds that ``way`` takes."""
+def _gates(dense: TorchEngine, paged: TorchPagedEngine, settings: TorchServingSettings) -> list[Gate]:
+    """Logits after a prompt in two chunks and after single tokens, of one row and of all."""
+    from benchmarks.engine_runs import EngineRuns
+    from benchmarks.paged_runs import paged_logits
 
-    def __init__(self, way: Callable[[], object]) -> None:
-        self._way = way
-
-    def __call__(self) -> float:
-        started = time.perf_counter()
-        self._way()
-        return time.perf_counter() - started
-
-
-def _sampling(settings: ServingBenchmarkSettings) -> SamplingParams:
-    return SamplingParams(max_new_tokens=settings.new_tokens, ignore_eos=True)
+    tokens, steps = settings.gate_tokens, settings.gate_steps
+    sequence = random_prompt(dense.config.vocab_size, tokens + steps, seed=1)
+    expected = EngineRuns(dense).logits(sequence, tokens, 1)
+    gates = []
+    for rows in (1, settings.batch):
+        checks = f"logits of {rows} packed rows of {tokens} tokens and {steps} decode steps against the dense engine"
+        gates.append(error_gate(checks, paged_logits(paged, sequence, tokens, rows), expected, BFLOAT16_TOLERANCE))
+    return gates
 
 
-def _one_by_one(llm: LLM, prompts: Sequence[list[int]], settings: ServingBenchmarkSettings) -> list[Generation]:
-    return [llm.generate(prompt, _sampling(settings)) for prompt in prompts]
+def _measured(llm: LLM, dense: TorchEngine, paged: TorchPagedEngine, settings: TorchServingSettings) -> dict[str, Any]:
+    from benchmarks.engine_runs import device_name
+
+    prompts = _prompts(settings.requests, settings.prompt, paged.config.vocab_size)
+    new_tokens = settings.new_tokens
+    loop = ServingLoop(paged, ServingSettings(max_rows=settings.batch, max_tokens=settings.max_tokens), (), None)
+    # The first time kernels are compiled and graphs recorded; the second gives the time of a request in full batches.
+    some = prompts[: 3 * settings.batch]
+    each = min(serve(loop, some, [0.0] * len(some), new_tokens).tokens[-1][-1] for _ in range(2)) / len(some)
+    _one_by_one(llm, prompts[:1], new_tokens)
+    runs: list[Served] = []
+
+    def alone() -> float:
+        return settings.alone * new_tokens / seconds(lambda: _one_by_one(llm, prompts[: settings.alone], new_tokens))
+
+    def batched() -> float:
+        arrivals = poisson_arrivals(settings.requests, each / settings.pressure)
+        runs.append(serve(loop, prompts, arrivals, new_tokens))
+        return runs[-1].rate()
+
+    rates = take_turns({"dense, one after another": alone, "paged, Poisson arrivals": batched}, settings.repeats, 0)
+    best = new_tokens / max(rates["paged, Poisson arrivals"])
+    return {
+        "tokens_per_second": spreads(rates),
+        "ratio": Spread.of_ratios(rates["paged, Poisson arrivals"], rates["dense, one after another"]),
+        "host_us": Spread.of(median(host_microseconds(run, settings.batch)) for run in runs),
+        "steps": _steps(runs[-1], settings.batch),
+        "latency_ms": _latencies(loop, prompts[: settings.latency_requests], new_tokens, best, settings.loads),
+        "memory": str(loop.pools),
+        "graphs": {
+            "decoding": sum(step.repeated.is_replayed for step in paged.decode_steps.values()),
+            "mixed": sum(step.repeated.is_replayed for step in paged.mixed_steps.values()),
+        },
+        "device": device_name(dense.device),
+    }
+
+
+def _steps(served: Served, batch: int) -> dict[str, Any]:
+    """The time of steps in which all rows decode, in which fewer do, and of those with tokens of prompts."""
+    kinds = {
+        "decoding, all rows": [s for s in served.steps if s.rows == s.tokens == batch],
+        "decoding, fewer rows": [s for s in served.steps if s.rows == s.tokens < batch],
+        "with prompts": [s for s in served.steps if s.rows < s.tokens],
+    }
+    return {
+        name: {
+            "steps": len(steps),
+            "seconds": sum(s.wall for s in steps),
+            "wall_us": 1e6 * median(s.wall for s in steps),
+            "device_us": 1e6 * median(s.device for s in steps),
+            "tokens": median(s.tokens for s in steps),
+        }
+        for name, steps in kinds.items()
+        if steps
+    }
+
+
+def _prompts(count: int, tokens: int, vocab: int) -> list[list[int]]:
+    prompts: list[list[int]] = np.random.default_rng(0).integers(0, vocab, (count, tokens)).tolist()
+    return prompts
+
+
+def _sampling(new_tokens: int) -> SamplingParams:
+    return SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
+
+
+def _one_by_one(llm: LLM, prompts: Prompts, new_tokens: int) -> list[Generation]:
+    return [llm.generate(prompt, _sampling(new_tokens)) for prompt in prompts]
 
 
 def _latencies(
-    llm: LLM, prompts: Sequence[list[int]], settings: ServingBenchmarkSettings, interval: float
-) -> dict[str, float]:
-    """With ``interval`` seconds on average from request to request."""
-    return serve(llm.loop, prompts, poisson_arrivals(len(prompts), interval), settings.new_tokens).latencies_ms()
+    loop: ServingLoop, prompts: Prompts, new_tokens: int, each: float, loads: Sequence[float]
+) -> dict[str, dict[str, float]]:
+    """By load; a request takes ``each`` seconds when the loop is busy."""
+    found = {}
+    for load in loads:
+        arrivals = poisson_arrivals(len(prompts), each / load)
+        found[str(load)] = serve(loop, prompts, arrivals, new_tokens).latencies_ms()
+    return found
 
 
-def _gate(answers: dict[str, list[Generation]]) -> Gate:
-    first, *others = ([answer.token_ids for answer in each] for each in answers.values())
-    wrong = sum(tokens != right for other in others for tokens, right in zip(other, first, strict=True))
-    return Gate("answers that differ from those of the dense engine", float(wrong), 0.0)
-
-
-def main() -> int:
-    """The exit code: 0, or 1 when values were wrong."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--engine", choices=("onnxruntime", "torch"), default="onnxruntime")
-    parser.add_argument("--work")
-    parser.add_argument("--plot", type=Path)
-    known, rest = parser.parse_known_args()
-    hardware = "NVIDIA GPU" if known.engine == "torch" else "CPU"
-
-    def benchmark(repeats: int) -> Report:
-        if known.engine == "torch":
-            from benchmarks import serving_torch
-
-            report = serving_torch.run(serving_torch.TorchServingSettings(work=known.work, repeats=repeats))
-        else:
-            report = run(ServingBenchmarkSettings(repeats=repeats))
-        if report.passed and known.plot:
-            plot_latencies(report.results["latency_ms"], known.plot, hardware)
-        return report
-
-    return run_command(__doc__ or "", benchmark, REPEATS, rest)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _ratio_target(batch: int, ratio: Spread, device: str) -> Target:
+    title = f"{batch} requests at a time over one dense request after another"
+    return Target(title, ratio.median, "at least", LEAST_RATIO[device], "x")

@@ -1,40 +1,32 @@
-"""Prompt lookup on the CPU: decoding of text that repeats and of text that does not, with candidates and without.
+"""Prompt lookup on the CPU: decoding of text that repeats and of text that does not, with draft tokens and without.
 
 One request at a time, and several at once whose texts repeat.
 """
 
 from __future__ import annotations
 
-import sys
-import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.artifacts import DEMO_CHECKPOINT
-from benchmarks.command import run_command
-from benchmarks.measure import Spread, take_turns
-from benchmarks.report import Gate, Report, Target
-from hybridge.exporter.export import export_checkpoint
-from hybridge.exporter.options import ExportOptions
+from benchmarks.artifacts import DEMO_CHECKPOINT, HELD_OUT_TEXT, exported, scratch_folder
+from benchmarks.measure import Spread, take_turns, timed
+from benchmarks.runner import Gate, Report, Target, require
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.speculation import SpeculationMetrics, SpeculationSettings
 
-NAME, REPEATS = "speculation", 5
 LEAST_RATIO = 1.5
 Prompts = list[list[int]]
-HELDOUT = Path(__file__).parents[1] / "examples" / "text" / "heldout.txt"
 
 
 @dataclass(frozen=True)
 class SpeculationBenchmarkSettings:
     """``new_tokens`` after ``prompt`` tokens: a ``passage`` of a text repeated, or as many of its first.
 
-    ``batches``: requests at once, each with a passage of its own.
+    tokens: draft tokens. batches: requests at once, each with a passage of its own.
     """
 
     tokens: int = 4
@@ -44,66 +36,54 @@ class SpeculationBenchmarkSettings:
     batches: tuple[int, ...] = (4, 8)
     new_tokens: int = 128
     threads: int = 2
-    repeats: int = REPEATS
+    repeats: int = 5
 
 
 def run(settings: SpeculationBenchmarkSettings) -> Report:
-    """Export the checkpoint that ships with and without candidates and continue the same prompts."""
+    """Export the checkpoint that ships with and without draft tokens and continue the same prompts."""
     sampling = SamplingParams(max_new_tokens=settings.new_tokens, ignore_eos=True)
-    with tempfile.TemporaryDirectory(prefix="hybridge-bench-") as name:
-        plain = _opened(Path(name) / "plain", settings, 0)
-        trying = _opened(Path(name) / "trying", settings, settings.tokens)
-        prompts = _prompts(plain, settings)
-        batches = {str(count): _repeating(plain, settings, count) for count in settings.batches}
+    with scratch_folder() as folder:
+        plain = _opened(folder / "plain", settings, 0)
+        drafting = _opened(folder / "drafting", settings, settings.tokens)
+        text = _text(plain, settings)
+        prompts = {"repeats": _repeating(text, settings, 1), "does not repeat": [text[: settings.prompt]]}
+        batches = {str(count): _repeating(text, settings, count) for count in settings.batches}
         differing = sum(
-            _answers(plain, each, sampling) != _answers(trying, each, sampling)
+            _answers(plain, each, sampling) != _answers(drafting, each, sampling)
             for each in (*prompts.values(), *batches.values())
         )
-        gate = Gate("answers that differ from those without candidates", float(differing), 0.0)
-        if not gate.passed:
-            return Report(NAME, asdict(settings), (gate,))
-        results: dict[str, Any] = {
-            text: _compared(plain, trying, each, sampling, settings.repeats) for text, each in prompts.items()
-        }
-        metrics = _metrics(trying)
+        gates = require(Gate("answers that differ from those without draft tokens", float(differing), 0.0))
+
+        def compared(prompts: Prompts) -> dict[str, Any]:
+            return _compared(plain, drafting, prompts, sampling, settings.repeats)
+
+        results: dict[str, Any] = {name: compared(each) for name, each in prompts.items()}
+        metrics = _metrics(drafting)
         results["state_bytes_per_candidate"] = metrics.state_bytes
         results["rows_by_candidates"] = dict(sorted(metrics.chosen.items()))
-        results["batches"] = {
-            count: _compared(plain, trying, each, sampling, settings.repeats) for count, each in batches.items()
-        }
+        results["batches"] = {count: compared(each) for count, each in batches.items()}
     title = "decoding with prompt lookup over decoding without, text that repeats"
-    target = Target(title, results["repeats"]["ratio"]["median"], "at least", LEAST_RATIO, "x")
-    return Report(NAME, asdict(settings), (gate,), results, (target,))
+    return Report(gates, results, (Target(title, results["repeats"]["ratio"].median, "at least", LEAST_RATIO, "x"),))
 
 
-def _opened(folder: Path, settings: SpeculationBenchmarkSettings, candidates: int) -> LLM:
-    length = settings.prompt + settings.new_tokens
-    options = ExportOptions(
-        layout="paged",
-        max_batch_size=max(1, *settings.batches),
-        max_seq_len=length,
-        scan=False,
-        speculative_tokens=candidates,
-    )
-    export_checkpoint(DEMO_CHECKPOINT, folder, options)
-    speculation = SpeculationSettings(candidates, mode=settings.mode) if candidates else None
+def _opened(folder: Path, settings: SpeculationBenchmarkSettings, tokens: int) -> LLM:
+    length, rows = settings.prompt + settings.new_tokens, max(1, *settings.batches)
+    limits = {"max_batch_size": rows, "max_seq_len": length}
+    exported(DEMO_CHECKPOINT, folder, layout="paged", speculative_tokens=tokens, **limits)
+    speculation = SpeculationSettings(tokens, mode=settings.mode) if tokens else None
     return LLM(folder, threads=settings.threads, serving=ServingSettings(speculation=speculation))
-
-
-def _prompts(llm: LLM, settings: SpeculationBenchmarkSettings) -> dict[str, Prompts]:
-    return {"repeats": _repeating(llm, settings, 1), "does not repeat": [_text(llm, settings)[: settings.prompt]]}
-
-
-def _repeating(llm: LLM, settings: SpeculationBenchmarkSettings, count: int) -> Prompts:
-    """``count`` prompts, each of which repeats the passage behind that of the one before."""
-    ids, size = _text(llm, settings), settings.passage
-    passages = (ids[start : start + size] for start in range(0, count * size, size))
-    return [(passage * -(-settings.prompt // size))[: settings.prompt] for passage in passages]
 
 
 def _text(llm: LLM, settings: SpeculationBenchmarkSettings) -> list[int]:
     assert llm.tokenizer is not None, "the checkpoint that ships has a tokenizer"
-    return list(llm.tokenizer.encode(HELDOUT.read_text(encoding="utf-8")[: 20 * settings.prompt]))
+    return list(llm.tokenizer.encode(HELD_OUT_TEXT.read_text(encoding="utf-8")[: 20 * settings.prompt]))
+
+
+def _repeating(text: list[int], settings: SpeculationBenchmarkSettings, count: int) -> Prompts:
+    """``count`` prompts, each of which repeats the passage after that of the one before."""
+    size = settings.passage
+    passages = (text[start : start + size] for start in range(0, count * size, size))
+    return [(passage * -(-settings.prompt // size))[: settings.prompt] for passage in passages]
 
 
 def _answers(llm: LLM, prompts: Prompts, sampling: SamplingParams) -> list[tuple[int, ...]]:
@@ -116,41 +96,16 @@ def _metrics(llm: LLM) -> SpeculationMetrics:
     return metrics
 
 
-def _compared(plain: LLM, trying: LLM, prompts: Prompts, sampling: SamplingParams, repeats: int) -> dict[str, Any]:
-    """All ``prompts`` at once, without candidates and with."""
-    metrics, tokens = _metrics(trying), len(prompts) * (sampling.max_new_tokens or 0)
+def _compared(plain: LLM, drafting: LLM, prompts: Prompts, sampling: SamplingParams, repeats: int) -> dict[str, Any]:
+    """All ``prompts`` at once, without draft tokens and with; acceptance and tokens of a decoded row."""
+    metrics, tokens = _metrics(drafting), len(prompts) * (sampling.max_new_tokens or 0)
     before = metrics.rows, metrics.proposed, metrics.accepted
-    ways = {"plain": _timed(plain, prompts, sampling), "candidates": _timed(trying, prompts, sampling)}
-    times = take_turns(ways, repeats)
-    return {
-        "tokens_per_second": {way: Spread.of(tokens / t for t in values).to_json() for way, values in times.items()},
-        "ratio": Spread.of_ratios(times["plain"], times["candidates"]).to_json(),
-        **_counted(metrics, before),
-    }
-
-
-def _timed(llm: LLM, prompts: Prompts, sampling: SamplingParams) -> Callable[[], float]:
-    """Seconds of the whole call, prompts included."""
-
-    def call() -> float:
-        started = time.perf_counter()
-        llm.generate(prompts, sampling)
-        return time.perf_counter() - started
-
-    return call
-
-
-def _counted(metrics: SpeculationMetrics, before: tuple[int, int, int]) -> dict[str, float]:
-    """Acceptance and tokens of a decoded row since ``before``."""
+    ways = {"plain": plain, "candidates": drafting}
+    times = take_turns({way: timed(partial(llm.generate, prompts, sampling)) for way, llm in ways.items()}, repeats)
     rows, proposed, accepted = metrics.rows - before[0], metrics.proposed - before[1], metrics.accepted - before[2]
-    return {"acceptance": accepted / proposed if proposed else 0.0, "tokens_per_row": 1 + accepted / rows}
-
-
-def main() -> int:
-    """The exit code: 0, or 1 when values were wrong."""
-    description = "speculative decoding with prompt lookup"
-    return run_command(description, lambda repeats: run(SpeculationBenchmarkSettings(repeats=repeats)), REPEATS)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return {
+        "tokens_per_second": {way: Spread.of(tokens / t for t in values) for way, values in times.items()},
+        "ratio": Spread.of_ratios(times["plain"], times["candidates"]),
+        "acceptance": accepted / proposed if proposed else 0.0,
+        "tokens_per_row": 1 + accepted / rows,
+    }

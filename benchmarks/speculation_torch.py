@@ -1,46 +1,50 @@
-"""Speculative decoding on a GPU: a 2.65 B hybrid model in bfloat16, its drafts right with a given probability."""
+"""Speculative decoding on a GPU: a 2.65 B hybrid model in bfloat16, and draft tokens that are right by chance.
+
+With a drafter that knows the answer and is right with a given probability, and with a random prediction head, which is
+right by chance alone, so that only its cost is measured.
+"""
 
 from __future__ import annotations
 
-import sys
-import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 
-from benchmarks.agreement import random_prompt, relative_error
-from benchmarks.command import run_in_folder
-from benchmarks.measure import Spread
-from benchmarks.oracle_drafter import OracleDrafter
-from benchmarks.paged_runs import candidate_logits, paged_logits
-from benchmarks.random_checkpoint import NemotronHShape
-from benchmarks.report import Gate, Report, Target
-from benchmarks.serving_torch import linked_artifact
-from benchmarks.speculation_steps import StepTimes, held_inputs
-from benchmarks.torch_engine import LOGITS_TOLERANCE, SHAPE
+from benchmarks.agreement import BFLOAT16_TOLERANCE, error_gate, random_prompt
+from benchmarks.artifacts import linked_artifact, work_folder
+from benchmarks.engine_runs import device_name
+from benchmarks.measure import Spread, seconds, spreads, take_turns
+from benchmarks.paged_runs import allocate, candidate_logits, paged_logits, step_inputs, text_gate
+from benchmarks.random_checkpoint import GPU_SHAPE, NemotronHShape
+from benchmarks.runner import Gate, Report, Target, require
 from hybridge.runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT
+from hybridge.runtime.engines.mtp_factory import open_mtp_head
 from hybridge.runtime.engines.paged import PackedInputs
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.mtp_drafter import MtpDrafter
 from hybridge.runtime.serving.settings import ServingSettings
-from hybridge.runtime.speculation import SpeculationSettings
+from hybridge.runtime.speculation import Proposal, SpeculationSettings, Wanted
 
-NAME, REPEATS = "speculation_torch", 5
+SHAPE_WITH_HEAD = replace(GPU_SHAPE, mtp_pattern="*-")
 LEAST_RATIO, MOST_STEP_RATIO, MOST_COMMIT_SHARE, MOST_STATE_SHARE = 2.0, 1.25, 0.05, 0.03
 
 
 @dataclass(frozen=True)
 class SpeculationTorchSettings:
-    """``new_tokens`` after a prompt of ``prompt_tokens``, with ``tokens`` candidates.
+    """``new_tokens`` after a prompt of ``prompt_tokens``, with ``tokens`` draft tokens.
 
-    acceptances: chances of a candidate to be right; the first, that of the target, also with ``tokens`` in every step
-    and in every mode. rows: of the steps that are timed alone. passes: of the search for a text that the model itself
-    gives. device: "cuda" or "cpu". work: a folder that keeps checkpoint and artifact, None for one that goes at the
-    end.
+    acceptances: probabilities of a draft token to be right; the first, that of the target, also with ``tokens`` in
+    every step and in every rollback mode. rows: of the ``steps`` steps that are timed alone. passes: of the search for
+    a text that the model itself gives. device: "cuda" or "cpu". work: a folder that keeps checkpoint and artifact.
     """
 
     device: str = "cuda"
@@ -54,62 +58,61 @@ class SpeculationTorchSettings:
     steps: int = 50
     gate_tokens: int = 70
     gate_steps: int = 10
-    repeats: int = REPEATS
-    shape: NemotronHShape = SHAPE
+    repeats: int = 5
+    shape: NemotronHShape = GPU_SHAPE
 
 
 def run(settings: SpeculationTorchSettings) -> Report:
-    """Compare steps with candidates with steps of one token, then measure."""
-    with tempfile.TemporaryDirectory(prefix="hybridge-bench-") as name:
-        folder = prepared(Path(settings.work or name), settings)
-        engine = TorchPagedEngine(folder, device=settings.device)
-        try:
-            gates = [_logits_gate(engine, settings), _advance_gate(engine, settings)]
-            results: dict[str, Any] = {}
-            if all(gate.passed for gate in gates):
-                runs = _Runs(folder, engine, settings)
-                times = StepTimes(engine, settings.tokens, settings.prompt_tokens, settings.steps, settings.repeats)
-                results = {
-                    "steps": {str(rows): times.of_candidates(rows) for rows in settings.rows},
-                    "replay_steps": {str(rows): times.of_replay(rows) for rows in settings.rows},
-                    **runs.measured(),
-                }
-                gates.append(runs.text_gate())
-        finally:
-            engine.close()
-    values = {key: value for key, value in asdict(settings).items() if key != "work"}
-    return Report(NAME, values, tuple(gates), results, _targets(results, settings) if results else ())
-
-
-def prepared(work: Path, settings: SpeculationTorchSettings) -> Path:
-    """The artifact in the folder ``work``, made where it is missing."""
-    from hybridge.exporter.options import ExportOptions
-
-    longest = settings.prompt_tokens + settings.new_tokens + settings.tokens
-    rows = max(settings.rows)
-    options = ExportOptions(
-        layout="paged", speculative_tokens=settings.tokens, max_batch_size=rows, max_seq_len=longest, scan=False
+    """Compare steps with draft tokens with steps of one token, then measure."""
+    with work_folder(settings.work) as work:
+        longest = settings.prompt_tokens + settings.new_tokens + settings.tokens
+        folder = prepared(work, "artifact-candidates", settings.shape, settings.tokens, max(settings.rows), longest)
+        with closing(TorchPagedEngine(folder, device=settings.device)) as engine:
+            gates = require(_logits_gate(engine, settings), _advance_gate(engine, settings))
+            runs, steps = _Runs(folder, engine, settings), _StepTimes(engine, settings)
+            results = {
+                "steps": {str(rows): steps.of_draft_tokens(rows) for rows in settings.rows},
+                "replay_steps": {str(rows): steps.of_replay(rows) for rows in settings.rows},
+                **runs.measured(),
+                "device": device_name(engine.device),
+            }
+            gates = require(*gates, runs.text_gate())
+    chance, k = settings.acceptances[0], settings.tokens
+    ratio = results["acceptance"][str(chance)]["fixed"]["ratio"].median
+    step, share = results["steps"]["1"]["ratio"].median, results["replay_steps"]["1"]["share"].median
+    state_share = results["state_bytes_per_candidate"] / results["state_bytes_of_a_snapshot"]
+    decoding = f"decoding with {k} draft tokens of which {chance:.0%} are right over plain"
+    positions = f"a step of {1 + k} positions over a step of one token, batch 1"
+    targets = (
+        Target(decoding, ratio, "at least", LEAST_RATIO, "x"),
+        Target(positions, step, "at most", MOST_STEP_RATIO, "x"),
+        Target("advancing states, share of a step with draft tokens, batch 1", share, "at most", MOST_COMMIT_SHARE, ""),
+        Target("stored inputs of a draft token, share of a state", state_share, "at most", MOST_STATE_SHARE, ""),
     )
-    return linked_artifact(work, "artifact-candidates", settings.shape, options)
+    return Report(gates, results, targets)
+
+
+def prepared(work: Path, name: str, shape: NemotronHShape, tokens: int, rows: int, longest: int) -> Path:
+    """The paged artifact ``name`` in the folder ``work``."""
+    limits = {"max_batch_size": rows, "max_seq_len": longest}
+    return linked_artifact(work, name, shape, layout="paged", speculative_tokens=tokens, **limits)
 
 
 def _logits_gate(engine: TorchPagedEngine, settings: SpeculationTorchSettings) -> Gate:
-    """Logits of candidates in steps of 1, 2, ... of them against those of one token after the other."""
+    """Logits of draft tokens in steps of 1, 2, ... of them against those of one token after the other."""
     tokens, steps = settings.gate_tokens, settings.gate_steps
     sequence = random_prompt(engine.config.vocab_size, tokens + steps, seed=1)
-    wanted = paged_logits(engine, sequence, tokens, 1)
-    found = candidate_logits(engine, sequence, tokens)
-    worst = max(relative_error(*pair) for pair in zip(found, wanted, strict=True))
-    checks = f"logits of {steps} candidates after {tokens} tokens against those of one token a step, relative error"
-    return Gate(checks, worst, LOGITS_TOLERANCE)
+    expected = paged_logits(engine, sequence, tokens, 1)
+    checks = f"logits of {steps} draft tokens after {tokens} tokens against those of one token a step"
+    return error_gate(checks, candidate_logits(engine, sequence, tokens), expected, BFLOAT16_TOLERANCE)
 
 
 def _advance_gate(engine: TorchPagedEngine, settings: SpeculationTorchSettings) -> Gate:
-    """The states of three rows that were held and advanced against those of the same tokens without candidates."""
-    rows, most = max(settings.rows), 1 + settings.tokens
+    """The states of rows that were deferred and advanced against those of the same tokens without draft tokens."""
+    rows, most, past = max(settings.rows), 1 + settings.tokens, settings.prompt_tokens
     engine.prepare_held(rows, most, REPLAY)
-    inputs, right = held_inputs(engine, rows, most, settings.prompt_tokens), 1 + np.arange(rows) % most
-    worst = 0.0
+    inputs, right = _deferred_step(engine, rows, most, past), 1 + np.arange(rows) % most
+    gates = []
     for _ in range(4):  # directly, recorded, and twice as it was recorded
         engine.zero_slots(range(rows))
         engine.launch(inputs).best_tokens()
@@ -117,31 +120,116 @@ def _advance_gate(engine: TorchPagedEngine, settings: SpeculationTorchSettings) 
         found = _states(engine, rows)
         engine.zero_slots(range(rows))
         for row in range(rows):
-            engine.launch(_part(inputs, row, int(right[row]))).best_tokens()
-        worst = max(worst, *(relative_error(*pair) for pair in zip(found, _states(engine, rows), strict=True)))
-    checks = f"states of {rows} rows that were held and advanced against those of steps of the right tokens alone"
-    return Gate(checks, worst, LOGITS_TOLERANCE)
+            ids = _counted_ids(rows, most)[row : row + 1, : right[row]]
+            engine.launch(step_inputs(engine, ids, past, past + most, first_row=row)).best_tokens()
+        checks = f"states of {rows} rows that were deferred and advanced against those of steps of the right tokens"
+        gates.append(error_gate(checks, found, _states(engine, rows), BFLOAT16_TOLERANCE))
+    return max(gates, key=lambda gate: gate.value)
 
 
-def _part(inputs: PackedInputs, row: int, tokens: int) -> PackedInputs:
-    """The first ``tokens`` of one row as a step without candidates."""
-    begin = int(inputs.query_start_loc[row])
-    own, part = slice(row, row + 1), slice(begin, begin + tokens)
-    return PackedInputs(
-        inputs.input_ids[part],
-        inputs.positions[part],
-        np.array([0, tokens], np.int32),
-        np.array([inputs.positions[begin] + tokens], np.int32),
-        inputs.block_table[own],
-        inputs.slot_mapping[part],
-        inputs.state_indices[own],
-        np.array([tokens - 1], np.int32),
-    )
+def _deferred_step(engine: TorchPagedEngine, rows: int, tokens: int, past: int) -> PackedInputs:
+    """A step of ``tokens`` tokens a row after ``past`` that leaves the recurrent states as they are, in new pools."""
+    allocate(engine, rows, past + tokens)
+    engine.fill_pools(0.0)
+    inputs = step_inputs(engine, _counted_ids(rows, tokens), past, past + tokens)
+    return replace(inputs, held=np.ones(rows, bool))
+
+
+def _counted_ids(rows: int, tokens: int) -> np.ndarray:
+    """Token ids 1, 2, ... [rows, tokens]."""
+    return np.arange(1, rows * tokens + 1).reshape(rows, tokens)
 
 
 def _states(engine: TorchPagedEngine, rows: int) -> list[np.ndarray]:
     arrays = engine.arrays_from_copy(engine.swap_out([], list(range(rows))))
     return [arrays[spec.name].astype(np.float32) for spec in engine.config.bindings.states if not spec.grows]
+
+
+class _StepTimes:
+    """Times of steps alone, in microseconds."""
+
+    def __init__(self, engine: TorchPagedEngine, settings: SpeculationTorchSettings) -> None:
+        self._engine, self._settings = engine, settings
+        self._past, self._most = settings.prompt_tokens, 1 + settings.tokens
+
+    def of_draft_tokens(self, rows: int) -> dict[str, Any]:
+        """A step of one token a row, of two, and of one with all draft tokens."""
+        engine, most, total = self._engine, self._most, self._past + self._most
+        allocate(engine, rows, total, most)
+        engine.fill_pools(0.0)
+
+        def step(tokens: int) -> Callable[[], float]:
+            slots = 0 if tokens == 1 else most
+            inputs = step_inputs(engine, _counted_ids(rows, tokens), self._past, total, slots=slots)
+            return self._median(lambda: seconds(lambda: engine.launch(inputs).best_tokens()))
+
+        times = take_turns({str(tokens): step(tokens) for tokens in sorted({1, 2, most})}, self._settings.repeats)
+        return {"us": spreads(times), "ratio": Spread.of_ratios(times[str(most)], times["1"])}
+
+    def of_replay(self, rows: int) -> dict[str, Any]:
+        """A check of all draft tokens, and with the states advanced by three of five of its tokens.
+
+        One after the other, as in a serving loop: only the next step waits for an advance. share: of both together that
+        the advance takes. wall: from its call until the device is idle.
+        """
+        engine, most = self._engine, self._most
+        engine.prepare_held(rows, most, REPLAY)
+        inputs = _deferred_step(engine, rows, most, self._past)
+        right = np.full(rows, max(1, 3 * most // 5), np.int32)
+
+        def check() -> None:
+            engine.launch(inputs).best_tokens()
+
+        def both() -> None:
+            check()
+            engine.advance(right)
+
+        def advance() -> None:
+            engine.advance(right)
+            engine.device.synchronize()
+
+        def wall() -> float:
+            check()
+            return seconds(advance)
+
+        ways = {
+            "check": self._median(partial(seconds, check)),
+            "check and advance": self._median(partial(seconds, both)),
+            "advance, wall": self._median(wall),
+        }
+        times = take_turns(ways, self._settings.repeats)
+        shares = [1 - one / two for one, two in zip(times["check"], times["check and advance"], strict=True)]
+        return {"us": spreads(times), "share": Spread.of(shares)}
+
+    def _median(self, once: Callable[[], float]) -> Callable[[], float]:
+        def call() -> float:
+            for _ in range(3):
+                once()
+            return 1e6 * float(np.median([once() for _ in range(self._settings.steps)]))
+
+        return call
+
+
+class OracleDrafter:
+    """Knows the answer: every draft token is right with probability ``acceptance``, independently of the others.
+
+    text: prompt and answer. Which draft tokens are right depends on ``seed`` and the place in the text alone.
+    """
+
+    def __init__(self, text: Sequence[int], vocab: int, acceptance: float, seed: int = 0) -> None:
+        self.text, self._vocab = list(text), vocab
+        self._right = np.random.default_rng(seed).random((len(self.text) + 1, 16)) < acceptance
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+        return [self._proposal(len(each.tokens), each.most) for each in wanted]
+
+    def forget(self, sequence: int) -> None:
+        """Nothing is stored for a sequence."""
+
+    def _proposal(self, size: int, most: int) -> Proposal:
+        tokens = self.text[size : size + most]
+        rights = self._right[min(size, len(self.text))]
+        return Proposal(tuple(t if right else (t + 1) % self._vocab for t, right in zip(tokens, rights, strict=False)))
 
 
 class _Runs:
@@ -154,48 +242,44 @@ class _Runs:
         self._text: list[int] = []
 
     def measured(self) -> dict[str, Any]:
-        """Tokens per second without candidates and with, for every chance."""
-        results: dict[str, Any] = {"acceptance": {}}
+        """Tokens per second without draft tokens and with, for every probability."""
+        acceptance = {}
         for index, chance in enumerate(self._settings.acceptances):
             ways = {"adaptive": self._compared(chance, adaptive=True)}
             if index == 0:
                 ways["fixed snapshot"] = self._compared(chance, adaptive=False, mode=SNAPSHOT)
                 ways["fixed mixed"] = self._compared(chance, adaptive=False, mode={"causal_conv1d": SNAPSHOT})
                 ways["fixed"] = self._compared(chance, adaptive=False, mode=REPLAY)
-            results["acceptance"][str(chance)] = ways
-        results["state_bytes_per_candidate"] = self._engine.held_token_bytes
-        results["state_bytes_of_a_snapshot"] = self._engine.slot_bytes
-        results["modes"] = dict(self._engine.held_modes)
-        return results
+            acceptance[str(chance)] = ways
+        return {
+            "acceptance": acceptance,
+            "state_bytes_per_candidate": self._engine.held_token_bytes,
+            "state_bytes_of_a_snapshot": self._engine.slot_bytes,
+            "modes": dict(self._engine.held_modes),
+        }
 
     def text_gate(self) -> Gate:
-        """By how much plain decoding prefers another token to one that was accepted, relative to its logits."""
-        sequence = np.array(self._prompt + self._text)
-        logits = paged_logits(self._engine, sequence, len(self._prompt), 1)
-        gaps = [
-            float((row.max() - row[token]) / np.abs(row).max()) for row, token in zip(logits, self._text, strict=False)
-        ]
-        checks = "how much less likely than its own a token with candidates is to plain decoding, of the largest logit"
-        return Gate(checks, max(gaps), LOGITS_TOLERANCE)
+        """The last answer with draft tokens against plain decoding."""
+        return text_gate(self._engine, self._prompt, self._text)
 
     def _compared(self, chance: float, adaptive: bool, mode: str | Mapping[str, str] = AUTO) -> dict[str, Any]:
         plain = self._llm(None)
         text = self._prompt + list(plain.generate(self._prompt, self._sampling).token_ids)
         oracle = OracleDrafter(text, self._engine.config.vocab_size, chance)
         plain_rates = self._rates(plain)
-        trying = self._llm(SpeculationSettings(self._settings.tokens, oracle, adaptive=adaptive, mode=mode))
-        passes = self._settle(trying, oracle)
+        drafting = self._llm(SpeculationSettings(self._settings.tokens, oracle, adaptive=adaptive, mode=mode))
+        passes = self._settle(drafting, oracle)
         self._text = oracle.text[len(self._prompt) :]
-        metrics = trying.loop.speculation
+        metrics = drafting.loop.speculation
         assert metrics is not None, "the settings ask for it"
         before = metrics.rows, metrics.proposed, metrics.accepted, dict(metrics.chosen)
-        rates = self._rates(trying)
+        rates = self._rates(drafting)
         rows, proposed = metrics.rows - before[0], metrics.proposed - before[1]
         accepted = metrics.accepted - before[2]
         chosen = {str(k): n - before[3].get(k, 0) for k, n in sorted(metrics.chosen.items())}
         return {
-            "tokens_per_second": {"plain": Spread.of(plain_rates).to_json(), "candidates": Spread.of(rates).to_json()},
-            "ratio": Spread.of_ratios(rates, plain_rates).to_json(),
+            "tokens_per_second": {"plain": Spread.of(plain_rates), "candidates": Spread.of(rates)},
+            "ratio": Spread.of_ratios(rates, plain_rates),
             "acceptance": accepted / max(1, proposed),
             "tokens_per_row": 1 + accepted / rows,
             "mean_chosen": proposed / rows,
@@ -209,7 +293,7 @@ class _Runs:
         return LLM(self._folder, self._engine, serving=serving)
 
     def _settle(self, llm: LLM, oracle: OracleDrafter) -> int:
-        """Let the oracle know the answer that the model gives with its candidates; in how many passes.
+        """Give the oracle the answer that the model generates with its draft tokens; the passes that this took.
 
         Other rounding may make other tokens the most likely ones.
         """
@@ -221,6 +305,7 @@ class _Runs:
         return self._settings.passes
 
     def _rates(self, llm: LLM) -> list[float]:
+        """Tokens per second of decoding, after two runs that are not measured."""
         rates = []
         for _ in range(-2, self._settings.repeats):
             rate = llm.generate(self._prompt, self._sampling).timings.decode_tokens_per_second
@@ -229,42 +314,95 @@ class _Runs:
         return rates[2:]
 
 
-def _targets(results: dict[str, Any], settings: SpeculationTorchSettings) -> tuple[Target, ...]:
-    chance, k = settings.acceptances[0], settings.tokens
-    ratio = results["acceptance"][str(chance)]["fixed"]["ratio"]["median"]
-    step = results["steps"]["1"]["ratio"]["median"]
-    return (
-        Target(
-            f"decoding with {k} candidates of which {chance:.0%} are right over plain",
-            ratio,
-            "at least",
-            LEAST_RATIO,
-            "x",
-        ),
-        Target(f"a step of {1 + k} positions over a step of one token, batch 1", step, "at most", MOST_STEP_RATIO, "x"),
-        Target(
-            "advancing states, share of a step of candidates, batch 1",
-            results["replay_steps"]["1"]["share"]["median"],
-            "at most",
-            MOST_COMMIT_SHARE,
-            "",
-        ),
-        Target(
-            "what a candidate leaves behind, share of a state",
-            results["state_bytes_per_candidate"] / results["state_bytes_of_a_snapshot"],
-            "at most",
-            MOST_STATE_SHARE,
-            "",
-        ),
-    )
+@dataclass(frozen=True)
+class MtpTorchSettings:
+    """``new_tokens`` after a prompt of ``prompt_tokens`` in each of ``rows`` sequences at a time, with each number of
+    draft tokens in ``candidates``. device: "cuda" or "cpu". work: a folder that keeps checkpoint and artifact."""
+
+    device: str = "cuda"
+    work: str | None = None
+    candidates: tuple[int, ...] = (1, 2, 4)
+    rows: tuple[int, ...] = (1, 8)
+    prompt_tokens: int = 512
+    new_tokens: int = 128
+    repeats: int = 5
+    shape: NemotronHShape = SHAPE_WITH_HEAD
 
 
-def main() -> int:
-    """The exit code: 0, or 1 when values were wrong."""
-    return run_in_folder(
-        __doc__ or "", lambda repeats, work: run(SpeculationTorchSettings(work=work, repeats=repeats)), REPEATS
-    )
+def run_mtp(settings: MtpTorchSettings) -> Report:
+    """Decode with draft tokens and without; plain decoding has to prefer each accepted token too."""
+    with work_folder(settings.work) as work:
+        most = max(settings.candidates)
+        longest = settings.prompt_tokens + settings.new_tokens + most
+        folder = prepared(work, "artifact-mtp", settings.shape, most, max(settings.rows), longest)
+        with closing(TorchPagedEngine(folder, device=settings.device)) as engine:
+            runs = _MtpRuns(folder, engine, settings)
+            # Without draft tokens first, while no hidden states are stored.
+            plain = {str(rows): runs.plain(rows) for rows in settings.rows}
+            results = {str(rows): {"plain": plain[str(rows)], **runs.drafting(rows)} for rows in settings.rows}
+            gates = require(text_gate(engine, *runs.first))
+            return Report(gates, {"rows": results, "device": device_name(engine.device)})
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+class TimedDrafter(MtpDrafter):
+    """Records the seconds of each proposal."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.times: list[float] = []
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+        started = time.perf_counter()
+        found = super().propose(wanted)
+        self.times.append(time.perf_counter() - started)
+        return found
+
+
+class _MtpRuns:
+    """Whole answers to as many prompts as there are rows. first: the last prompt and answer of row 0."""
+
+    def __init__(self, folder: Path, engine: TorchPagedEngine, settings: MtpTorchSettings) -> None:
+        self._folder, self._engine, self._settings = folder, engine, settings
+        self._sampling = SamplingParams(max_new_tokens=settings.new_tokens, ignore_eos=True)
+        self.first: tuple[list[int], list[int]] = [], []
+
+    def plain(self, rows: int) -> dict[str, Any]:
+        """Microseconds of a step and tokens per second, without draft tokens."""
+        return self._decoded(self._llm(rows, None), rows, None)
+
+    def drafting(self, rows: int) -> dict[str, Any]:
+        """The same and microseconds of a proposal, with each number of draft tokens."""
+        found = {}
+        for tokens in self._settings.candidates:
+            longest = self._engine.config.max_seq_len - tokens
+            head = open_mtp_head(self._folder, self._engine)
+            with closing(TimedDrafter(head, self._engine, rows, longest, tokens)) as drafter:
+                llm = self._llm(rows, SpeculationSettings(tokens, drafter, adaptive=False))
+                found[str(tokens)] = self._decoded(llm, rows, drafter)
+        return found
+
+    def _llm(self, rows: int, speculation: SpeculationSettings | None) -> LLM:
+        serving = ServingSettings(prefix_cache="off", speculation=speculation, max_rows=rows)
+        return LLM(self._folder, self._engine, serving=serving)
+
+    def _decoded(self, llm: LLM, rows: int, drafter: TimedDrafter | None) -> dict[str, Any]:
+        vocab, length = self._engine.config.vocab_size, self._settings.prompt_tokens
+        prompts = [random_prompt(vocab, length, seed=row).tolist() for row in range(rows)]
+        rates, proposals, steps = [], [], []
+        for repeat in range(-2, self._settings.repeats):
+            before, proposed = llm.loop.steps, 0 if drafter is None else len(drafter.times)
+            answers = llm.generate(prompts, self._sampling)
+            last = max(answer.timings.last_token for answer in answers)
+            wall = last - max(answer.timings.first_token for answer in answers)
+            self.first = prompts[0], list(answers[0].token_ids)
+            if repeat < 0:
+                continue
+            rates.append(len(prompts) * (self._settings.new_tokens - 1) / wall)
+            steps.append(1e6 * wall / (llm.loop.steps - before - 1))
+            if drafter is not None:
+                proposals.append(1e6 * median(drafter.times[proposed + 1 :]))
+        result: dict[str, Any] = {"tokens_per_second": Spread.of(rates), "step_us": Spread.of(steps)}
+        metrics = llm.loop.speculation
+        if metrics is not None:
+            result |= {"proposal_us": Spread.of(proposals), "acceptance": metrics.acceptance}
+        return result

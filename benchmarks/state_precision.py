@@ -1,24 +1,17 @@
-"""The gated delta rule over a long text, its state held in 32 or in 16 bits, against float64.
-
-python -m benchmarks.state_precision --plot docs/pictures/state_precision.svg
-"""
+"""The gated delta rule over a long text, with its state in 32 or in 16 bits, against float64."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from benchmarks.plots import plot_state_precision
-from benchmarks.report import Gate, Report, Target, document_text, table_text
+from benchmarks.agreement import error_gate, relative_error
+from benchmarks.runner import Report, Target, require
 from hybridge.trt_plugins.reference.gated_delta_rule import gated_delta_rule
 
-NAME = "state_precision"
 MOST_ERROR, LEAST_RATIO = 3e-3, 10.0
 # Data type, state type.
 CURVES: Mapping[str, tuple[torch.dtype, torch.dtype]] = {
@@ -32,7 +25,7 @@ GOOD, BAD = "float16 data, float32 state", "float16 data, float16 state"
 
 @dataclass(frozen=True)
 class PrecisionSettings:
-    """A head that remembers all it reads: log decays in [-slowest_decay, 0], beta in [0, strongest_write].
+    """A head that forgets slowly: log decays in [-slowest_decay, 0], beta in [0, strongest_write].
 
     Errors are those of ``window`` tokens together.
     """
@@ -71,23 +64,21 @@ def run(settings: PrecisionSettings) -> Report:
     tokens = _random_tokens(settings)
     exact = tokens.rounded(torch.float16).double()
     expected = step_loop(exact)
-    gate = Gate(
-        "eager operator in float64 against a step loop, relative error", _error(_prefill(exact), expected), 1e-9
-    )
-    if not gate.passed:
-        return Report(NAME, asdict(settings), (gate,))
+    gates = require(error_gate("eager operator in float64 against a step loop", [_prefill(exact)], [expected], 1e-9))
     at = list(range(settings.window, settings.tokens + 1, settings.window))
     errors = {}
     for name, (data, state) in CURVES.items():
         given = tokens.rounded(data)
-        wanted = expected if data is torch.float16 else step_loop(given.double())
+        reference = expected if data is torch.float16 else step_loop(given.double())
         found = _decode(given, state)
-        errors[name] = [_error(found[end - settings.window : end], wanted[end - settings.window : end]) for end in at]
+        errors[name] = [
+            relative_error(found[end - settings.window : end], reference[end - settings.window : end]) for end in at
+        ]
     targets = (
         Target(f"{GOOD}: largest error", max(errors[GOOD]), "at most", MOST_ERROR, ""),
         Target(f"{BAD}: error at the end over that", errors[BAD][-1] / errors[GOOD][-1], "at least", LEAST_RATIO, "x"),
     )
-    return Report(NAME, asdict(settings), (gate,), {"tokens": at, "relative_error": errors}, targets)
+    return Report(gates, {"tokens": at, "relative_error": errors}, targets)
 
 
 def step_loop(tokens: _Tokens) -> np.ndarray:
@@ -123,7 +114,7 @@ def _prefill(tokens: _Tokens) -> np.ndarray:
 
 
 def _decode(tokens: _Tokens, dtype: torch.dtype) -> np.ndarray:
-    """Token by token; between two tokens the state is held in ``dtype``."""
+    """Token by token; between two tokens the state is stored in ``dtype``."""
     state = torch.zeros(1, tokens.v.shape[2], tokens.q.shape[3], tokens.v.shape[3], dtype=dtype)
     one, outputs = torch.ones(1, dtype=torch.int32), torch.empty_like(tokens.v[0])
     for t in range(tokens.v.shape[1]):
@@ -131,25 +122,3 @@ def _decode(tokens: _Tokens, dtype: torch.dtype) -> np.ndarray:
         output, state = gated_delta_rule(*arguments, state, one, "head", 1, 0.0, 64)
         outputs[t] = output[0]
     return outputs.double().numpy()
-
-
-def _error(found: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
-
-
-def main() -> int:
-    """The exit code: 0, or 1 when the gate failed."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the errors (needs the extra plot)")
-    arguments = parser.parse_args()
-    report = run(PrecisionSettings())
-    document = report.to_json()
-    print(document_text(document) if arguments.json else table_text(document))
-    if report.passed and arguments.plot:
-        plot_state_precision(report.results, arguments.plot, MOST_ERROR)
-    return 0 if report.passed else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

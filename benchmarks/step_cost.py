@@ -1,27 +1,24 @@
-"""A decode step with much room in its caches against one with little: it should cost what its tokens cost."""
+"""A decode step in large caches against one in small caches: its cost should depend on its tokens only."""
 
 from __future__ import annotations
 
-import sys
-import tempfile
-import time
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import numpy as np
 
 from benchmarks.agreement import logits_gate, random_prompt
-from benchmarks.artifacts import DEMO_CHECKPOINT, exported
-from benchmarks.command import run_command
-from benchmarks.measure import Spread, take_turns
+from benchmarks.artifacts import DEMO_CHECKPOINT, exported, scratch_folder
+from benchmarks.measure import Spread, seconds, spreads, take_turns
 from benchmarks.peer import Peer
-from benchmarks.report import Gate, Report, Target
+from benchmarks.runner import Report, Target, require
 from hybridge.runtime.engines import Engine, create_engine
-from hybridge.runtime.engines.base import StateSet, StepInputs
+from hybridge.runtime.engines.base import StepInputs
 from hybridge.runtime.engines.factory import EngineOptions
 
-NAME, REPEATS = "step_cost", 60
 MOST_RATIO = 1.2
 
 
@@ -34,61 +31,38 @@ class StepCostSettings:
     context: int = 128
     steps: int = 16
     threads: int = 2
-    repeats: int = REPEATS
+    repeats: int = 60
 
 
 def run(settings: StepCostSettings) -> Report:
     """Export the checkpoint that ships twice and measure a step of each in turns, all of max_seq_len allocated."""
     engines: dict[int, Engine] = {}
-    with tempfile.TemporaryDirectory(prefix="hybridge-bench-") as name:
+    with scratch_folder() as folder, ExitStack() as stack:
         for capacity in (settings.small, settings.large):
-            artifact = exported(DEMO_CHECKPOINT, Path(name) / str(capacity), max_seq_len=capacity)
-            engines[capacity] = create_engine(artifact, "onnxruntime", EngineOptions(settings.threads))
-        gates = _gates(engines, settings)
-        if not all(gate.passed for gate in gates):
-            return Report(NAME, asdict(settings), gates)
-        steps = {capacity: _Steps(engine, settings) for capacity, engine in engines.items()}
-        times = take_turns({str(capacity): measured for capacity, measured in steps.items()}, settings.repeats)
-    for engine in engines.values():
-        engine.close()
+            artifact = exported(DEMO_CHECKPOINT, folder / str(capacity), max_batch_size=1, max_seq_len=capacity)
+            engine = create_engine(artifact, "onnxruntime", EngineOptions(settings.threads))
+            engines[capacity] = stack.enter_context(closing(engine))
+        peer = Peer(DEMO_CHECKPOINT, settings.threads)
+        gates = require(
+            *(logits_gate(f"max_seq_len {n}", engine, peer, settings.context, 4) for n, engine in engines.items())
+        )
+        steps = {str(capacity): _step_seconds(engine, settings) for capacity, engine in engines.items()}
+        times = take_turns(steps, settings.repeats)
     ratio = Spread.of_ratios(times[str(settings.large)], times[str(settings.small)])
-    results = {
-        "step_us": {name: Spread.of(1e6 * value for value in values).to_json() for name, values in times.items()},
-        "ratio": ratio.to_json(),
-    }
     title = f"step at {settings.context} tokens, max_seq_len {settings.large} over {settings.small}"
-    return Report(NAME, asdict(settings), gates, results, (Target(title, ratio.median, "at most", MOST_RATIO, "x"),))
+    target = Target(title, ratio.median, "at most", MOST_RATIO, "x")
+    return Report(gates, {"step_us": spreads(times, 1e6), "ratio": ratio}, (target,))
 
 
-class _Steps:
-    """Called, returns the median seconds of ``steps`` decode steps; every call goes back to ``context`` tokens."""
+def _step_seconds(engine: Engine, settings: StepCostSettings) -> Callable[[], float]:
+    """Median seconds of ``steps`` decode steps; every call goes back to ``context`` tokens."""
+    context = settings.context
+    tokens = random_prompt(engine.config.vocab_size, context + settings.steps)
+    states = engine.allocate_states(1, engine.max_seq_len)
 
-    def __init__(self, engine: Engine, settings: StepCostSettings) -> None:
-        self._engine, self._settings = engine, settings
-        self._tokens = random_prompt(engine.config.vocab_size, settings.context + settings.steps)
-        self._states = engine.allocate_states(1, engine.max_seq_len)
-        _step(engine, self._states, self._tokens[: settings.context], 0)
+    def step(begin: int, end: int) -> None:
+        lengths = np.array([end - begin], np.int32), np.array([begin], np.int32)
+        engine.step(StepInputs(tokens[None, begin:end], *lengths), states)
 
-    def __call__(self) -> float:
-        context = self._settings.context
-        times = []
-        for position in range(context, context + self._settings.steps):
-            started = time.perf_counter()
-            _step(self._engine, self._states, self._tokens[position : position + 1], position)
-            times.append(time.perf_counter() - started)
-        return median(times)
-
-
-def _step(engine: Engine, states: StateSet, tokens: np.ndarray, past: int) -> None:
-    lengths = np.array([tokens.size], np.int32), np.array([past], np.int32)
-    engine.step(StepInputs(tokens[None], *lengths), states)
-
-
-def _gates(engines: dict[int, Engine], settings: StepCostSettings) -> tuple[Gate, ...]:
-    peer = Peer(DEMO_CHECKPOINT, settings.threads)
-    gates = ((capacity, logits_gate(engine, peer, settings.context, 4)) for capacity, engine in engines.items())
-    return tuple(replace(gate, checks=f"max_seq_len {capacity}: {gate.checks}") for capacity, gate in gates)
-
-
-if __name__ == "__main__":
-    sys.exit(run_command(__doc__ or "", lambda repeats: run(StepCostSettings(repeats=repeats)), REPEATS))
+    step(0, context)
+    return lambda: median(seconds(partial(step, at, at + 1)) for at in range(context, tokens.size))

@@ -1,209 +1,239 @@
-"""Tokens per second of the torch engine on a GPU: a 2.65 B hybrid model in bfloat16, beside transformers.
+"""Tokens per second of the torch engine on a GPU, beside transformers.
 
-An artifact in the folder of --work may lack its large weight file, which is then linked from the checkpoint.
+A 2.65 B hybrid model in bfloat16, and a random Qwen3-Next of twelve layers and eight experts.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.agreement import random_prompt, relative_error
-from benchmarks.command import run_in_folder
-from benchmarks.engine_runs import EngineRuns
-from benchmarks.measure import Spread, take_turns
-from benchmarks.progress import note
-from benchmarks.random_checkpoint import NemotronHShape, write_random_checkpoint
-from benchmarks.report import Gate, Report, Target
-from benchmarks.torch_peer import TorchPeer
+from benchmarks.agreement import BFLOAT16_TOLERANCE, error_gate, random_prompt
+from benchmarks.artifacts import exported, linked_artifact, scratch_folder, work_folder
+from benchmarks.engine_runs import EngineRuns, device_name
+from benchmarks.measure import note, spreads, take_turns
+from benchmarks.peer import Peer
+from benchmarks.random_checkpoint import GPU_SHAPE, NemotronHShape
+from benchmarks.runner import Direction, Gate, Report, Target, require
 from hybridge.runtime.engines.torch.engine import TorchEngine
 
-NAME, REPEATS = "torch_engine", 5
-# Relative norm of logits in bfloat16 against float32; verify has the same number for such engines.
-LOGITS_TOLERANCE = 5e-2
-WEIGHTS = "model.safetensors"
-# Twelve layers of a Nemotron-H of 8 B parameters, at its full width.
-SHAPE = NemotronHShape(
-    pattern="M-M-M*-M-M-M",
-    hidden_size=4096,
-    vocab_size=131072,
-    intermediate_size=21504,
-    mamba_num_heads=128,
-    mamba_head_dim=64,
-    ssm_state_size=128,
-    n_groups=8,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-)
+DECODE_TITLE = "decode at batch {}, logits in host memory"
+SPEED_UP_OF_EXPERTS = 3.0
+# Distance of a token's preferences for two experts in its embedding, whose other entries are standard normal.
+PREFERENCE = 4.0
+# Widths of Qwen3-Next-80B-A3B, with twelve of its layers and eight of its experts, of which a token has two.
+QWEN3_NEXT: Mapping[str, Any] = {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "num_hidden_layers": 12,
+    "intermediate_size": 5120,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+}
 
 
 @dataclass(frozen=True)
-class Goals:
-    """Aims on an NVIDIA H200: tokens per second of decoding by batch size, milliseconds of a prompt by its length."""
-
-    decode: Mapping[int, float]
-    prompt_ms: Mapping[int, float]
-
-
-GOALS = Goals(decode={1: 800.0, 8: 5500.0}, prompt_ms={512: 9.8, 4096: 28.2})
-
-
-@dataclass(frozen=True)
-class TorchEngineSettings:
-    """Decoding of ``new_tokens`` after prompts of ``prompt_tokens``; prompts of the lengths that the goals name.
-
-    device: "cuda" or "cpu". work: a folder that keeps checkpoint and artifact, None for one that goes at the end.
-    """
+class RunSettings:
+    """Decoding of ``new_tokens`` after prompts of ``prompt_tokens`` in each of ``batches`` rows, and ``prompts`` of
+    these lengths. device: "cuda" or "cpu"."""
 
     device: str = "cuda"
-    work: str | None = None
     new_tokens: int = 128
     prompt_tokens: int = 512
     gate_tokens: int = 70
     gate_steps: int = 4
-    repeats: int = REPEATS
-    shape: NemotronHShape = SHAPE
-    goals: Goals = GOALS
+    repeats: int = 5
+    batches: tuple[int, ...] = (1, 8)
+    prompts: tuple[int, ...] = (512, 4096)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(*self.prompts, self.prompt_tokens + self.new_tokens)
+
+
+@dataclass(frozen=True)
+class TorchEngineSettings(RunSettings):
+    """As RunSettings. decode_goals: tokens per second by batch size on an NVIDIA H200; prompt_goals: milliseconds by
+    length. work: a folder that keeps checkpoint and artifact."""
+
+    work: str | None = None
+    shape: NemotronHShape = GPU_SHAPE
+    decode_goals: Mapping[int, float] = field(default_factory=lambda: {1: 800.0, 8: 5500.0})
+    prompt_goals: Mapping[int, float] = field(default_factory=lambda: {512: 9.8, 4096: 28.2})
 
 
 def run(settings: TorchEngineSettings) -> Report:
     """Compare values with transformers (with this engine on the CPU where it is not installed), then measure."""
-    with tempfile.TemporaryDirectory(prefix="hybridge-bench-") as name:
-        checkpoint, artifact = prepared(Path(settings.work or name), settings)
-        engine = TorchEngine(artifact, device=settings.device)
-        runs = EngineRuns(engine)
-        try:
-            gates = tuple(_gates(runs, checkpoint, artifact, settings))
-            if not all(gate.passed for gate in gates):
-                return Report(NAME, _settings_json(settings), gates)
-            results = measured(runs, checkpoint, settings)
-        finally:
-            engine.close()
-    return Report(NAME, _settings_json(settings), gates, results, _targets(results, settings.goals))
+    with work_folder(settings.work) as work:
+        artifact = prepared(work, settings)
+        checkpoint = work / "checkpoint"
+        with closing(TorchEngine(artifact, device=settings.device)) as engine:
+            runs = EngineRuns(engine)
+            gates = require(*_gates(runs, *_expected(runs, checkpoint, artifact, settings), settings))
+            results = {**_measured(runs, checkpoint, settings), "device": device_name(engine.device)}
+    targets = [
+        *_targets(results["decode_tokens_per_s"], settings.decode_goals, DECODE_TITLE, "at least", "tokens/s"),
+        *_targets(results["prompt_ms"], settings.prompt_goals, "prompt of {} tokens", "at most", "ms"),
+    ]
+    return Report(gates, results, tuple(targets))
 
 
-def prepared(work: Path, settings: TorchEngineSettings) -> tuple[Path, Path]:
-    """Checkpoint and artifact in the folder ``work``, made where they are missing."""
-    checkpoint, artifact = work / "checkpoint", work / "artifact"
-    if not (checkpoint / WEIGHTS).exists():
-        write_random_checkpoint(checkpoint, settings.shape)
-    if not artifact.exists():
-        from hybridge.exporter.export import export_checkpoint
-        from hybridge.exporter.options import ExportOptions
-
-        longest = max(*settings.goals.prompt_ms, settings.prompt_tokens + settings.new_tokens)
-        options = ExportOptions(max_batch_size=max(settings.goals.decode), max_seq_len=longest, scan=False)
-        export_checkpoint(checkpoint, artifact, options)
-    if not (artifact / "weights" / WEIGHTS).exists():
-        os.link(checkpoint / WEIGHTS, artifact / "weights" / WEIGHTS)
-    return checkpoint, artifact
+def _targets(
+    measured: Mapping[int, Any], goals: Mapping[int, float], title: str, direction: Direction, unit: str
+) -> list[Target]:
+    """Our medians with logits in host memory, of the sizes that have goals."""
+    found = {size: measured[size]["ours"].median for size in goals if size in measured}
+    return [Target(title.format(size), value, direction, goals[size], unit) for size, value in found.items()]
 
 
-def _gates(runs: EngineRuns, checkpoint: Path, artifact: Path, settings: TorchEngineSettings) -> list[Gate]:
-    """Logits after a prompt, its second part in a later chunk, and after single tokens, of every batch size."""
-    tokens, steps = settings.gate_tokens, settings.gate_steps
-    sequence = random_prompt(runs.vocab_size, tokens + steps, seed=1)
-    expected, against = _expected(sequence, tokens, checkpoint, artifact, settings)
-    gates = []
-    for batch in settings.goals.decode:
-        found = runs.logits(sequence, tokens, batch)
-        worst = max(relative_error(*pair) for pair in zip(found, expected, strict=True))
-        checks = f"logits of {batch} rows of {tokens} tokens and {steps} decode steps against {against}, relative error"
-        gates.append(Gate(checks, worst, LOGITS_TOLERANCE))
-    return gates
+def prepared(work: Path, settings: TorchEngineSettings) -> Path:
+    """The artifact in the folder ``work``."""
+    rows = max(settings.batches)
+    return linked_artifact(work, "artifact", settings.shape, max_batch_size=rows, max_seq_len=settings.longest)
+
+
+@dataclass(frozen=True)
+class ExpertsSettings(RunSettings):
+    """As RunSettings, of a model with ``config`` as fields of its config.json."""
+
+    new_tokens: int = 64
+    gate_steps: int = 16
+    repeats: int = 3
+    config: Mapping[str, Any] = field(default_factory=lambda: QWEN3_NEXT)
+
+
+def run_experts(settings: ExpertsSettings) -> Report:
+    """Compare logits with transformers in float32, then measure. The peer runs fla where that is installed.
+
+    Values are compared at every position, so the model is made such that rounding cannot decide between experts. With
+    the initial weights of transformers, routers are indifferent: a model of an eighth of the width, in bfloat16 and in
+    float32 in transformers itself, takes other experts for 57 % of the last layer's tokens, and its logits differ by
+    0.46.
+    """
+    with scratch_folder() as folder:
+        checkpoint, rows = folder / "checkpoint", max(settings.batches)
+        write_experts_checkpoint(checkpoint, settings.config, settings.device)
+        longest = settings.longest + settings.gate_steps
+        artifact = exported(checkpoint, folder / "artifact", max_batch_size=rows, max_seq_len=longest)
+        note("exported")
+        with closing(TorchEngine(artifact, device=settings.device)) as engine:
+            runs = EngineRuns(engine)
+            gates = require(*_gates(runs, *_expected(runs, checkpoint, artifact, settings), settings))
+            results = {**_measured(runs, checkpoint, settings), "device": device_name(engine.device)}
+    rates = results["decode_tokens_per_s"][1]
+    ratio = rates["ours_greedy"].median / rates["transformers_greedy"].median
+    title = "decode at batch 1, greedy, against transformers as installed"
+    results["transformers_has_fla"] = find_spec("fla") is not None
+    return Report(gates, results, (Target(title, ratio, "at least", SPEED_UP_OF_EXPERTS, "times"),))
+
+
+def write_experts_checkpoint(folder: Path, config: Mapping[str, Any], device: str) -> None:
+    """Save a random qwen3_next model in bfloat16, made on ``device``."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_next", **config), dtype=torch.bfloat16)
+        with torch.no_grad():
+            _make_decisive(model)
+    model.save_pretrained(folder)
+
+
+def _make_decisive(model: Any) -> None:
+    """Encode in a token's embedding which experts it prefers, each layer in its own way, and scale down the layers.
+
+    The logits of experts that follow each other in a token's order are about 1 apart, so that none is negligible.
+    """
+    import torch
+
+    layers, embedding = model.model.layers, model.model.embed_tokens.weight
+    experts = layers[0].mlp.gate.weight.shape[0]
+    ranks = torch.rand(embedding.shape[0], experts).argsort(-1)
+    embedding.normal_()
+    embedding[:, :experts] = PREFERENCE * (ranks - (experts - 1) / 2)
+    for layer in layers:
+        layer.mlp.gate.weight.zero_()
+        layer.mlp.gate.weight[torch.arange(experts), torch.randperm(experts)] = 1 / PREFERENCE
+        for name, parameter in layer.named_parameters():
+            if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")):
+                parameter *= (2 * len(layers)) ** -0.5
 
 
 def _expected(
-    sequence: np.ndarray, tokens: int, checkpoint: Path, artifact: Path, settings: TorchEngineSettings
+    runs: EngineRuns, checkpoint: Path, artifact: Path, settings: RunSettings
 ) -> tuple[list[np.ndarray], str]:
-    """Logits after ``tokens`` of the sequence and after each one that follows, and whose they are."""
+    """Reference logits after the gate's prompt and after each token that follows, and where they are from."""
+    sequence, tokens = _gate_sequence(runs, settings), settings.gate_tokens
     if find_spec("transformers") is None:
-        engine = TorchEngine(artifact, device="cpu")
-        try:
+        with closing(TorchEngine(artifact, device="cpu")) as engine:
             return EngineRuns(engine).logits(sequence, tokens, 1), "this engine on the CPU (no transformers here)"
-        finally:
-            engine.close()
-    peer = TorchPeer(checkpoint, "float32", settings.device)
-    try:
+    with closing(Peer(checkpoint, device=settings.device)) as peer:
         return list(peer.logits(sequence)[tokens - 1 :]), "transformers in float32"
-    finally:
-        peer.close()
 
 
-def measured(runs: EngineRuns, checkpoint: Path, settings: TorchEngineSettings) -> dict[str, Any]:
-    """Everything that is measured, ours and, where transformers is installed, the peer's in turns."""
-    peer = TorchPeer(checkpoint, "bfloat16", settings.device) if find_spec("transformers") is not None else None
-    decode = {str(batch): _decode(runs, peer, batch, settings) for batch in settings.goals.decode}
-    prompts = {str(length): _prompt(runs, peer, length, settings) for length in settings.goals.prompt_ms}
-    return {"decode_tokens_per_s": decode, "prompt_ms": prompts, "device": runs.device_name}
+def _gates(runs: EngineRuns, expected: list[np.ndarray], against: str, settings: RunSettings) -> list[Gate]:
+    """Logits after a prompt, its second part in a later chunk, and after single tokens, of every batch size."""
+    tokens, sequence = settings.gate_tokens, _gate_sequence(runs, settings)
+    gates = []
+    for batch in settings.batches:
+        checks = f"logits of {batch} rows of {tokens} tokens and {settings.gate_steps} decode steps against {against}"
+        gates.append(error_gate(checks, runs.logits(sequence, tokens, batch), expected, BFLOAT16_TOLERANCE))
+        note(f"{checks}: {gates[-1].value:.2g}")
+    return gates
 
 
-def _decode(runs: EngineRuns, peer: TorchPeer | None, batch: int, settings: TorchEngineSettings) -> dict[str, Any]:
-    prompt = _rows(runs, batch, settings.prompt_tokens)
-    count = settings.new_tokens
+def _gate_sequence(runs: EngineRuns, settings: RunSettings) -> np.ndarray:
+    return random_prompt(runs.vocab_size, settings.gate_tokens + settings.gate_steps, seed=1)
+
+
+def _measured(runs: EngineRuns, checkpoint: Path, settings: RunSettings) -> dict[str, Any]:
+    """Ours and, where transformers is installed, the peer's in turns."""
+    peer = None
+    if find_spec("transformers") is not None:
+        peer = Peer(checkpoint, dtype="bfloat16", device=settings.device)
+    return {
+        "decode_tokens_per_s": {batch: _decode(runs, peer, batch, settings) for batch in settings.batches},
+        "prompt_ms": {length: _prompt(runs, peer, length, settings) for length in settings.prompts},
+    }
+
+
+def _decode(runs: EngineRuns, peer: Peer | None, batch: int, settings: RunSettings) -> dict[str, Any]:
+    length, count = settings.prompt_tokens, settings.new_tokens
+    prompt = random_prompt(runs.vocab_size, batch * length, seed=2).reshape(batch, length)
     contestants: dict[str, Callable[[], float]] = {
         "ours": lambda: batch / runs.step_seconds(prompt, count, greedy=False),
         "ours_greedy": lambda: batch / runs.step_seconds(prompt, count, greedy=True),
     }
     if peer is not None:
-        contestants["transformers_greedy"] = lambda: batch / peer.decode_seconds(prompt, count)
+        contestants["transformers_greedy"] = lambda: batch / peer.step_seconds(prompt, count)
     rates = take_turns(contestants, settings.repeats)
     note(f"decoding of {batch} rows measured")
-    return {name: Spread.of(values).to_json() for name, values in rates.items()}
+    return dict(spreads(rates))
 
 
-def _prompt(runs: EngineRuns, peer: TorchPeer | None, length: int, settings: TorchEngineSettings) -> dict[str, Any]:
-    prompt = _rows(runs, 1, length)
-    contestants: dict[str, Callable[[], float]] = {"ours": lambda: 1e3 * runs.prompt_seconds(prompt)}
+def _prompt(runs: EngineRuns, peer: Peer | None, length: int, settings: RunSettings) -> dict[str, Any]:
+    prompt = random_prompt(runs.vocab_size, length, seed=2)[None]
+    contestants: dict[str, Callable[[], float]] = {"ours": lambda: runs.prompt_seconds(prompt)}
     if peer is not None:
-        contestants["transformers"] = lambda: 1e3 * peer.prefill_seconds(prompt)
+        contestants["transformers"] = lambda: peer.prefill_seconds(prompt)
     times = take_turns(contestants, settings.repeats, warmup=2)
     note(f"prompts of {length} tokens measured")
-    return {name: Spread.of(values).to_json() for name, values in times.items()}
-
-
-def _rows(runs: EngineRuns, batch: int, length: int) -> np.ndarray:
-    return random_prompt(runs.vocab_size, batch * length, seed=2).reshape(batch, length)
-
-
-def _targets(results: Mapping[str, Any], goals: Goals) -> tuple[Target, ...]:
-    decode = [
-        Target(
-            f"decode at batch {batch}, logits in host memory",
-            results["decode_tokens_per_s"][str(batch)]["ours"]["median"],
-            "at least",
-            goal,
-            "tokens/s",
-        )
-        for batch, goal in goals.decode.items()
-    ]
-    prompts = [
-        Target(f"prompt of {length} tokens", results["prompt_ms"][str(length)]["ours"]["median"], "at most", goal, "ms")
-        for length, goal in goals.prompt_ms.items()
-    ]
-    return (*decode, *prompts)
-
-
-def _settings_json(settings: TorchEngineSettings) -> dict[str, Any]:
-    """The settings without the folder, which says nothing about the numbers."""
-    return {name: value for name, value in asdict(settings).items() if name not in ("work", "goals")}
-
-
-def main() -> int:
-    """The exit code: 0, or 1 when values were wrong."""
-    return run_in_folder(
-        __doc__ or "", lambda repeats, work: run(TorchEngineSettings(work=work, repeats=repeats)), REPEATS
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return dict(spreads(times, 1e3))

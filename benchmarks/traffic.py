@@ -1,4 +1,4 @@
-"""Requests that arrive at random at a serving loop, and what becomes of them."""
+"""Requests that arrive at a serving loop at random times, and the times of their tokens."""
 
 from __future__ import annotations
 

@@ -25,11 +25,10 @@ from gpu_stages.gpu_tests import collect, counted, gpu_test_files, shard_command
 from gpu_stages.machine import machine  # noqa: E402
 from gpu_stages.processes import Command, Outcome, run_all  # noqa: E402
 
+from benchmarks.kernels.groups import GROUPS  # noqa: E402
+
 SUMMARY = "summary.json"
 PASSED, FAILED, STOPPED, SKIPPED = "passed", "failed", "out of time", "skipped"
-GROUPS = tuple(
-    sorted(path.stem for path in (ROOT / "benchmarks" / "kernels").glob("*.py") if "def cases(" in path.read_text())
-)
 # Few tests of each kernel: rows of no tokens, packed rows, slots left out, slices of wider tensors, chunks of both
 # lengths, rows in segments, and every form of one-token attention and of the delta rule's decoding.
 SANITIZED = (
@@ -146,19 +145,22 @@ def _tests(
 
 def kernel_results(run: Run, limit: float) -> dict[str, Any]:
     """Results of every benchmarked call without its time: compiles, on all cores, what the next stage measures."""
-    commands = [_benchmark(run, f"kernels {group}", "check", "--check", "--json", group) for group in GROUPS]
+    commands = [_benchmark(run, f"kernels {group}", "check", "--check", "--groups", group) for group in GROUPS]
     outcomes = run_all(commands, limit, run.jobs)
     return {"status": _status(outcomes), "processes": _described(outcomes)}
 
 
 def kernels(run: Run, limit: float) -> dict[str, Any]:
     """Kernel benchmarks, one group after another, and one document of all that are there."""
-    commands = [_benchmark(run, f"kernels {group}", "time", "--json", group) for group in GROUPS]
+    commands = [_benchmark(run, f"kernels {group}", "time", "--groups", group) for group in GROUPS]
     outcomes = run_all(commands, limit)
     documents = [json.loads(c.out.read_text()) for c in commands if c.out is not None and c.out.exists()]
     if documents:
-        groups = {name: rows for document in documents for name, rows in document["groups"].items()}
-        merged = {**documents[0], "groups": groups}
+        groups = {name: rows for each in documents for name, rows in each["results"]["groups"].items()}
+        settings = {**documents[0]["settings"], "groups": list(groups)}
+        results = {**documents[0]["results"], "groups": groups}
+        correct = all(each["correct"] for each in documents)
+        merged = {**documents[0], "settings": settings, "correct": correct, "gates": [], "results": results}
         (run.folder / "kernels.json").write_text(json.dumps(merged, indent=2) + "\n", encoding="utf-8")
     return {"status": _status(outcomes), "processes": _described(outcomes)}
 
@@ -172,7 +174,7 @@ def torch_engine(run: Run, limit: float) -> dict[str, Any]:
 def serving(run: Run, limit: float) -> dict[str, Any]:
     """Many requests on the same model."""
     where = () if run.work is None else ("--work", str(run.work))
-    return _one_benchmark(run, limit, "serving", "--engine", "torch", *where)
+    return _one_benchmark(run, limit, "serving_torch", *where)
 
 
 def torch_engine_experts(run: Run, limit: float) -> dict[str, Any]:
@@ -186,7 +188,7 @@ def plugin_enqueue(run: Run, limit: float) -> dict[str, Any]:
 
 
 def _one_benchmark(run: Run, limit: float, name: str, *options: str) -> dict[str, Any]:
-    outcomes = run_all([_benchmark(run, name, "time", "--json", *options)], limit)
+    outcomes = run_all([_benchmark(run, name, "time", *options)], limit)
     return {"status": _status(outcomes), "processes": _described(outcomes)}
 
 
@@ -194,7 +196,8 @@ def _benchmark(run: Run, name: str, kind: str, *options: str) -> Command:
     label = f"{name.replace(' ', '-')}-{kind}"
     out = run.folder / f"{label}.json"
     out.unlink(missing_ok=True)
-    return Command((sys.executable, "-m", f"benchmarks.{name.split()[0]}", *options), run.folder / f"{label}.log", out)
+    command = (sys.executable, "-m", "benchmarks", name.split()[0], "--json", *options)
+    return Command(command, run.folder / f"{label}.log", out)
 
 
 def _status(outcomes: Sequence[Outcome]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from benchmarks.kernels.rotation import input_sets
-from benchmarks.kernels.timing import graph_time
+from benchmarks.kernels.timing import graph_time, input_sets
 
 # Copy bandwidth of the card that the peers were measured on (NVIDIA H200), bytes read plus bytes written.
 COPY_GBPS = 4272.0
@@ -31,7 +33,8 @@ class KernelCase:
     bytes: fewest bytes that the call moves (each input read once, each output written once).
     peers: name to microseconds on the same card model, from benchmarks/kernels/peers.json.
     timed_peers: peers that are timed in the same run, when it is called.
-    at_least: wanted ratio of the fastest peer's time to ours; None where no target is set.
+    at_least: goal for the fastest peer's time over ours; None where no target is set.
+    bandwidth_share: goal for the floor over our time; None where no target is set.
     tolerance: largest relative norm of the error.
     prepare: makes one set with fresh random inputs and poisoned outputs.
     """
@@ -64,19 +67,27 @@ def measured(case: KernelCase) -> dict[str, Any]:
     if not row["correct"]:
         return row
     floor = case.bytes / COPY_GBPS / 1e3
-    row |= {"us": time.to_json(), "floor_us": floor}
-    row |= {"copy_bandwidth_share": floor / time.median, "input_sets": len(sets)}
+    row |= {"us": time, "floor_us": floor, "copy_bandwidth_share": floor / time.median, "input_sets": len(sets)}
     peers = {**case.peers, **case.timed_peers()}
+    goals = {"copy_bandwidth_share": case.bandwidth_share}
     if peers:
         best = min(peers, key=lambda name: peers[name])
         row |= {"peers_us": peers, "best_peer": best, "speed_up": peers[best] / time.median}
-    targets = {}
-    if case.at_least is not None and peers:
-        targets["speed_up"] = {"at_least": case.at_least, "met": row["speed_up"] >= case.at_least}
-    if case.bandwidth_share is not None:
-        share = row["copy_bandwidth_share"]
-        targets["copy_bandwidth_share"] = {"at_least": case.bandwidth_share, "met": share >= case.bandwidth_share}
+        goals = {"speed_up": case.at_least, **goals}
+    targets = {name: {"at_least": goal, "met": row[name] >= goal} for name, goal in goals.items() if goal is not None}
     return {**row, "targets": targets}
+
+
+def peer_times(group: str, case: str) -> Mapping[str, float]:
+    """Peer to microseconds for one case; empty where none was measured."""
+    return _peers()["groups"].get(group, {}).get(case, {})
+
+
+@cache
+def _peers() -> dict[str, Any]:
+    """Times of public kernels on the same card model, with their versions."""
+    peers: dict[str, Any] = json.loads(Path(__file__).with_name("peers.json").read_text(encoding="utf-8"))
+    return peers
 
 
 def _compared(case: KernelCase, prepared: Prepared) -> dict[str, Any]:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.export_sizes import SIZES, Size, run
+from benchmarks import export
+from benchmarks.export import SIZES, Size, SizesSettings
 from hybridge.exporter.families.registry import decoder_config
+from tests.benchmarks.measured import document
 from tests.support.tiny_models import BASE_CONFIGS
 
 
@@ -16,11 +18,12 @@ def test_every_size_is_a_decoder() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_says_time_and_memory(tmp_path: Path) -> None:
+def test_a_run_says_time_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = Size("tiny", {"model_type": "llama", **BASE_CONFIGS["llama"], "head_dim": 8}, most_seconds=600)
-    document = run(1, (size,), tmp_path).to_json()
-    result = document["results"]["tiny"]
+    monkeypatch.setattr(export, "SIZES", (size, Size("other", {}, 1)))
+    found = document("export_sizes", SizesSettings(case="tiny", folder=str(tmp_path)))
+    result = found["results"]["tiny"]
     assert result["checkpoint_bytes"] > 50_000
     assert result["wall_s"]["median"] > 0 and result["peak_rss_bytes"]["max"] > 50e6
-    assert {target["name"] for target in document["targets"]} == {"tiny, wall time", "tiny, peak memory"}
+    assert {target["name"] for target in found["targets"]} == {"tiny, wall time", "tiny, peak memory"}
     assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.kernels.rotation import FOOTPRINT_BYTES, LEAST_SETS, input_sets
+pytest.importorskip("torch", reason="the kernel benchmarks need torch")
+
+from benchmarks.kernels.timing import FOOTPRINT_BYTES, LEAST_SETS, input_sets
 
 LARGEST_L2 = 126 << 20  # of a B200, the largest of them
 

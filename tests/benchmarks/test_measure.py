@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.measure import Spread, take_turns
-from benchmarks.measured_process import run_measured
+from benchmarks.measure import Spread, run_measured, take_turns
 
 
 def test_a_spread_holds_the_median_and_the_range() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
-from benchmarks.mtp_torch import MtpTorchSettings, run
+from benchmarks.speculation_torch import MtpTorchSettings
+from tests.benchmarks.measured import correct
 from tests.benchmarks.shapes import TINY
 
 
@@ -18,8 +19,8 @@ def test_it_measures_steps_and_proposals(tmp_path: Path) -> None:
         device="cpu", work=str(tmp_path), candidates=(1, 2), rows=(1, 2), prompt_tokens=9, new_tokens=12, repeats=1,
         shape=replace(TINY, mtp_pattern="*-"),
     )  # fmt: skip
-    document = run(settings).to_json()
-    assert document["correct"] and len(document["gates"]) == 1
+    document = correct("mtp_torch", settings)
+    assert len(document["gates"]) == 1
     for rows in ("1", "2"):
         ways = document["results"]["rows"][rows]
         assert set(ways) == {"plain", "1", "2"} and "proposal_us" not in ways["plain"]

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.plots import plot_hits
-from benchmarks.prefix_cache import PrefixCacheBenchmark, run
+from benchmarks.plots import draw
+from benchmarks.prefix_cache import PrefixCacheBenchmark
 from benchmarks.prefix_optimum import Optimum
 from benchmarks.prefix_replay import CostEngine
 from benchmarks.prefix_traces import Chats, Groups
+from tests.benchmarks.measured import correct, document
 
 SMALL = PrefixCacheBenchmark(
     full=((Groups("1,600", 2, 4, 160, 60, 4, 2), 4), (Chats("chats", 2, 2, 30, 10, 4, 2), 4)),
@@ -27,18 +28,19 @@ SMALL = PrefixCacheBenchmark(
 
 
 def test_it_measures() -> None:
-    report = run(SMALL)
-    assert report.passed and len(report.results["cost_model"]) == 4 and len(report.results["cpu"]) == 1
-    for row in (*report.results["cost_model"], *report.results["cpu"]):
+    results = correct("prefix_cache", SMALL)["results"]
+    assert len(results["cost_model"]) == 4 and len(results["cpu"]) == 1
+    for row in (*results["cost_model"], *results["cpu"]):
         assert row["ways"]["without"]["hit_rate"] == 0 < row["ways"]["value"]["hit_rate"] <= row["optimum"] + 1e-9
 
 
 def test_it_draws(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the plot extra (matplotlib)")
     ways = {name: {"hit_rate": 0.5, "ttft_p95_s": 0.1} for name in ("without", "lru", "value")}
-    rows = [{"trace": "a", "states": 4, "optimum": 0.6, "ways": ways}] * 2
+    rows = [{"trace": "a", "states": 4, "seed": seed, "optimum": 0.6, "ways": ways} for seed in (0, 0, 1)]
+    found = {"benchmark": "prefix_cache", "settings": {"seeds": [0, 1]}, "results": {"cost_model": rows}}
     for name in ("a.svg", "b.svg"):
-        plot_hits(rows, tmp_path / name)
+        draw(found, tmp_path / name)
     first, second = ((tmp_path / name).read_bytes() for name in ("a.svg", "b.svg"))
     assert first == second
 
@@ -46,8 +48,8 @@ def test_it_draws(tmp_path: Path) -> None:
 def test_wrong_answers_give_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     step = CostEngine.step
     monkeypatch.setattr(CostEngine, "step", lambda self, inputs: np.roll(step(self, inputs), self.tokens % 7, axis=1))
-    report = run(SMALL)
-    assert not report.passed and not report.results
+    found = document("prefix_cache", SMALL)
+    assert not found["correct"] and "results" not in found
 
 
 def search(prompts: list[tuple[int, ...]], states: int) -> int:

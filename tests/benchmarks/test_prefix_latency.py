@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from benchmarks import prefix_latency
-from benchmarks.prefix_latency import CPU, GPU, PrefixLatencyBenchmark, run
+from benchmarks.prefix_latency import CPU, GPU, PrefixLatencyBenchmark
 from benchmarks.prefix_traces import Groups
 from hybridge.runtime.engines.paged import PagedEngine
+from tests.benchmarks.measured import correct, document
 from tests.benchmarks.shapes import TINY
 
 TRACE = Groups("small", 2, 3, 40, 10, 3, 2)
@@ -29,18 +30,18 @@ def test_it_measures(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(prefix_latency, "paged_states", counted)
     settings = replace(SMALL, engines=(engine,), device="cpu", work=str(tmp_path))
-    document = run(settings).to_json()
-    assert document["correct"] and len(document["gates"]) == 1
+    found = correct("prefix_latency", settings)
+    assert len(found["gates"]) == 1
     # States that are walked through are the same to the bit, so that the error says nothing of how many were compared.
     assert 1 < len(computed) <= settings.gate_states and min(computed) >= 2
-    ways = document["results"][engine]["ways"]
+    ways = found["results"][engine]["ways"]
     assert ways["without"]["hit_rate"] == 0 < ways["value"]["hit_rate"]
     assert engine == GPU or [way["same_answers"] for way in ways.values()] == [1.0] * 2
-    assert [target["unit"] for target in document["targets"]] == ["x"]
+    assert [target["unit"] for target in found["targets"]] == ["x"]
 
 
 def test_a_cache_that_lies_gives_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     states = prefix_latency.paged_states
     monkeypatch.setattr(prefix_latency, "paged_states", lambda engine, tokens: states(engine, np.roll(tokens, 1)))
-    document = run(SMALL).to_json()
-    assert not document["correct"] and "results" not in document
+    found = document("prefix_latency", SMALL)
+    assert not found["correct"] and "results" not in found

@@ -5,23 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.prefix_packed import PrefixPackedBenchmark, run
+from benchmarks.prefix_cache import PrefixPackedBenchmark
 from benchmarks.prefix_replay import CostEngine
 from benchmarks.prefix_runs import replay_on_engine
 from benchmarks.prefix_traces import Groups
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from tests.benchmarks.measured import correct, document
 
 TRACE = Groups("groups", 5, 4, 160, 20, 3, 2)
 SMALL = PrefixPackedBenchmark(((TRACE, 2),), ((Groups("small", 2, 3, 40, 10, 3, 2), 2),), threads=1)
 
 
 def test_it_measures() -> None:
-    report = run(SMALL)
-    assert report.passed
-    (full,), (scaled,) = report.results["cost_model"], report.results["cpu"]
+    results = correct("prefix_packed", SMALL)["results"]
+    (full,), (scaled,) = results["cost_model"], results["cpu"]
     for each, ways in ((full, 3), (scaled, 4)):
-        assert len(each["hit_rate"]) == ways and each["hit_rate"]["without"] == 0 < each["hit_rate"]["int8"]
-    assert full["hit_rate"]["int8"] > full["hit_rate"]["exact"], "more states than in the bytes of two"
+        hits = {way: found["hit_rate"] for way, found in each["ways"].items()}
+        assert len(hits) == ways and hits["without"] == 0 < hits["int8"] and each["ways"]["exact"]["other_answers"] == 0
+        assert each is scaled or hits["int8"] > hits["exact"], "more states than in the bytes of two"
 
 
 def test_all_kinds_have_the_same_bytes() -> None:
@@ -37,5 +38,5 @@ def test_all_kinds_have_the_same_bytes() -> None:
 def test_wrong_answers_give_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     step = CostEngine.step
     monkeypatch.setattr(CostEngine, "step", lambda self, inputs: np.roll(step(self, inputs), self.tokens % 7, axis=1))
-    document = run(SMALL).to_json()
-    assert not document["correct"] and "results" not in document
+    found = document("prefix_packed", SMALL)
+    assert not found["correct"] and "results" not in found

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.artifacts import exported, touched_bytes_per_token
-from benchmarks.random_checkpoint import DECODE_SHAPE, EXPORT_SHAPE, tensor_shapes, write_random_checkpoint
+from benchmarks.export import QWEN3_5 as QWEN3_5_CONFIG
+from benchmarks.random_checkpoint import DECODE_SHAPE, EXPORT_SHAPE, GPU_SHAPE, NemotronHShape, write_random_checkpoint
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.safetensors_file import read_safetensors
 from hybridge.runtime.engines import create_engine
 from tests.benchmarks.shapes import TINY
 
+QWEN3_5 = {
+    **QWEN3_5_CONFIG, "vocab_size": 90, "hidden_size": 32, "intermediate_size": 40, "head_dim": 16,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16,
+}  # fmt: skip
 
-def test_transformers_finds_every_tensor_and_no_other(tmp_path: Path) -> None:
+
+@pytest.mark.parametrize("model", [TINY, QWEN3_5], ids=["nemotron_h", "qwen3_5_text"])
+def test_transformers_finds_every_tensor_and_no_other(model: Any, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    write_random_checkpoint(tmp_path / "c", TINY)
+    write_random_checkpoint(tmp_path / "c", model)
     _, loading = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "c", output_loading_info=True)
     assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
 
@@ -35,17 +43,20 @@ def test_values_are_finite_and_rows_differ(tmp_path: Path) -> None:
             assert len(np.unique(value, axis=0)) == len(value), name
 
 
+def parameters(shape: NemotronHShape) -> int:
+    return sum(math.prod(size) for _, size in shape.tensors.values())
+
+
 def test_the_sizes_are_those_announced() -> None:
-    export = sum(math.prod(size) for size in tensor_shapes(EXPORT_SHAPE).values())
-    decode = sum(math.prod(size) for size in tensor_shapes(DECODE_SHAPE).values())
-    assert 1.65e9 < 2 * export < 1.75e9
-    assert 145e6 < decode < 155e6
+    assert 1.65e9 < 2 * parameters(EXPORT_SHAPE) < 1.75e9
+    assert 145e6 < parameters(DECODE_SHAPE) < 155e6
+    assert 2.6e9 < parameters(GPU_SHAPE) < 2.7e9
     assert (len(EXPORT_SHAPE.pattern), len(DECODE_SHAPE.pattern)) == (20, 24)
 
 
 def test_traffic_counts_weights_once_and_states_twice(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path / "c", TINY)
-    with_lm_head = sum(math.prod(size) for size in tensor_shapes(TINY).values()) - 97 * 48
+    with_lm_head = parameters(TINY) - 97 * 48
     states = 2 * (6 * 16 * 24 + (6 * 16 + 2 * 3 * 24) * 4)
-    engine = create_engine(exported(tmp_path / "c", tmp_path / "out"))
+    engine = create_engine(exported(tmp_path / "c", tmp_path / "out", max_batch_size=1))
     assert touched_bytes_per_token(tmp_path / "c", engine.config) == 4 * (with_lm_head + 2 * states)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from benchmarks import render
-from benchmarks.render import NO_KERNELS, main, page
+from benchmarks.render import NO_RUN, main, page
 from tests.benchmarks.documents import SPREAD, all_documents
 
 
 def test_every_placeholder_is_filled() -> None:
-    text = page(all_documents())
+    text = page(all_documents(), {})
     assert "{{" not in text and "}}" not in text
     assert "| random 150M, 64 new tokens |" in text
     assert "12.3 (11.5 to 1234)" in text
@@ -23,7 +23,7 @@ def test_every_placeholder_is_filled() -> None:
 
 def test_tables_have_as_many_cells_as_headings() -> None:
     widths: list[int] = []
-    for line in page(all_documents()).splitlines():
+    for line in page(all_documents(), {}).splitlines():
         if not line.startswith("|"):
             widths = []
             continue
@@ -40,28 +40,28 @@ def test_comparisons_are_one_sentence() -> None:
     expected = (
         "All 10 comparisons passed: 1 of tokens, without a difference, the others with at most 20 % of what is allowed."
     )
-    assert expected in page(documents)
+    assert expected in page(documents, {})
 
 
 def test_a_missing_or_wrong_benchmark_is_refused() -> None:
     documents = all_documents()
     with pytest.raises(ValueError, match="export: expected green gates"):
-        page(all_documents(error=1.0))
+        page(all_documents(error=1.0), {})
     del documents["step_cost"]
     with pytest.raises(ValueError, match="step_cost: expected its document"):
-        page(documents)
+        page(documents, {})
 
 
 def test_commits_are_named_apart_where_they_differ() -> None:
     documents = {name: {**document, "commit": "abc"} for name, document in all_documents().items()}
-    assert "| commit | `abc` |" in page(documents)
+    assert "| commit | `abc` |" in page(documents, {})
     documents["serving"]["commit"] = "def"
     others = ", ".join(f"`{name}`" for name in documents if name != "serving")
-    assert f"| commit | `abc`: {others}; `def`: `serving` |" in page(documents)
+    assert f"| commit | `abc`: {others}; `def`: `serving` |" in page(documents, {})
 
 
 def kernels_document(correct: bool = True) -> dict[str, Any]:
-    """What ``python -m benchmarks.kernels --json`` prints, with made-up numbers."""
+    """What ``python -m benchmarks kernels --json`` prints, with made-up numbers."""
     row = {"case": "update b1", "error": 1e-3, "tolerance": 3e-3, "correct": correct, "us": SPREAD, "floor_us": 1.25}
     row |= {"copy_bandwidth_share": 0.5, "input_sets": 3, "peers_us": {"fla": 20.0}, "best_peer": "fla"}
     row |= {"speed_up": 1.6, "targets": {"speed_up": {"at_least": 1.5, "met": True}}}
@@ -79,33 +79,31 @@ def kernels_document(correct: bool = True) -> dict[str, Any]:
         "benchmark": "kernels",
         "versions": {"python": "3.12"},
         "commit": "abc",
-        "device": device,
-        "groups": {"causal_conv1d": [row, alone]},
+        "results": {"device": device, "groups": {"causal_conv1d": [row, alone]}},
     }
 
 
 def test_kernels_are_one_row_for_each_group() -> None:
-    text = page(all_documents(), kernels_document())
+    text = page(all_documents(), {"kernels": kernels_document()})
     assert "| GPU | NVIDIA X, 7 multiprocessors, 1 GiB |" in text
     assert "| `causal_conv1d` | 2 | 50 to 50 % | 1.60 (1.60 to 1.60) | prefill L64 (90 % of copy) |" in text
-    assert NO_KERNELS in page(all_documents()) and NO_KERNELS not in text
+    no_run = NO_RUN.format("kernels")
+    assert no_run in page(all_documents(), {}) and no_run not in text
 
 
 def test_wrong_kernels_are_refused() -> None:
     with pytest.raises(ValueError, match="causal_conv1d: expected correct results, found wrong ones for update b1"):
-        page(all_documents(), kernels_document(correct=False))
+        page(all_documents(), {"kernels": kernels_document(correct=False)})
 
 
 def test_a_kept_run_of_the_kernels_is_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     kept, results = tmp_path / "kernels.json", tmp_path / "results.json"
     kept.write_text(json.dumps(kernels_document()), encoding="utf-8")
     results.write_text(json.dumps({"benchmarks": all_documents()}), encoding="utf-8")
-    monkeypatch.setattr(render, "KERNELS", kept)
-    monkeypatch.setattr(render, "VERIFY", tmp_path / "none.json")
-    monkeypatch.setattr(render, "EXPORT_SIZES", tmp_path / "none.json")
+    monkeypatch.setattr(render, "RESULTS", tmp_path)
     monkeypatch.setattr("sys.argv", ["render", str(results)])
     assert main() == 0
-    assert capsys.readouterr().out == page(all_documents(), kernels_document())
+    assert capsys.readouterr().out == page(all_documents(), {"kernels": kernels_document()})
 
 
 def test_every_kernel_page_is_in_the_index() -> None:
@@ -119,14 +117,12 @@ def test_the_command_prints_the_page(
 ) -> None:
     results = tmp_path / "results.json"
     monkeypatch.setattr("sys.argv", ["render", str(results)])
-    monkeypatch.setattr(render, "KERNELS", tmp_path / "none.json")
-    monkeypatch.setattr(render, "VERIFY", tmp_path / "none.json")
-    monkeypatch.setattr(render, "EXPORT_SIZES", tmp_path / "none.json")
+    monkeypatch.setattr(render, "RESULTS", tmp_path)
     assert main() == 2
     assert "No such file" in capsys.readouterr().err
     results.write_text(json.dumps({"benchmarks": all_documents()}), encoding="utf-8")
     assert main() == 0
-    assert capsys.readouterr().out == page(all_documents())
+    assert capsys.readouterr().out == page(all_documents(), {})
 
 
 def test_what_verify_found_is_shown() -> None:
@@ -136,7 +132,7 @@ def test_what_verify_found_is_shown() -> None:
         **use,
         "largest_errors": {"onnxruntime": {"prefill": 1e-7, "decode": 6.54e-7}},
     }
-    text = page(all_documents(), None, {"checkpoints": {"tiny": found}})
+    text = page(all_documents(), {"verify": {"results": {"tiny": found}}})
     assert "- tiny: verified: 2 comparisons; 9.5 s, 3.50 GB of memory, 1.47 times the weights in float32\n" in text
     assert "| tiny | onnxruntime | 6.5e-07 |" in text
 
@@ -156,5 +152,5 @@ def test_exports_of_real_sizes_are_shown() -> None:
         "results": {"Large": result},
         "targets": [{"name": "Large, wall time", "limit": 60}],
     }
-    text = page(all_documents(), None, None, document)
+    text = page(all_documents(), {"export_sizes": document})
     assert "| Large (constructed) | 1098.6 | 12.3 | 12.3 | 900 | 60 |" in text

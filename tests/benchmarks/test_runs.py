@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import cpu_decode, export, export_qwen3_5, perplexity, step_cost
-from benchmarks.__main__ import main
+from benchmarks import cpu_decode, export, perplexity, step_cost
 from benchmarks.agreement import tokens_gate
-from benchmarks.measured_process import ProcessUse
-from benchmarks.report import Report
+from benchmarks.measure import ProcessUse
 from hybridge.cli.main import run_command
+from tests.benchmarks.measured import correct
 from tests.benchmarks.shapes import TINY
 
 
-def json_of(report: Report) -> dict:
-    """What would be printed; the targets themselves are not asked about."""
-    document = json.loads(json.dumps(report.to_json()))
-    assert document["correct"], document["gates"]
+def measured(name: str, settings: Any) -> dict[str, Any]:
+    """The document; the targets themselves are not asked about."""
+    document = correct(name, settings)
     assert document["targets"]
     return document
 
@@ -36,7 +33,7 @@ def test_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return ProcessUse(2.0, 1.0, 10**8, "")
 
     monkeypatch.setattr(export, "run_measured", in_this_process)
-    document = json_of(export.run(export.ExportSettings(TINY, repeats=1, folder=tmp_path)))
+    document = measured("export", export.ExportSettings(TINY, repeats=1, folder=str(tmp_path)))
     assert [command[:3] for command in commands] == [("-m", "hybridge", "export")] * 3
     assert ["--no-scan" in command for command in commands] == [False, False, True]
     assert document["results"]["with_scan"]["wall_s"]["median"] == 2.0
@@ -51,20 +48,18 @@ def test_export_of_qwen3_5(monkeypatch: pytest.MonkeyPatch) -> None:
         assert run_command(arguments[2:]) == 0
         return ProcessUse(2.0, 1.0, 10**8, "")
 
-    monkeypatch.setattr(export_qwen3_5, "run_measured", in_this_process)
+    monkeypatch.setattr(export, "run_measured", in_this_process)
     sizes = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 40, "head_dim": 16}
     heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
     sizes = {**sizes, **heads, "linear_key_head_dim": 8, "linear_value_head_dim": 16}
-    settings = export_qwen3_5.ExportSettings({**export_qwen3_5.FIELDS, **sizes}, repeats=1)
-    document = json_of(export_qwen3_5.run(settings))
+    document = measured("export_qwen3_5", export.Qwen35Settings({**export.QWEN3_5, **sizes}, repeats=1))
     assert document["results"]["wall_s"]["median"] == 2.0
     nodes = next(target for target in document["targets"] if target["unit"] == "nodes")
     assert nodes["met"] and nodes["value"] > 400
 
 
 def test_cpu_decode() -> None:
-    settings = replace(
-        cpu_decode.DEFAULTS,
+    settings = cpu_decode.DecodeSettings(
         new_tokens={cpu_decode.DEMO: 5, cpu_decode.DELTA: 5, cpu_decode.RANDOM: 4},
         prompt_tokens=3,
         prefill_tokens=33,
@@ -73,7 +68,7 @@ def test_cpu_decode() -> None:
         shape=TINY,
         bandwidth_bytes=2**20,
     )
-    document = json_of(cpu_decode.run(settings))
+    document = measured("cpu_decode", settings)
     assert set(document["results"]) == set(cpu_decode.GOALS)
     # The last run of ONNX Runtime has no gap behind it.
     assert document["results"][cpu_decode.DEMO]["python_overhead_us"]["steps"] == 4
@@ -81,13 +76,13 @@ def test_cpu_decode() -> None:
 
 def test_step_cost() -> None:
     settings = step_cost.StepCostSettings(small=32, large=300, context=17, steps=3, threads=1, repeats=2)
-    assert set(json_of(step_cost.run(settings))["results"]["step_us"]) == {"32", "300"}
+    assert set(measured("step_cost", settings)["results"]["step_us"]) == {"32", "300"}
 
 
 @pytest.mark.parametrize("checkpoint", ["tiny-nemotron-h", "tiny-qwen3-next"])
 def test_perplexity(checkpoint: str) -> None:
     settings = perplexity.PerplexitySettings(checkpoint, window=65, most_windows=2, threads=1)
-    found = json_of(perplexity.run(settings))["results"]
+    found = measured("perplexity", settings)["results"]
     expected = found["perplexity"].pop("transformers")
     assert 5 < expected < 500  # the checkpoint is trained: 2048 tokens at random odds would give 2048
     assert found["perplexity"] == pytest.approx(dict.fromkeys(("one prompt", "token by token"), expected), rel=1e-4)
@@ -113,11 +108,3 @@ def test_different_tokens_close_the_gate() -> None:
     assert tokens_gate("x", [1, 2, 3], [1, 2, 3]).passed
     assert not tokens_gate("x", [1, 2, 4], [1, 2, 3]).passed
     assert not tokens_gate("x", [1, 2], [1, 2, 3]).passed
-
-
-def test_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["benchmarks", "speed"])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    assert "found speed" in capsys.readouterr().err

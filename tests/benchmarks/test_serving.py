@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.plots import plot_latencies
-from benchmarks.serving import ServingBenchmarkSettings, run
+from benchmarks.serving import ServingBenchmarkSettings, TorchServingSettings
 from benchmarks.traffic import Served, ServedStep, host_microseconds
+from tests.benchmarks.measured import correct
 from tests.benchmarks.shapes import TINY
 
 LATENCIES = {"first_token_p50", "first_token_p99", "between_tokens_p50", "between_tokens_p99"}
@@ -16,15 +17,13 @@ LATENCIES = {"first_token_p50", "first_token_p99", "between_tokens_p50", "betwee
 
 def test_it_serves_in_three_ways() -> None:
     settings = ServingBenchmarkSettings(requests=3, batch=2, prompt=5, new_tokens=3, loads=(0.5,), repeats=1)
-    document = run(settings).to_json()
-    assert document["correct"] and len(document["results"]["tokens_per_second"]) == 3
+    document = correct("serving", settings)
+    assert len(document["results"]["tokens_per_second"]) == 3
     assert set(document["results"]["latency_ms"]["0.5"]) == LATENCIES
 
 
 def test_a_small_model_is_served_by_torch(tmp_path: Path) -> None:
-    from benchmarks import serving_torch
-
-    settings = serving_torch.TorchServingSettings(
+    settings = TorchServingSettings(
         device="cpu",
         work=str(tmp_path),
         batch=2,
@@ -41,8 +40,8 @@ def test_a_small_model_is_served_by_torch(tmp_path: Path) -> None:
         repeats=1,
         shape=TINY,
     )
-    document = serving_torch.run(settings).to_json()
-    assert document["correct"] and [gate["value"] < 1e-2 for gate in document["gates"]] == [True, True]
+    document = correct("serving_torch", settings)
+    assert [gate["value"] < 1e-2 for gate in document["gates"]] == [True, True]
     results = document["results"]
     assert set(results["latency_ms"]["0.5"]) == LATENCIES and "states" in results["memory"]
     assert {target["unit"] for target in document["targets"]} == {"x", "us"}

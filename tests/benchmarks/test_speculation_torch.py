@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
-from benchmarks.oracle_drafter import OracleDrafter
-from benchmarks.plots import plot_speculation
-from benchmarks.speculation_torch import SpeculationTorchSettings, run
+from benchmarks.plots import draw
+from benchmarks.speculation_torch import OracleDrafter, SpeculationTorchSettings
 from hybridge.runtime.speculation import Wanted
+from tests.benchmarks.measured import correct
 from tests.benchmarks.shapes import TINY
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "speculation_torch.json"
@@ -23,8 +23,8 @@ def test_it_measures_what_the_targets_name(tmp_path: Path) -> None:
         device="cpu", work=str(tmp_path), tokens=2, acceptances=(0.7, 0.5), rows=(1, 2), prompt_tokens=9,
         new_tokens=12, passes=3, steps=2, gate_tokens=5, gate_steps=7, repeats=1, shape=TINY,
     )  # fmt: skip
-    document = run(settings).to_json()
-    assert document["correct"] and [len(document[part]) for part in ("gates", "targets")] == [3, 4]
+    document = correct("speculation_torch", settings)
+    assert [len(document[part]) for part in ("gates", "targets")] == [3, 4]
     results = document["results"]
     assert set(results["steps"]) == {"1", "2"} and set(results["steps"]["2"]["us"]) == {"1", "2", "3"}
     fixed, adaptive = (results["acceptance"]["0.7"][name] for name in ("fixed", "adaptive"))
@@ -52,7 +52,7 @@ def test_the_oracle_is_right_as_often_as_it_is_told() -> None:
 
 def test_the_picture_has_every_chance(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the plot extra (matplotlib)")
-    results = json.loads(RESULTS.read_text(encoding="utf-8"))["results"]
+    document = json.loads(RESULTS.read_text(encoding="utf-8"))
     for name in ("one.svg", "other.svg"):
-        plot_speculation(results, tmp_path / name, "a GPU")
+        draw(document, tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from benchmarks.plots import plot_state_precision
-from benchmarks.state_precision import BAD, CURVES, GOOD, PrecisionSettings, run
+from benchmarks.state_precision import BAD, CURVES, GOOD, PrecisionSettings
+from tests.benchmarks.measured import correct
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
     sizes = {"key_heads": 1, "value_heads": 2, "key_size": 16, "value_size": 16}
-    report = run(PrecisionSettings(tokens=400, window=100, **sizes))
-    assert report.passed, report.gates
-    return dict(report.results)
+    results: dict[str, Any] = correct("state_precision", PrecisionSettings(400, 100, **sizes))["results"]
+    return results
 
 
 def test_errors_of_every_pair_of_types(results: dict[str, Any]) -> None:

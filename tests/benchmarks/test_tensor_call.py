@@ -23,7 +23,7 @@ class Device:
         return plan
 
 
-def test_its_memory_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_memory_is_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref[Any]] = []
 
     def empty(*arguments: Any, **more: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 pytest.importorskip("transformers", reason="the peer is transformers")
 
 from benchmarks import torch_engine
-from benchmarks.torch_engine import Goals, TorchEngineSettings
+from benchmarks.torch_engine import TorchEngineSettings
+from tests.benchmarks.measured import correct
 from tests.benchmarks.shapes import TINY
 
 SETTINGS = TorchEngineSettings(
@@ -20,13 +22,16 @@ SETTINGS = TorchEngineSettings(
     gate_steps=2,
     repeats=1,
     shape=TINY,
-    goals=Goals(decode={1: 1.0, 2: 1e12}, prompt_ms={7: 1e6, 16: 0.0}),
+    batches=(1, 2),
+    prompts=(7, 16),
+    decode_goals={1: 1.0, 2: 1e12},
+    prompt_goals={7: 1e6, 16: 0.0},
 )
 
 
 def test_it_measures_what_the_goals_name(tmp_path: Path) -> None:
-    document = torch_engine.run(TorchEngineSettings(**{**vars(SETTINGS), "work": str(tmp_path)})).to_json()
-    assert document["correct"] and len(document["gates"]) == 2
+    document = correct("torch_engine", replace(SETTINGS, work=str(tmp_path)))
+    assert len(document["gates"]) == 2
     assert all("transformers in float32" in gate["checks"] for gate in document["gates"])
     assert [target["met"] for target in document["targets"]] == [True, False, True, False]
     results = document["results"]
@@ -43,6 +48,6 @@ def test_without_transformers_the_engine_on_the_cpu_is_the_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_engine, "find_spec", lambda name: None)
-    document = torch_engine.run(TorchEngineSettings(**{**vars(SETTINGS), "work": str(tmp_path)})).to_json()
-    assert document["correct"] and all("this engine on the CPU" in gate["checks"] for gate in document["gates"])
+    document = correct("torch_engine", replace(SETTINGS, work=str(tmp_path)))
+    assert all("this engine on the CPU" in gate["checks"] for gate in document["gates"])
     assert set(document["results"]["prompt_ms"]["7"]) == {"ours"}

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("transformers", reason="the peer is transformers")
 
-from benchmarks import torch_engine_experts
-from benchmarks.torch_engine_experts import FIELDS, ExpertsSettings
-from benchmarks.torch_peer import TorchPeer
+from benchmarks.peer import Peer
+from benchmarks.torch_engine import QWEN3_NEXT, ExpertsSettings, write_experts_checkpoint
+from tests.benchmarks.measured import correct
 
 SMALL = {
     "vocab_size": 128,
@@ -35,7 +35,7 @@ SMALL = {
 
 def test_it_measures_both_and_their_ratio() -> None:
     settings = ExpertsSettings(
-        fields={**FIELDS, **SMALL},
+        config={**QWEN3_NEXT, **SMALL},
         device="cpu",
         new_tokens=3,
         prompt_tokens=5,
@@ -45,13 +45,13 @@ def test_it_measures_both_and_their_ratio() -> None:
         batches=(1, 2),
         prompts=(7, 16),
     )
-    document = torch_engine_experts.run(settings).to_json()
-    assert document["correct"] and "transformers in float32" in document["gates"][0]["checks"]
+    document = correct("torch_engine_experts", settings)
+    assert "transformers in float32" in document["gates"][0]["checks"]
     rates = document["results"]["decode_tokens_per_s"]
     assert set(rates) == {"1", "2"} and set(document["results"]["prompt_ms"]) == {"7", "16"}
     (target,) = document["targets"]
     expected = rates["1"]["ours_greedy"]["median"] / rates["1"]["transformers_greedy"]["median"]
-    assert target["value"] == pytest.approx(expected) and document["settings"]["fields"]["num_experts"] == 8
+    assert target["value"] == pytest.approx(expected) and document["settings"]["config"]["num_experts"] == 8
 
 
 def test_values_are_of_transformers_own_functions_and_times_of_the_package_in_their_place(
@@ -59,8 +59,8 @@ def test_values_are_of_transformers_own_functions_and_times_of_the_package_in_th
 ) -> None:
     from transformers.models.qwen3_next import modeling_qwen3_next as module
 
-    torch_engine_experts.write_checkpoint(tmp_path, {**FIELDS, **SMALL}, "cpu")
-    peer, tokens = TorchPeer(tmp_path, "float32", "cpu"), np.arange(9)
+    write_experts_checkpoint(tmp_path, {**QWEN3_NEXT, **SMALL}, "cpu")
+    peer, tokens = Peer(tmp_path), np.arange(9)
     expected = peer.logits(tokens)
 
     @wraps(module.torch_chunk_gated_delta_rule.__wrapped__)

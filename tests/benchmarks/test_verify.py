@@ -1,16 +1,23 @@
-"""The document of what verify finds: its command."""
+"""The document of what verify finds."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import verify
+from benchmarks.verify import VerifySettings
+from tests.benchmarks.measured import document
 
 
-@pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("--json", 2)])
-def test_nothing_is_verified_for_an_argument(argument: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "verified", lambda *_: pytest.fail("a checkpoint was verified"))
-    monkeypatch.setattr(verify, "write_large", lambda *_: pytest.fail("a checkpoint was written"))
-    with pytest.raises(SystemExit) as end:
-        verify.main([argument])
-    assert end.value.code == code
+def test_a_checkpoint_that_is_not_verified_closes_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def verified(checkpoint: Path, out: Path) -> dict[str, Any]:
+        return {"passed": checkpoint.name != "tiny-qwen3-next"}
+
+    monkeypatch.setattr(verify, "verified", verified)
+    monkeypatch.setattr(verify, "write_random_checkpoint", lambda *_: pytest.fail("a checkpoint was written"))
+    found = document("verify", VerifySettings(case="tiny"))
+    assert not found["correct"] and found["gates"][0]["value"] == 1
+    assert found["results"]["tiny-nemotron-h"] == {"passed": True}

@@ -129,17 +129,27 @@ def test_without_a_gpu_nothing_runs(
 def test_kernel_documents_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def command(run: gpu_check.Run, name: str, kind: str, *options: str) -> Command:
         group = options[-1]
-        document = {"benchmark": "kernels", "groups": {group: [{"case": "a"}]}}
+        results = {"device": {}, "groups": {group: [{"case": "a"}]}}
+        document = {"benchmark": "kernels", "settings": {}, "correct": group == "first", "results": results}
         return python(f"print({json.dumps(json.dumps(document))})", run.folder, group, out=True)
 
     monkeypatch.setattr(gpu_check, "_benchmark", command)
     monkeypatch.setattr(gpu_check, "GROUPS", ("first", "second"))
     assert gpu_check.kernels(gpu_check.Run(tmp_path, 1), 60)["status"] == "passed"
     joined = json.loads((tmp_path / "kernels.json").read_text(encoding="utf-8"))
-    assert set(joined["groups"]) == {"first", "second"}
+    assert set(joined["results"]["groups"]) == {"first", "second"} and not joined["correct"]
 
 
-def test_the_benchmarks_of_all_kernels_are_stages() -> None:
-    # Importing the command would import torch.
-    text = (ROOT / "benchmarks" / "kernels" / "__main__.py").read_text(encoding="utf-8")
-    assert gpu_check.GROUPS and all(f'"{group}"' in text for group in gpu_check.GROUPS)
+def test_every_benchmark_that_a_stage_runs_has_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.registry import ENTRIES
+
+    commands: list[Command] = []
+    monkeypatch.setattr(gpu_check, "run_all", lambda found, *_: commands.extend(found) or [])
+    run = gpu_check.Run(tmp_path, 1, work=tmp_path)
+    stages = ("kernel-results", "kernels", "torch-engine", "torch-engine-experts", "serving", "plugin-enqueue")
+    for name in stages:
+        gpu_check.STAGES[name].work(run, 1.0)
+    assert len(commands) == 2 * len(gpu_check.GROUPS) + 4
+    for command in commands:
+        _, _, module, name, *options = command.arguments
+        assert module == "benchmarks" and name in ENTRIES and options[0] == "--json"

@@ -16,7 +16,6 @@ from hybridge.trt_plugins.kernels.ops.decode_tile import access_bytes, row_and_t
 from hybridge.trt_plugins.kernels.ops.update_ssm_state import row_pointers
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
-from hybridge.trt_plugins.specs.mamba2_conv_scan import group_count
 
 GATE_FILE = "mamba2_conv_scan/gate.cu"
 _GATE_THREADS = 128
@@ -27,18 +26,7 @@ _OVERLAP_SINCE = (9, 0)
 
 def plan_parts(call: OpCall, groups: int, device: DeviceTraits) -> CallPlan:
     """The convolution writes x, B and C to the workspace, where the state update reads them."""
-    return _parts(call, groups, device, gated=token_count(call) == 1)
-
-
-def plan_separate_parts(call: OpCall, device: DeviceTraits) -> CallPlan:
-    """The two operators and a gate as three kernels: what a benchmark compares the joined forms with."""
-    inner = math.prod(call.input("state").shape[1:3])
-    groups = group_count(call.input("conv_input").shape[-1], inner, call.input("state").shape[3])
-    return _parts(call, groups, device, gated=False)
-
-
-def _parts(call: OpCall, groups: int, device: DeviceTraits, gated: bool) -> CallPlan:
-    """gated: the state update gates y, which only its one-token kernel can."""
+    gated = token_count(call) == 1  # the one-token kernel of the state update gates y
     conv_input = call.input("conv_input")
     mixed = TensorLayout.contiguous(conv_input.dtype, conv_input.shape)
     mixed_bytes = -(-math.prod(mixed.shape) * mixed.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT

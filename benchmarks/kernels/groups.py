@@ -1,0 +1,16 @@
+"""The groups of kernel benchmarks; without torch, for tools that only need the names."""
+
+# Module and function, which yields the cases.
+GROUPS = {
+    "update_ssm_state_decode": "update_ssm_state:decode_cases",
+    "update_ssm_state_prefill": "update_ssm_state:prefill_cases",
+    "mamba2_conv_scan": "mamba2_conv_scan:cases",
+    "causal_conv1d": "causal_conv1d:cases",
+    "linear_decode": "products:linear_cases",
+    "routed_experts": "products:experts_cases",
+    "gated_delta_rule_decode": "gated_delta_rule:decode_cases",
+    "gated_delta_rule_prefill": "gated_delta_rule:prefill_cases",
+    "paged_attention_prefill": "paged_attention:prefill_cases",
+    "paged_attention_decode": "paged_attention:decode_cases",
+    "candidates": "candidates:cases",
+}

@@ -1,0 +1,209 @@
+"""Cases of ``paged_attention``: 32 query heads, 8 KV heads of 128, pages of 16 tokens in random order.
+
+Over pools of bfloat16, beside peers, and of e4m3 with a scale for every token and head. One token a row beside measured
+kernels; many beside torch's own attention in the same process, causal and over keys and values without pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.kernels.case import KernelCase, Prepared, peer_times
+from benchmarks.kernels.tensor_call import TensorCall, error_of_parts, int32, normal, operator_call
+from benchmarks.kernels.timing import graph_time, input_sets
+from hybridge.trt_plugins.catalog import PACKED_OPS
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
+from hybridge.trt_plugins.kernels.catalog import plan
+from hybridge.trt_plugins.kernels.ops.paged_attention_call import PagedCall
+from hybridge.trt_plugins.kernels.ops.paged_attention_prefill import plan_prefill
+from hybridge.trt_plugins.reference.paged_attention import paged_attention, paged_attention_fp8
+
+HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
+TOLERANCE = 3e-3  # y and the weights are bfloat16
+CONTEXTS = {"1k": 1024, "8k": 8192, "32k": 32768}
+# Goals for the fastest kernel over pages; the rest must not be slower.
+AT_LEAST = {"1k b1": 1.3, "1k b8": 1.3, "8k b1": 1.3}
+CONTIGUOUS = "cuDNN, contiguous"
+# From 8k b8 up: our time over cuDNN's without pages, at most.
+OVER_CONTIGUOUS = 1.05
+LARGE = 8 * 8192
+PREFILL_AT_LEAST = 1 / 1.3
+# What the float64 reference holds in memory at once: rows at both ends of a batch, tokens at both ends of a row.
+_CHECKED_ROWS, _CHECKED_TOKENS = 4, 128
+_FLASH = {"SDPA flash": SDPBackend.FLASH_ATTENTION}
+_PEERS = {**_FLASH, "SDPA cuDNN": SDPBackend.CUDNN_ATTENTION}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """rows of ``new`` tokens on a cache of ``past``."""
+
+    rows: int
+    new: int
+    past: int = 0
+
+    @property
+    def total(self) -> int:
+        """Tokens of a row."""
+        return self.new + self.past
+
+    def nbytes(self, fp8: bool = False) -> int:
+        """Queries, keys and values once, outputs once."""
+        kv_row = HEAD_DIM + 4 if fp8 else 2 * HEAD_DIM
+        return self.rows * (4 * self.new * HEADS * HEAD_DIM + 2 * self.total * KV_HEADS * kv_row)
+
+
+PREFILLS = {
+    "b1 L4096": Shape(1, 4096),
+    "b8 L512": Shape(8, 512),
+    "b1 L16384": Shape(1, 16384),
+    "b1 L512 on 8192": Shape(1, 512, 8192),
+}
+FP8_PREFILLS = ("b1 L4096", "b8 L512", "b1 L512 on 8192")
+
+
+def decode_cases() -> Iterator[KernelCase]:
+    """Contexts of 1,024 to 32,768 tokens, 1 to 64 rows."""
+    for name, context in CONTEXTS.items():
+        for rows in (1, 8, 64):
+            case, shape = f"{name} b{rows}", Shape(rows, 1, context - 1)
+            peers = peer_times("paged_attention_decode", case)
+            at_least = _decode_goal(case, peers, rows * context >= LARGE)
+            yield KernelCase(case, shape.nbytes(), TOLERANCE, partial(_prepared_decode, shape), peers, at_least)
+            prepare = partial(_prepared_decode, shape, fp8=True)
+            yield KernelCase(f"e4m3 {case}", shape.nbytes(fp8=True), TOLERANCE, prepare)
+
+
+def _decode_goal(case: str, peers: Mapping[str, float], large: bool) -> float | None:
+    """The goal for the time of the fastest peer, with pages or without, over ours."""
+    if not peers:
+        return None
+    paged = min(us for name, us in peers.items() if name != CONTIGUOUS)
+    limit = paged / AT_LEAST.get(case, 1.0)
+    if large:
+        limit = min(limit, OVER_CONTIGUOUS * peers[CONTIGUOUS])
+    return float(min(peers.values())) / limit
+
+
+def prefill_cases() -> Iterator[KernelCase]:
+    """One long prompt, eight short ones, a very long one, and a chunk of a prompt that resumes."""
+    for name, shape in PREFILLS.items():
+        prepare, peers = partial(_prepared_prefill, shape), partial(sdpa_times, shape)
+        yield KernelCase(name, shape.nbytes(), TOLERANCE, prepare, at_least=PREFILL_AT_LEAST, timed_peers=peers)
+    for name in FP8_PREFILLS:
+        shape = PREFILLS[name]
+        prepare = partial(_prepared_prefill, shape, fp8=True)
+        yield KernelCase(f"e4m3 {name}", shape.nbytes(fp8=True), TOLERANCE, prepare)
+
+
+def _prepared_decode(shape: Shape, fp8: bool = False) -> Prepared:
+    """Rows of equal length, each page of them anywhere in the pool."""
+    blocks = shape.rows * shape.total // PAGE
+    table = torch.randperm(blocks, device="cuda", dtype=torch.int32).view(shape.rows, -1)
+    inputs = _inputs(shape, _random_pools(blocks, fp8), table)
+    y = torch.full_like(inputs[0], float("nan"))
+    ends = {*range(min(shape.rows, _CHECKED_ROWS)), *range(max(0, shape.rows - _CHECKED_ROWS), shape.rows)}
+
+    def error() -> float:
+        if not bool(y.isfinite().all()):
+            return float("inf")
+        return error_of_parts((y[row : row + 1], _reference(inputs, row, row, 1, shape.total)) for row in sorted(ends))
+
+    return Prepared(_call(inputs, y, fp8), error)
+
+
+def _prepared_prefill(shape: Shape, fp8: bool = False) -> Prepared:
+    """The pool is twice as large as needed."""
+    pages = -(-shape.total // PAGE)
+    pools = _random_pools(2 * shape.rows * pages, fp8)
+    order = torch.randperm(pools[0].shape[1], device="cuda")[: shape.rows * pages]
+    inputs = _inputs(shape, pools, order.reshape(shape.rows, pages).int())
+    y = torch.full_like(inputs[0], float("nan"))
+    begin, count = (shape.rows - 1) * shape.new, min(_CHECKED_TOKENS, shape.new)
+
+    def prefill(call: OpCall, device: DeviceTraits) -> CallPlan:
+        return CallPlan(plan_prefill(PagedCall.of(call), device))
+
+    def error() -> float:
+        """Over the first and the last tokens of the last row."""
+        return error_of_parts(
+            (
+                y[begin + first : begin + first + count],
+                _reference(inputs, -1, begin + first, count, shape.past + first + count),
+            )
+            for first in (0, shape.new - count)
+        )
+
+    return Prepared(_call(inputs, y, fp8, prefill), error)
+
+
+def _call(inputs: list[torch.Tensor], y: torch.Tensor, fp8: bool, planner: Any = plan) -> TensorCall:
+    spec = PACKED_OPS["paged_attention_fp8" if fp8 else "paged_attention"]
+    return operator_call(spec, [*inputs, None], [y], planner=planner)
+
+
+def _inputs(shape: Shape, pools: list[torch.Tensor], table: torch.Tensor) -> list[torch.Tensor]:
+    """query, kv_pool (and kv_scales), block_table, query_start_loc, seq_lens."""
+    query = normal(shape.rows * shape.new, HEADS, HEAD_DIM, dtype=torch.bfloat16)
+    bounds = torch.arange(shape.rows + 1, device="cuda") * shape.new
+    return [query, *pools, table, bounds.int(), int32(shape.rows, shape.total)]
+
+
+def _random_pools(blocks: int, fp8: bool) -> list[torch.Tensor]:
+    """Normal numbers in bfloat16; or with deviation 100 in e4m3, and scales for a deviation of about 1."""
+    shape = (2, blocks, PAGE, KV_HEADS, HEAD_DIM)
+    if not fp8:
+        return [torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()]
+    pool = torch.empty(shape, dtype=torch.float8_e4m3fn, device="cuda")
+    for half in pool:
+        half.copy_(torch.empty(shape[1:], dtype=torch.bfloat16, device="cuda").normal_().mul_(100).clamp_(-448, 448))
+    scales = torch.randint(-8, -5, (2, blocks, KV_HEADS, PAGE), device="cuda").float().exp2_()
+    return [pool.view(torch.uint8), scales]
+
+
+def _reference(inputs: list[torch.Tensor], row: int, begin: int, count: int, length: int) -> torch.Tensor:
+    """In float64: tokens ``begin`` to ``begin + count``, the last of the first ``length`` ones of row ``row``."""
+    query, *pools, table, _, _ = inputs
+    own, *scales = (pool[:, table[row].long()] for pool in pools)
+    order = torch.arange(table.shape[1], dtype=torch.int32, device="cuda")[None]
+    bounds = torch.tensor([0, count], dtype=torch.int32, device="cuda")
+    arguments: list[Any] = [order, bounds, int32(1, length), None, 0.0, 0, 0.0]
+    tokens = query[begin : begin + count].double()
+    if scales:
+        return paged_attention_fp8(tokens, own, scales[0], *arguments)
+    return paged_attention(tokens, own.double(), *arguments)
+
+
+def sdpa_times(shape: Shape) -> Mapping[str, float]:
+    """Microseconds of torch's attention on contiguous tensors; a backend that does not take the call is left out."""
+    sets = [_contiguous(shape) for _ in range(input_sets(shape.nbytes()))]
+    mask = causal_lower_right(shape.new, shape.total) if shape.past else None
+    times = {}
+    # The mask of queries at the end of longer keys runs on torch's flash kernel, whatever backend is chosen.
+    for name, backend in (_FLASH if shape.past else _PEERS).items():
+        with sdpa_kernel(backend):
+            calls = [partial(_attend, tensors, mask) for tensors in sets]
+            try:
+                calls[0]()
+            except RuntimeError:
+                continue
+            times[name] = graph_time(calls).median
+    return times
+
+
+def _attend(tensors: list[torch.Tensor], mask: torch.Tensor | None) -> torch.Tensor:
+    q, k, v = tensors
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+
+
+def _contiguous(shape: Shape) -> list[torch.Tensor]:
+    sizes = [(HEADS, shape.new), (KV_HEADS, shape.total), (KV_HEADS, shape.total)]
+    return [normal(shape.rows, *size, HEAD_DIM, dtype=torch.bfloat16) for size in sizes]

@@ -1,0 +1,164 @@
+"""Cases of matrix products in decoding, beside torch in the same run.
+
+``linear_decode`` with the weights of a 2.65 B hybrid model in bfloat16, and ``routed_experts``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.kernels.case import COPY_GBPS, KernelCase, Prepared
+from benchmarks.kernels.tensor_call import TensorCall, poisoned, worst_error
+from benchmarks.kernels.timing import graph_time, input_sets
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.fused import linear_decode, routed_experts
+from hybridge.trt_plugins.reference.routed_experts import routed_experts as reference
+
+TOLERANCE = 3e-3
+LINEAR_PEER = "torch F.linear (same run)"
+# Share of read bandwidth (4,533 GB/s on the card of COPY_GBPS) that is the goal for products of the larger weights.
+READ_SHARE = 0.92 * 4533.0 / COPY_GBPS
+LARGE_BYTES = 60_000_000
+_HIDDEN = 4096
+# Name, outputs, inputs, how often in the model.
+LINEAR_SHAPES = (
+    ("in_proj", 18560, _HIDDEN, 6),
+    ("out_proj", _HIDDEN, 8192, 6),
+    ("up", 21504, _HIDDEN, 5),
+    ("down", _HIDDEN, 21504, 5),
+    ("qkv", 6144, _HIDDEN, 1),
+    ("o", _HIDDEN, _HIDDEN, 1),
+    ("lm_head", 131072, _HIDDEN, 1),
+)
+LinearShapes = tuple[tuple[int, int, int], ...]
+EXPERTS_PEER = "torch, gathered weights (same run)"
+# Name, experts, top_k, hidden, intermediate: widths of Qwen3-Next-80B-A3B with 8 and of Qwen3-30B-A3B with all experts.
+EXPERTS_SHAPES = (("8 experts", 8, 2, 2048, 512), ("128 experts", 128, 8, 2048, 768))
+
+
+def linear_cases() -> Iterator[KernelCase]:
+    """Each shape, and all products of one decode step one after the other, for 1 and 8 rows."""
+    whole = tuple(shape[1:] for shape in LINEAR_SHAPES)
+    for rows in (1, 8):
+        for name, outputs, inputs, _ in LINEAR_SHAPES:
+            yield _linear_case(f"{name} {inputs}x{outputs} m{rows}", rows, ((outputs, inputs, 1),))
+        yield _linear_case(f"all of a step m{rows}", rows, whole)
+
+
+def _linear_case(name: str, rows: int, shapes: LinearShapes) -> KernelCase:
+    size = sum(2 * count * (outputs * inputs + rows * (outputs + inputs)) for outputs, inputs, count in shapes)
+    return KernelCase(
+        name,
+        size,
+        TOLERANCE,
+        partial(_prepared_linear, rows, shapes),
+        at_least=1.0,
+        bandwidth_share=READ_SHARE if size >= LARGE_BYTES else None,
+        timed_peers=lambda: {LINEAR_PEER: _linear_peer(rows, shapes, size)},
+    )
+
+
+def _pairs(rows: int, shapes: LinearShapes) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Inputs and weight of each product."""
+    return [
+        (_scaled(rows, inputs), _scaled(outputs, inputs, scale=inputs**-0.5))
+        for outputs, inputs, count in shapes
+        for _ in range(count)
+    ]
+
+
+def _linear_peer(rows: int, shapes: LinearShapes, size: int) -> float:
+    """Microseconds of torch's products."""
+
+    def calls() -> Callable[[], object]:
+        pairs = _pairs(rows, shapes)
+        return lambda: [F.linear(x, weight) for x, weight in pairs]
+
+    return graph_time([calls() for _ in range(input_sets(size))]).median
+
+
+def _prepared_linear(rows: int, shapes: LinearShapes) -> Prepared:
+    device, pairs, calls = KernelDevice.current(), _pairs(rows, shapes), []
+    outputs = [poisoned(rows, weight.shape[0]) for _, weight in pairs]
+    for (x, weight), y in zip(pairs, outputs, strict=True):
+        problem = linear_decode.LinearDecode(rows, x.shape[1], weight.shape[0], DType.BFLOAT16, DType.BFLOAT16)
+        plan = linear_decode.plan(problem, device.traits)
+        calls.append(TensorCall(device, plan, [x, weight, None, None, None, None], [y]))
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return Prepared(run, lambda: worst_error(outputs, (x.double() @ weight.double().T for x, weight in pairs)))
+
+
+def experts_cases() -> Iterator[KernelCase]:
+    """One token and eight of each shape; bytes are those of the experts that are chosen."""
+    for name, experts, top_k, hidden, intermediate in EXPERTS_SHAPES:
+        for tokens in (1, 8):
+            chosen = len(_choices(tokens, experts, top_k).unique())
+            size = 2 * (3 * chosen * hidden * intermediate + 2 * tokens * hidden)
+            sizes = (tokens, experts, top_k, hidden, intermediate)
+            yield KernelCase(
+                f"{name}, top {top_k}, b{tokens}",
+                size,
+                TOLERANCE,
+                partial(_prepared_experts, *sizes),
+                at_least=1.0,
+                timed_peers=partial(_experts_peer, size, *sizes),
+            )
+
+
+def _choices(tokens: int, experts: int, top_k: int) -> torch.Tensor:
+    preference = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(0))
+    return preference.argsort(-1)[:, :top_k].int()
+
+
+def _experts_inputs(tokens: int, experts: int, top_k: int, hidden: int, intermediate: int) -> list[torch.Tensor]:
+    """x, expert ids and their weights, up (gate and up) and down projections."""
+    return [
+        _scaled(tokens, hidden),
+        _choices(tokens, experts, top_k).cuda(),
+        torch.rand(tokens, top_k, device="cuda"),
+        _scaled(experts, 2 * intermediate, hidden, scale=hidden**-0.5),
+        _scaled(experts, hidden, intermediate, scale=intermediate**-0.5),
+    ]
+
+
+def _prepared_experts(*sizes: int) -> Prepared:
+    tokens, _, top_k, hidden, intermediate = sizes
+    inputs, y = _experts_inputs(*sizes), poisoned(tokens, hidden)
+    problem = routed_experts.ExpertsDecode(tokens, top_k, hidden, intermediate, DType.BFLOAT16, "silu", True, hidden)
+    device = KernelDevice.current()
+
+    def error() -> float:
+        x, ids, weights, up, down = inputs
+        return worst_error([y], [reference(x.double(), ids, weights.double(), up.double(), down.double(), "silu", 1)])
+
+    return Prepared(TensorCall(device, routed_experts.plan(problem, device.traits), inputs, [y]), error)
+
+
+def _experts_peer(size: int, *sizes: int) -> dict[str, float]:
+    """Microseconds of torch's products of copies of the chosen experts."""
+    sets = [_experts_inputs(*sizes) for _ in range(input_sets(size))]
+    return {EXPERTS_PEER: graph_time([partial(_gathered, *inputs) for inputs in sets]).median}
+
+
+def _gathered(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    routes = ids.reshape(-1)
+    rows = x.repeat_interleave(ids.shape[1], 0, output_size=routes.shape[0])[:, :, None]
+    gate, rest = torch.bmm(up.index_select(0, routes), rows).squeeze(-1).chunk(2, -1)
+    results = torch.bmm(down.index_select(0, routes), (F.silu(gate) * rest)[:, :, None])
+    return (results.view(*ids.shape, -1) * weights[..., None]).sum(1)
+
+
+def _scaled(*shape: int, scale: float = 1.0) -> torch.Tensor:
+    """Random numbers in bfloat16, made in that type: the float32 copy of a large weight would not fit beside it."""
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16) * scale

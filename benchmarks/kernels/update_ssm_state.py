@@ -1,0 +1,151 @@
+"""Cases of ``update_ssm_state`` at the shapes of Nemotron-H and Granite 4, with a state updated in place.
+
+One token a row with states in float32 and bfloat16, and the experimental ones of 8 bits, int8 and e4m3; and many tokens
+a row with a float32 state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.kernels.case import KernelCase, Prepared, peer_times
+from benchmarks.kernels.tensor_call import error_of_parts, int32, normal, operator_call, poisoned, worst_error
+from hybridge.trt_plugins.catalog import spec_of
+from hybridge.trt_plugins.kernels.catalog import plan
+from hybridge.trt_plugins.kernels.ops.update_ssm_state_8bit import plan_8bit
+from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill import plan_prefill
+from hybridge.trt_plugins.reference.quantized_state import LARGEST, exact_state, quantized_state
+from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
+
+HEAD_DIM, STATE_SIZE = 64, 128
+# y is bfloat16; a state of int8 is rounded to 1/254 of its row's largest magnitude, of e4m3 to 1/16 of the value.
+TOLERANCE = 3e-3
+STATE_TOLERANCE = {torch.int8: 1e-2, torch.float8_e4m3fn: 3.5e-2}
+AT_LEAST = {1: 1.3, 8: 1.1}
+BANDWIDTH_SINCE, BANDWIDTH_SHARE = 64, 0.9
+STATES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8, "e4m3": torch.float8_e4m3fn}
+_TOKEN_INPUTS = (0, 2, 3, 5)  # x, B, C, dt: the inputs with a token axis
+_CHECKED_TOKENS = 4096  # of the first row: what the float64 reference holds in memory at once
+
+
+@dataclass(frozen=True)
+class Model:
+    """heads of HEAD_DIM channels in groups that share B and C."""
+
+    heads: int
+    groups: int
+
+    @property
+    def inner(self) -> int:
+        """Channels of x."""
+        return self.heads * HEAD_DIM
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: x, B and C."""
+        return self.inner + 2 * self.groups * STATE_SIZE
+
+    def parts(self, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x, B and C as slices of the convolution's output."""
+        width = self.groups * STATE_SIZE
+        x, B, C = mixed.split([self.inner, width, width], -1)
+        group = (self.groups, STATE_SIZE)
+        return x.unflatten(-1, (self.heads, HEAD_DIM)), B.unflatten(-1, group), C.unflatten(-1, group)
+
+
+MODELS = {"Nemotron": Model(128, 8), "Granite": Model(48, 1)}
+
+
+def decode_cases() -> Iterator[KernelCase]:
+    """1 to 256 rows of Nemotron's mixer, 1 to 64 of Granite's."""
+    for model, most in (("Nemotron", 256), ("Granite", 64)):
+        for rows in (rows for rows in (1, 8, 64, 256) if rows <= most):
+            for state, dtype in STATES.items():
+                name, experimental = f"{model} b{rows} {state} state", dtype in LARGEST
+                yield KernelCase(
+                    name,
+                    _decode_bytes(MODELS[model], rows, dtype.itemsize, experimental),
+                    STATE_TOLERANCE.get(dtype, TOLERANCE),
+                    partial(_prepared_decode, MODELS[model], rows, dtype),
+                    peer_times("update_ssm_state_decode", name),
+                    None if experimental else AT_LEAST.get(rows, 1.0),
+                    BANDWIDTH_SHARE if rows >= BANDWIDTH_SINCE and not experimental else None,
+                )
+
+
+def _decode_bytes(model: Model, rows: int, item: int, scaled: bool) -> int:
+    tokens = 2 * rows * (model.inner + model.channels + model.heads)
+    return 2 * rows * model.inner * (STATE_SIZE * item + (4 if scaled else 0)) + tokens + 12 * model.heads
+
+
+def _prepared_decode(model: Model, rows: int, dtype: torch.dtype) -> Prepared:
+    """x, B, C and dt are slices of wider tensors."""
+    x, B, C = model.parts(normal(rows, model.channels, dtype=torch.bfloat16))
+    dt = normal(rows, model.inner + model.channels + model.heads, dtype=torch.bfloat16)[:, -model.heads :]
+    A, D, bias = -8 * torch.rand(model.heads, device="cuda"), normal(model.heads), normal(model.heads)
+    state, scales = normal(rows, model.heads, HEAD_DIM, STATE_SIZE), ()  # type: torch.Tensor, tuple[torch.Tensor, ...]
+    if dtype in LARGEST:
+        state, scale = quantized_state(state, dtype)
+        scales = (scale,)
+    state, lengths, y = state.to(dtype), int32(rows, 1), poisoned(rows, model.heads, HEAD_DIM)
+    data = [x, A, B, C, D, dt, bias]
+    planner = plan_8bit if scales else plan
+    run = operator_call(
+        spec_of("update_ssm_state"), [*data, state, lengths], [y, state], planner=planner, scales=scales
+    )
+
+    def exact() -> torch.Tensor:
+        return exact_state(state, *scales) if scales else state.double()
+
+    def error() -> float:
+        arguments: list[Any] = [*(tensor.double() for tensor in data), exact(), lengths, 1, 0.0, math.inf, 1]
+        expected = update_ssm_state(*arguments)
+        run()
+        return worst_error((y, exact()), expected)
+
+    return Prepared(run, error)
+
+
+def prefill_cases() -> Iterator[KernelCase]:
+    """One row of 128 to 16,384 tokens, and eight rows of 1,024."""
+    for name, model in MODELS.items():
+        for rows, time in ((1, 128), (1, 1024), (1, 4096), (1, 16384), (8, 1024)):
+            case = f"{name} b{rows} L{time}"
+            tokens = 2 * rows * time * (model.inner + model.channels + model.heads)
+            size = tokens + 8 * rows * model.inner * STATE_SIZE
+            peers = peer_times("update_ssm_state_prefill", case)
+            yield KernelCase(case, size, TOLERANCE, partial(_prepared_prefill, model, rows, time), peers, 1.0)
+
+
+def _prepared_prefill(model: Model, rows: int, time: int) -> Prepared:
+    def data(*sizes: int) -> torch.Tensor:
+        return normal(rows, time, *sizes, dtype=torch.bfloat16)
+
+    x, B, C = data(model.heads, HEAD_DIM), data(model.groups, STATE_SIZE), data(model.groups, STATE_SIZE)
+    A, D, bias = -1 - 15 * torch.rand(model.heads, device="cuda"), normal(model.heads), normal(model.heads) - 4
+    state, y = normal(rows, model.heads, HEAD_DIM, STATE_SIZE), torch.full_like(x, float("nan"))
+    inputs = [x, A, B, C, D, data(model.heads), bias]
+    run = operator_call(
+        spec_of("update_ssm_state"), [*inputs, state, int32(rows, time)], [y, state], planner=plan_prefill
+    )
+
+    def error() -> float:
+        """Of the first row."""
+        carried, parts = state[:1].double(), []
+        run()
+        for begin in range(0, time, _CHECKED_TOKENS):
+            tokens = slice(begin, begin + _CHECKED_TOKENS)
+            part = [each[:1, tokens] if index in _TOKEN_INPUTS else each for index, each in enumerate(inputs)]
+            lengths = int32(1, part[0].shape[1])
+            arguments: list[Any] = [*(each.double() for each in part), carried, lengths, 1, 0.0, math.inf, 64]
+            expected, carried = update_ssm_state(*arguments)
+            parts.append((y[:1, tokens], expected))
+        return max(error_of_parts(parts), worst_error([state[:1]], [carried]))
+
+    return Prepared(run, error)
