@@ -18,14 +18,14 @@ from hybridge.artifact.dtypes import DType
 @dataclass(frozen=True)
 class FloatRange:
     """Patterns without sign of a stored type: below ``first_bad`` a value stays finite in the compute type, from
-    ``first_kept`` on it does not become zero (1: no value but zero does). ``mask`` removes the sign.
+    ``first_nonzero`` on it does not become zero (1: no value but zero does). ``mask`` removes the sign.
     """
 
     unsigned: np.dtype
     signed: np.dtype
     mask: np.unsignedinteger
     first_bad: int
-    first_kept: int
+    first_nonzero: int
 
 
 @functools.cache
@@ -43,7 +43,7 @@ def float_range(stored: DType, compute: DType) -> FloatRange:
         signed=np.dtype(f"i{stored.itemsize}"),
         mask=unsigned.type((1 << (8 * stored.itemsize - 1)) - 1),
         first_bad=_first(1, infinity, lambda pattern: not np.isfinite(cast(pattern))),
-        first_kept=_first(1, infinity, lambda pattern: bool(cast(pattern) != 0)),
+        first_nonzero=_first(1, infinity, lambda pattern: bool(cast(pattern) != 0)),
     )
 
 

@@ -122,7 +122,7 @@ class _Scanner:
         if _peak(bits, limits) >= limits.first_bad:
             magnitudes = bits & limits.mask
             return _Finding(piece.start + int(np.argmax(magnitudes >= limits.first_bad)), 0)
-        return _Finding(None, self._zeros(bits, limits) if limits.first_kept > 1 else 0)
+        return _Finding(None, self._zeros(bits, limits) if limits.first_nonzero > 1 else 0)
 
     def value(self, slot: TensorSlot, index: int) -> float:
         """The element at the flat index ``index``."""
@@ -146,7 +146,7 @@ class _Scanner:
         # Without its sign and minus one, a zero is the largest pattern: what lies below is not zero.
         np.bitwise_and(bits, limits.mask, out=bits)
         np.subtract(bits, limits.unsigned.type(1), out=bits)
-        np.less(bits, limits.unsigned.type(limits.first_kept - 1), out=flags)
+        np.less(bits, limits.unsigned.type(limits.first_nonzero - 1), out=flags)
         return int(np.count_nonzero(flags))
 
 

@@ -55,14 +55,14 @@ def _indexed_shards(folder: Path, index: dict[str, Any], has_single: bool) -> tu
     if has_single and SINGLE_FILE not in names:
         raise CheckpointError(f"expected {SINGLE_FILE} or {INDEX_FILE}, found both: remove the one that is out of date")
     shards = tuple(_read_shard(folder, name) for name in names)
-    held = {name: slot.path.name for name, slot in tensors_of(shards).items()}
+    stored = {name: slot.path.name for name, slot in tensors_of(shards).items()}
     for tensor, name in weight_map.items():
-        if held.get(tensor) != name:
-            where = f"it is in {held[tensor]}" if tensor in held else "no shard holds it"
+        if stored.get(tensor) != name:
+            where = f"it is in {stored[tensor]}" if tensor in stored else "no shard holds it"
             raise CheckpointError(f"{INDEX_FILE}: expected tensor {tensor} in {name}, but {where}")
-    unlisted = sorted(set(held) - set(weight_map))
+    unlisted = sorted(set(stored) - set(weight_map))
     if unlisted:
-        raise CheckpointError(f"{held[unlisted[0]]} holds the tensor {unlisted[0]}, which {INDEX_FILE} does not list")
+        raise CheckpointError(f"{stored[unlisted[0]]} holds the tensor {unlisted[0]}, which {INDEX_FILE} does not list")
     return shards
 
 

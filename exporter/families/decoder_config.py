@@ -149,7 +149,7 @@ class MoeConfig:
 
     ``layout`` names the tensors (moe_parameters.MOE_NAMES). Experts have the activation and, where ``gated``, the form
     of a gated MLP. ``router`` is "softmax" (scores over all experts, ``normalized`` over the chosen ones),
-    "top_k_softmax" (over the chosen ones alone) or "sigmoid" (biased for the choice, which ``kept_groups`` of
+    "top_k_softmax" (over the chosen ones alone) or "sigmoid" (biased for the choice, which ``top_groups`` of
     ``groups`` groups limit, then ``normalized`` and multiplied by ``scaling``). ``shared_gate``: a sigmoid multiplies
     what the shared MLP gives. ``latent_size`` is the width between two projections that the experts work in.
     """
@@ -164,7 +164,7 @@ class MoeConfig:
     normalized: bool = True
     scaling: float = 1.0
     groups: int = 1
-    kept_groups: int = 1
+    top_groups: int = 1
     shared: MlpConfig | None = None
     shared_gate: bool = False
     latent_size: int | None = None

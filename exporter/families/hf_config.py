@@ -118,14 +118,14 @@ class HfConfig(Fields):
         CheckpointError when two of them hold different values.
         """
         self.ignore(*names)
-        held = [name for name in names if name in self]
-        for name in held[1:]:
-            if self.raw(name) != self.raw(held[0]):
-                raise self.fail(name, f"{self.raw(held[0])!r} like {held[0]}")
-        return held[0] if held else names[0]
+        given = [name for name in names if name in self]
+        for name in given[1:]:
+            if self.raw(name) != self.raw(given[0]):
+                raise self.fail(name, f"{self.raw(given[0])!r} like {given[0]}")
+        return given[0] if given else names[0]
 
     def same(self, value: Any, source: str, *names: str) -> None:
-        """Refuse another spelling of the field ``source`` that is held with a value other than ``value``."""
+        """Refuse another spelling of the field ``source`` that has a value other than ``value``."""
         for name in names:
             if self.raw(name, None) not in (None, value):
                 raise self.fail(name, f"{value!r} like {source}")

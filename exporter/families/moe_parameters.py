@@ -71,13 +71,13 @@ class MoeTensor:
     joins: bool = False
 
 
-def moe_tensors(moe: MoeConfig, block: str, hidden: int, held: Mapping[str, object]) -> Iterator[MoeTensor]:
+def moe_tensors(moe: MoeConfig, block: str, hidden: int, stored: Mapping[str, object]) -> Iterator[MoeTensor]:
     """The parameters of a block whose tensors begin with ``block``, but for the shared expert's.
 
-    ``held`` are the checkpoint's tensors, by which the layout is chosen.
+    ``stored`` are the checkpoint's tensors, by which the layout is chosen.
     """
     names, width = MOE_NAMES[moe.layout], moe.latent_size or hidden
-    yield MoeTensor("router.weight", (moe.num_experts, hidden), _any_of(block, names.router, held))
+    yield MoeTensor("router.weight", (moe.num_experts, hidden), _any_of(block, names.router, stored))
     if moe.router == "sigmoid":
         bias = (block + names.correction_bias,)
         yield MoeTensor("router.correction_bias", (moe.num_experts,), bias, DType.FLOAT32)
@@ -85,14 +85,14 @@ def moe_tensors(moe: MoeConfig, block: str, hidden: int, held: Mapping[str, obje
         ("experts.up", names.up, names.each_up, (moe.num_experts, moe.up_size, width)),
         ("experts.down", names.down, names.each_down, (moe.num_experts, width, moe.intermediate_size)),
     ):
-        sources = _any_of(block, stacked, held)
-        if sources[0] in held or not _holds_experts(moe, block, each, held):
+        sources = _any_of(block, stacked, stored)
+        if sources[0] in stored or not _holds_experts(moe, block, each, stored):
             yield MoeTensor(name, shape, sources)
             continue
-        if moe.num_experts * len(each) > len(held):
+        if moe.num_experts * len(each) > len(stored):
             raise CheckpointError(
-                f"{block}experts: expected {moe.num_experts} experts by the config, found a checkpoint of {len(held)} "
-                "tensors: it is incomplete, or its config does not describe it"
+                f"{block}experts: expected {moe.num_experts} experts by the config, found a checkpoint of "
+                f"{len(stored)} tensors: it is incomplete, or its config does not describe it"
             )
         parts = tuple(block + part.format(expert) for expert in range(moe.num_experts) for part in each)
         yield MoeTensor(name, shape, parts, joins=True)
@@ -102,13 +102,13 @@ def moe_tensors(moe: MoeConfig, block: str, hidden: int, held: Mapping[str, obje
         yield from _latent_tensors(moe, block, hidden, names)
 
 
-def _holds_experts(moe: MoeConfig, block: str, each: tuple[str, ...], held: Mapping[str, object]) -> bool:
+def _holds_experts(moe: MoeConfig, block: str, each: tuple[str, ...], stored: Mapping[str, object]) -> bool:
     """Whether the checkpoint has a tensor of some expert; a look at three of them, because there may be too many.
 
     An incomplete set is still that layout, so that the missing tensor is named.
     """
     experts = {0, 1, moe.num_experts - 1}
-    return any(block + part.format(expert) in held for expert in experts for part in each)
+    return any(block + part.format(expert) in stored for expert in experts for part in each)
 
 
 def _latent_tensors(moe: MoeConfig, block: str, hidden: int, names: MoeNames) -> Iterator[MoeTensor]:
@@ -122,6 +122,6 @@ def _latent_tensors(moe: MoeConfig, block: str, hidden: int, names: MoeNames) ->
             yield MoeTensor(f"{ours}.bias", (rows,), (f"{block}{theirs}.bias",))
 
 
-def _any_of(block: str, names: tuple[str, ...], held: Mapping[str, object]) -> tuple[str, ...]:
+def _any_of(block: str, names: tuple[str, ...], stored: Mapping[str, object]) -> tuple[str, ...]:
     """The one of ``names`` that the checkpoint holds, else the first."""
-    return (next((block + name for name in names if block + name in held), block + names[0]),)
+    return (next((block + name for name in names if block + name in stored), block + names[0]),)

@@ -133,17 +133,17 @@ def _types_of(config: HfConfig, name: str) -> list[str]:
 
 def _moe(config: HfConfig) -> MoeConfig:
     experts = config.positive("n_routed_experts", "num_local_experts", default=ABSENT_EXPERTS)
-    groups, kept = config.positive("n_group", default=1), config.positive("topk_group", default=1)
+    groups, top_groups = config.positive("n_group", default=1), config.positive("topk_group", default=1)
     # A group is judged by two of its experts.
     if experts % groups or experts // groups < 2:
         raise config.fail("n_group", f"a divisor of n_routed_experts {experts} that leaves two experts a group")
-    if kept > groups:
+    if top_groups > groups:
         raise config.fail("topk_group", f"at most n_group {groups}")
     activation, bias = activation_of(config, "mlp_hidden_act", "relu2"), config.flag("mlp_bias", default=False)
     shared_size = config.positive("moe_shared_expert_intermediate_size", default=ABSENT_EXPERT_SIZE)
     return MoeConfig(
         num_experts=experts,
-        top_k=top_k_of(config, kept * experts // groups, ABSENT_TOP_K, "n_routed_experts / n_group x topk_group"),
+        top_k=top_k_of(config, top_groups * experts // groups, ABSENT_TOP_K, "n_routed_experts / n_group x topk_group"),
         intermediate_size=config.positive("moe_intermediate_size", default=ABSENT_EXPERT_SIZE),
         activation=activation,
         layout="nemotron_h",
@@ -152,7 +152,7 @@ def _moe(config: HfConfig) -> MoeConfig:
         normalized=config.flag("norm_topk_prob", default=True),
         scaling=config.scalar("routed_scaling_factor", default=1.0),
         groups=groups,
-        kept_groups=kept,
+        top_groups=top_groups,
         shared=MlpConfig(shared_size, activation, "plain", bias),
         latent_size=config.positive("moe_latent_size", default=None, null=None),
         latent_bias=bias,

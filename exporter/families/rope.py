@@ -71,8 +71,8 @@ def rope_from_config(
 def _rope_fields(config: HfConfig) -> Fields:
     """The object that holds the parameters: rope_scaling in older configs, rope_parameters in newer ones."""
     config.ignore("rope_parameters", "rope_scaling")
-    held = [n for n in ("rope_parameters", "rope_scaling") if config.raw(n, None) is not None]
-    name = config.name_of(*held) if held else "rope_parameters"
+    given = [n for n in ("rope_parameters", "rope_scaling") if config.raw(n, None) is not None]
+    name = config.name_of(*given) if given else "rope_parameters"
     value = config.raw(name, None)
     if value is not None and not isinstance(value, dict):
         raise config.fail(name, "an object or null")

@@ -33,7 +33,7 @@ class Router(nn.Module):
             return softmax_top_k(logits, c.top_k, c.normalized)
         if c.router == "top_k_softmax":
             return top_k_softmax(logits, c.top_k)
-        return sigmoid_top_k(logits, self.correction_bias, c.top_k, c.groups, c.kept_groups, c.normalized, c.scaling)
+        return sigmoid_top_k(logits, self.correction_bias, c.top_k, c.groups, c.top_groups, c.normalized, c.scaling)
 
 
 class Experts(nn.Module):

@@ -22,22 +22,22 @@ def sigmoid_top_k(
     correction_bias: torch.Tensor,
     top_k: int,
     groups: int,
-    kept_groups: int,
+    top_groups: int,
     normalized: bool,
     scaling: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sigmoid scores of logits [..., experts], chosen by score + ``correction_bias`` [experts], weighted by score.
 
-    Only experts of the ``kept_groups`` of ``groups`` equal groups with the largest sum of two biased scores count.
+    Only experts of the ``top_groups`` of ``groups`` equal groups with the largest sum of two biased scores count.
     The weights are divided by their sum where ``normalized``, then multiplied by ``scaling``. Returns weights and ids
     as softmax_top_k does.
     """
     scores = logits.sigmoid()
     biased = scores + correction_bias
-    if kept_groups < groups:
+    if top_groups < groups:
         grouped = biased.unflatten(-1, (groups, -1))
-        kept = grouped.topk(2, dim=-1)[0].sum(-1).topk(kept_groups, dim=-1)[1]
-        dropped = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, kept, False)
+        best = grouped.topk(2, dim=-1)[0].sum(-1).topk(top_groups, dim=-1)[1]
+        dropped = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
         biased = grouped.masked_fill(dropped[..., None], torch.finfo(biased.dtype).min).flatten(-2)
     ids = biased.topk(top_k, dim=-1)[1]
     weights = scores.gather(-1, ids)
@@ -52,7 +52,7 @@ def _fake(
     correction_bias: torch.Tensor,
     top_k: int,
     groups: int,
-    kept_groups: int,
+    top_groups: int,
     normalized: bool,
     scaling: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,14 +64,14 @@ def to_onnx(
     correction_bias: Any,
     top_k: int,
     groups: int,
-    kept_groups: int,
+    top_groups: int,
     normalized: bool,
     scaling: float,
 ) -> tuple[Any, Any]:
     scores = op.Sigmoid(logits)
     biased = op.Add(scores, correction_bias)
-    if kept_groups < groups:
-        biased = _best_groups(biased, [0] * (len(logits.shape) - 1), int(logits.shape[-1]), groups, kept_groups)
+    if top_groups < groups:
+        biased = _best_groups(biased, [0] * (len(logits.shape) - 1), int(logits.shape[-1]), groups, top_groups)
     ids = choose(biased, top_k)[1]
     weights = op.GatherElements(scores, ids, axis=-1)
     if normalized:
@@ -81,12 +81,12 @@ def to_onnx(
     return weights, as_int32(ids)
 
 
-def _best_groups(biased: Any, tokens: list[int], experts: int, groups: int, kept_groups: int) -> Any:
-    """``biased`` [..., experts] with the least number outside of the kept groups; ``tokens`` is a 0 an axis before."""
+def _best_groups(biased: Any, tokens: list[int], experts: int, groups: int, top_groups: int) -> Any:
+    """``biased`` [..., experts] with the least number outside of the best groups; ``tokens`` is a 0 an axis before."""
     grouped = op.Reshape(biased, ints(*tokens, groups, experts // groups))
     value = op.ReduceSum(choose(grouped, 2)[0], ints(-1), keepdims=0)
-    kept = op.Unsqueeze(choose(value, kept_groups)[1], ints(-2))  # [..., 1, kept_groups]
-    same = op.Equal(kept, op.Constant(value=_column(groups)))  # [..., groups, kept_groups]
+    best = op.Unsqueeze(choose(value, top_groups)[1], ints(-2))  # [..., 1, top_groups]
+    same = op.Equal(best, op.Constant(value=_column(groups)))  # [..., groups, top_groups]
     hits = op.ReduceSum(op.Cast(same, to=FLOAT), ints(-1), keepdims=1)
     masked = op.Where(op.Greater(hits, op.Constant(value_float=0.0)), grouped, op.Constant(value_float=LEAST))
     return op.Reshape(masked, ints(*tokens, experts))

@@ -129,7 +129,7 @@ class _Layout:
         self.rename: dict[str, str] = {}
         self.layer = ("", "")
         self._bindings = bindings
-        self._kept = {value.name for value in (*traced.inputs, *traced.outputs)}
+        self._interface = {value.name for value in (*traced.inputs, *traced.outputs)}
         self._initializers: dict[str, ir.Value] = {}
         self._traced_initializers = set(traced.initializers)
         self._named: dict[str, ir.Value] = {}
@@ -188,4 +188,4 @@ class _Layout:
         return self._initializers[name]
 
     def _output_name(self, name: str, suffix: str) -> str:
-        return self.rename.get(name, name) if name in self._kept else f"{name}{suffix}"
+        return self.rename.get(name, name) if name in self._interface else f"{name}{suffix}"

@@ -48,7 +48,7 @@ class Body(Nodes):
         if not is_speculative(self.signature.spec):
             self.write(last, name, like)
             return
-        states, dtype = after(packed_rows.candidate_count(self)), self.signature.type_of(like)
+        states, dtype = after(packed_rows.stored_count(self)), self.signature.type_of(like)
         if dtype is not DType.FLOAT32:
             states, last = (self.op("Cast", value, to=dtype.onnx) for value in (states, last))
-        self.output(packed_rows.scattered_candidates(self, like, states, last), name)
+        self.output(packed_rows.scattered_states(self, like, states, last), name)

@@ -57,7 +57,7 @@ def slots(body: Nodes) -> str:
     if not is_speculative(body.signature.spec):
         return integers(body, SLOTS)
     one = body.constant([1])
-    accepted = body.op("Max", body.op("Min", integers(body, ACCEPTED), _candidates(body)), one)
+    accepted = body.op("Max", body.op("Min", integers(body, ACCEPTED), _slots_per_row(body)), one)
     column = body.unsqueeze(body.op("Sub", accepted, one), 1)
     return body.op("GatherND", integers(body, SLOTS), column, batch_dims=1)
 
@@ -73,47 +73,48 @@ def scattered(body: Nodes, pool: str, rows: str) -> str:
     return placed(body, pool, [slots(body)], rows, rank)
 
 
-def candidate_count(body: Nodes) -> str:
+def stored_count(body: Nodes) -> str:
     """Tokens of a row after which states are kept, in this step: int64 [1]."""
-    return body.op("Min", longest_row(body), _candidates(body))
+    return body.op("Min", longest_row(body), _slots_per_row(body))
 
 
-def scattered_candidates(body: Nodes, pool: str, states: str, last: str) -> str:
-    """``pool`` with the states after every candidate token, and the last ones of rows of more tokens.
+def scattered_states(body: Nodes, pool: str, states: str, last: str) -> str:
+    """``pool`` with the states after every draft token, and the last ones of rows of more tokens.
 
-    states [rows, candidate_count, ...], last [rows, ...].
+    states [rows, stored_count, ...], last [rows, ...].
     """
-    lengths, count, rank = row_lengths(body), candidate_count(body), len(body.signature.input(pool).dims)
-    many = body.op("Greater", lengths, _candidates(body))
+    lengths, count, rank = row_lengths(body), stored_count(body), len(body.signature.input(pool).dims)
+    many = body.op("Greater", lengths, _slots_per_row(body))
     kept = body.op("Where", many, body.constant(0), lengths)
     columns = body.slice(integers(body, SLOTS), 1, body.constant([0]), count)
     inside = body.op("Less", body.range(count), body.unsqueeze(kept, 1))
     nowhere = body.constant(-1)
     minus = body.constant([-1])
-    places = body.reshape(body.op("Where", inside, columns, nowhere), minus)
-    places = body.concat(places, body.op("Where", many, slots(body), nowhere))
+    targets = body.reshape(body.op("Where", inside, columns, nowhere), minus)
+    targets = body.concat(targets, body.op("Where", many, slots(body), nowhere))
     entries = body.concat(body.reshape(states, minus, body.size(last, 1, rank)), last)
-    return placed(body, pool, [places], entries, rank)
+    return placed(body, pool, [targets], entries, rank)
 
 
-def placed(body: Nodes, pool: str, places: list[str], entries: str, rank: int) -> str:
-    """``pool`` with entry i of ``entries`` at ``places``[0][i], ``places``[1][i], ...; none where the last is negative.
+def placed(body: Nodes, pool: str, targets: list[str], entries: str, rank: int) -> str:
+    """``pool`` with entry i of ``entries`` at ``targets``[0][i], ``targets``[1][i], ...
 
-    places: int64 [count] for each leading axis of the pool; entries [count, ...] of ``rank`` axes. An entry without a
-    place repeats the first one that has a place, so that no shape depends on how many have one; where none has, the
+    None where the last is negative.
+    targets: int64 [count] for each leading axis of the pool; entries [count, ...] of ``rank`` axes. An entry without a
+    target repeats the first one that has a target, so that no shape depends on how many have one; where none has, the
     first entry of the pool is written with itself.
     """
-    given = body.op("GreaterOrEqual", places[-1], body.constant(0))
+    given = body.op("GreaterOrEqual", targets[-1], body.constant(0))
     # TensorRT's ArgMax takes two axes at least.
     row = body.unsqueeze(body.op("Cast", given, to=DType.INT32.onnx), 0)
     first = body.op("Squeeze", body.op("ArgMax", row, axis=1, keepdims=1), body.constant([0]))  # [1]
     some = body.op("Gather", given, first, axis=0)  # [1]
     index = []
-    for place in places:
-        default = body.op("Where", some, body.op("Gather", place, first, axis=0), body.constant([0]))
-        index.append(body.unsqueeze(body.op("Where", given, place, default), 1))
+    for target in targets:
+        default = body.op("Where", some, body.op("Gather", target, first, axis=0), body.constant([0]))
+        index.append(body.unsqueeze(body.op("Where", given, target, default), 1))
     later_axes = range(1, rank)
-    there = body.op("GatherND", pool, body.constant([[0] * len(places)]))
+    there = body.op("GatherND", pool, body.constant([[0] * len(targets)]))
     entry = body.op("Where", body.unsqueeze(some, *later_axes), body.op("Gather", entries, first, axis=0), there)
     chosen = body.op("Where", body.unsqueeze(given, *later_axes), entries, entry)
     return body.op("ScatterND", pool, index[0] if len(index) == 1 else body.concat(*index, axis=1), chosen)
@@ -124,7 +125,7 @@ def integers(body: Nodes, name: str) -> str:
     return body.op("Cast", name, to=DType.INT64.onnx)
 
 
-def _candidates(body: Nodes) -> str:
+def _slots_per_row(body: Nodes) -> str:
     return body.size(SLOTS, 1)
 
 

@@ -16,7 +16,7 @@ def reshape_and_cache_function(signature: Signature) -> onnx.FunctionProto:
     """One scatter of all keys, then all values."""
     body = Body(signature)
     entries = body.concat("key", "value")  # [2 * tokens, kv_heads, head_dim]
-    body.output(placed(body, "kv_pool", [*_places(body)], entries, _POOL_RANK - 2), "kv_pool_out")
+    body.output(placed(body, "kv_pool", [*_targets(body)], entries, _POOL_RANK - 2), "kv_pool_out")
     return body.function()
 
 
@@ -24,7 +24,7 @@ def reshape_and_cache_fp8_function(signature: Signature) -> onnx.FunctionProto:
     """One scatter of the bytes, and one of the scales, which lie by head."""
     body = Body(signature)
     numbers, scales = quantized(body, body.concat(body.read("key"), body.read("value")))
-    half, block, offset = _places(body)
+    half, block, offset = _targets(body)
     body.output(placed(body, "kv_pool", [half, block, offset], numbers, _POOL_RANK - 2), "kv_pool_out")
     heads, minus = body.size("kv_pool", 3), body.constant([-1])
     shape = body.op("Shape", scales)  # [2 * tokens, kv_heads]
@@ -37,7 +37,7 @@ def reshape_and_cache_fp8_function(signature: Signature) -> onnx.FunctionProto:
     return body.function()
 
 
-def _places(body: Body) -> tuple[str, str, str]:
+def _targets(body: Body) -> tuple[str, str, str]:
     """Keys or values, block and offset of every new key, then of every new value; a negative offset is no place."""
     slots, size = integers(body, "slot_mapping"), body.size("kv_pool", 2)
     negative = body.op("Less", slots, body.constant(0))

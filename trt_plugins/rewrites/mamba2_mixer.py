@@ -162,12 +162,12 @@ def _same(one: list[str], other: list[str]) -> bool:
     return one == other and all(one)
 
 
-def _splits_last_axis(whole: ir.Value | None, parted: ir.Value | None) -> bool:
-    """Whether ``parted`` [..., a, b] is ``whole`` [..., a * b] with its last axis in two."""
-    one, two = _sizes(whole, 1), _sizes(parted, 2)
-    if whole is None or parted is None or not (one and two):
+def _splits_last_axis(whole: ir.Value | None, split: ir.Value | None) -> bool:
+    """Whether ``split`` [..., a, b] is ``whole`` [..., a * b] with its last axis in two."""
+    one, two = _sizes(whole, 1), _sizes(split, 2)
+    if whole is None or split is None or not (one and two):
         return False
-    return _same(_outer(whole), _outer(parted)[:-1]) and one[0] == two[0] * two[1]
+    return _same(_outer(whole), _outer(split)[:-1]) and one[0] == two[0] * two[1]
 
 
 def _on_last_axis(split: ir.Node) -> bool:

@@ -110,7 +110,7 @@ def test_weights_that_become_zero_are_counted(tmp_path: Path) -> None:
 def test_any_pattern_is_judged_like_a_cast(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     stored, compute = data.draw(st.sampled_from((F16, BF16, F32))), data.draw(st.sampled_from(COMPUTE))
     limits = float_range(stored, compute)
-    edge = st.sampled_from([limits.first_bad, limits.first_kept]).flatmap(lambda e: st.integers(e - 2, e + 2))
+    edge = st.sampled_from([limits.first_bad, limits.first_nonzero]).flatmap(lambda e: st.integers(e - 2, e + 2))
     sign = st.sampled_from([0, int(limits.mask) + 1])
     pattern = st.builds(lambda p, s: (max(p, 0) & int(limits.mask)) | s, edge | st.integers(0, int(limits.mask)), sign)
     patterns = np.array(data.draw(st.lists(pattern, min_size=1, max_size=80)), limits.unsigned)
