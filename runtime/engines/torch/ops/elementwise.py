@@ -64,7 +64,6 @@ def _constant(context: NodeContext) -> Run:
 FUSED_ROWS: dict[str, Builder] = {"Silu": _plain(F.silu)}
 ROWS: dict[str, Builder] = {
     "Add": _plain(torch.add),
-    "And": _plain(torch.logical_and),
     "Cast": _cast,
     "CastLike": _cast_like,
     "Constant": _constant,
@@ -73,11 +72,7 @@ ROWS: dict[str, Builder] = {
     "Equal": _plain(torch.eq),
     "Gelu": _gelu,
     "Greater": _plain(torch.gt),
-    "GreaterOrEqual": _plain(torch.ge),
-    "Less": _plain(torch.lt),
-    "LessOrEqual": _plain(torch.le),
     "Max": _folded(torch.maximum),
-    "Min": _folded(torch.minimum),
     "Mul": _plain(torch.mul),
     "Relu": _plain(torch.relu),
     "Sigmoid": _plain(torch.sigmoid),
