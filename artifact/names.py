@@ -7,7 +7,7 @@ INPUT_IDS, CONTEXT_LENGTHS, PAST_LENGTHS, LOGITS = "input_ids", "context_lengths
 POSITIONS, QUERY_START_LOC, SEQ_LENS = "positions", "query_start_loc", "seq_lens"
 BLOCK_TABLE, SLOT_MAPPING, STATE_INDICES = "block_table", "slot_mapping", "state_indices"
 LOGITS_INDICES = "logits_indices"
-# Of a step with candidate tokens.
+# Of a step with draft tokens.
 NUM_ACCEPTED_TOKENS = "num_accepted_tokens"
 # What a graph without its head ends in: the final norm's output for every token.
 HIDDEN_STATES = "hidden_states"

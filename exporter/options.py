@@ -36,7 +36,7 @@ class ExportOptions:
     ``head`` False leaves out the head: the graph ends in the hidden states of every token, for callers with their own.
     ``kernels`` "required" refuses sizes of recurrent layers that the CUDA kernels do not run; "optional" exports them
     for ONNX Runtime and for TensorRT's own layers.
-    ``speculative_tokens``: how many candidate tokens a row may have behind its own in one step of the paged layout.
+    ``speculative_tokens``: how many draft tokens a row may have behind its own in one step of the paged layout.
     ``mtp``: write the checkpoint's multi-token prediction head beside a paged graph, where it has one that is known.
     ``ignore_config_fields`` names config fields that are known to be harmless though Hybridge does not know them.
     """

@@ -48,7 +48,7 @@ def export(
     state_dtype: type of the recurrent states. kv_dtype: type of keys and values, "auto" (dtype) or, in layout "paged",
     "fp8_e4m3": 8 bits and a scale for every token and head. kernels: "required" refuses sizes of recurrent layers that
     the CUDA kernels do not run, "optional" exports them for ONNX Runtime and for TensorRT's own layers.
-    speculative_tokens: candidate tokens that a row may have behind its own in a step of layout "paged"; the state after
+    speculative_tokens: draft tokens that a row may have behind its own in a step of layout "paged"; the state after
     each is kept. mtp: in layout "paged", write the checkpoint's multi-token prediction head too, where it has one.
     max_batch_size, max_seq_len: limits in rows and tokens that the runtime may rely on (max_seq_len None:
     the checkpoint's). all_logits: logits of every token, not of the last. weights: "reflink", "link" (hard links),
@@ -139,7 +139,7 @@ def build_engine(
     the preset's. max_batch_size, max_seq_len: rows and tokens the engine is built for. plugins: "on" (CUDA plugins),
     "off" (native layers) or "auto" (on where they support target and sizes); plugin_states: "aliased" (updated in
     place) or "separate"; plugin_mixers: "joined" (one plugin a Mamba2 mixer) or "separate" (two). candidate_states:
-    "snapshot" (a state after each candidate token) or "replay" (states are held, a second engine advances them).
+    "snapshot" (a state after each draft token) or "replay" (states are held, a second engine advances them).
     library: "auto", "tensorrt" or "tensorrt_rtx" (which needs no GPU). HybridgeError when the engine cannot be built.
     """
     from hybridge.artifact.progress import NoProgress

@@ -16,7 +16,7 @@ class PackedStep:
     """One call of a paged graph: positions [tokens] int64; slot_mapping [tokens], query_start_loc [rows + 1], seq_lens
     and state_indices [rows], block_table [rows, max_blocks], all int32.
 
-    With candidate tokens state_indices is [rows, candidates], and num_accepted_tokens [rows] int32 is there.
+    With draft tokens state_indices is [rows, candidates], and num_accepted_tokens [rows] int32 is there.
     """
 
     positions: torch.Tensor

@@ -47,7 +47,7 @@ class PagedDecoder(Decoder):
 
 
 class SpeculativeDecoder(PagedDecoder):
-    """The paged decoder with a state for every candidate token of a row."""
+    """The paged decoder with a state for every draft token of a row."""
 
     def forward(  # type: ignore[override]  # the graph's inputs, which are the layout's
         self,

@@ -1,4 +1,4 @@
-"""Engines that hold the states of candidate tokens: what differs from one that keeps a state after each token.
+"""Engines that hold the states of draft tokens: what differs from one that keeps a state after each token.
 
 The step's engine has one more column of slots, and outputs behind its own; a second engine advances the states.
 """

@@ -65,7 +65,7 @@ def parser_model(
     """Load ``artifact``/model.onnx with caches of ``max_seq_len`` positions, checked against ``config``.
 
     choose: which nodes become plugins; it may rewrite the model in place. hold: steps hold the states of their
-    candidate tokens, whose operators have to become plugins.
+    draft tokens, whose operators have to become plugins.
     ArtifactError: the graph or its weights are missing, damaged or contradict config.json.
     EngineError: an operator has no body that native layers could run, or keys and values are e4m3 and no plugins run.
     UnsupportedError: no operator has states to hold, or no plugin. What ``choose`` raises.

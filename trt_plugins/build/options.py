@@ -31,7 +31,7 @@ class BuildOptions:
         buffers.
     plugin_mixers: "joined" makes one plugin of a Mamba2 mixer's convolution, state update and gate, "separate" makes
         two of the operators and leaves the gate to TensorRT.
-    candidate_states: what becomes of recurrent states where the artifact has candidate tokens: "snapshot" keeps one
+    candidate_states: what becomes of recurrent states where the artifact has draft tokens: "snapshot" keeps one
         after each, "replay" holds them, and a second engine advances them by the tokens that were right.
     library: "tensorrt", "tensorrt_rtx", or "auto": full TensorRT where it is installed and targets exactly
         this machine's GPU, else TensorRT-RTX.

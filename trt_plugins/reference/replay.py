@@ -1,4 +1,4 @@
-"""Replay: what candidate tokens write to a recurrent state, kept apart from it until some of them are accepted.
+"""Replay: what draft tokens write to a recurrent state, kept apart from it until some of them are accepted.
 
 Both recurrences are S = exp(g[t]) * S + outer(left[t], right[t]) once their own terms are known: for Mamba2 g = A * d,
 left = d * x and right = B (arXiv 2405.21060), for the gated delta rule left = k and right = u, the written difference

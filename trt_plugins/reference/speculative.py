@@ -1,4 +1,4 @@
-"""Candidate tokens through the dense reference of an operator, one by one, a state kept after each."""
+"""Draft tokens through the dense reference of an operator, one by one, a state kept after each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A graph with candidate tokens as two: one that checks them and holds the states, one that advances the states.
+"""A graph with draft tokens as two: one that checks them and holds the states, one that advances the states.
 
 A check whose rows have their slots in a column that no token writes leaves the states as they are. What the recurrent
 operators read of each token becomes outputs of its graph. The other graph is these operators alone, over what was kept:
@@ -39,14 +39,14 @@ class HeldStates:
 def held_states(model: onnx.ModelProto) -> HeldStates:
     """``model`` as a check and an advance; ``state_indices`` has one more column, so that a full row has a free one.
 
-    UnsupportedError where no operator keeps states of candidate tokens.
+    UnsupportedError where no operator keeps states of draft tokens.
     """
     copy, version = ir.from_proto(model), domain_version(model)
     operators = [(node, spec_of(node.op_type, version)) for node in copy.graph if node.domain == DOMAIN]
     recurrent = [(node, spec) for node, spec in operators if is_speculative(spec)]
     if not recurrent:
         raise UnsupportedError(
-            "expected operators over candidate tokens, whose states can be held, found none: export with "
+            "expected operators over draft tokens, whose states can be held, found none: export with "
             "--layout paged --speculative-tokens N"
         )
     (slots,) = (value for value in copy.graph.inputs if value.name == names.STATE_INDICES)

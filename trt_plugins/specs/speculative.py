@@ -32,7 +32,7 @@ NUM_ACCEPTED_TOKENS = TensorSpec(
 
 
 def speculative_form(packed: OpSpec) -> OpSpec:
-    """``packed`` with a state for every candidate token, so that any number of them may be accepted afterwards.
+    """``packed`` with a state for every draft token, so that any number of them may be accepted afterwards.
 
     All else is as in the packed form, which is this one with a single column. An operator without pools of states is
     its own speculative form.
@@ -42,10 +42,10 @@ def speculative_form(packed: OpSpec) -> OpSpec:
     inputs: list[TensorSpec] = []
     for tensor in packed.inputs:
         inputs += (CANDIDATE_SLOTS, NUM_ACCEPTED_TOKENS) if tensor == STATE_INDICES else (tensor,)
-    doc = f"{packed.doc} The state after each candidate token of a row has a slot of its own."
+    doc = f"{packed.doc} The state after each draft token of a row has a slot of its own."
     return replace(packed, doc=doc, inputs=tuple(inputs), version=SPECULATIVE_VERSION)
 
 
 def is_speculative(spec: OpSpec) -> bool:
-    """Whether ``spec`` keeps a state for every candidate token."""
+    """Whether ``spec`` keeps a state for every draft token."""
     return NUM_ACCEPTED_TOKENS in spec.inputs
