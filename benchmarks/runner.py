@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from benchmarks.machine import OtherWork, machine_json
+from benchmarks.plots import DRAWN, draw
+from hybridge.artifact.errors import HybridgeError
 
 # Above this share of the processor time, other processes disturb the numbers.
 QUIET_SHARE = 0.05
@@ -130,29 +132,29 @@ class Benchmark:
         return document
 
     def main(self, argv: Sequence[str], description: str) -> int:
-        """Parse ``argv``, run, print the document or its table. The exit code: 0, or 1 when a gate failed.
-
-        A missed target does not change the exit code: it is a finding.
+        """Parse ``argv``, run, print the document or its table. The exit code: 0, 1 when a gate failed, 2 for
+        bad usage or a machine that cannot run it. A missed target does not change it: it is a finding.
         """
         parser = self._parser(description)
         options = vars(parser.parse_args(argv))
         as_json, plot, kept, commit = (options.pop(name) for name in ("json", "plot", "kept", "commit"))
+        if plot is not None and self.name not in DRAWN:
+            parser.error(f"--plot: expected a benchmark with a picture ({', '.join(DRAWN)}), found {self.name}")
         names = {each.name for each in fields(self.settings)}
         if options["repeats"] is not None and options["repeats"] < 1:
             parser.error(f"--repeats: expected at least 1, found {options['repeats']}")
         given = {name: value for name, value in options.items() if value is not None and name in names}
         given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-        if kept is not None:
-            document = json.loads(kept.read_text(encoding="utf-8"))
-        else:
-            document = self.document(self.settings(**given), commit)
+        try:
+            document = self.document(self.settings(**given), commit) if kept is None else json.loads(kept.read_text())
+        except (HybridgeError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
         print(json.dumps(document, indent=2) if as_json else table_text(document))
         if not document["correct"]:
             print(f"{self.name}: wrong results", file=sys.stderr)
             return 1
         if plot is not None:
-            from benchmarks.plots import draw
-
             draw(document, plot)
         return 0
 

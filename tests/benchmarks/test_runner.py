@@ -14,6 +14,7 @@ from benchmarks.machine import OtherWork
 from benchmarks.measure import Spread
 from benchmarks.registry import ENTRIES, benchmark
 from benchmarks.runner import Benchmark, Gate, Report, Target, require, table_text
+from hybridge.artifact.errors import EngineError
 from tests.benchmarks.documents import all_documents, document_of
 
 
@@ -90,6 +91,18 @@ def test_settings_are_options(capsys: pytest.CaptureFixture[str]) -> None:
             Benchmark("name", run).main(wrong, "")
         assert stop.value.code == 2
     assert len(seen) == 1
+
+
+def test_what_cannot_run_ends_with_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(settings: Settings) -> Report:
+        raise EngineError("expected a GPU, found none")
+
+    assert Benchmark("name", run).main([], "") == 2
+    assert capsys.readouterr().err == "error: expected a GPU, found none\n"
+    assert Benchmark("name", run).main(["--from", str(tmp_path / "none.json")], "") == 2
+    with pytest.raises(SystemExit) as stop:
+        Benchmark("name", run).main(["--plot", "x.svg"], "")
+    assert stop.value.code == 2 and "expected a benchmark with a picture" in capsys.readouterr().err
 
 
 def test_wrong_results_end_with_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
