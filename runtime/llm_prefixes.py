@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hybridge.runtime.generation import Generation
 from hybridge.runtime.generation.call import Messages, checked_namespace
 from hybridge.runtime.generation.prompts import Prompt
 from hybridge.runtime.model_text import ModelText
-from hybridge.runtime.prefix_cache.metrics import CacheReport
 from hybridge.runtime.serving.cache_control import CacheControl, conversation_tokens
-from hybridge.runtime.serving.pinned import PinnedPrefix, read_prefixes
-from hybridge.runtime.serving.sessions import Session
 from hybridge.runtime.serving.stream import PieceStreams
 from hybridge.runtime.turns import Turns
+
+if TYPE_CHECKING:
+    from hybridge.runtime.prefix_cache.metrics import CacheReport
+    from hybridge.runtime.serving.pinned import PinnedPrefix
+    from hybridge.runtime.serving.sessions import Session
 
 
 class PrefixMethods:
@@ -50,13 +53,15 @@ class PrefixMethods:
 
     def cache_prefixes(self, path: str | Path, namespace: str = "") -> list[PinnedPrefix]:
         """``cache_prefix`` for all of a JSON file {"prefixes": {name: text, token ids or messages}}."""
+        from hybridge.runtime.serving.pinned import read_prefixes
+
         prefixes = read_prefixes(Path(path))
         return [self.cache_prefix(prompt, name, namespace) for name, prompt in prefixes]
 
     def drop_prefix(self, prefix: PinnedPrefix | str) -> None:
         """Forget a prefix, which may be given by its name: it is evicted like any other from now on."""
         with self._turns.turn():
-            self._cache.drop(prefix.name if isinstance(prefix, PinnedPrefix) else prefix)
+            self._cache.drop(prefix if isinstance(prefix, str) else prefix.name)
 
     def keep_answers(self) -> None:
         """Does nothing: a prefix cache of kind "radix", which dense artifacts have by default, keeps answers."""

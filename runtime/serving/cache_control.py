@@ -7,16 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import index
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hybridge.artifact.errors import RequestError
 from hybridge.runtime.generation import Generation, Request
-from hybridge.runtime.prefix_cache.metrics import CacheReport
 from hybridge.runtime.prefix_cache.settings import EARLY, RADIX
-from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 from hybridge.runtime.serving.loop import ServingLoop
-from hybridge.runtime.serving.pinned import PinnedPrefix, checked_name
-from hybridge.runtime.serving.prefix_cache import ServedCache
-from hybridge.runtime.serving.sessions import Session, load_session, save_session
+
+if TYPE_CHECKING:
+    # What is imported where it is used is not wanted by a program that asks once and ends.
+    from hybridge.runtime.prefix_cache.metrics import CacheReport
+    from hybridge.runtime.serving.pinned import PinnedPrefix
+    from hybridge.runtime.serving.prefix_cache import ServedCache
+    from hybridge.runtime.serving.sessions import Session
 
 
 class CacheControl:
@@ -42,6 +45,8 @@ class CacheControl:
         self, token_ids: tuple[int, ...], name: str | None, compute: Callable[[], object], namespace: str = ""
     ) -> PinnedPrefix:
         """Pin ``token_ids`` until ``drop``; ``compute`` puts them into the cache. Errors as in PinnedPrefixes.add."""
+        from hybridge.runtime.serving.pinned import PinnedPrefix, checked_name
+
         pinned = self._served().pinned
         name = checked_name(name, token_ids, namespace, pinned.names())
 
@@ -65,12 +70,16 @@ class CacheControl:
 
     def save(self, path: Path, tokens: Sequence[int], namespace: str = "") -> Session:
         """See ``sessions.save_session``."""
+        from hybridge.runtime.serving.sessions import save_session
+
         served = self._between_steps()
         served.bring_back(tokens, namespace)
         return save_session(served.device, self._folder, path, tokens, namespace)
 
     def load(self, path: Path) -> Session:
         """See ``sessions.load_session``."""
+        from hybridge.runtime.serving.sessions import load_session
+
         return load_session(self._between_steps().device, self._folder, path)
 
     def report(self) -> CacheReport:
@@ -95,6 +104,8 @@ class CacheControl:
 
 def conversation_tokens(conversation: Generation | Sequence[int]) -> tuple[int, ...]:
     """The tokens of a prompt and its answer, or tokens as they are; RequestError for what is neither."""
+    from hybridge.runtime.prefix_cache.token_key import key_from_tokens
+
     if isinstance(conversation, Generation):
         return (*conversation.prompt_token_ids, *conversation.token_ids)
     try:

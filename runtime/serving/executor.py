@@ -34,24 +34,16 @@ class StepExecutor:
         Whatever the engine raises passes through; then nothing is known of the memory that the plan names.
         """
         engine, sequences = self._engine, self._scheduler.sequences
-        self._copy_slots(plan.slot_copies)
-        for swap in plan.swap_outs:
-            self._swap_out(swap)
-        for swap in plan.swap_ins:
-            copy = sequences[swap.sequence].host_copy
-            assert copy is not None, "a sequence is swapped in that was never swapped out"
-            engine.swap_in(copy, swap.blocks, swap.slots)
-        self._copy_states(plan.resumed_slots, engine.unpack_slots)
-        if plan.zeroed_slots:
-            engine.zero_slots(plan.zeroed_slots)
-        for sources, targets in independent(plan.block_copies):
-            engine.copy_blocks(sources, targets)
+        if not plan.moves_nothing:
+            self._move(plan)
         if not plan.rows:
             return None
         runner = self._runner
         # A runner may look at the arrays after the step.
         inputs = self._packer.pack(plan) if runner is None else packed_inputs(plan, sequences, self._manager, engine)
         result = engine.launch(inputs) if runner is None else runner.launch(engine, inputs, plan.rows)
+        if not plan.taken_slots:
+            return result
         try:
             self._copy_states(plan.taken_slots, engine.pack_slots)
         except BaseException:
@@ -60,6 +52,22 @@ class StepExecutor:
                 result.best_tokens()
             raise
         return result
+
+    def _move(self, plan: StepPlan) -> None:
+        """What the rows of the step begin with."""
+        engine = self._engine
+        self._copy_slots(plan.slot_copies)
+        for swap in plan.swap_outs:
+            self._swap_out(swap)
+        for swap in plan.swap_ins:
+            copy = self._scheduler.sequences[swap.sequence].host_copy
+            assert copy is not None, "a sequence is swapped in that was never swapped out"
+            engine.swap_in(copy, swap.blocks, swap.slots)
+        self._copy_states(plan.resumed_slots, engine.unpack_slots)
+        if plan.zeroed_slots:
+            engine.zero_slots(plan.zeroed_slots)
+        for sources, targets in independent(plan.block_copies):
+            engine.copy_blocks(sources, targets)
 
     def advance(self, plan: StepPlan, accepted: Mapping[int, int]) -> None:
         """Advance the states that the step held, by each row's own token and its ``accepted`` candidates.

@@ -1,14 +1,14 @@
-"""Many requests on one paged engine, step by step."""
+"""Many requests on one engine, step by step."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
+from typing import TYPE_CHECKING
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.paged import PagedEngine
-from hybridge.runtime.prefix_cache.radix_cache import RadixCache
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
 from hybridge.runtime.serving.candidate_check import CandidateCheck, Verdict
 from hybridge.runtime.serving.executor import StepExecutor
@@ -21,6 +21,9 @@ from hybridge.runtime.serving.speculator import Speculator
 from hybridge.runtime.serving.step_under_way import StepTimes, StepUnderWay
 from hybridge.runtime.speculation import SpeculationMetrics
 from hybridge.runtime.text import Tokenizer
+
+if TYPE_CHECKING:
+    from hybridge.runtime.prefix_cache.radix_cache import RadixCache
 
 
 class ServingLoop:

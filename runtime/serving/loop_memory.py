@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from hybridge.artifact.limits import PROMPT_LOGITS_BYTES
 from hybridge.runtime.blocks import BlockManager, CacheNeeds
@@ -13,6 +14,7 @@ from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.prefix_cache.settings import BLOCKS, RADIX
 from hybridge.runtime.scheduler import Scheduler, SchedulerSettings
 from hybridge.runtime.serving.pools import (
+    CacheSlots,
     PoolReport,
     ServingShape,
     filled_pools,
@@ -20,8 +22,10 @@ from hybridge.runtime.serving.pools import (
     pools_in,
     state_share,
 )
-from hybridge.runtime.serving.prefix_cache import ServedCache, cached_slots, radix_cache
 from hybridge.runtime.serving.settings import ServingSettings
+
+if TYPE_CHECKING:
+    from hybridge.runtime.serving.prefix_cache import ServedCache
 
 FEW_STATES = 32
 """Default pools with room for fewer cached states are worth a warning."""
@@ -48,17 +52,21 @@ def loop_memory(
     fills = engine.fixed_block_size is not None
     cache = settings.cache(fills)
     cached = cache.kind == RADIX
+    wanted = CacheSlots(cache.cached_states, cache.states) if cached else None
     if fills:
-        pools = filled_pools(engine, needs, shape, settings.memory_bytes, cached_slots(cache))
+        pools = filled_pools(engine, needs, shape, settings.memory_bytes, wanted)
     else:
         budget = memory_budget(engine, needs, shape, settings.memory_bytes, settings.memory_utilization, cached, slots)
-        pools = pools_in(engine, needs, shape, budget, cached_slots(cache), slots)
+        pools = pools_in(engine, needs, shape, budget, wanted, slots)
         if cached and needs.state and cache.cached_states is None and settings.memory_bytes is None:
             _warn_of_few_states(pools, shape, budget)
     sizes = pools.sizes
     engine.allocate_pools(sizes)
-    radix = radix_cache(sizes, needs, cache) if cached else None
+    radix = None
     if cached:
+        from hybridge.runtime.serving.prefix_cache import ServedCache, radix_cache
+
+        radix = radix_cache(sizes, needs, cache)
         needs = replace(needs, window=None)  # the tree keeps the blocks that a sliding window has passed
     manager = BlockManager(
         sizes.block_size,

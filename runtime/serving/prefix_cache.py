@@ -12,19 +12,11 @@ from hybridge.runtime.prefix_cache.host_tier import HostTier
 from hybridge.runtime.prefix_cache.metrics import CacheReport
 from hybridge.runtime.prefix_cache.node import Node
 from hybridge.runtime.prefix_cache.radix_cache import RadixCache
-from hybridge.runtime.prefix_cache.settings import LRU, RADIX, PrefixCacheSettings
+from hybridge.runtime.prefix_cache.settings import LRU, PrefixCacheSettings
 from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 from hybridge.runtime.prefix_cache.transfer import DeviceCache
 from hybridge.runtime.scheduler import ScheduledSequence, Scheduler
 from hybridge.runtime.serving.pinned import PinnedPrefixes
-from hybridge.runtime.serving.pools import CacheSlots
-
-
-def cached_slots(settings: PrefixCacheSettings) -> CacheSlots | None:
-    """The slots that the cache wants beside those of the rows; None without a radix tree."""
-    if settings.kind != RADIX:
-        return None
-    return CacheSlots(settings.cached_states, settings.states)
 
 
 def radix_cache(sizes: PoolSizes, needs: CacheNeeds, settings: PrefixCacheSettings) -> RadixCache:
