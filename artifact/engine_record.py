@@ -155,7 +155,7 @@ def _binding(f: Fields) -> dict[str, Any]:
 def _file_name(f: Fields) -> str:
     """The name of a file beside engine.json."""
     name: str = f.string("engine")
-    if Path(name).name != name:
+    if Path(name).name != name or name in ("", "..") or "\0" in name:
         raise f.fail("engine", "the name of a file beside it")
     return name
 
