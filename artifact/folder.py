@@ -85,7 +85,7 @@ def _check_output(out: Path, overwrite: bool, kind: FolderKind) -> None:
             f"that it is never replaced: {kind.elsewhere}"
         )
     if not overwrite:
-        raise OutputError(f"{out}: exists already: pass --overwrite to replace it, or {kind.elsewhere}")
+        raise OutputError(f"{out}: exists already: pass `overwrite=True` to replace it, or {kind.elsewhere}")
 
 
 def _replace(temporary: Path, out: Path) -> None:

@@ -6,10 +6,11 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from hybridge.artifact.errors import SettingError
 
+_Error = TypeVar("_Error", bound=SettingError)
 _KEY = "setting"
 _LONGEST_VALUE = 200
 
@@ -117,7 +118,7 @@ def checked_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     return value
 
 
-def bad_value(name: str, expected: str, found: object, error: type[SettingError] = SettingError) -> SettingError:
+def bad_value(name: str, expected: str, found: object, error: type[_Error] = SettingError) -> _Error:  # type: ignore[assignment]
     """The error for the parameter ``name``."""
     text = repr(found)
     return error(f"{name}: expected {expected}, found {text if len(text) <= _LONGEST_VALUE else text[:200] + '...'}")

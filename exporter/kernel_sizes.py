@@ -20,8 +20,8 @@ def check_kernel_sizes(decoder: DecoderConfig) -> None:
             gap = next(_gaps(block.body), None) if isinstance(block.body, RecurrentConfig) else None
             if gap is not None:
                 raise UnsupportedError(
-                    f"layer {index} ({layer.layer_type}): {gap}; change the sizes of the model, or pass --kernels "
-                    "optional to export it for ONNX Runtime and for TensorRT's own layers"
+                    f"layer {index} ({layer.layer_type}): {gap}; change the sizes of the model, or pass "
+                    "`kernels='optional'` to export it for ONNX Runtime and for TensorRT's own layers"
                 )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.dtypes import DType
-from hybridge.artifact.errors import CheckpointError, UnsupportedError, located
+from hybridge.artifact.errors import CheckpointError, SettingError, UnsupportedError, located
 from hybridge.artifact.paged import PAGED
 from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.checkpoint import Checkpoint, open_checkpoint
@@ -101,9 +101,9 @@ def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Ex
     parameters = bind_parameters(decoder, source.tensors, options.head)
     dtype = _compute_dtype(source, options)
     if decoder.recurrent_bodies and options.state_dtype not in (DType.FLOAT32, dtype):
-        raise UnsupportedError(
-            f"--state-dtype: expected float32, or {dtype.value} as the model computes in, found "
-            f"{options.state_dtype.value}: choose one of these or another --dtype"
+        raise SettingError(
+            f"state_dtype: expected float32, or {dtype.value} as the model computes in, found "
+            f"{options.state_dtype.value}: choose one of these or another `dtype`"
         )
     config = runtime_config(decoder, options, dtype, source.eos_token_ids)
     notes = [*source.notes, *decoder.notes]
@@ -132,7 +132,7 @@ def _mtp_head(
         notes.append(f"the multi-token prediction head is left out: {error}")
         return None
     except CheckpointError as error:
-        raise CheckpointError(f"{error}; --no-mtp leaves the multi-token prediction head out") from error
+        raise CheckpointError(f"{error}; `mtp=False` leaves the multi-token prediction head out") from error
 
 
 def _compute_dtype(source: Checkpoint, options: ExportOptions) -> DType:
@@ -140,5 +140,5 @@ def _compute_dtype(source: Checkpoint, options: ExportOptions) -> DType:
         return options.dtype
     if source.dtype not in COMPUTE_DTYPES:
         known = ", ".join(d.value for d in COMPUTE_DTYPES)
-        raise UnsupportedError(f"the checkpoint's type is {source.dtype.value}: pass --dtype, one of {known}")
+        raise UnsupportedError(f"the checkpoint's type is {source.dtype.value}: pass `dtype`, one of {known}")
     return source.dtype

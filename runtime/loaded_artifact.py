@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from hybridge.artifact.errors import EngineError
+from hybridge.artifact.settings import checked_int
 from hybridge.runtime.engines.base import Engine
 from hybridge.runtime.engines.factory import EngineOptions
 from hybridge.runtime.engines.paged import PagedEngine
@@ -31,7 +31,7 @@ class LoadedArtifact:
         options: EngineOptions,
         serving: ServingSettings | None,
     ) -> None:
-        """ArtifactError: not a valid artifact. EngineError: no such engine, or settings beyond its limits."""
+        """ArtifactError: not a valid artifact. EngineError: no such engine. SettingError: beyond its limits."""
         self.folder = folder = Path(path)
         with ExitStack() as opened:
             if isinstance(engine, str):
@@ -71,7 +71,5 @@ class LoadedArtifact:
 
 
 def _check_limit(name: str, value: int | None, limit: int) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-        raise EngineError(f"{name}: expected an integer from 1 to the engine's {limit}, found {value!r}")
+    if value is not None:
+        checked_int(name, value, 1, limit)

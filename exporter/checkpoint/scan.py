@@ -177,7 +177,7 @@ def _offence(piece: _Piece, flat: int, value: float) -> CheckpointError:
     if not math.isfinite(value):
         return CheckpointError(f"{where}: expected finite weights: the checkpoint is damaged")
     wide = DType.BFLOAT16 if piece.compute is DType.FLOAT16 else DType.FLOAT32
-    return CheckpointError(f"{where}, which {piece.compute.value} cannot hold: pass --dtype {wide.value}")
+    return CheckpointError(f"{where}, which {piece.compute.value} cannot hold: pass `dtype={wide.value!r}`")
 
 
 def _notes(zeros: dict[str, int], work: list[tuple[TensorSlot, DType]]) -> tuple[str, ...]:

@@ -212,5 +212,5 @@ class HfConfig(Fields):
         if unknown:
             raise UnsupportedError(
                 f"{self._where}: unknown field(s) {', '.join(unknown)}: they may change what the model computes; "
-                "if they do not, pass --ignore-config-field NAME for each"
+                "if they do not, pass `ignore_config_fields=[...]` for each"
             )

@@ -47,7 +47,7 @@ def place_shards(shards: tuple[SafetensorsFile, ...], folder: Path, mode: str) -
                 if mode in (REFLINK, LINK):
                     raise OutputError(
                         f"{shard.path}: expected a file system on which a {mode} from the artifact is possible, found "
-                        f"one without it, or another one: take --weights {AUTO}"
+                        f"one without it, or another one: take `weights={AUTO!r}`"
                     )
                 copy_file(source, placed)
         # Read again: another file may have taken its name since, also one of equal size.

@@ -121,7 +121,6 @@ def _length(lengths: tuple[int, ...], flag: str) -> int:
 
 COMMAND = Command(
     "bench",
-    "Measure the speed of an artifact.",
     "Measure prompt processing (pp) and token generation (tg), or many requests with --requests, --request-rate or "
     "--concurrency.",
     _run,

@@ -30,7 +30,6 @@ def _run(out: Path, target: str | None, as_json: bool, quiet: bool, **settings: 
 
 COMMAND = Command(
     "build-engine",
-    "Build a TensorRT engine from an artifact.",
     "Build a TensorRT engine from an artifact; with TensorRT-RTX on a machine without a GPU.",
     _run,
     ARTIFACT,

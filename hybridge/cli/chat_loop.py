@@ -10,6 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from hybridge.artifact.errors import RequestError
+from hybridge.cli.flag_names import in_flags
 from hybridge.cli.generation_report import generation_summary
 from hybridge.cli.terminal import Terminal
 
@@ -113,7 +114,7 @@ def _answer(
                 if stop.noted:
                     break
     except RequestError as error:
-        print(f"error: {error}: /reset starts a new conversation", file=sys.stderr)
+        print(f"error: {in_flags(str(error), {})}: /reset starts a new conversation", file=sys.stderr)
         return
     terminal.write("\n")
     terminal.remark("[stopped]" if generation is None else generation_summary(generation, llm.engine.name))

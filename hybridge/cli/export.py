@@ -26,7 +26,6 @@ def _run(checkpoint: Path, out: Path, dry_run: bool, as_json: bool, quiet: bool,
 
 COMMAND = Command(
     "export",
-    "Write the ONNX artifact of a checkpoint.",
     "Export a checkpoint to ONNX: graph, weights by reference and the runtime contract, in one folder.",
     _run,
     CHECKPOINT,

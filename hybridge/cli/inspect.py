@@ -51,7 +51,6 @@ def _listed(damage: Sequence[str]) -> str:
 
 COMMAND = Command(
     "inspect",
-    "Show what a checkpoint, an artifact or an engine holds.",
     "Show what a checkpoint, an artifact or an engine holds: layers, states, bytes, operators, bindings. The exit code "
     "is 2 also where files of an artifact are missing or have another size than when they were exported.",
     _run,

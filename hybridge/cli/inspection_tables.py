@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from hybridge.artifact.engine_record import PluginsRecord
+from hybridge.cli.flag_names import in_flags
 from hybridge.cli.text import bytes_text, count_text
 from hybridge.inspection import ArtifactInspection, CheckpointInspection, EngineInspection, Inspection
 
@@ -22,7 +23,7 @@ def tables_of(inspection: Inspection) -> list[Any]:
 
 
 def _checkpoint(c: CheckpointInspection) -> list[Any]:
-    can = "can be exported" if c.refusal is None else f"cannot be exported: {c.refusal}"
+    can = "can be exported" if c.refusal is None else f"cannot be exported: {in_flags(c.refusal, {})}"
     facts = {
         "model": c.model_type,
         "type": c.dtype,

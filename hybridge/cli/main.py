@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NoReturn
@@ -26,7 +25,14 @@ READER_LEFT = 141
 
 # A shell asks for completions through this.
 _COMPLETION_VARIABLE = "_HYBRIDGE_COMPLETE"
-COMMANDS = ("export", "verify", "build-engine", "run", "inspect", "bench")
+COMMANDS = {
+    "export": "Write the ONNX artifact of a checkpoint.",
+    "verify": "Compare an artifact with transformers.",
+    "build-engine": "Build a TensorRT engine from an artifact.",
+    "run": "Generate text from an artifact, or chat with it.",
+    "inspect": "Show what a checkpoint, an artifact or an engine holds.",
+    "bench": "Measure the speed of an artifact.",
+}
 
 
 def _print_version(ctx: click.Context, option: click.Parameter, asked: bool) -> None:
@@ -110,6 +116,8 @@ def run_command(arguments: Sequence[str], signals: InterruptionHandler | None = 
     except (Exception, KeyboardInterrupt) as error:
         failure = _failure(error, signals)
         if failure.internal:
+            import traceback
+
             traceback.print_exc()
         with contextlib.suppress(BrokenPipeError):
             _report(failure, as_json="--json" in _before_separator(arguments))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from textwrap import wrap
@@ -134,18 +134,8 @@ def given(values: Mapping[str, Any]) -> dict[str, Any]:
 class Command(click.Command):
     """A command whose help page shows its options in groups, and whose errors name flags."""
 
-    def __init__(
-        self, name: str, summary: str, help: str, callback: Callable[..., int | None], *params: click.Parameter
-    ) -> None:
-        """summary: of the list of commands; help: of the command's own page."""
-        super().__init__(
-            name,
-            callback=callback,
-            help=help,
-            short_help=summary,
-            params=list(params),
-            context_settings=CONTEXT,
-        )
+    def __init__(self, name: str, help: str, callback: Callable[..., int | None], *params: click.Parameter) -> None:
+        super().__init__(name, callback=callback, help=help, params=list(params), context_settings=CONTEXT)
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         option = super().get_help_option(ctx)
@@ -181,17 +171,24 @@ def _write_rows(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]])
 
 
 class Commands(click.Group):
-    """The commands of modules ``hybridge.cli.NAME``, which are imported when they are named."""
+    """The commands of modules ``hybridge.cli.NAME``, which are imported when they are named.
 
-    def __init__(self, names: Iterable[str], **more: Any) -> None:
+    summaries: a line of help for each.
+    """
+
+    def __init__(self, summaries: Mapping[str, str], **more: Any) -> None:
         super().__init__("hybridge", context_settings=CONTEXT, **more)
-        self._names = tuple(names)
+        self._summaries = summaries
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._names)
+        return list(self._summaries)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return command(cmd_name) if cmd_name in self._names else None
+        return command(cmd_name) if cmd_name in self._summaries else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self._summaries.items()))
 
 
 def command(name: str) -> Command:

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from hybridge.artifact.errors import RequestError, UnsupportedError
+from hybridge.artifact.settings import checked_int
 from hybridge.requirements import require
 
 ENGINES = ("onnxruntime", "export", "torch", "tensorrt")
@@ -65,8 +66,7 @@ def accelerate(
         raise RequestError("expected a model of transformers, found an accelerated one: undo that first")
     limits = {"max_cache_len": _cache_len(model, max_cache_len), "max_batch_size": max_batch_size}
     for key, value in limits.items():
-        if not isinstance(value, int) or value < 1:
-            raise RequestError(f"{key}: expected an integer of at least 1, found {value!r}")
+        checked_int(key, value)
     from hybridge.transformers_host.artifact_cache import default_cache_folder
 
     folder = Path(cache_folder) if cache_folder is not None else default_cache_folder()

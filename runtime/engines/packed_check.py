@@ -55,7 +55,7 @@ def _shape_problem(inputs: PackedInputs, limits: StepLimits, speculative_tokens:
             f"{list(inputs.state_indices.shape)}"
         )
     if accepted is not None and (not speculative_tokens or accepted.shape != (rows,)):
-        wanted = f"of {rows} rows" if speculative_tokens else "of an artifact exported with --speculative-tokens alone"
+        wanted = f"of {rows} rows" if speculative_tokens else "of an artifact exported with `speculative_tokens` alone"
         return f"num_accepted_tokens {wanted}, found {list(accepted.shape)}"
     if inputs.held is not None:
         longest = max(np.diff(bounds)[inputs.held], default=0) if inputs.held.shape == (rows,) else 0

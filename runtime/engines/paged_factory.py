@@ -35,7 +35,7 @@ def check_paged_engine(name: str) -> None:
     if name not in (AUTO, *PAGED_ENGINES):
         raise EngineError(
             f"engine: expected one of {', '.join((AUTO, *PAGED_ENGINES))} for an artifact of layout paged, found "
-            f"{name!r}: choose one of these, or export without --layout"
+            f"{name!r}: choose one of these, or export with `layout='dense'`"
         )
 
 

@@ -51,7 +51,7 @@ class PooledEngine(PagedEngine, Generic[P]):
         self.config: RuntimeConfig = read_config(self._folder, self._config_file)
         if self.config.layout != PAGED:
             raise EngineError(
-                f"{folder}: expected layout paged, found {self.config.layout}: export with --layout paged"
+                f"{folder}: expected layout paged, found {self.config.layout}: export with `layout='paged'`"
             )
         self._pools: P | None = None
 

@@ -64,7 +64,7 @@ class Request:
         if len(ids) > limits.max_seq_len:
             raise RequestError(
                 f"{name}: expected at most {limits.max_seq_len} tokens (max_seq_len), found {len(ids)}: shorten it, or "
-                "export with a larger --max-seq-len"
+                "export with a larger `max_seq_len`"
             )
         wanted = params.max_new_tokens or max(DEFAULT_MAX_NEW_TOKENS, params.min_tokens)
         return cls(ids, params, min(wanted, limits.max_seq_len - len(ids) + 1), _bad_words(params, tokenizer))

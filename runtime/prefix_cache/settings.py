@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybridge.artifact.errors import EngineError
+from hybridge.artifact.errors import SettingError
+from hybridge.artifact.settings import checked_int
 from hybridge.runtime.engines.packed_rows import EXACT, FP8, INT8
 
 RADIX, BLOCKS, OFF = "radix", "blocks", "off"
@@ -52,13 +53,12 @@ class PrefixCacheSettings:
             ("host_states", (EXACT, INT8, FP8) if self.states == EXACT else (EXACT, self.states)),
         ):
             if getattr(self, name) not in known:
-                raise EngineError(f"{name}: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
+                raise SettingError(f"{name}: expected one of {', '.join(known)}, found {getattr(self, name)!r}")
         for name, least in (("cached_states", 0), ("decode_interval", 1), ("host_bytes", 0)):
             value = getattr(self, name)
             if value is None and name != "host_bytes":
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise EngineError(f"{name}: expected an integer of at least {least}, found {value!r}")
+            checked_int(name, value, least)
 
     @classmethod
     def of(cls, given: PrefixCacheSettings | str) -> PrefixCacheSettings:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hybridge.artifact.errors import RequestError
+from hybridge.artifact.settings import bad_value, checked_bool, checked_int
 
 
 def failure(name: str, expected: str, found: object) -> RequestError:
     """The error for a parameter of a wrong value."""
-    return RequestError(f"{name}: expected {expected}, found {_shortened(found)}")
+    return bad_value(name, expected, found, RequestError)
 
 
 def number(name: str, value: Any, expected: str, accept: Callable[[float], bool]) -> float:
@@ -28,22 +28,12 @@ def number(name: str, value: Any, expected: str, accept: Callable[[float], bool]
 
 def integer(name: str, value: Any, minimum: int = 1, maximum: int | None = None) -> int:
     """An integer from ``minimum`` to ``maximum``."""
-    try:
-        found = operator.index(value)
-    except TypeError:
-        found = None
-    if found is None or isinstance(value, bool) or found < minimum:
-        raise failure(name, f"an integer of at least {minimum}", value)
-    if maximum is not None and found > maximum:
-        raise failure(name, f"an integer of at most {maximum}", value)
-    return found
+    return checked_int(name, value, minimum, maximum, RequestError)
 
 
 def boolean(name: str, value: Any) -> bool:
     """True or False."""
-    if not isinstance(value, bool):
-        raise failure(name, "True or False", value)
-    return value
+    return checked_bool(name, value, RequestError)
 
 
 def texts(name: str, value: Any, most: int, most_characters: int) -> tuple[str, ...]:
@@ -97,8 +87,3 @@ def _items(value: Any) -> tuple[Any, ...] | None:
 def _check_count(name: str, what: str, found: int, most: int) -> None:
     if found > most:
         raise RequestError(f"{name}: expected at most {most} {what}, found {found}: pass fewer")
-
-
-def _shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."

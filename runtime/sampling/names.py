@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from difflib import get_close_matches
 from typing import Any
 
 from hybridge.artifact.errors import RequestError
@@ -58,5 +57,7 @@ def hint(name: str, known: Iterable[str]) -> str:
     """What to do in the place of an unknown ``name``."""
     if name in INSTEAD:
         return f"use {INSTEAD[name]}"
+    from difflib import get_close_matches  # at a mistake only: it imports much
+
     close = get_close_matches(name, list(known), 1)
     return f"did you mean {close[0]}?" if close else "leave it out"

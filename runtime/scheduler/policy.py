@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from hybridge.artifact.errors import RequestError
+from hybridge.artifact.settings import checked_int
 
 
 class Policy(ABC):
@@ -42,8 +42,7 @@ class Priority(Policy):
     patience: int = 1000
 
     def __post_init__(self) -> None:
-        if isinstance(self.patience, bool) or not isinstance(self.patience, int) or self.patience < 1:
-            raise RequestError(f"patience: expected an integer of at least 1, found {self.patience!r}")
+        checked_int("patience", self.patience)
 
     def rank(self, priority: int, arrival: int, step: int) -> int:
         return step + priority * self.patience

@@ -51,7 +51,7 @@ def _opened(
     config = read_config(folder).require_logits()
     if config.layout != PAGED:
         raise EngineError(
-            f"{folder}: expected a draft of layout paged, found {config.layout}: export it with --layout paged"
+            f"{folder}: expected a draft of layout paged, found {config.layout}: export it with `layout='paged'`"
         )
     check_same_tokenizer(text.tokenizer, ModelText(folder, config).tokenizer, folder)
     own = create_paged_engine(
@@ -71,7 +71,7 @@ def _opened_head(
     if not has_file(text.folder, MTP_CONFIG_FILE):
         raise EngineError(
             f"{text.folder}: expected an artifact with a multi-token prediction head, found none: export a checkpoint "
-            "that has one with --layout paged, or use another drafter"
+            "that has one with `layout='paged'`, or use another drafter"
         )
     shape, head = serving_shape(engine, settings), open_mtp_head(text.folder, engine)
     try:

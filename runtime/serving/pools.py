@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridge.artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError, SettingError
 from hybridge.runtime.blocks import CacheNeeds
 from hybridge.runtime.engines.packed_rows import EXACT
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
@@ -36,7 +36,7 @@ class ServingShape:
 
 
 def serving_shape(engine: PagedEngine, settings: ServingSettings) -> ServingShape:
-    """The settings with the engine's limits in place of None; EngineError for one beyond its limit."""
+    """The settings with the engine's limits in place of None; SettingError for one beyond its limit."""
     limits, longest = engine.limits, engine.config.max_seq_len
     for name, value, limit in (
         ("max_rows", settings.max_rows, limits.max_rows),
@@ -44,7 +44,7 @@ def serving_shape(engine: PagedEngine, settings: ServingSettings) -> ServingShap
         ("max_seq_len", settings.max_seq_len, longest),
     ):
         if value is not None and value > limit:
-            raise EngineError(f"{name}: expected at most the engine's {limit}, found {value}")
+            raise SettingError(f"{name}: expected at most the engine's {limit}, found {value}")
     return ServingShape(
         settings.max_rows or limits.max_rows,
         settings.max_tokens or limits.max_tokens,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from hybridge.artifact.errors import EngineError
+from hybridge.artifact.errors import SettingError
+from hybridge.artifact.settings import checked_int
 from hybridge.runtime.prefix_cache.settings import BLOCKS, ENDS_ONLY, PrefixCacheSettings
 from hybridge.runtime.scheduler import Fcfs, Policy
 from hybridge.runtime.speculation import SpeculationSettings
@@ -44,11 +45,11 @@ class ServingSettings:
     def __post_init__(self) -> None:
         for name in ("block_size", "max_rows", "max_tokens", "max_seq_len", "memory_bytes"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise EngineError(f"{name}: expected an integer of at least 1, found {value!r}")
-        self.cache()  # EngineError for an unknown kind
+            if value is not None:
+                checked_int(name, value)
+        self.cache()  # SettingError for an unknown kind
         if not 0 < self.memory_utilization <= 1:
-            raise EngineError(f"memory_utilization: expected above 0 and at most 1, found {self.memory_utilization!r}")
+            raise SettingError(f"memory_utilization: expected above 0 and at most 1, found {self.memory_utilization!r}")
 
     def cache(self, whole_sequences: bool = False) -> PrefixCacheSettings:
         """``prefix_cache`` as settings; ``whole_sequences``: for an engine whose blocks are whole sequences."""

@@ -211,7 +211,7 @@ def _holds_states(settings: SpeculationSettings, engine: PagedEngine) -> bool:
     if config.layout != PAGED:
         raise EngineError(
             f"speculation: expected an artifact of layout paged, found {config.layout}, whose recurrent states cannot "
-            "be taken back: export with --layout paged"
+            "be taken back: export with `layout='paged'`"
         )
     if settings.mode != SNAPSHOT and engine.most_held_tokens > most:
         return True
@@ -224,7 +224,7 @@ def _holds_states(settings: SpeculationSettings, engine: PagedEngine) -> bool:
     if config.speculative_tokens < most:
         enough = max(config.speculative_tokens, 0 if settings.mode == SNAPSHOT else engine.most_held_tokens - 1)
         raise EngineError(
-            f"speculation: expected an artifact exported with --speculative-tokens of at least {most}, since its "
+            f"speculation: expected an artifact exported with `speculative_tokens` of at least {most}, since its "
             f"states cannot be taken back otherwise, found {config.speculative_tokens}: export it so"
             + (f", or lower tokens to {enough}" if enough > 0 else "")
         )

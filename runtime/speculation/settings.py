@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridge.artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError, SettingError
+from hybridge.artifact.settings import checked_int
 from hybridge.runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT
 from hybridge.runtime.speculation.candidate_count import CandidateCount
 from hybridge.runtime.speculation.drafter import Drafter
@@ -44,7 +45,7 @@ class SpeculationSettings:
     each candidate, in slots of the sequence), "replay" (they wait, and are advanced by the candidates that were right)
     or "auto" (they wait where the engine can, each operator's as it costs less); or a mapping of operators to "replay"
     or "snapshot" (all wait; a state is kept after each candidate, of which the right one is copied), of the others as
-    it costs less. EngineError names a bad value.
+    it costs less. SettingError names a bad value.
     """
 
     tokens: int = 4
@@ -57,13 +58,13 @@ class SpeculationSettings:
 
     def __post_init__(self) -> None:
         for name in ("tokens", "shortest", "longest"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise EngineError(f"speculation: {name}: expected an integer of at least 1, found {value!r}")
+            checked_int(f"speculation: {name}", getattr(self, name))
         if self.longest < self.shortest:
-            raise EngineError(f"speculation: longest: expected at least shortest {self.shortest}, found {self.longest}")
+            raise SettingError(
+                f"speculation: longest: expected at least {self.shortest} (shortest), found {self.longest}"
+            )
         if not isinstance(self.drafter, Drafter | DraftModel) and self.drafter not in (NGRAM, MTP):
-            raise EngineError(
+            raise SettingError(
                 f"speculation: drafter: expected {NGRAM!r}, {MTP!r}, a DraftModel or a Drafter, found {self.drafter!r}"
             )
         named = isinstance(self.mode, Mapping)
@@ -71,9 +72,9 @@ class SpeculationSettings:
             if mode not in (REPLAY, SNAPSHOT) and (named or mode != AUTO):
                 known = f"{REPLAY!r} or {SNAPSHOT!r}"
                 wanted = f"{known} for each operator" if named else f"{AUTO!r}, {known}"
-                raise EngineError(f"speculation: mode: expected {wanted}, found {mode!r}")
+                raise SettingError(f"speculation: mode: expected {wanted}, found {mode!r}")
         if self.candidate_cost is not None and not 0 <= self.candidate_cost <= 1:
-            raise EngineError(
+            raise SettingError(
                 f"speculation: candidate_cost: expected a share of a step from 0 to 1, found {self.candidate_cost!r}"
             )
 

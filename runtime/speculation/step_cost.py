@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
 from typing import TypeVar
 
 # Assumed cost of one and of four draft tokens per row, used before anything is measured. Each always counts as half a
@@ -83,6 +82,8 @@ class _Line:
 
 def _latest(steps: dict[Kind, deque[float]], kind: Kind, value: float) -> tuple[float, float]:
     """Add ``value`` to the latest ``steps`` of a kind; returns their number and median."""
+    from statistics import median  # only where something is drafted: it imports much
+
     known = steps.setdefault(kind, deque(maxlen=_STEPS))
     known.append(value)
     return float(len(known)), median(known)

@@ -169,7 +169,7 @@ def test_overwrite_replaces_everything(tmp_path: Path) -> None:
 
 def test_existing_needs_overwrite(tmp_path: Path) -> None:
     write(tmp_path / "out", "old")
-    with only(tmp_path, "out"), pytest.raises(OutputError, match="--overwrite"):
+    with only(tmp_path, "out"), pytest.raises(OutputError, match="`overwrite=True`"):
         write(tmp_path / "out")
     assert content(tmp_path / "out") == "old"
 
@@ -212,7 +212,7 @@ def test_another_kind_of_folder(tmp_path: Path) -> None:
     (tmp_path / "out" / "engine.json").write_text('{"engine_version": 1}')
     with pytest.raises(OutputError, match="not an export"):
         check_output(tmp_path / "out", overwrite=True)
-    with pytest.raises(OutputError, match="exists already: pass --overwrite to replace it, or move it away"):
+    with pytest.raises(OutputError, match="exists already: pass `overwrite=True` to replace it, or move it away"):
         check_output(tmp_path / "out", overwrite=False, kind=ENGINE)
     with atomic_folder(tmp_path / "out", overwrite=True, kind=ENGINE) as folder:
         (folder / "engine.json").write_text("new")

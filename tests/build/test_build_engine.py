@@ -175,7 +175,7 @@ def test_interruption_leaves_nothing(tmp_path: Path) -> None:
 def test_an_engine_is_replaced_only_on_request(built: tuple[Path, EngineRecord, Recorder]) -> None:
     artifact, record, _ = built
     path = engine_folder(artifact, "rtx-ampere") / "engine.json"
-    with pytest.raises(OutputError, match="--overwrite"):
+    with pytest.raises(OutputError, match="`overwrite=True`"):
         build_engine(artifact, AMPERE)
     with pytest.raises(KeyboardInterrupt):
         build_engine(artifact, replace(AMPERE, overwrite=True), Interrupt())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hybridge.artifact.errors import UnsupportedError
+from hybridge.artifact.errors import SettingError
 from hybridge.trt_plugins.build import capability
 from hybridge.trt_plugins.build.capability import local_capability, normal_capability, sm_name
 
@@ -21,7 +21,7 @@ def test_spellings(text: str, normal: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "8", "ampere", "8.6.1", "-8.6", "8,6"])
 def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(UnsupportedError, match="--compute-capability"):
+    with pytest.raises(SettingError, match="compute_capabilities"):
         normal_capability(text)
 
 

@@ -35,6 +35,6 @@ def test_convolution_and_delta_rule_are_plugins(artifacts: ArtifactCache) -> Non
 def test_head_sizes_without_kernels_are_refused_by_name(artifacts: ArtifactCache) -> None:
     sizes, export = {**LAYERS, "linear_key_head_dim": 12}, {"dtype": DType.FLOAT16, "kernels": "optional"}
     artifact = artifacts.get("qwen3_next", "float32", sizes, **export).folder
-    words = "--plugins on: node .*key_size from 8 to 256 in multiples of 8, found key_size 12"
+    words = "plugins: node .*key_size from 8 to 256 in multiples of 8, found key_size 12"
     with pytest.raises(UnsupportedError, match=words):
         build_engine(artifact, options("on"))

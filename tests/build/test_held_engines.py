@@ -131,14 +131,14 @@ def test_both_networks_layer_by_layer(built: tuple[str, Exported, EngineRecord],
 
 
 def test_an_artifact_without_candidates_has_nothing_to_hold(artifacts: ArtifactCache) -> None:
-    with pytest.raises(UnsupportedError, match="found none: export with --layout paged --speculative-tokens"):
+    with pytest.raises(UnsupportedError, match="found none: export with `layout='paged'` and `speculative_tokens=N`"):
         build_engine(hybrid(artifacts, "nemotron_h").folder, OPTIONS)
 
 
 def test_native_layers_hold_nothing(artifacts: ArtifactCache) -> None:
     exported = hybrid(artifacts, "nemotron_h", speculative_tokens=CANDIDATES)
     with pytest.raises(
-        UnsupportedError, match=r"found native layers \(--plugins off\): use --candidate-states snapshot"
+        SettingError, match=r"found native layers \(plugins are off\): use `candidate_states='snapshot'`"
     ):
         build_engine(exported.folder, replace(OPTIONS, plugins="off"))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hybridge.artifact.errors import EngineError, UnsupportedError
+from hybridge.artifact.errors import EngineError, SettingError
 from hybridge.trt_plugins.build.builder import build_engine
 from hybridge.trt_plugins.build.options import BuildOptions
 from hybridge.trt_plugins.build.presets import read_preset
@@ -33,7 +33,7 @@ def test_paged_engine_is_built_of_native_layers(paged: Exported) -> None:
 
 
 def test_heads_without_kernels_are_refused_by_name(paged: Exported) -> None:
-    with pytest.raises(UnsupportedError, match=r"--plugins on: node .*head_dim from 64 to 256"):
+    with pytest.raises(SettingError, match=r"plugins: node .*head_dim from 64 to 256"):
         build_engine(paged.folder, replace(AMPERE, plugins="on", overwrite=True))
 
 
@@ -43,7 +43,7 @@ def kernel_heads(artifacts: ArtifactCache) -> Exported:
 
 
 def test_pages_are_never_copied(kernel_heads: Exported) -> None:
-    with pytest.raises(UnsupportedError, match=r"expected --plugin-states aliased, found separate: reshape_and_cache"):
+    with pytest.raises(SettingError, match=r"expected `plugin_states='aliased'`, found separate: reshape_and_cache"):
         build_engine(kernel_heads.folder, replace(AMPERE, plugins="on", plugin_states="separate", overwrite=True))
 
 
@@ -96,7 +96,7 @@ def test_hybrids_are_one_plugin_layer_an_operator(
 def test_slots_are_never_copied(artifacts: ArtifactCache) -> None:
     exported = artifacts.get("mamba2", "bfloat16", {"num_hidden_layers": 1, "state_size": 16}, layout="paged")
     options = replace(AMPERE, plugins="on", plugin_states="separate", overwrite=True)
-    with pytest.raises(UnsupportedError, match=r"expected --plugin-states aliased, found separate: causal_conv1d"):
+    with pytest.raises(SettingError, match=r"expected `plugin_states='aliased'`, found separate: causal_conv1d"):
         build_engine(exported.folder, options)
 
 
@@ -134,5 +134,5 @@ def test_keys_and_values_of_e4m3_are_bytes_of_the_plugins(e4m3: Exported, capabi
 
 
 def test_native_layers_take_no_e4m3(e4m3: Exported) -> None:
-    with pytest.raises(EngineError, match=r"found native layers \(--plugins off\): export without --kv-dtype"):
+    with pytest.raises(EngineError, match=r"found native layers \(plugins are off\): export without `kv_dtype`"):
         build_engine(e4m3.folder, replace(AMPERE, plugins="off", overwrite=True))

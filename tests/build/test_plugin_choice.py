@@ -10,7 +10,7 @@ import pytest
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.engine_record import ProfileRecord
-from hybridge.artifact.errors import UnsupportedError
+from hybridge.artifact.errors import SettingError, UnsupportedError
 from hybridge.trt_plugins.build import BuildOptions, plugin_choice
 from hybridge.trt_plugins.build.model import use_plugins
 from hybridge.trt_plugins.build.plugin_choice import PluginChoice, choose_plugins, node_calls
@@ -117,7 +117,7 @@ def test_mixers_that_only_the_two_operators_can_run_stay_separate() -> None:
 
 
 def test_off_is_off() -> None:
-    assert choose("off", ssm_model()) == PluginChoice({}, "--plugins off")
+    assert choose("off", ssm_model()) == PluginChoice({}, "plugins are off")
 
 
 def test_a_graph_without_operators_needs_none() -> None:
@@ -176,7 +176,7 @@ def test_gaps_are_named(name: str) -> None:
     given = {**arguments, "model": model}
     fallen_back = choose("auto", **given)
     assert not fallen_back.nodes
-    with pytest.raises(UnsupportedError, match=rf"^--plugins on: .*{words}.*; use --plugins auto or off$") as caught:
+    with pytest.raises(SettingError, match=rf"^plugins: .*{words}.*; use `plugins='auto'`, or 'off'$") as caught:
         choose("on", **given)
     assert fallen_back.reason in str(caught.value)
 
@@ -208,7 +208,7 @@ def test_bodies_of_plugins_are_dropped_and_nodes_completed() -> None:
 def test_without_plugins_the_model_stays() -> None:
     model = node_model("causal_conv1d", CONV_TYPES, {"kernel": 4, "conv_dim": 24})
     before = model.SerializeToString(deterministic=True)
-    use_plugins(model, PluginChoice({}, "--plugins off", ("8.6",)))
+    use_plugins(model, PluginChoice({}, "plugins are off", ("8.6",)))
     assert model.SerializeToString(deterministic=True) == before
 
 

@@ -81,7 +81,7 @@ def test_a_gpu_without_bfloat16_takes_other_types_only() -> None:
     turing = choose_target(BuildOptions(compute_capabilities=("7.5", "8.6")), LAPTOP)
     check_dtype(turing, DType.FLOAT16)
     check_dtype(choose_target(BuildOptions(), LAPTOP), DType.BFLOAT16)
-    with pytest.raises(UnsupportedError, match=r"bfloat16, found 7\.5: export with --dtype float16"):
+    with pytest.raises(UnsupportedError, match=r"bfloat16, found 7\.5: export with `dtype='float16'`"):
         check_dtype(turing, DType.BFLOAT16)
 
 

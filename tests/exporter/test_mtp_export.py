@@ -260,6 +260,6 @@ def test_a_head_is_written_beside_any_paged_graph(tmp_path: Path) -> None:
 def test_a_damaged_head_is_refused_and_may_be_left_out(tmp_path: Path) -> None:
     checkpoint = save_with_mtp_head(tmp_path / "checkpoint", "qwen3_next")
     edit_tensors(checkpoint, lambda t: t.update({"mtp.fc.weight": torch.ones(48, 95)}))
-    with pytest.raises(CheckpointError, match=r"mtp.fc.weight: expected shape .* --no-mtp leaves the multi-token"):
+    with pytest.raises(CheckpointError, match=r"mtp.fc.weight: expected shape .* `mtp=False` leaves the multi-token"):
         plan_export(checkpoint, ExportOptions(layout="paged"))
     assert plan_export(checkpoint, ExportOptions(layout="paged", mtp=False)).mtp is None

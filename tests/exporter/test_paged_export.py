@@ -56,7 +56,7 @@ def test_a_pool_takes_what_a_dense_state_takes(paged: Exported, artifacts: Artif
 
 @pytest.mark.parametrize("options", [{"all_logits": True}, {"head": False}])
 def test_what_logits_indices_make_needless_is_refused(options: dict) -> None:
-    with pytest.raises(SettingError, match="logits_indices names the tokens"):
+    with pytest.raises(SettingError, match="the tokens that its input logits_indices names"):
         ExportOptions(layout="paged", **options)
 
 
@@ -87,7 +87,7 @@ def test_engines_say_which_layout_they_run(
 ) -> None:
     with pytest.raises(EngineError, match="expected layout dense, found paged"):
         create_engine(paged.folder, "onnxruntime")
-    with pytest.raises(EngineError, match="expected layout paged, found dense: export with --layout paged"):
+    with pytest.raises(EngineError, match="expected layout paged, found dense: export with `layout='paged'`"):
         create_paged_engine(artifacts.get("nemotron_h", "float32").folder)
     # As on a machine that has TensorRT and a GPU.
     monkeypatch.setitem(ENGINES, "tensorrt", replace(ENGINES["tensorrt"], check=lambda: None))

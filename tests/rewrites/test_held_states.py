@@ -199,5 +199,5 @@ def test_an_advance_is_the_recurrent_operators_alone(held: Held) -> None:
 def test_a_graph_without_candidates_holds_nothing(artifacts: ArtifactCache) -> None:
     folder = artifacts.get("nemotron_h", "float32", FAMILIES["nemotron_h"], layout="paged").folder
     model = onnx.load(str(folder / "model.onnx"), load_external_data=False)
-    with pytest.raises(UnsupportedError, match=r"found none: export with --layout paged --speculative-tokens"):
+    with pytest.raises(UnsupportedError, match=r"found none: export with `layout='paged'` and `speculative_tokens=N`"):
         held_states(model)

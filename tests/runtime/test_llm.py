@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridge.artifact.errors import ArtifactError, EngineError, RequestError
+from hybridge.artifact.errors import ArtifactError, RequestError, SettingError
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
 from tests.runtime.generation.toy_llm import VOCAB, engine_of, greedy, toy_llm
@@ -307,7 +307,7 @@ def test_chat_without_a_template_is_refused_and_generate_is_not(llm: LLM) -> Non
 @pytest.mark.parametrize(("name", "value"), [("max_batch_size", 5), ("max_batch_size", 0), ("max_seq_len", 97)])
 def test_limits_may_only_be_lowered(folder: Path, name: str, value: int) -> None:
     engine = ToyEngine(toy_config(vocab=VOCAB))
-    with pytest.raises(EngineError, match=f"{name}: expected an integer from 1 to the engine's"):
+    with pytest.raises(SettingError, match=f"{name}: expected an integer from 1 to"):
         LLM(folder, engine=engine, **{name: value})  # type: ignore[arg-type]
 
 

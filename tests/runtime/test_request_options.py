@@ -316,7 +316,7 @@ def test_a_reset_forgets_what_host_memory_keeps(tmp_path: Path) -> None:
 
 
 def test_a_request_of_too_many_answers_is_refused_at_once() -> None:
-    with pytest.raises(RequestError, match="n: expected an integer of at most 128, found 1099511627776"):
+    with pytest.raises(RequestError, match="n: expected an integer from 1 to 128, found 1099511627776"):
         SamplingParams(n=2**40)
 
 

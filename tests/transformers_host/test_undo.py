@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 from hybridge import accelerate
-from hybridge.artifact.errors import RequestError, UnsupportedError
+from hybridge.artifact.errors import RequestError, SettingError, UnsupportedError
 from tests.transformers_host.conftest import LoadModel
 from tests.transformers_host.generations import PROMPT, exactly, generated
 
@@ -60,7 +60,7 @@ def test_what_cannot_be_accelerated_is_refused(load_model: LoadModel, cache_fold
         accelerate(model, "tflite", cache_folder=cache_folder)
     with pytest.raises(RequestError, match=r"expected a causal language model of transformers .* found LlamaModel"):
         accelerate(model.model, cache_folder=cache_folder)
-    with pytest.raises(RequestError, match="max_cache_len: expected an integer of at least 1, found 0"):
+    with pytest.raises(SettingError, match="max_cache_len: expected an integer of at least 1, found 0"):
         accelerate(model, max_cache_len=0, cache_folder=cache_folder)
     with (
         accelerate(model, max_cache_len=96, cache_folder=cache_folder, threads=1),

@@ -36,8 +36,8 @@ def explain(errors: list[str]) -> str:
     if any("HostBuffer" in error for error in out_of_memory):
         text += (
             ": this machine has no memory left for the weights, of which a build holds copies: free some, or build the "
-            "engine on a machine with more (--target names the GPU that it is for)"
+            "engine on a machine with more (`target` names the GPU that it is for)"
         )
     elif out_of_memory:
-        text += ": lower the preset's prefill.max_seq or --max-batch, or raise the limit of the workspace"
+        text += ": lower the preset's prefill.max_seq or `max_batch_size`, or raise the limit of the workspace"
     return text

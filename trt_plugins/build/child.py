@@ -84,7 +84,7 @@ def _result(message: dict[str, Any], code: int, stage: str, log: Path) -> BuildR
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     text = f"TensorRT's process died ({how}) at the stage {stage!r}: {_last_lines(log)}"
     if code == -signal.SIGKILL:
-        text += " (memory may have run out: lower --max-batch or --max-seq-len)"
+        text += " (memory may have run out: lower `max_batch_size` or `max_seq_len`)"
     raise EngineError(text)
 
 

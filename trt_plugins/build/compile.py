@@ -56,7 +56,7 @@ def compile_engine(job: BuildJob, model: bytes, log: TextIO, listener: BuildList
         built = build_plan(library.trt, builder, parsed.network, config, plan)
         plan.close()
         if not built:
-            hint = "; --plugin-states separate may build" if aliased else ""
+            hint = "; `plugin_states='separate'` may build" if aliased else ""
             raise EngineError(
                 f"{library.name} {library.version} cannot build the engine: {explain(logger.errors)}{hint}"
             )

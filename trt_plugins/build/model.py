@@ -13,7 +13,7 @@ import onnx
 from hybridge.artifact.bindings import BLOCK_SIZE, MAX_SEQ, Binding
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.dtypes import DType
-from hybridge.artifact.errors import ArtifactError, EngineError, UnsupportedError
+from hybridge.artifact.errors import ArtifactError, EngineError, SettingError
 from hybridge.artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3
 from hybridge.artifact.onnx_file import check_stored_weights, read_onnx
 from hybridge.artifact.path_kind import MODEL_FILE
@@ -52,7 +52,7 @@ class ParserModel:
 
 def no_plugins(model: onnx.ModelProto) -> PluginChoice:
     """The choice of native layers alone."""
-    return PluginChoice({}, "--plugins off")
+    return PluginChoice({}, "plugins are off")
 
 
 def parser_model(
@@ -68,7 +68,7 @@ def parser_model(
     draft tokens, whose operators have to become plugins.
     ArtifactError: the graph or its weights are missing, damaged or contradict config.json.
     EngineError: an operator has no body that native layers could run, or keys and values are e4m3 and no plugins run.
-    UnsupportedError: no operator has states to hold, or no plugin. What ``choose`` raises.
+    SettingError: no operator has states to hold, or no plugin. What ``choose`` raises.
     """
     file = read_onnx(artifact, MODEL_FILE)
     model, digest = file.model, hashlib.sha256(file.raw).hexdigest()
@@ -83,15 +83,15 @@ def parser_model(
     if config.has_kv_scales and not choice.nodes:
         raise EngineError(
             f"{artifact}: expected the plugins, which take keys and values of {FP8_E4M3} as bytes, found native layers "
-            f"({choice.reason}): export without --kv-dtype, or run --engine torch"
+            f"({choice.reason}): export without `kv_dtype`, or run `engine='torch'`"
         )
     found = _ready(model, choice, digest)
     if graphs is None:
         return found
     if not found.plugins.nodes:
-        raise UnsupportedError(
-            f"--candidate-states {REPLAY}: expected the plugins, which update states in place, found native layers "
-            f"({found.plugins.reason}): use --candidate-states {SNAPSHOT}"
+        raise SettingError(
+            f"candidate_states: expected for {REPLAY!r} the plugins, which update states in place, found native layers "
+            f"({found.plugins.reason}): use `candidate_states={SNAPSHOT!r}`"
         )
     types = value_types(model)
     held = tuple(Binding(name, types[name].dtype, _dims(types[name])) for name in graphs.held)

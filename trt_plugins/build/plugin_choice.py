@@ -10,7 +10,7 @@ import onnx
 
 from hybridge.artifact.bindings import BATCH, NUM_BLOCKS
 from hybridge.artifact.engine_record import ProfileRecord
-from hybridge.artifact.errors import ExportError, UnsupportedError
+from hybridge.artifact.errors import ExportError, SettingError, UnsupportedError
 from hybridge.artifact.names import BLOCK_TABLE, INPUT_IDS, kv_pool, recurrent_state
 from hybridge.artifact.paged import MAX_BLOCKS, ROW_BOUNDS, ROWS, TOKENS
 from hybridge.trt_plugins.build.options import ALIASED, JOINED, BuildOptions
@@ -60,11 +60,11 @@ def choose_plugins(
 
     Mixers are joined in place where the options say so.
 
-    ``options.plugins``: "off"; "on": UnsupportedError naming node and reason where one of them cannot be a plugin;
+    ``options.plugins``: "off"; "on": SettingError naming node and reason where one of them cannot be a plugin;
     "auto": none then.
     """
     if options.plugins == "off":
-        return PluginChoice({}, "--plugins off")
+        return PluginChoice({}, "plugins are off")
     nodes, gap = _nodes_and_gap(model, target, profiles, planner)
     gap = gap or _states_gap(nodes, options)
     if not nodes and gap is None:
@@ -75,7 +75,7 @@ def choose_plugins(
         names, aliased = {node.name: node.op for node in nodes}, options.plugin_states == ALIASED
         return PluginChoice(names, "", target.compute_capabilities, aliased, domain_version(model))
     if options.plugins == "on":
-        raise UnsupportedError(f"--plugins on: {gap}; use --plugins auto or off")
+        raise SettingError(f"plugins: {gap}; use `plugins='auto'`, or 'off'")
     return PluginChoice({}, gap)
 
 
@@ -126,7 +126,7 @@ def _states_gap(nodes: tuple[CheckedNode, ...], options: BuildOptions) -> str | 
     if not apart:
         return None
     return (
-        f"node {apart[0].name}: expected --plugin-states {ALIASED}, found {options.plugin_states}: "
+        f"node {apart[0].name}: expected `plugin_states={ALIASED!r}`, found {options.plugin_states}: "
         f"{apart[0].op} writes into its pool and copies none"
     )
 

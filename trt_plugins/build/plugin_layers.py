@@ -24,11 +24,11 @@ def check_plugin_layers(network: Any, nodes: Mapping[str, str]) -> None:
     for name, op in nodes.items():
         if found[name] != 1:
             raise EngineError(
-                f"expected one plugin layer for node {name} ({op}), found {found[name]}: build with --plugins off"
+                f"expected one plugin layer for node {name} ({op}), found {found[name]}: build with `plugins='off'`"
             )
     others = sorted(set(found) - set(nodes))
     if others:
-        raise EngineError(f"expected plugin layers for operators alone, found {others[0]}: build with --plugins off")
+        raise EngineError(f"expected plugin layers for operators alone, found {others[0]}: build with `plugins='off'`")
     bodies = {f"| {name} ({op})" for name, op in nodes.items()}
     for layer in layers_of(network):
         text = getattr(layer, "metadata", "")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hybridge.artifact.errors import EngineError, UnsupportedError
+from hybridge.artifact.errors import EngineError, SettingError
 from hybridge.artifact.json_fields import Fields
 from hybridge.artifact.limits import PRESET_BYTES
 from hybridge.artifact.resources import data_folder
@@ -47,14 +47,14 @@ def preset_names() -> tuple[str, ...]:
 def read_preset(name_or_path: str) -> Preset:
     """The preset of that name, or of the TOML file at that path.
 
-    UnsupportedError: no such preset. EngineError: the file is malformed, or holds an unknown or a missing key.
+    SettingError: no such preset. EngineError: the file is malformed, or holds an unknown or a missing key.
     """
     if name_or_path in preset_names():
         return _read(data_folder("configs") / f"{name_or_path}.toml")
     path = Path(name_or_path)
     if path.suffix != ".toml":
         known = ", ".join(preset_names())
-        raise UnsupportedError(f"--target: expected the path of a .toml file or one of {known}, found {name_or_path!r}")
+        raise SettingError(f"target: expected the path of a .toml file or one of {known}, found {name_or_path!r}")
     return _read(path)
 
 
@@ -66,7 +66,7 @@ def preset_for(capability: str) -> Preset | None:
 
 def _read(path: Path) -> Preset:
     try:
-        data = tomllib.loads(read_given(path, PRESET_BYTES, UnsupportedError).decode("utf-8"))
+        data = tomllib.loads(read_given(path, PRESET_BYTES, SettingError).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise EngineError(f"{path}: is not valid TOML ({error}): correct the file") from error
     return _preset(path.stem, data, str(path))

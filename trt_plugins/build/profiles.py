@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hybridge.artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.engine_record import ProfileRecord
-from hybridge.artifact.errors import UnsupportedError
+from hybridge.artifact.errors import SettingError
 from hybridge.artifact.paged import MAX_BLOCKS, NUM_LOGITS, PAGED, ROW_BOUNDS, ROWS, TOKENS
 from hybridge.trt_plugins.build.options import BuildOptions
 from hybridge.trt_plugins.build.presets import Preset
@@ -26,16 +26,16 @@ class Limits:
 
 
 def engine_limits(config: RuntimeConfig, preset: Preset, options: BuildOptions) -> Limits:
-    """The options, else the preset capped by the artifact; UnsupportedError when an option exceeds the artifact."""
+    """The options, else the preset capped by the artifact; SettingError when an option exceeds the artifact."""
     limits = []
-    for flag, asked, preset_value, exported in (
-        ("--max-batch", options.max_batch_size, preset.max_batch_size, config.max_batch_size),
-        ("--max-seq-len", options.max_seq_len, preset.max_seq_len, config.max_seq_len),
+    for name, asked, preset_value, exported in (
+        ("max_batch_size", options.max_batch_size, preset.max_batch_size, config.max_batch_size),
+        ("max_seq_len", options.max_seq_len, preset.max_seq_len, config.max_seq_len),
     ):
         if asked is not None and asked > exported:
-            raise UnsupportedError(
-                f"{flag}: expected at most {exported}, which the artifact was exported with, found {asked}: "
-                f"export it again with {flag} {asked}"
+            raise SettingError(
+                f"{name}: expected at most {exported}, which the artifact was exported with, found {asked}: "
+                f"export it again with `{name}={asked}`"
             )
         limits.append(asked or min(preset_value, exported))
     return Limits(*limits)

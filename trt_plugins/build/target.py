@@ -74,7 +74,7 @@ def check_dtype(target: Target, dtype: DType) -> None:
     if dtype is DType.BFLOAT16 and old:
         raise UnsupportedError(
             f"expected compute capability {OLDEST_BFLOAT16} or newer for an artifact in bfloat16, found "
-            f"{', '.join(old)}: export with --dtype float16"
+            f"{', '.join(old)}: export with `dtype='float16'`"
         )
 
 

@@ -34,7 +34,7 @@ class PluginRegistration:
         if missing:
             raise EngineError(
                 f"plugins need TensorRT 10 or newer, found {trt.__version__} without {missing[0]}: "
-                "update TensorRT or build with --plugins off"
+                "update TensorRT or build with `plugins='off'`"
             )
         self.errors = PluginErrors()
         plugin_class = make_plugin_class(trt)

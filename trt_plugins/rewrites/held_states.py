@@ -47,7 +47,7 @@ def held_states(model: onnx.ModelProto) -> HeldStates:
     if not recurrent:
         raise UnsupportedError(
             "expected operators over draft tokens, whose states can be held, found none: export with "
-            "--layout paged --speculative-tokens N"
+            "`layout='paged'` and `speculative_tokens=N`"
         )
     (slots,) = (value for value in copy.graph.inputs if value.name == names.STATE_INDICES)
     assert slots.shape is not None

@@ -34,7 +34,8 @@ class ArrayEngine(Engine):
         self.config: RuntimeConfig = read_config(self._folder)
         if self.config.layout != "dense":
             raise EngineError(
-                f"{folder}: expected layout dense, found {self.config.layout}: export without --layout for ONNX Runtime"
+                f"{folder}: expected layout dense, found {self.config.layout}: export with "
+                "`layout='dense'` for ONNX Runtime"
             )
         self._specs = engine_specs(self.config.bindings.states)
         self._replaced_by = {spec.name: str(spec.replaced_by) for spec in self._specs}
@@ -55,7 +56,7 @@ class ArrayEngine(Engine):
         if not 1 <= batch <= self.max_batch_size:
             raise RequestError(
                 f"expected 1 to {self.max_batch_size} rows in a batch, found {batch}: send fewer at once, or export "
-                "with a larger --max-batch"
+                "with a larger `max_batch_size`"
             )
         return ArrayStateSet(self._specs, self._layouts, batch, max_seq, self.max_seq_len)
 

@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable
 from functools import lru_cache
-from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +82,21 @@ def _key(artifact: Path, form: GraphForm) -> str | None:
     """Everything that decides the graph, as text; None where a file of it cannot be read."""
     digest = graph_digest(artifact)
     try:
-        code = _code_hash()
+        code, onnx_ir = _code_hash(), _onnx_ir_hash()
     except OSError:
         return None
     if digest is None:
         return None
-    return json.dumps([_FORMAT, form.name, code, ort.__version__, ort.get_build_info(), version("onnx-ir"), digest])
+    return json.dumps([_FORMAT, form.name, code, ort.__version__, ort.get_build_info(), onnx_ir, digest])
+
+
+@lru_cache(maxsize=1)
+def _onnx_ir_hash() -> str:
+    """The hash of the file that names the version of onnx_ir: importing the package, or its metadata, takes longer."""
+    spec = find_spec("onnx_ir")
+    if spec is None or spec.origin is None:
+        return ""
+    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
 
 
 @lru_cache(maxsize=1)

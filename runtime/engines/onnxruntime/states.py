@@ -147,7 +147,7 @@ class ArrayStateSet(StateSet):
         if needed > self._limit:
             raise RequestError(
                 f"expected at most {self._limit} tokens in one row, found {needed}: shorten the prompt, or export "
-                "with a larger --max-seq-len"
+                "with a larger `max_seq_len`"
             )
         # A model without attention has no cache to size: its states hold any number of tokens.
         return min(self._limit, max(SMALLEST_CACHE, wanted)) if self._has_caches else self._limit

@@ -169,7 +169,7 @@ def _attempt(call: Callable[[], T], doing: str) -> T:
     except Exception as error:
         if "OUT_OF_MEMORY" in str(error) or isinstance(error, MemoryError):
             raise OutOfDeviceMemory(
-                f"expected {doing}, found less: close other programs, or build the engine with a smaller --max-batch "
-                "or --max-seq-len"
+                f"expected {doing}, found less: close other programs, or build the engine with a smaller "
+                "`max_batch_size` or `max_seq_len`"
             ) from error
         raise EngineError(f"{doing}: the GPU answers {' '.join(str(error).split())}") from error

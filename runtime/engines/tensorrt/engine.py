@@ -122,7 +122,7 @@ class TensorRTEngine(Engine):
         if not 1 <= batch <= self.max_batch_size:
             raise RequestError(
                 f"expected 1 to {self.max_batch_size} rows in a batch, found {batch}: send fewer at once, or build "
-                "the engine with a larger --max-batch"
+                "the engine with a larger `max_batch_size`"
             )
         if max_seq > self.max_seq_len:
             raise too_long(max_seq, self.max_seq_len)

@@ -84,7 +84,7 @@ def check_machine(machine: Machine | None = None) -> None:
 def _capability(machine: Machine) -> str:
     if machine.capability is None:
         raise EngineError(
-            "the tensorrt engine needs an NVIDIA GPU and its driver, found none: use --engine onnxruntime"
+            "the tensorrt engine needs an NVIDIA GPU and its driver, found none: use `engine='onnxruntime'`"
         )
     return machine.capability
 

@@ -136,5 +136,5 @@ def too_long(found: int, limit: int) -> RequestError:
     """The error for ``found`` tokens in a row of an engine with room for ``limit``."""
     return RequestError(
         f"expected at most {limit} tokens in one row, found {found}: shorten the prompt, or build the engine with a "
-        "larger --max-seq-len"
+        "larger `max_seq_len`"
     )

@@ -31,7 +31,7 @@ class Attributes:
         if found not in values:
             raise EngineError(
                 f"{self.op_type}: the torch engine runs {name} {' or '.join(map(repr, values))}, found {found!r}: "
-                "use --engine onnxruntime"
+                "use `engine='onnxruntime'`"
             )
 
     def rest(self) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class Attributes:
         if self._left:
             raise EngineError(
                 f"{self.op_type}: the torch engine does not know its attribute {', '.join(self._left)}: "
-                "use --engine onnxruntime"
+                "use `engine='onnxruntime'`"
             )
 
 

@@ -43,7 +43,8 @@ class TorchEngine(Engine):
         self.config: RuntimeConfig = read_config(self._folder)
         if self.config.layout != "dense":
             raise EngineError(
-                f"{folder}: expected layout dense, found {self.config.layout}: export without --layout for this engine"
+                f"{folder}: expected layout dense, found {self.config.layout}: export with "
+                "`layout='dense'` for this engine"
             )
         if threads is not None:
             torch.set_num_threads(threads)
@@ -93,7 +94,7 @@ class TorchEngine(Engine):
         if not 1 <= batch <= self.max_batch_size:
             raise RequestError(
                 f"expected 1 to {self.max_batch_size} rows in a batch, found {batch}: send fewer at once, or export "
-                "with a larger --max-batch"
+                "with a larger `max_batch_size`"
             )
         return TorchStateSet(self._specs, self._device, self._pool, batch, max_seq, self.max_seq_len)
 

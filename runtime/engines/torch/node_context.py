@@ -45,7 +45,7 @@ class NodeContext:
         if found is None:
             raise EngineError(
                 f"{self.op_type}: the torch engine needs constants as input {index}, found none: "
-                "use --engine onnxruntime"
+                "use `engine='onnxruntime'`"
             )
         self._constants.add(index)
         return found

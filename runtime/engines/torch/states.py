@@ -111,7 +111,7 @@ class TorchStateSet(StateSet):
         if needed > self._limit:
             raise RequestError(
                 f"expected at most {self._limit} tokens in one row, found {needed}: shorten the prompt, or export "
-                "with a larger --max-seq-len"
+                "with a larger `max_seq_len`"
             )
         self.memory: StateMemory = self._pool.lend(self.batch, max(needed, wanted))
         self._release = weakref.finalize(self, self._pool.give_back, self.memory)

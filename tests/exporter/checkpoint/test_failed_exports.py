@@ -63,7 +63,7 @@ def wrong_type(folder: Path) -> None:
     ("damage", "words"),
     [
         (nan, r"down_proj\.weight holds nan at index \[3, 5\]"),
-        (too_large_for_float16, "float16 cannot hold: pass --dtype bfloat16"),
+        (too_large_for_float16, "float16 cannot hold: pass `dtype='bfloat16'`"),
         (truncated, WEIGHTS),
         (no_weights, "found neither"),
         (wrong_type, "num_hidden_layers"),
@@ -83,7 +83,7 @@ def test_failed_overwrite_keeps_artifact_and_checkpoint(checkpoint: Path, monkey
     out = checkpoint.parent / "out"
     export_checkpoint(checkpoint, out, ExportOptions(scan=False))
     artifact, source = digests(out / "weights"), digests(checkpoint)
-    with pytest.raises(OutputError, match="--overwrite"):
+    with pytest.raises(OutputError, match="`overwrite=True`"):
         export_checkpoint(checkpoint, out)
 
     def fail(*args: object) -> None:

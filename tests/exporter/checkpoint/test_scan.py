@@ -84,7 +84,9 @@ def test_value_beyond_the_compute_type(
 ) -> None:
     fill = [0.5] * 40
     assert not scanned(tmp_path, [*fill, sign * good], stored, compute).notes
-    with pytest.raises(CheckpointError, match=rf"at index \[40\], which {compute.value} cannot hold.*--dtype {remedy}"):
+    with pytest.raises(
+        CheckpointError, match=rf"at index \[40\], which {compute.value} cannot hold.*`dtype='{remedy}'`"
+    ):
         scanned(tmp_path, [*fill, sign * bad, sign * bad], stored, compute)
 
 

@@ -91,13 +91,13 @@ def test_link_that_cannot_be_becomes_a_copy(tmp_path: Path, monkeypatch: pytest.
     checkpoint = sharded(tmp_path / "c")
     for name, path in place(checkpoint, tmp_path / "out", "auto").items():
         assert not path.samefile(checkpoint / name)
-    with pytest.raises(OutputError, match=r"file system on which a link .*--weights auto"):
+    with pytest.raises(OutputError, match=r"file system on which a link .*`weights='auto'`"):
         place(checkpoint, tmp_path / "linked", "link")
 
 
 @pytest.mark.usefixtures("no_clone")
 def test_a_reflink_that_was_asked_for_and_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"file system on which a reflink .*--weights auto"):
+    with pytest.raises(OutputError, match=r"file system on which a reflink .*`weights='auto'`"):
         place(sharded(tmp_path / "c"), tmp_path / "out", "reflink")
 
 

@@ -35,7 +35,10 @@ def use(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
 
 def test_tensorrt_says_what_the_machine_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for machine, words in (
-        (Machine(("tensorrt_rtx",), None), "needs an NVIDIA GPU and its driver, found none: use --engine onnxruntime"),
+        (
+            Machine(("tensorrt_rtx",), None),
+            "needs an NVIDIA GPU and its driver, found none: use `engine='onnxruntime'`",
+        ),
         (Machine((), "8.6"), "needs the Python module tensorrt or tensorrt_rtx, found neither"),
     ):
         use(monkeypatch, machine)

@@ -113,5 +113,5 @@ def test_an_artifact_without_candidates_refuses_them(artifacts: ArtifactCache) -
     engine = PortablePagedEngine(artifacts.get("nemotron_h", "float32", layout="paged").folder, threads=1)
     fill(engine)
     step = step_of([2], COLUMNS, padding=0, seed=7)
-    with pytest.raises(EngineError, match="an artifact exported with --speculative-tokens alone"):
+    with pytest.raises(EngineError, match="an artifact exported with `speculative_tokens` alone"):
         engine.step(replace(step, state_indices=read_slots(step)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hybridge.artifact.errors import EngineError
+from hybridge.artifact.errors import SettingError
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 
 CHOICES = ("kind", "prompt_checkpoints", "policy", "states", "host_states")
@@ -24,7 +24,7 @@ WRONG: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("name", "value"), WRONG, ids=str)
 def test_what_makes_no_sense_is_refused(name: str, value: Any) -> None:
-    with pytest.raises(EngineError, match=f"^{name}: expected .*, found {value!r}$"):
+    with pytest.raises(SettingError, match=f"^{name}: expected .*, found {value!r}$"):
         PrefixCacheSettings(**{name: value})
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.artifact.errors import EngineError, RequestError, SettingError
 from hybridge.runtime.async_llm import AsyncLLM
 from hybridge.runtime.engines.factory import EngineOptions
 from hybridge.runtime.engines.paged_factory import create_paged_engine
@@ -247,7 +247,7 @@ def test_states_in_8_bits_come_back_nearly_exact(opened: Opened, oracle: Oracle,
     check_all(llm.loop, llm.engine, oracle, most)
     with pytest.raises(AssertionError, match="relative error"):
         check_all(llm.loop, llm.engine, oracle)
-    with pytest.raises(EngineError, match="host_states: expected one of exact, int8, fp8"):
+    with pytest.raises(SettingError, match="host_states: expected one of exact, int8, fp8"):
         PrefixCacheSettings(host_states="int4")
 
 
@@ -265,7 +265,7 @@ def test_without_a_tree_there_is_nothing_to_control(folder: Path) -> None:
             llm.cache_prefix(SYSTEM)
         with pytest.raises(RequestError, match="expected a prefix cache of kind 'radix'"):
             llm.prefix_cache_report()
-    with pytest.raises(EngineError, match="kind: expected one of"):
+    with pytest.raises(SettingError, match="kind: expected one of"):
         ServingSettings(prefix_cache="tree")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.artifact.errors import EngineError, RequestError, SettingError
 from hybridge.runtime.blocks import CacheNeeds
 from hybridge.runtime.engines.factory import EngineOptions
 from hybridge.runtime.engines.paged import PoolSizes
@@ -170,9 +170,9 @@ def test_a_sequence_that_ends_frees_its_slot_even_where_packing_fails() -> None:
 
 
 def test_settings_and_engines_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(EngineError, match="states: expected one of exact, int8, fp8, found 'int4'"):
+    with pytest.raises(SettingError, match="states: expected one of exact, int8, fp8, found 'int4'"):
         PrefixCacheSettings(states="int4")
-    with pytest.raises(EngineError, match="host_states: expected one of exact, int8, found 'fp8'"):
+    with pytest.raises(SettingError, match="host_states: expected one of exact, int8, found 'fp8'"):
         PrefixCacheSettings(states="int8", host_states="fp8")
     engine = ToyPagedEngine(paged_config(HYBRID))
     with pytest.raises(EngineError, match="the toy-paged engine keeps no states in 8 bits"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hybridge.artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError, SettingError
 from hybridge.runtime.blocks import CacheNeeds
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.pools import ServingShape, memory_budget, pools_in
@@ -65,5 +65,5 @@ def test_a_cpu_takes_what_all_rows_can_use():
     ],
 )
 def test_bad_settings_are_refused(settings, message):
-    with pytest.raises(EngineError, match=message):
+    with pytest.raises(SettingError, match=message):
         ServingLoop(engine_of(HYBRID), ServingSettings(**settings), (), None)

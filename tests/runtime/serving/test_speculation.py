@@ -219,7 +219,7 @@ def test_pools_of_the_size_that_is_the_default_hold_all_candidates() -> None:
 
 
 def test_states_that_cannot_be_taken_back_are_refused() -> None:
-    with pytest.raises(EngineError, match="--speculative-tokens of at least 4"):
+    with pytest.raises(EngineError, match="`speculative_tokens` of at least 4"):
         toy_loop(HYBRID, speculation=SpeculationSettings(4))
     for mode, kept, held, enough in (("auto", 2, 4, 3), ("auto", 3, 3, 3), ("snapshot", 2, 9, 2)):
         wanted = SpeculationSettings(4, mode=mode)

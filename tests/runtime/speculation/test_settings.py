@@ -2,7 +2,7 @@
 
 import pytest
 
-from hybridge.artifact.errors import EngineError
+from hybridge.artifact.errors import SettingError
 from hybridge.runtime.speculation import NgramDrafter, SpeculationMetrics, SpeculationSettings, StepCost
 
 
@@ -11,14 +11,14 @@ from hybridge.runtime.speculation import NgramDrafter, SpeculationMetrics, Specu
     [
         ({"tokens": 0}, "tokens: expected an integer of at least 1, found 0"),
         ({"shortest": True}, "shortest: expected an integer"),
-        ({"shortest": 5}, "longest: expected at least shortest 5, found 4"),
+        ({"shortest": 5}, "longest: expected at least 5 .shortest., found 4"),
         ({"drafter": "oracle"}, "drafter: expected 'ngram', 'mtp', a DraftModel or a Drafter, found 'oracle'"),
         ({"mode": "rewind"}, "mode: expected 'auto', 'replay' or 'snapshot', found 'rewind'"),
         ({"candidate_cost": 2.0}, "candidate_cost: expected a share"),
     ],
 )
 def test_bad_values_are_refused(bad: dict, message: str) -> None:
-    with pytest.raises(EngineError, match=message):
+    with pytest.raises(SettingError, match=message):
         SpeculationSettings(**bad)
 
 

@@ -298,9 +298,9 @@ def test_limits_are_refused_with_what_was_found(
     opened = open_engine(built_artifacts.get(SMALL), monkeypatch)
     engine = opened.engine
     assert (engine.max_batch_size, engine.max_seq_len, engine.max_step_tokens) == (3, 48, 48)
-    with pytest.raises(RequestError, match=r"1 to 3 rows in a batch, found 4: .* larger --max-batch"):
+    with pytest.raises(RequestError, match=r"1 to 3 rows in a batch, found 4: .* larger `max_batch_size`"):
         engine.allocate_states(4, 8)
-    with pytest.raises(RequestError, match=r"at most 48 tokens in one row, found 49: .* larger --max-seq-len"):
+    with pytest.raises(RequestError, match=r"at most 48 tokens in one row, found 49: .* larger `max_seq_len`"):
         engine.allocate_states(1, 49)
     states = engine.allocate_states(1, 8)
     assert states.max_seq == 48

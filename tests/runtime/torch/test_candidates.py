@@ -147,5 +147,5 @@ def test_candidates_that_the_artifact_has_no_slots_for_are_refused(artifacts: Ar
     engine = TorchPagedEngine(artifacts.get("nemotron_h", "float32", layout="paged").folder, device="cpu")
     engine.allocate_pools(SIZES)
     step: PackedInputs = step_of([2], COLUMNS, padding=0, seed=7)
-    with pytest.raises(EngineError, match="an artifact exported with --speculative-tokens alone"):
+    with pytest.raises(EngineError, match="an artifact exported with `speculative_tokens` alone"):
         engine.step(replace(step, state_indices=read_slots(step)))

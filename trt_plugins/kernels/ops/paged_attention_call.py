@@ -61,7 +61,7 @@ class PagedCall:
         if self.dtype.itemsize != 2:
             raise UnsupportedError(
                 f"{self.call.spec.name}: expected queries of 16 bits over keys and values of e4m3, found "
-                f"{self.dtype.value}: export with another --dtype"
+                f"{self.dtype.value}: export with another `dtype`"
             )
         scales = self.call.input(KV_SCALES.name)
         scales.need_dense_tail(KV_SCALES.name, 1)

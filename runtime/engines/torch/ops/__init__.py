@@ -50,5 +50,5 @@ def builder_of(node: ir.Node) -> Builder:
     builder = OPERATORS.get(node.domain, {}).get(node.op_type)
     if builder is None:
         name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-        raise EngineError(f"the torch engine does not know the operator {name}: use --engine onnxruntime")
+        raise EngineError(f"the torch engine does not know the operator {name}: use `engine='onnxruntime'`")
     return builder

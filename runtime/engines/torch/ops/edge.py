@@ -26,7 +26,7 @@ def _run(context: NodeContext) -> Run:
         if builder is None or spec.version > SPECULATIVE_VERSION:
             raise EngineError(
                 f"the torch engine does not know {spec.qualified_name} of version {spec.version}: "
-                "use --engine onnxruntime"
+                "use `engine='onnxruntime'`"
             )
         return builder(context, spec)
     attributes = spec.complete_attributes(context.attributes.rest())

@@ -57,7 +57,7 @@ def _constant(context: NodeContext) -> Run:
     elif kind in _CONSTANT_KINDS:
         tensor = torch.tensor(value, dtype=_CONSTANT_KINDS[kind])
     else:
-        raise EngineError(f"Constant: the torch engine does not know its form {kind}: use --engine onnxruntime")
+        raise EngineError(f"Constant: the torch engine does not know its form {kind}: use `engine='onnxruntime'`")
     return lambda: tensor
 
 
