@@ -13,7 +13,14 @@ from onnx import helper
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.engine_record import EngineRecord, read_engine_record
-from hybridge.artifact.errors import ArtifactError, EngineError, OutputError, UnsupportedError
+from hybridge.artifact.errors import (
+    ArtifactError,
+    EngineError,
+    HybridgeError,
+    OutputError,
+    SettingError,
+    UnsupportedError,
+)
 from hybridge.artifact.progress import NoProgress
 from hybridge.trt_plugins.build import BuildOptions, build_engine, builder, engine_folder
 from hybridge.trt_plugins.build.build_progress import TOTAL
@@ -195,17 +202,23 @@ def test_a_foreign_folder_is_never_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "error", "words"),
     [
-        (replace(AMPERE, target="jetson-orin"), "jetson-orin.*full TensorRT"),
-        (replace(AMPERE, target="jetson-thor"), "jetson-thor.*full TensorRT"),
-        (replace(AMPERE, max_seq_len=601), "--max-seq-len"),
-        (replace(AMPERE, plugins="on"), r"--plugins on: node layers\.1\.ssm: the kernels .* found state_size 10; use"),
+        (replace(AMPERE, target="jetson-orin"), UnsupportedError, "jetson-orin.*full TensorRT"),
+        (replace(AMPERE, target="jetson-thor"), UnsupportedError, "jetson-thor.*full TensorRT"),
+        (replace(AMPERE, max_seq_len=601), SettingError, "max_seq_len"),
+        (
+            replace(AMPERE, plugins="on"),
+            SettingError,
+            r"plugins: node layers\.1\.ssm: the kernels .* found state_size 10; use",
+        ),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_first(tmp_path: Path, options: BuildOptions, words: str) -> None:
+def test_what_cannot_be_honoured_is_refused_first(
+    tmp_path: Path, options: BuildOptions, error: type[HybridgeError], words: str
+) -> None:
     artifact = write_tiny_artifact(tmp_path / "artifact")
-    with pytest.raises(UnsupportedError, match=words):
+    with pytest.raises(error, match=words):
         build_engine(artifact, options)
     assert not (artifact / "engines").exists()
 

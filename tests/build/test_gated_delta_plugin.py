@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hybridge.artifact.dtypes import DType
-from hybridge.artifact.errors import UnsupportedError
+from hybridge.artifact.errors import SettingError
 from hybridge.trt_plugins.build import BuildOptions, build_engine
 from tests.support.artifacts import ArtifactCache
 
@@ -36,5 +36,5 @@ def test_head_sizes_without_kernels_are_refused_by_name(artifacts: ArtifactCache
     sizes, export = {**LAYERS, "linear_key_head_dim": 12}, {"dtype": DType.FLOAT16, "kernels": "optional"}
     artifact = artifacts.get("qwen3_next", "float32", sizes, **export).folder
     words = "plugins: node .*key_size from 8 to 256 in multiples of 8, found key_size 12"
-    with pytest.raises(UnsupportedError, match=words):
+    with pytest.raises(SettingError, match=words):
         build_engine(artifact, options("on"))

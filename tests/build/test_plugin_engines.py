@@ -228,7 +228,7 @@ def test_mixers_may_be_kept_separate(artifacts: ArtifactCache) -> None:
 def test_plugins_may_be_turned_off(artifacts: ArtifactCache) -> None:
     options = BuildOptions(target="rtx-ampere", library="tensorrt_rtx", max_seq_len=16, plugins="off")
     record = build_engine(artifact_of(artifacts, "mamba2 fp16"), options)
-    assert not record.plugins and record.plugins.reason == "--plugins off"
+    assert not record.plugins and record.plugins.reason == "plugins are off"
     assert "PLUGIN_V3" not in record.layers
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridge.artifact.errors import EngineError, UnsupportedError
+from hybridge.artifact.errors import EngineError, SettingError
 from hybridge.artifact.resources import data_folder
 from hybridge.trt_plugins.build.presets import read_preset
 from tests.support.fuzzing import RandomInput, fuzzed
@@ -35,5 +35,5 @@ def test_preset(path: Path, random: RandomInput) -> None:
     if random.chance(0.02):
         raw += b"\nx = " + b"[" * random.choice([100, 20_000])
     path.write_bytes(raw)
-    with contextlib.suppress(EngineError, UnsupportedError):
+    with contextlib.suppress(EngineError, SettingError):
         assert read_preset(str(path)).max_batch_size >= 1

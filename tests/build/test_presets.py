@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridge.artifact.errors import EngineError, UnsupportedError
+from hybridge.artifact.errors import EngineError, SettingError
 from hybridge.artifact.resources import data_folder
 from hybridge.trt_plugins.build import preset_names
 from hybridge.trt_plugins.build.presets import preset_for, read_preset
@@ -92,10 +92,10 @@ def test_malformed_file_is_refused(tmp_path: Path, old: str, new: str, words: st
 
 
 def test_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(UnsupportedError, match=r"dgx-spark.*rtx-ampere.*found 'rtx-turing'"):
+    with pytest.raises(SettingError, match=r"dgx-spark.*rtx-ampere.*found 'rtx-turing'"):
         read_preset("rtx-turing")
 
 
 def test_missing_file_is_named() -> None:
-    with pytest.raises(UnsupportedError, match=r"expected the file absent\.toml, found none"):
+    with pytest.raises(SettingError, match=r"expected the file absent\.toml, found none"):
         read_preset("absent.toml")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hybridge.artifact.dtypes import DType
-from hybridge.artifact.errors import UnsupportedError
+from hybridge.artifact.errors import SettingError
 from hybridge.trt_plugins.build import BuildOptions
 from hybridge.trt_plugins.build.presets import read_preset
 from hybridge.trt_plugins.build.profiles import Limits, engine_limits, engine_profiles
@@ -41,10 +41,10 @@ def test_limits(preset: object, options: dict[str, int], expected: Limits) -> No
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"max_batch_size": 6}, "--max-batch: expected at most 5"), ({"max_seq_len": 601}, "--max-seq-len: .* most 600")],
+    [({"max_batch_size": 6}, "max_batch_size: expected at most 5"), ({"max_seq_len": 601}, "max_seq_len: .* most 600")],
 )
 def test_an_option_beyond_the_artifact_is_refused(options: dict[str, int], words: str) -> None:
-    with pytest.raises(UnsupportedError, match=words):
+    with pytest.raises(SettingError, match=words):
         engine_limits(CONFIG, PRESET, BuildOptions(**options))
 
 

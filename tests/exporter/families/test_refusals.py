@@ -85,7 +85,7 @@ def test_sizes_that_no_kernel_runs(
     family: str, field: str, size: int, layer: str, supported: str, tmp_path: Path
 ) -> None:
     folder = save_tiny_model(tmp_path / "checkpoint", family, **{field: size})
-    assert_refused(folder, layer, supported, f"{size}; ", "--kernels optional", error=UnsupportedError)
+    assert_refused(folder, layer, supported, f"{size}; ", "`kernels='optional'`", error=UnsupportedError)
     assert plan_export(folder, ExportOptions(kernels="optional")).decoder.recurrent_bodies
 
 
@@ -108,7 +108,7 @@ def test_a_family_known_for_another_kind_of_layer_names_it(checkpoints: dict[str
 
 def test_an_unknown_field_may_be_ignored_on_request(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     folder = edit_config(copy_checkpoint(checkpoints["llama"], tmp_path / "checkpoint"), clip_qkv=8.0, new_norm=True)
-    assert "--ignore-config-field" in assert_refused(folder, "clip_qkv", "new_norm")
+    assert "`ignore_config_fields=[...]`" in assert_refused(folder, "clip_qkv", "new_norm")
     with pytest.raises(UnsupportedError, match=r"new_norm: they"):
         plan_export(folder, ExportOptions(ignore_config_fields=("clip_qkv",)))
     assert plan_export(folder, ExportOptions(ignore_config_fields=("clip_qkv", "new_norm"))).decoder

@@ -82,7 +82,7 @@ def test_an_engine_may_be_named_or_lie_elsewhere(tmp_path: Path) -> None:
 
 def test_a_machine_without_a_gpu(tmp_path: Path) -> None:
     folder = artifact_with(tmp_path / "out", old=record())
-    expected = "the tensorrt engine needs an NVIDIA GPU and its driver, found none: use --engine onnxruntime"
+    expected = "the tensorrt engine needs an NVIDIA GPU and its driver, found none: use `engine='onnxruntime'`"
     assert problem(folder, Machine(("tensorrt_rtx",), None)) == expected
 
 

@@ -125,7 +125,7 @@ def test_every_standard_operator_is_tested() -> None:
 @pytest.mark.parametrize(
     ("inputs", "body", "words"),
     [
-        (X, "z = Erf(x)", "does not know the operator Erf: use --engine onnxruntime"),
+        (X, "z = Erf(x)", "does not know the operator Erf: use `engine='onnxruntime'`"),
         (X, "z = Relu<slope = 2>(x)", "Relu: the torch engine does not know its attribute slope"),
         (X, "z = Transpose(x)", "Transpose: expected the attribute perm, found none"),
         ("float[2,3] x, int64[2] s", "z = Reshape(x, s)", "Reshape: the torch engine needs constants as input 1"),
