@@ -53,7 +53,12 @@ class VerificationError(HybridgeError):
 
 
 def described(error: BaseException) -> str:
-    """Type and message, of at most 300 characters in one line, of an error of foreign code: ``__str__`` may raise."""
+    """One line about an error of any code, of which ``__str__`` may raise: type and at most 300 characters of message.
+
+    An error of Hybridge is its own sentence.
+    """
+    if isinstance(error, HybridgeError):
+        return str(error)
     try:
         message = " ".join(str(error).split())[:300]
     except Exception:

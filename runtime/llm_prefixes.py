@@ -61,7 +61,7 @@ class PrefixMethods:
     def drop_prefix(self, prefix: PinnedPrefix | str) -> None:
         """Forget a prefix, which may be given by its name: it is evicted like any other from now on."""
         with self._turns.turn():
-            self._cache.drop(prefix if isinstance(prefix, str) else prefix.name)
+            self._cache.drop(getattr(prefix, "name", prefix))
 
     def keep_answers(self) -> None:
         """Does nothing: a prefix cache of kind "radix", which dense artifacts have by default, keeps answers."""

@@ -63,7 +63,8 @@ def test_artifact(capfd: Capture, checkpoint: Path, artifact: Path) -> None:
     assert found["kind"] == "artifact" and found["damage"] == [] and found["max_seq_len"] == 300
     mambas = config.layer_types.count("mamba")
     assert found["ops"]["trt_edgellm::update_ssm_state"] == mambas == found["ops"]["trt_edgellm::causal_conv1d"]
-    assert set(found["functions"]) == {"trt_edgellm::update_ssm_state", "trt_edgellm::causal_conv1d"}
+    attention = {"trt_edgellm::attention_step", "trt_edgellm::cached_attention"}
+    assert set(found["functions"]) == {"trt_edgellm::update_ssm_state", "trt_edgellm::causal_conv1d"} | attention
     assert found["opsets"]["ai.onnx"] == 24
     assert [b["name"] for b in found["inputs"]] == [b.name for b in config.bindings.inputs]
     source = hybridge(capfd, "inspect", checkpoint, "--json").document

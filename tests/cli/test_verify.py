@@ -31,7 +31,7 @@ def test_a_named_engine_runs_alone(capfd: Capture, checkpoint: Path, artifact: P
     assert outcome.code == 0, outcome.err
     verdict = " ".join(outcome.out.split())
     assert "within 0.0001, prompts of 3 tokens, computed in float32 by onnxruntime, not in the artifact's" in verdict
-    assert "no prompt crossed the chunk of 64 tokens" in verdict and "portable" not in outcome.out
+    assert "no row crossed the chunk of 64 tokens" in verdict and "portable" not in outcome.out
 
 
 @pytest.mark.parametrize(
