@@ -151,7 +151,8 @@ def engine(artifact: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_engine(capfd: Capture, engine: Path) -> None:
+def test_engine(capfd: Capture, engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     found = hybridge(capfd, "inspect", engine, "--json").document
     assert found["kind"] == "engine" and found["matches_model"] is True
     assert found["record"]["layers"] == {"CAST": 4, "MATRIX_MULTIPLY": 9}

@@ -27,7 +27,8 @@ from tests.support.fuzzing import ODD_VALUES, RandomInput, fuzzed
 # One process for all examples; those that go over its limits cost a new one.
 PROCESS = LimitedProcess(ProcessLimits(seconds=0.25, memory=192 * MIB, request=MIB))
 UNCHECKED = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.function_scoped_fixture]
-VALUES = st.sampled_from(ODD_VALUES)
+# Copies: a test may change what it put in.
+VALUES = st.sampled_from(ODD_VALUES).map(copy.deepcopy)
 MESSAGES = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "é", "tool_calls": [{"a": 1}]}]
 
 _texts = st.sampled_from(["", "a", "ab", " ", "▁", "aaaaaaaa", "é", "<s>", "a" * 40])
