@@ -61,7 +61,8 @@ class PrefixMethods:
     def drop_prefix(self, prefix: PinnedPrefix | str) -> None:
         """Forget a prefix, which may be given by its name: it is evicted like any other from now on."""
         with self._turns.turn():
-            self._cache.drop(getattr(prefix, "name", prefix))
+            # Whatever is neither is refused like an unknown name.
+            self._cache.drop(prefix.name if hasattr(prefix, "name") else prefix)
 
     def keep_answers(self) -> None:
         """Does nothing: a prefix cache of kind "radix", which dense artifacts have by default, keeps answers."""
