@@ -56,6 +56,21 @@ class Session:
         """Type ``text``."""
         os.write(self.end, text.encode())
 
+    def interrupt(self, pattern: str) -> str:
+        """Press Ctrl-C at the prompt until ``pattern`` is shown.
+
+        readline does not see a signal that comes after it shows the prompt and before it waits for a key.
+        """
+        deadline = time.monotonic() + SECONDS
+        while (found := re.search(pattern, self.shown)) is None:
+            assert time.monotonic() < deadline, self.shown
+            self.send("\x03")
+            while self._read(1.0) and not re.search(pattern, self.shown):
+                pass
+            assert self.process.poll() is None, self.shown
+        text, self.shown = self.shown[: found.end()], self.shown[found.end() :]
+        return text
+
     def leave(self, text: str) -> int:
         """Type ``text``, which ends the program; its exit code."""
         self.send(text)
@@ -64,8 +79,8 @@ class Session:
         os.close(self.end)
         return self.process.wait(SECONDS)
 
-    def _read(self) -> bool:
-        if not select.select([self.end], [], [], SECONDS)[0]:
+    def _read(self, seconds: float = SECONDS) -> bool:
+        if not select.select([self.end], [], [], seconds)[0]:
             return False
         try:
             data = os.read(self.end, 4096)
@@ -90,8 +105,7 @@ def test_a_conversation(artifact: Path) -> None:
     assert "[new conversation]" in session.until("> ")
     session.send("sea " * 400 + "\n")
     assert "at most 300 tokens" in session.until(r"/reset starts a new conversation\s+> ")
-    session.send("\x03")
-    assert "Ctrl-D or /exit leaves" in session.until("leaves]\\s+> ")
+    assert "Ctrl-D or /exit leaves" in session.interrupt("leaves]\\s+> ")
     assert session.leave("\x04") == 0
 
 
