@@ -245,13 +245,14 @@ SWEPT = {
 # the tests of attention.
 OTHERS = {
     "Abs", "Add", "And", "ArgMax", "Attention", "CachedAttention", "Cast", "CastLike", "Clip", "Concat", "Constant",
-    "Conv", "Cos", "CumSum", "Div", "Einsum", "Equal", "Expand", "FusedMatMul", "Gather", "GatherElements",
-    "GatherND", "GatedNorm", "Greater", "GreaterOrEqual", "GroupQueryAttention", "GroupedNorm", "Identity",
+    "Conv", "Cos", "CumSum", "Div", "Einsum", "Equal", "Expand", "FusedMatMul", "GatedNorm", "Gather",
+    "GatherElements", "GatherND", "Greater", "GreaterOrEqual", "GroupQueryAttention", "GroupedNorm", "Identity",
     "LastToken", "Less", "LessOrEqual", "Linear", "Log", "MatMul", "Max", "Min", "Mod", "Mul", "Neg", "Or", "Pad",
-    "RMSNormalization", "Range", "Reciprocal", "ReduceMax", "ReduceSum", "Reshape", "Rotary", "RotaryEmbedding",
-    "Scan", "ScatterElements", "ScatterND", "Shape", "Sin", "Slice", "Split", "Sqrt", "Squeeze", "StepCache", "Sub",
-    "TensorScatter", "TopK", "Transpose", "Unsqueeze", "Where", "WideNorm", "attention_step",
-    "cached_attention", "paged_attention", "paged_attention_fp8", "reshape_and_cache", "reshape_and_cache_fp8",
+    "RMSNormalization", "Range", "Reciprocal", "ReduceMax", "ReduceSum", "ReduceSumSquare", "Reshape",
+    "RotaryEmbedding", "RotaryTables", "Rotate", "Scan", "ScatterElements", "ScatterND", "Shape", "Sin", "Slice",
+    "Split", "Sqrt", "Squeeze", "StepCache", "Sub", "TensorScatter", "TopK", "Transpose", "Unsqueeze", "Where",
+    "WideNorm", "attention_step", "cached_attention", "paged_attention", "paged_attention_fp8", "reshape_and_cache",
+    "reshape_and_cache_fp8",
 }  # fmt: skip
 # ONNX Runtime's kernels of these have an absolute error only.
 REPLACED = {"Gelu", "QuickGelu", "Sigmoid", "FastGelu", "BiasGelu", "Swish", "HardSwish", "Mish"}
