@@ -71,8 +71,8 @@ def plot_speculation(results: Mapping[str, Any], path: Path, hardware: str) -> N
         accepted.plot(chances, [100 * way["acceptance"] for way in ways.values()], "-o")
         accepted.set(ylabel="draft tokens accepted, %", ylim=(0, 100))
         bottoms = [0.0] * len(chances)
-        for count in sorted({int(k) for way in ways.values() for k in way["rows_by_candidates"]}):
-            shares = [_share(way["rows_by_candidates"], count) for way in ways.values()]
+        for count in sorted({int(k) for way in ways.values() for k in way["rows_by_draft_tokens"]}):
+            shares = [_share(way["rows_by_draft_tokens"], count) for way in ways.values()]
             chosen.bar(chances, shares, 0.1, bottoms, label=f"{count}")
             bottoms = [bottom + share for bottom, share in zip(bottoms, shares, strict=True)]
         chosen.set(ylabel="share of steps, %", ylim=(0, 100))

@@ -59,8 +59,8 @@ def run(settings: SpeculationBenchmarkSettings) -> Report:
 
         results: dict[str, Any] = {name: compared(each) for name, each in prompts.items()}
         metrics = _metrics(drafting)
-        results["state_bytes_per_candidate"] = metrics.state_bytes
-        results["rows_by_candidates"] = dict(sorted(metrics.chosen.items()))
+        results["state_bytes_per_draft_token"] = metrics.state_bytes
+        results["rows_by_draft_tokens"] = dict(sorted(metrics.chosen.items()))
         results["batches"] = {count: compared(each) for count, each in batches.items()}
     title = "decoding with prompt lookup over decoding without, text that repeats"
     return Report(gates, results, (Target(title, results["repeats"]["ratio"].median, "at least", LEAST_RATIO, "x"),))

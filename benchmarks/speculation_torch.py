@@ -32,7 +32,7 @@ from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.mtp_drafter import MtpDrafter
 from hybridge.runtime.serving.settings import ServingSettings
-from hybridge.runtime.speculation import Proposal, SpeculationSettings, Wanted
+from hybridge.runtime.speculation import DraftRequest, Proposal, SpeculationSettings
 
 SHAPE_WITH_HEAD = replace(GPU_SHAPE, mtp_pattern="*-")
 LEAST_RATIO, MOST_STEP_RATIO, MOST_COMMIT_SHARE, MOST_STATE_SHARE = 2.0, 1.25, 0.05, 0.03
@@ -80,7 +80,7 @@ def run(settings: SpeculationTorchSettings) -> Report:
     chance, k = settings.acceptances[0], settings.tokens
     ratio = results["acceptance"][str(chance)]["fixed"]["ratio"].median
     step, share = results["steps"]["1"]["ratio"].median, results["replay_steps"]["1"]["share"].median
-    state_share = results["state_bytes_per_candidate"] / results["state_bytes_of_a_snapshot"]
+    state_share = results["state_bytes_per_draft_token"] / results["state_bytes_of_a_snapshot"]
     decoding = f"decoding with {k} draft tokens of which {chance:.0%} are right over plain"
     positions = f"a step of {1 + k} positions over a step of one token, batch 1"
     targets = (
@@ -220,8 +220,8 @@ class OracleDrafter:
         self.text, self._vocab = list(text), vocab
         self._right = np.random.default_rng(seed).random((len(self.text) + 1, 16)) < acceptance
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
-        return [self._proposal(len(each.tokens), each.most) for each in wanted]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        return [self._proposal(len(each.tokens), each.most) for each in requests]
 
     def forget(self, sequence: int) -> None:
         """Nothing is stored for a sequence."""
@@ -253,7 +253,7 @@ class _Runs:
             acceptance[str(chance)] = ways
         return {
             "acceptance": acceptance,
-            "state_bytes_per_candidate": self._engine.held_token_bytes,
+            "state_bytes_per_draft_token": self._engine.held_token_bytes,
             "state_bytes_of_a_snapshot": self._engine.slot_bytes,
             "modes": dict(self._engine.held_modes),
         }
@@ -283,9 +283,9 @@ class _Runs:
             "acceptance": accepted / max(1, proposed),
             "tokens_per_row": 1 + accepted / rows,
             "mean_chosen": proposed / rows,
-            "rows_by_candidates": chosen,
+            "rows_by_draft_tokens": chosen,
             "passes": passes,
-            "state_bytes_per_candidate": metrics.state_bytes,
+            "state_bytes_per_draft_token": metrics.state_bytes,
         }
 
     def _llm(self, speculation: SpeculationSettings | None) -> LLM:
@@ -351,9 +351,9 @@ class TimedDrafter(MtpDrafter):
         super().__init__(*arguments)
         self.times: list[float] = []
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         started = time.perf_counter()
-        found = super().propose(wanted)
+        found = super().propose(requests)
         self.times.append(time.perf_counter() - started)
         return found
 

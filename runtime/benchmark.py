@@ -160,7 +160,7 @@ class _Rows:
         bounds = np.arange(rows + 1, dtype=np.int32) * np.int32(count)
         self._length += count
         blocks = np.repeat(self._table, count, axis=0)[np.arange(rows * count), positions // self._size * self._has_kv]
-        places = blocks * self._size + positions % self._size if self._has_kv else np.full(rows * count, -1)
+        slot_mapping = blocks * self._size + positions % self._size if self._has_kv else np.full(rows * count, -1)
         width = max(1, -(-self._length // self._size))
         inputs = PackedInputs(
             ids.reshape(-1).astype(np.int64),
@@ -168,7 +168,7 @@ class _Rows:
             bounds,
             np.full(rows, self._length, np.int32),
             np.ascontiguousarray(self._table[:, :width]),
-            places.astype(np.int32),
+            slot_mapping.astype(np.int32),
             self._slots,
             bounds[1:] - 1 if wants_logits else bounds[:0],
         )

@@ -183,7 +183,7 @@ class HybridCacheManager:
 
     def compact(self, rows: Sequence[int]) -> None:
         """Keep only ``rows``, in the order given: row ``rows[i]`` becomes row i. The memory of the others is freed."""
-        kept = HybridCacheManager(self._engine, len(rows), max(self.lengths[row] for row in rows))
+        selected = HybridCacheManager(self._engine, len(rows), max(self.lengths[row] for row in rows))
         for target, source in enumerate(rows):
-            kept.take_row(self, source, target)
-        self.states, self.lengths = kept.states, kept.lengths
+            selected.take_row(self, source, target)
+        self.states, self.lengths = selected.states, selected.lengths

@@ -131,10 +131,10 @@ def serving_report(
 async def _serve(llm: AsyncLLM, workload: Workload, progress: Progress) -> list[RequestTimes]:
     prompts = workload.prompts(llm.config.vocab_size).tolist()
     sampling = SamplingParams(max_new_tokens=workload.output_tokens, ignore_eos=True)
-    places = asyncio.Semaphore(workload.concurrency or workload.requests)
+    slots = asyncio.Semaphore(workload.concurrency or workload.requests)
 
     async def measured(prompt: list[int]) -> RequestTimes:
-        async with places:
+        async with slots:
             sent, tokens = time.perf_counter(), []
             async for piece in llm.add(prompt, sampling):
                 tokens += [time.perf_counter()] * len(piece.token_ids)

@@ -26,7 +26,7 @@ class Turns:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Inside, no other thread computes. RequestError when closed, or from inside of a step of the same thread."""
-        with self._held():
+        with self._acquired():
             self.check_open()
             self._close_abandoned()
             yield
@@ -44,7 +44,7 @@ class Turns:
 
     def close(self, release: Callable[[], None]) -> None:
         """End all streams, then ``release``, once; later turns are refused. Calling it twice is allowed."""
-        with self._held():
+        with self._acquired():
             if self._closed:
                 return
             self._closed = True
@@ -64,7 +64,7 @@ class Turns:
                 self._lock.release()
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
+    def _acquired(self) -> Iterator[None]:
         thread = threading.get_ident()
         if self._owner == thread:
             raise RequestError(

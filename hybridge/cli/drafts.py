@@ -17,25 +17,27 @@ if TYPE_CHECKING:
 
 # Drafts that are no folder.
 NAMES = ("ngram", "mtp")
-# Candidates of a step where neither the command nor the artifact says how many.
+# Draft tokens of a step where neither the command nor the artifact says how many.
 TOKENS = 4
 
 
 def draft_settings(
-    out: Path, draft: str | None, tokens: int | None, mode: str | None = None, draws: bool = False
+    out: Path, draft: str | None, tokens: int | None, mode: str | None = None, samples: bool = False
 ) -> ServingSettings | None:
-    """Settings for ``--draft``, ``--draft-tokens``, ``--speculative-mode`` and ``--draft-draws`` of the artifact
+    """Settings for ``--draft``, ``--draft-tokens``, ``--speculative-mode`` and ``--draft-sampling`` of the artifact
     ``out``; None where neither of the first two is given.
 
     draft: "ngram", "mtp", or the folder of a draft model's artifact. tokens: None for as many as the artifact keeps
-    states of. RequestError: a mode without the others, or draws without a draft model; a usage error: a mode that is
+    states of. RequestError: a mode without the others, or sampling without a draft model; a usage error: a mode that is
     not as in ``parsed_mode``.
     """
     modes = parsed_mode("auto" if mode is None else mode)
     if tokens is not None:
         checked_int("draft_tokens", tokens)
-    if draws and (draft is None or draft in NAMES):
-        raise RequestError(f"--draft-draws: expected the folder of a draft model as --draft, found {draft or 'none'}")
+    if samples and (draft is None or draft in NAMES):
+        raise RequestError(
+            f"--draft-sampling: expected the folder of a draft model as --draft, found {draft or 'none'}"
+        )
     if draft is None and tokens is None:
         if mode not in (None, "auto"):
             raise RequestError(
@@ -48,10 +50,10 @@ def draft_settings(
     from hybridge.runtime.speculation import DraftModel, SpeculationSettings
 
     require_artifact(out)
-    kept = read_config(out).speculative_tokens
+    exported = read_config(out).speculative_tokens
     named = NAMES[0] if draft is None else draft
-    drafter = named if named in NAMES else DraftModel(named, draws=draws)
-    return ServingSettings(speculation=SpeculationSettings(tokens or kept or TOKENS, drafter, mode=modes))
+    drafter = named if named in NAMES else DraftModel(named, samples=samples)
+    return ServingSettings(speculation=SpeculationSettings(tokens or exported or TOKENS, drafter, mode=modes))
 
 
 def parsed_mode(text: str) -> str | Mapping[str, str]:
@@ -82,10 +84,10 @@ def _bad_mode(message: str) -> click.BadParameter:
 
 
 def draft_summary(metrics: SpeculationMetrics) -> str:
-    """One line about the candidates of a whole run."""
+    """One line about the draft tokens of a whole run."""
     if metrics.acceptance is None:
         return "[drafts: none was proposed]"
     return (
-        f"[drafts: {metrics.acceptance:.0%} of {metrics.proposed} candidates accepted, "
+        f"[drafts: {metrics.acceptance:.0%} of {metrics.proposed} draft tokens accepted, "
         f"{metrics.tokens_per_row:.2f} tokens a step]"
     )

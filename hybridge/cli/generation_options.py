@@ -55,7 +55,7 @@ DRAFTS = (
         default="as many as fit",
         group=_DRAFTS,
     ),
-    Switch("--draft-draws", help="A draft model samples its tokens where the model samples.", group=_DRAFTS),
+    Switch("--draft-sampling", help="A draft model samples its tokens where the model samples.", group=_DRAFTS),
     Option(
         "--speculative-mode",
         help="States while draft tokens are verified: auto, replay, snapshot, or by operator as OP=MODE,...",

@@ -39,7 +39,7 @@ def _run(
     sampling: str | None,
     draft: str | None,
     draft_tokens: int | None,
-    draft_draws: bool,
+    draft_sampling: bool,
     speculative_mode: str | None,
     engine: str | None,
     engine_folder: str | None,
@@ -66,7 +66,7 @@ def _run(
             check_artifact(out)
         chosen = {"max_new_tokens": DEFAULT_NEW_TOKENS, **given(parameters)}
         params = SamplingParams(**chosen)
-        serving = draft_settings(out, draft, draft_tokens, speculative_mode, draft_draws)
+        serving = draft_settings(out, draft, draft_tokens, speculative_mode, draft_sampling)
         text, message = text_of(prompt, prompt_file), text_of(chat)
         # The turns of a chat go on from each other; one answer leaves nothing for later.
         serving = replace(serving or ServingSettings(), prefix_cache="radix" if chats else "off")

@@ -100,9 +100,9 @@ def _text_model(model: Any) -> tuple[str, Any]:
     return name, text_model
 
 
-def _cache_len(model: Any, wanted: int | None) -> int:
-    if wanted is not None:
-        return wanted
+def _cache_len(model: Any, requested: int | None) -> int:
+    if requested is not None:
+        return requested
     return min(getattr(model.config, "max_position_embeddings", None) or DEFAULT_CACHE_LEN, DEFAULT_CACHE_LEN)
 
 

@@ -51,17 +51,17 @@ class TracedForward(nn.Module):
     ) -> torch.Tensor:
         """``inputs`` as in ``bucket_inputs`` -> hidden states [rows, q, hidden] after the final norm."""
         model = self.__dict__["text_model"]
-        held = cache.for_model(inputs["slots"], self.kind.fresh)
+        states = cache.for_model(inputs["slots"], self.kind.fresh)
         tokens = inputs.get("tokens")
         arguments: dict[str, Any] = {"use_cache": True}
         if takes_cache_params(model):
-            arguments |= {"cache_params": held, "attention_mask": tokens}
+            arguments |= {"cache_params": states, "attention_mask": tokens}
         else:
             mask = _score_mask(inputs["mask"], model)
             recurrent = any("conv" in layer for layer in cache.layers)
             kinds = {"full_attention": mask, "linear_attention": tokens, "conv": tokens}
             arguments |= {
-                "past_key_values": held,
+                "past_key_values": states,
                 "position_ids": inputs["position_ids"],
                 "attention_mask": kinds if recurrent else mask,
             }

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin
 
-from hybridge.transformers_host.cache_layers import held_cache
+from hybridge.transformers_host.cache_layers import backend_cache
 from hybridge.transformers_host.rows import LayerState, TextRows
 
 
@@ -33,17 +33,17 @@ def fill_rows(rows: TextRows, cache: Cache, tokens: np.ndarray) -> None:
 
 def give_back(cache: Cache) -> None:
     """Give ``cache`` the plain layers that it had, filled with what a backend holds now; its rows are released."""
-    held = held_cache(cache)
-    if held is None:
+    owner = backend_cache(cache)
+    if owner is None:
         return
-    columns = held.rows.columns.count
-    states = [held.rows.read_layer(index) for index in range(len(cache.layers))]
-    cache.layers = held.plain
+    columns = owner.rows.columns.count
+    states = [owner.rows.read_layer(index) for index in range(len(cache.layers))]
+    cache.layers = owner.plain
     for layer, state in zip(cache.layers, states, strict=True):
         layer.reset()
         if columns:
             _fill_layer(layer, state, columns)
-    held.rows.release()
+    owner.rows.release()
 
 
 def layer_state(layer: Any, columns: int) -> LayerState:

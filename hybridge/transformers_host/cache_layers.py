@@ -19,7 +19,7 @@ from hybridge.transformers_host.rows import TextRows
 from hybridge.transformers_host.stateless_layer import stateless_layer
 
 
-class HeldCache:
+class BackendCache:
     """What a backend holds for one cache: its rows, the layers the cache had before, and its longest length.
 
     The rows are released when the cache is gone.
@@ -30,14 +30,14 @@ class HeldCache:
         leader = next(index for index, kind in enumerate(layer_types) if kind not in STATELESS_LAYER_TYPES)
         made: list[Any] = []
         for index, kind in enumerate(layer_types):
-            layer = HeldAttention if kind == ATTENTION else HeldRecurrent
+            layer = BackendAttention if kind == ATTENTION else BackendRecurrent
             made.append(stateless_layer() if kind in STATELESS_LAYER_TYPES else layer(self, index, index == leader))
         cache.layers = made
         cache.layer_class_to_replicate = None
         weakref.finalize(cache, rows.release)
 
 
-class _HeldLayer:
+class _BackendLayer:
     """What both kinds of layer share; the operations of the whole cache are no-ops but in the leader."""
 
     is_compileable = False
@@ -45,26 +45,26 @@ class _HeldLayer:
     is_initialized = True
     is_sliding = False
 
-    def __init__(self, held: HeldCache, index: int, leads: bool) -> None:
-        self.held, self.index, self.leads = held, index, leads
+    def __init__(self, owner: BackendCache, index: int, leads: bool) -> None:
+        self.owner, self.index, self.leads = owner, index, leads
         self.record_past = False
 
     @property
     def batch_size(self) -> int:
-        return self.held.rows.batch
+        return self.owner.rows.batch
 
     def get_seq_length(self) -> int:
-        return self.held.rows.columns.count
+        return self.owner.rows.columns.count
 
     def get_max_length(self) -> int:
-        return self.held.max_length
+        return self.owner.max_length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
 
     def activate_past_recording(self) -> None:
         if self.leads:
-            self.held.rows.record()
+            self.owner.rows.record()
         self.record_past = True
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -74,7 +74,7 @@ class _HeldLayer:
                 f"-{tokens_to_remove} or use a transformers version of this year"
             )
         if self.leads:
-            self.held.rows.crop(-tokens_to_remove)
+            self.owner.rows.crop(-tokens_to_remove)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         self.batch_select_indices(beam_idx)
@@ -82,15 +82,15 @@ class _HeldLayer:
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         if self.leads:
             chosen = indices.nonzero().flatten() if indices.dtype == torch.bool else indices
-            self.held.rows.select(chosen.tolist())
+            self.owner.rows.select(chosen.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.leads:
-            self.held.rows.select([row for row in range(self.batch_size) for _ in range(repeats)])
+            self.owner.rows.select([row for row in range(self.batch_size) for _ in range(repeats)])
 
     def reset(self) -> None:
         if self.leads:
-            self.held.rows.clear()
+            self.owner.rows.clear()
 
     def offload(self) -> None:
         """The states stay where the backend has them."""
@@ -105,18 +105,18 @@ class _HeldLayer:
         )
 
 
-class HeldAttention(_HeldLayer, CacheLayerMixin):
+class BackendAttention(_BackendLayer, CacheLayerMixin):
     """Keys and values of one layer; reading them copies."""
 
     is_croppable = True
 
     @property
     def keys(self) -> torch.Tensor:  # type: ignore[override]
-        return self.held.rows.read_layer(self.index)["keys"]
+        return self.owner.rows.read_layer(self.index)["keys"]
 
     @property
     def values(self) -> torch.Tensor:  # type: ignore[override]
-        return self.held.rows.read_layer(self.index)["values"]
+        return self.owner.rows.read_layer(self.index)["values"]
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self._refuse()
@@ -125,7 +125,7 @@ class HeldAttention(_HeldLayer, CacheLayerMixin):
         self._refuse()
 
 
-class HeldRecurrent(_HeldLayer, LinearAttentionCacheLayerMixin):
+class BackendRecurrent(_BackendLayer, LinearAttentionCacheLayerMixin):
     """Convolution and recurrent state of one layer; reading them copies."""
 
     is_croppable = False
@@ -133,11 +133,11 @@ class HeldRecurrent(_HeldLayer, LinearAttentionCacheLayerMixin):
 
     @property
     def conv_states(self) -> Mapping[int, torch.Tensor]:  # type: ignore[override]
-        return {0: self.held.rows.read_layer(self.index)["conv"]}
+        return {0: self.owner.rows.read_layer(self.index)["conv"]}
 
     @property
     def recurrent_states(self) -> Mapping[int, torch.Tensor]:  # type: ignore[override]
-        return {0: self.held.rows.read_layer(self.index)["recurrent"]}
+        return {0: self.owner.rows.read_layer(self.index)["recurrent"]}
 
     @property
     def has_previous_state(self) -> Mapping[int, bool]:  # type: ignore[override]
@@ -153,6 +153,6 @@ class HeldRecurrent(_HeldLayer, LinearAttentionCacheLayerMixin):
         self._refuse()
 
 
-def held_cache(cache: Cache) -> HeldCache | None:
+def backend_cache(cache: Cache) -> BackendCache | None:
     """What a backend holds for ``cache``, or None for a plain one."""
-    return next((layer.held for layer in cache.layers if isinstance(layer, _HeldLayer)), None)
+    return next((layer.owner for layer in cache.layers if isinstance(layer, _BackendLayer)), None)

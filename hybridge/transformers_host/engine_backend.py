@@ -152,8 +152,8 @@ class EngineRows(TextRows):
     def _capture(self) -> list[RowSnapshot]:
         return [self._states.mamba.capture(row) for row in range(self.batch)]
 
-    def _restore(self, kept: list[RowSnapshot]) -> None:
-        for row, snapshot in enumerate(kept):
+    def _restore(self, snapshots: list[RowSnapshot]) -> None:
+        for row, snapshot in enumerate(snapshots):
             self._states.mamba.restore(row, snapshot)
 
     def _rewind(self, rollback: Rollback[list[RowSnapshot]], columns: int) -> None:
@@ -215,9 +215,9 @@ class EngineRows(TextRows):
     def _write_cache(self, name: str, cache: torch.Tensor) -> None:
         """``cache`` [rows, kv_heads, at most columns, head_dim]: of a sliding window only the last columns."""
         buffer, tokens = self._buffer(name), self.columns.tokens
-        held = cache.detach().to("cpu", torch.float32).numpy()
-        missing = tokens.shape[1] - held.shape[2]
-        full = np.pad(held, ((0, 0), (0, 0), (missing, 0), (0, 0)))
+        cached = cache.detach().to("cpu", torch.float32).numpy()
+        missing = tokens.shape[1] - cached.shape[2]
+        full = np.pad(cached, ((0, 0), (0, 0), (missing, 0), (0, 0)))
         for row in range(self.batch):
             buffer.write_row(row, full[row][:, tokens[row]].astype(buffer.spec.dtype.numpy))
 

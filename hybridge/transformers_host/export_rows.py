@@ -187,8 +187,8 @@ class ExportRows(TextRows):
             t.clone() for layer in self._states.layers for name, t in layer.items() if name in ("conv", "recurrent")
         ]
 
-    def _restore(self, kept: list[torch.Tensor]) -> None:
-        rest = iter(kept)
+    def _restore(self, snapshot: list[torch.Tensor]) -> None:
+        rest = iter(snapshot)
         for layer in self._states.layers:
             for name, tensor in layer.items():
                 if name in ("conv", "recurrent"):

@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput
 
 from hybridge.artifact.errors import RequestError
 from hybridge.transformers_host.cache_bridge import cached_columns, cached_rows, fill_rows, give_back
-from hybridge.transformers_host.cache_layers import HeldCache, held_cache
+from hybridge.transformers_host.cache_layers import BackendCache, backend_cache
 from hybridge.transformers_host.masks import tokens_from_mask
 from hybridge.transformers_host.positions import check_positions
 from hybridge.transformers_host.rows import TextBackend, TextRows
@@ -111,11 +111,11 @@ class AcceleratedTextModel(nn.Module):
     def _rows(self, cache: Cache | None, mask: Any, input_ids: torch.Tensor) -> tuple[TextRows, np.ndarray | None]:
         """The rows behind ``cache`` (new ones for a plain cache), and which of the new tokens are no padding."""
         batch, new = input_ids.shape
-        held = None if cache is None else held_cache(cache)
-        if held is not None:
-            if mask is None and held.rows.batch == batch:
-                return held.rows, None
-            return held.rows, self._new_tokens(held.rows, mask, batch, new)
+        owner = None if cache is None else backend_cache(cache)
+        if owner is not None:
+            if mask is None and owner.rows.batch == batch:
+                return owner.rows, None
+            return owner.rows, self._new_tokens(owner.rows, mask, batch, new)
         if cache is not None and not cache.layers:
             cache.layers = DynamicCache(config=self.config).layers
         past = 0 if cache is None else cached_columns(cache)
@@ -127,7 +127,7 @@ class AcceleratedTextModel(nn.Module):
             if past:
                 _check_rows(cached_rows(cache), batch)
                 fill_rows(rows, cache, np.ones((batch, past), bool) if known is None else known[:, :past])
-            HeldCache(rows, cache, self.backend.layer_types, self.backend.max_cache_len)
+            BackendCache(rows, cache, self.backend.layer_types, self.backend.max_cache_len)
             self._caches.add(cache)
             if recording:
                 rows.record()

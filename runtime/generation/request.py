@@ -66,8 +66,8 @@ class Request:
                 f"{name}: expected at most {limits.max_seq_len} tokens (max_seq_len), found {len(ids)}: shorten it, or "
                 "export with a larger `max_seq_len`"
             )
-        wanted = params.max_new_tokens or max(DEFAULT_MAX_NEW_TOKENS, params.min_tokens)
-        return cls(ids, params, min(wanted, limits.max_seq_len - len(ids) + 1), _bad_words(params, tokenizer))
+        requested = params.max_new_tokens or max(DEFAULT_MAX_NEW_TOKENS, params.min_tokens)
+        return cls(ids, params, min(requested, limits.max_seq_len - len(ids) + 1), _bad_words(params, tokenizer))
 
 
 def _check_params(params: SamplingParams, limits: RequestLimits, tokenizer: Tokenizer | None) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from hybridge.runtime.generation.request import Request
 from hybridge.runtime.generation.results import LENGTH, STOP, Generation, Piece, Timings
-from hybridge.runtime.sampling import Drawn, Guess, PromptLogprobs, Sampler, TokenLogprobs
+from hybridge.runtime.sampling import DraftToken, PromptLogprobs, SampledToken, Sampler, TokenLogprobs
 from hybridge.runtime.text import StopStrings, Tokenizer
 
 
@@ -62,24 +62,24 @@ class Sequence:
         """The prompt and what was generated so far."""
         return (*self.prompt_ids, *self._token_ids)
 
-    def accept(self, logits: np.ndarray, best: int | None = None, guess: Guess | None = None) -> Piece:
+    def accept(self, logits: np.ndarray, best: int | None = None, draft_token: DraftToken | None = None) -> Piece:
         """``choose``, and the piece that comes of it."""
-        self.choose(logits, best, guess)
+        self.choose(logits, best, draft_token)
         return self.piece()
 
-    def choose(self, logits: np.ndarray, best: int | None = None, guess: Guess | None = None) -> None:
+    def choose(self, logits: np.ndarray, best: int | None = None, draft_token: DraftToken | None = None) -> None:
         """Choose the next token from ``logits`` [vocab], and whether it was the last; then call ``piece``, once.
 
-        ``best``, ``guess``: see ``Sampler.sample``. The text is looked at only where a stop string may be in it.
+        ``best``, ``draft_token``: see ``Sampler.sample``. The text is looked at only where a stop string may be in it.
         """
         if self._takes_best and best is not None:
             self.take((best, None))
         else:
-            self.take(self.sampler.sample(logits, best, guess))
+            self.take(self.sampler.sample(logits, best, draft_token))
 
-    def take(self, drawn: Drawn) -> None:
-        """``choose``, where ``sampler`` has drawn the token already."""
-        token, logprobs = drawn
+    def take(self, sampled: SampledToken) -> None:
+        """``choose``, where ``sampler`` has sampled the token already."""
+        token, logprobs = sampled
         if logprobs is not None and self._logprobs is not None:
             self._logprobs.append(logprobs)
         if self.last_token < 0:

@@ -1,16 +1,16 @@
-"""From logits to the next token: parameters, filters, draws and log-probabilities, in NumPy."""
+"""From logits to the next token: parameters, filters, sampling and log-probabilities, in NumPy."""
 
 from hybridge.runtime.sampling.logprobs import PromptLogprobs, TokenLogprobs
 from hybridge.runtime.sampling.params import SamplingParams
-from hybridge.runtime.sampling.rejection import Guess
-from hybridge.runtime.sampling.rows import DrawError, Drawn, sample_rows
+from hybridge.runtime.sampling.rejection import DraftToken
+from hybridge.runtime.sampling.rows import DrawError, SampledToken, sample_rows
 from hybridge.runtime.sampling.sampler import Sampler, best_token, best_tokens
 
 __all__ = [
+    "DraftToken",
     "DrawError",
-    "Drawn",
-    "Guess",
     "PromptLogprobs",
+    "SampledToken",
     "Sampler",
     "SamplingParams",
     "TokenLogprobs",

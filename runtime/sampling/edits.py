@@ -18,8 +18,8 @@ from hybridge.artifact.errors import RequestError, described
 class LogitEdits:
     """What changes the logits of one row. All ids are int64 and each comes once in its array.
 
-    allowed     the only tokens that can be drawn, None for all
-    forbidden   tokens that cannot be drawn
+    allowed     the only tokens that can be sampled, None for all
+    forbidden   tokens that cannot be sampled
     biased      tokens with the ``bias`` float32 that is added
     seen        tokens of prompt and answer, to which ``repetition`` applies: positive / it, negative * it
     answered    tokens of the answer, with their ``counts`` float32, from which ``frequency`` times the count and
@@ -50,16 +50,16 @@ def edited_rows(
         if edit.allowed is not None:
             scores[row] = -np.inf
             scores[row, edit.allowed] = logits[row, edit.allowed]
-    rows, ids = _places([edit.forbidden for edit in edits])
+    rows, ids = _rows_and_ids([edit.forbidden for edit in edits])
     scores[rows, ids] = -np.inf
-    rows, ids = _places([edit.biased for edit in edits])
+    rows, ids = _rows_and_ids([edit.biased for edit in edits])
     scores[rows, ids] += np.concatenate([edit.bias for edit in edits])
     if between is not None:
         scores = between(scores)
-    rows, ids = _places([edit.seen for edit in edits])
+    rows, ids = _rows_and_ids([edit.seen for edit in edits])
     values, penalty = scores[rows, ids], np.array([edit.repetition for edit in edits], np.float32)[rows]
     scores[rows, ids] = np.where(values < 0, values * penalty, values / penalty)
-    rows, ids = _places([edit.answered for edit in edits])
+    rows, ids = _rows_and_ids([edit.answered for edit in edits])
     penalties = np.array([(edit.frequency, edit.presence) for edit in edits], np.float32)[rows]
     scores[rows, ids] -= penalties[:, 0] * np.concatenate([edit.counts for edit in edits]) + penalties[:, 1]
     return scores
@@ -89,6 +89,6 @@ def checked_logits(found: object, vocab: int, name: str) -> np.ndarray:
     return array
 
 
-def _places(ids: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _rows_and_ids(ids: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Row and token of each id of each row."""
     return np.repeat(np.arange(len(ids)), [each.size for each in ids]), np.concatenate(ids)

@@ -1,4 +1,4 @@
-"""Filters on the scores of one token position. Each returns the surviving candidates as ascending token ids.
+"""Filters on the scores of one token position. Each returns the surviving tokens as ascending token ids.
 
 The semantics are those of transformers' logits processors (TopK, TopP, MinP). No filter sorts
 the vocabulary unless its answer needs that.
@@ -33,8 +33,8 @@ def top_p_positions(weights: np.ndarray, top_p: float) -> np.ndarray:
         if size >= weights.size or cumulative[-1] >= threshold:
             break
         size *= 8
-    kept = int(np.searchsorted(cumulative, threshold, side="left")) + 1
-    return np.sort(head[:kept])
+    count = int(np.searchsorted(cumulative, threshold, side="left")) + 1
+    return np.sort(head[:count])
 
 
 def min_p_positions(weights: np.ndarray, min_p: float) -> np.ndarray:

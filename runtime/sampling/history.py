@@ -1,4 +1,4 @@
-"""What one request has drawn so far, as the edits that its next logits get."""
+"""Tokens of one request so far, and the edits of its next logits that follow from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AnswerHistory:
     ) -> None:
         self._params = params
         self.tokens: list[int] = []
-        # Insertion-ordered set of token ids, kept where the penalty of repetition needs it.
+        # Insertion-ordered set of token ids, needed where the penalty of repetition needs it.
         self._seen = dict.fromkeys(prompt) if params.repetition_penalty != 1 else None
         self._counts: dict[int, int] | None = {} if params.frequency_penalty or params.presence_penalty else None
         self._allowed = None if params.allowed_token_ids is None else np.array(params.allowed_token_ids, np.int64)
@@ -39,7 +39,7 @@ class AnswerHistory:
                 self._words.setdefault(word[-2], []).append(word)
 
     def add(self, token: int) -> None:
-        """The token that was drawn."""
+        """The token that was sampled."""
         self.tokens.append(token)
         if self._seen is not None:
             self._seen[token] = None

@@ -31,8 +31,8 @@ def token_logprobs(logits: np.ndarray, token: int, count: int) -> TokenLogprobs:
     if count == 0:
         return TokenLogprobs(token, float(logits[token]) - normaliser)
     kth = np.partition(logits, logits.size - count)[logits.size - count]
-    candidates = np.flatnonzero(logits >= kth)
-    best = candidates[np.argsort(-logits[candidates], kind="stable")][:count]
+    likely = np.flatnonzero(logits >= kth)
+    best = likely[np.argsort(-logits[likely], kind="stable")][:count]
     top = tuple((int(i), float(logits[i]) - normaliser) for i in best)
     return TokenLogprobs(token, float(logits[token]) - normaliser, top)
 

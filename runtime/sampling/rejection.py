@@ -1,7 +1,7 @@
-"""Rejection sampling: a guessed token becomes a draw from the target distribution.
+"""Rejection sampling: accepts or replaces a draft token so that the result follows the target distribution.
 
-Source: Leviathan, Kalman, Matias 2023, and Chen et al. 2023. A token drawn from q is kept with probability
-min(1, p/q), else replaced by a draw from max(p - q, 0), normalised: what comes out is distributed as p.
+Source: Leviathan, Kalman, Matias 2023, and Chen et al. 2023. A token sampled from q is accepted with
+probability min(1, p/q), else replaced by a sample of max(p - q, 0), normalised: the result is distributed as p.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from hybridge.artifact.errors import RequestError
 
 
 @dataclass(frozen=True, eq=False)
-class Guess:
-    """A token, and the distribution [vocab] that it was drawn from; None where no other token could have been guessed.
+class DraftToken:
+    """A token and the distribution [vocab] that it was sampled from; None where it was chosen deterministically.
 
     ``probabilities`` need not be normalised. RequestError unless the token has a probability above 0.
     """
@@ -27,33 +27,33 @@ class Guess:
         known = self.probabilities
         if known is not None and not (0 <= self.token < known.size and known[self.token] > 0):
             raise RequestError(
-                f"expected a guess that its distribution can give, found token {self.token} of {known.size} without "
-                "probability: draw it from these probabilities"
+                f"expected a draft token with a probability above 0, found token {self.token} of {known.size} without: "
+                "sample it from these probabilities"
             )
 
 
-def kept_or_redrawn(
-    ids: np.ndarray | None, weights: np.ndarray, guess: Guess, random: np.random.Generator
+def accepted_or_resampled(
+    ids: np.ndarray | None, weights: np.ndarray, draft_token: DraftToken, random: np.random.Generator
 ) -> tuple[int, np.ndarray]:
-    """Whether the guess is kept: (its position, weights), else (-1, the weights to draw another token from).
+    """(Position of the draft token, weights) if it is accepted, else (-1, the weights to sample another token from).
 
     The target has ``weights`` [n], unnormalised, at the ascending token ids ``ids`` (None: all tokens). RequestError
-    when the guess comes with probabilities that are none.
+    when the probabilities of the draft token are negative or not finite.
     """
-    assert guess.probabilities is not None
+    assert draft_token.probabilities is not None
     target = weights.astype(np.float64)
     target /= target.sum()
-    drafted = guess.probabilities.astype(np.float64)
+    drafted = draft_token.probabilities.astype(np.float64)
     whole = drafted.sum()
     if not np.isfinite(whole) or drafted.min() < 0:
         raise RequestError(
-            "expected probabilities of a guess that are finite and not negative, found others: draw it from these "
+            "expected finite, non-negative probabilities of a draft token, found others: sample it from valid "
             "probabilities"
         )
     drafted /= whole
-    position = guess.token if ids is None else int(np.searchsorted(ids, guess.token))
-    possible = position < target.size and (ids is None or int(ids[position]) == guess.token)
-    if possible and random.random() * drafted[guess.token] < target[position]:
+    position = draft_token.token if ids is None else int(np.searchsorted(ids, draft_token.token))
+    possible = position < target.size and (ids is None or int(ids[position]) == draft_token.token)
+    if possible and random.random() * drafted[draft_token.token] < target[position]:
         return position, weights
     rest = np.maximum(target - (drafted if ids is None else drafted[ids]), 0)
     # Two distributions that differ by rounding alone leave nothing.

@@ -1,4 +1,4 @@
-"""Draws of many requests at once: bit for bit those of each alone, in a few calls for all rows."""
+"""Sampling for many requests at once, in a few calls for all rows, with the same bits as for each alone."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hybridge.runtime.sampling.filters import FIRST_HEAD
 from hybridge.runtime.sampling.logprobs import TokenLogprobs
 from hybridge.runtime.sampling.sampler import Sampler, block_size, draw
 
-Drawn = tuple[int, TokenLogprobs | None]
+SampledToken = tuple[int, TokenLogprobs | None]
 DrawError = EngineError | RequestError
 # Numbers that are worked on together: with more of them, or fewer rows, a row by itself is as fast.
 _MOST_NUMBERS, _LEAST_ROWS = 1 << 15, 4
 
 
-def sample_rows(samplers: Sequence[Sampler], logits: np.ndarray) -> list[Drawn | DrawError]:
+def sample_rows(samplers: Sequence[Sampler], logits: np.ndarray) -> list[SampledToken | DrawError]:
     """What ``sample`` of each sampler gives for its row of ``logits`` [n, vocab] float32, or the error that it raises.
 
-    Logits are edited together, and rows of equal top_k, top_p and min_p are drawn together, whatever their
+    Logits are edited together, and rows of equal top_k, top_p and min_p are sampled together, whatever their
     temperatures and seeds; those with functions of the caller, and those of large vocabularies, one by one.
     """
     scores, edited = _edited(samplers, logits)
@@ -33,16 +33,16 @@ def sample_rows(samplers: Sequence[Sampler], logits: np.ndarray) -> list[Drawn |
         for place, sampler in enumerate(samplers):
             if sampler.filters is not None and edited[place]:
                 alike.setdefault(sampler.filters, []).append(place)
-    for filters, places in alike.items():
-        for begin in range(0, len(places), at_once):
-            some = places[begin : begin + at_once]
+    for filters, positions in alike.items():
+        for begin in range(0, len(positions), at_once):
+            some = positions[begin : begin + at_once]
             if len(some) >= _LEAST_ROWS:
                 neighbours = some[-1] - some[0] < len(some)
                 rows = scores[some[0] : some[-1] + 1] if neighbours else scores[some]
                 for place, token in zip(some, _tokens([samplers[p] for p in some], rows, *filters), strict=True):
                     tokens[place] = token
     return [
-        s.took(logits[p], token) if token >= 0 else _alone(s, logits[p], scores[p] if edited[p] else None)
+        s.record(logits[p], token) if token >= 0 else _alone(s, logits[p], scores[p] if edited[p] else None)
         for p, (s, token) in enumerate(zip(samplers, tokens, strict=True))
     ]
 
@@ -60,14 +60,14 @@ def _edited(samplers: Sequence[Sampler], logits: np.ndarray) -> tuple[np.ndarray
     # Where the logits themselves are not finite, an edit might hide it.
     for place, peak in zip(edits, logits[list(edits)].max(1).tolist(), strict=True):
         done[place] = math.isfinite(peak)
-    places = [place for place in edits if done[place]]
+    positions = [place for place in edits if done[place]]
     scores = logits.copy()
-    if places:
-        scores[places] = edited_rows(logits[places], [edits[place] for place in places])
+    if positions:
+        scores[positions] = edited_rows(logits[positions], [edits[place] for place in positions])
     return scores, done
 
 
-def _alone(sampler: Sampler, logits: np.ndarray, scores: np.ndarray | None) -> Drawn | DrawError:
+def _alone(sampler: Sampler, logits: np.ndarray, scores: np.ndarray | None) -> SampledToken | DrawError:
     """``scores``: the logits after all edits, None where these are still to be made."""
     try:
         return sampler.sample(logits) if scores is None else sampler.sample_edited(logits, scores)
@@ -76,7 +76,7 @@ def _alone(sampler: Sampler, logits: np.ndarray, scores: np.ndarray | None) -> D
 
 
 def _tokens(samplers: Sequence[Sampler], scores: np.ndarray, top_k: int, top_p: float, min_p: float) -> list[int]:
-    """The token of each row of ``scores`` [m, vocab]; -1, and nothing is drawn, where it has to be sampled alone."""
+    """The token of each row of ``scores`` [m, vocab]; -1, and nothing is sampled, where it has to be sampled alone."""
     peaks, ids = scores.max(1), None
     fit = np.isfinite(peaks)
     if 0 < top_k < scores.shape[1]:
@@ -98,11 +98,11 @@ def _tokens(samplers: Sequence[Sampler], scores: np.ndarray, top_k: int, top_p: 
             # The largest weight survives top_p.
             likely = weights >= np.float32(min_p) * weights.max(1, keepdims=True)
             survive = likely if survive is None else survive & likely
-        weights[~fit] = 1  # of no use to anybody, but numbers
+        weights[~fit] = 1  # unused, but finite
         if survive is not None:
             survive[~fit] = True
-        drawn = [sampler.uniform() if ok else 0.0 for sampler, ok in zip(samplers, fit.tolist(), strict=True)]
-        positions = _positions(weights, survive, np.array(drawn))
+        uniforms = [sampler.uniform() if ok else 0.0 for sampler, ok in zip(samplers, fit.tolist(), strict=True)]
+        positions = _positions(weights, survive, np.array(uniforms))
     positions[~fit] = 0
     tokens = positions if ids is None else np.take_along_axis(ids, positions[:, None], 1)[:, 0]
     tokens[~fit] = -1
@@ -141,9 +141,9 @@ def _positions(weights: np.ndarray, survive: np.ndarray | None, uniforms: np.nda
     blocks = np.cumsum(np.add.reduceat(weights, np.arange(0, count, size), axis=1, dtype=np.float64), axis=1)
     block, every = _passed(blocks, uniforms), np.arange(rows)
     before = np.where(block == 0, 0.0, blocks[every, block - 1])
-    places = (block * size)[:, None] + np.arange(size)
-    chosen = np.take_along_axis(weights, np.minimum(places, count - 1), 1)
-    chosen[places >= count] = 0
+    positions = (block * size)[:, None] + np.arange(size)
+    chosen = np.take_along_axis(weights, np.minimum(positions, count - 1), 1)
+    chosen[positions >= count] = 0
     inside = np.cumsum(chosen, axis=1, dtype=np.float64)
     shares = (uniforms * blocks[:, -1] - before) / inside[:, -1]
     return block * size + _passed(inside, np.clip(shares, 0.0, 1.0))

@@ -13,7 +13,7 @@ from hybridge.runtime.sampling.filters import min_p_positions, top_k_ids, top_p_
 from hybridge.runtime.sampling.history import AnswerHistory
 from hybridge.runtime.sampling.logprobs import TokenLogprobs, token_logprobs
 from hybridge.runtime.sampling.params import SamplingParams
-from hybridge.runtime.sampling.rejection import Guess, kept_or_redrawn
+from hybridge.runtime.sampling.rejection import DraftToken, accepted_or_resampled
 
 # Smaller temperatures are effectively greedy, and dividing by them would overflow float32.
 _LEAST_TEMPERATURE = 1e-6
@@ -49,7 +49,7 @@ class Sampler:
         return self._random.random()
 
     @property
-    def draws(self) -> bool:
+    def is_random(self) -> bool:
         """Whether tokens are sampled; otherwise the most likely one is taken."""
         return self._random is not None
 
@@ -62,52 +62,52 @@ class Sampler:
         """Changes to the next logits [vocab] before the temperature, except logits_processors; None: none."""
         return None if self._history is None else self._history.edits(vocab)
 
-    def guess(self, logits: np.ndarray) -> Guess:
+    def sample_draft_token(self, logits: np.ndarray) -> DraftToken:
         """A draft token sampled from a draft model's ``logits`` [vocab] float32 with the request's own settings.
 
         Uses the request's temperature, filters and random stream. Penalties and other edits are skipped: they would
         depend on earlier draft tokens, which are not recorded. EngineError as in ``sample``.
         """
         assert self._random is not None, "a greedy sampler has no random stream"
-        ids, weights = candidates(logits, float(logits[_argmax(logits)]), self._params)
+        ids, weights = surviving_tokens(logits, float(logits[_argmax(logits)]), self._params)
         position = draw(weights, self._random.random())
         if ids is None:
-            return Guess(position, weights)
+            return DraftToken(position, weights)
         probabilities = np.zeros(logits.size, weights.dtype)
         probabilities[ids] = weights
-        return Guess(int(ids[position]), probabilities)
+        return DraftToken(int(ids[position]), probabilities)
 
     def sample(
-        self, logits: np.ndarray, best: int | None = None, guess: Guess | None = None
+        self, logits: np.ndarray, best: int | None = None, draft_token: DraftToken | None = None
     ) -> tuple[int, TokenLogprobs | None]:
         """The next token from ``logits`` [vocab] float32 (unchanged), and its log-probabilities if requested.
 
         ``best``: the most likely token, if the caller knows it and its logit is finite (``best_tokens``).
-        ``guess``: a draft token to accept or reject; it does not change the distribution of the result. A guess
-        without probabilities changes nothing at all. EngineError when the logits hold NaN or no finite value;
+        ``draft_token``: a draft token to accept or reject; it does not change the distribution of the result.
+        One without probabilities changes nothing at all. EngineError when the logits hold NaN or no finite value;
         RequestError when the request forbids every token or a logits processor fails.
         """
         if self._plain_greedy:
             return _argmax(logits) if best is None else best, None
         if self._history is None:
-            return self.sample_edited(logits, logits, guess)
+            return self.sample_edited(logits, logits, draft_token)
         _argmax(logits)
         edits = self._history.edits(logits.size)
-        return self.sample_edited(logits, edited_rows(logits[None], [edits], self._processed)[0], guess)
+        return self.sample_edited(logits, edited_rows(logits[None], [edits], self._processed)[0], draft_token)
 
     def sample_edited(
-        self, logits: np.ndarray, scores: np.ndarray, guess: Guess | None = None
+        self, logits: np.ndarray, scores: np.ndarray, draft_token: DraftToken | None = None
     ) -> tuple[int, TokenLogprobs | None]:
         """Like ``sample``, with ``scores`` [vocab], the ``logits`` after ``edits``."""
         best = _argmax(scores, self._history is not None)
         token = (
             best
             if self._random is None
-            else _draw_token(scores, float(scores[best]), self._params, self._random, guess)
+            else _draw_token(scores, float(scores[best]), self._params, self._random, draft_token)
         )
-        return self.took(logits, token)
+        return self.record(logits, token)
 
-    def took(self, logits: np.ndarray, token: int) -> tuple[int, TokenLogprobs | None]:
+    def record(self, logits: np.ndarray, token: int) -> tuple[int, TokenLogprobs | None]:
         """Record ``token``, sampled after ``logits`` [vocab], and return it with its log-probabilities if requested."""
         if self._history is not None:
             self._history.add(token)
@@ -154,7 +154,7 @@ def _divisor(params: SamplingParams) -> float:
     return max(params.temperature, _LEAST_TEMPERATURE)
 
 
-def candidates(scores: np.ndarray, peak: float, params: SamplingParams) -> tuple[np.ndarray | None, np.ndarray]:
+def surviving_tokens(scores: np.ndarray, peak: float, params: SamplingParams) -> tuple[np.ndarray | None, np.ndarray]:
     """Token ids (None: all) that survive the filters, and their unnormalised probabilities after temperature.
 
     ``scores`` [vocab] are the logits after ``edited_rows`` and ``peak`` their maximum.
@@ -172,8 +172,8 @@ def candidates(scores: np.ndarray, peak: float, params: SamplingParams) -> tuple
     return ids, weights
 
 
-def _select(ids: np.ndarray | None, weights: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return (kept if ids is None else ids[kept]), weights[kept]
+def _select(ids: np.ndarray | None, weights: np.ndarray, selected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return (selected if ids is None else ids[selected]), weights[selected]
 
 
 def _argmax(scores: np.ndarray, edited: bool = False) -> int:
@@ -183,8 +183,8 @@ def _argmax(scores: np.ndarray, edited: bool = False) -> int:
     if not math.isfinite(scores.item(best)):
         if edited:
             raise RequestError(
-                f"expected a token that can be drawn, found none (the largest logit is {scores[best]}): allow more by "
-                "allowed_token_ids, bad_words, min_tokens and logits_processors"
+                f"expected a token that can be sampled, found none (the largest logit is {scores[best]}): allow more "
+                "by allowed_token_ids, bad_words, min_tokens and logits_processors"
             )
         raise EngineError(
             f"expected finite logits, found {scores[best]} at token {best}: verify the artifact, or use a wider type"
@@ -193,12 +193,12 @@ def _argmax(scores: np.ndarray, edited: bool = False) -> int:
 
 
 def _draw_token(
-    scores: np.ndarray, peak: float, params: SamplingParams, random: np.random.Generator, guess: Guess | None
+    scores: np.ndarray, peak: float, params: SamplingParams, random: np.random.Generator, draft_token: DraftToken | None
 ) -> int:
-    ids, weights = candidates(scores, peak, params)
+    ids, weights = surviving_tokens(scores, peak, params)
     position = -1
-    if guess is not None and guess.probabilities is not None:
-        position, weights = kept_or_redrawn(ids, weights, guess, random)
+    if draft_token is not None and draft_token.probabilities is not None:
+        position, weights = accepted_or_resampled(ids, weights, draft_token, random)
     if position < 0:
         position = draw(weights, random.random())
     return position if ids is None else int(ids[position])

@@ -12,8 +12,8 @@ class PlannedRow(NamedTuple):
     """Feed ``new_tokens`` tokens of a sequence from position ``start`` on.
 
     table_row: its row of the block tables. slot: of its recurrent states, -1 without. samples: these are its last
-    tokens, so that the logits after them choose the next one. candidates: the last of new_tokens, which the sequence
-    does not have yet and may never have. candidate_slots: of the recurrent states after each of them. prompt_logits:
+    tokens, so that the logits after them choose the next one. draft tokens: the last of new_tokens, which the sequence
+    does not have yet and may never have. draft_slots: of the recurrent states after each of them. prompt_logits:
     how many tokens of the prompt, right before those that choose a token, give logits beside them.
     """
 
@@ -23,14 +23,14 @@ class PlannedRow(NamedTuple):
     table_row: int
     slot: int
     samples: bool
-    candidates: tuple[int, ...] = ()
-    candidate_slots: tuple[int, ...] = ()
+    draft_tokens: tuple[int, ...] = ()
+    draft_slots: tuple[int, ...] = ()
     prompt_logits: int = 0
 
     @property
     def logits(self) -> int:
         """How many of the last new tokens give logits."""
-        return self.prompt_logits + (1 + len(self.candidates) if self.samples else 0)
+        return self.prompt_logits + (1 + len(self.draft_tokens) if self.samples else 0)
 
 
 class Swap(NamedTuple):
@@ -66,7 +66,7 @@ class StepPlan:
         """New tokens of the step."""
         return sum(row.new_tokens for row in self.rows)
 
-    def logits_places(self) -> list[int]:
+    def logits_starts(self) -> list[int]:
         """Of each row, the index of the first of its logits in those of the step."""
         return [0, *accumulate(row.logits for row in self.rows)][:-1]
 
@@ -85,4 +85,4 @@ class StepPlan:
     @cached_property
     def is_plain(self) -> bool:
         """Whether the step has one row of logits for each row that samples, and no other."""
-        return not any(row.candidates or row.prompt_logits for row in self.rows)
+        return not any(row.draft_tokens or row.prompt_logits for row in self.rows)

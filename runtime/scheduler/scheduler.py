@@ -16,7 +16,7 @@ from hybridge.runtime.scheduler.settings import SchedulerSettings
 from hybridge.runtime.scheduler.step_builder import StepBuilder
 from hybridge.runtime.scheduler.step_planner import StepPlanner
 
-_NO_CANDIDATES: Mapping[int, tuple[int, ...]] = MappingProxyType({})
+_NO_DRAFT_TOKENS: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 NONE_ACCEPTED: Mapping[int, int] = MappingProxyType({})
 
 
@@ -113,17 +113,17 @@ class Scheduler:
 
     def decoding(self) -> list[tuple[ScheduledSequence, int]]:
         """Sequences that decode, each with the number of draft tokens that fit into its row (none if below 1)."""
-        most = self._planner.most_candidates
+        most = self._planner.max_draft_tokens
         return [(sequence, most(sequence)) for sequence in self._queues.running if sequence.pending == 1]
 
-    def plan(self, candidates: Mapping[int, tuple[int, ...]] = _NO_CANDIDATES) -> StepPlan | None:
+    def plan(self, draft_tokens: Mapping[int, tuple[int, ...]] = _NO_DRAFT_TOKENS) -> StepPlan | None:
         """The next step with its memory reserved; None when there is nothing to do.
 
-        ``candidates``: draft tokens by decoding sequence; those that do not fit are dropped.
+        ``draft_tokens``: draft tokens by decoding sequence; those that do not fit are dropped.
         """
         assert self._builder is None, "the previous step has been neither committed nor failed"
         step = StepBuilder(Reservation(self.manager), self.settings.max_tokens, self.settings.prompt_logits)
-        self._planner.fill(step, candidates)
+        self._planner.fill(step, draft_tokens)
         self._step += 1
         plan = step.finish(self._step, self._slot_copies, self._forked)
         if plan is not None:
@@ -134,7 +134,7 @@ class Scheduler:
     def commit(self, plan: StepPlan, accepted: Mapping[int, int] = NONE_ACCEPTED) -> None:
         """The step has run: record its tokens, of the draft tokens the first ``accepted`` of each sequence."""
         step = self._close()
-        step.reservation.commit({each.memory: accepted.get(each.id, 0) for each in step.candidates})
+        step.reservation.commit({each.memory: accepted.get(each.id, 0) for each in step.draft_tokens})
         self._queues.settle_swaps(plan)
         for sequence, count in step.logits.items():
             sequence.logits_from += count

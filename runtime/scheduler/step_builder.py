@@ -18,7 +18,7 @@ class StepBuilder:
         self.budget = budget
         self.prompt_logits = prompt_logits
         self.rows: dict[ScheduledSequence, int] = {}
-        self.candidates: dict[ScheduledSequence, tuple[int, ...]] = {}
+        self.draft_tokens: dict[ScheduledSequence, tuple[int, ...]] = {}
         self.logits: dict[ScheduledSequence, int] = {}
         self.admitted: list[ScheduledSequence] = []
         self.preempted: set[ScheduledSequence] = set()
@@ -39,16 +39,16 @@ class StepBuilder:
         self.rows.update(dict.fromkeys(sequences, 1))
         self.budget -= len(sequences)
 
-    def add_candidates(self, sequence: ScheduledSequence, candidates: tuple[int, ...]) -> None:
-        """Feed the last token and then ``candidates``, for all of which memory is reserved."""
-        self.add(sequence, 1 + len(candidates))
-        self.candidates[sequence] = candidates
+    def add_draft_tokens(self, sequence: ScheduledSequence, draft_tokens: tuple[int, ...]) -> None:
+        """Feed the last token and then ``draft_tokens``, for all of which memory is reserved."""
+        self.add(sequence, 1 + len(draft_tokens))
+        self.draft_tokens[sequence] = draft_tokens
 
     def drop(self, sequence: ScheduledSequence) -> None:
         """Take the sequence out again, if it is in."""
         if sequence in self.rows:
             self.budget += self.rows.pop(sequence)
-            self.candidates.pop(sequence, None)
+            self.draft_tokens.pop(sequence, None)
             self.prompt_logits += self.logits.pop(sequence, 0)
             self.reservation.drop(sequence.memory)
 
@@ -64,8 +64,8 @@ class StepBuilder:
             )
             for each, n in self.rows.items()
         ]
-        if self.candidates:
-            rows = [self._with_candidates(*pair) for pair in zip(self.rows, rows, strict=True)]
+        if self.draft_tokens:
+            rows = [self._with_draft_tokens(*pair) for pair in zip(self.rows, rows, strict=True)]
         if self.logits:
             rows = [
                 row._replace(prompt_logits=self.logits.get(each, 0)) for each, row in zip(self.rows, rows, strict=True)
@@ -87,10 +87,10 @@ class StepBuilder:
             self.reservation.taken_slots,
         )
 
-    def _with_candidates(self, sequence: ScheduledSequence, row: PlannedRow) -> PlannedRow:
-        tried = self.candidates.get(sequence)
+    def _with_draft_tokens(self, sequence: ScheduledSequence, row: PlannedRow) -> PlannedRow:
+        tried = self.draft_tokens.get(sequence)
         if tried is None:
             return row
         return row._replace(
-            samples=True, candidates=tried, candidate_slots=tuple(sequence.memory.draft_slots[: len(tried)])
+            samples=True, draft_tokens=tried, draft_slots=tuple(sequence.memory.draft_slots[: len(tried)])
         )

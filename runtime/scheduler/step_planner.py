@@ -23,21 +23,21 @@ class StepPlanner:
         self._manager, self._settings, self._queues = manager, settings, queues
         self._spare = int(settings.watermark * manager.pool.num_blocks)
 
-    def fill(self, step: StepBuilder, candidates: Mapping[int, tuple[int, ...]]) -> None:
-        """Reserve the memory of all that the step feeds; candidates as in ``Scheduler.plan``."""
-        self._add_running(step, candidates)
+    def fill(self, step: StepBuilder, draft_tokens: Mapping[int, tuple[int, ...]]) -> None:
+        """Reserve the memory of all that the step feeds; draft tokens as in ``Scheduler.plan``."""
+        self._add_running(step, draft_tokens)
         if not step.preempted:
             self._admit(step)
         if self._queues.waiting and not (step.rows or step.admitted or step.preempted):
             self._unblock(step)
 
-    def most_candidates(self, sequence: ScheduledSequence) -> int:
-        """Candidates that a sequence has room for, short of its end and of a state that the prefix cache wants."""
+    def max_draft_tokens(self, sequence: ScheduledSequence) -> int:
+        """Draft tokens that a sequence has room for, short of its end and of a state that the prefix cache wants."""
         memory = sequence.memory
         most = min(sequence.request.most_tokens - len(sequence.tokens), memory.stop - memory.length - 2)
         return min(most, len(memory.draft_slots)) if self._manager.keeps_states else most
 
-    def _add_running(self, step: StepBuilder, candidates: Mapping[int, tuple[int, ...]]) -> None:
+    def _add_running(self, step: StepBuilder, draft_tokens: Mapping[int, tuple[int, ...]]) -> None:
         queues = self._queues
         decoding, prompts = [], []
         for sequence in queues.running:
@@ -46,8 +46,10 @@ class StepPlanner:
                 decoding.append(sequence)
             elif pending:
                 prompts.append(sequence)
-        if candidates:
-            decoding = [each for each in decoding if not self._try_candidates(step, each, candidates.get(each.id, ()))]
+        if draft_tokens:
+            decoding = [
+                each for each in decoding if not self._try_draft_tokens(step, each, draft_tokens.get(each.id, ()))
+            ]
         self._decode(step, decoding)
         for place, sequence in enumerate(prompts):
             if sequence.state is State.RUNNING and step.budget:
@@ -65,15 +67,15 @@ class StepPlanner:
             if sequence.state is State.RUNNING:
                 self._make_room(step, sequence, 1)
 
-    def _try_candidates(self, step: StepBuilder, sequence: ScheduledSequence, candidates: tuple[int, ...]) -> bool:
-        """Add the sequence with those of its candidates that find room; False when none does."""
+    def _try_draft_tokens(self, step: StepBuilder, sequence: ScheduledSequence, draft_tokens: tuple[int, ...]) -> bool:
+        """Add the sequence with those of its draft tokens that find room; False when none does."""
         # No running sequence loses a token for them, nor the block that it may need.
         others = len(self._queues.running) - len(step.rows) - 1
-        room = min(self.most_candidates(sequence), step.budget - 1 - others)
-        tried, spare = candidates[: max(0, room)], others * self._manager.needs.kv
+        room = min(self.max_draft_tokens(sequence), step.budget - 1 - others)
+        tried, spare = draft_tokens[: max(0, room)], others * self._manager.needs.kv
         if not tried or not step.reservation.extend(sequence.memory, 1 + len(tried), spare, len(tried)):
             return False
-        step.add_candidates(sequence, tried)
+        step.add_draft_tokens(sequence, tried)
         return True
 
     def _make_room(self, step: StepBuilder, sequence: ScheduledSequence, count: int) -> None:

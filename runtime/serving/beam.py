@@ -12,7 +12,7 @@ import numpy as np
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.generation import Generation, Piece, Timings
 from hybridge.runtime.generation.results import LENGTH, STOP
-from hybridge.runtime.sampling import Guess
+from hybridge.runtime.sampling import DraftToken
 from hybridge.runtime.sampling.logprobs import token_logprobs
 from hybridge.runtime.scheduler import ScheduledSequence
 from hybridge.runtime.serving.group import Group, GroupContext, MakePiece
@@ -53,7 +53,7 @@ class BeamGroup(Group):
         return list(self._beams)
 
     def accept(
-        self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, guess: Guess | None = None
+        self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, draft_token: DraftToken | None = None
     ) -> list[MakePiece]:
         if best is None:
             raise EngineError(
@@ -71,42 +71,42 @@ class BeamGroup(Group):
         """Keep the best continuations: finished ones apart, the others as the beams of the next step."""
         beams = list(self._beams)
         new_tokens = len(beams[0].tokens) - len(self._asked.request.prompt_ids) + 1
-        candidates = [
+        continuations = [
             (self._beams[beam] + logprob, place, token)
             for place, beam in enumerate(beams)
             for token, logprob in self._continuations[beam]
         ]
-        candidates.sort(key=lambda c: (-c[0], c[1], c[2]))
-        kept: list[tuple[float, ScheduledSequence, int]] = []
-        for rank, (total, place, token) in enumerate(candidates[: 2 * self._width]):
+        continuations.sort(key=lambda c: (-c[0], c[1], c[2]))
+        chosen: list[tuple[float, ScheduledSequence, int]] = []
+        for rank, (total, place, token) in enumerate(continuations[: 2 * self._width]):
             if token in self._ends:
                 if rank < self._width:
                     self._done.append(self._hypothesis(beams[place], token, total, ended=True))
-            elif len(kept) < self._width:
-                kept.append((total, beams[place], token))
+            elif len(chosen) < self._width:
+                chosen.append((total, beams[place], token))
         self._continuations = {}
         last = new_tokens == self._asked.request.max_new_tokens
-        if last or len(self._done) >= self._width or not kept:
-            self._done += [self._hypothesis(beam, token, total, ended=False) for total, beam, token in kept]
-            kept = []
-        self._beams = self._forked(beams, kept)
+        if last or len(self._done) >= self._width or not chosen:
+            self._done += [self._hypothesis(beam, token, total, ended=False) for total, beam, token in chosen]
+            chosen = []
+        self._beams = self._forked(beams, chosen)
         self.finished = not self._beams
 
     def _forked(
-        self, beams: list[ScheduledSequence], kept: list[tuple[float, ScheduledSequence, int]]
+        self, beams: list[ScheduledSequence], chosen: list[tuple[float, ScheduledSequence, int]]
     ) -> dict[ScheduledSequence, float]:
         """The beams of the next step; those without a continuation end first, so that forks find their memory."""
-        going_on = {beam for _, beam, _ in kept}
+        going_on = {beam for _, beam, _ in chosen}
         for beam in beams:
             if beam not in going_on:
                 self._context.finish(beam)
         members: list[ScheduledSequence] = []
-        for _, beam, _ in kept:
+        for _, beam, _ in chosen:
             members.append(self._context.fork(beam) if beam in members else beam)
         # Only now, so that every fork has the tokens of its parent.
-        for member, (_, _, token) in zip(members, kept, strict=True):
+        for member, (_, _, token) in zip(members, chosen, strict=True):
             member.append(token)
-        return {member: total for member, (total, _, _) in zip(members, kept, strict=True)}
+        return {member: total for member, (total, _, _) in zip(members, chosen, strict=True)}
 
     def _hypothesis(self, beam: ScheduledSequence, token: int, total: float, ended: bool) -> Hypothesis:
         ids = (*beam.tokens[len(self._asked.request.prompt_ids) :], token)

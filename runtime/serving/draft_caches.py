@@ -46,15 +46,15 @@ class DraftCaches:
         """What is remembered of the sequence ``id_``."""
         return self._sequences.get(id_)
 
-    def room(self, id_: int, length: int, kept: Container[int]) -> DraftedSequence | None:
+    def room(self, id_: int, length: int, protected: Container[int]) -> DraftedSequence | None:
         """The sequence ``id_`` with blocks for ``length`` tokens from its origin on; None where there is no room.
 
-        Other sequences lose their caches to it, those of ``kept`` excepted.
+        Other sequences lose their caches to it, those of ``protected`` excepted.
         """
         found = self._sequences.pop(id_, None)
-        wanted = -(-length // BLOCK_SIZE) if self._paged else 0
-        while len(self._slots) < (0 if found else self._states) or len(self._blocks) < wanted - _held(found):
-            other = next((other for other in self._sequences if other not in kept), None)
+        needed = -(-length // BLOCK_SIZE) if self._paged else 0
+        while len(self._slots) < (0 if found else self._states) or len(self._blocks) < needed - _block_count(found):
+            other = next((other for other in self._sequences if other not in protected), None)
             if other is None:
                 if found is not None:
                     self._give_back(found)
@@ -63,7 +63,7 @@ class DraftCaches:
         begins = found is None
         if found is None:
             found = DraftedSequence([self._slots.pop() for _ in range(self._states)])
-        found.blocks += [self._blocks.pop() for _ in range(wanted - len(found.blocks))]
+        found.blocks += [self._blocks.pop() for _ in range(needed - len(found.blocks))]
         self._sequences[id_] = found
         if begins:
             # Last: whoever forgets the sequence because this failed gets back all that it has.
@@ -81,5 +81,5 @@ class DraftCaches:
         self._slots += sequence.slots
 
 
-def _held(sequence: DraftedSequence | None) -> int:
+def _block_count(sequence: DraftedSequence | None) -> int:
     return 0 if sequence is None else len(sequence.blocks)

@@ -8,14 +8,14 @@ import numpy as np
 
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.engines.step_result import StepResult
-from hybridge.runtime.sampling import Guess
+from hybridge.runtime.sampling import DraftToken
 from hybridge.runtime.serving.draft_caches import BLOCK_SIZE, DraftCaches
 from hybridge.runtime.serving.draft_rows import DraftedSequence, DraftRow, draft_inputs
-from hybridge.runtime.speculation import Draw, Proposal, Wanted
+from hybridge.runtime.speculation import DraftRequest, Draw, Proposal
 
 
 class ModelDrafter:
-    """A ``Drafter`` over the artifact of ``engine``: its most likely tokens, one after the other, or drawn ones.
+    """A ``Drafter`` over the artifact of ``engine``: its most likely tokens, one after the other, or sampled ones.
 
     Of a model with recurrent layers each sequence keeps the state after every drafted token, so that it goes on from
     the last one that was accepted. All sequences of a step run together. The drafter owns the engine's pools, and
@@ -30,27 +30,27 @@ class ModelDrafter:
         length: int,
         tokens: int,
         memory_bytes: int | None = None,
-        draws: bool = False,
+        samples: bool = False,
     ) -> None:
-        """For ``rows`` sequences of up to ``length`` tokens with at most ``tokens`` candidates, of ``vocab`` tokens.
+        """For ``rows`` sequences of up to ``length`` tokens with at most ``tokens`` draft tokens, of ``vocab`` tokens.
 
-        draws: where the request draws, so do its candidates, from what the draft gives to tokens that both models know.
+        samples: sample draft tokens for requests that sample, from the tokens that both models have.
         EngineError when the memory does not hold one sequence.
         """
-        self._engine, self._vocab, self._tokens, self._draws = engine, vocab, tokens, draws
+        self._engine, self._vocab, self._tokens, self._samples = engine, vocab, tokens, samples
         self._length = min(length + tokens, engine.config.max_seq_len)
         self._caches = DraftCaches(engine, rows, self._length, tokens, memory_bytes)
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
-        sequences = {each.sequence for each in wanted}
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        sequences = {each.sequence for each in requests}
         try:
-            found = self._proposed(wanted, sequences)
+            found = self._proposed(requests, sequences)
         except BaseException:
             # Nothing is known of their memory.
             for sequence in sequences:
                 self._caches.forget(sequence)
             raise
-        return [found.get(each.sequence, Proposal()) for each in wanted]
+        return [found.get(each.sequence, Proposal()) for each in requests]
 
     def forget(self, sequence: int) -> None:
         self._caches.forget(sequence)
@@ -59,9 +59,9 @@ class ModelDrafter:
         """Release the engine."""
         self._engine.close()
 
-    def _proposed(self, wanted: Sequence[Wanted], sequences: set[int]) -> dict[int, Proposal]:
+    def _proposed(self, requests: Sequence[DraftRequest], sequences: set[int]) -> dict[int, Proposal]:
         drafts: dict[int, _Draft] = {}
-        for each in wanted:
+        for each in requests:
             most = min(each.most, self._tokens, self._length - len(each.tokens) + 1)
             if most < 1:
                 continue
@@ -76,7 +76,7 @@ class ModelDrafter:
             known.rewind(each.tokens)
             # The model may have no embedding for tokens of the other one.
             if max(each.tokens[known.length :]) < self._engine.config.vocab_size:
-                drafts[each.sequence] = _Draft(known, each.tokens, most, each.draw if self._draws else None)
+                drafts[each.sequence] = _Draft(known, each.tokens, most, each.draw if self._samples else None)
         live = self._caught_up(list(drafts.values()))
         for index in range(1, self._tokens):
             live = [draft for draft in live if len(draft.found) == index < draft.most]
@@ -84,7 +84,7 @@ class ModelDrafter:
         return {sequence: draft.proposal(self._vocab) for sequence, draft in drafts.items()}
 
     def _caught_up(self, drafts: Sequence[_Draft]) -> list[_Draft]:
-        """Consume what is certain, in steps as large as the engine takes; then each has its first candidate."""
+        """Consume what is certain, in steps as large as the engine takes; then each has its first draft token."""
         limits, waiting = self._engine.limits, list(drafts)
         while waiting:
             room, fed, rows = limits.max_tokens, [], []
@@ -104,7 +104,7 @@ class ModelDrafter:
         return [draft for draft in drafts if draft.found]
 
     def _grown(self, drafts: Sequence[_Draft]) -> None:
-        """One more candidate for each, from the last one."""
+        """One more draft token for each, from the last one."""
         most = self._engine.limits.max_rows
         for begin in range(0, len(drafts), most):
             some = drafts[begin : begin + most]
@@ -118,7 +118,7 @@ class ModelDrafter:
             self._choose(some, self._engine.launch(draft_inputs(rows, BLOCK_SIZE)))
 
     def _choose(self, drafts: Sequence[_Draft | None], result: StepResult) -> None:
-        """One more candidate for each, unless there is none that both models know; None: a row that wants none yet."""
+        """Add a draft token to each, unless both models share none; None: a row that needs none yet."""
         best, both = result.best_tokens(), min(self._vocab, self._engine.config.vocab_size)
         drawing = [row for row, draft in enumerate(drafts) if draft and draft.draw and best[row] is not None]
         logits = dict(zip(drawing, result.rows(drawing), strict=True)) if drawing else {}
@@ -128,13 +128,13 @@ class ModelDrafter:
             if draft.draw is not None and row in logits:
                 draft.add(draft.draw(logits[row][:both]))
             elif token is not None and token < both:
-                draft.add(Guess(token))
+                draft.add(DraftToken(token))
             else:
                 draft.most = len(draft.found)
 
 
 class _Draft:
-    """A proposal under way: ``found`` so far, of at most ``most``; drawn by ``draw``, else the most likely ones."""
+    """A proposal in progress: ``found`` so far, of at most ``most``; sampled by ``draw``, else the most likely ones."""
 
     def __init__(self, known: DraftedSequence, tokens: Sequence[int], most: int, draw: Draw | None) -> None:
         self.known, self.tokens, self.most, self.draw = known, tokens, most, draw
@@ -145,17 +145,17 @@ class _Draft:
         start = self.known.length + len(self.known.drafted)
         return DraftRow(self.known, tokens, start, self.known.slots[state] if self.known.slots else -1)
 
-    def add(self, guess: Guess) -> None:
-        """One more candidate."""
-        self.found.append(guess.token)
-        if guess.probabilities is not None:
-            self._probabilities.append(guess.probabilities)
+    def add(self, draft_token: DraftToken) -> None:
+        """One more draft token."""
+        self.found.append(draft_token.token)
+        if draft_token.probabilities is not None:
+            self._probabilities.append(draft_token.probabilities)
 
     def proposal(self, vocab: int) -> Proposal:
         """What was found, among ``vocab`` tokens, of which the draft may know the first ones alone."""
         if not self._probabilities:
             return Proposal(tuple(self.found))
-        drawn_from = np.zeros((len(self.found), vocab), self._probabilities[0].dtype)
-        for row, probabilities in zip(drawn_from, self._probabilities, strict=True):
+        distributions = np.zeros((len(self.found), vocab), self._probabilities[0].dtype)
+        for row, probabilities in zip(distributions, self._probabilities, strict=True):
             row[: probabilities.size] = probabilities
-        return Proposal(tuple(self.found), drawn_from)
+        return Proposal(tuple(self.found), distributions)

@@ -15,9 +15,9 @@ from hybridge.runtime.engines.paged import PackedInputs
 class DraftedSequence:
     """Memory of one sequence in the pools of a draft model.
 
-    length: tokens that the state in the first of ``slots`` has consumed; they are certain. drafted: those consumed
-    behind them, guesses of the last proposal: after i of them the state is in slots[i]. blocks: of keys and values, of
-    the positions from ``origin`` on, which is the first that was consumed.
+    length: tokens that the state in the first of ``slots`` has consumed; they are certain. drafted: draft
+    tokens of the last proposal, consumed after those; after i of them the state is in slots[i]. blocks: of KV, for the
+    positions from ``origin`` on, the first that was consumed.
     """
 
     slots: list[int]
@@ -27,7 +27,7 @@ class DraftedSequence:
     origin: int = 0
 
     def rewind(self, tokens: Sequence[int]) -> None:
-        """Go back, or on, to the last state that has consumed nothing but the sequence's own ``tokens``.
+        """Go back, or on, to the last state that has consumed only the sequence's own ``tokens``.
 
         At least the last of them is left to consume, as what follows it is asked for.
         """
@@ -50,7 +50,7 @@ class DraftRow:
 
 
 def draft_inputs(rows: Sequence[DraftRow], block_size: int) -> PackedInputs:
-    """A step of ``rows``, of whose last tokens the logits are wanted. Their sequences have the blocks for it."""
+    """A step of ``rows``, with the logits of each last token. Their sequences have enough blocks."""
     counts = np.array([len(row.tokens) for row in rows])
     origins = np.array([row.sequence.origin for row in rows])
     starts = np.array([row.start for row in rows]) - origins
@@ -59,14 +59,14 @@ def draft_inputs(rows: Sequence[DraftRow], block_size: int) -> PackedInputs:
     table = np.full((len(rows), max(1, *(len(row.sequence.blocks) for row in rows))), -1, np.int32)
     for index, row in enumerate(rows):
         table[index, : len(row.sequence.blocks)] = row.sequence.blocks
-    places = kv_places(table, np.repeat(np.arange(len(rows)), counts), indices, block_size)
+    slot_mapping = kv_places(table, np.repeat(np.arange(len(rows)), counts), indices, block_size)
     return PackedInputs(
         np.concatenate([np.array(row.tokens, np.int64) for row in rows]),
         indices + np.repeat(origins, counts),
         bounds.astype(np.int32),
         (starts + counts).astype(np.int32),
         table,
-        places,
+        slot_mapping,
         np.array([row.slot for row in rows], np.int32),
         (bounds[1:] - 1).astype(np.int32),
     )

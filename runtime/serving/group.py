@@ -12,7 +12,7 @@ import numpy as np
 
 from hybridge.runtime.generation import Piece
 from hybridge.runtime.generation import Sequence as RunningSequence
-from hybridge.runtime.sampling import Drawn, Guess, PromptLogprobs, Sampler
+from hybridge.runtime.sampling import DraftToken, PromptLogprobs, SampledToken, Sampler
 from hybridge.runtime.scheduler import ScheduledSequence
 from hybridge.runtime.serving.request import ServingRequest
 from hybridge.runtime.speculation import Draw
@@ -23,10 +23,10 @@ MakePiece = Callable[[], Piece]
 
 
 class Drawing(NamedTuple):
-    """What draws the next token of a sequence, together with others', and goes on from what it has drawn."""
+    """What draws the next token of a sequence, together with others', and goes on from what it has sampled."""
 
     sampler: Sampler
-    take: Callable[[Drawn], list[MakePiece]]
+    take: Callable[[SampledToken], list[MakePiece]]
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,18 @@ class Group(ABC):
     finished = takes_best = False
 
     @property
-    def candidates(self) -> int | None:
-        """How many candidate tokens a sequence may have in a step at most; None: as many as there are."""
+    def max_draft_tokens(self) -> int | None:
+        """How many draft tokens a sequence may have in a step at most; None: as many as there are."""
         return 0
 
     def drawing(self, sequence: ScheduledSequence) -> Drawing | None:
-        """How the next token of ``sequence`` is drawn; None where ``accept`` has to choose."""
+        """How the next token of ``sequence`` is sampled; None where ``accept`` has to choose."""
         return None
 
     def draw(self, sequence: ScheduledSequence) -> Draw | None:
         """How a draft draws for ``sequence``; None where its most likely tokens are taken."""
         drawing = self.drawing(sequence)
-        return drawing.sampler.guess if drawing is not None and drawing.sampler.draws else None
+        return drawing.sampler.sample_draft_token if drawing is not None and drawing.sampler.is_random else None
 
     def read_prompt(self, logits: np.ndarray) -> None:
         """Logits [n, vocab] after the next n tokens of the prompt, its last one aside; EngineError: not finite."""
@@ -77,12 +77,12 @@ class Group(ABC):
 
     @abstractmethod
     def accept(
-        self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, guess: Guess | None = None
+        self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, draft_token: DraftToken | None = None
     ) -> list[MakePiece]:
         """Go on from the ``logits`` [vocab] after the last token of ``sequence``; what makes the pieces of it.
 
         ``best``: the most likely token, None when the logits are not finite; then EngineError. Where the group
-        ``takes_best`` and there is one, ``logits`` may be anything. ``guess``: see ``Sampler.sample``.
+        ``takes_best`` and there is one, ``logits`` may be anything. ``draft_token``: see ``Sampler.sample``.
         """
 
 
@@ -101,15 +101,15 @@ class SamplingGroup(Group):
         return list(self._answers)
 
     @property
-    def candidates(self) -> int | None:
-        # Forks come after the prompt, between two steps: its last token has no candidates behind it.
+    def max_draft_tokens(self) -> int | None:
+        # Forks come after the prompt, between two steps: its last token has no draft tokens behind it.
         return 0 if self._unforked else self._asked.request.params.speculative_tokens
 
     def accept(
-        self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, guess: Guess | None = None
+        self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, draft_token: DraftToken | None = None
     ) -> list[MakePiece]:
         if not self._unforked:
-            return [self._choose(sequence, logits, best, guess)]
+            return [self._choose(sequence, logits, best, draft_token)]
         chosen = [sequence]
         for choice in range(1, self._unforked + 1):
             child = self._context.fork(sequence)
@@ -127,16 +127,16 @@ class SamplingGroup(Group):
             return None
         return Drawing(self._answers[sequence].sampler, partial(self._take, sequence))
 
-    def _take(self, sequence: ScheduledSequence, drawn: Drawn) -> list[MakePiece]:
+    def _take(self, sequence: ScheduledSequence, sampled: SampledToken) -> list[MakePiece]:
         answer = self._answers[sequence]
-        answer.take(drawn)
+        answer.take(sampled)
         return [self._chosen(sequence, answer)]
 
     def _choose(
-        self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, guess: Guess | None = None
+        self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, draft_token: DraftToken | None = None
     ) -> MakePiece:
         answer = self._answers[sequence]
-        answer.choose(logits, best, guess)
+        answer.choose(logits, best, draft_token)
         return self._chosen(sequence, answer)
 
     def _chosen(self, sequence: ScheduledSequence, answer: RunningSequence) -> MakePiece:

@@ -8,10 +8,10 @@ import numpy as np
 
 from hybridge.artifact.errors import EngineError, RequestError, described
 from hybridge.runtime.engines.step_result import StepResult
-from hybridge.runtime.sampling import DrawError, Drawn, sample_rows
+from hybridge.runtime.sampling import DrawError, SampledToken, sample_rows
 from hybridge.runtime.scheduler import ScheduledSequence, Scheduler, StepPlan
 from hybridge.runtime.serving.beam import BeamGroup
-from hybridge.runtime.serving.candidate_outcome import NO_LOGITS
+from hybridge.runtime.serving.draft_outcome import NO_LOGITS
 from hybridge.runtime.serving.group import Drawing, Group, GroupContext, MakePiece, SamplingGroup
 from hybridge.runtime.serving.request import Output, ServingRequest
 from hybridge.runtime.text import Tokenizer
@@ -103,7 +103,7 @@ class LiveRequests:
         """Give each request the logits of its prompt that it asks for, or end it with an error."""
         if plan.is_plain:
             return
-        for row, begin in zip(plan.rows, plan.logits_places(), strict=True):
+        for row, begin in zip(plan.rows, plan.logits_starts(), strict=True):
             sequence = self._scheduler.sequences.get(row.sequence)
             known = None if sequence is None or not row.prompt_logits else self.of(sequence)
             if known is None:
@@ -117,7 +117,7 @@ class LiveRequests:
     def _accept_logits(
         self, sampling: Sequence[tuple[ScheduledSequence, int]], result: StepResult, best: Sequence[int | None]
     ) -> None:
-        """``accept`` for those whose token needs logits: they are read at once, and tokens drawn from them together."""
+        """``accept`` for sequences whose token needs logits, which are read and sampled from together."""
         members = [self._groups[self._request_of[sequence]] for sequence, _ in sampling]
         try:
             rows = result.rows([index for _, index in sampling])
@@ -126,7 +126,7 @@ class LiveRequests:
             return
         drawings = [group.drawing(sequence) for group, (sequence, _) in zip(members, sampling, strict=True)]
         try:
-            drawn = _draw_together(drawings, rows)
+            sampled = _draw_together(drawings, rows)
         except Exception as error:
             self.end_with(self.ids_of(sequence for sequence, _ in sampling), choice_error(error))
             return
@@ -138,7 +138,7 @@ class LiveRequests:
             try:
                 if drawing is None:
                     chosen = group.accept(sequence, rows[place], best[index])
-                elif isinstance(token := drawn[place], (EngineError, RequestError)):
+                elif isinstance(token := sampled[place], (EngineError, RequestError)):
                     raise token
                 else:
                     chosen = drawing.take(token)
@@ -231,8 +231,8 @@ class LiveRequests:
         self._forget_sequence(sequence.id)
 
 
-def _draw_together(drawings: Sequence[Drawing | None], rows: np.ndarray) -> dict[int, Drawn | DrawError]:
-    """What those that draw have drawn from their ``rows`` [n, vocab] of logits, by place."""
+def _draw_together(drawings: Sequence[Drawing | None], rows: np.ndarray) -> dict[int, SampledToken | DrawError]:
+    """Sampled tokens from ``rows`` [n, vocab] of logits, by index."""
     drawing = {place: one.sampler for place, one in enumerate(drawings) if one is not None}
     logits = rows if len(drawing) == len(rows) else rows[list(drawing)]
     return dict(zip(drawing, sample_rows(list(drawing.values()), logits), strict=True))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
-from hybridge.runtime.serving.candidate_check import CandidateCheck, Verdict
+from hybridge.runtime.serving.draft_check import DraftCheck, Verdict
 from hybridge.runtime.serving.executor import StepExecutor
 from hybridge.runtime.serving.live_requests import LiveRequests, engine_error
 from hybridge.runtime.serving.loop_memory import loop_memory
@@ -44,14 +44,14 @@ class ServingLoop:
         self.steps = 0
         self.last_plan: StepPlan | None = None
         self.last_times = StepTimes(0.0, 0.0)
-        rows, wanted = self.shape.max_rows, settings.speculation
-        speculator = None if wanted is None else Speculator(wanted, engine, rows)
-        memory = loop_memory(engine, settings, self.shape, speculator.candidate_slots if speculator else 0)
+        rows, speculation = self.shape.max_rows, settings.speculation
+        speculator = None if speculation is None else Speculator(speculation, engine, rows)
+        memory = loop_memory(engine, settings, self.shape, speculator.draft_slots if speculator else 0)
         self.pools, self.scheduler, self.served_cache = memory.pools, memory.scheduler, memory.cache
         forget, forked = (speculator.forget, speculator.forked) if speculator else (_noop,) * 2
         self._requests = requests = LiveRequests(self.scheduler, eos, tokenizer, forget, forked)
         self._speculator = speculator
-        self._candidates = CandidateCheck(speculator, self.scheduler, requests) if speculator else None
+        self._draft_check = DraftCheck(speculator, self.scheduler, requests) if speculator else None
         runner = speculator.runner if speculator else None
         self._executor = StepExecutor(engine, memory.manager, self.scheduler, runner)
         self._runs_ahead = engine.runs_ahead
@@ -120,8 +120,8 @@ class ServingLoop:
         verdict = Verdict(_sampled(plan, under_way.sampling))
         try:
             best = under_way.best_tokens()
-            if self._candidates is not None and result is not None and any(row.candidates for row in plan.rows):
-                verdict = self._candidates.verdict(plan, under_way.sampling, result, best)
+            if self._draft_check is not None and result is not None and any(row.draft_tokens for row in plan.rows):
+                verdict = self._draft_check.verdict(plan, under_way.sampling, result, best)
                 self._executor.advance(plan, verdict.accepted)
         except BaseException as error:
             self._fail(plan, error)
@@ -150,7 +150,7 @@ class ServingLoop:
             arrivals()
         if self.served_cache is not None:
             self.served_cache.restore()
-        plan = self.scheduler.plan() if self._candidates is None else self.scheduler.plan(self._candidates.propose())
+        plan = self.scheduler.plan() if self._draft_check is None else self.scheduler.plan(self._draft_check.propose())
         if plan is None:
             assert not self._requests, "there are requests, but nothing that could be planned"
             return
@@ -194,8 +194,8 @@ def _sampled(plan: StepPlan, sampling: Sequence[ScheduledSequence]) -> Iterable[
     """The sequences that get a token each, with the index of their logits; no row of the plan has draft tokens."""
     if plan.is_plain:
         return zip(sampling, count(), strict=False)
-    places = zip(plan.rows, plan.logits_places(), strict=True)
-    return zip(sampling, [begin + row.prompt_logits for row, begin in places if row.samples], strict=True)
+    starts = zip(plan.rows, plan.logits_starts(), strict=True)
+    return zip(sampling, [begin + row.prompt_logits for row, begin in starts if row.samples], strict=True)
 
 
 def _noop(*sequences: int) -> None:

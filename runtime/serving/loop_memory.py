@@ -42,22 +42,22 @@ class LoopMemory:
 
 
 def loop_memory(
-    engine: PagedEngine, settings: ServingSettings, shape: ServingShape, candidate_slots: int | None
+    engine: PagedEngine, settings: ServingSettings, shape: ServingShape, draft_slots: int | None
 ) -> LoopMemory:
     """Pools in ``engine``, in place of those that it had. EngineError when they cannot hold one sequence.
 
-    ``candidate_slots`` that a row has beside its own; None: it needs none, as the engine holds its states.
+    ``draft_slots`` that a row has beside its own; None: it needs none, as the engine holds its states.
     """
-    needs, slots = CacheNeeds.of_model(engine.config), candidate_slots or 0
+    needs, slots = CacheNeeds.of_model(engine.config), draft_slots or 0
     fills = engine.fixed_block_size is not None
     cache = settings.cache(fills)
     cached = cache.kind == RADIX
-    wanted = CacheSlots(cache.cached_states, cache.states) if cached else None
+    requested = CacheSlots(cache.cached_states, cache.states) if cached else None
     if fills:
-        pools = filled_pools(engine, needs, shape, settings.memory_bytes, wanted)
+        pools = filled_pools(engine, needs, shape, settings.memory_bytes, requested)
     else:
         budget = memory_budget(engine, needs, shape, settings.memory_bytes, settings.memory_utilization, cached, slots)
-        pools = pools_in(engine, needs, shape, budget, wanted, slots)
+        pools = pools_in(engine, needs, shape, budget, requested, slots)
         if cached and needs.state and cache.cached_states is None and settings.memory_bytes is None:
             _warn_of_few_states(pools, shape, budget)
     sizes = pools.sizes
@@ -74,7 +74,7 @@ def loop_memory(
         shape.max_rows,
         shape.max_seq_len,
         radix or block_cache(sizes, needs, cache.kind == BLOCKS),
-        candidate_slots,
+        draft_slots,
     )
     engine.follow_use(manager.pool.in_use, manager.slots.in_use)
     scheduler = Scheduler(

@@ -13,8 +13,8 @@ from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.scheduler import PlannedRow
 from hybridge.runtime.serving.draft_caches import BLOCK_SIZE, DraftCaches
 from hybridge.runtime.serving.draft_rows import DraftedSequence, DraftRow, draft_inputs
-from hybridge.runtime.serving.hidden_places import HiddenPlaces, HiddenStates
-from hybridge.runtime.speculation import Proposal, Wanted
+from hybridge.runtime.serving.hidden_state_cache import HiddenStateCache, HiddenStates
+from hybridge.runtime.speculation import DraftRequest, Proposal
 
 # A sequence with more hidden states that the head has not seen has it see them, proposal or not.
 _MOST_WAITING = 16
@@ -25,23 +25,23 @@ class MtpDrafter:
 
     The head goes through a sequence one token behind the model; beyond that it goes on from its own hidden states, and
     forgets these when the model's are there. It begins with the first position that the model computes: what came from
-    a cache, or was computed for another sequence, is unknown to it, which makes guesses worse and nothing wrong.
+    a cache, or was computed for another sequence, is unknown to it, which lowers acceptance but leaves results correct.
     ``close`` closes the head's engine.
     """
 
     def __init__(self, head: MtpHead, model: PagedEngine, rows: int, length: int, tokens: int) -> None:
-        """For ``rows`` sequences of up to ``length`` tokens with at most ``tokens`` candidates.
+        """For ``rows`` sequences of up to ``length`` tokens with at most ``tokens`` draft tokens.
 
         EngineError when memory does not hold one, or the engine of the model shows no hidden states.
         """
         self._head, self._rows, self._tokens = head, rows, tokens
         self._length = min(length + tokens, head.config.max_seq_len)
-        # Each row's own hidden state, then what waits, with the last position seen and the candidates of a step.
+        # Each row's own hidden state, then what waits, with the last position seen and the draft tokens of a step.
         self._hidden = model.show_hidden_states(rows + rows * (2 + max(_MOST_WAITING, tokens)))
-        self._places = HiddenPlaces(self._hidden, rows + 1)
+        self._states = HiddenStateCache(self._hidden, rows + 1)
         head.read_from(self._hidden)
         self._caches = DraftCaches(head, rows, self._length, 0, None)
-        # Of the head while a step of the model was under way, until somebody asks for a proposal.
+        # Of the head while a step of the model was under way, until a proposal is requested.
         self._failure: Exception | None = None
 
     def launch(self, engine: PagedEngine, inputs: PackedInputs, rows: Sequence[PlannedRow]) -> StepResult:
@@ -51,16 +51,16 @@ class MtpDrafter:
         bounds, ids = inputs.query_start_loc.tolist(), inputs.input_ids
         for row, begin, end in zip(rows, bounds, bounds[1:], strict=False):
             place = self._hidden.first + begin
-            self._places.put(row.sequence, row.start, ids[begin:end].tolist(), place, len(row.candidates))
+            self._states.put(row.sequence, row.start, ids[begin:end].tolist(), place, len(row.draft_tokens))
         return result
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-        sequences = {each.sequence for each in wanted}
+        sequences = {each.sequence for each in requests}
         drafts: dict[int, _HeadDraft] = {}
-        for each in wanted[: self._rows]:
+        for each in requests[: self._rows]:
             positions = len(each.tokens) - 1
             most = min(each.most, self._tokens, self._length - positions)
             known = self._ready(each.sequence, positions, most, sequences)
@@ -72,27 +72,27 @@ class MtpDrafter:
             for sequence in sequences:
                 self.forget(sequence)
             raise
-        return [Proposal(tuple(drafts[e.sequence].found) if e.sequence in drafts else ()) for e in wanted]
+        return [Proposal(tuple(drafts[e.sequence].found) if e.sequence in drafts else ()) for e in requests]
 
     def forget(self, sequence: int) -> None:
-        self._places.forget(sequence)
+        self._states.forget(sequence)
         self._caches.forget(sequence)
 
     def fork(self, parent: int, child: int) -> None:
         """The sequence ``child`` goes on from where ``parent`` is."""
-        self._places.fork(parent, child)
+        self._states.fork(parent, child)
 
     def close(self) -> None:
         """Release the head's engine."""
         self._head.close()
 
-    def _ready(self, sequence: int, positions: int, most: int, kept: set[int]) -> DraftedSequence | None:
+    def _ready(self, sequence: int, positions: int, most: int, protected: set[int]) -> DraftedSequence | None:
         """The head's memory of a sequence, with room for ``most`` tokens after so many positions.
 
         None where the hidden states of the last of them, or the room, are missing. Not all that lie before may have
         been consumed.
         """
-        states = self._places.of(sequence)
+        states = self._states.of(sequence)
         if states is None or most < 1 or not states.begin < positions <= states.end:
             return None
         known = self._caches.find(sequence)
@@ -101,7 +101,7 @@ class MtpDrafter:
             self._caches.forget(sequence)
             known = None
         origin = states.begin if known is None else known.origin
-        found = self._caches.room(sequence, positions + most - 1 - origin, kept)
+        found = self._caches.room(sequence, positions + most - 1 - origin, protected)
         if found is not None and known is None:
             found.origin = found.length = origin
         if found is not None:
@@ -112,14 +112,14 @@ class MtpDrafter:
         """Before a step that overwrites the hidden states of the last one: consume much of them, keep the rest."""
         starts = {row.sequence: row.start for row in rows}
         late: list[_HeadDraft] = []
-        for sequence in self._places:
-            known, states = self._caches.find(sequence), self._places.of(sequence)
+        for sequence in self._states:
+            known, states = self._caches.find(sequence), self._states.of(sequence)
             assert states is not None
             # Its last position may be consumed again unless the sequence goes on in this step.
-            self._places.cut(sequence, starts.get(sequence, states.end))
+            self._states.cut(sequence, starts.get(sequence, states.end))
             if known is not None:
-                self._places.drop(sequence, known.length - (sequence not in starts))
-            if len(states.places) > _MOST_WAITING:
+                self._states.drop(sequence, known.length - (sequence not in starts))
+            if len(states.indices) > _MOST_WAITING:
                 late += self._late(sequence, states, {sequence, *(draft.sequence for draft in late)})
         try:
             self._consume(late)
@@ -130,20 +130,20 @@ class MtpDrafter:
                 raise
             # The model's step needs nothing of the head.
             self._failure = error
-        self._places.keep()
+        self._states.keep()
 
-    def _late(self, sequence: int, states: HiddenStates, kept: set[int]) -> list[_HeadDraft]:
-        """A draft of no candidates that consumes all of a sequence that is certain; none where there is no room beside
-        the sequences ``kept``."""
+    def _late(self, sequence: int, states: HiddenStates, protected: set[int]) -> list[_HeadDraft]:
+        """Drafts without tokens, which consume all certain tokens of a sequence; none where there is no room beside the
+        sequences ``protected``."""
         positions = min(states.certain - 1, self._length)
-        known = self._ready(sequence, positions, 1, kept)
+        known = self._ready(sequence, positions, 1, protected)
         if known is None or known.length >= positions:
             return []
         tokens = [0] * states.begin + states.tokens
-        return [_HeadDraft(known, Wanted(sequence, tokens[: positions + 1], 0), 0, NOWHERE)]
+        return [_HeadDraft(known, DraftRequest(sequence, tokens[: positions + 1], 0), 0, NOWHERE)]
 
     def _consume(self, drafts: Sequence[_HeadDraft]) -> None:
-        """What is certain, in steps as large as the head takes; the last of them gives the candidates."""
+        """What is certain, in steps as large as the head takes; the last of them gives the draft tokens."""
         limits, waiting = self._head.limits, list(drafts)
         while waiting:
             room, fed = limits.max_tokens, []
@@ -154,23 +154,23 @@ class MtpDrafter:
                     room -= count
             for (draft, row), found in zip(fed, self._head.run(self._inputs(fed)), strict=True):
                 draft.known.length += len(row.tokens)
-                self._places.drop(draft.sequence, draft.known.length - 1)
+                self._states.drop(draft.sequence, draft.known.length - 1)
                 if not draft.left:
                     draft.found = found
                     waiting.remove(draft)
 
     def _inputs(self, fed: Sequence[tuple[_HeadDraft, DraftRow]]) -> HeadInputs:
         """The step of these rows, and how far the head goes on from its own for those that it brings to their end."""
-        places: list[int] = []
+        indices: list[int] = []
         for draft, row in fed:
-            states = self._places.of(draft.sequence)
+            states = self._states.of(draft.sequence)
             assert states is not None
-            places += states.get(row.start, row.start + len(row.tokens))
+            indices += states.get(row.start, row.start + len(row.tokens))
         further = [max(0, draft.most - 1) if len(row.tokens) == draft.left else 0 for draft, row in fed]
         return HeadInputs(
             **vars(draft_inputs([row for _, row in fed], BLOCK_SIZE)),
-            hidden_places=np.array(places, np.int64),
-            is_own=np.zeros(len(places), np.int32),
+            hidden_places=np.array(indices, np.int64),
+            is_own=np.zeros(len(indices), np.int32),
             own_places=np.array([draft.own for draft, _ in fed], np.int64),
             further=np.array(further, np.int32),
         )
@@ -179,9 +179,9 @@ class MtpDrafter:
 class _HeadDraft:
     """A proposal under way. own: place of what the head made of the last position that it consumed."""
 
-    def __init__(self, known: DraftedSequence, wanted: Wanted, most: int, own: int) -> None:
-        self.known, self.sequence, self.most, self.own = known, wanted.sequence, most, own
-        self._tokens = wanted.tokens
+    def __init__(self, known: DraftedSequence, request: DraftRequest, most: int, own: int) -> None:
+        self.known, self.sequence, self.most, self.own = known, request.sequence, most, own
+        self._tokens = request.tokens
         self.found: list[int] = []
 
     @property

@@ -59,7 +59,7 @@ def _opened(
     )
     try:
         length, vocab = shape.max_seq_len, engine.config.vocab_size
-        return ModelDrafter(own, vocab, shape.max_rows, length, speculation.tokens, draft.memory_bytes, draft.draws)
+        return ModelDrafter(own, vocab, shape.max_rows, length, speculation.tokens, draft.memory_bytes, draft.samples)
     except BaseException:
         own.close()
         raise

@@ -10,7 +10,7 @@ import numpy as np
 from hybridge.runtime.blocks import BlockManager
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
-from hybridge.runtime.serving.candidate_slots import with_candidate_slots
+from hybridge.runtime.serving.draft_slots import with_draft_slots
 
 
 def packed_inputs(
@@ -18,7 +18,7 @@ def packed_inputs(
 ) -> PackedInputs:
     """The arrays of ``plan``, which has at least one row; rows that all decode are padded as the engine asks."""
     rows = plan.rows
-    ids, starts, counts, table_rows, slots, samples, candidates, *_ = zip(*rows, strict=True)
+    ids, starts, counts, table_rows, slots, samples, draft_tokens, *_ = zip(*rows, strict=True)
     total = sum(counts)
     start = np.array(starts, np.int64)
     table_row = np.array(table_rows, np.intp)
@@ -31,7 +31,7 @@ def packed_inputs(
         flat: list[int] = []
         for row in rows:
             flat += sequences[row.sequence].tokens[row.start : row.start + row.new_tokens]
-            flat += row.candidates
+            flat += row.draft_tokens
         tokens = np.array(flat, np.int64)
         bounds = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(count, out=bounds[1:])
@@ -59,10 +59,10 @@ def packed_inputs(
         np.array(slots, np.int32),
         last.astype(np.int32, copy=False),
     )
-    if manager.needs.state and any(candidates):
+    if manager.needs.state and any(draft_tokens):
         if not manager.keeps_states:
-            return replace(inputs, held=np.array([bool(row.candidates) for row in rows]))
-        return with_candidate_slots(inputs, rows, 1 + engine.config.speculative_tokens)
+            return replace(inputs, held=np.array([bool(row.draft_tokens) for row in rows]))
+        return with_draft_slots(inputs, rows, 1 + engine.config.speculative_tokens)
     decodes = total == len(rows) == last.size
     return padded(inputs, engine.padded_rows(total) - total) if decodes else inputs
 

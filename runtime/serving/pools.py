@@ -60,7 +60,7 @@ class PoolReport:
     sizes: PoolSizes
     block_bytes: int
     slot_bytes: int
-    held: Mapping[str, int]
+    engine_memory: Mapping[str, int]
     packed_bytes: int = 0
 
     @property
@@ -77,7 +77,7 @@ class PoolReport:
 
     def __str__(self) -> str:
         sizes = self.sizes
-        parts = [f"{name} {_mib(size)}" for name, size in self.held.items()]
+        parts = [f"{name} {_mib(size)}" for name, size in self.engine_memory.items()]
         if self.block_bytes:
             tokens = sizes.num_blocks * sizes.block_size
             parts.append(f"KV {_mib(sizes.num_blocks * self.block_bytes)} ({sizes.num_blocks} blocks, {tokens} tokens)")
@@ -103,11 +103,11 @@ def pools_in(
     shape: ServingShape,
     budget: int,
     cache: CacheSlots | None = None,
-    candidates: int = 0,
+    draft_slots: int = 0,
 ) -> PoolReport:
     """Pools of at most ``budget`` bytes, and without a cache never more than all rows can use.
 
-    A slot for every row, and ``candidates`` more for each, where these leave half of the budget to the blocks, else as
+    A slot for every row, and ``draft_slots`` more for each, where these leave half of the budget to the blocks, else as
     many as sequences of full length fit; then slots for the prefix cache, as far as one sequence of full length leaves
     room.
 
@@ -125,9 +125,9 @@ def pools_in(
     packed, packed_bytes = 0, 0 if kind == EXACT else engine.packed_slot_bytes(kind)
     slots = 0
     if needs.state:
-        rows = budget // (each + candidates * slot)
-        wanted = max(rows * (1 + candidates), budget // (2 * slot) if needs.kv else budget // slot)
-        slots = min(shape.max_rows * (1 + candidates), wanted, (budget - blocks_each * block) // slot)
+        rows = budget // (each + draft_slots * slot)
+        affordable = max(rows * (1 + draft_slots), budget // (2 * slot) if needs.kv else budget // slot)
+        slots = min(shape.max_rows * (1 + draft_slots), affordable, (budget - blocks_each * block) // slot)
         if cache is not None:
             states = _cached_states(cache, budget - slots * slot, blocks_each * block, packed_bytes or slot)
             slots, packed = (slots + states, 0) if kind == EXACT else (slots, states)
@@ -184,7 +184,7 @@ def memory_budget(
     memory_bytes: int | None,
     utilization: float,
     cached: bool = False,
-    candidates: int = 0,
+    draft_slots: int = 0,
 ) -> int:
     """``memory_bytes`` if given, else what ``utilization`` of the device's memory leaves after the largest step.
 
@@ -196,7 +196,7 @@ def memory_budget(
     free = engine.free_memory()
     if free is None:
         each = shape.blocks_of_longest * engine.block_bytes(shape.block_size) + engine.slot_bytes
-        rows = shape.max_rows * (each + candidates * engine.slot_bytes)
+        rows = shape.max_rows * (each + draft_slots * engine.slot_bytes)
         return max(each, min(GIB, rows)) + cached * min(GIB, CACHED_SEQUENCES * each)
     run_largest_step(engine, needs, shape)
     after = engine.free_memory()
@@ -214,7 +214,7 @@ def run_largest_step(engine: PagedEngine, needs: CacheNeeds, shape: ServingShape
         engine.zero_slots(range(rows))
     table = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
     positions = np.tile(np.arange(length), rows)
-    places = np.repeat(np.arange(rows) * width * shape.block_size, length) + positions
+    slot_mapping = np.repeat(np.arange(rows) * width * shape.block_size, length) + positions
     bounds = np.arange(rows + 1, dtype=np.int32) * length
     engine.step(
         PackedInputs(
@@ -223,7 +223,7 @@ def run_largest_step(engine: PagedEngine, needs: CacheNeeds, shape: ServingShape
             bounds.astype(np.int32),
             np.full(rows, length, np.int32),
             table if needs.kv else np.full((rows, 1), -1, np.int32),
-            places.astype(np.int32) if needs.kv else np.full(rows * length, -1, np.int32),
+            slot_mapping.astype(np.int32) if needs.kv else np.full(rows * length, -1, np.int32),
             np.arange(rows, dtype=np.int32) if needs.state else np.full(rows, -1, np.int32),
             bounds[1:] - 1,
         )

@@ -1,4 +1,4 @@
-"""Speculation in a serving loop: which sequences get which candidates, and what became of them."""
+"""Speculation in a serving loop: chooses draft lengths, asks the drafter and records acceptance."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
 from hybridge.runtime.serving.step_runner import StepRunner
 from hybridge.runtime.speculation import (
-    CandidateCount,
+    DraftLength,
+    DraftRequest,
     Draw,
     Proposal,
     SpeculationMetrics,
     SpeculationSettings,
     StepCost,
-    Wanted,
 )
-from hybridge.runtime.speculation.candidate_count import expected_tokens
+from hybridge.runtime.speculation.draft_length import expected_tokens
 from hybridge.runtime.speculation.probes import Probes
 from hybridge.runtime.speculation.settings import AUTO, SNAPSHOT
 
-# Steps of so many rows that do without candidates to learn their time: the first may have to prepare something.
+# Steps without draft tokens that are timed for each number of rows; the first may include preparation.
 _COMPARED = 2
 
 
@@ -41,17 +41,17 @@ class Speculator:
         self.cost = StepCost()
         self._settings, self._vocab = settings, engine.config.vocab_size
         self._plain_next, self._compared = False, Counter[int]()
-        self._measures = settings.adaptive and settings.candidate_cost is None
+        self._measures = settings.adaptive and settings.draft_token_cost is None
         self._unobserved: tuple[StepPlan, float] | None = None
         self._drafter = settings.make_drafter()
-        self._counts: dict[int, CandidateCount] = {}
+        self._counts: dict[int, DraftLength] = {}
         # By sequence, of the step that is under way.
         self._proposals: dict[int, Proposal] = {}
-        # Rows that decode in it, and whether it does without its candidates, which would not pay.
+        # Rows that decode in it, and whether it does without its draft tokens, which would not pay.
         self._rows, self._waives, self._probes = 0, False, Probes()
 
     @property
-    def candidate_slots(self) -> int | None:
+    def draft_slots(self) -> int | None:
         """Slots that a row needs beside its own; None: none at all, as the engine holds its states."""
         return None if self.holds_states else self._settings.tokens
 
@@ -60,13 +60,13 @@ class Speculator:
         """The drafter, where it has to see the steps of the model."""
         return self._drafter if isinstance(self._drafter, StepRunner) else None
 
-    def wanted(
+    def requests(
         self, sequences: Iterable[tuple[ScheduledSequence, int, int | None, Draw | None]], rows: int
-    ) -> list[Wanted]:
-        """What to ask the drafter for; each sequence comes with how many candidates its row has room for, how many its
-        request allows at most, and how it draws.
+    ) -> list[DraftRequest]:
+        """Requests for the drafter.
 
-        ``rows``: that decode in the step, those without candidates included.
+        ``sequences``: each with the draft tokens that its row has room for, the most that its request allows, and how
+        it samples. ``rows``: all rows that decode in the step, also those without draft tokens.
         """
         if self._plain_next:
             self._plain_next = False
@@ -78,66 +78,66 @@ class Speculator:
                 self._counts[sequence.id] = self._settings.make_count(asked, self.cost)
             most = min(room, self._counts[sequence.id].choose(rows))
             if most:
-                found.append(Wanted(sequence.id, sequence.tokens, most, draw))
+                found.append(DraftRequest(sequence.id, sequence.tokens, most, draw))
         return found
 
-    def propose(self, wanted: Sequence[Wanted]) -> dict[int, tuple[int, ...]]:
-        """Candidates for the next step by sequence.
+    def propose(self, requests: Sequence[DraftRequest]) -> dict[int, tuple[int, ...]]:
+        """Draft tokens for the next step by sequence.
 
-        Where the drafter fails, or proposes what is no token, the sequences that it was asked for go on without: it is
-        not asked for them again. The first time a RuntimeWarning says so.
+        Where the drafter fails or proposes an invalid token, drafting is disabled for these sequences; the first
+        failure gives a RuntimeWarning.
         """
         self._proposals = {}
         try:
-            self._proposals = self._proposed(wanted)
+            self._proposals = self._proposed(requests)
         except Exception as error:
-            self._do_without(wanted, error)
+            self._do_without(requests, error)
         self._waives = self._measures and bool(self._proposals) and self._probes.skips(self._pays())
         if self._waives:
             self._proposals = {}
         return {sequence: proposal.token_ids for sequence, proposal in self._proposals.items()}
 
-    def _proposed(self, wanted: Sequence[Wanted]) -> dict[int, Proposal]:
-        found = self._drafter.propose(wanted) if wanted else []
+    def _proposed(self, requests: Sequence[DraftRequest]) -> dict[int, Proposal]:
+        found = self._drafter.propose(requests) if requests else []
         return {
             each.sequence: self._checked(proposal.first(each.most))
-            for each, proposal in zip(wanted, found, strict=True)
+            for each, proposal in zip(requests, found, strict=True)
             if len(proposal)
         }
 
-    def _do_without(self, wanted: Sequence[Wanted], error: Exception) -> None:
-        for each in wanted:
+    def _do_without(self, requests: Sequence[DraftRequest], error: Exception) -> None:
+        for each in requests:
             self._counts[each.sequence] = self._settings.make_count(0, self.cost)
         self.metrics.failures += 1
         if self.metrics.failures == 1:
             warnings.warn(
-                f"the drafter failed, and requests go on without candidates, which is slower: {described(error)}",
+                f"the drafter failed; requests continue without draft tokens, which is slower: {described(error)}",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
     def _pays(self) -> bool:
-        """Whether all rows together are expected to get more tokens in the time of a step with these candidates.
+        """Whether all rows together are expected to get more tokens in the time of a step with these draft tokens.
 
         Each sequence chooses as if all rows had as many as it; where few have some, the others wait for them.
         """
         if self._rows < 2:
             return True
-        tokens, candidates = float(self._rows - len(self._proposals)), 0
+        tokens, draft_tokens = float(self._rows - len(self._proposals)), 0
         for sequence, proposal in self._proposals.items():
             tokens += expected_tokens(self._counts[sequence].acceptance, len(proposal))[-1]
-            candidates += len(proposal)
-        return tokens > self._rows * self.cost.relative_time(candidates / self._rows, self._rows)
+            draft_tokens += len(proposal)
+        return tokens > self._rows * self.cost.relative_time(draft_tokens / self._rows, self._rows)
 
     def record_step(self, plan: StepPlan, sampling: Sequence[ScheduledSequence], accepted: Mapping[int, int]) -> None:
-        """The step has run: count the rows that decoded, whatever became of their requests.
+        """Count the rows that the step decoded, also those of cancelled requests.
 
-        ``sampling``: the sequences that get a token, in the plan's order; accepted: by sequence that had candidates.
+        ``sampling``: the sequences that get a token, in the plan's order; accepted: by sequence that had draft tokens.
         """
         plain = 0
         for sequence, row in zip(sampling, (row for row in plan.rows if row.samples), strict=True):
-            if row.candidates:
-                self.metrics.observe(len(row.candidates), accepted[row.sequence])
+            if row.draft_tokens:
+                self.metrics.observe(len(row.draft_tokens), accepted[row.sequence])
             else:
                 # One token may also be the last of a prompt.
                 plain += row.new_tokens == 1 and row.start >= len(sequence.request.prompt_ids)
@@ -145,29 +145,29 @@ class Speculator:
 
     def record_time(self, plan: StepPlan, seconds: float) -> None:
         """The step took so long, drafts and acceptance included; ``update_cost_model`` uses it."""
-        # A step without the candidates that were drafted for it took the time of the drafts.
+        # A step without the draft tokens that were drafted for it took the time of the drafts.
         self._unobserved = (plan, seconds) if self._measures and not self._waives else None
 
     def update_cost_model(self) -> None:
-        """What candidates cost, from the last step that ended; only one that does nothing but decode says much."""
+        """What draft tokens cost, from the last step that ended; only one that does nothing but decode says much."""
         if self._unobserved is None:
             return
         (plan, seconds), self._unobserved = self._unobserved, None
         rows = len(plan.rows)
-        if not rows or not all(row.samples and row.new_tokens == 1 + len(row.candidates) for row in plan.rows):
+        if not rows or not all(row.samples and row.new_tokens == 1 + len(row.draft_tokens) for row in plan.rows):
             return
-        self.cost.observe(rows, sum(len(row.candidates) for row in plan.rows), seconds)
+        self.cost.observe(rows, sum(len(row.draft_tokens) for row in plan.rows), seconds)
         if not self.cost.knows(rows) and self._compared[rows] < _COMPARED:
-            # For each number of rows, what a step takes without candidates is worth knowing.
+            # For each number of rows, what a step takes without draft tokens is worth knowing.
             self._compared[rows] += 1
             self._plain_next = True
 
     def proposal(self, sequence: int, count: int) -> Proposal:
-        """The first ``count`` candidates, which found room in the step."""
+        """The first ``count`` draft tokens, which fitted into the step."""
         return self._proposals[sequence].first(count) if count else Proposal()
 
     def observe(self, sequence: int, proposed: int, accepted: int) -> None:
-        """``accepted`` of the ``proposed`` candidates of the sequence were right: what it will choose follows that."""
+        """Record that ``accepted`` of the ``proposed`` draft tokens of the sequence were accepted."""
         count = self._counts.get(sequence)
         if count is not None:
             count.observe(proposed, accepted)
@@ -199,7 +199,7 @@ class Speculator:
 
 
 def _holds_states(settings: SpeculationSettings, engine: PagedEngine) -> bool:
-    """Whether states wait to be advanced; else one is kept after each candidate."""
+    """Whether recurrent states are advanced after acceptance (replay); else one is stored after each draft token."""
     config, most = engine.config, settings.tokens
     if not config.recurrent_layers:
         if isinstance(settings.mode, Mapping) and settings.mode:

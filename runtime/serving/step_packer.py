@@ -44,13 +44,13 @@ class StepPacker:
         if len(rows) != len(before):
             return False
         for row, last in zip(rows, before, strict=True):
-            sequence, start, count, table_row, slot, samples, candidates, _, _ = row
+            sequence, start, count, table_row, slot, samples, draft_tokens, _, _ = row
             if (
                 sequence != last.sequence
                 or start != last.start + 1
                 or count != 1
                 or not samples
-                or candidates
+                or draft_tokens
                 or slot != last.slot
                 or table_row != last.table_row
             ):

@@ -1,7 +1,7 @@
-"""Speculative decoding: who proposes tokens, how many, and which of them the model accepts. No engine, no memory."""
+"""Speculative decoding: drafters, draft lengths and acceptance. Uses neither engines nor memory."""
 
-from hybridge.runtime.speculation.candidate_count import CandidateCount
-from hybridge.runtime.speculation.drafter import Drafter, Draw, Wanted
+from hybridge.runtime.speculation.draft_length import DraftLength
+from hybridge.runtime.speculation.drafter import Drafter, DraftRequest, Draw
 from hybridge.runtime.speculation.metrics import SpeculationMetrics
 from hybridge.runtime.speculation.ngram_drafter import NgramDrafter
 from hybridge.runtime.speculation.proposal import Proposal
@@ -10,8 +10,9 @@ from hybridge.runtime.speculation.step_cost import StepCost
 from hybridge.runtime.speculation.verify import accepted_count
 
 __all__ = [
-    "CandidateCount",
+    "DraftLength",
     "DraftModel",
+    "DraftRequest",
     "Drafter",
     "Draw",
     "NgramDrafter",
@@ -19,6 +20,5 @@ __all__ = [
     "SpeculationMetrics",
     "SpeculationSettings",
     "StepCost",
-    "Wanted",
     "accepted_count",
 ]

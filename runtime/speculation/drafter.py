@@ -1,4 +1,4 @@
-"""The interface of everything that proposes tokens."""
+"""Draft-token source for speculative decoding."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from hybridge.runtime.sampling import Guess
+from hybridge.runtime.sampling import DraftToken
 from hybridge.runtime.speculation.proposal import Proposal
 
-# Draws a token from logits [vocab] of a draft's own, and says from what.
-Draw = Callable[[np.ndarray], Guess]
+# Samples a draft token from a draft model's logits [vocab].
+Draw = Callable[[np.ndarray], DraftToken]
 
 
-class Wanted(NamedTuple):
-    """At most ``most`` tokens after ``tokens``, which are all of the sequence ``sequence`` so far.
+class DraftRequest(NamedTuple):
+    """A request for at most ``most`` tokens after ``tokens``, all tokens of the sequence ``sequence`` so far.
 
-    ``tokens`` belongs to the caller and only ever grows. ``draw``: how the request draws, None where it takes the most
-    likely tokens; a draft need not draw where the request does.
+    ``tokens`` belongs to the caller and only grows. ``draw``: samples as the request does, None for greedy requests; a
+    drafter need not use it.
     """
 
     sequence: int
@@ -31,11 +31,11 @@ class Wanted(NamedTuple):
 class Drafter(Protocol):
     """Proposes for all sequences of a step at once, so that a draft model can run them in one batch."""
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
-        """A proposal for each, which may be shorter than wanted, or empty.
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        """A proposal for each, which may be shorter than requested, or empty.
 
-        Whatever it raises costs these sequences their candidates, and nobody anything else.
+        An exception disables drafting for these sequences only; output is unaffected.
         """
 
     def forget(self, sequence: int) -> None:
-        """The sequence has ended. One that was never proposed for is none to forget."""
+        """Forget an ended sequence; unknown ids are ignored."""

@@ -1,4 +1,4 @@
-"""What speculation did so far."""
+"""Counters of speculative decoding."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 @dataclass
 class SpeculationMetrics:
-    """rows: decoded rows; a prompt's last chunk is none, however short. proposed, accepted: candidates that ran, and
-    those that the model agreed with; of a request that was cancelled meanwhile, none.
+    """rows: decoded rows; a prompt's last chunk is none, however short. proposed, accepted: draft tokens that ran, and
+    those that the model accepted; requests cancelled during the step count none.
 
-    chosen: rows by the number of candidates that they ran with. state_bytes: device memory of the states of one
-    candidate of one row; 0 for a model without recurrent layers. failures: how often the drafter failed.
+    chosen: rows by the number of draft tokens that they ran with. state_bytes: device memory of the states of one
+    draft token of one row; 0 for a model without recurrent layers. failures: how often the drafter failed.
     """
 
     state_bytes: int = 0
@@ -24,7 +24,7 @@ class SpeculationMetrics:
 
     @property
     def acceptance(self) -> float | None:
-        """Share of the candidates that were accepted; None before the first."""
+        """Share of the draft tokens that were accepted; None before the first."""
         return self.accepted / self.proposed if self.proposed else None
 
     @property
@@ -40,20 +40,20 @@ class SpeculationMetrics:
             "accepted": self.accepted,
             "acceptance": self.acceptance,
             "tokens_per_row": self.tokens_per_row,
-            "rows_by_candidates": {str(count): rows for count, rows in sorted(self.chosen.items())},
-            "state_bytes_per_candidate": self.state_bytes,
+            "rows_by_draft_tokens": {str(count): rows for count, rows in sorted(self.chosen.items())},
+            "state_bytes_per_draft_token": self.state_bytes,
             "drafter_failures": self.failures,
         }
 
     def observe(self, proposed: int, accepted: int) -> None:
-        """A row ran with ``proposed`` candidates, of which ``accepted`` were right."""
+        """A row ran with ``proposed`` draft tokens, of which ``accepted`` were right."""
         self.rows += 1
         self.proposed += proposed
         self.accepted += accepted
         self.chosen[proposed] += 1
 
     def observe_plain(self, rows: int) -> None:
-        """So many rows ran without candidates."""
+        """So many rows ran without draft tokens."""
         if rows:
             self.rows += rows
             self.chosen[0] += rows

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hybridge.runtime.speculation.drafter import Wanted
+from hybridge.runtime.speculation.drafter import DraftRequest
 from hybridge.runtime.speculation.ngram_index import NgramIndex
 from hybridge.runtime.speculation.proposal import Proposal
 
@@ -20,8 +20,8 @@ class NgramDrafter:
         self._shortest, self._longest = shortest, longest
         self._indices: dict[int, NgramIndex] = {}
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
-        return [Proposal(self._index(each.sequence).propose(each.tokens, each.most)) for each in wanted]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        return [Proposal(self._index(each.sequence).propose(each.tokens, each.most)) for each in requests]
 
     def forget(self, sequence: int) -> None:
         self._indices.pop(sequence, None)

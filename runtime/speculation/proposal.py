@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridge.artifact.errors import RequestError
-from hybridge.runtime.sampling import Guess
+from hybridge.runtime.sampling import DraftToken
 
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """Candidate tokens in their order; there may be none.
+    """Draft tokens in their order; there may be none.
 
     probabilities [tokens, vocab]: what each was drawn from, given those before it; None for a draft that does not draw.
     """
@@ -37,8 +37,8 @@ class Proposal:
             return self
         return Proposal(self.token_ids[:count], None if self.probabilities is None else self.probabilities[:count])
 
-    def guess(self, index: int) -> Guess | None:
+    def draft_token(self, index: int) -> DraftToken | None:
         """What is guessed for place ``index``; None past the end."""
         if index >= len(self.token_ids):
             return None
-        return Guess(self.token_ids[index], None if self.probabilities is None else self.probabilities[index])
+        return DraftToken(self.token_ids[index], None if self.probabilities is None else self.probabilities[index])

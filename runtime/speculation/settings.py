@@ -9,7 +9,7 @@ from pathlib import Path
 from hybridge.artifact.errors import EngineError, SettingError
 from hybridge.artifact.settings import checked_int
 from hybridge.runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT
-from hybridge.runtime.speculation.candidate_count import CandidateCount
+from hybridge.runtime.speculation.draft_length import DraftLength
 from hybridge.runtime.speculation.drafter import Drafter
 from hybridge.runtime.speculation.ngram_drafter import NgramDrafter
 from hybridge.runtime.speculation.step_cost import StepCost
@@ -22,7 +22,7 @@ class DraftModel:
     """A draft model: any paged artifact with the same tokenizer as the model.
 
     engine: name of its engine; "auto": the model's. threads: CPU threads; None: the engine's choice. memory_bytes:
-    size of its caches; None: enough for all rows, at most 1 GiB on a CPU or a tenth of a device's free memory. draws:
+    size of its caches; None: enough for all rows, at most 1 GiB on a CPU or a tenth of a device's free memory. samples:
     for requests that sample, sample the draft tokens too, with the request's settings, instead of proposing the most
     likely ones. Answers keep their distribution, but a seed gives other answers than without drafting.
     """
@@ -31,21 +31,20 @@ class DraftModel:
     engine: str = "auto"
     threads: int | None = None
     memory_bytes: int | None = None
-    draws: bool = False
+    samples: bool = False
 
 
 @dataclass(frozen=True)
 class SpeculationSettings:
-    """tokens: the most candidates of a sequence in one step; a request may ask for fewer (SamplingParams).
+    """tokens: maximum number of draft tokens per sequence and step; a request may ask for fewer (SamplingParams).
 
     drafter: "ngram" (what followed the same tokens before in the prompt or the output), "mtp" (the checkpoint's own
     multi-token prediction head), a DraftModel, or a Drafter. shortest and longest: how many last tokens "ngram" looks
-    for. adaptive: choose the number of candidates from the measured acceptance of each sequence, where a step takes 1 +
-    candidate_cost for each; None: as measured. mode: what becomes of recurrent states, "snapshot" (one is kept after
-    each candidate, in slots of the sequence), "replay" (they wait, and are advanced by the candidates that were right)
-    or "auto" (they wait where the engine can, each operator's as it costs less); or a mapping of operators to "replay"
-    or "snapshot" (all wait; a state is kept after each candidate, of which the right one is copied), of the others as
-    it costs less. SettingError names a bad value.
+    for. adaptive: choose the draft length from the measured acceptance of each sequence; a draft token adds the share
+    draft_token_cost to the time of a step (None: as measured). mode: rollback of recurrent states by "snapshot" (one
+    after each draft token, in slots of the sequence), "replay" (accepted tokens are computed again) or "auto" (replay
+    where the engine can, with the cheaper way for each operator); or a mapping of operators to "replay" or "snapshot",
+    with the cheaper way for the others. SettingError names a bad value.
     """
 
     tokens: int = 4
@@ -53,7 +52,7 @@ class SpeculationSettings:
     shortest: int = 2
     longest: int = 4
     adaptive: bool = True
-    candidate_cost: float | None = None
+    draft_token_cost: float | None = None
     mode: str | Mapping[str, str] = AUTO
 
     def __post_init__(self) -> None:
@@ -71,11 +70,12 @@ class SpeculationSettings:
         for mode in self.mode.values() if isinstance(self.mode, Mapping) else (self.mode,):
             if mode not in (REPLAY, SNAPSHOT) and (named or mode != AUTO):
                 known = f"{REPLAY!r} or {SNAPSHOT!r}"
-                wanted = f"{known} for each operator" if named else f"{AUTO!r}, {known}"
-                raise SettingError(f"speculation: mode: expected {wanted}, found {mode!r}")
-        if self.candidate_cost is not None and not 0 <= self.candidate_cost <= 1:
+                expected = f"{known} for each operator" if named else f"{AUTO!r}, {known}"
+                raise SettingError(f"speculation: mode: expected {expected}, found {mode!r}")
+        if self.draft_token_cost is not None and not 0 <= self.draft_token_cost <= 1:
             raise SettingError(
-                f"speculation: candidate_cost: expected a share of a step from 0 to 1, found {self.candidate_cost!r}"
+                "speculation: draft_token_cost: expected a share of a step from 0 to 1, found "
+                f"{self.draft_token_cost!r}"
             )
 
     def make_drafter(self) -> Drafter:
@@ -88,8 +88,8 @@ class SpeculationSettings:
             )
         return self.drafter
 
-    def make_count(self, asked: int | None, measured: StepCost) -> CandidateCount:
-        """The counter of one sequence, whose request asked for at most ``asked`` candidates."""
+    def make_count(self, asked: int | None, measured: StepCost) -> DraftLength:
+        """The counter of one sequence, whose request asked for at most ``asked`` draft tokens."""
         most = self.tokens if asked is None else min(asked, self.tokens)
-        cost = measured.relative_time if self.candidate_cost is None else self.candidate_cost
-        return CandidateCount(most, cost, self.adaptive)
+        cost = measured.relative_time if self.draft_token_cost is None else self.draft_token_cost
+        return DraftLength(most, cost, self.adaptive)

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 # Assumed cost of one and of four draft tokens per row, used before anything is measured. Each always counts as half a
 # step, so that the slope is defined even if all steps have the same number of draft tokens.
-_GUESSES, _GUESS_WEIGHT = ((1.0, 0.1), (4.0, 0.4)), 0.5
+_PRIOR_POINTS, _PRIOR_WEIGHT = ((1.0, 0.1), (4.0, 0.4)), 0.5
 # Steps of each kind to remember; their median counts, so that single delays do not matter.
 _STEPS = 9
 Kind = TypeVar("Kind", int, float)
@@ -32,18 +32,18 @@ class StepCost:
         """Whether a step of ``rows`` rows without draft tokens has been measured."""
         return rows in self._plain_seconds
 
-    def relative_time(self, candidates: float, rows: int = 1) -> float:
+    def relative_time(self, draft_tokens: float, rows: int = 1) -> float:
         """Relative time of a step of ``rows`` rows with this many draft tokens per row; 1.0 without any."""
-        return self._line(rows).relative_time(candidates) if candidates else 1.0
+        return self._line(rows).relative_time(draft_tokens) if draft_tokens else 1.0
 
-    def observe(self, rows: int, candidates: int, seconds: float) -> None:
-        """Record a decode step of ``rows`` rows, with ``candidates`` draft tokens in total, that took ``seconds``."""
-        if (rows, candidates) not in self._begun:
-            self._begun.add((rows, candidates))
-        elif not candidates:
+    def observe(self, rows: int, draft_tokens: int, seconds: float) -> None:
+        """Record a decode step of ``rows`` rows, with ``draft_tokens`` draft tokens in total, that took ``seconds``."""
+        if (rows, draft_tokens) not in self._begun:
+            self._begun.add((rows, draft_tokens))
+        elif not draft_tokens:
             self._plain_seconds[rows] = _latest(self._plain, rows, seconds)[1]
         elif (plain := self._plain_seconds.get(rows, 0.0)) > 0:
-            self._line(rows).observe(round(candidates / rows, 1), seconds / plain - 1.0)
+            self._line(rows).observe(round(draft_tokens / rows, 1), seconds / plain - 1.0)
 
     def _line(self, rows: int) -> _Line:
         about = (rows - 1).bit_length()
@@ -61,21 +61,21 @@ class _Line:
         self._points: dict[float, tuple[float, float]] = {}
         self._fixed, self._slope = self._fitted()
 
-    def relative_time(self, candidates: float) -> float:
-        return 1.0 + self._fixed + self._slope * candidates
+    def relative_time(self, draft_tokens: float) -> float:
+        return 1.0 + self._fixed + self._slope * draft_tokens
 
-    def observe(self, candidates: float, extra: float) -> None:
+    def observe(self, draft_tokens: float, extra: float) -> None:
         """Record a step that took 1 + ``extra`` times as long as one without draft tokens."""
-        self._points[candidates] = _latest(self._extra, candidates, extra)
+        self._points[draft_tokens] = _latest(self._extra, draft_tokens, extra)
         self._fixed, self._slope = self._fitted()
 
     def _fitted(self) -> tuple[float, float]:
         """Intercept and slope, both at least 0."""
         weight = first = second = extra = product = 0.0
-        guesses = [(candidates, (_GUESS_WEIGHT, guess)) for candidates, guess in _GUESSES]
-        for candidates, (share, value) in (*guesses, *self._points.items()):
-            weight, first, second = weight + share, first + share * candidates, second + share * candidates**2
-            extra, product = extra + share * value, product + share * candidates * value
+        prior = [(draft_tokens, (_PRIOR_WEIGHT, value)) for draft_tokens, value in _PRIOR_POINTS]
+        for draft_tokens, (share, value) in (*prior, *self._points.items()):
+            weight, first, second = weight + share, first + share * draft_tokens, second + share * draft_tokens**2
+            extra, product = extra + share * value, product + share * draft_tokens * value
         slope = max(0.0, (weight * product - first * extra) / (weight * second - first * first))
         return max(0.0, (extra - slope * first) / weight), slope
 

@@ -122,12 +122,12 @@ class ChatTemplate:
                 "the checkpoint has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): "
                 "use a plain prompt"
             )
-        wanted = name or ("tool_use" if tools is not None and "tool_use" in self._templates else "default")
-        if wanted not in self._templates:
+        requested = name or ("tool_use" if tools is not None and "tool_use" in self._templates else "default")
+        if requested not in self._templates:
             raise RequestError(
-                f"template: expected one of {', '.join(sorted(self._templates))}, found {wanted!r}: name one of them"
+                f"template: expected one of {', '.join(sorted(self._templates))}, found {requested!r}: name one of them"
             )
-        return self._templates[wanted]
+        return self._templates[requested]
 
 
 def _template_files(folder: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 # What a decoder shows for bytes that are not, or not yet, a character.
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # A character has at most 4 bytes; with more tokens than this held back, the text is simply not UTF-8.
-_MAX_HELD_TOKENS = 32
+_MAX_PENDING_TOKENS = 32
 
 
 class Detokenizer(ABC):
@@ -53,8 +53,8 @@ class WindowDetokenizer(Detokenizer):
     def push(self, token: int) -> str:
         self._window.append(token)
         before, after = self._texts()
-        held = len(self._window) - self._shown
-        if (after.endswith(_REPLACEMENT) or len(after) <= len(before)) and held <= _MAX_HELD_TOKENS:
+        pending = len(self._window) - self._shown
+        if (after.endswith(_REPLACEMENT) or len(after) <= len(before)) and pending <= _MAX_PENDING_TOKENS:
             return ""
         # The tokens shown last become the context of the next ones.
         del self._window[: self._shown]

@@ -16,7 +16,7 @@ class StopStrings:
         """``shows_stop``: the text ends with the stop string, else before it."""
         self._stops, self._shows_stop = tuple(stops), shows_stop
         self._longest = max(map(len, stops), default=0)
-        self._held = ""
+        self._pending = ""
         self.found: str | None = None
 
     def push(self, text: str, may_end: bool = True) -> str:
@@ -29,24 +29,24 @@ class StopStrings:
         if self.found is not None:
             return ""
         # A stop string that lies in what was held back already was complete when it did not count.
-        known, held = len(self._held), self._held + text
+        known, pending = len(self._pending), self._pending + text
         matches = [
             (at + len(stop), at, stop)
             for stop in self._stops
-            if may_end and (at := held.find(stop, max(0, known - len(stop) + 1))) >= 0
+            if may_end and (at := pending.find(stop, max(0, known - len(stop) + 1))) >= 0
         ]
         if matches:
             end, start, self.found = min(matches)
-            self._held = ""
-            return held[: end if self._shows_stop else start]
-        keep = self._possible_start(held)
-        self._held = held[len(held) - keep :]
-        return held[: len(held) - keep]
+            self._pending = ""
+            return pending[: end if self._shows_stop else start]
+        keep = self._possible_start(pending)
+        self._pending = pending[len(pending) - keep :]
+        return pending[: len(pending) - keep]
 
     def flush(self) -> str:
         """The text that was held back, when the generation ends without a stop string."""
-        held, self._held = self._held, ""
-        return held
+        pending, self._pending = self._pending, ""
+        return pending
 
     def _possible_start(self, text: str) -> int:
         """Length of the longest end of ``text`` with which a stop string begins."""

@@ -11,5 +11,5 @@ def test_the_report_has_both_texts_and_the_counts() -> None:
     assert [target["limit"] for target in document["targets"]] == [1.5]
     for measured in (results["repeats"], results["does not repeat"], results["batches"]["3"]):
         assert measured["tokens_per_row"] >= 1
-    assert results["state_bytes_per_candidate"] > 0
-    assert max(map(int, results["rows_by_candidates"])) <= 2
+    assert results["state_bytes_per_draft_token"] > 0
+    assert max(map(int, results["rows_by_draft_tokens"])) <= 2

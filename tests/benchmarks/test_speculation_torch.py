@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 from benchmarks.plots import draw
 from benchmarks.speculation_torch import OracleDrafter, SpeculationTorchSettings
-from hybridge.runtime.speculation import Wanted
+from hybridge.runtime.speculation import DraftRequest
 from tests.benchmarks.measured import correct
 from tests.benchmarks.shapes import TINY
 
@@ -29,10 +29,12 @@ def test_it_measures_what_the_targets_name(tmp_path: Path) -> None:
     assert set(results["steps"]) == {"1", "2"} and set(results["steps"]["2"]["us"]) == {"1", "2", "3"}
     fixed, adaptive = (results["acceptance"]["0.7"][name] for name in ("fixed", "adaptive"))
     assert fixed["mean_chosen"] > 1.5 and 0 < fixed["acceptance"] < 1 < fixed["tokens_per_row"]
-    assert set(adaptive["rows_by_candidates"]) <= {"0", "1", "2"}
-    assert 0 < results["state_bytes_per_candidate"] < results["state_bytes_of_a_snapshot"]
+    assert set(adaptive["rows_by_draft_tokens"]) <= {"0", "1", "2"}
+    assert 0 < results["state_bytes_per_draft_token"] < results["state_bytes_of_a_snapshot"]
     assert set(results["modes"].values()) == {"replay"}
-    kept = {way: results["acceptance"]["0.7"][way]["state_bytes_per_candidate"] for way in results["acceptance"]["0.7"]}
+    kept = {
+        way: results["acceptance"]["0.7"][way]["state_bytes_per_draft_token"] for way in results["acceptance"]["0.7"]
+    }
     assert kept["fixed"] < kept["fixed mixed"] < kept["fixed snapshot"] == results["state_bytes_of_a_snapshot"]
     replay = results["replay_steps"]["2"]
     assert set(replay["us"]) == {"check", "check and advance", "advance, wall"} and replay["share"]["median"] < 1
@@ -44,10 +46,10 @@ def test_the_oracle_is_right_as_often_as_it_is_told() -> None:
     right = [
         token == text[size + place]
         for size in range(1, 990)
-        for place, token in enumerate(oracle.propose([Wanted(0, text[:size], 4)])[0].token_ids)
+        for place, token in enumerate(oracle.propose([DraftRequest(0, text[:size], 4)])[0].token_ids)
     ]
     assert 0.67 < sum(right) / len(right) < 0.73
-    assert oracle.propose([Wanted(0, text, 4)])[0].token_ids == ()
+    assert oracle.propose([DraftRequest(0, text, 4)])[0].token_ids == ()
 
 
 def test_the_picture_has_every_chance(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""hybridge run with drafts: the same text, and what became of the candidates."""
+"""hybridge run with drafts: the same text, and what became of the draft tokens."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def test_the_text_is_that_of_plain_decoding(capfd: Capture, paged: Path) -> None
         shown = hybridge(capfd, "run", paged, *RUN, *options)
         assert shown.code == 0, shown.err
         assert shown.document["token_ids"] == plain.document["token_ids"]
-        assert shown.document["speculation"]["state_bytes_per_candidate"] > 0
+        assert shown.document["speculation"]["state_bytes_per_draft_token"] > 0
         assert "[drafts: " in shown.err
     own = shown.document["speculation"]
     # The model that drafts for itself is always right.
-    assert own["acceptance"] == 1.0 and set(own["rows_by_candidates"]) <= {"0", "1", "2"}
+    assert own["acceptance"] == 1.0 and set(own["rows_by_draft_tokens"]) <= {"0", "1", "2"}
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,10 @@ def test_the_text_is_that_of_plain_decoding(capfd: Capture, paged: Path) -> None
         (("--speculative-mode", "replay"), "--speculative-mode replay: expected --draft or --draft-tokens beside it"),
         (("--draft", "nowhere"), "nowhere"),
         (
-            ("--draft", "mtp", "--draft-draws"),
-            "--draft-draws: expected the folder of a draft model as --draft, found mtp",
+            ("--draft", "mtp", "--draft-sampling"),
+            "--draft-sampling: expected the folder of a draft model as --draft, found mtp",
         ),
-        (("--draft-tokens", "2", "--draft-draws"), "as --draft, found none"),
+        (("--draft-tokens", "2", "--draft-sampling"), "as --draft, found none"),
         (
             ("--draft-tokens", "2", "--speculative-mode", "gated_delta_rule=replay"),
             "expected modes of the recurrent operators causal_conv1d, update_ssm_state, found 'gated_delta_rule'",
@@ -57,7 +57,7 @@ def test_what_cannot_be_is_refused(capfd: Capture, paged: Path, options: tuple[s
 
 def test_a_draft_model_may_draw(capfd: Capture, paged: Path) -> None:
     """One that drafts for itself is always right then."""
-    drawn = ("--temperature", "1.5", "--seed", "3", "--draft", paged, "--draft-draws")
+    drawn = ("--temperature", "1.5", "--seed", "3", "--draft", paged, "--draft-sampling")
     shown = hybridge(capfd, "run", paged, *RUN, *drawn)
     assert shown.code == 0 and shown.document["speculation"]["acceptance"] == 1.0
 

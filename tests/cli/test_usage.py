@@ -18,7 +18,7 @@ FLAGS = {
     "build-engine": "--target --compute-capability --plugins --max-batch --max-seq-len --overwrite --json --quiet",
     "run": "--prompt --prompt-file --chat --system --prompt-ids --sampling "
     "--engine --max-new-tokens --temperature --top-k --top-p --min-p "
-    "--repetition-penalty --seed --stop --draft --draft-tokens --draft-draws --speculative-mode --engine-folder "
+    "--repetition-penalty --seed --stop --draft --draft-tokens --draft-sampling --speculative-mode --engine-folder "
     "--threads --json --quiet",
     "inspect": "--check --onnx-check --json --quiet",
     "bench": "--engine --json --plot --quiet",

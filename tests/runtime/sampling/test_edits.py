@@ -153,7 +153,7 @@ def raise_unprintable() -> None:
         (lambda tokens, logits: logits * np.nan, r"logits_processors\[0\]: .* finite or -inf, found nan at token 0"),
         (lambda tokens, logits: logits + np.inf, r"logits_processors\[0\]: .* finite or -inf, found inf at token 0"),
         (lambda tokens, logits: np.full(VOCAB, 1e39), r"logits_processors\[0\]: .* found inf at token 0"),
-        (lambda tokens, logits: np.full_like(logits, -np.inf), "expected a token that can be drawn, found none"),
+        (lambda tokens, logits: np.full_like(logits, -np.inf), "expected a token that can be sampled, found none"),
     ],
 )
 def test_a_bad_processor_is_an_error_of_its_request(processor: Any, words: str) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.sampling.edits import edited_rows
 from hybridge.runtime.sampling.history import AnswerHistory
-from hybridge.runtime.sampling.sampler import candidates
+from hybridge.runtime.sampling.sampler import surviving_tokens
 from tests.support.effort import examples
 
 transformers = pytest.importorskip("transformers", reason="transformers is the oracle")
@@ -37,7 +37,7 @@ def oracle_probabilities(logits: np.ndarray, seen: list[int], params: SamplingPa
 
 def our_probabilities(logits: np.ndarray, seen: list[int], params: SamplingParams) -> np.ndarray:
     scores = edited_rows(logits[None], [AnswerHistory(params, seen).edits(logits.size)])[0]
-    ids, weights = candidates(scores, float(scores.max()), params)
+    ids, weights = surviving_tokens(scores, float(scores.max()), params)
     probabilities = np.zeros(logits.size)
     probabilities[slice(None) if ids is None else ids] = weights.astype(np.float64) / weights.sum(dtype=np.float64)
     return probabilities
@@ -108,7 +108,7 @@ def test_any_combination_equals_transformers(
 
 def test_ties_with_the_kth_token_stay() -> None:
     logits = np.array([1.0, 3.0, 3.0, 3.0, 0.0], np.float32)
-    ids, _ = candidates(logits, 3.0, SamplingParams(temperature=1.0, top_k=2))
+    ids, _ = surviving_tokens(logits, 3.0, SamplingParams(temperature=1.0, top_k=2))
     assert ids is not None and ids.tolist() == [1, 2, 3]
     assert_same_distribution(logits, [0], SamplingParams(temperature=1.0, top_k=2))
 
@@ -122,5 +122,5 @@ def test_masked_tokens_never_survive() -> None:
 
 def test_a_temperature_near_zero_is_greedy() -> None:
     logits = np.array([0.0, 2.0, 1.0], np.float32)
-    ids, weights = candidates(logits, 2.0, SamplingParams(temperature=1e-300))
+    ids, weights = surviving_tokens(logits, 2.0, SamplingParams(temperature=1e-300))
     assert ids is None and weights.tolist() == [0.0, 1.0, 0.0]

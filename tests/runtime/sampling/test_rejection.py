@@ -1,11 +1,11 @@
-"""A guess changes how a token is drawn, never its distribution."""
+"""A draft token changes how a token is sampled, never its distribution."""
 
 import numpy as np
 import pytest
 
 from hybridge.artifact.errors import RequestError
-from hybridge.runtime.sampling import Guess, Sampler, SamplingParams
-from hybridge.runtime.sampling.sampler import candidates
+from hybridge.runtime.sampling import DraftToken, Sampler, SamplingParams
+from hybridge.runtime.sampling.sampler import surviving_tokens
 from tests.runtime.sampling.chi_square import chi_square_fits
 
 VOCAB = 13
@@ -16,7 +16,7 @@ def logits_of(seed: int) -> np.ndarray:
 
 
 def target(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    ids, weights = candidates(logits, float(logits.max()), params)
+    ids, weights = surviving_tokens(logits, float(logits.max()), params)
     p = np.zeros(VOCAB)
     p[slice(None) if ids is None else ids] = weights.astype(np.float64)
     return p / p.sum()
@@ -42,7 +42,7 @@ def test_draws_with_guesses_follow_the_target(params: SamplingParams, kind: str)
     counts = np.zeros(VOCAB, np.int64)
     for token in rng.choice(VOCAB, draws, p=q):
         # q is given in another scale: it need not be normalised.
-        chosen, _ = sampler.sample(logits, guess=Guess(int(token), (3 * q).astype(np.float64)))
+        chosen, _ = sampler.sample(logits, draft_token=DraftToken(int(token), (3 * q).astype(np.float64)))
         counts[chosen] += 1
         kept += chosen == token
     assert chi_square_fits(counts, draws * p)
@@ -55,22 +55,25 @@ def test_a_guess_without_probabilities_changes_no_draw() -> None:
     params = SamplingParams(temperature=1.0, top_p=0.9, repetition_penalty=1.3, seed=9)
     plain, guessing = Sampler(params, [1, 2]), Sampler(params, [1, 2])
     for step in range(50):
-        assert plain.sample(logits_of(step))[0] == guessing.sample(logits_of(step), guess=Guess(step % VOCAB))[0]
+        assert (
+            plain.sample(logits_of(step))[0]
+            == guessing.sample(logits_of(step), draft_token=DraftToken(step % VOCAB))[0]
+        )
 
 
 def test_greedy_knows_no_guess() -> None:
     logits = logits_of(6)
     q = np.full(VOCAB, 1 / VOCAB)
     sampler = Sampler(SamplingParams(repetition_penalty=1.1))
-    assert sampler.sample(logits, guess=Guess(int(logits.argmin()), q))[0] == int(logits.argmax())
+    assert sampler.sample(logits, draft_token=DraftToken(int(logits.argmin()), q))[0] == int(logits.argmax())
 
 
 def test_a_guess_that_its_distribution_cannot_give_is_refused() -> None:
     with pytest.raises(RequestError, match="found token 2 of 3 without probability"):
-        Guess(2, np.array([0.5, 0.5, 0.0]))
+        DraftToken(2, np.array([0.5, 0.5, 0.0]))
     with pytest.raises(RequestError, match="found token 3 of 3"):
-        Guess(3, np.ones(3))
+        DraftToken(3, np.ones(3))
     with pytest.raises(RequestError, match="finite and not negative"):
-        Sampler(SamplingParams(temperature=1.0)).sample(logits_of(1), guess=Guess(1, np.full(VOCAB, np.inf)))
+        Sampler(SamplingParams(temperature=1.0)).sample(logits_of(1), draft_token=DraftToken(1, np.full(VOCAB, np.inf)))
     with pytest.raises(RequestError, match="finite and not negative"):
-        Sampler(SamplingParams(temperature=1.0)).sample(logits_of(1), guess=Guess(1, np.arange(VOCAB) - 0.5))
+        Sampler(SamplingParams(temperature=1.0)).sample(logits_of(1), draft_token=DraftToken(1, np.arange(VOCAB) - 0.5))

@@ -6,7 +6,7 @@ import pytest
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.sampling import Sampler, SamplingParams
 from hybridge.runtime.sampling.logprobs import token_logprobs
-from hybridge.runtime.sampling.sampler import candidates
+from hybridge.runtime.sampling.sampler import surviving_tokens
 from tests.runtime.sampling.chi_square import chi_square_fits
 
 
@@ -41,7 +41,7 @@ def test_draws_follow_the_distribution(vocab: int, params: SamplingParams) -> No
     logits, draws = random_logits(vocab), 20_000
     sampler = Sampler(params.__class__(**{**params.__dict__, "seed": 7}))
     counts = np.bincount([sampler.sample(logits)[0] for _ in range(draws)], minlength=vocab)
-    ids, weights = candidates(logits, float(logits.max()), params)
+    ids, weights = surviving_tokens(logits, float(logits.max()), params)
     expected = np.zeros(vocab)
     expected[slice(None) if ids is None else ids] = draws * weights.astype(np.float64) / weights.sum(dtype=np.float64)
     assert chi_square_fits(counts, expected)

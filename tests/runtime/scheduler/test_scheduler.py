@@ -189,12 +189,12 @@ def test_the_budget_holds_all_rows_that_decode():
 
 
 def test_candidates_take_no_block_and_no_token_that_another_sequence_needs():
-    """One block is free: the first sequence wants it for candidates, the second for its next token."""
+    """One block is free: the first sequence wants it for draft tokens, the second for its next token."""
     toy = ToyServer(paged_config(PURE_ATTENTION, 16), PoolSizes(4, 4, 0), max_tokens=16, max_rows=2)
     first, second = toy.scheduler.add(request(7, 9)), toy.scheduler.add(request(4, 5, seed=7))
     toy.step()
     plan = toy.scheduler.plan({first.id: (1, 2)})
-    assert rows(plan) == {first.id: 1, second.id: 1} and not plan.rows[0].candidates and second.state is State.RUNNING
+    assert rows(plan) == {first.id: 1, second.id: 1} and not plan.rows[0].draft_tokens and second.state is State.RUNNING
 
 
 def test_the_budget_holds_as_many_candidates_as_it_has_tokens():

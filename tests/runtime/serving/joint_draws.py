@@ -20,7 +20,7 @@ def check_draws(loop: ServingLoop, engine: ToyPagedEngine, params: dict[str, Any
     """AssertionError unless the first ``new`` tokens of ``runs`` answers, together, follow the product of the
     written-out distributions."""
     for seed in range(runs):
-        # The last token is never a candidate: more than those that are counted.
+        # The last token is never a draft token: more than those that are counted.
         loop.add(asked(PROMPT, new + 2, seed=seed, **params))
     outputs = []
     while loop.busy:

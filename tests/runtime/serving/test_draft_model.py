@@ -13,7 +13,7 @@ from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.draft_model import ModelDrafter
 from hybridge.runtime.serving.settings import ServingSettings
-from hybridge.runtime.speculation import DraftModel, SpeculationSettings, Wanted
+from hybridge.runtime.speculation import DraftModel, DraftRequest, SpeculationSettings
 from tests.runtime.serving.toy_loop import answers as answers_of
 from tests.runtime.serving.toy_loop import asked, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID
@@ -45,8 +45,8 @@ def test_any_number_of_right_candidates(kind: str, memory: int | None) -> None:
     given = empty = 0
     for _ in range(60):
         chosen = sorted(rng.permutation(list(texts))[: int(rng.integers(1, 5))].tolist())
-        wanted = [Wanted(id_, texts[id_], int(rng.integers(1, MOST + 1))) for id_ in chosen]
-        for each, proposal in zip(wanted, drafter.propose(wanted), strict=True):
+        requests = [DraftRequest(id_, texts[id_], int(rng.integers(1, MOST + 1))) for id_ in chosen]
+        for each, proposal in zip(requests, drafter.propose(requests), strict=True):
             found = proposal.token_ids
             given, empty = given + bool(found), empty + (not found)
             assert not found or found == greedy(engine, texts[each.sequence], each.most)
@@ -64,53 +64,53 @@ def test_a_step_runs_all_sequences_and_consumes_what_is_new_alone() -> None:
 
     def counted() -> tuple[int, int]:
         steps, tokens = engine.steps, engine.tokens
-        wanted = [Wanted(id_, text, MOST) for id_, text in enumerate(texts)]
-        for text, proposal in zip(texts, drafter.propose(wanted), strict=True):
+        requests = [DraftRequest(id_, text, MOST) for id_, text in enumerate(texts)]
+        for text, proposal in zip(texts, drafter.propose(requests), strict=True):
             text += [*proposal.token_ids[:2], 60]
         return engine.steps - steps, engine.tokens - tokens
 
-    # The prompts and three candidates of each; then one new token, as the candidates were consumed when they came.
+    # The prompts and three draft tokens of each; then one new token, as the draft tokens were consumed when they came.
     assert [counted(), counted()] == [(MOST, 6 + 9), (MOST, 3 + 9)]
 
 
 def test_tokens_that_one_model_does_not_have() -> None:
     larger, engine = drafter_of(HYBRID, vocab=VOCAB + 40)
     for start in range(12):
-        (proposal,) = larger.propose([Wanted(start, [start, 3], MOST)])
+        (proposal,) = larger.propose([DraftRequest(start, [start, 3], MOST)])
         whole = greedy(engine, [start, 3], MOST)
         end = next((i for i, token in enumerate(whole) if token >= VOCAB), MOST)
         assert proposal.token_ids == whole[:end]
     smaller, engine = drafter_of(HYBRID, vocab=40)
-    one, other = smaller.propose([Wanted(0, [1, 50], MOST), Wanted(1, [1, 5], MOST)])
+    one, other = smaller.propose([DraftRequest(0, [1, 50], MOST), DraftRequest(1, [1, 5], MOST)])
     assert one.token_ids == () and other.token_ids == greedy(engine, [1, 5], MOST)
 
 
 def test_there_is_none_beyond_the_drafts_own_length() -> None:
     engine = ToyPagedEngine(paged_config(HYBRID, max_seq_len=10))
     drafter = ModelDrafter(engine, VOCAB, 1, LENGTH, MOST)
-    sizes = [len(drafter.propose([Wanted(n, [1] * n, MOST)])[0]) for n in (7, 8, 9, 10, 11, 30)]
+    sizes = [len(drafter.propose([DraftRequest(n, [1] * n, MOST)])[0]) for n in (7, 8, 9, 10, 11, 30)]
     assert sizes == [4, 3, 2, 1, 0, 0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whoever_found_no_room_in_a_step_asks_again(kind: str) -> None:
-    """With the same tokens, and another number of candidates; nothing was accepted in between."""
+    """With the same tokens, and another number of draft tokens; nothing was accepted in between."""
     drafter, engine = drafter_of(KINDS[kind])
     text = [1, 2, 3, 4, 5, 6, 7]
     for most in (1, 1, MOST, 2, MOST):
-        [proposal] = drafter.propose([Wanted(0, text, most)])
+        [proposal] = drafter.propose([DraftRequest(0, text, most)])
         assert proposal.token_ids == greedy(engine, text, most)
     text += [*greedy(engine, text, 2), 60]
-    assert drafter.propose([Wanted(0, text, MOST)])[0].token_ids == greedy(engine, text, MOST)
+    assert drafter.propose([DraftRequest(0, text, MOST)])[0].token_ids == greedy(engine, text, MOST)
 
 
 def test_after_a_failure_it_begins_anew() -> None:
     drafter, engine = drafter_of(HYBRID)
     engine.fail_at = {3}
     with pytest.raises(EngineError, match="told to fail"):
-        drafter.propose([Wanted(0, [1, 2], MOST)])
+        drafter.propose([DraftRequest(0, [1, 2], MOST)])
     engine.poison(range(engine.sizes.num_blocks), range(engine.sizes.num_slots))
-    assert drafter.propose([Wanted(0, [1, 2], MOST)])[0].token_ids == greedy(engine, [1, 2], MOST)
+    assert drafter.propose([DraftRequest(0, [1, 2], MOST)])[0].token_ids == greedy(engine, [1, 2], MOST)
 
 
 def test_a_failure_before_the_first_token_gives_all_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +121,8 @@ def test_a_failure_before_the_first_token_gives_all_memory_back(monkeypatch: pyt
 
     with monkeypatch.context() as patch, pytest.raises(EngineError, match="no such slot"):
         patch.setattr(engine, "zero_slots", broken)
-        drafter.propose([Wanted(0, [1, 2], MOST)])
-    assert drafter.propose([Wanted(1, [1, 2], MOST)])[0].token_ids == greedy(engine, [1, 2], MOST)
+        drafter.propose([DraftRequest(0, [1, 2], MOST)])
+    assert drafter.propose([DraftRequest(1, [1, 2], MOST)])[0].token_ids == greedy(engine, [1, 2], MOST)
 
 
 @pytest.mark.parametrize("memory", [100, 0])

@@ -1,4 +1,4 @@
-"""A drafter that fails costs the sequences that it was asked for their candidates, and nobody a token."""
+"""A failing drafter disables drafting for the sequences concerned; output is unaffected."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from hybridge.runtime.speculation import Proposal, Wanted
+from hybridge.runtime.speculation import DraftRequest, Proposal
 from tests.runtime.serving.test_speculation import speculating
 from tests.runtime.serving.toy_loop import answers, asked, run_all
 from tests.runtime.toy_engine import HYBRID
 from tests.runtime.toy_paged_engine import VOCAB, toy_greedy
 
-SLOWER = "requests go on without candidates, which is slower: "
+SLOWER = "requests continue without draft tokens, which is slower: "
 
 
-def raises(wanted: Sequence[Wanted]) -> list[Proposal]:
+def raises(requests: Sequence[DraftRequest]) -> list[Proposal]:
     raise ValueError("no memory")
 
 
-FAILURES: dict[str, tuple[Callable[[Sequence[Wanted]], list[Proposal]], str]] = {
+FAILURES: dict[str, tuple[Callable[[Sequence[DraftRequest]], list[Proposal]], str]] = {
     "raises": (raises, "no memory"),
-    "too few": (lambda wanted: [], "shorter than argument 1"),
+    "too few": (lambda requests: [], "shorter than argument 1"),
     "foreign": (
-        lambda wanted: [Proposal((VOCAB,)) for _ in wanted],
+        lambda requests: [Proposal((VOCAB,)) for _ in requests],
         f"expected proposed tokens from 0 to {VOCAB - 1}, found {VOCAB}: use a drafter with the same tokenizer",
     ),
-    "negative": (lambda wanted: [Proposal((1, -1)) for _ in wanted], f"from 0 to {VOCAB - 1}, found -1"),
+    "negative": (lambda requests: [Proposal((1, -1)) for _ in requests], f"from 0 to {VOCAB - 1}, found -1"),
     "other probabilities": (
-        lambda wanted: [Proposal((1,), np.full((1, VOCAB + 3), 0.1)) for _ in wanted],
+        lambda requests: [Proposal((1,), np.full((1, VOCAB + 3), 0.1)) for _ in requests],
         f"expected probabilities of the model's {VOCAB} tokens, found {VOCAB + 3}",
     ),
 }
@@ -69,7 +69,7 @@ def test_requests_go_on_without_candidates(failure: str, mode: str) -> None:
 
 
 def test_a_sequence_that_it_was_not_asked_for_keeps_its_candidates() -> None:
-    """Nothing of the first request was right at first: no candidate is worth its cost, and none is asked for."""
+    """Nothing of the first request was right at first: no draft token is worth its cost, and none is asked for."""
     loop, engine, drafter = speculating(HYBRID, [0], adaptive=True, cost=0.4)
     loop.add(asked([1, 2], 60))
     outputs = [output for _ in range(9) for output in loop.step()]
@@ -81,15 +81,15 @@ def test_a_sequence_that_it_was_not_asked_for_keeps_its_candidates() -> None:
     drafter.propose = raises
     with pytest.warns(RuntimeWarning, match=SLOWER):
         outputs += loop.step()
-    wanted: list[int] = []
+    requests: list[int] = []
 
-    def propose(given: Sequence[Wanted]) -> list[Proposal]:
-        wanted.extend(each.sequence for each in given)
+    def propose(given: Sequence[DraftRequest]) -> list[Proposal]:
+        requests.extend(each.sequence for each in given)
         return type(drafter).propose(drafter, given)
 
     drafter.propose = propose
     outputs += run_all(loop)
-    assert set(wanted) == {0}
+    assert set(requests) == {0}
     assert answers(outputs) == {
         (0, 0): tuple(toy_greedy(engine.config, [1, 2], 60)),
         (1, 0): tuple(toy_greedy(engine.config, [3], 9)),

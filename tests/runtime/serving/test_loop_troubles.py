@@ -76,7 +76,7 @@ def test_whatever_goes_wrong_with_a_token_ends_its_request_only(monkeypatch, par
 
 @pytest.mark.parametrize("part", ["choose", "piece"])
 def test_whatever_goes_wrong_with_the_token_of_a_candidate_ends_its_request_only(monkeypatch, part) -> None:
-    """And what the prefix cache gets of it ends before the first candidate that was wrong."""
+    """And what the prefix cache gets of it ends before the first draft token that was wrong."""
     loop, engine, _ = speculating(HYBRID, [1], prefix_cache="radix", mode="replay")
     bad, good = loop.add(asked([1], 9)), loop.add(asked([2], 9))
     original, calls = getattr(Sequence, part), 0
@@ -105,12 +105,12 @@ def test_a_drafter_that_is_interrupted_loses_no_piece() -> None:
     ids = [loop.add(asked([1], 12)), loop.add(asked([2], 12, speculative_tokens=0))]
     outputs, propose, calls = [], drafter.propose, 0
 
-    def interrupted(wanted):
+    def interrupted(requests):
         nonlocal calls
         calls += 1
         if calls in (1, 3):
             raise KeyboardInterrupt
-        return propose(wanted)
+        return propose(requests)
 
     drafter.propose = interrupted
     while loop.busy:

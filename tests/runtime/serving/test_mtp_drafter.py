@@ -19,7 +19,7 @@ from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.draft_rows import DraftedSequence, DraftRow, draft_inputs
-from hybridge.runtime.serving.hidden_places import HiddenPlaces
+from hybridge.runtime.serving.hidden_state_cache import HiddenStateCache
 from hybridge.runtime.serving.mtp_drafter import MtpDrafter
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.speculation import Proposal, SpeculationSettings
@@ -54,13 +54,13 @@ class Watched(MtpDrafter):
         self.origins: dict[int, int] = {}
 
     def launch(self, engine, inputs, rows):  # type: ignore[no-untyped-def]
-        self._watch({sequence: self._places.of(sequence).certain for sequence in self._places})
+        self._watch({sequence: self._states.of(sequence).certain for sequence in self._states})
         return super().launch(engine, inputs, rows)
 
-    def propose(self, wanted):  # type: ignore[no-untyped-def]
-        self._watch({each.sequence: len(each.tokens) - 1 for each in wanted})
-        found: list[Proposal] = super().propose(wanted)
-        for each, proposal in zip(wanted, found, strict=True):
+    def propose(self, requests):  # type: ignore[no-untyped-def]
+        self._watch({each.sequence: len(each.tokens) - 1 for each in requests})
+        found: list[Proposal] = super().propose(requests)
+        for each, proposal in zip(requests, found, strict=True):
             self.asked.append((each.sequence, list(each.tokens), each.most, proposal.token_ids))
             known = self._caches.find(each.sequence)
             if known is not None:
@@ -69,7 +69,7 @@ class Watched(MtpDrafter):
 
     def _watch(self, ends):  # type: ignore[no-untyped-def]
         for sequence, end in ends.items():
-            states = self._places.of(sequence)
+            states = self._states.of(sequence)
             if states is not None:
                 for position in range(states.begin, min(states.end, end)):
                     row = self._hidden.read(states.get(position, position + 1))[0]
@@ -85,16 +85,16 @@ def from_scratch(head: MtpHeadEngine, tokens: list[int], hidden: np.ndarray, mos
     head.read_from(rows)
     origin = len(tokens) - 1 - len(hidden)
     known, found = DraftedSequence([], list(range(8)), origin=origin), list[int]()
-    row, places, own = DraftRow(known, tokens[origin + 1 :], origin, -1), rows.first + np.arange(len(hidden)), 0
+    row, indices, own = DraftRow(known, tokens[origin + 1 :], origin, -1), rows.first + np.arange(len(hidden)), 0
     for _ in range(most):
-        inputs, flags = draft_inputs([row], 16), np.full(len(places), own, np.int32)
+        inputs, flags = draft_inputs([row], 16), np.full(len(indices), own, np.int32)
         own_places, none = np.array([1]), np.zeros(1, np.int32)
         best = head.run(
-            HeadInputs(**vars(inputs), hidden_places=places, is_own=flags, own_places=own_places, further=none)
+            HeadInputs(**vars(inputs), hidden_places=indices, is_own=flags, own_places=own_places, further=none)
         )
         found += best[0]
         row = DraftRow(known, found[-1:], len(tokens) - 2 + len(found), -1)
-        places, own = np.array([1]), 1
+        indices, own = np.array([1]), 1
     return tuple(found)
 
 
@@ -133,7 +133,7 @@ def test_proposals_are_what_the_head_says(engine: str, artifact: Path) -> None:
         assert metrics is not None and metrics.proposed > 20
     assert set(drafter.origins.values()) == {0}
     check_proposals(drafter, MtpHeadEngine(artifact))
-    assert not list(drafter._places) and len(drafter._places._free) == drafter._hidden.kept - 3
+    assert not list(drafter._states) and len(drafter._states._free) == drafter._hidden.kept - 3
 
 
 def test_a_sequence_that_others_began(artifact: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_head_of_nemotron_h(tmp_path: Path) -> None:
     overrides: dict[str, Any] = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 28}
     overrides |= {"hybrid_override_pattern": "ME*E-", "moe_shared_expert_intermediate_size": 20}
     save_with_mtp_head(tmp_path / "checkpoint", "nemotron_h", pattern="*E", **overrides)
-    # Where states wait, no slots of candidates are needed.
+    # Where states wait, no slots of draft tokens are needed.
     options = ExportOptions(layout="paged", max_batch_size=3, max_seq_len=64)
     export_checkpoint(tmp_path / "checkpoint", tmp_path / "artifact", options)
     answers = []
@@ -213,42 +213,42 @@ def test_what_cannot_be_is_refused(artifact: Path, artifacts: ArtifactCache) -> 
 
 def test_places_of_hidden_states() -> None:
     rows = ArrayRows(12, 16, 1)  # 1 and 2 belong to somebody else, steps begin at 13
-    places = HiddenPlaces(rows, 3)
+    hidden = HiddenStateCache(rows, 3)
 
     def content(sequence: int) -> list[float]:
-        states = places.of(sequence)
-        assert states is not None and len(states.tokens) == len(states.places)
-        return rows.read(states.places)[:, 0].tolist()
+        states = hidden.of(sequence)
+        assert states is not None and len(states.tokens) == len(states.indices)
+        return rows.read(states.indices)[:, 0].tolist()
 
     def step(*parts: tuple[int, int, int, int]) -> None:
-        """Sequence, first position, number of tokens and of guesses; a hidden state is 100 * sequence + position."""
-        places.keep()
+        """Sequence, first position, tokens, draft tokens among them; a hidden state is 100 * sequence + position."""
+        hidden.keep()
         rows.array[rows.first :] = np.nan
         place = rows.first
-        for sequence, start, count, guesses in parts:
+        for sequence, start, count, draft_tokens in parts:
             rows.array[place : place + count, 0] = 100 * sequence + np.arange(start, start + count)
-            places.put(sequence, start, list(range(start, start + count)), place, guesses)
+            hidden.put(sequence, start, list(range(start, start + count)), place, draft_tokens)
             place += count
 
     step((1, 0, 4, 0), (2, 7, 2, 0))
     assert content(1) == [100, 101, 102, 103] and content(2) == [207, 208]
-    assert places.of(2).begin == 7 and places.of(1).certain == 4
-    places.drop(1, 3)
+    assert hidden.of(2).begin == 7 and hidden.of(1).certain == 4
+    hidden.drop(1, 3)
     step((1, 4, 3, 2))
-    assert content(1) == [103, 104, 105, 106] and content(2) == [207, 208] and places.of(1).certain == 5
-    step((1, 5, 2, 1))  # the candidate of position 5 was wrong
-    assert content(1) == [103, 104, 105, 106] and places.of(1).tokens == [3, 4, 5, 6]
-    places.fork(1, 3)
-    places.forget(1)
+    assert content(1) == [103, 104, 105, 106] and content(2) == [207, 208] and hidden.of(1).certain == 5
+    step((1, 5, 2, 1))  # the draft token of position 5 was wrong
+    assert content(1) == [103, 104, 105, 106] and hidden.of(1).tokens == [3, 4, 5, 6]
+    hidden.fork(1, 3)
+    hidden.forget(1)
     step((3, 7, 1, 0))
-    assert content(3) == [105, 106, 307] and places.of(3).begin == 5
+    assert content(3) == [105, 106, 307] and hidden.of(3).begin == 5
     step((2, 0, 5, 0))  # computed again, after it had lost its place
-    assert content(2) == [200, 201, 202, 203, 204] and places.of(2).begin == 0
+    assert content(2) == [200, 201, 202, 203, 204] and hidden.of(2).begin == 0
     step((3, 9, 1, 0))  # behind a gap
     assert content(3) == [309] and content(2) == [200, 201, 202, 203, 204]
     step((4, 0, 5, 0))
-    places.keep()  # six of ten places are taken
-    assert list(places) == [2, 3, 4] and content(4) == [] and content(3) == [309]
-    for sequence in places:
-        places.forget(sequence)
-    assert sorted(places._free) == list(range(3, 13))
+    hidden.keep()  # six of ten places are taken
+    assert list(hidden) == [2, 3, 4] and content(4) == [] and content(3) == [309]
+    for sequence in hidden:
+        hidden.forget(sequence)
+    assert sorted(hidden._free) == list(range(3, 13))

@@ -1,4 +1,4 @@
-"""A head that fails, or has memory for few sequences, costs candidates and nothing else."""
+"""A head that fails, or has memory for few sequences, costs draft tokens and nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.mtp_drafter import MtpDrafter
 from hybridge.runtime.serving.settings import ServingSettings
-from hybridge.runtime.speculation import Proposal, SpeculationSettings, Wanted
+from hybridge.runtime.speculation import DraftRequest, Proposal, SpeculationSettings
 from tests.runtime.serving.test_mtp_drafter import MOST, NEW, exported_with_head
 
 
@@ -40,10 +40,10 @@ def test_a_head_that_fails_costs_candidates_alone(artifact: Path, when: str, mon
         drafter, run, failed = MtpDrafter(head, llm.engine, 3, 60, MOST), head.run, list[HeadInputs]()
         propose, proposing = drafter.propose, list[bool]()
 
-        def watched(wanted: Sequence[Wanted]) -> list[Proposal]:
+        def watched(requests: Sequence[DraftRequest]) -> list[Proposal]:
             proposing.append(True)
             try:
-                return propose(wanted)
+                return propose(requests)
             finally:
                 proposing.pop()
 
@@ -61,10 +61,10 @@ def test_a_head_that_fails_costs_candidates_alone(artifact: Path, when: str, mon
         assert [answer.token_ids for answer in answers] == plain and failed and len(told) == 1
         metrics = over.loop.speculation
         assert metrics is not None and metrics.failures == 1
-        # Requests that come later have candidates again.
+        # Requests that come later have draft tokens again.
         proposed = metrics.proposed
         assert over.generate(prompts[1:], params, NEW)[0].token_ids == plain[1] and metrics.proposed > proposed
-        assert not list(drafter._places) and len(drafter._places._free) == drafter._hidden.kept - 3
+        assert not list(drafter._states) and len(drafter._states._free) == drafter._hidden.kept - 3
 
 
 def test_sequences_that_make_way_together_keep_their_blocks(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:

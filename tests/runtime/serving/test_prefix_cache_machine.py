@@ -34,7 +34,7 @@ SETTINGS = st.builds(
 
 
 class CacheMachine(LoopMachine):
-    """``speculates``: whether the loop tries candidates."""
+    """``speculates``: whether the loop tries draft tokens."""
 
     speculates = False
 

@@ -1,4 +1,4 @@
-"""With real models: candidates of which any number is right, and the tokens are those of plain greedy decoding."""
+"""With real models: draft tokens of which any number is right, and the tokens are those of plain greedy decoding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.scheduler import StepPlan
 from hybridge.runtime.scheduler.plan import Swap
 from hybridge.runtime.serving.settings import ServingSettings
-from hybridge.runtime.speculation import Proposal, SpeculationSettings, Wanted
+from hybridge.runtime.speculation import DraftRequest, Proposal, SpeculationSettings
 from tests.support.artifacts import ArtifactCache
 
 MOST, NEW, LONG = 3, 20, 500
@@ -31,9 +31,9 @@ class Knowing:
     def __init__(self, texts: Sequence[Sequence[int]], vocab: int, seed: int) -> None:
         self.texts, self.vocab, self.rng = [list(text) for text in texts], vocab, np.random.default_rng(seed)
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         found = []
-        for each in wanted:
+        for each in requests:
             size = len(each.tokens)
             text = next((text for text in self.texts if text[:size] == each.tokens), [])
             right = text[size : size + int(self.rng.integers(0, each.most + 1))]
@@ -50,7 +50,7 @@ class Knowing:
     [*((family, "onnxruntime") for family in ("nemotron_h", "qwen3_next", "mamba2", "llama")), *ON_TORCH],
 )
 def test_tokens_are_those_of_plain_greedy(family: str, name: str, artifacts: ArtifactCache) -> None:
-    """Graphs without slots for candidates: states wait."""
+    """Graphs without slots for draft tokens: states wait."""
     recurrent = family != "llama"
     folder = artifacts.get(family, "float32", layout="paged").folder
     engine = create_paged_engine(folder, name, EngineOptions(threads=1))
@@ -93,8 +93,8 @@ def test_sequences_that_lose_their_memory_get_the_same_tokens(
     taken = pool.allocate(pool.free - 9)
     swapped, plan = list[Swap](), llm.loop.scheduler.plan
 
-    def counted(candidates: Mapping[int, tuple[int, ...]]) -> StepPlan | None:
-        found = plan(candidates)
+    def counted(draft_tokens: Mapping[int, tuple[int, ...]]) -> StepPlan | None:
+        found = plan(draft_tokens)
         swapped.extend(() if found is None else found.swap_outs)
         return found
 
@@ -109,8 +109,8 @@ def test_sequences_that_lose_their_memory_get_the_same_tokens(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_500_tokens_of_every_family_are_those_of_plain_greedy(family: str, artifacts: ArtifactCache) -> None:
     """Three at a time and then one alone: states that wait and states that are kept, with the cache and without."""
-    candidates = 0 if family in ATTENTION_ALONE else MOST
-    options = {"layout": "paged", "max_seq_len": LONG + 12, "speculative_tokens": candidates}
+    draft_tokens = 0 if family in ATTENTION_ALONE else MOST
+    options = {"layout": "paged", "max_seq_len": LONG + 12, "speculative_tokens": draft_tokens}
     folder = artifacts.get(family, "float32", **options).folder
     engine = OnnxRuntimePagedEngine(folder, threads=1)
     rng, sampling = np.random.default_rng(6), SamplingParams(ignore_eos=True, max_new_tokens=LONG)
@@ -128,7 +128,7 @@ def test_500_tokens_of_every_family_are_those_of_plain_greedy(family: str, artif
         assert (alone.cached_tokens > 0) == (cache == "radix")
         metrics = llm.loop.speculation
         assert LONG < metrics.rows < 4 * LONG and 0.3 < metrics.acceptance < 0.7
-        assert (metrics.state_bytes == engine.slot_bytes) == (mode == "snapshot" or not candidates)
+        assert (metrics.state_bytes == engine.slot_bytes) == (mode == "snapshot" or not draft_tokens)
 
 
 def test_prompt_lookup_needs_nothing_but_the_setting(artifacts: ArtifactCache) -> None:

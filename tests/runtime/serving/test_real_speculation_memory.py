@@ -1,4 +1,4 @@
-"""Candidates on real models, with keys and values in e4m3, with sliding windows, and while sessions are saved."""
+"""Draft tokens on real models, with keys and values in e4m3, with sliding windows, and while sessions are saved."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Speculating:
         self.plain = [list(answer.token_ids) for answer in self.opened("off").generate(self.prompts, GREEDY, NEW)]
 
     def opened(self, cache: str | PrefixCacheSettings, mode: str | None = None) -> LLM:
-        """Without candidates where there is no ``mode``."""
+        """Without draft tokens where there is no ``mode``."""
         speculation = None
         if mode is not None:
             texts = [prompt + text for prompt, text in zip(self.prompts, self.plain, strict=True)]
@@ -58,9 +58,9 @@ class Speculating:
 
 @pytest.mark.parametrize("family", ["nemotron_h", "qwen3"])
 def test_keys_and_values_in_e4m3(family: str, artifacts: ArtifactCache) -> None:
-    """Those of a wrong candidate are written over, whatever becomes of states, with the prefix cache and without."""
-    candidates = MOST if family == "nemotron_h" else 0
-    options = {"layout": "paged", "kv_dtype": "fp8_e4m3", "speculative_tokens": candidates}
+    """Those of a wrong draft token are written over, whatever becomes of states, with the prefix cache and without."""
+    draft_tokens = MOST if family == "nemotron_h" else 0
+    options = {"layout": "paged", "kv_dtype": "fp8_e4m3", "speculative_tokens": draft_tokens}
     served = Speculating(artifacts.get(family, "float32", **options).folder, (3, 17, 30))
     assert served.engine.config.has_kv_scales
     for mode, cache in (("auto", "radix"), ("snapshot", "off")):
@@ -72,7 +72,7 @@ def test_keys_and_values_in_e4m3(family: str, artifacts: ArtifactCache) -> None:
 def test_sliding_windows(
     full_layers: int, cache: str, artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks behind the window are given back as candidates are accepted, unless a layer sees all or a cache keeps
+    """Blocks behind the window are given back as draft tokens are accepted, unless a layer sees all or a cache keeps
     them."""
     window = 5
     overrides = {"num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": window}

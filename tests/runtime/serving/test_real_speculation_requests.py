@@ -1,4 +1,4 @@
-"""Requests of every kind on both engines: with candidates they get what they get without, and leave nothing behind."""
+"""Requests of every kind on both engines: draft tokens change no answer, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hybridge.runtime.async_llm import AsyncLLM
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.settings import ServingSettings
-from hybridge.runtime.speculation import DraftModel, Proposal, SpeculationSettings, Wanted
+from hybridge.runtime.speculation import DraftModel, DraftRequest, Proposal, SpeculationSettings
 from tests.support.artifacts import ArtifactCache
 
 MOST, NEW = 3, 14
@@ -22,8 +22,8 @@ KINDS = {
     "sampling": SamplingParams(ignore_eos=True, temperature=0.8, top_p=0.9, seed=3),
     "answers": SamplingParams(ignore_eos=True, temperature=1.1, seed=5, n=3),
     "penalty": SamplingParams(ignore_eos=True, repetition_penalty=1.4),
-    "one candidate": SamplingParams(ignore_eos=True, speculative_tokens=1),
-    "no candidates": SamplingParams(ignore_eos=True, speculative_tokens=0),
+    "one draft token": SamplingParams(ignore_eos=True, speculative_tokens=1),
+    "no draft tokens": SamplingParams(ignore_eos=True, speculative_tokens=0),
     "beams": SamplingParams(ignore_eos=True, beam_width=3),
 }
 
@@ -42,9 +42,9 @@ class Repeating:
     def __init__(self) -> None:
         self.then = lambda: None
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         self.then()
-        return [Proposal(tuple((list(each.tokens) * MOST)[-each.most :])) for each in wanted]
+        return [Proposal(tuple((list(each.tokens) * MOST)[-each.most :])) for each in requests]
 
     def forget(self, sequence: int) -> None:
         pass
@@ -55,7 +55,7 @@ def settings(drafter: DraftModel | Repeating) -> ServingSettings:
 
 
 def test_every_kind_of_request_in_one_batch(opened: tuple[Path, str]) -> None:
-    """A seed gives the same tokens, since these drafts do not draw; beams have no candidates."""
+    """A seed gives the same tokens, since these drafts do not draw; beams have no draft tokens."""
     folder, engine = opened
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(KINDS))]
     answers = []
@@ -72,7 +72,7 @@ def test_every_kind_of_request_in_one_batch(opened: tuple[Path, str]) -> None:
 
 
 def test_requests_that_are_cancelled_in_a_step(opened: tuple[Path, str]) -> None:
-    """Some while their candidates are on their way, from another thread than that of the steps."""
+    """Some while their draft tokens are on their way, from another thread than that of the steps."""
     folder, engine = opened
     with LLM(folder, engine) as llm:
         plain = [answer.token_ids for answer in llm.generate(list(PROMPTS), KINDS["greedy"], NEW)]
@@ -95,8 +95,8 @@ def test_requests_that_are_cancelled_in_a_step(opened: tuple[Path, str]) -> None
 
             found = await asyncio.gather(*(answer(index) for index in range(len(streams))))
             for index, tokens in enumerate(found):
-                wanted = plain[index % len(PROMPTS)]
-                assert tokens == wanted[: len(tokens)] and (len(tokens) == NEW or index in (2, 4))
+                requests = plain[index % len(PROMPTS)]
+                assert tokens == requests[: len(tokens)] and (len(tokens) == NEW or index in (2, 4))
             assert not llm.loop.scheduler.sequences
             llm.loop.scheduler.check_integrity()
 

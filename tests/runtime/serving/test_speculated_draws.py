@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hybridge.runtime.serving.draft_model import ModelDrafter
-from hybridge.runtime.speculation import NgramDrafter, Proposal, SpeculationSettings, Wanted
+from hybridge.runtime.speculation import DraftRequest, NgramDrafter, Proposal, SpeculationSettings
 from tests.runtime.serving.joint_draws import check_draws
 from tests.runtime.serving.toy_loop import toy_loop
 from tests.runtime.toy_engine import HYBRID
@@ -38,9 +38,9 @@ class Drawing:
     def __init__(self) -> None:
         self.rng = np.random.default_rng(17)
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         found = []
-        for each in wanted:
+        for each in requests:
             tokens, rows = [], []
             for place in range(each.most):
                 weights = np.exp(np.random.default_rng([len(each.tokens), place]).standard_normal(VOCAB))
@@ -72,7 +72,7 @@ def drafter(kind: str) -> Drawing | NgramDrafter | ModelDrafter:
 )
 def test_tokens_together_follow_the_model(kind: str, filters: str, mode: str, adaptive: bool) -> None:
     """The first tokens of all answers against the product of the written-out distributions."""
-    speculation = SpeculationSettings(MOST, drafter(kind), adaptive=adaptive, candidate_cost=0.1, mode=mode)
+    speculation = SpeculationSettings(MOST, drafter(kind), adaptive=adaptive, draft_token_cost=0.1, mode=mode)
     keeps = {"most_held": 1 + MOST} if mode == "replay" else {"speculative_tokens": MOST}
     loop, engine = toy_loop(HYBRID, vocab=VOCAB, speculation=speculation, prefix_cache="radix", **keeps)
     check_draws(loop, engine, PARAMS[filters], NEW, RUNS)

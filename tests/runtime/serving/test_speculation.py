@@ -1,4 +1,4 @@
-"""Candidates change how many steps an answer takes, never the answer: an exact toy engine, any accept pattern."""
+"""Draft tokens change how many steps an answer takes, never the answer: an exact toy engine, any accept pattern."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
-from hybridge.runtime.speculation import Proposal, SpeculationSettings, Wanted
+from hybridge.runtime.speculation import DraftRequest, Proposal, SpeculationSettings
 from tests.runtime.serving.test_prefix_cache import poison
 from tests.runtime.serving.toy_loop import answers, asked, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID
@@ -30,9 +30,9 @@ class PartlyRight:
         self.config, self.pattern, self.calls = config, list(pattern), 0
         self.forgotten: list[int] = []
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         proposals = []
-        for each in wanted:
+        for each in requests:
             right = self.pattern[self.calls % len(self.pattern)]
             self.calls += 1
             text = list(each.tokens)
@@ -51,9 +51,9 @@ def speculating(
 ):
     """A loop with a draft of ``pattern``; blocks of 4 tokens."""
     drafter = PartlyRight(paged_config(layers, window=options.get("window")), pattern)
-    wanted = SpeculationSettings(most, drafter, adaptive=adaptive, candidate_cost=cost, mode=mode)
+    settings = SpeculationSettings(most, drafter, adaptive=adaptive, draft_token_cost=cost, mode=mode)
     keeps = {"most_held": 1 + most} if mode == "replay" else {"speculative_tokens": most}
-    loop, engine = toy_loop(layers, speculation=wanted, **keeps, **options)
+    loop, engine = toy_loop(layers, speculation=settings, **keeps, **options)
     return loop, engine, drafter
 
 
@@ -65,9 +65,9 @@ def test_any_accept_pattern_gives_the_tokens_of_each_alone(layers, window, mode,
     memory = {"memory_bytes": 1500, "swap_bytes": 300, "max_tokens": 40}
     loop, engine, _ = speculating(layers, pattern, window=window, mode=mode, prefix_cache="off", **memory)
     sizes = st.tuples(st.integers(1, 30), st.integers(1, 14))
-    wanted = data.draw(st.lists(sizes, min_size=1, max_size=5))
+    requests = data.draw(st.lists(sizes, min_size=1, max_size=5))
     rng, expected, outputs = np.random.default_rng(len(pattern)), {}, []
-    for prompt_size, new in wanted:
+    for prompt_size, new in requests:
         prompt = rng.integers(0, VOCAB, prompt_size).tolist()
         expected[loop.add(asked(prompt, new)), 0] = tuple(toy_greedy(engine.config, prompt, new))
     while loop.busy:
@@ -96,7 +96,7 @@ def test_the_prefix_cache_gets_exact_states_only(layers, kind, mode) -> None:
         cached += generation.cached_tokens
         history = history + expected[: int(rng.integers(1, 12))] + [int(rng.integers(0, VOCAB))]
         history = history[:80]
-    # A state after rejected candidates would have failed in the toy engine, which counts the tokens of states.
+    # A state after rejected draft tokens would have failed in the toy engine, which counts the tokens of states.
     assert cached > 0 or (kind == "blocks" and layers == HYBRID)
 
 
@@ -111,7 +111,7 @@ def test_right_candidates_save_steps_and_are_counted() -> None:
     loop, engine, drafter = speculating(HYBRID, [MOST])
     loop.add(asked([1, 2, 3], 21))
     assert answers(run_all(loop)) == expected
-    # The prompt gives 1 token, each step with 4 right candidates 5.
+    # The prompt gives 1 token, each step with 4 right draft tokens 5.
     assert loop.steps == 1 + 4 and plain.steps == 21
     metrics = loop.speculation
     assert (metrics.rows, metrics.proposed, metrics.accepted) == (4, 16, 15 + 1)
@@ -187,12 +187,12 @@ def test_a_proposal_that_its_distribution_cannot_give_ends_its_request_only(mode
     loop, engine, drafter = speculating(HYBRID, [2], mode=mode)
     bad, good = loop.add(asked([1, 2], 9)), loop.add(asked([3], 9))
     propose = drafter.propose
-    drafter.propose = lambda wanted: [Proposal((1,), np.eye(VOCAB)[:1]), *propose(wanted)[1:]]
+    drafter.propose = lambda requests: [Proposal((1,), np.eye(VOCAB)[:1]), *propose(requests)[1:]]
     outputs = loop.step() + loop.step()
     drafter.propose = propose
     outputs += run_all(loop)
     (error,) = [output for output in outputs if output.error]
-    assert error.request_id == bad and "its distribution can give" in str(error.error)
+    assert error.request_id == bad and "with a probability above 0" in str(error.error)
     assert answers(outputs) == {(good, 0): tuple(toy_greedy(engine.config, [3], 9))}
 
 
@@ -222,9 +222,9 @@ def test_states_that_cannot_be_taken_back_are_refused() -> None:
     with pytest.raises(EngineError, match="`speculative_tokens` of at least 4"):
         toy_loop(HYBRID, speculation=SpeculationSettings(4))
     for mode, kept, held, enough in (("auto", 2, 4, 3), ("auto", 3, 3, 3), ("snapshot", 2, 9, 2)):
-        wanted = SpeculationSettings(4, mode=mode)
+        settings = SpeculationSettings(4, mode=mode)
         with pytest.raises(EngineError, match=f"found {kept}: export it so, or lower tokens to {enough}$"):
-            toy_loop(HYBRID, speculation=wanted, speculative_tokens=kept, most_held=held)
+            toy_loop(HYBRID, speculation=settings, speculative_tokens=kept, most_held=held)
     # Attention alone needs no states.
     toy_loop(ATTENTION, speculation=SpeculationSettings(4))
 
@@ -246,8 +246,8 @@ def test_states_that_are_held_take_no_slots() -> None:
 
 def test_the_mode_is_that_of_the_engine_unless_it_is_said() -> None:
     for mode, most_held, slots in (("auto", 5, 2), ("auto", 4, 10), ("snapshot", 5, 10)):
-        wanted = SpeculationSettings(4, mode=mode)
-        loop, _ = toy_loop(HYBRID, speculation=wanted, most_held=most_held, speculative_tokens=4, max_rows=2)
+        settings = SpeculationSettings(4, mode=mode)
+        loop, _ = toy_loop(HYBRID, speculation=settings, most_held=most_held, speculative_tokens=4, max_rows=2)
         assert loop.pools.sizes.num_slots == slots
     with pytest.raises(EngineError, match=r"advances states by up to 5 tokens for mode 'replay'.*by 4"):
         toy_loop(HYBRID, speculation=SpeculationSettings(4, mode="replay"), most_held=4, speculative_tokens=4)

@@ -1,4 +1,4 @@
-"""Whether candidates of few rows are worth the time that all rows of a step wait for them."""
+"""Whether draft tokens of few rows are worth the time that all rows of a step wait for them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from hybridge.runtime.speculation import Proposal, SpeculationSettings, Wanted
+from hybridge.runtime.speculation import DraftRequest, Proposal, SpeculationSettings
 from tests.runtime.serving.toy_loop import answers, asked, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID
 from tests.runtime.toy_engine import PURE_MAMBA as RECURRENT
@@ -22,12 +22,12 @@ class RightForOne:
     def __init__(self, layers: Sequence[str]) -> None:
         self.config, self.first = paged_config(layers), -1
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         if self.first < 0:
-            self.first = wanted[0].sequence
+            self.first = requests[0].sequence
         return [
             Proposal(tuple(toy_greedy(self.config, each.tokens, each.most)) if each.sequence == self.first else ())
-            for each in wanted
+            for each in requests
         ]
 
     def forget(self, sequence: int) -> None:
@@ -42,28 +42,30 @@ def steps_with_candidates(
     slots: int = 0,
     new: int = NEW,
 ):
-    """How many steps there were, and how many of them had candidates, where one with any takes ``time``.
+    """How many steps there were, and how many of them had draft tokens, where one with any takes ``time``.
 
-    ``slots``: of a model of recurrent layers alone, which keeps a state after each candidate; 0: states are held.
+    ``slots``: of a model of recurrent layers alone, which keeps a state after each draft token; 0: states are held.
     """
     layers, mode = (RECURRENT, "snapshot") if slots else (HYBRID, "replay")
     options = {"max_rows": requests, "memory_bytes": 16 * slots} if slots else {"memory_bytes": 40_000}
-    speculation = SpeculationSettings(MOST, RightForOne(layers), candidate_cost=cost, mode=mode)
+    speculation = SpeculationSettings(MOST, RightForOne(layers), draft_token_cost=cost, mode=mode)
     keeps = {"speculative_tokens": MOST} if slots else {"most_held": 1 + MOST}
     loop, engine = toy_loop(layers, speculation=speculation, max_seq_len=8 + new, **keeps, **options)
     assert loop._speculator is not None
-    monkeypatch.setattr(loop._speculator.cost, "relative_time", lambda candidates, rows: time if candidates else 1.0)
-    rng, wanted, found = np.random.default_rng(requests), {}, []
+    monkeypatch.setattr(
+        loop._speculator.cost, "relative_time", lambda draft_tokens, rows: time if draft_tokens else 1.0
+    )
+    rng, expected, found = np.random.default_rng(requests), {}, []
     for _ in range(requests):
         prompt = rng.integers(0, VOCAB, 5).tolist()
-        wanted[loop.add(asked(prompt, new)), 0] = tuple(toy_greedy(engine.config, prompt, new))
+        expected[loop.add(asked(prompt, new)), 0] = tuple(toy_greedy(engine.config, prompt, new))
     steps = tried = 0
     while loop.busy:
         found += loop.step()
         steps += 1
-        tried += loop.last_plan is not None and any(row.candidates for row in loop.last_plan.rows)
+        tried += loop.last_plan is not None and any(row.draft_tokens for row in loop.last_plan.rows)
     found += run_all(loop)
-    assert answers(found) == wanted
+    assert answers(found) == expected
     return steps, tried
 
 
@@ -80,7 +82,7 @@ def test_tries_that_do_not_pay_become_fewer(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_rows_that_have_no_room_for_candidates_wait_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slots are enough for the candidates of the first row."""
+    """The slots are enough for the draft tokens of the first row."""
     steps, tried = steps_with_candidates(4, 2.5, monkeypatch, slots=4 + MOST)
     assert 0 < tried <= steps // 16 + 1
 

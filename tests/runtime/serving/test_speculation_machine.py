@@ -26,7 +26,7 @@ from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.scheduler import State
 from hybridge.runtime.serving.draft_model import ModelDrafter
 from hybridge.runtime.serving.request import Output
-from hybridge.runtime.speculation import NgramDrafter, Proposal, SpeculationSettings, Wanted
+from hybridge.runtime.speculation import DraftRequest, NgramDrafter, Proposal, SpeculationSettings
 from hybridge.runtime.speculation.drafter import Drafter
 from hybridge.runtime.text.detokenizer import ByteDetokenizer
 from tests.runtime.serving.test_loop_machine import BEGINNING, BLOCK, EOS, MAX_SEQ, Asked, LoopMachine
@@ -80,8 +80,8 @@ class Drawing:
     def __init__(self, config, seed: int) -> None:
         self.config, self.rng = config, np.random.default_rng(seed)
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
-        return [self._drawn(list(each.tokens), each.most) for each in wanted]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        return [self._drawn(list(each.tokens), each.most) for each in requests]
 
     def forget(self, sequence: int) -> None:
         pass
@@ -98,7 +98,7 @@ class Drawing:
 class TroubledDrafter:
     """``drafter``, which next time does what ``trouble`` says. It may only be asked for sequences that are there.
 
-    harmed: the requests (``requests_of`` sequences) that may not survive what it did, because their candidates cannot
+    harmed: the requests (``requests_of`` sequences) that may not survive what it did, because their draft tokens cannot
     come from the distribution that it told.
     """
 
@@ -107,20 +107,20 @@ class TroubledDrafter:
         self.known: dict[int, list[int]] = {}
         self.harmed: set[int] = set()
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
-        for each in wanted:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        for each in requests:
             before = self.known.get(each.sequence, [])
             assert list(each.tokens[: len(before)]) == before
             self.known[each.sequence] = list(each.tokens)
         trouble, self.trouble = self.trouble, ""
         self.troubles += bool(trouble)
         if trouble == "unlikely":
-            self.harmed.update(self.requests_of([wanted[0].sequence]))
+            self.harmed.update(self.requests_of([requests[0].sequence]))
         if trouble == "raises":
             raise ValueError("the drafter was told to fail")
         if trouble == "interrupts":
             raise KeyboardInterrupt
-        proposals = self.drafter.propose(wanted)
+        proposals = self.drafter.propose(requests)
         if trouble == "foreign":
             proposals[-1] = Proposal((*proposals[-1].token_ids[:-1], VOCAB))
         if trouble == "unlikely":
@@ -158,7 +158,7 @@ class SpeculationMachine(LoopMachine):
             most,
             self.drafter,
             adaptive=counting != "fixed",
-            candidate_cost=None if counting == "measured" else 0.0,
+            draft_token_cost=None if counting == "measured" else 0.0,
         )
         self.open(memory, rows, budget, swap_bytes, policy, cache, speculation, Letters())
         self.with_times_of_its_own()
@@ -265,7 +265,7 @@ class SpeculationMachine(LoopMachine):
             if sequence.state is State.RUNNING and memory.exact and sequence not in under_way:
                 assert memory.length < memory.stop, "a state that the prefix cache wants was passed by"
                 needed = scheduler.manager.blocks_for(memory.length)
-                assert len(memory.blocks) == needed, "blocks of wrong candidates are kept"
+                assert len(memory.blocks) == needed, "blocks of wrong draft tokens are kept"
                 self.holds(sequence.tokens[: memory.length], memory.blocks, memory.slot, memory.passed)
 
     def holds(self, tokens: list[int], blocks: list[int], slot: int | None, passed: int = 0) -> None:
@@ -295,7 +295,7 @@ class SpeculationMachine(LoopMachine):
                 for choice in range(request.params.n):
                     self.compare(self.pieces[id_, choice], request, choice)
         metrics = self.loop.speculation
-        tried = [candidates * rows for candidates, rows in metrics.chosen.items()]
+        tried = [draft_tokens * rows for draft_tokens, rows in metrics.chosen.items()]
         assert 0 <= metrics.accepted <= metrics.proposed and metrics.proposed == sum(tried)
         assert metrics.rows == sum(metrics.chosen.values())
         assert metrics.failures <= self.of_the_drafter

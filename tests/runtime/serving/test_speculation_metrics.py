@@ -16,11 +16,11 @@ from tests.runtime.toy_paged_engine import VOCAB
 
 
 def rows_that_ran(loop: ServingLoop, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """Rows with candidates of all steps that are committed from now on, by the number of these."""
+    """Rows with draft tokens of all steps that are committed from now on, by the number of these."""
     found, commit = Counter[int](), loop.scheduler.commit
 
     def counted(plan, accepted):
-        found.update(len(row.candidates) for row in plan.rows if row.candidates)
+        found.update(len(row.draft_tokens) for row in plan.rows if row.draft_tokens)
         commit(plan, accepted)
 
     monkeypatch.setattr(loop.scheduler, "commit", counted)

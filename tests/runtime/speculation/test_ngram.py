@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridge.runtime.speculation import NgramDrafter, Wanted
+from hybridge.runtime.speculation import DraftRequest, NgramDrafter
 from hybridge.runtime.speculation.ngram_index import NgramIndex
 from tests.support.effort import examples
 
@@ -48,9 +48,9 @@ def test_circles_go_on() -> None:
 
 def test_sequences_are_apart_and_forgotten() -> None:
     drafter = NgramDrafter(1, 2)
-    first, second = Wanted(7, [1, 2, 1], 2), Wanted(8, [1, 5, 1], 1)
+    first, second = DraftRequest(7, [1, 2, 1], 2), DraftRequest(8, [1, 5, 1], 1)
     assert [each.token_ids for each in drafter.propose([first, second])] == [(2, 1), (5,)]
     drafter.forget(7)
     drafter.forget(7)
     # A new sequence of the same number shares nothing with the old one.
-    assert drafter.propose([Wanted(7, [3, 1], 2)])[0].token_ids == ()
+    assert drafter.propose([DraftRequest(7, [3, 1], 2)])[0].token_ids == ()

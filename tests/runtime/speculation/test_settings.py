@@ -14,7 +14,7 @@ from hybridge.runtime.speculation import NgramDrafter, SpeculationMetrics, Specu
         ({"shortest": 5}, "longest: expected at least 5 .shortest., found 4"),
         ({"drafter": "oracle"}, "drafter: expected 'ngram', 'mtp', a DraftModel or a Drafter, found 'oracle'"),
         ({"mode": "rewind"}, "mode: expected 'auto', 'replay' or 'snapshot', found 'rewind'"),
-        ({"candidate_cost": 2.0}, "candidate_cost: expected a share"),
+        ({"draft_token_cost": 2.0}, "draft_token_cost: expected a share"),
     ],
 )
 def test_bad_values_are_refused(bad: dict, message: str) -> None:

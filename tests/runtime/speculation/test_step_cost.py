@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from hybridge.runtime.speculation import CandidateCount, StepCost
+from hybridge.runtime.speculation import DraftLength, StepCost
 
 
 @pytest.mark.parametrize(("fixed", "slope"), [(0.1, 0.02), (0.0, 0.5), (0.6, 0.0)])
 def test_a_straight_line_is_found_among_delays(fixed: float, slope: float) -> None:
     rng, cost = np.random.default_rng(1), StepCost()
     for _ in range(300):
-        candidates = int(rng.integers(0, 5))
-        relative = 1 + (fixed + slope * candidates) * (candidates > 0)
-        cost.observe(2, 2 * candidates, 0.003 * relative * (1 + 0.05 * rng.standard_normal()))
-    for candidates in (1, 2, 4):
-        assert cost.relative_time(candidates, 2) == pytest.approx(1 + fixed + slope * candidates, abs=0.1)
+        draft_tokens = int(rng.integers(0, 5))
+        relative = 1 + (fixed + slope * draft_tokens) * (draft_tokens > 0)
+        cost.observe(2, 2 * draft_tokens, 0.003 * relative * (1 + 0.05 * rng.standard_normal()))
+    for draft_tokens in (1, 2, 4):
+        assert cost.relative_time(draft_tokens, 2) == pytest.approx(1 + fixed + slope * draft_tokens, abs=0.1)
     assert cost.relative_time(0, 2) == 1
 
 
@@ -28,7 +28,7 @@ def test_steps_of_other_numbers_of_rows_are_no_measure() -> None:
 
 
 def test_what_many_rows_take_says_nothing_of_one() -> None:
-    """Steps of one row with candidates take 1.3 times as long, those of eight with a few four times."""
+    """Steps of one row with draft tokens take 1.3 times as long, those of eight with a few four times."""
     cost = StepCost()
     for _ in range(10):
         cost.observe(1, 0, 1.0)
@@ -36,7 +36,7 @@ def test_what_many_rows_take_says_nothing_of_one() -> None:
         cost.observe(8, 0, 2.0)
         cost.observe(8, 4, 8.0)
     assert cost.relative_time(4, 1) == pytest.approx(1.3, abs=0.05)
-    assert cost.relative_time(0.5, 8) == pytest.approx(4.0, abs=0.3)  # the guess counts for one of ten
+    assert cost.relative_time(0.5, 8) == pytest.approx(4.0, abs=0.3)  # the draft token counts for one of ten
     assert cost.relative_time(0.5, 5) == cost.relative_time(0.5, 8)
 
 
@@ -64,10 +64,10 @@ def test_in_the_long_run_it_is_never_slower_than_plain_decoding(acceptance: floa
     """And close to the best count that never changes."""
     rng, cost = np.random.default_rng(3), StepCost()
 
-    def time_of(candidates: int) -> float:
-        return 1 + (fixed + slope * candidates) * (candidates > 0)
+    def time_of(draft_tokens: int) -> float:
+        return 1 + (fixed + slope * draft_tokens) * (draft_tokens > 0)
 
-    count, tokens, seconds = CandidateCount(4, cost.relative_time), 0, 0.0
+    count, tokens, seconds = DraftLength(4, cost.relative_time), 0, 0.0
     for step in range(3000):
         chosen = count.choose() if step > 1 else 0
         accepted = int(np.cumprod(rng.random(chosen) < acceptance).sum())
@@ -77,5 +77,5 @@ def test_in_the_long_run_it_is_never_slower_than_plain_decoding(acceptance: floa
         tokens, seconds = tokens + 1 + accepted, seconds + spent
     plain = 1 / 1.08
     best = max(sum(acceptance**power for power in range(k + 1)) / time_of(k) for k in range(5)) * plain
-    # Every 16th step without candidates tries one, as texts change; that and the noise of few steps are what is lost.
+    # Every 16th step without draft tokens tries one, as texts change; that and the noise of few steps are what is lost.
     assert tokens / seconds >= max(0.88 * plain, 0.85 * best)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridge.artifact.errors import RequestError
-from hybridge.runtime.sampling import Guess, Sampler, SamplingParams
+from hybridge.runtime.sampling import DraftToken, Sampler, SamplingParams
 from hybridge.runtime.speculation import Proposal, accepted_count
 from tests.runtime.sampling.chi_square import chi_square_fits
 from tests.runtime.speculation.processed import joint
@@ -38,9 +38,9 @@ def generate(params: SamplingParams, prompt: list[int], count: int, draft: Draft
         proposal = draft(tokens)
         base = list(tokens)
 
-        def choose(place: int, guess: Guess | None, base=base, proposal=proposal) -> int:
+        def choose(place: int, draft_token: DraftToken | None, base=base, proposal=proposal) -> int:
             logits = model_logits(base + list(proposal.token_ids[:place]))
-            tokens.append(sampler.sample(logits, guess=guess)[0])
+            tokens.append(sampler.sample(logits, draft_token=draft_token)[0])
             return tokens[-1]
 
         accepted.append(accepted_count(proposal, choose))
@@ -113,8 +113,8 @@ def test_a_draft_that_draws_leaves_the_joint_distribution_as_it_is(params: Sampl
 def test_nothing_follows_the_end_of_a_sequence() -> None:
     asked = []
 
-    def choose(place: int, guess: Guess | None) -> int | None:
-        asked.append((place, None if guess is None else guess.token))
+    def choose(place: int, draft_token: DraftToken | None) -> int | None:
+        asked.append((place, None if draft_token is None else draft_token.token))
         return None if place == 1 else 5
 
     assert accepted_count(Proposal((5, 6, 7)), choose) == 1
@@ -125,6 +125,6 @@ def test_proposals_know_their_shape() -> None:
     rows = np.full((3, VOCAB), 0.25)
     proposal = Proposal((1, 2, 3), rows).first(2)
     assert proposal.token_ids == (1, 2) and len(proposal) == 2
-    assert proposal.guess(2) is None and np.array_equal(proposal.guess(1).probabilities, rows[1])
+    assert proposal.draft_token(2) is None and np.array_equal(proposal.draft_token(1).probabilities, rows[1])
     with pytest.raises(RequestError, match=r"expected probabilities \[2, vocab\]"):
         Proposal((1, 2), rows)

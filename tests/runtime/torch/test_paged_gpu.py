@@ -193,7 +193,7 @@ def test_pools_take_what_the_largest_step_leaves(artifacts: ArtifactCache) -> No
     engine = TorchPagedEngine(exported(artifacts).folder, device="cuda")
     loop = ServingLoop(engine, ServingSettings(memory_utilization=0.5, max_tokens=512), (), None)
     report = loop.pools
-    assert report.held["weights"] > 0 and report.held["largest step"] > 0
+    assert report.engine_memory["weights"] > 0 and report.engine_memory["largest step"] > 0
     free = engine.free_memory()
     assert free is not None and 0 < report.pool_bytes < torch.cuda.mem_get_info()[1]
     assert report.sizes.num_slots == 24 and report.sizes.num_blocks == 24 * (-(-600 // 16) + 1)

@@ -1,4 +1,4 @@
-"""A draft model that draws: its candidates come from its own distribution, and the answers from the model's."""
+"""A draft model that draws: its draft tokens come from its own distribution, and the answers from the model's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import Sampler, SamplingParams
 from hybridge.runtime.serving.draft_model import ModelDrafter
 from hybridge.runtime.serving.settings import ServingSettings
-from hybridge.runtime.speculation import DraftModel, Proposal, SpeculationSettings, Wanted
+from hybridge.runtime.speculation import DraftModel, DraftRequest, Proposal, SpeculationSettings
 from tests.runtime.serving.joint_draws import check_draws
 from tests.runtime.serving.toy_loop import toy_loop
 from tests.runtime.speculation.processed import processed
@@ -24,7 +24,7 @@ VOCAB, MOST, NEW, RUNS = 5, 3, 3, 2_500
 
 def drawing(layers: list[str], vocab: int = VOCAB, rows: int = 12) -> ModelDrafter:
     engine = ToyPagedEngine(paged_config(layers, vocab=vocab), max_rows=5, max_tokens=24)
-    return ModelDrafter(engine, VOCAB, rows, 40, MOST, draws=True)
+    return ModelDrafter(engine, VOCAB, rows, 40, MOST, samples=True)
 
 
 @pytest.mark.parametrize("vocab", [VOCAB, VOCAB - 1, VOCAB + 2])
@@ -35,12 +35,14 @@ def test_candidates_say_what_they_were_drawn_from(kind: str, vocab: int) -> None
     drafter, rng, both = drawing(layers, vocab, rows=3), np.random.default_rng(5), min(vocab, VOCAB)
     config = paged_config(layers, vocab=vocab)
     params = SamplingParams(temperature=1.2, top_p=0.95, seed=2)
-    draws = {id_: Sampler(params).guess for id_ in range(3)}
+    draws = {id_: Sampler(params).sample_draft_token for id_ in range(3)}
     texts, found = {id_: rng.integers(0, both, 1 + 4 * id_).tolist() for id_ in range(3)}, 0
     for _ in range(8):
         # The last one's request takes the most likely tokens.
-        wanted = [Wanted(id_, texts[id_], int(rng.integers(1, MOST + 1)), draws[id_] if id_ else None) for id_ in texts]
-        for each, proposal in zip(wanted, drafter.propose(wanted), strict=True):
+        requests = [
+            DraftRequest(id_, texts[id_], int(rng.integers(1, MOST + 1)), draws[id_] if id_ else None) for id_ in texts
+        ]
+        for each, proposal in zip(requests, drafter.propose(requests), strict=True):
             drawn_from = proposal.probabilities
             assert (drawn_from is None) == (each.draw is None)
             for place, token in enumerate(proposal.token_ids):
@@ -63,8 +65,8 @@ class Watched:
         self._drafter, self.forget = drafter, drafter.forget
         self.proposals: list[Proposal] = []
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
-        found = self._drafter.propose(wanted)
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        found = self._drafter.propose(requests)
         self.proposals += [proposal for proposal in found if len(proposal)]
         return found
 
@@ -91,15 +93,15 @@ def test_answers_follow_the_model(vocab: int, params: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "torch"])
 def test_a_model_that_drafts_for_itself_is_always_right(engine: str, artifacts: ArtifactCache) -> None:
-    """Drawn from the same distribution every candidate is kept; of the most likely ones few are drawn."""
+    """Drawn from the same distribution every draft token is kept; of the most likely ones few are drawn."""
     if engine == "torch":
         pytest.importorskip("torch", reason="the torch engine needs torch")
     folder = artifacts.get("nemotron_h", "float32", layout="paged", speculative_tokens=3).folder
     prompts = [[5, 6, 7], [9] * 12, [1]]
     params = SamplingParams(ignore_eos=True, temperature=1.5, seed=3)
     accepted = []
-    for draws in (True, False):
-        speculation = SpeculationSettings(3, DraftModel(folder, threads=1, draws=draws), adaptive=False)
+    for samples in (True, False):
+        speculation = SpeculationSettings(3, DraftModel(folder, threads=1, samples=samples), adaptive=False)
         with LLM(folder, engine, serving=ServingSettings(speculation=speculation)) as llm:
             llm.generate(prompts, params, 12)
             metrics = llm.loop.speculation

@@ -24,10 +24,10 @@ def test_guesses_are_drawn_from_what_they_say(params: SamplingParams) -> None:
     expected, sampler, given = processed(logits, (), (), params), Sampler(params), logits.copy()
     drawn = np.zeros(13, np.int64)
     for _ in range(DRAWS):
-        guess = sampler.guess(given)
-        drawn[guess.token] += 1
-    assert guess.probabilities is not None and sampler.draws
-    np.testing.assert_allclose(guess.probabilities / guess.probabilities.sum(), expected, atol=1e-6)
+        draft_token = sampler.sample_draft_token(given)
+        drawn[draft_token.token] += 1
+    assert draft_token.probabilities is not None and sampler.is_random
+    np.testing.assert_allclose(draft_token.probabilities / draft_token.probabilities.sum(), expected, atol=1e-6)
     assert chi_square_fits(drawn, DRAWS * expected)
     np.testing.assert_array_equal(given, logits)
 
@@ -36,10 +36,10 @@ def test_guesses_take_numbers_of_the_request_and_leave_no_trace() -> None:
     logits = np.random.default_rng(2).standard_normal(13).astype(np.float32)
     params = SamplingParams(temperature=1.0, repetition_penalty=5.0, seed=7)
     guessing, other = Sampler(params), Sampler(params)
-    assert guessing.guess(logits).token == Sampler(params).sample(logits)[0]
+    assert guessing.sample_draft_token(logits).token == Sampler(params).sample(logits)[0]
     other.uniform()
     # Nothing was seen, so that the penalty is for tokens of the request alone.
     assert [guessing.sample(logits)[0] for _ in range(20)] == [other.sample(logits)[0] for _ in range(20)]
     with pytest.raises(EngineError, match="expected finite logits"):
-        guessing.guess(np.full(13, np.nan, np.float32))
-    assert not Sampler(SamplingParams()).draws
+        guessing.sample_draft_token(np.full(13, np.nan, np.float32))
+    assert not Sampler(SamplingParams()).is_random

@@ -1,12 +1,12 @@
-"""The count of candidates follows the measured acceptance, within its bounds."""
+"""The count of draft tokens follows the measured acceptance, within its bounds."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridge.runtime.speculation import CandidateCount
-from hybridge.runtime.speculation.candidate_count import expected_tokens
+from hybridge.runtime.speculation import DraftLength
+from hybridge.runtime.speculation.draft_length import expected_tokens
 from tests.support.effort import examples
 
 
@@ -21,7 +21,7 @@ def test_expected_tokens_are_those_of_a_simulation(acceptance: float) -> None:
 @settings(deadline=None, max_examples=examples(60))
 @given(st.integers(0, 8), st.floats(0, 1), st.lists(st.integers(0, 8), max_size=60))
 def test_counts_are_bounded_and_repeat(most: int, cost: float, history: list[int]) -> None:
-    first, second = CandidateCount(most, cost), CandidateCount(most, cost)
+    first, second = DraftLength(most, cost), DraftLength(most, cost)
     for accepted in history:
         count = first.choose()
         assert count == second.choose() and 0 <= count <= most
@@ -30,7 +30,7 @@ def test_counts_are_bounded_and_repeat(most: int, cost: float, history: list[int
 
 
 def test_all_right_leads_to_the_most_and_all_wrong_to_probes() -> None:
-    good, bad, counts = CandidateCount(6, 0.1), CandidateCount(6, 0.1), []
+    good, bad, counts = DraftLength(6, 0.1), DraftLength(6, 0.1), []
     for _ in range(60):
         count = good.choose()
         good.observe(count, count)
@@ -41,7 +41,7 @@ def test_all_right_leads_to_the_most_and_all_wrong_to_probes() -> None:
 
 
 def test_a_sequence_recovers_when_its_text_begins_to_repeat() -> None:
-    count = CandidateCount(5, 0.1)
+    count = DraftLength(5, 0.1)
     for _ in range(40):
         count.observe(count.choose(), 0)
     for _ in range(200):
@@ -52,7 +52,7 @@ def test_a_sequence_recovers_when_its_text_begins_to_repeat() -> None:
 
 def test_the_estimate_is_the_share_of_tried_candidates() -> None:
     """Geometric trials of probability 0.7, cut at 5: the estimate is unbiased but for its short memory."""
-    rng, count, seen = np.random.default_rng(5), CandidateCount(5, 0.1), []
+    rng, count, seen = np.random.default_rng(5), DraftLength(5, 0.1), []
     for _ in range(4000):
         count.observe(5, int(np.cumprod(rng.random(5) < 0.7).sum()))
         seen.append(count.acceptance)
@@ -60,6 +60,6 @@ def test_the_estimate_is_the_share_of_tried_candidates() -> None:
 
 
 def test_a_fixed_count_stays() -> None:
-    count = CandidateCount(3, 1.0, adaptive=False)
+    count = DraftLength(3, 1.0, adaptive=False)
     count.observe(3, 0)
     assert count.choose() == 3
