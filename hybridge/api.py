@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hybridge.artifact.progress import Progress
     from hybridge.exporter.export import ExportReport
     from hybridge.inspection import Inspection
-    from hybridge.verification import VerifyReport
+    from hybridge.verification.report import VerifyReport
 
 StrPath = str | os.PathLike[str]
 
@@ -104,8 +104,8 @@ def verify(
     ``first_failing_layer`` names the layer. HybridgeError when the comparison cannot be made.
     """
     from hybridge.hub import checkpoint_folder
-    from hybridge.verification import VerifyOptions
-    from hybridge.verification import verify as compare
+    from hybridge.verification.options import VerifyOptions
+    from hybridge.verification.verifier import verify as compare
 
     options = VerifyOptions(
         engine=engine,
@@ -143,8 +143,8 @@ def build_engine(
     library: "auto", "tensorrt" or "tensorrt_rtx" (which needs no GPU). HybridgeError when the engine cannot be built.
     """
     from hybridge.artifact.progress import NoProgress
-    from hybridge.trt_plugins.build import BuildOptions
-    from hybridge.trt_plugins.build import build_engine as build
+    from hybridge.trt_plugins.build.builder import build_engine as build
+    from hybridge.trt_plugins.build.options import BuildOptions
 
     options = BuildOptions(
         target=target,

@@ -22,10 +22,12 @@ from hybridge.artifact.errors import (
     UnsupportedError,
 )
 from hybridge.artifact.progress import NoProgress
-from hybridge.trt_plugins.build import BuildOptions, build_engine, builder, engine_folder
+from hybridge.trt_plugins.build import builder
 from hybridge.trt_plugins.build.build_progress import TOTAL
+from hybridge.trt_plugins.build.builder import build_engine, engine_folder
 from hybridge.trt_plugins.build.model import parser_model
 from hybridge.trt_plugins.build.network import check_float32, value_dtypes
+from hybridge.trt_plugins.build.options import BuildOptions
 from hybridge.trt_plugins.build.target import Machine
 from tests.build.parsed import parsed_network
 from tests.build.tiny_artifact import MAX_BATCH, tiny_config, write_tiny_artifact

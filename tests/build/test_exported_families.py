@@ -8,9 +8,10 @@ import pytest
 
 from hybridge.artifact.config import read_config
 from hybridge.artifact.dtypes import DType
-from hybridge.trt_plugins.build import BuildOptions, build_engine
+from hybridge.trt_plugins.build.builder import build_engine
 from hybridge.trt_plugins.build.model import parser_model
 from hybridge.trt_plugins.build.network import value_dtypes
+from hybridge.trt_plugins.build.options import BuildOptions
 from tests.build.parsed import parsed_network
 from tests.support.tiny_models import BASE_CONFIGS, EXPERTS, save_tiny_model
 

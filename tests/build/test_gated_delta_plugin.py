@@ -8,7 +8,8 @@ import pytest
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import SettingError
-from hybridge.trt_plugins.build import BuildOptions, build_engine
+from hybridge.trt_plugins.build.builder import build_engine
+from hybridge.trt_plugins.build.options import BuildOptions
 from tests.support.artifacts import ArtifactCache
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")

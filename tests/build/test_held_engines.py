@@ -13,7 +13,8 @@ import pytest
 
 from hybridge.artifact.engine_record import EngineRecord, read_engine_record
 from hybridge.artifact.errors import SettingError, UnsupportedError
-from hybridge.trt_plugins.build import BuildOptions, build_engine, engine_folder
+from hybridge.trt_plugins.build.builder import build_engine, engine_folder
+from hybridge.trt_plugins.build.options import BuildOptions
 from tests.build.test_paged_build import hybrid
 from tests.support.artifacts import ArtifactCache, Exported
 

@@ -11,8 +11,9 @@ import pytest
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.engine_record import ProfileRecord
 from hybridge.artifact.errors import SettingError, UnsupportedError
-from hybridge.trt_plugins.build import BuildOptions, plugin_choice
+from hybridge.trt_plugins.build import plugin_choice
 from hybridge.trt_plugins.build.model import use_plugins
+from hybridge.trt_plugins.build.options import BuildOptions
 from hybridge.trt_plugins.build.plugin_choice import PluginChoice, choose_plugins, node_calls
 from hybridge.trt_plugins.build.presets import read_preset
 from hybridge.trt_plugins.build.target import Target

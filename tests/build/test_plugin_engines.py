@@ -17,10 +17,12 @@ import pytest
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.engine_record import EngineRecord
 from hybridge.artifact.errors import EngineError
-from hybridge.trt_plugins.build import BuildOptions, build_engine, child, engine_folder
+from hybridge.trt_plugins.build import child
+from hybridge.trt_plugins.build.builder import build_engine, engine_folder
 from hybridge.trt_plugins.build.child import child_environment
 from hybridge.trt_plugins.build.model import parser_model
 from hybridge.trt_plugins.build.network import layers_of
+from hybridge.trt_plugins.build.options import BuildOptions
 from hybridge.trt_plugins.build.plugin_layers import check_plugin_layers, state_aliases
 from hybridge.trt_plugins.catalog import OPS, spec_of
 from hybridge.trt_plugins.plugins.layer import state_inputs

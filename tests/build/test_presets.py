@@ -8,8 +8,7 @@ import pytest
 
 from hybridge.artifact.errors import EngineError, SettingError
 from hybridge.artifact.resources import data_folder
-from hybridge.trt_plugins.build import preset_names
-from hybridge.trt_plugins.build.presets import preset_for, read_preset
+from hybridge.trt_plugins.build.presets import preset_for, preset_names, read_preset
 
 DEVICES = {
     "jetson-orin": "8.7",

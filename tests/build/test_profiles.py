@@ -8,7 +8,7 @@ import pytest
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import SettingError
-from hybridge.trt_plugins.build import BuildOptions
+from hybridge.trt_plugins.build.options import BuildOptions
 from hybridge.trt_plugins.build.presets import read_preset
 from hybridge.trt_plugins.build.profiles import Limits, engine_limits, engine_profiles
 from tests.build.tiny_artifact import MAX_BATCH, MAX_SEQ_LEN, tiny_config

@@ -8,7 +8,7 @@ import pytest
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import EngineError, SettingError, UnsupportedError
-from hybridge.trt_plugins.build import BuildOptions
+from hybridge.trt_plugins.build.options import BuildOptions
 from hybridge.trt_plugins.build.target import Machine, check_dtype, choose_target
 
 LAPTOP = Machine(("tensorrt_rtx",), None)

@@ -15,7 +15,8 @@ import tensorrt_rtx
 
 from hybridge.runtime.engines.tensorrt import engine
 from hybridge.transformers_host.artifact_cache import cached_artifact
-from hybridge.trt_plugins.build import BuildOptions, build_engine
+from hybridge.trt_plugins.build.builder import build_engine
+from hybridge.trt_plugins.build.options import BuildOptions
 from hybridge.trt_plugins.build.target import Machine
 from tests.runtime.tensorrt.built import CAPABILITY, PRESET, compute_of
 from tests.runtime.tensorrt.fake_memory import FakeMemory

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from hybridge.artifact.config import read_config
-from hybridge.verification import verifier, verify
+from hybridge.verification import verifier
+from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache
 from tests.verify.damaged_artifact import DamagedArtifact
 from tests.verify.faults import FAULTS, ON_PUSH, SOURCES

@@ -8,7 +8,8 @@ import pytest
 
 from hybridge.exporter.export import export_checkpoint
 from hybridge.exporter.options import ExportOptions
-from hybridge.verification import VerifyOptions, verify
+from hybridge.verification.options import VerifyOptions
+from hybridge.verification.verifier import verify
 from tests.support.random_models import FAMILIES, random_model
 from tests.support.tiny_models import save_tiny_model
 

@@ -13,7 +13,8 @@ from hybridge.exporter.export import export_checkpoint
 from hybridge.exporter.options import ExportOptions
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
-from hybridge.verification import VerifyOptions, verify
+from hybridge.verification.options import VerifyOptions
+from hybridge.verification.verifier import verify
 from tests.support.checkpoint_edits import edit_tensors
 from tests.support.tiny_models import EXPERTS, save_tiny_model
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from hybridge.verification import VerifyOptions, VerifyReport, verify
+from hybridge.verification.options import VerifyOptions
+from hybridge.verification.report import VerifyReport
+from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache
 
 OPTIONS = VerifyOptions(prompt_lengths=(1, 7), decode_steps=7, tolerance=2e-5)

@@ -13,9 +13,9 @@ from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.plan import plan_export
 from hybridge.inspection import inspect_path
 from hybridge.runtime.engines.paged_factory import create_paged_engine
-from hybridge.verification import VerifyOptions, verify
-from hybridge.verification.options import E4M3_TOLERANCE, default_tolerance
+from hybridge.verification.options import E4M3_TOLERANCE, VerifyOptions, default_tolerance
 from hybridge.verification.paged_sequences import PagedSequences
+from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache, Exported
 
 FP8 = "fp8_e4m3"

@@ -11,7 +11,8 @@ import pytest
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.safetensors_file import read_safetensors
 from hybridge.runtime.engines.factory import ENGINES
-from hybridge.verification import VerifyOptions, verify
+from hybridge.verification.options import VerifyOptions
+from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache
 from tests.verify.test_verify import perturb
 

@@ -20,7 +20,8 @@ from hybridge.exporter.families.mamba_ssm import NOTE, mamba2_config
 from hybridge.exporter.families.registry import decoder_config
 from hybridge.exporter.plan import plan_export
 from hybridge.inspection import inspect_path
-from hybridge.verification import VerifyOptions, verify
+from hybridge.verification.options import VerifyOptions
+from hybridge.verification.verifier import verify
 from tests.support.agreement import assert_one_shot_agrees
 from tests.support.mamba_ssm_checkpoints import CONFIG, save_mamba_ssm
 

@@ -18,7 +18,8 @@ from hybridge.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
 from hybridge.runtime.engines.tensorrt import TensorRTEngine
 from hybridge.runtime.engines.tensorrt.library import RuntimeLibrary
 from hybridge.runtime.engines.tensorrt.selection import BuiltEngine
-from hybridge.trt_plugins.build import BuildOptions, build_engine, engine_folder
+from hybridge.trt_plugins.build.builder import build_engine, engine_folder
+from hybridge.trt_plugins.build.options import BuildOptions
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import Plan
 from tests.runtime.tensorrt.fake_memory import FakeMemory

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hybridge.artifact.dtypes import DType
-from hybridge.verification import VerifyOptions, verify
+from hybridge.verification.options import VerifyOptions
+from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache
 from tests.support.export_cases import CASES, ExportCase
 
