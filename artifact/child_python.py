@@ -15,7 +15,7 @@ def child_command(code: str, *arguments: str) -> list[str]:
     """The command that runs ``code`` in a child process; it finds ``arguments`` in sys.argv[1:].
 
     -I keeps the current folder and PYTHON* variables out, and the parent's sys.path is handed over in their place:
-    the child imports what its parent would, also from a folder in which somebody has put a json.py.
+    the child imports what its parent would, also from a folder that contains a json.py.
     EngineError: this program has no Python interpreter that it could start.
     """
     if not sys.executable:

@@ -48,11 +48,11 @@ def atomic_folder(out: Path, overwrite: bool = False, kind: FolderKind = ARTIFAC
             temporary.chmod(0o777 & ~_umask())
             yield temporary
             _sync(temporary)
-            # Once more: another run may have written it meanwhile.
+            # Checked again: another run may have written it in the meantime.
             check_output(out, overwrite, kind)
             _replace(temporary, out)
     except BrokenPipeError:
-        # Not the folder's fault: who read the progress has gone.
+        # Not the folder's fault: the reader of the progress output has closed it.
         raise
     except OSError as error:
         raise _output_error(out, error, kind) from error
@@ -78,7 +78,7 @@ def _check_output(out: Path, overwrite: bool, kind: FolderKind) -> None:
         raise OutputError(f"{out}: expected a folder to write, found a file or link: {kind.elsewhere}")
     if not out.exists():
         return
-    # Only what an earlier run wrote is ever replaced: never somebody's home folder.
+    # Only an artifact of an earlier run is ever replaced, never another folder.
     if any(out.iterdir()) and not is_marked(out, kind.marks):
         raise OutputError(
             f"{out}: holds files and is not {kind.noun} that hybridge wrote (no {kind.marks[0][0]} of its own), so "

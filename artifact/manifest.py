@@ -95,7 +95,7 @@ def check_files(folder: Path, manifest: Manifest) -> None:
 
 
 def check_artifact(folder: Path) -> None:
-    """``check_files`` with the folder's own manifest: it tells damage, not who wrote both."""
+    """``check_files`` with the folder's own manifest: it detects damage, not forgery."""
     check_files(folder, read_manifest(folder))
 
 

@@ -12,7 +12,7 @@ from hybridge.artifact.kv_dtypes import E4M3_BYTES
 from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
 
 PAGED = "paged"
-# Symbolic axes of a step: all new tokens, rows, rows + 1, blocks of the longest row, tokens whose logits are wanted.
+# Symbolic axes of a step: all new tokens, rows, rows + 1, blocks of the longest row, tokens whose logits are needed.
 TOKENS, ROWS, ROW_BOUNDS, MAX_BLOCKS, NUM_LOGITS = "tokens", "rows", "row_bounds", "max_blocks", "num_logits"
 
 STEP_INPUTS = (

@@ -1,14 +1,14 @@
-"""Opening a file that somebody else may have written: the one place that decides what such a path may be.
+"""Opens files of untrusted folders: the one place that decides which paths are accepted.
 
 The rule for a file of a folder (a checkpoint, an artifact, an engine): its name is relative and has no "..", it is a
 regular file, and it lies inside the folder after all links are followed. The one exception is a snapshot of a Hugging
 Face cache (models--NAME/snapshots/REVISION), which holds links to its own repository's blobs (models--NAME/blobs/*).
 
-The rule for a file that the user names himself: it is a regular file, wherever its links lead.
+A file that the user names directly must be a regular file; its links may lead anywhere.
 
-A file is opened before it is looked at, without waiting (a pipe without a writer would block for ever), so that what
-is checked is what is read. Each folder below the given one is opened without following links, so that a link that
-takes the place of a folder meanwhile leads nowhere.
+A file is opened first and checked afterwards, so that the checked file is the one that is read; it is opened without
+waiting, because a pipe without a writer would block forever. Each folder below the given one is opened without
+following links, so a folder that is replaced by a link in between is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KINDS = (
 
 
 def has_file(folder: Path, name: str | PurePath) -> bool:
-    """Whether ``folder`` has an entry ``name``, whatever it is: opening it tells what is wrong with it."""
+    """Whether ``folder`` has an entry ``name``, of any kind; opening it reports what is wrong with it."""
     return os.path.lexists(folder / name)
 
 

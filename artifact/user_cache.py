@@ -21,8 +21,8 @@ def user_cache_folder(name: str) -> Path:
 def make_private(folder: Path) -> None:
     """Make the cache ``folder`` (mode 0700) if it is missing; OSError where another user may write to it.
 
-    Its entries are code, so a folder that anybody but this user and root can change is not used. Where the system has
-    no such owners and modes (Windows), nothing is checked.
+    Its entries are code, so a folder that users other than this one and root can change is not used. Where the system
+    has no such owners and modes (Windows), nothing is checked.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if sys.platform == "win32":

@@ -28,7 +28,7 @@ def require(*packages: str) -> None:
 
 
 def missing(package: str) -> str:
-    """The sentence for a user who lacks ``package``."""
+    """The message when ``package`` is missing."""
     return f"this command needs the package {package}: {install_command(EXTRAS[package])}"
 
 

@@ -128,8 +128,8 @@ class LayerRoute:
 class HybridCacheManager:
     """All states of ``rows`` batch rows, zeroed, with room for ``tokens`` tokens at first.
 
-    A row's caches hold, and its recurrent states have consumed, exactly ``lengths[row]`` tokens. Whoever runs a step
-    adds the new tokens to ``lengths`` when it succeeded.
+    A row's caches hold, and its recurrent states have consumed, exactly ``lengths[row]`` tokens. The caller that runs a
+    step adds the new tokens to ``lengths`` when it succeeded.
     """
 
     def __init__(self, engine: Engine, rows: int, tokens: int = 0) -> None:

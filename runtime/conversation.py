@@ -40,7 +40,7 @@ class Conversation:
         self._texts: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def ask(self, text: str, sampling: SamplingParams) -> Iterator[Piece]:
-        """The pieces of the answer to ``text``. Closing the iterator ends the answer; what came of it is remembered.
+        """The pieces of the answer to ``text``. Closing the iterator ends the answer; its text so far is remembered.
 
         RequestError, at the first piece, when the conversation has become longer than the model's limit; the turn is
         then not remembered.

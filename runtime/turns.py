@@ -20,7 +20,7 @@ class Turns:
         self._owner: int | None = None
         self._closed = False
         self._open: WeakSet[PieceStream] = WeakSet()
-        # Iterators that were given up while a step was under way.
+        # Iterators that were dropped during a step.
         self._abandoned: deque[Generator[Piece]] = deque()
 
     @contextmanager
@@ -54,7 +54,7 @@ class Turns:
             release()
 
     def abandon(self, pieces: Generator[Piece]) -> None:
-        """Close ``pieces`` now, or with the next turn where a step is under way; waits for nothing."""
+        """Close ``pieces`` now, or with the next turn while a step runs; waits for nothing."""
         self._abandoned.append(pieces)
         if self._lock.acquire(blocking=False):
             try:

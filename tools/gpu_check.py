@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks and measures everything that needs an NVIDIA GPU, the most valuable first, and keeps what it has.
+"""Checks and measures everything that needs an NVIDIA GPU, the most valuable first, and saves results as they come.
 
     python tools/gpu_check.py [--out FOLDER] [--stage NAME ...] [--limit NAME=SECONDS ...] [--jobs N]
 

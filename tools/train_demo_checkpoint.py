@@ -47,7 +47,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--window", type=int, default=512, help="tokens in one held-out window")
-    parser.add_argument("--progress", type=Path, help="file that keeps the run; one that is there is continued")
+    parser.add_argument("--progress", type=Path, help="file with the state of the run; an existing one is continued")
     parser.add_argument(
         "--config-json",
         type=json.loads,

@@ -1,4 +1,4 @@
-"""Drafts on the command line: their settings, and what became of them."""
+"""Drafting on the command line: settings and statistics."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def draft_settings(
 
 
 def parsed_mode(text: str) -> str | Mapping[str, str]:
-    """What becomes of all states, "auto", "replay" or "snapshot", or by operator as in "causal_conv1d=snapshot,...".
+    """Parse the rollback mode: "auto", "replay" or "snapshot", or by operator as in "causal_conv1d=snapshot,...".
 
     A usage error names ``--speculative-mode``.
     """

@@ -29,7 +29,7 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The failure that ``error`` stands for."""
+    """The failure for ``error``."""
     if isinstance(error, HybridgeError):
         return Failure(str(error), error.exit_code)
     if isinstance(error, AnswerInterrupted):

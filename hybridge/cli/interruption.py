@@ -6,7 +6,7 @@ import signal
 import time
 from types import FrameType
 
-# Repeated signals are held off for this many seconds, so that an impatient second Ctrl-C does not stop the cleaning up.
+# Repeated signals are held off for this many seconds, so that a second Ctrl-C does not interrupt the cleanup.
 PATIENCE_SECONDS = 3.0
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 
@@ -29,7 +29,7 @@ class InterruptionHandler:
         return 128 + self._number
 
     def install(self) -> None:
-        """Take over the signals, but for those that whoever started the program wants ignored."""
+        """Handle the signals, except those that the parent process ignores."""
         for name in _NAMES:
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:

@@ -78,7 +78,7 @@ app = Commands(
 
 
 def main() -> NoReturn:
-    """The console command: standard output is kept for results, also from C libraries that print."""
+    """The console command: standard output is reserved for results, also when C libraries print."""
     _keep_standard_output()
     signals = InterruptionHandler()
     signals.install()
@@ -107,7 +107,7 @@ def run_command(arguments: Sequence[str], signals: InterruptionHandler | None = 
     except BrokenPipeError:
         return _reader_left()
     except SystemExit as ended:
-        # rich, which prints the help, ends the program when the reader has gone.
+        # rich, which prints the help, ends the program when its reader closes the pipe.
         if isinstance(ended.__context__, BrokenPipeError):
             return _reader_left()
         if isinstance(ended.code, str):
@@ -125,7 +125,7 @@ def run_command(arguments: Sequence[str], signals: InterruptionHandler | None = 
 
 
 def _invoke(arguments: list[str]) -> int | None:
-    """What click's ``main`` does, without its own ways to end at Ctrl-C and where nobody reads the output."""
+    """click's ``main`` without its handling of Ctrl-C and of closed output pipes."""
     if instruction := os.environ.get(_COMPLETION_VARIABLE):
         return shell_complete(app, {}, app.name or "", _COMPLETION_VARIABLE, instruction)
     try:
@@ -137,7 +137,7 @@ def _invoke(arguments: list[str]) -> int | None:
 
 
 def _failure(error: BaseException, signals: InterruptionHandler | None) -> Failure:
-    """The failure that ``error`` stands for; after a signal, the interruption."""
+    """The failure for ``error``; after a signal, the interruption."""
     if signals is None or not signals.interrupted:
         return failure_of(error)
     failure = failure_of(error if isinstance(error, AnswerInterrupted) else KeyboardInterrupt())
@@ -159,12 +159,12 @@ def _before_separator(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _reader_left() -> int:
-    """The program that read our output has gone, as head does: say nothing more. Returns READER_LEFT."""
+    """The reader closed our output, as head does: write nothing more. Returns READER_LEFT."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-        # What no reader took goes nowhere, so that Python can close the stream.
+        # Discard what was not read, so that Python can close the stream.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

@@ -23,7 +23,7 @@ PLAIN_WIDTH = 120
 
 
 class _Printable:
-    """A table or another renderable of rich, whose texts may be names out of a file that somebody else wrote."""
+    """A table or another renderable of rich, whose texts may come from untrusted files."""
 
     def __init__(self, renderable: Any) -> None:
         self._renderable = renderable
@@ -72,7 +72,7 @@ class Terminal:
         width = shutil.get_terminal_size((PLAIN_WIDTH, 0)).columns
         # Names and shapes hold brackets and colons: neither is markup.
         console = Console(file=self._out, width=width, highlight=False, markup=False, emoji=False)
-        # Written here because rich ends the program when nobody reads its output.
+        # Written here because rich ends the program when its output pipe is closed.
         with console.capture() as captured:
             for renderable in renderables:
                 if isinstance(renderable, str):

@@ -1,4 +1,4 @@
-"""What a model made of the tokens of its last step, for whoever goes on from it: a multi-token prediction head."""
+"""Hidden states of the last step's tokens, which a multi-token prediction head reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 NOWHERE = 0
-"""The place that belongs to nobody: what is written there is lost."""
+"""An unused row for values that are discarded."""
 
 
 class HiddenRows(ABC):

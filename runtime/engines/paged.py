@@ -2,7 +2,7 @@
 
 A step has ``rows`` sequences with any number of new tokens each, packed one after the other without padding: prefill,
 chunks of a prompt and decode mix freely. KV lies in blocks of ``block_size`` tokens, recurrent states (conv and
-recurrent state of all layers) in slots, one for a sequence. Who holds which block and slot is the caller's business.
+recurrent state of all layers) in slots, one for a sequence. The caller assigns blocks and slots.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class PagedEngine(ABC):
         """Memory that these blocks take."""
         return len(blocks) * self.block_bytes(block_size)
 
-    def follow_use(  # noqa: B027 (an engine whose pools are there anyway keeps what nobody needs)
+    def follow_use(  # noqa: B027 (engines with fixed pools ignore it)
         self, block_in_use: Callable[[int], bool], slot_in_use: Callable[[int], bool]
     ) -> None:
         """Ask these, from the next step on, which blocks and slots have an owner: others need not be kept.

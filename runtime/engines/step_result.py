@@ -18,7 +18,7 @@ class StepResult(ABC):
 
     @property
     def is_ready(self) -> bool:
-        """Whether nobody has to wait for the step any more."""
+        """Whether the step has finished."""
         return True
 
     @abstractmethod

@@ -14,7 +14,7 @@ from hybridge.runtime.sampling.names import INSTEAD, SAME
 
 Sampling = SamplingParams | Sequence[SamplingParams] | None
 Messages = Sequence[Mapping[str, Any]]
-# Priorities beyond are mistakes: a level is worth a thousand steps of waiting.
+# Larger priorities are mistakes: one level equals a thousand steps of waiting.
 _MOST_PRIORITY = 1 << 31
 
 
@@ -36,7 +36,7 @@ class CallOptions(OtherNames, total=False):
 
 @dataclass(frozen=True)
 class Call:
-    """The options of one call, checked. ``token_ids`` come in the place of the prompt, None without."""
+    """The options of one call, checked. ``token_ids`` replace the prompt; None: use the prompt."""
 
     sampling: Sampling
     max_new_tokens: int | None

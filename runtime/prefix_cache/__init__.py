@@ -1,1 +1,1 @@
-"""Prefix cache: KV blocks and recurrent states of token sequences, kept for the next one that begins alike."""
+"""Prefix cache: KV blocks and recurrent states of token sequences, reused by later prompts with the same prefix."""

@@ -1,4 +1,4 @@
-"""States that were evicted, or never taken for want of room: how often prompts asked for them.
+"""How often prompts asked for states that were evicted, or not stored because there was no room.
 
 So a place that is asked for again and again gets its state in the end.
 """

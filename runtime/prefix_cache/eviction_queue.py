@@ -46,7 +46,7 @@ class EvictionQueue:
             if self._latest.get(node) != serial:
                 continue
             if self._evictable(node) and self._value(node) > value:
-                self.push(node)  # its value has risen since: the state above it has gone
+                self.push(node)  # its value has risen since: the state above it was evicted
                 continue
             del self._latest[node]
             if self._evictable(node):

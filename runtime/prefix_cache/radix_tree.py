@@ -68,7 +68,7 @@ class RadixTree:
         return self._tokens.roots
 
     def latest_namespaces(self) -> Iterator[str]:
-        """The namespaces, the latest to come first; nothing may change meanwhile."""
+        """The namespaces, latest first; the tree must not change during the iteration."""
         return self._tokens.latest_namespaces()
 
     def match(self, key: bytes, namespace: str = "") -> TreeMatch:

@@ -15,7 +15,7 @@ LRU, VALUE = "lru", "value"
 
 @dataclass(frozen=True)
 class PrefixCacheSettings:
-    """What is kept of the tokens that were computed, for requests that begin alike.
+    """Prefix cache: which computed KV and states are stored for later requests with the same prefix.
 
     kind: "radix" keeps KV and recurrent states in a radix tree, for every model; "blocks" shares full KV blocks of
     models without recurrent layers; "off" keeps nothing. The rest is about "radix".

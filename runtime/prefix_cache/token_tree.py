@@ -52,7 +52,7 @@ class TokenTree:
         return dict(self._roots)
 
     def latest_namespaces(self) -> Iterator[str]:
-        """The namespaces that have any tokens, the latest to come first; nothing may change meanwhile."""
+        """The namespaces that have any tokens, latest first; the tree must not change during the iteration."""
         return reversed(self._roots)
 
     def walk(self) -> Iterator[Node]:

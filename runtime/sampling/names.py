@@ -54,7 +54,7 @@ def own_names(given: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """What to do in the place of an unknown ``name``."""
+    """What to use instead of an unknown ``name``."""
     if name in INSTEAD:
         return f"use {INSTEAD[name]}"
     from difflib import get_close_matches  # at a mistake only: it imports much

@@ -80,11 +80,11 @@ def _tokens(samplers: Sequence[Sampler], scores: np.ndarray, top_k: int, top_p: 
     peaks, ids = scores.max(1), None
     fit = np.isfinite(peaks)
     if 0 < top_k < scores.shape[1]:
-        kept = scores >= np.partition(scores, -top_k, axis=1)[:, -top_k, None]
+        mask = scores >= np.partition(scores, -top_k, axis=1)[:, -top_k, None]
         # Where tokens tie with the k-th, more than k stay.
-        fit &= kept.sum(1) == top_k
-        kept[~fit] = np.arange(scores.shape[1]) < top_k
-        ids = kept.nonzero()[1].reshape(len(scores), top_k)
+        fit &= mask.sum(1) == top_k
+        mask[~fit] = np.arange(scores.shape[1]) < top_k
+        ids = mask.nonzero()[1].reshape(len(scores), top_k)
         scores = np.take_along_axis(scores, ids, 1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         weights = scores - peaks[:, None]
@@ -121,9 +121,9 @@ def _top_p(weights: np.ndarray, top_p: float) -> tuple[np.ndarray, np.ndarray]:
     order = np.argsort(-values, axis=1, kind="stable")
     running = np.cumsum(np.take_along_axis(values, order, 1), axis=1, dtype=np.float64)
     counts = (running < thresholds[:, None]).sum(1) + 1
-    kept = np.zeros(weights.shape, bool)
-    np.put_along_axis(kept, np.take_along_axis(head, order, 1), np.arange(size) < counts[:, None], 1)
-    return kept, (running[:, -1] >= thresholds) | (size == n)
+    mask = np.zeros(weights.shape, bool)
+    np.put_along_axis(mask, np.take_along_axis(head, order, 1), np.arange(size) < counts[:, None], 1)
+    return mask, (running[:, -1] >= thresholds) | (size == n)
 
 
 def _positions(weights: np.ndarray, survive: np.ndarray | None, uniforms: np.ndarray) -> np.ndarray:
@@ -132,8 +132,10 @@ def _positions(weights: np.ndarray, survive: np.ndarray | None, uniforms: np.nda
     size = block_size(count)
     if survive is not None and size < count:
         # What survives of each row is in blocks of its own.
-        kept = [np.flatnonzero(row) for row in survive]
-        return np.array([ids[draw(row[ids], u)] for row, ids, u in zip(weights, kept, uniforms.tolist(), strict=True)])
+        survivors = [np.flatnonzero(row) for row in survive]
+        return np.array(
+            [ids[draw(row[ids], u)] for row, ids, u in zip(weights, survivors, uniforms.tolist(), strict=True)]
+        )
     if size == count:
         # A weight of 0 changes no running sum.
         alive = weights if survive is None else np.where(survive, weights, 0)

@@ -9,7 +9,7 @@ from hybridge.artifact.settings import checked_int
 
 
 class Policy(ABC):
-    """Gives each request a rank once, when it arrives, so that none can be overtaken for ever."""
+    """Gives each request a rank once, when it arrives, so that none can be overtaken forever."""
 
     @abstractmethod
     def rank(self, priority: int, arrival: int, step: int) -> int:
@@ -35,8 +35,8 @@ class Fcfs(Policy):
 class Priority(Policy):
     """Lower priority values first; they preempt running requests that are less urgent.
 
-    patience: steps that one level of priority is worth. A request that came ``patience`` steps earlier than one a level
-    more urgent goes before it, so that none starves under a stream of urgent ones.
+    patience: steps of waiting that equal one level of priority. A request that came ``patience`` steps earlier than one
+    a level more urgent goes before it, so that none starves under a stream of urgent ones.
     """
 
     patience: int = 1000

@@ -56,7 +56,7 @@ class SequenceQueues:
         insort(self.running, sequence, key=_order)
 
     def wait_again(self, sequence: ScheduledSequence) -> None:
-        """One that runs waits, with nothing computed but what the prefix cache keeps."""
+        """Return a running sequence to the queue; it keeps only what the prefix cache stores."""
         self.running.remove(sequence)
         self._retire(sequence)
         self.wait(sequence)

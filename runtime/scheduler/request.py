@@ -11,7 +11,7 @@ class ScheduledRequest:
 
     priority: lower values first, where the policy knows priorities. namespace: requests share computed blocks only
     with those of the same one. sequences: how many sequences must be able to hold memory at the same time (beams).
-    prompt_logits: whether the logits of all prompt tokens are wanted, so that all are computed.
+    prompt_logits: whether the logits of all prompt tokens are needed, so that all are computed.
     """
 
     prompt_ids: tuple[int, ...]

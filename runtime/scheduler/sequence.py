@@ -24,7 +24,7 @@ class ScheduledSequence:
     host_copy      its memory, while that lies on the host; host_bytes is what the scheduler counts for it
     cached_tokens  tokens that it found computed when it first ran
     preemptions    how often it lost its memory
-    logits_from    the first token of the prompt whose logits are still wanted
+    logits_from    the first token of the prompt whose logits are still needed
     """
 
     __slots__ = (
@@ -59,7 +59,7 @@ class ScheduledSequence:
 
     @property
     def prompt_logits_left(self) -> int:
-        """Tokens of the prompt whose logits are still wanted."""
+        """Tokens of the prompt whose logits are still needed."""
         return len(self.request.prompt_ids) - 1 - self.logits_from
 
     def prompt_logits_of(self, end: int) -> int:

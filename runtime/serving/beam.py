@@ -31,9 +31,9 @@ class Hypothesis:
 class BeamGroup(Group):
     """``beam_width`` beams that advance together: each step keeps the best continuations of all of them.
 
-    A beam waits, with nothing to feed, until all beams have their logits; one that lost its memory meanwhile is
-    computed again and comes to the same. An end token moves a continuation among the finished ones, and the search
-    stops when these are as many as beams, or at max_new_tokens.
+    A beam waits, with nothing to feed, until all beams have their logits; one that was preempted in between is computed
+    again with the same result. An end token moves a continuation among the finished ones, and the search stops when
+    these are as many as beams, or at max_new_tokens.
     """
 
     def __init__(self, asked: ServingRequest, root: ScheduledSequence, context: GroupContext) -> None:

@@ -15,7 +15,7 @@ from hybridge.runtime.prefix_cache.settings import EARLY, RADIX
 from hybridge.runtime.serving.loop import ServingLoop
 
 if TYPE_CHECKING:
-    # What is imported where it is used is not wanted by a program that asks once and ends.
+    # Imported where it is used: a program that runs one request does not need it.
     from hybridge.runtime.prefix_cache.metrics import CacheReport
     from hybridge.runtime.serving.pinned import PinnedPrefix
     from hybridge.runtime.serving.prefix_cache import ServedCache

@@ -1,4 +1,4 @@
-"""The pools of a draft model: who has which blocks and slots."""
+"""Blocks and slots of a draft model's pools."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class DraftCaches:
         self._paged = needs.kv
 
     def find(self, id_: int) -> DraftedSequence | None:
-        """What is remembered of the sequence ``id_``."""
+        """The caches of the sequence ``id_``, None without any."""
         return self._sequences.get(id_)
 
     def room(self, id_: int, length: int, protected: Container[int]) -> DraftedSequence | None:
         """The sequence ``id_`` with blocks for ``length`` tokens from its origin on; None where there is no room.
 
-        Other sequences lose their caches to it, those of ``protected`` excepted.
+        Other sequences may lose their caches, except those in ``protected``.
         """
         found = self._sequences.pop(id_, None)
         needed = -(-length // BLOCK_SIZE) if self._paged else 0
@@ -66,12 +66,12 @@ class DraftCaches:
         found.blocks += [self._blocks.pop() for _ in range(needed - len(found.blocks))]
         self._sequences[id_] = found
         if begins:
-            # Last: whoever forgets the sequence because this failed gets back all that it has.
+            # Last: if this fails, the caller forgets the sequence, which returns all its blocks and slots.
             self._engine.zero_slots(found.slots[:1])
         return found
 
     def forget(self, id_: int) -> None:
-        """Take back what the sequence has; one that has nothing is none to forget."""
+        """Release what the sequence has; unknown ids are ignored."""
         found = self._sequences.pop(id_, None)
         if found is not None:
             self._give_back(found)

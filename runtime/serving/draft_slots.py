@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybridge.runtime.engines.candidates import with_candidates
-
 from hybridge.runtime.engines.paged import PackedInputs
 from hybridge.runtime.scheduler import PlannedRow
 

@@ -23,7 +23,7 @@ MakePiece = Callable[[], Piece]
 
 
 class Drawing(NamedTuple):
-    """What draws the next token of a sequence, together with others', and goes on from what it has sampled."""
+    """A sampler for the next token of a sequence, used with others in one call, and what takes the result."""
 
     sampler: Sampler
     take: Callable[[SampledToken], list[MakePiece]]
@@ -54,7 +54,7 @@ class Group(ABC):
 
     @property
     def max_draft_tokens(self) -> int | None:
-        """How many draft tokens a sequence may have in a step at most; None: as many as there are."""
+        """Maximum number of draft tokens of a sequence in a step; None: no limit."""
         return 0
 
     def drawing(self, sequence: ScheduledSequence) -> Drawing | None:
@@ -62,7 +62,7 @@ class Group(ABC):
         return None
 
     def draw(self, sequence: ScheduledSequence) -> Draw | None:
-        """How a draft draws for ``sequence``; None where its most likely tokens are taken."""
+        """How to sample draft tokens for ``sequence``; None for the most likely ones."""
         drawing = self.drawing(sequence)
         return drawing.sampler.sample_draft_token if drawing is not None and drawing.sampler.is_random else None
 
@@ -102,7 +102,7 @@ class SamplingGroup(Group):
 
     @property
     def max_draft_tokens(self) -> int | None:
-        # Forks come after the prompt, between two steps: its last token has no draft tokens behind it.
+        # Forks are made after the prompt, between two steps, so its last token has no draft tokens.
         return 0 if self._unforked else self._asked.request.params.speculative_tokens
 
     def accept(

@@ -18,7 +18,7 @@ from hybridge.runtime.text import Tokenizer
 
 
 class LiveRequests:
-    """A request lives from ``add`` until its last sequence has ended; ``take`` hands out what it got meanwhile.
+    """A request lives from ``add`` until its last sequence has ended; ``take`` returns its new output.
 
     Tokens are chosen at once, the pieces that tell of them are made later, by ``make_pieces``.
     """

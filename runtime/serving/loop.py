@@ -1,4 +1,4 @@
-"""Many requests on one engine, step by step."""
+"""Serving loop: many requests on one engine, step by step."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 class ServingLoop:
     """Owns the pools of ``engine``, which nothing else may step. Not for use from several threads at once.
 
-    Call ``step`` as long as it is ``busy``. ``pools`` says where the memory went; ``steps`` counts those that ran,
-    ``last_plan`` is the plan of the last of them, and ``last_times`` what it took.
+    Call ``step`` as long as it is ``busy``. ``pools`` reports memory use, ``steps`` the number of steps run,
+    ``last_plan`` the plan of the last step and ``last_times`` its times.
 
-    With an engine that runs ahead, a step is under way whenever ``step`` returns, so that the device works while the
-    pieces of the step before are made and read. ``settle`` ends it.
+    With an engine that runs ahead, a step is in progress whenever ``step`` returns, so that the device works while the
+    output of the previous step is made and read. ``settle`` waits for it.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ServingLoop:
             self.settle()
 
     def step(self, arrivals: Callable[[], object] | None = None) -> list[Output]:
-        """Run one step; what the requests got from it, or the error that ended those who took part.
+        """Run one step; returns the output of its requests, or the error that ended them.
 
         ``arrivals`` is called right before steps are planned, when none is under way: it may add and cancel requests.
         """
@@ -112,7 +112,7 @@ class ServingLoop:
         return self._requests.take()
 
     def settle(self, makes_pieces: bool = True) -> None:
-        """End the step that is under way, if there is one; the next ``step`` gives what came of it."""
+        """Wait for the step in progress, if there is one; the next ``step`` returns its output."""
         under_way, self._under_way = self._under_way, None
         if under_way is None:
             return
@@ -144,7 +144,7 @@ class ServingLoop:
             self._requests.make_pieces()
 
     def _launch(self, arrivals: Callable[[], object] | None) -> None:
-        """Plan a step and set it under way, if there is anything to do."""
+        """Plan and launch a step, if there is anything to do."""
         began = time.perf_counter()
         if arrivals is not None:
             arrivals()
@@ -164,7 +164,7 @@ class ServingLoop:
         self._under_way = StepUnderWay(plan, sampling, result, began)
 
     def _fail(self, plan: StepPlan, error: BaseException) -> None:
-        """End the requests whose sequences took part; the scheduler has everything back that the step held.
+        """End the requests of the step; the scheduler gets back all memory that the step reserved.
 
         Raises what is no Exception.
         """

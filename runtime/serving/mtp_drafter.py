@@ -41,7 +41,7 @@ class MtpDrafter:
         self._states = HiddenStateCache(self._hidden, rows + 1)
         head.read_from(self._hidden)
         self._caches = DraftCaches(head, rows, self._length, 0, None)
-        # Of the head while a step of the model was under way, until a proposal is requested.
+        # An error of the head during a step of the model, raised by the next ``propose``.
         self._failure: Exception | None = None
 
     def launch(self, engine: PagedEngine, inputs: PackedInputs, rows: Sequence[PlannedRow]) -> StepResult:
@@ -96,7 +96,7 @@ class MtpDrafter:
         if states is None or most < 1 or not states.begin < positions <= states.end:
             return None
         known = self._caches.find(sequence)
-        # A sequence that found no room in a step is asked for again: its last position is consumed once more.
+        # A sequence that found no room in a step is requested again: its last position is consumed again.
         if known is not None and min(known.length, positions - 1) < states.begin:
             self._caches.forget(sequence)
             known = None
@@ -177,7 +177,7 @@ class MtpDrafter:
 
 
 class _HeadDraft:
-    """A proposal under way. own: place of what the head made of the last position that it consumed."""
+    """A proposal in progress. own: row of what the head made of the last position that it consumed."""
 
     def __init__(self, known: DraftedSequence, request: DraftRequest, most: int, own: int) -> None:
         self.known, self.sequence, self.most, self.own = known, request.sequence, most, own

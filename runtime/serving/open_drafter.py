@@ -27,7 +27,7 @@ from hybridge.runtime.text import Tokenizer
 def with_opened_drafter(
     engine: PagedEngine, settings: ServingSettings, text: ModelText
 ) -> tuple[ServingSettings, ModelDrafter | MtpDrafter | None]:
-    """``settings`` with a drafter in the place of a DraftModel or "mtp", and that drafter, the caller's to close.
+    """``settings`` with a drafter instead of a DraftModel or "mtp", and that drafter, which the caller closes.
 
     EngineError when the draft is an artifact of another layout or tokenizer, there is no head, the engine does not show
     what a head needs, or memory is short.

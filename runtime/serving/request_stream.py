@@ -12,12 +12,12 @@ from hybridge.runtime.serving.request import Output
 
 
 class RequestStream:
-    """One request under way: an async iterator of its pieces, made by ``AsyncLLM.add``.
+    """One running request: an async iterator of its pieces, made by ``AsyncLLM.add``.
 
-    It runs on whether or not anybody reads it, until its end, ``cancel`` or ``aclose``: who may leave early, as a
+    It runs on even if it is not read, until its end, ``cancel`` or ``aclose``: callers that may leave early, as a
     generator or a task may, reads it in ``async with contextlib.aclosing(stream)``.
     RequestError, from the iterator and from ``result``, for a text or conversation that is wrong; EngineError when a
-    step failed that the request took part in.
+    step with this request failed.
     """
 
     def __init__(self, answers: int, cancel: Callable[[RequestStream], None]) -> None:

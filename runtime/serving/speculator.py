@@ -45,7 +45,7 @@ class Speculator:
         self._unobserved: tuple[StepPlan, float] | None = None
         self._drafter = settings.make_drafter()
         self._counts: dict[int, DraftLength] = {}
-        # By sequence, of the step that is under way.
+        # By sequence, of the step in progress.
         self._proposals: dict[int, Proposal] = {}
         # Rows that decode in it, and whether it does without its draft tokens, which would not pay.
         self._rows, self._waives, self._probes = 0, False, Probes()
@@ -149,7 +149,7 @@ class Speculator:
         self._unobserved = (plan, seconds) if self._measures and not self._waives else None
 
     def update_cost_model(self) -> None:
-        """What draft tokens cost, from the last step that ended; only one that does nothing but decode says much."""
+        """Learn the cost of draft tokens from the last step, if it only decoded."""
         if self._unobserved is None:
             return
         (plan, seconds), self._unobserved = self._unobserved, None

@@ -17,7 +17,7 @@ class StepRunner(Protocol):
     def launch(self, engine: PagedEngine, inputs: PackedInputs, rows: Sequence[PlannedRow]) -> StepResult:
         """As ``engine.launch(inputs)``. The first rows of ``inputs`` are ``rows``, any others are padding.
 
-        What fails beside the engine's own step ends nobody's: ``Drafter.propose`` raises it when it is called next.
+        Errors outside of the engine's own step end no request: ``Drafter.propose`` raises them at its next call.
         """
 
     def fork(self, parent: int, child: int) -> None:

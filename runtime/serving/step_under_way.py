@@ -41,7 +41,7 @@ class StepUnderWay:
             return []
         since = self._launched
         if self.result.is_ready:
-            # Since when is unknown: all that the host has done meanwhile may have held the device up.
+            # It is unknown since when: the host's work in between may have delayed the device.
             since = time.perf_counter()
             self._host += since - self._launched
         tokens = self.result.best_tokens()

@@ -12,7 +12,7 @@ from hybridge.runtime.serving.request import Output, ServingRequest
 
 
 class PieceStreams:
-    """Whoever needs a piece runs the next step, and what it gives to others is kept for them."""
+    """The stream that needs a piece runs the next step; pieces of other streams are queued for them."""
 
     def __init__(self, loop: ServingLoop) -> None:
         self._loop = loop

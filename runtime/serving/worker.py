@@ -1,4 +1,4 @@
-"""A serving loop in a thread of its own, driven by whoever adds and cancels requests from other threads."""
+"""A serving loop in its own thread; other threads add and cancel requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class ServingWorker:
     """Requests come and go between steps. ``deliver`` of each request is called in the worker's thread.
 
-    ``flush`` is called there after every step that gave something to anybody.
+    ``flush`` is called there after every step with output.
     """
 
     def __init__(self, loop: ServingLoop, flush: Callable[[], None]) -> None:
@@ -64,7 +64,7 @@ class ServingWorker:
 
         def command() -> None:
             if not future.set_running_or_notify_cancel():
-                return  # nobody waits for it any more
+                return  # no caller waits for it
             try:
                 future.set_result(work())
             except Exception as error:
@@ -119,7 +119,7 @@ class ServingWorker:
         try:
             id_ = self._loop.add(asked, started)
         except RequestError as error:
-            # Checked before, but a prefix that was pinned meanwhile took its room.
+            # Checked before, but a prefix pinned since then may have taken its room.
             deliver(Output(-1, error=EngineError(str(error))))
             self._flush()
             return
@@ -144,7 +144,7 @@ class ServingWorker:
 
 
 def ended_before_the_request() -> EngineError:
-    """What a request gets whose serving loop has ended."""
+    """The error of a request whose serving loop has ended."""
     return EngineError("the serving loop has ended before the request: open another AsyncLLM")
 
 

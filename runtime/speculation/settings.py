@@ -79,7 +79,7 @@ class SpeculationSettings:
             )
 
     def make_drafter(self) -> Drafter:
-        """The drafter of one serving loop; EngineError for a model that nobody has opened."""
+        """The drafter of one serving loop; EngineError for a model that has not been opened."""
         if self.drafter == NGRAM:
             return NgramDrafter(self.shortest, self.longest)
         if isinstance(self.drafter, str | DraftModel):

@@ -14,7 +14,7 @@ from typing import Any
 _MOST_PARTS = 64
 # How much longer all replacements together may make a text: a space becomes the 3 bytes of "▁" in published ones.
 _MOST_GROWTH = 4.0
-# Characters of a text that is put before, after or in the place of another one.
+# Characters of a text that is put before, after or instead of another one.
 _LONGEST_INSERTION = 16
 # Characters of a vocabulary entry of a Unigram model, whose time is text times longest entry.
 _LONGEST_ENTRY = 1024

@@ -1,4 +1,4 @@
-"""A training run on disk, so that one that was interrupted goes on where it was."""
+"""A training run on disk, so that an interrupted run can be continued."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class BoundDecoder(Decoder):
     """Decodes rows in runs of neighbours.
 
     Between two steps the weights of a large model sweep Python out of the processor's caches, so that every object and
-    function that a step touches costs time. So a step does nothing but check the lengths and run.
+    function that a step touches costs time. So a step only checks the lengths and runs.
     """
 
     def __init__(self, rows: Sequence[int], states: ArrayStateSet, bound: Callable[[RowRun], BoundRun]) -> None:

@@ -27,7 +27,7 @@ from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 # More tokens at once make no step faster, but the scores of attention grow with tokens times context.
 _STEP_TOKENS = 512
 # With fewer bytes of weights in float32, one thread decodes one row in less time than several, which wait for each
-# other in every product and burn processor time meanwhile (14 MB: 0.85 ms a token and 1.35 with two threads).
+# other in every product and burn processor time while waiting (14 MB: 0.85 ms a token and 1.35 with two threads).
 _ONE_THREAD_BYTES = 32 * MIB
 
 

@@ -54,7 +54,7 @@ class GraphCache:
         graph = _read(path, key)
         if graph is None:
             graph = rewrite()
-            # An artifact that was replaced meanwhile must not leave its graph under the key of the one before.
+            # An artifact that was replaced in the meantime must not leave its graph under the key of the one before.
             if _key(artifact, form) == key:
                 with contextlib.suppress(OSError):
                     self._store(path, _entry(graph, key))

@@ -1,7 +1,7 @@
 """Notices that an artifact was replaced while an engine has it open.
 
 Sessions for further forms of a step are created at their first use, from model.onnx again. An export over the folder
-meanwhile would mix its graph with the weights of the artifact that was opened.
+in between would mix its graph with the weights of the artifact that was opened.
 """
 
 from __future__ import annotations

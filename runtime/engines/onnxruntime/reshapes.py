@@ -15,7 +15,7 @@ from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shap
 
 # Operators that give the elements of their first input in their order.
 _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
-# Sizes of a value, -1 the one that only a run knows.
+# Sizes of a value, -1 for one known only at run time.
 _Sizes = tuple[int, ...]
 
 

@@ -93,7 +93,7 @@ class CudaMemory(DeviceMemory):
             try:
                 work()
             except BaseException:
-                # The capture has to end, whatever became of it: the stream refuses other work until then.
+                # Always end the capture, also after errors: the stream refuses other work until then.
                 with suppress(Exception):
                     builder.end_building()
                 raise

@@ -94,7 +94,7 @@ class DeviceState(StateBuffer):
 
 
 class DeviceStateSet(StateSet):
-    """The states of ``batch`` rows in memory that returns to the pool when nobody holds the set any more."""
+    """The states of ``batch`` rows in memory that returns to the pool when the set is no longer referenced."""
 
     def __init__(self, plan: BindingPlan, device: DeviceMemory, pool: StatePool, batch: int) -> None:
         """Zeroed states; OutOfDeviceMemory when there is too little memory."""

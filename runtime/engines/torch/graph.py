@@ -96,12 +96,12 @@ def only_use(value: ir.Value | None, op_type: str, domain: str = "") -> ir.Node 
 
 
 def is_inner(value: ir.Value | None) -> bool:
-    """Whether ``value`` is read once and is no output of the graph: nobody misses it when it is fused away."""
+    """Whether ``value`` is read once and is no output of the graph: it can be fused away."""
     return value is not None and not value.is_graph_output() and len(list(value.uses())) == 1
 
 
 def skip(value: ir.Value | None, op_type: str) -> ir.Value | None:
-    """What a node of that operator reads to compute ``value``, if one does and nobody else needs it; else ``value``."""
+    """What a node of that operator reads to compute ``value``, if it has no other reader; else ``value``."""
     node = producer(value, op_type)
     return node.inputs[0] if node is not None and is_inner(value) else value
 

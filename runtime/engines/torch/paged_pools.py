@@ -70,7 +70,7 @@ class TorchPools:
         return MappingProxyType(self._tensors)
 
     def read(self, name: str) -> np.ndarray:
-        """A copy of one pool, what belongs to nobody left out."""
+        """A copy of one pool, without the spare block or slot."""
         tensor = self._tensors[name]
         with self._device.active():
             grows, sizes = self._specs[name].grows, self.sizes

@@ -70,7 +70,7 @@ class RepeatedWork:
         try:
             self._work()
         except BaseException:
-            # It has to end, whatever became of it: the stream refuses other work until then.
+            # Always end the capture, also after errors: the stream refuses other work until then.
             with suppress(RuntimeError):
                 graph.capture_end()
             raise

@@ -75,7 +75,7 @@ class TorchState(StateBuffer):
 
 
 class TorchStateSet(StateSet):
-    """The states of ``batch`` rows in memory that returns to the pool when nobody holds the set any more."""
+    """The states of ``batch`` rows in memory that returns to the pool when the set is no longer referenced."""
 
     def __init__(
         self, specs: tuple[Binding, ...], device: TorchDevice, pool: StatePool, batch: int, max_seq: int, limit: int

@@ -50,7 +50,7 @@ class StepMemory:
             self._largest = max(self._largest, torch.cuda.max_memory_allocated() - before)
 
     def free(self) -> int | None:
-        """Bytes that nobody has, without those that the largest step takes, once directly and once for all recorded
+        """Unused bytes, without those that the largest step takes, once directly and once for all recorded
         steps; None on a CPU."""
         if not self._device.is_gpu:
             return None

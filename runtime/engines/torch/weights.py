@@ -83,8 +83,6 @@ def tensor_from_ir(tensor: ir.TensorProtocol) -> torch.Tensor:
     """A copy of a tensor that the graph itself carries."""
     dtype = DType.from_onnx(int(tensor.dtype))
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # the bytes belong to nobody else, so that it does not matter who may write them
+        warnings.simplefilter("ignore")  # the bytes are private, so that writable memory is safe
         raw = torch.frombuffer(bytearray(tensor.tobytes()) or bytearray(8), dtype=torch_from_dtype(dtype))
     return raw[: tensor.size].reshape(tuple(int(n) for n in tensor.shape.numpy()))

@@ -34,7 +34,7 @@ INPUTS = ("x", "weight", "up_weight", "bias", "residual", "norm_weight")
 
 
 def linears(graph: ir.Graph) -> Iterator[ir.Node]:
-    """Every Linear node; the graph may change meanwhile."""
+    """Every Linear node; the graph may change during the iteration."""
     for node in list(graph):
         if (node.domain, node.op_type) == (DOMAIN, LINEAR) and node.graph is not None:
             yield node

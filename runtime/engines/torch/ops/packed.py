@@ -112,7 +112,7 @@ class _PackedCall:
     def _computed(
         self, tensors: list[torch.Tensor | None], outputs: list[torch.Tensor], rows: StepRows, slots: torch.Tensor
     ) -> None:
-        """In torch. Padding rows have the last slot of a pool, which belongs to nobody."""
+        """In torch. Padding rows use the last slot of a pool, which no sequence has."""
         if rows.singles:
             self._rows(tensors, outputs, slice(0, rows.singles), slots[: rows.singles], time=False)
         for row, begin, end in rows.others():

@@ -34,7 +34,7 @@ def reshape_and_cache(context: NodeContext, spec: OpSpec) -> Run:
 def _write(entries: torch.Tensor, pools: list[torch.Tensor], slot_mapping: torch.Tensor) -> None:
     """Keys and values [2, tokens, kv_heads, head_dim] into a pool, or into one of e4m3 and its scales."""
     size = pools[0].shape[2]
-    # What has no place goes to the last block, which belongs to nobody.
+    # Tokens without a slot go to the last block, which no sequence has.
     nowhere = pools[0].shape[1] * size - 1
     places = torch.where(slot_mapping < 0, nowhere, slot_mapping.long())
     block, offset = places // size, places % size
