@@ -68,8 +68,8 @@ def test_greedy_knows_no_guess() -> None:
     assert sampler.sample(logits, draft_token=DraftToken(int(logits.argmin()), q))[0] == int(logits.argmax())
 
 
-def test_a_guess_that_its_distribution_cannot_give_is_refused() -> None:
-    with pytest.raises(RequestError, match="found token 2 of 3 without probability"):
+def test_a_draft_token_without_probability_is_refused() -> None:
+    with pytest.raises(RequestError, match="found token 2 of 3 without"):
         DraftToken(2, np.array([0.5, 0.5, 0.0]))
     with pytest.raises(RequestError, match="found token 3 of 3"):
         DraftToken(3, np.ones(3))
