@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
 
 from benchmarks.registry import ON_PAGE
@@ -17,7 +16,6 @@ TEMPLATE = Path(__file__).with_name("page.template")
 RESULTS = Path(__file__).with_name("results")
 """Kept documents: NAME.json is what ``python -m benchmarks NAME --json`` printed."""
 NO_RUN = "No run is kept in `benchmarks/results/{}.json` yet."
-_MOST_LISTED = 4  # cases of a group that missed a target
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 Document = Mapping[str, Any]
 
@@ -90,13 +88,18 @@ def _other_work(documents: Mapping[str, Document]) -> str:
 
 
 def _targets(documents: Mapping[str, Document]) -> str:
+    """How many targets are met; those that are missed, and those of benchmarks without a section of their own."""
+    targets = [(name, target) for name, document in documents.items() for target in document["targets"]]
     rows = []
-    for name, document in documents.items():
-        for target in document["targets"]:
-            goal = f"{target['direction']} {target['limit']:.4g} {target['unit']}"
-            found = f"{target['value']:.4g} {target['unit']}"
-            rows.append((f"`{name}`", target["name"], goal, found, "yes" if target["met"] else "**no**"))
-    return table(("benchmark", "what", "target", "measured", "met"), rows)
+    for name, target in targets:
+        if target["met"] and name in PARTS:
+            continue
+        goal = f"{target['direction']} {target['limit']:.4g} {target['unit']}"
+        found = f"{target['value']:.4g} {target['unit']}"
+        rows.append((f"`{name}`: {target['name']}", found, goal if target["met"] else f"**missed**: {goal}"))
+    met = sum(target["met"] for _, target in targets)
+    sentence = f"{met} of {len(targets)} targets are met. Those of the benchmarks below are listed only where missed."
+    return f"{sentence}\n\n{table(('benchmark', 'measured', 'target'), rows)}"
 
 
 def _gates(documents: Mapping[str, Document]) -> str:
@@ -168,15 +171,15 @@ def _serving(document: Document) -> dict[str, str]:
 
 def _verify(document: Document) -> str:
     found = document["results"]
-    rows = [
-        (name, engine, f"{max(scenarios.values()):.1e}")
+    return "\n".join(
+        f"- {name}: {checkpoint['verdict'].split(',')[0]} (largest error {_largest(checkpoint)}){_use(checkpoint)}"
         for name, checkpoint in found.items()
-        for engine, scenarios in checkpoint["largest_errors"].items()
-    ]
-    verdicts = "\n".join(
-        f"- {name}: {checkpoint['verdict'].split(',')[0]}{_use(checkpoint)}" for name, checkpoint in found.items()
     )
-    return f"{verdicts}\n\n{table(('checkpoint', 'engine', 'largest relative error'), rows)}"
+
+
+def _largest(checkpoint: Mapping[str, Any]) -> str:
+    errors = checkpoint["largest_errors"].values()
+    return f"{max(max(scenarios.values()) for scenarios in errors):.1e}"
 
 
 def _use(checkpoint: Mapping[str, Any]) -> str:
@@ -205,43 +208,6 @@ def _export_sizes(document: Document) -> str:
     return f"{machine}, {other}.\n\n{table(header, rows)}"
 
 
-def _kernels(document: Document) -> str:
-    """The GPU, then one row for each group of cases. ValueError when a case is not correct."""
-    device, versions = document["results"]["device"], document["versions"]
-    memory = f"{device['memory_bytes'] / 2**30:.0f} GiB"
-    software = f"torch {device['torch']}, CUDA {device['cuda']}, NVRTC {device['nvrtc']}, Python {versions['python']}"
-    rows = [
-        ("GPU", f"{device['name']}, {device['multiprocessors']} multiprocessors, {memory}"),
-        ("versions", software),
-        ("commit", f"`{document['commit']}`"),
-    ]
-    groups = document["results"]["groups"]
-    header = ("kernel", "cases", "share of copy bandwidth", "times faster than the best peer", "targets missed")
-    cells = [_kernel_cells(name, cases) for name, cases in groups.items()]
-    return f"{table(('machine', ''), rows)}\n\n{table(header, cells)}"
-
-
-def _kernel_cells(name: str, cases: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    wrong = [case["case"] for case in cases if not case["correct"]]
-    if wrong:
-        raise ValueError(f"{name}: expected correct results, found wrong ones for {', '.join(wrong)}")
-    shares = [100 * case["copy_bandwidth_share"] for case in cases]
-    ratios = [case["speed_up"] for case in cases if "speed_up" in case]
-    faster = f"{geometric_mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ""
-    missed = [_missed(case) for case in cases if not all(t["met"] for t in case["targets"].values())]
-    listed = ", ".join(missed) if len(missed) <= _MOST_LISTED else f"{len(missed)} cases"
-    return f"`{name}`", str(len(cases)), f"{min(shares):.0f} to {max(shares):.0f} %", faster, listed
-
-
-def _missed(case: Mapping[str, Any]) -> str:
-    goals = []
-    for name, target in case["targets"].items():
-        if not target["met"]:
-            share, goal = name == "copy_bandwidth_share", target["at_least"]
-            goals.append(f"{100 * goal:.0f} % of copy" if share else f"{goal:.3g}x")
-    return f"{case['case']} ({', '.join(goals)})"
-
-
 PARTS: Mapping[str, Callable[[Document], dict[str, str]]] = {
     "cpu_decode": _cpu_decode,
     "transformers_host": _transformers_host,
@@ -249,7 +215,6 @@ PARTS: Mapping[str, Callable[[Document], dict[str, str]]] = {
 }
 """For each benchmark of the page, the placeholders of the template that it fills."""
 KEPT_PARTS: Mapping[str, Callable[[Document], str]] = {
-    "kernels": _kernels,
     "verify": _verify,
     "export_sizes": _export_sizes,
 }

@@ -128,7 +128,7 @@ COMMAND = Command(
     Option(
         "--prompt-tokens",
         "-p",
-        help="Prompt lengths (one of many requests).",
+        help="Prompt lengths; one length for many requests.",
         type=INTEGERS,
         metavar="N,...",
         default=str(DEFAULT_PROMPT_TOKENS),
@@ -136,7 +136,7 @@ COMMAND = Command(
     Option(
         "--new-tokens",
         "-n",
-        help="Tokens generated (one number of many requests).",
+        help="Tokens generated; one number for many requests.",
         type=INTEGERS,
         metavar="N,...",
         default=str(DEFAULT_NEW_TOKENS),
@@ -166,7 +166,7 @@ COMMAND = Command(
     ),
     Option(
         "--concurrency",
-        help="Most requests at a time.",
+        help="Maximum number of concurrent requests.",
         type=INTEGER,
         metavar="N",
         default="no limit",

@@ -52,10 +52,10 @@ DRAFTS = (
         help="Draft tokens of a step.",
         type=INTEGER,
         metavar="N",
-        default="as many as fit",
+        default="the artifact's, or 4",
         group=_DRAFTS,
     ),
-    Switch("--draft-sampling", help="A draft model samples its tokens where the model samples.", group=_DRAFTS),
+    Switch("--draft-sampling", help="Sample the tokens of a draft model for requests that sample.", group=_DRAFTS),
     Option(
         "--speculative-mode",
         help="States while draft tokens are verified: auto, replay, snapshot, or by operator as OP=MODE,...",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class ArtifactInspection:
     """An artifact. ``ops`` counts the graph's nodes by "domain::op"; ``functions`` the nodes of each ONNX function.
 
-    ``damage`` lists files that are missing or have another size than when they were exported. mtp_layers: kinds of the
+    ``damage`` lists files that are missing or have changed size since the export. mtp_layers: kinds of the
     layers of the multi-token prediction head, None where there is none.
     """
 

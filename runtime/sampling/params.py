@@ -85,7 +85,7 @@ class SamplingParams:
     top_p: float = setting(1.0, "Keep the most likely tokens up to this probability; 1 is off.", metavar="P")
     min_p: float = setting(0.0, "Keep tokens this likely relative to the best; 0 is off.", metavar="P")
     repetition_penalty: float = setting(1.0, "Above 1 avoids repetition; 1 is off.", metavar="X")
-    seed: int | None = setting(None, "Sample the same tokens again.", metavar="N", shown_default="random")
+    seed: int | None = setting(None, "The same seed gives the same tokens.", metavar="N", shown_default="random")
     max_new_tokens: int | None = setting(
         None, "Stop after this many tokens, or at max_seq_len.", metavar="N", shown_default="256"
     )

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import render
 from benchmarks.render import NO_RUN, main, page
-from tests.benchmarks.documents import SPREAD, all_documents
+from tests.benchmarks.documents import all_documents
 
 
 def test_every_placeholder_is_filled() -> None:
@@ -60,52 +60,6 @@ def test_commits_are_named_apart_where_they_differ() -> None:
     assert f"| commit | `abc`: {others}; `def`: `serving` |" in page(documents, {})
 
 
-def kernels_document(correct: bool = True) -> dict[str, Any]:
-    """What ``python -m benchmarks kernels --json`` prints, with made-up numbers."""
-    row = {"case": "update b1", "error": 1e-3, "tolerance": 3e-3, "correct": correct, "us": SPREAD, "floor_us": 1.25}
-    row |= {"copy_bandwidth_share": 0.5, "input_sets": 3, "peers_us": {"fla": 20.0}, "best_peer": "fla"}
-    row |= {"speed_up": 1.6, "targets": {"speed_up": {"at_least": 1.5, "met": True}}}
-    alone = {key: value for key, value in row.items() if key not in ("peers_us", "best_peer", "speed_up")}
-    alone |= {"case": "prefill L64", "targets": {"copy_bandwidth_share": {"at_least": 0.9, "met": False}}}
-    device = {
-        "name": "NVIDIA X",
-        "multiprocessors": 7,
-        "memory_bytes": 2**30,
-        "torch": "2",
-        "cuda": "13",
-        "nvrtc": "13.0",
-    }
-    return {
-        "benchmark": "kernels",
-        "versions": {"python": "3.12"},
-        "commit": "abc",
-        "results": {"device": device, "groups": {"causal_conv1d": [row, alone]}},
-    }
-
-
-def test_kernels_are_one_row_for_each_group() -> None:
-    text = page(all_documents(), {"kernels": kernels_document()})
-    assert "| GPU | NVIDIA X, 7 multiprocessors, 1 GiB |" in text
-    assert "| `causal_conv1d` | 2 | 50 to 50 % | 1.60 (1.60 to 1.60) | prefill L64 (90 % of copy) |" in text
-    no_run = NO_RUN.format("kernels")
-    assert no_run in page(all_documents(), {}) and no_run not in text
-
-
-def test_wrong_kernels_are_refused() -> None:
-    with pytest.raises(ValueError, match="causal_conv1d: expected correct results, found wrong ones for update b1"):
-        page(all_documents(), {"kernels": kernels_document(correct=False)})
-
-
-def test_a_kept_run_of_the_kernels_is_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    kept, results = tmp_path / "kernels.json", tmp_path / "results.json"
-    kept.write_text(json.dumps(kernels_document()), encoding="utf-8")
-    results.write_text(json.dumps({"benchmarks": all_documents()}), encoding="utf-8")
-    monkeypatch.setattr(render, "RESULTS", tmp_path)
-    monkeypatch.setattr("sys.argv", ["render", str(results)])
-    assert main() == 0
-    assert capsys.readouterr().out == page(all_documents(), {"kernels": kernels_document()})
-
-
 def test_every_kernel_page_is_in_the_index() -> None:
     docs = Path(__file__).resolve().parents[2] / "docs" / "explanation"
     index = (docs / "kernels.md").read_text(encoding="utf-8")
@@ -125,16 +79,29 @@ def test_the_command_prints_the_page(
     assert capsys.readouterr().out == page(all_documents(), {})
 
 
-def test_what_verify_found_is_shown() -> None:
+def test_a_kept_run_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     use = {"wall_s": 9.5, "peak_bytes": 3_500_000_000, "peak_over_float32": 1.47}
     found = {
         "verdict": "verified: 2 comparisons",
         **use,
         "largest_errors": {"onnxruntime": {"prefill": 1e-7, "decode": 6.54e-7}},
     }
-    text = page(all_documents(), {"verify": {"results": {"tiny": found}}})
-    assert "- tiny: verified: 2 comparisons; 9.5 s, 3.50 GB of memory, 1.47 times the weights in float32\n" in text
-    assert "| tiny | onnxruntime | 6.5e-07 |" in text
+    kept, results = tmp_path / "verify.json", tmp_path / "results.json"
+    kept.write_text(json.dumps({"results": {"tiny": found}}), encoding="utf-8")
+    results.write_text(json.dumps({"benchmarks": all_documents()}), encoding="utf-8")
+    monkeypatch.setattr(render, "RESULTS", tmp_path)
+    monkeypatch.setattr("sys.argv", ["render", str(results)])
+    assert main() == 0
+    text = capsys.readouterr().out
+    use_text = "9.5 s, 3.50 GB of memory, 1.47 times the weights in float32"
+    assert f"- tiny: verified: 2 comparisons (largest error 6.5e-07); {use_text}\n" in text
+    no_run = NO_RUN.format("verify")
+    assert no_run in page(all_documents(), {}) and no_run not in text
+
+
+def test_targets_are_listed_where_missed_or_without_a_section() -> None:
+    text = page(all_documents(), {})
+    assert "targets are met" in text and "| `cpu_decode`: " not in text
 
 
 def test_exports_of_real_sizes_are_shown() -> None:

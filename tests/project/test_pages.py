@@ -128,3 +128,8 @@ def test_every_block_says_what_it_is() -> None:
 def test_the_example_of_transformers_is_short() -> None:
     (block,) = [block for block in blocks_of("docs/how-to/transformers.md") if block.language == "python"]
     assert len([line for line in block.text.splitlines() if line]) <= 10
+
+
+def test_the_pages_stay_short() -> None:
+    words = sum(len((ROOT / page).read_text(encoding="utf-8").split()) for page in PAGES)
+    assert words <= 22_000, "shorten the pages"
