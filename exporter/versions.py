@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from importlib import metadata
 
-from hybridge.version import __version__
+from hybridge.artifact.version import __version__
 
 PACKAGES = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy")
 

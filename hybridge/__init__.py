@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybridge.artifact import errors
 from hybridge.artifact.errors import HybridgeError
-from hybridge.version import __version__
+from hybridge.artifact.version import __version__
 
 if TYPE_CHECKING:
     from hybridge.api import build_engine, export, inspect, verify

@@ -24,9 +24,9 @@ from hardware.machine import machine_document
 
 import hybridge
 from hybridge.artifact.errors import EngineError, HybridgeError
+from hybridge.artifact.version import __version__
 from hybridge.runtime.benchmark import run_benchmark
 from hybridge.runtime.engines import create_engine
-from hybridge.version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKPOINT = ROOT / "examples" / "checkpoints" / "tiny-nemotron-h"

@@ -12,12 +12,12 @@ from typing import NoReturn
 import click
 from click.shell_completion import get_completion_class, shell_complete
 
+from hybridge.artifact.version import __version__
 from hybridge.cli.failures import BAD_INPUT, INTERRUPTED, AnswerInterrupted, Failure, failure_of
 from hybridge.cli.interruption import InterruptionHandler
 from hybridge.cli.parser import Commands
 from hybridge.cli.terminal import json_text
 from hybridge.cli.text import printable
-from hybridge.version import __version__
 
 # What a shell reports of a program that SIGPIPE ended (128 + 13), so that "hybridge inspect OUT | head -1" ends as
 # "cat FILE | head -1" does.

@@ -13,10 +13,10 @@ import torch
 from hybridge.artifact.config import FORMAT_VERSION
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import OutputError
+from hybridge.artifact.version import __version__
 from hybridge.exporter.export import export_checkpoint
 from hybridge.exporter.options import OPTIONAL, ExportOptions
 from hybridge.transformers_host.checkpoint_source import checkpoint_of, fingerprint
-from hybridge.version import __version__
 
 _DTYPES = {torch.float32: DType.FLOAT32, torch.float16: DType.FLOAT16, torch.bfloat16: DType.BFLOAT16}
 

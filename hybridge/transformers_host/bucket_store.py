@@ -15,7 +15,7 @@ import transformers
 from torch.export import ExportedProgram
 
 from hybridge.artifact.user_cache import is_private, make_private
-from hybridge.version import __version__
+from hybridge.artifact.version import __version__
 
 
 class BucketStore:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 import pytest
 
+from hybridge.artifact.version import __version__
 from hybridge.cli.main import app
 from hybridge.cli.parser import command as command_of
 from hybridge.runtime.engines.factory import AUTO, ENGINE_NAMES, ENGINES
-from hybridge.version import __version__
 from tests.cli.command import hybridge
 
 FLAGS = {

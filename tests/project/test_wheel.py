@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridge.version import __version__
+from hybridge.artifact.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 # Folders of the repository that are reached through links in hybridge/.
