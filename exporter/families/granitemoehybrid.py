@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hybridge.exporter.families.common_fields import attention_of, decoder_of, head_dim_of, mamba_d_mixer
 from hybridge.exporter.families.decoder_config import (
     AttentionConfig,
     BlockConfig,
@@ -11,7 +12,6 @@ from hybridge.exporter.families.decoder_config import (
     MoeConfig,
 )
 from hybridge.exporter.families.hf_config import HfConfig
-from hybridge.exporter.families.mamba_fields import head_counts, head_dim_of, mamba_d_mixer
 from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
 from hybridge.exporter.families.rope import ROPE_FIELDS, rope_from_config
 
@@ -22,33 +22,17 @@ LAYER_KINDS = {"mamba": False, "linear_attention": False, "attention": True, "fu
 
 def parse(config: HfConfig) -> DecoderConfig:
     """Translate a granitemoehybrid config."""
-    hidden_size = config.positive("hidden_size")
-    mamba = mamba_d_mixer(config, hidden_size)
-    attention = _attention(config, hidden_size)
+    mixers = {
+        False: BlockConfig("input_layernorm", "mamba", mamba_d_mixer(config)),
+        True: BlockConfig("input_layernorm", "self_attn", _attention(config)),
+    }
     config.expect("normalization_function", ("rmsnorm",), "rmsnorm")
     config.ignore("init_method", *ROUTER_TRAINING_FIELDS)
     feed_forward = _feed_forward(config)
-    layers = tuple(
-        LayerConfig(
-            (
-                BlockConfig("input_layernorm", "self_attn", attention)
-                if is_attention
-                else BlockConfig("input_layernorm", "mamba", mamba),
-                feed_forward,
-            )
-        )
-        for is_attention in _attention_layers(config)
-    )
-    return DecoderConfig(
-        model_type="granitemoehybrid",
-        vocab_size=config.vocabulary(),
-        hidden_size=hidden_size,
-        layers=layers,
-        norm_eps=config.scalar("rms_norm_eps", default=1e-6, positive=True),
-        embedding_sources=("embed_tokens.weight",),
-        final_norm_source="norm",
-        tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
-        max_position_embeddings=config.positive("max_position_embeddings", default=None),
+    return decoder_of(
+        config,
+        "granitemoehybrid",
+        [LayerConfig((mixers[is_attention], feed_forward)) for is_attention in _attention_layers(config)],
         embedding_multiplier=config.scalar("embedding_multiplier", default=1.0),
         residual_multiplier=config.scalar("residual_multiplier", default=1.0),
         logits_scaling=config.scalar("logits_scaling", default=1.0, positive=True),
@@ -76,25 +60,15 @@ def _feed_forward(config: HfConfig) -> BlockConfig:
     return BlockConfig(norm, "", moe)
 
 
-def _attention(config: HfConfig, hidden_size: int) -> AttentionConfig:
-    heads, kv_heads = head_counts(config)
-    head_dim = head_dim_of(config, hidden_size, heads)
-    bias = config.flag("attention_bias", default=False)
-    embedding = config.expect("position_embedding_type", (None, "nope", "rope"), None)
-    if embedding == "rope":
+def _attention(config: HfConfig) -> AttentionConfig:
+    head_dim = head_dim_of(config)
+    if config.expect("position_embedding_type", (None, "nope", "rope"), None) == "rope":
         rope = rope_from_config(config, head_dim)
     else:
         rope = None
         config.ignore(*ROPE_FIELDS)
-    return AttentionConfig(
-        heads,
-        kv_heads,
-        head_dim,
-        scale=config.scalar("attention_multiplier", default=1.0, null=head_dim**-0.5, positive=True),
-        bias=bias,
-        output_bias=bias,
-        rope=rope,
-    )
+    scale = config.scalar("attention_multiplier", default=1.0, null=head_dim**-0.5, positive=True)
+    return attention_of(config, head_dim, rope, scale=scale)
 
 
 def _attention_layers(config: HfConfig) -> list[bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.artifact.limits import LAYERS
+from hybridge.exporter.families.common_fields import CONV_ACTIVATIONS, UNBOUNDED, activation_of, head_counts
 from hybridge.exporter.families.decoder_config import (
     AttentionConfig,
     BlockConfig,
@@ -15,7 +16,6 @@ from hybridge.exporter.families.decoder_config import (
     MoeConfig,
 )
 from hybridge.exporter.families.hf_config import HfConfig
-from hybridge.exporter.families.mamba_fields import CONV_ACTIVATIONS, UNBOUNDED, activation_of, head_counts
 from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
 from hybridge.exporter.families.rope import ROPE_FIELDS
 

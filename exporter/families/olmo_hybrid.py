@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from hybridge.exporter.families.common_fields import (
+    CONV_ACTIVATIONS,
+    FULL,
+    LINEAR,
+    activation_of,
+    attention_of,
+    decoder_of,
+    delta_layer_kinds,
+    head_dim_of,
+)
 from hybridge.exporter.families.decoder_config import (
     AttentionConfig,
     BlockConfig,
@@ -12,10 +22,8 @@ from hybridge.exporter.families.decoder_config import (
     RopeConfig,
 )
 from hybridge.exporter.families.hf_config import HfConfig
-from hybridge.exporter.families.mamba_fields import CONV_ACTIVATIONS, activation_of, head_counts, head_dim_of
 from hybridge.exporter.families.rope import rope_from_config
 
-LAYER_KINDS = ("linear_attention", "full_attention")
 # What transformers gives the embedding where the config does not say.
 ABSENT_PADDING = 100277
 # transformers fixes the epsilon of the norm of each head.
@@ -32,23 +40,16 @@ TRAINING_FIELDS = (
 
 def parse(config: HfConfig) -> DecoderConfig:
     """Translate an olmo_hybrid config."""
-    hidden_size = config.positive("hidden_size")
     config.ignore(*TRAINING_FIELDS)
     # The output of every linear layer has a gate.
     config.expect("linear_use_gate", (True,), True)
     mlp = MlpConfig(config.positive("intermediate_size"), activation_of(config))
-    attention = _attention_layer(_attention(config, hidden_size), mlp)
-    recurrent = _recurrent_layer(_mixer(config, hidden_size), mlp)
-    return DecoderConfig(
-        model_type="olmo_hybrid",
-        vocab_size=config.vocabulary(ABSENT_PADDING),
-        hidden_size=hidden_size,
-        layers=tuple(attention if kind == "full_attention" else recurrent for kind in _layer_kinds(config)),
-        norm_eps=config.scalar("rms_norm_eps", default=1e-6, positive=True),
-        embedding_sources=("embed_tokens.weight",),
-        final_norm_source="norm",
-        tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
-        max_position_embeddings=config.positive("max_position_embeddings", default=None),
+    layers = {FULL: _attention_layer(_attention(config), mlp), LINEAR: _recurrent_layer(_mixer(config), mlp)}
+    return decoder_of(
+        config,
+        "olmo_hybrid",
+        [layers[kind] for kind in _layer_kinds(config)],
+        absent_padding=ABSENT_PADDING,
         ignored_sources=("mtp.",),
     )
 
@@ -72,21 +73,9 @@ def _recurrent_layer(mixer: GatedDeltaConfig, mlp: MlpConfig) -> LayerConfig:
     )
 
 
-def _attention(config: HfConfig, hidden_size: int) -> AttentionConfig:
-    heads, kv_heads = head_counts(config)
-    head_dim = head_dim_of(config, hidden_size, heads)
-    bias = config.flag("attention_bias", default=False)
-    return AttentionConfig(
-        heads,
-        kv_heads,
-        head_dim,
-        scale=head_dim**-0.5,
-        bias=bias,
-        output_bias=bias,
-        qk_norm=True,
-        qk_norm_joint=True,
-        rope=_rope(config, head_dim),
-    )
+def _attention(config: HfConfig) -> AttentionConfig:
+    head_dim = head_dim_of(config)
+    return attention_of(config, head_dim, _rope(config, head_dim), qk_norm=True, qk_norm_joint=True)
 
 
 def _rope(config: HfConfig, head_dim: int) -> RopeConfig | None:
@@ -97,13 +86,13 @@ def _rope(config: HfConfig, head_dim: int) -> RopeConfig | None:
     return None if absent else rope_from_config(config, head_dim)
 
 
-def _mixer(config: HfConfig, hidden_size: int) -> GatedDeltaConfig:
+def _mixer(config: HfConfig) -> GatedDeltaConfig:
     heads = config.positive("num_attention_heads")
     key_heads = config.positive("linear_num_key_heads", default=heads, null=heads)
     value_heads = config.positive("linear_num_value_heads", default=heads, null=heads)
     if value_heads % key_heads:
         raise config.fail("linear_num_key_heads", f"a divisor of linear_num_value_heads {value_heads}")
-    own = int(0.75 * hidden_size / key_heads)
+    own = int(0.75 * config.positive("hidden_size") / key_heads)
     key_size = config.positive("linear_key_head_dim", default=own, null=own)
     if key_size < 1:
         raise config.fail("linear_key_head_dim", "a positive integer")
@@ -123,14 +112,7 @@ def _mixer(config: HfConfig, hidden_size: int) -> GatedDeltaConfig:
 
 def _layer_kinds(config: HfConfig) -> list[str]:
     count = config.layer_count()
-    kinds = config.array("layer_types", None)
-    if kinds is None:
-        kinds = ["full_attention" if index % 4 == 3 else "linear_attention" for index in range(count)]
-        if count < 4:
-            kinds[-1] = "full_attention"
-    for index, kind in enumerate(kinds):
-        if kind not in LAYER_KINDS:
-            raise config.fail("layer_types", f"{' or '.join(LAYER_KINDS)} for layer {index} (found {kind!r})")
-    if len(kinds) != count:
-        raise config.fail("layer_types", f"a list of num_hidden_layers {count} entries")
-    return list(kinds)
+    absent = [FULL if index % 4 == 3 else LINEAR for index in range(count)]
+    if count < 4:
+        absent[-1] = FULL
+    return delta_layer_kinds(config, absent)

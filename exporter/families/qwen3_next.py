@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hybridge.exporter.families.common_fields import (
+    CONV_ACTIVATIONS,
+    FULL,
+    LINEAR,
+    activation_of,
+    attention_of,
+    decoder_of,
+    delta_layer_kinds,
+    layer_of,
+)
 from hybridge.exporter.families.decoder_config import (
     AttentionConfig,
-    BlockConfig,
     DecoderConfig,
     GatedDeltaConfig,
-    LayerConfig,
     MlpConfig,
     MoeConfig,
 )
 from hybridge.exporter.families.hf_config import HfConfig
-from hybridge.exporter.families.mamba_fields import CONV_ACTIVATIONS, activation_of, head_counts
 from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
 from hybridge.exporter.families.rope import SECTIONS, rope_from_config
 
@@ -35,7 +42,6 @@ EXPERT_FIELDS = (
 )
 # Which frequencies turn by height and width in a picture; those of a text all turn by its one position.
 PICTURE_FIELDS = (SECTIONS, "mrope_interleaved")
-LAYER_KINDS = ("linear_attention", "full_attention")
 
 
 def parse_qwen3_next(config: HfConfig) -> DecoderConfig:
@@ -77,48 +83,17 @@ def _decoder(
     # The gate of the gated norm.
     config.expect("output_gate_type", ("silu", "swish"), "silu")
     config.ignore(*UNUSED_FIELDS)
-    layers = tuple(
-        LayerConfig(
-            (
-                BlockConfig("input_layernorm", "self_attn", attention)
-                if kind == "full_attention"
-                else BlockConfig("input_layernorm", "linear_attn", mixer),
-                BlockConfig("post_attention_layernorm", "mlp", mlp),
-            )
-        )
+    layers = [
+        layer_of("self_attn", attention, mlp) if kind == FULL else layer_of("linear_attn", mixer, mlp)
         for kind, mlp in zip(kinds, feed_forward, strict=True)
-    )
-    return DecoderConfig(
-        model_type=model_type,
-        vocab_size=config.vocabulary(),
-        hidden_size=config.positive("hidden_size"),
-        layers=layers,
-        norm_eps=config.scalar("rms_norm_eps", default=1e-6, positive=True),
-        norm_offset=1.0,
-        embedding_sources=("embed_tokens.weight",),
-        final_norm_source="norm",
-        tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
-        max_position_embeddings=config.positive("max_position_embeddings", default=None),
-        ignored_sources=("mtp.",),
-    )
+    ]
+    return decoder_of(config, model_type, layers, norm_offset=1.0, ignored_sources=("mtp.",))
 
 
 def _attention(config: HfConfig, absent_kv_heads: int) -> AttentionConfig:
-    heads, kv_heads = head_counts(config, absent_kv_heads)
     head_dim = config.positive("head_dim", default=ABSENT_HEAD_DIM)
-    bias = config.flag("attention_bias", default=False)
-    return AttentionConfig(
-        heads,
-        kv_heads,
-        head_dim,
-        scale=head_dim**-0.5,
-        bias=bias,
-        output_bias=bias,
-        qk_norm=True,
-        norm_offset=1.0,
-        output_gate=True,
-        rope=rope_from_config(config, head_dim, PARTIAL_ROTARY, partial=True, ignored=PICTURE_FIELDS),
-    )
+    rope = rope_from_config(config, head_dim, PARTIAL_ROTARY, partial=True, ignored=PICTURE_FIELDS)
+    return attention_of(config, head_dim, rope, absent_kv_heads, qk_norm=True, norm_offset=1.0, output_gate=True)
 
 
 def _mixer(config: HfConfig, projections: str) -> GatedDeltaConfig:
@@ -139,17 +114,9 @@ def _mixer(config: HfConfig, projections: str) -> GatedDeltaConfig:
 
 
 def _layer_kinds(config: HfConfig) -> list[str]:
-    count = config.layer_count()
     interval = config.positive("full_attention_interval", default=ABSENT_INTERVAL)
-    kinds = config.array("layer_types", None)
-    if kinds is None:
-        kinds = ["full_attention" if (index + 1) % interval == 0 else "linear_attention" for index in range(count)]
-    for index, kind in enumerate(kinds):
-        if kind not in LAYER_KINDS:
-            raise config.fail("layer_types", f"{' or '.join(LAYER_KINDS)} for layer {index} (found {kind!r})")
-    if len(kinds) != count:
-        raise config.fail("layer_types", f"a list of num_hidden_layers {count} entries")
-    return list(kinds)
+    absent = [LINEAR if (index + 1) % interval else FULL for index in range(config.layer_count())]
+    return delta_layer_kinds(config, absent)
 
 
 def _feed_forward(config: HfConfig, count: int) -> list[MlpConfig | MoeConfig]:

@@ -1,0 +1,133 @@
+"""What families share: config fields under their common names, and the parts that these fields make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hybridge.exporter.families.decoder_config import (
+    AttentionConfig,
+    BlockConfig,
+    BodyConfig,
+    DecoderConfig,
+    LayerConfig,
+    MambaConfig,
+    RopeConfig,
+)
+from hybridge.exporter.families.hf_config import HfConfig
+
+ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "relu", "relu2")
+# The convolution op fuses SiLU; "swish" is its other name.
+CONV_ACTIVATIONS = ("silu", "swish")
+UNBOUNDED = (0.0, float("inf"))
+LINEAR, FULL = "linear_attention", "full_attention"
+
+
+def decoder_of(
+    config: HfConfig,
+    model_type: str,
+    layers: Iterable[LayerConfig],
+    *,
+    norm_eps: float = 1e-6,
+    absent_padding: int | None = None,
+    final_norm_source: str = "norm",
+    **rest: Any,
+) -> DecoderConfig:
+    """A decoder in Llama's layout. ``norm_eps`` and ``absent_padding`` count where the config has no such field."""
+    return DecoderConfig(
+        model_type=model_type,
+        vocab_size=config.vocabulary(absent_padding),
+        hidden_size=config.positive("hidden_size"),
+        layers=tuple(layers),
+        norm_eps=config.scalar("rms_norm_eps", default=norm_eps, positive=True),
+        embedding_sources=("embed_tokens.weight",),
+        final_norm_source=final_norm_source,
+        tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
+        max_position_embeddings=config.positive("max_position_embeddings", default=None),
+        **rest,
+    )
+
+
+def layer_of(name: str, mixer: BodyConfig, mlp: BodyConfig) -> LayerConfig:
+    """A mixer under its ``name`` in the checkpoint, then a feed-forward part, each behind a norm, as in Llama."""
+    return LayerConfig(
+        (BlockConfig("input_layernorm", name, mixer), BlockConfig("post_attention_layernorm", "mlp", mlp))
+    )
+
+
+def attention_of(
+    config: HfConfig, head_dim: int, rope: RopeConfig | None, absent_kv_heads: int | None = None, **rest: Any
+) -> AttentionConfig:
+    """Attention whose four projections have a bias where ``attention_bias`` says so."""
+    heads, kv_heads = head_counts(config, absent_kv_heads)
+    bias = config.flag("attention_bias", default=False)
+    rest.setdefault("scale", head_dim**-0.5)
+    return AttentionConfig(heads, kv_heads, head_dim, bias=bias, output_bias=bias, rope=rope, **rest)
+
+
+def delta_layer_kinds(config: HfConfig, absent: Sequence[str]) -> list[str]:
+    """LINEAR or FULL for each layer: ``layer_types``, or ``absent`` where the config does not have it."""
+    kinds = config.array("layer_types", None)
+    if kinds is None:
+        kinds = absent
+    for index, kind in enumerate(kinds):
+        if kind not in (LINEAR, FULL):
+            raise config.fail("layer_types", f"{LINEAR} or {FULL} for layer {index} (found {kind!r})")
+    if len(kinds) != len(absent):
+        raise config.fail("layer_types", f"a list of num_hidden_layers {len(absent)} entries")
+    return list(kinds)
+
+
+def mamba_d_mixer(config: HfConfig) -> MambaConfig:
+    """The mixer of configs that spell their fields ``mamba_d_*`` (bamba, granitemoehybrid)."""
+    hidden_size, heads = config.positive("hidden_size"), config.positive("mamba_n_heads")
+    expand = config.positive("mamba_expand", default=2)
+    head_dim = expand * hidden_size // heads
+    if config.raw("mamba_d_head", "auto") != "auto":
+        head_dim = config.positive("mamba_d_head")
+    if heads * head_dim != expand * hidden_size:
+        raise config.fail(
+            "mamba_n_heads", f"{expand * hidden_size} (mamba_expand x hidden_size) / mamba_d_head {head_dim}"
+        )
+    config.expect("hidden_act", CONV_ACTIVATIONS, "silu")
+    groups = config.positive("mamba_n_groups", default=1)
+    if heads % groups:
+        raise config.fail("mamba_n_groups", f"a divisor of mamba_n_heads {heads}")
+    return MambaConfig(
+        num_heads=heads,
+        head_dim=head_dim,
+        state_size=config.positive("mamba_d_state", default=256),
+        num_groups=groups,
+        conv_kernel=config.positive("mamba_d_conv", default=4),
+        chunk_size=config.positive("mamba_chunk_size", default=256),
+        norm_groups=groups,
+        proj_bias=config.flag("mamba_proj_bias", default=False, null=False),
+        conv_bias=config.flag("mamba_conv_bias", default=True, null=False),
+        time_step_limit=config.interval("time_step_limit", default=UNBOUNDED),
+    )
+
+
+def activation_of(config: HfConfig, name: str = "hidden_act", default: str = "silu") -> str:
+    """The activation of an MLP; "swish" is another name of "silu"."""
+    activation: str = config.expect(name, ACTIVATIONS, default)
+    return "silu" if activation == "swish" else activation
+
+
+def head_counts(config: HfConfig, absent_kv_heads: int | None = None) -> tuple[int, int]:
+    """Query heads and key/value heads; CheckpointError when the second does not divide the first.
+
+    A null num_key_value_heads means as many as query heads; an absent one ``absent_kv_heads``, where that is given.
+    """
+    heads = config.positive("num_attention_heads")
+    kv_heads = config.positive("num_key_value_heads", default=absent_kv_heads or heads, null=heads)
+    if heads % kv_heads:
+        raise config.fail("num_key_value_heads", f"a divisor of num_attention_heads {heads}")
+    return heads, kv_heads
+
+
+def head_dim_of(config: HfConfig) -> int:
+    """``head_dim``, or hidden_size / num_attention_heads where the config does not give it."""
+    hidden_size, heads = config.positive("hidden_size"), config.positive("num_attention_heads")
+    if config.raw("head_dim", None) is None and hidden_size % heads:
+        raise config.fail("hidden_size", f"a multiple of num_attention_heads {heads}")
+    return config.positive("head_dim", default=hidden_size // heads, null=hidden_size // heads)
