@@ -48,13 +48,7 @@ def sigmoid_top_k(
 
 @sigmoid_top_k.register_fake
 def _fake(
-    logits: torch.Tensor,
-    correction_bias: torch.Tensor,
-    top_k: int,
-    groups: int,
-    top_groups: int,
-    normalized: bool,
-    scaling: float,
+    logits: torch.Tensor, correction_bias: torch.Tensor, top_k: int, *_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return fake_choice(logits, top_k)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 
 import onnx_ir as ir
@@ -24,9 +22,11 @@ from hybridge.exporter.layers.paged_decoder import PagedDecoder, SpeculativeDeco
 from hybridge.exporter.ops.table import translation_table
 from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.trace.lean_export import lean_passes, undecomposed
+from hybridge.exporter.trace.quiet import quiet
 from hybridge.trt_plugins import torch_ops
 
 OPSET = 24
+LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
 TORCH_DTYPES = {
     DType.FLOAT32: torch.float32,
     DType.FLOAT16: torch.float16,
@@ -50,7 +50,7 @@ def trace_decoder(config: DecoderConfig, bindings: GraphBindings, dtype: DType, 
 def trace_module(module_of: Callable[[], nn.Module], bindings: GraphBindings, dtype: DType) -> ir.Model:
     """The ONNX model of the module that ``module_of`` makes, whose forward takes the inputs of ``bindings``."""
     torch_ops.register()
-    with FakeTensorMode(), _default_dtype(TORCH_DTYPES[dtype]), torch.no_grad(), _quiet():
+    with FakeTensorMode(), _default_dtype(TORCH_DTYPES[dtype]), torch.no_grad(), quiet(*LOGGERS):
         module = module_of().eval()
         states = [b for b in bindings.inputs if b.is_state]
         leading = [b for b in bindings.inputs if not b.is_state]
@@ -99,19 +99,3 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's remarks about its own internals; errors still raise."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import logging
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -15,6 +12,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from hybridge.artifact.errors import UnsupportedError
+from hybridge.exporter.trace.quiet import quiet
 from hybridge.transformers_host.traced_cache import TracedCache
 
 # Sizes while tracing: no axis is one, which would be taken for constant.
@@ -88,7 +86,7 @@ def trace_bucket(
         [{0: free} for _ in states.tensors()],
     )
     try:
-        with torch.no_grad(), _quiet():
+        with torch.no_grad(), quiet("torch.export", "torch._export", "torch.fx"):
             return torch.export.export(
                 TracedForward(text_model, kind).eval(),
                 (dict(weights), inputs, states),
@@ -144,19 +142,3 @@ def _free_axes(name: str, kind: BucketKind, rows: Any, rank: int) -> dict[int, A
     if name == "mask" and kind.fresh:
         axes[3] = Dim.AUTO
     return axes
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence remarks of the tracer about its own internals; errors still raise."""
-    loggers = [logging.getLogger(name) for name in ("torch.export", "torch._export", "torch.fx")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -20,15 +20,8 @@ from hybridge.exporter.families.stored_layout import as_stored
 from hybridge.exporter.layers.decoder import Decoder
 from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.trace.interface import runtime_config
+from hybridge.exporter.trace.tracing import TORCH_DTYPES
 from hybridge.trt_plugins import torch_ops
-
-TORCH_DTYPES = {
-    DType.FLOAT32: torch.float32,
-    DType.FLOAT16: torch.float16,
-    DType.BFLOAT16: torch.bfloat16,
-    DType.INT64: torch.int64,
-    DType.INT32: torch.int32,
-}
 
 
 @dataclass(frozen=True)
