@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hybridge.artifact.engine_record import EngineRecord
@@ -59,28 +59,13 @@ def export(
     HybridgeError of a subclass in ``hybridge.errors`` says what was expected, found, and what to do; then, and
     when interrupted, ``out`` is as it was before.
     """
+    parameters = locals()
     from hybridge.exporter.export import export_checkpoint
     from hybridge.exporter.options import ExportOptions
     from hybridge.hub import checkpoint_folder
     from hybridge.requirements import require
 
-    options = ExportOptions.named(
-        dtype,
-        state_dtype,
-        kv_dtype=kv_dtype,
-        layout=layout,
-        kernels=kernels,
-        speculative_tokens=speculative_tokens,
-        mtp=mtp,
-        max_batch_size=max_batch_size,
-        max_seq_len=max_seq_len,
-        all_logits=all_logits,
-        weights=weights,
-        overwrite=overwrite,
-        scan=scan,
-        full_hash=full_hash,
-        ignore_config_fields=tuple(ignore_config_fields),
-    )
+    options = ExportOptions.named(**_options(ExportOptions, parameters))
     require("torch", "onnxscript")
     return export_checkpoint(checkpoint_folder(checkpoint), Path(out), options, progress)
 
@@ -142,24 +127,12 @@ def build_engine(
     "snapshot" (a state after each draft token) or "replay" (states are held, a second engine advances them).
     library: "auto", "tensorrt" or "tensorrt_rtx" (which needs no GPU). HybridgeError when the engine cannot be built.
     """
+    parameters = locals()
     from hybridge.artifact.progress import NoProgress
     from hybridge.trt_plugins.build.builder import build_engine as build
     from hybridge.trt_plugins.build.options import BuildOptions
 
-    options = BuildOptions(
-        target=target,
-        compute_capabilities=tuple(compute_capabilities),
-        max_batch_size=max_batch_size,
-        max_seq_len=max_seq_len,
-        plugins=plugins,
-        plugin_states=plugin_states,
-        plugin_mixers=plugin_mixers,
-        candidate_states=candidate_states,
-        library=library,
-        workspace_mib=workspace_mib,
-        optimization_level=optimization_level,
-        overwrite=overwrite,
-    )
+    options = BuildOptions(**_options(BuildOptions, parameters))
     return build(Path(out), options, progress or NoProgress())
 
 
@@ -172,3 +145,12 @@ def inspect(path: StrPath, check: bool = False) -> Inspection:
     from hybridge.inspection import inspect_path
 
     return inspect_path(Path(path), check)
+
+
+def _options(kind: type, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a function's ``parameters`` that are settings of ``kind``, under the same names."""
+    from hybridge.artifact.settings import settings_of
+
+    return {
+        each.name: tuple(parameters[each.name]) if each.several else parameters[each.name] for each in settings_of(kind)
+    }
