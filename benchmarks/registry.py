@@ -43,7 +43,7 @@ ENTRIES = {
     "torch_engine_experts": Entry("torch_engine:run_experts", "the same for a Qwen3-Next of 12 layers", PEER_GPU),
     "speculation": Entry("speculation:run", "prompt lookup on the CPU", "plain decoding"),
     "speculation_torch": Entry("speculation_torch:run", "draft tokens on a GPU, right by chance", "plain decoding"),
-    "mtp_torch": Entry("speculation_torch:run_mtp", "draft tokens of a prediction head, on a GPU", "plain decoding"),
+    "mtp_torch": Entry("mtp_torch:run", "draft tokens of a prediction head, on a GPU", "plain decoding"),
     "state_precision": Entry("state_precision:run", "gated delta rule with its state in 32 and 16 bits", "float64"),
     "plugin_enqueue": Entry("plugin_enqueue:run", "host time of a plugin's enqueue, on a GPU"),
     "kernels": Entry("kernels.run:run", "CUDA kernels, on a GPU; --groups, --case, --check", "public kernels, torch"),

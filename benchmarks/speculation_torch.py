@@ -1,40 +1,33 @@
 """Speculative decoding on a GPU: a 2.65 B hybrid model in bfloat16, and draft tokens that are right by chance.
 
-With a drafter that knows the answer and is right with a given probability, and with a random prediction head, which is
-right by chance alone, so that only its cost is measured.
+The drafter knows the answer and is right with a given probability.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
-from benchmarks.agreement import BFLOAT16_TOLERANCE, error_gate, random_prompt
+from benchmarks.agreement import random_prompt
 from benchmarks.artifacts import linked_artifact, work_folder
 from benchmarks.engine_runs import device_name
-from benchmarks.measure import Spread, seconds, spreads, take_turns
-from benchmarks.paged_runs import allocate, candidate_logits, paged_logits, step_inputs, text_gate
+from benchmarks.measure import Spread
+from benchmarks.paged_runs import text_gate
 from benchmarks.random_checkpoint import GPU_SHAPE, NemotronHShape
 from benchmarks.runner import Gate, Report, Target, require
+from benchmarks.speculation_steps import StepTimes, advance_gate, logits_gate
 from hybridge.runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT
-from hybridge.runtime.engines.mtp_factory import open_mtp_head
-from hybridge.runtime.engines.paged import PackedInputs
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
-from hybridge.runtime.serving.mtp_drafter import MtpDrafter
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.speculation import DraftRequest, Proposal, SpeculationSettings
 
-SHAPE_WITH_HEAD = replace(GPU_SHAPE, mtp_pattern="*-")
 LEAST_RATIO, MOST_STEP_RATIO, MOST_COMMIT_SHARE, MOST_STATE_SHARE = 2.0, 1.25, 0.05, 0.03
 
 
@@ -65,14 +58,18 @@ class SpeculationTorchSettings:
 def run(settings: SpeculationTorchSettings) -> Report:
     """Compare steps with draft tokens with steps of one token, then measure."""
     with work_folder(settings.work) as work:
-        longest = settings.prompt_tokens + settings.new_tokens + settings.tokens
-        folder = prepared(work, "artifact-candidates", settings.shape, settings.tokens, max(settings.rows), longest)
+        past, most, rows = settings.prompt_tokens, 1 + settings.tokens, max(settings.rows)
+        limits = {"max_batch_size": rows, "max_seq_len": past + settings.new_tokens + settings.tokens}
+        options = {"layout": "paged", "speculative_tokens": settings.tokens, **limits}
+        folder = linked_artifact(work, "artifact-candidates", settings.shape, **options)
         with closing(TorchPagedEngine(folder, device=settings.device)) as engine:
-            gates = require(_logits_gate(engine, settings), _advance_gate(engine, settings))
-            runs, steps = _Runs(folder, engine, settings), _StepTimes(engine, settings)
+            logits = logits_gate(engine, settings.gate_tokens, settings.gate_steps)
+            gates = require(logits, advance_gate(engine, rows, most, past))
+            runs = _Runs(folder, engine, settings)
+            steps = StepTimes(engine, past, most, settings.steps, settings.repeats)
             results = {
-                "steps": {str(rows): steps.of_draft_tokens(rows) for rows in settings.rows},
-                "replay_steps": {str(rows): steps.of_replay(rows) for rows in settings.rows},
+                "steps": {str(each): steps.of_draft_tokens(each) for each in settings.rows},
+                "replay_steps": {str(each): steps.of_replay(each) for each in settings.rows},
                 **runs.measured(),
                 "device": device_name(engine.device),
             }
@@ -90,124 +87,6 @@ def run(settings: SpeculationTorchSettings) -> Report:
         Target("stored inputs of a draft token, share of a state", state_share, "at most", MOST_STATE_SHARE, ""),
     )
     return Report(gates, results, targets)
-
-
-def prepared(work: Path, name: str, shape: NemotronHShape, tokens: int, rows: int, longest: int) -> Path:
-    """The paged artifact ``name`` in the folder ``work``."""
-    limits = {"max_batch_size": rows, "max_seq_len": longest}
-    return linked_artifact(work, name, shape, layout="paged", speculative_tokens=tokens, **limits)
-
-
-def _logits_gate(engine: TorchPagedEngine, settings: SpeculationTorchSettings) -> Gate:
-    """Logits of draft tokens in steps of 1, 2, ... of them against those of one token after the other."""
-    tokens, steps = settings.gate_tokens, settings.gate_steps
-    sequence = random_prompt(engine.config.vocab_size, tokens + steps, seed=1)
-    expected = paged_logits(engine, sequence, tokens, 1)
-    checks = f"logits of {steps} draft tokens after {tokens} tokens against those of one token a step"
-    return error_gate(checks, candidate_logits(engine, sequence, tokens), expected, BFLOAT16_TOLERANCE)
-
-
-def _advance_gate(engine: TorchPagedEngine, settings: SpeculationTorchSettings) -> Gate:
-    """The states of rows that were deferred and advanced against those of the same tokens without draft tokens."""
-    rows, most, past = max(settings.rows), 1 + settings.tokens, settings.prompt_tokens
-    engine.prepare_held(rows, most, REPLAY)
-    inputs, right = _deferred_step(engine, rows, most, past), 1 + np.arange(rows) % most
-    gates = []
-    for _ in range(4):  # directly, recorded, and twice as it was recorded
-        engine.zero_slots(range(rows))
-        engine.launch(inputs).best_tokens()
-        engine.advance(right.astype(np.int32))
-        found = _states(engine, rows)
-        engine.zero_slots(range(rows))
-        for row in range(rows):
-            ids = _counted_ids(rows, most)[row : row + 1, : right[row]]
-            engine.launch(step_inputs(engine, ids, past, past + most, first_row=row)).best_tokens()
-        checks = f"states of {rows} rows that were deferred and advanced against those of steps of the right tokens"
-        gates.append(error_gate(checks, found, _states(engine, rows), BFLOAT16_TOLERANCE))
-    return max(gates, key=lambda gate: gate.value)
-
-
-def _deferred_step(engine: TorchPagedEngine, rows: int, tokens: int, past: int) -> PackedInputs:
-    """A step of ``tokens`` tokens a row after ``past`` that leaves the recurrent states as they are, in new pools."""
-    allocate(engine, rows, past + tokens)
-    engine.fill_pools(0.0)
-    inputs = step_inputs(engine, _counted_ids(rows, tokens), past, past + tokens)
-    return replace(inputs, held=np.ones(rows, bool))
-
-
-def _counted_ids(rows: int, tokens: int) -> np.ndarray:
-    """Token ids 1, 2, ... [rows, tokens]."""
-    return np.arange(1, rows * tokens + 1).reshape(rows, tokens)
-
-
-def _states(engine: TorchPagedEngine, rows: int) -> list[np.ndarray]:
-    arrays = engine.arrays_from_copy(engine.swap_out([], list(range(rows))))
-    return [arrays[spec.name].astype(np.float32) for spec in engine.config.bindings.states if not spec.grows]
-
-
-class _StepTimes:
-    """Times of steps alone, in microseconds."""
-
-    def __init__(self, engine: TorchPagedEngine, settings: SpeculationTorchSettings) -> None:
-        self._engine, self._settings = engine, settings
-        self._past, self._most = settings.prompt_tokens, 1 + settings.tokens
-
-    def of_draft_tokens(self, rows: int) -> dict[str, Any]:
-        """A step of one token a row, of two, and of one with all draft tokens."""
-        engine, most, total = self._engine, self._most, self._past + self._most
-        allocate(engine, rows, total, most)
-        engine.fill_pools(0.0)
-
-        def step(tokens: int) -> Callable[[], float]:
-            slots = 0 if tokens == 1 else most
-            inputs = step_inputs(engine, _counted_ids(rows, tokens), self._past, total, slots=slots)
-            return self._median(lambda: seconds(lambda: engine.launch(inputs).best_tokens()))
-
-        times = take_turns({str(tokens): step(tokens) for tokens in sorted({1, 2, most})}, self._settings.repeats)
-        return {"us": spreads(times), "ratio": Spread.of_ratios(times[str(most)], times["1"])}
-
-    def of_replay(self, rows: int) -> dict[str, Any]:
-        """A check of all draft tokens, and with the states advanced by three of five of its tokens.
-
-        One after the other, as in a serving loop: only the next step waits for an advance. share: of both together that
-        the advance takes. wall: from its call until the device is idle.
-        """
-        engine, most = self._engine, self._most
-        engine.prepare_held(rows, most, REPLAY)
-        inputs = _deferred_step(engine, rows, most, self._past)
-        right = np.full(rows, max(1, 3 * most // 5), np.int32)
-
-        def check() -> None:
-            engine.launch(inputs).best_tokens()
-
-        def both() -> None:
-            check()
-            engine.advance(right)
-
-        def advance() -> None:
-            engine.advance(right)
-            engine.device.synchronize()
-
-        def wall() -> float:
-            check()
-            return seconds(advance)
-
-        ways = {
-            "check": self._median(partial(seconds, check)),
-            "check and advance": self._median(partial(seconds, both)),
-            "advance, wall": self._median(wall),
-        }
-        times = take_turns(ways, self._settings.repeats)
-        shares = [1 - one / two for one, two in zip(times["check"], times["check and advance"], strict=True)]
-        return {"us": spreads(times), "share": Spread.of(shares)}
-
-    def _median(self, once: Callable[[], float]) -> Callable[[], float]:
-        def call() -> float:
-            for _ in range(3):
-                once()
-            return 1e6 * float(np.median([once() for _ in range(self._settings.steps)]))
-
-        return call
 
 
 class OracleDrafter:
@@ -312,97 +191,3 @@ class _Runs:
             assert rate is not None, "more than one token was asked for"
             rates.append(rate)
         return rates[2:]
-
-
-@dataclass(frozen=True)
-class MtpTorchSettings:
-    """``new_tokens`` after a prompt of ``prompt_tokens`` in each of ``rows`` sequences at a time, with each number of
-    draft tokens in ``candidates``. device: "cuda" or "cpu". work: a folder that keeps checkpoint and artifact."""
-
-    device: str = "cuda"
-    work: str | None = None
-    candidates: tuple[int, ...] = (1, 2, 4)
-    rows: tuple[int, ...] = (1, 8)
-    prompt_tokens: int = 512
-    new_tokens: int = 128
-    repeats: int = 5
-    shape: NemotronHShape = SHAPE_WITH_HEAD
-
-
-def run_mtp(settings: MtpTorchSettings) -> Report:
-    """Decode with draft tokens and without; plain decoding has to prefer each accepted token too."""
-    with work_folder(settings.work) as work:
-        most = max(settings.candidates)
-        longest = settings.prompt_tokens + settings.new_tokens + most
-        folder = prepared(work, "artifact-mtp", settings.shape, most, max(settings.rows), longest)
-        with closing(TorchPagedEngine(folder, device=settings.device)) as engine:
-            runs = _MtpRuns(folder, engine, settings)
-            # Without draft tokens first, while no hidden states are stored.
-            plain = {str(rows): runs.plain(rows) for rows in settings.rows}
-            results = {str(rows): {"plain": plain[str(rows)], **runs.drafting(rows)} for rows in settings.rows}
-            gates = require(text_gate(engine, *runs.first))
-            return Report(gates, {"rows": results, "device": device_name(engine.device)})
-
-
-class TimedDrafter(MtpDrafter):
-    """Records the seconds of each proposal."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.times: list[float] = []
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        started = time.perf_counter()
-        found = super().propose(requests)
-        self.times.append(time.perf_counter() - started)
-        return found
-
-
-class _MtpRuns:
-    """Whole answers to as many prompts as there are rows. first: the last prompt and answer of row 0."""
-
-    def __init__(self, folder: Path, engine: TorchPagedEngine, settings: MtpTorchSettings) -> None:
-        self._folder, self._engine, self._settings = folder, engine, settings
-        self._sampling = SamplingParams(max_new_tokens=settings.new_tokens, ignore_eos=True)
-        self.first: tuple[list[int], list[int]] = [], []
-
-    def plain(self, rows: int) -> dict[str, Any]:
-        """Microseconds of a step and tokens per second, without draft tokens."""
-        return self._decoded(self._llm(rows, None), rows, None)
-
-    def drafting(self, rows: int) -> dict[str, Any]:
-        """The same and microseconds of a proposal, with each number of draft tokens."""
-        found = {}
-        for tokens in self._settings.candidates:
-            longest = self._engine.config.max_seq_len - tokens
-            head = open_mtp_head(self._folder, self._engine)
-            with closing(TimedDrafter(head, self._engine, rows, longest, tokens)) as drafter:
-                llm = self._llm(rows, SpeculationSettings(tokens, drafter, adaptive=False))
-                found[str(tokens)] = self._decoded(llm, rows, drafter)
-        return found
-
-    def _llm(self, rows: int, speculation: SpeculationSettings | None) -> LLM:
-        serving = ServingSettings(prefix_cache="off", speculation=speculation, max_rows=rows)
-        return LLM(self._folder, self._engine, serving=serving)
-
-    def _decoded(self, llm: LLM, rows: int, drafter: TimedDrafter | None) -> dict[str, Any]:
-        vocab, length = self._engine.config.vocab_size, self._settings.prompt_tokens
-        prompts = [random_prompt(vocab, length, seed=row).tolist() for row in range(rows)]
-        rates, proposals, steps = [], [], []
-        for repeat in range(-2, self._settings.repeats):
-            before, proposed = llm.loop.steps, 0 if drafter is None else len(drafter.times)
-            answers = llm.generate(prompts, self._sampling)
-            last = max(answer.timings.last_token for answer in answers)
-            wall = last - max(answer.timings.first_token for answer in answers)
-            self.first = prompts[0], list(answers[0].token_ids)
-            if repeat < 0:
-                continue
-            rates.append(len(prompts) * (self._settings.new_tokens - 1) / wall)
-            steps.append(1e6 * wall / (llm.loop.steps - before - 1))
-            if drafter is not None:
-                proposals.append(1e6 * median(drafter.times[proposed + 1 :]))
-        result: dict[str, Any] = {"tokens_per_second": Spread.of(rates), "step_us": Spread.of(steps)}
-        metrics = llm.loop.speculation
-        if metrics is not None:
-            result |= {"proposal_us": Spread.of(proposals), "acceptance": metrics.acceptance}
-        return result

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
-from benchmarks.speculation_torch import MtpTorchSettings
+from benchmarks.mtp_torch import MtpTorchSettings
 from tests.benchmarks.measured import correct
 from tests.benchmarks.shapes import TINY
 
