@@ -1,4 +1,4 @@
-"""What the path that a user gave is, and the sentence for one that is not what a command needs."""
+"""The kind of a given path, and the error message for a path of the wrong kind."""
 
 from __future__ import annotations
 

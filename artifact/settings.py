@@ -73,7 +73,7 @@ def _value_type(hint: Any) -> tuple[type, bool]:
 
 
 def check_settings(settings: Any) -> None:
-    """Check every setting of a dataclass object; SettingError names the one that has a bad value."""
+    """Check every setting of a dataclass object; SettingError names the one with a bad value."""
     for each in settings_of(type(settings)):
         value = getattr(settings, each.name)
         if each.several or (value is None and each.default is None):

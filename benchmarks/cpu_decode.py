@@ -140,7 +140,7 @@ class _Contest:
         return list(self._llm.generate(self._prompt.tolist(), params, self._new_tokens).token_ids)
 
     def _engine_loop(self) -> list[int]:
-        """Greedy decoding with nothing but the engine, the caches and an argmax."""
+        """Greedy decoding with only the engine, the caches and an argmax."""
         engine, length = self._engine, self._prompt.size
         states = engine.allocate_states(1, length + self._new_tokens)
         tokens = [int(prompt_logits(engine, states, self._prompt).argmax())]

@@ -35,7 +35,7 @@ class Conversation:
         self._messages: list[dict[str, str]] = []
         if self._system is not None:
             self._messages.append({"role": "system", "content": self._system})
-        # What the model read and wrote so far: its tokens, and texts that may stand for them in a later prompt.
+        # What the model read and wrote so far: its tokens, and texts that may replace them in a later prompt.
         self._ids: tuple[int, ...] = ()
         self._texts: tuple[tuple[str, tuple[int, ...]], ...] = ()
 

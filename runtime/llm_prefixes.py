@@ -79,7 +79,7 @@ class PrefixMethods:
     def save_session(self, path: str | Path, conversation: Generation | Sequence[int], namespace: str = "") -> Session:
         """Write what is known of a conversation (tokens, KV and states) to the file ``path``, whole or not at all.
 
-        ``conversation`` is an answer, which stands for its prompt too, or token ids. Needs a prefix cache of kind
+        ``conversation`` is an answer (its prompt included) or token ids. Needs a prefix cache of kind
         "radix". RequestError when the cache does not know these tokens any more.
         """
         with self._turns.turn():

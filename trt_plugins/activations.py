@@ -59,7 +59,7 @@ def gelu(nodes: Nodes[V], x: V) -> V:
 
 def gelu_tanh(nodes: Nodes[V], x: V) -> V:
     """x sigmoid(2 u) = x / (1 + exp(-2 u)) with u = sqrt(2 / pi) (x + 0.044715 x^3): x (1 + tanh(u)) / 2."""
-    # The two terms of -2 u apart: their sum, up to 69, would be rounded once more.
+    # The two terms of -2 u apart: their sum, up to 69, would be rounded again.
     linear, cubic = -2.0 * sqrt(2.0 / pi), -2.0 * sqrt(2.0 / pi) * 0.044715
     cube = nodes.op("Mul", x, _times(nodes, nodes.op("Mul", x, x), cubic))
     power = nodes.op("Mul", nodes.op("Exp", _times(nodes, x, linear)), nodes.op("Exp", cube))

@@ -16,7 +16,7 @@ from hybridge.exporter.checkpoint.scan import ScanReport, scan_weights
 def background_scan(targets: list[tuple[TensorSlot, DType]] | None) -> Iterator[Callable[[], ScanReport | None]]:
     """Start scanning ``targets``; the yielded function waits for the result, or raises what the scan found.
 
-    Leaving the block stops a scan that nobody waited for. Without targets the function returns None at once.
+    Leaving the block stops a scan that was not waited for. Without targets the function returns None at once.
     """
     if targets is None:
         yield lambda: None

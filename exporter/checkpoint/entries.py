@@ -20,7 +20,7 @@ _VOCABULARY_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json"
 def checked_file(folder: Path, relative: str) -> Path | None:
     """``folder``/``relative`` as a readable regular file, or None if there is none.
 
-    CheckpointError: a link that leaves the folder or leads nowhere, a folder or device, a file without read
+    CheckpointError: a link that leaves the folder or is broken, a folder or device, a file without read
     permission, or a Git LFS pointer in place of the file.
     """
     if not has_file(folder, relative):

@@ -131,7 +131,7 @@ class HfConfig(Fields):
                 raise self.fail(name, f"{value!r} like {source}")
 
     def _instead(self, name: str, default: Any, null: Any) -> Any:
-        """What stands for the field where it is absent or null; MISSING where what it holds counts."""
+        """The value of the field where it is absent or null; MISSING where the config gives one."""
         if name not in self:
             return default
         return null if self.raw(name) is None else MISSING

@@ -1,4 +1,4 @@
-"""Mamba2: nothing but Mamba2 mixers."""
+"""Mamba2: Mamba2 mixers only."""
 
 from __future__ import annotations
 

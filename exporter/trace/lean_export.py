@@ -1,7 +1,7 @@
 """torch.onnx without the steps that a decoder's program does not need.
 
 torch.onnx prepares for any program: it loads a translation of every ATen operator, decomposes the program by tracing
-it a second time, and runs it once more to find the types that an operator would promote. A decoder is made of operators
+it a second time, and runs it again to find the types that an operator would promote. A decoder is made of operators
 of the translation table alone, in types that agree; for such a program all three change nothing and take most of
 the time. They are left out where a look at the program shows that, and where torch has them under the names of
 torch 2.13; else torch.onnx goes its own way.

@@ -1,7 +1,7 @@
 // Second kernel of chunked prefill: a warp carries sixteen columns of one head's state through the chunks of a row.
 //
 // Per chunk, with what prefill_prepare.cu (or prefill_channels.cu: tiles of k and q too) left: u = (I + inverse) (beta (v - read * k S)), o = from_start * q S + scores u,
-// S = total * S + k^T (write * u). Columns do not depend on each other, so that warps share nothing but the tiles of k and q
+// S = total * S + k^T (write * u). Columns do not depend on each other, so that warps share only the tiles of k and q
 // and the chunk's triangles, and the state stays in registers.
 //
 // Macros: those of prefill_state.cuh; WARPS (of a block); LOADERS (warps that only copy

@@ -48,7 +48,7 @@ __device__ __forceinline__ unsigned transposed_pairs(unsigned pairs) {
     return turned;
 }
 
-// Pairs of elements in a register exist in 16 bits only; in float this stands for code that is not reached.
+// Pairs of elements in a register exist in 16 bits only; in float this compiles code that is never reached.
 template <typename T>
 struct PairType {
     using type = T;

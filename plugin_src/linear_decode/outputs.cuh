@@ -42,7 +42,7 @@ struct Span {
 struct Inputs {
     uint4 rows[ROW_BLOCKS];
 
-    // Zeros stand for rows and inputs that do not exist.
+    // Rows and inputs that do not exist are zeros.
     __device__ __forceinline__ void load(const LinearDecode& params, int g, int input) {
         const DATA_T* x = static_cast<const DATA_T*>(params.x) + input;
 #pragma unroll

@@ -10,7 +10,7 @@ constexpr float LOG2_E = 1.44269504088896340736f;
 // The score of a key that is not seen.
 __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
 
-// What a score is multiplied by before the power of two that stands for its exponential. With the macro SOFTCAP, scores are
+// What a score is multiplied by before the power of two that replaces its exponential. With the macro SOFTCAP, scores are
 // bounded first, and come out of it multiplied by this.
 __device__ __forceinline__ float score_factor(const PagedAttention& p) {
     return SOFTCAP ? 1.0f : p.scale * LOG2_E;

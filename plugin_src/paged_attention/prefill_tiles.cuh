@@ -23,7 +23,7 @@ struct Work {
     int head;
 };
 
-// The new tokens of one row and their tiles. Rows with one new token are another kernel's, padding rows nobody's.
+// The new tokens of one row and their tiles. Rows with one new token belong to another kernel; padding rows are skipped.
 struct RowTiles {
     int first_token, tokens, cached, tiles;
 

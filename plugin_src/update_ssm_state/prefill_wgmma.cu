@@ -88,7 +88,7 @@ __device__ __forceinline__ void weights_from_scores(unsigned (&weights)[CHUNK / 
     }
 }
 
-// y of one chunk through the memory of x, which nobody reads any more, so that rows leave in 16-byte pieces.
+// y of one chunk through the memory of x, which is no longer read, so that rows leave in 16-byte pieces.
 __device__ __forceinline__ void store_output(const float (&y)[32], unsigned char* staging, DATA_T* target, int64_t token_stride,
                                              int columns, int valid) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;

@@ -28,7 +28,7 @@ struct Shared {
     ChunkDecay decay[STAGES][UNITS_OF_BLOCK];
     BlockDecay blocks[STAGES][UNITS_OF_BLOCK];
     uint64_t full[STAGES];   // the stage holds a chunk
-    uint64_t empty[STAGES];  // nobody reads the stage any more
+    uint64_t empty[STAGES];  // the stage is no longer read
 };
 
 // A stage and the parity of its current phase.

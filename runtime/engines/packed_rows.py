@@ -31,7 +31,7 @@ class PackedRows:
         return self.values.nbytes + self.factors.nbytes
 
     def unpacked(self) -> np.ndarray:
-        """What they stand for, in the type that it was of."""
+        """The unpacked values, in their original type."""
         return (self.values.astype(np.float32) * self.factors[..., None]).astype(self.dtype)
 
 

@@ -38,7 +38,7 @@ class PackedState(HostCopy):
         return exact + sum(rows.nbytes for rows in self.packed.values())
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What it stands for, in the types that it was of."""
+        """The unpacked state, in its original types."""
         return {**self.exact, **{name: rows.unpacked() for name, rows in self.packed.items()}}
 
 

@@ -265,7 +265,7 @@ class PagedEngine(ABC):
         raise self._packs_nothing()
 
     def unpack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Write what each source, a packed slot, stands for over its target slot; otherwise as ``pack_slots``."""
+        """Unpack each source, a packed slot, into its target slot; otherwise as ``pack_slots``."""
         raise self._packs_nothing()
 
     def packed_out(self, slot: int) -> PackedState:

@@ -1,4 +1,4 @@
-"""What a path is, and the sentence that a user gets who gave another one than the command needs."""
+"""What a path is, and the message for a path of the wrong kind."""
 
 from __future__ import annotations
 

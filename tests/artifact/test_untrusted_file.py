@@ -102,7 +102,7 @@ SPECIAL: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("case", SPECIAL)
 def test_special_files_are_refused_at_once(folder: Path, case: str) -> None:
-    """A pipe that nothing writes to would block ``open`` for ever."""
+    """A pipe that nothing writes to would block ``open`` forever."""
     make, words = SPECIAL[case]
     make(folder / "special")
     assert has_file(folder, "special")

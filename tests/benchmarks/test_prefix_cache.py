@@ -72,7 +72,7 @@ def search(prompts: list[tuple[int, ...]], states: int) -> int:
 @pytest.mark.parametrize("states", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(6))
 def test_the_optimum_is_what_a_search_finds(seed: int, states: int) -> None:
-    """Groups of one depth, where dropping the one that is wanted last is all there is to choose."""
+    """Groups of one depth, where dropping the one needed last is optimal."""
     rng = np.random.default_rng(seed)
     begins = [tuple(rng.integers(10 * g, 10 * g + 9, 3).tolist()) for g in range(3)]
     prompts = [(*begins[int(rng.integers(3))], 100 + i) for i in range(8)]

@@ -17,7 +17,7 @@ PLAN = bytes(range(256)) * 150_000
 
 
 class Writer:
-    """Stands for trt.IStreamWriter."""
+    """A stand-in for trt.IStreamWriter."""
 
 
 def streaming(chunks: list[bytes]) -> Any:

@@ -1,4 +1,4 @@
-"""Which engines get plugins: every reason against them is named, and stops only those who insist."""
+"""Which engines get plugins: every reason against them is named, and is an error only if plugins are required."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ GAPS: dict[str, tuple[dict[str, Any], Any, str]] = {
         r"capability 8\.0 or higher, found 7\.5",
     ),
     "type of A": ({}, half_a, r"node layers\.1\.ssm: .*expected A of type float32, found float16"),
-    "names": ({}, twice, "a name of its own for every operator node"),
+    "names": ({}, twice, "a unique name for every operator node"),
     "unknown size": ({}, symbolic, "a constant head_dim, found a symbolic size"),
     "unknown type": ({}, unknown_type, "nowhere"),
 }

@@ -1,4 +1,4 @@
-"""hybridge run with drafts: the same text, and what became of the draft tokens."""
+"""hybridge run with drafts: the same text, and what happened to the draft tokens."""
 
 from __future__ import annotations
 

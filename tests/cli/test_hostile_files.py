@@ -1,4 +1,4 @@
-"""A pipe, a device or a link out in the place of any file of an artifact: one sentence at once, and nothing is read."""
+"""A pipe, a device or a link out instead of any file of an artifact: one sentence at once, and nothing is read."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_stands_in_the_place_of_a_file(
 
 
 def test_verify_looks_at_the_checkpoint_first(capfd: Capture, artifact: Path, checkpoint: Path, tmp_path: Path) -> None:
-    """transformers would wait for ever."""
+    """transformers would wait forever."""
     copy = tmp_path / "copy"
     shutil.copytree(checkpoint, copy)
     (copy / "generation_config.json").unlink()

@@ -17,7 +17,7 @@ ID = "ibm-granite/granite-4.0-h-micro"
 
 
 class Hub:
-    """Stands for the package huggingface_hub: one model, in a folder."""
+    """A stand-in for the package huggingface_hub: one model, in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

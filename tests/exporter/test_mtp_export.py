@@ -236,7 +236,7 @@ def test_heads_that_are_not_exported(tmp_path: Path) -> None:
 
 
 def test_a_head_is_written_beside_any_paged_graph(tmp_path: Path) -> None:
-    """The same files with candidate tokens and without, none for who wants none, and none in the dense layout."""
+    """The same files with candidate tokens and without, none if not requested, and none in the dense layout."""
     checkpoint = save_with_mtp_head(tmp_path / "checkpoint", "nemotron_h", pattern="*-")
     found = []
     for name, options in {

@@ -1,4 +1,4 @@
-"""Memory of counters: who has which piece."""
+"""Memory of counters: the owner of each piece."""
 
 from __future__ import annotations
 

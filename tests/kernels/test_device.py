@@ -111,7 +111,7 @@ class Driver:
 
 
 class Bound:
-    """In the place of a bound plan, which wants the real driver."""
+    """Instead of a bound plan, which wants the real driver."""
 
     def __init__(self, plan: CallPlan, functions: list[object], counters: int = 0) -> None:
         self.functions, self.counters = functions, counters

@@ -150,7 +150,7 @@ def compare(case: Case, y: torch.Tensor, expected: torch.Tensor) -> None:
         found, wanted = y[begin : begin + new], expected[begin : begin + new]
         begin += new
         if new <= 1 or past == PADDING:
-            assert bool(found.isnan().all()), "a row of the other kernel, or of nobody, was written"
+            assert bool(found.isnan().all()), "a row of the other kernel, or without an owner, was written"
             continue
         error = float((found.double() - wanted).norm() / wanted.norm())
         assert error <= TOLERANCE[case.dtype], f"row of {new} after {past}: relative error {error:.3g}"

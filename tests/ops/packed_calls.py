@@ -17,7 +17,7 @@ from hybridge.trt_plugins.catalog import DOMAIN, OPS, PACKED_OPS, spec_of
 from hybridge.trt_plugins.functions import attach_functions
 from hybridge.trt_plugins.specs.packed import PACKED_VERSION, is_packed, is_pool
 
-# A padding row of so many tokens stands in front of the last row, and as many slots as this belong to nobody.
+# A padding row of so many tokens is in front of the last row, and as many slots have no owner.
 PADDING_TOKENS, FREE_SLOTS = 2, 3
 
 

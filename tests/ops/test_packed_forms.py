@@ -54,7 +54,7 @@ def check(call: PackedCall, case: Any, found: list[np.ndarray], dtype: str) -> N
             continue
         assert relative_error(value[call.slots], wanted) < TOLERANCE[dtype], output.name
         others = np.delete(value, call.slots, axis=0)
-        assert np.isnan(others).all(), f"{output.name}: a slot of nobody was written"
+        assert np.isnan(others).all(), f"{output.name}: a slot without an owner was written"
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])

@@ -27,7 +27,7 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     "mamba2_conv_scan": {},
     "gated_delta_rule": {},
 }
-# Kernels of an operator that hand 16-bit values to each other round once more each.
+# Kernels of an operator that hand 16-bit values to each other round again each.
 LAUNCHES = {"mamba2_conv_scan": 3}
 MOST = {"batch": 4, "time": 200}
 # Tokens of a call and of its rows.

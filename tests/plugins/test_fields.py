@@ -20,7 +20,7 @@ SSM_VALUES = {"dt_softplus": 0, "time_step_min": -math.inf, "time_step_max": 0.1
 
 
 def collected(trt: Any, fields: list[Any]) -> Any:
-    """A collection, after memory of anything that nobody holds has been used for something else."""
+    """A collection, after memory without references has been used for something else."""
     collection = trt.PluginFieldCollection(fields)
     gc.collect()
     _ = [np.full(5, 99, np.int32) for _ in range(200)]

@@ -1,4 +1,4 @@
-"""TensorRT's callbacks: a failure is recorded and raised with operator, layer and shapes, whoever calls."""
+"""TensorRT's callbacks: a failure is recorded and raised with operator, layer and shapes, from any caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Only artifact.untrusted_file opens files that somebody else may have written; everything else goes through it."""
+"""Only artifact.untrusted_file opens untrusted files; everything else goes through it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever cannot be opened leaves nothing open behind."""
+"""An engine that cannot be opened leaves nothing open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The toy engine as a device that works by itself: a step runs when somebody waits for it or has to come after it."""
+"""The toy engine as a device that works by itself: a step runs when it is waited for or has to come after it."""
 
 from __future__ import annotations
 

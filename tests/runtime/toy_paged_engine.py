@@ -1,6 +1,6 @@
 """An exact paged engine in NumPy: every logit is an integer function of all tokens that its row consumed.
 
-KV and states are integers in float64 arrays, reached only through block tables and slots. Whatever nobody holds can be
+KV and states are integers in float64 arrays, reached only through block tables and slots. Unowned memory can be
 poisoned with NaN (``poison``), and a NaN that is read ends the test.
 """
 
@@ -156,7 +156,7 @@ class ToyPagedEngine(PagedEngine):
         self.states = np.full((sizes.num_slots, 2), np.nan)
 
     def poison(self, blocks: Iterable[int], slots: Iterable[int]) -> None:
-        """Overwrite what nobody holds."""
+        """Overwrite unowned memory."""
         self.kv[list(blocks)] = np.nan
         self.states[list(slots)] = np.nan
 

@@ -15,7 +15,8 @@ _OVERLOAD = re.compile(r"^(?:\d+\. )?(\w+)\((.*)\) -> (.+)$")
 
 
 class CheckedDouble:
-    """Stands for an instance of ``real``: attributes that ``real`` lacks do not exist, calls must fit its signature.
+    """A stand-in for an instance of ``real``: attributes that ``real`` lacks do not exist, calls must fit its
+    signature.
 
     What happens is up to ``behaviour``, an object with the attributes that are used.
     """

@@ -25,7 +25,7 @@ TOKENS = np.array([5, 3, 0, 7, 1, 4, 2, 6, 5, 0, 3], np.int64)
 # Relative L2 norm of logits. Odd sizes (a head of one dimension, a hidden size of three) lose more than usual ones in
 # float32, where the same sums are taken in another order.
 TOLERANCE = 1e-4
-# Models beyond are not built: a default size in the place of a tiny one says nothing that a tiny one does not.
+# Models beyond are not built: a default size instead of a tiny one says nothing that a tiny one does not.
 MOST_PARAMETERS = 3_000_000
 
 AGREES, TOO_LARGE = "agrees", "too large to be built"

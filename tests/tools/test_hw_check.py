@@ -1,4 +1,4 @@
-"""The hardware check on a machine without a GPU: ONNX Runtime in the place of TensorRT, right and wrong."""
+"""The hardware check on a machine without a GPU: ONNX Runtime instead of TensorRT, right and wrong."""
 
 from __future__ import annotations
 

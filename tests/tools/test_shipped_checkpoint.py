@@ -42,7 +42,7 @@ def model(checkpoint: Path, report: dict[str, Any]) -> Any:
 
 
 def test_transformers_as_it_comes_computes_what_the_config_states(checkpoint: Path, tokenizer: Any, model: Any) -> None:
-    """Also where transformers clamps dt at time_step_min in the place of time_step_limit."""
+    """Also where transformers clamps dt at time_step_min instead of time_step_limit."""
     stock = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     ids = tokenizer("And the king said unto him, Go and call me Ishmael.", return_tensors="pt")["input_ids"]
     with torch.no_grad():

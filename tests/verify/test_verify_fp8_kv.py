@@ -36,7 +36,7 @@ def test_artifact_agrees_with_transformers(
     report = verify(made.checkpoint, made.folder, options)
     assert report.passed and report.tolerance == E4M3_TOLERANCE, report.verdict()
     assert {"key", "value", "logits"} <= {c.item for c in report.comparisons}
-    # Where all are rounded alike, nothing but the order of sums differs.
+    # Where all are rounded alike, only the order of sums differs.
     assert float(np.median([c.error for c in report.comparisons if c.error is not None])) < 1e-5
 
 

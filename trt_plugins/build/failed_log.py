@@ -1,4 +1,4 @@
-"""The log of a build that failed: kept beside the folder that never came to be."""
+"""The log of a failed build, saved beside the folder that was not written."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def plugin_gaps(
         yield f"the plugins need the Python module {_KERNEL_PACKAGE}, found none: install the extra 'cuda'"
     names = [node.name for node in nodes]
     if len(set(names)) != len(names):
-        yield "expected a name of its own for every operator node, found one twice"
+        yield "expected a unique name for every operator node, found one twice"
     for node in nodes:
         reason = _gap(node, target, profiles, planner)
         if reason is not None:

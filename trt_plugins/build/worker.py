@@ -23,7 +23,7 @@ ERROR_KIND, OS_ERROR_KIND = "build", "os"
 
 
 class MessageChannel:
-    """Sends the messages; the process ends when nobody reads them any more."""
+    """Sends the messages; the process ends when their reader is gone."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -2,7 +2,7 @@
 
 Letters of shapes: n tokens, k top_k, s = n * k routes, e experts, h hidden, u up_size, i intermediate; the routes lie
 sorted by expert in c blocks of q places each. No place belongs to two experts, so each step reads one expert's weights
-and no expert that nobody chose costs more than the blocks left over.
+and unused experts cost at most the remaining blocks.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def default_folder() -> Path:
     """
     try:
         return user_cache_folder("kernels")
-    except RuntimeError as error:  # a user of a container whom nobody has given a home
+    except RuntimeError as error:  # a user of a container without a home folder
         raise EngineError(
             f"expected a home folder for compiled kernels, found none: set XDG_CACHE_HOME to one ({error})"
         ) from error

@@ -68,7 +68,7 @@ def _unset(code: PtxCode) -> list[frozenset[str]]:
         instruction, left = instructions[place], before[place] or 0
         if left & reads[place] and not instruction.operation.startswith(_FROM_MEMORY):
             left |= writes[place]
-        elif instruction.guard is None:  # with a guard the register may keep what it has
+        elif instruction.guard is None:  # with a guard the register may keep its value
             left &= ~writes[place]
         for follower in code.followers(place):
             known = before[follower]

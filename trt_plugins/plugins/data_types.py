@@ -21,7 +21,7 @@ _DTYPES = {name: dtype for dtype, name in _TRT_NAMES.items()}
 
 
 def dtype_from_trt(data_type: Any) -> DType | None:
-    """The type that a ``trt.DataType`` stands for; None for one that no artifact has (fp8, int4)."""
+    """The type of a ``trt.DataType``; None for one that no artifact has (fp8, int4)."""
     return _DTYPES.get(data_type.name)
 
 

@@ -2,7 +2,7 @@
 
 TensorRT calls a plugin from C++. An exception there ends as a failed build or step without its text, and from some
 methods (workspace sizes, serialized fields) TensorRT goes on as if nothing had happened. So every plugin records its
-first error here, and whoever called TensorRT asks for it afterwards, whatever TensorRT answered.
+first error here, and the caller of TensorRT asks for it afterwards, whatever TensorRT returned.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
     """x sigmoid(2 u) = x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), computed in float32 at least."""
     wide = x.to(work_dtype(x))
     linear = -2.0 * sqrt(2.0 / pi)
-    # The two terms of -2 u apart: their sum, up to 69, would be rounded once more.
+    # The two terms of -2 u apart: their sum, up to 69, would be rounded again.
     power = torch.exp(wide * (wide * wide * (linear * 0.044715))) * torch.exp(wide * linear)
     return (wide / (1.0 + power)).to(x.dtype)
 

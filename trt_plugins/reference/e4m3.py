@@ -25,5 +25,5 @@ def e4m3_from(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def exact_from_e4m3(numbers: Tensor, scale: Tensor) -> Tensor:
-    """What numbers and scales stand for, float64."""
+    """The values of numbers and scales, float64."""
     return numbers.double() * scale.double().unsqueeze(-1)

@@ -26,5 +26,5 @@ def quantized_state(state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def exact_state(values: Tensor, scale: Tensor) -> Tensor:
-    """What a quantized state stands for, float64."""
+    """The values of a quantized state, float64."""
     return values.to(torch.float64) * scale.double().unsqueeze(-1)

@@ -21,7 +21,7 @@ def with_joined_mixers(model: onnx.ModelProto) -> onnx.ModelProto | None:
 
 
 def join_mixers(graph: ir.Graph) -> int:
-    """Put one mamba2_conv_scan in the place of every mixer, in place; returns how many there were.
+    """Replace every mixer by one mamba2_conv_scan, in place; returns their number.
 
     Values keep their names. The new node is named after the scan, with the operator's name for the old one's.
     """
@@ -55,7 +55,7 @@ def _join(graph: ir.Graph, mixer: Mamba2Mixer) -> None:
 
 
 def _replace(graph: ir.Graph, before: ir.Value, after: ir.Value) -> None:
-    """``after`` in the place of ``before``: its readers, its place among the graph's outputs, its name and type."""
+    """Replace ``before`` by ``after``: its readers, its place among the graph's outputs, its name and type."""
     after.name, after.type, after.shape = before.name, before.type, before.shape
     before.replace_all_uses_with(after, replace_graph_outputs=True)
 

@@ -69,7 +69,7 @@ class PackedSlots:
             kept[target].copy_(pools[name][source])
 
     def unpack(self, pools: Mapping[str, torch.Tensor], source: int, target: int) -> None:
-        """Write what ``source`` stands for to slot ``target`` of ``pools``."""
+        """Unpack ``source`` into slot ``target`` of ``pools``."""
         for layers in self.layers:
             rows = layers.values[source].float().mul_(layers.factors[source].unsqueeze(-1))
             for spec, row in zip(layers.specs, rows, strict=True):

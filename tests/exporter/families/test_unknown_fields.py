@@ -1,4 +1,4 @@
-"""Fields of config.json that nobody reads: refused where they say something."""
+"""Unread fields of config.json: refused unless they mean nothing."""
 
 from __future__ import annotations
 

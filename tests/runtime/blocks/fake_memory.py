@@ -40,7 +40,7 @@ class FakeMemory:
                     cells = self.kv.setdefault(block, [POISON] * self.manager.block_size)
                     cells[position % self.manager.block_size] = tuple(memory.tokens[: position + 1])
             if self.manager.needs.state:
-                assert self.states[memory.slot] is not None, "a slot that nobody zeroed"
+                assert self.states[memory.slot] is not None, "a slot that was not zeroed"
                 state = self.states[memory.slot] or ()
                 self.states[memory.slot] = (*state, *memory.tokens[len(state) : len(state) + count])
 

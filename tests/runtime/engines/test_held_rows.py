@@ -74,7 +74,7 @@ def test_logits_are_those_of_states_kept_and_nothing_moves_before_the_advance(en
     rows.keep([[1], [2], [4]], [1, 1, 1])
     before = [*rows.states()]
     held = np.array([True, False, True])
-    # As after a failure: the states of a step that nobody advances are those before it, also behind the next step.
+    # As after a failure: the states of a step that is not advanced are those before it, also behind the next step.
     for _ in range(2):
         engine.step(replace(rows.inputs(new), held=held))
         for state, old in zip(rows.states(), before, strict=True):

@@ -16,7 +16,7 @@ from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
 from tests.runtime.onnxruntime.steps import TOLERANCE, engine_of, relative_error, step_inputs
 
 # Tokens that each of four rows takes per step: prompts of unequal length around a row left out, a later chunk of
-# several rows, decode of all rows, of neighbours and of rows apart, and a step in which nobody takes part.
+# several rows, decode of all rows, of neighbours and of rows apart, and a step without active rows.
 STEPS = (
     (7, 0, 5, 2),
     (3, 4, 1, 6),

@@ -99,7 +99,7 @@ def begun(engine: OnnxRuntimePagedEngine, slots: np.ndarray) -> tuple[Rows, Pack
 
 @pytest.mark.parametrize("spare", [0, 1], ids=["neighbours", "gaps"])
 def test_rows_without_candidates_have_advanced_whatever_comes(hybrid: OnnxRuntimePagedEngine, spare: int) -> None:
-    """Whoever looks at the pools behind the step sees it, and held rows can be advanced after that."""
+    """Readers of the pools after the step see it, and held rows can be advanced after that."""
     slots = slots_of(4, spare, spare)
     rows, step = begun(hybrid, slots)
     hybrid.step(step)
@@ -122,7 +122,7 @@ def test_rows_with_candidates_are_as_before_until_they_advance(hybrid: OnnxRunti
         hybrid.step(step)
         moved = [not np.array_equal(s[[1, 3]], b[[1, 3]]) for s, b in zip(rows.states(), before, strict=True)]
         assert all(moved)
-        # Another step, with which nobody has advanced the rows; and none of its own is advanced by 0.
+        # Another step, without advancing the rows; and none of its own is advanced by 0.
         hybrid.step(replace(step, held=np.array([True, True, True, True])))
         hybrid.advance(np.array([0, 1, 0, 0]))
         for state, old in zip(rows.states(), before, strict=True):

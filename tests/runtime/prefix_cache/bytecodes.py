@@ -12,7 +12,7 @@ from typing import Any
 def bytecodes(work: Callable[..., object], *arguments: object) -> int:
     """The instructions of Python that ``work`` of ``arguments`` takes; what C code does in one of them is not seen.
 
-    Without collecting garbage meanwhile: others, such as hypothesis, ask to be called when that happens.
+    Without garbage collection in between: others, such as hypothesis, ask to be called when that happens.
     """
     count = 0
 

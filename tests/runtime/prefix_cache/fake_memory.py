@@ -113,7 +113,7 @@ def check_tree(tree: RadixTree, blocks: FakeBlocks, slots: FakeSlots, other_bloc
             owners.append(node.state)
             assert slots.consumed[node.state] == tokens, "a state that has consumed other tokens than the path says"
         elif tree.has_state and not node.locks:
-            assert len(node.children) > 1, "a tombstone that serves nobody"
+            assert len(node.children) > 1, "a tombstone without use"
     assert references == blocks.references
     assert len(set(owners)) == len(owners) == tree.states
     assert count == tree.nodes

@@ -94,7 +94,7 @@ def check_all(loop: ServingLoop, engine: PagedEngine, oracle: Oracle, tolerance:
 
 
 def poison(loop: ServingLoop, engine: OnnxRuntimePagedEngine | TorchPagedEngine) -> None:
-    """NaN in every block and slot that nobody holds."""
+    """NaN in every block and slot without an owner."""
     manager = loop.scheduler.manager
     blocks = [block for block in range(manager.pool.num_blocks) if not manager.pool.references(block)]
     sources = {source for source, _ in loop.scheduler._slot_copies}

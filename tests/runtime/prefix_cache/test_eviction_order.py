@@ -73,7 +73,7 @@ def test_who_goes_on_from_a_state_refreshes_the_kv_before_it_and_not_the_state(p
 @ORDERS
 def test_touching_an_inner_state_keeps_it_longer_than_the_leaf_but_not_its_kv(policy: EvictionPolicy) -> None:
     orders = lengths_gone(policy, [run(0, 20), run(0, 40), (7, 7, 7)], run(0, 20))
-    # A leaf always goes before what it stands on, whoever was touched last.
+    # A leaf always goes before its parent, whichever was used last.
     assert orders == {"state": [40, 3, 20], "kv": [40, 3, 20]}
 
 

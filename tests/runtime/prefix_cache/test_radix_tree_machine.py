@@ -25,7 +25,7 @@ BLOCKS, SLOTS = 40, 6
 
 
 class TreeMachine(RuleBasedStateMachine):
-    """Requests that look up, insert, finish and give way, in any order."""
+    """Requests that look up, insert, finish and are preempted, in any order."""
 
     has_kv = has_state = True
     block_size = 4

@@ -1,4 +1,4 @@
-"""Locks count their holders, and a split under a lock moves nobody."""
+"""Locks count their holders, and a split under a lock keeps the lock."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def test_a_split_hands_all_locks_on() -> None:
     world.tree.unlock(other)
     world.tree.unlock(node)
     assert (node.locks, upper.locks) == (1, 1)
-    # The branch that nobody holds may go, what the reader stands on may not.
+    # An unlocked branch may be evicted, a locked one may not.
     assert world.gone(world.tree.evict_kv) == [(*run(0, 17), 5, 5)]
-    assert node.parent is upper, "nobody merges what is locked"
+    assert node.parent is upper, "locked nodes must not be merged"
     world.tree.unlock(node)
     assert world.tree.nodes == 1 and world.sequences() == {run(0, 40)}
 
@@ -96,7 +96,7 @@ def test_readers_of_one_path_leave_in_any_order(outer_first: bool) -> None:
 
 
 def test_a_reader_is_split_at_every_token() -> None:
-    """And nothing is left of it once those who parted are gone."""
+    """And nothing is left once the branches are gone."""
     world = World()
     reader = world.insert(run(0, 64))
     free = len(world.blocks.free)

@@ -1,4 +1,4 @@
-"""Nodes without a state: they serve those below, nobody resumes there, and they go with the last that needs them."""
+"""Nodes without a state: they serve nodes below, no prompt resumes there, and they go with the last node below."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_split_leaves_a_tombstone_until_one_side_goes() -> None:
 
 @pytest.mark.parametrize("length", [1, 7, 60])
 def test_a_long_chain_of_tombstones_comes_down_to_one_node(length: int) -> None:
-    """Each token of a prompt is a node while somebody holds it, one node when nobody does."""
+    """Each token of a prompt is a node while it is locked, one node otherwise."""
     world = World()
     tokens = run(0, length + 1)
     readers = [world.insert(tokens[:stop]) for stop in range(1, length + 2)]
@@ -82,7 +82,7 @@ def test_a_long_chain_of_tombstones_comes_down_to_one_node(length: int) -> None:
     world.tree.unlock(readers[-1])
     check_tree(world.tree, world.blocks, world.slots)
     assert world.tree.nodes == 1 and world.resumed(tokens) == length + 1
-    assert 400 - len(world.blocks.free) == -(-(length + 1) // 16), "copies of a block that nobody needs any more"
+    assert 400 - len(world.blocks.free) == -(-(length + 1) // 16), "copies of a block that is no longer needed"
 
 
 def test_what_stands_above_a_leaf_goes_up_to_the_next_state_or_fork() -> None:
@@ -96,7 +96,7 @@ def test_what_stands_above_a_leaf_goes_up_to_the_next_state_or_fork() -> None:
     world.tree.drop_state(world.node((*run(0, 20), 6, 6)))
     assert world.sequences() == {run(0, 10)} and world.tree.nodes == 1
     match = world.tree.match(key_from_tokens(run(0, 20)))
-    assert (match.length, match.known) == (10, 10), "KV that nobody can resume from is of no use"
+    assert (match.length, match.known) == (10, 10), "KV without a state to resume from is no hit"
     world.tree.drop_state(world.node(run(0, 10)))
     assert not world.tree.nodes and len(world.blocks.free) == 400 and not world.tree.namespaces()
 

@@ -47,7 +47,7 @@ class ToyServer:
         self.executor = StepExecutor(self.engine, self.manager, self.scheduler)
 
     def poison(self) -> None:
-        """Overwrite all memory that nobody holds. The next plan still copies from slots that were forked and freed."""
+        """Overwrite all unowned memory. The next plan still copies from slots that were forked and freed."""
         pool, slots = self.manager.pool, self.manager.slots
         blocks = [b for b in range(pool.num_blocks) if not pool.references(b)]
         sources = {source for source, _ in self.scheduler._slot_copies}
@@ -85,7 +85,7 @@ class ToyServer:
             self.scheduler.finish(sequence)
 
     def run_all(self, limit: int = 10_000) -> list[StepPlan]:
-        """Steps until nobody is left."""
+        """Steps until all requests have ended."""
         plans: list[StepPlan] = []
         while self.scheduler.sequences:
             plan = self.step()

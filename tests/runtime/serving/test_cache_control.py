@@ -219,7 +219,7 @@ def test_what_was_evicted_comes_back_from_host_memory(opened: Opened, oracle: Or
 
 
 def test_a_session_is_saved_from_host_memory(opened: Opened, oracle: Oracle, tmp_path: Path) -> None:
-    """What had to give way on the device is not lost to those who save it."""
+    """What was evicted from the device is not lost to those who save it."""
     llm = opened(host_bytes=1 << 20)
     answer = ask(llm, SYSTEM)
     llm.loop.prefix_cache.tree.clear()

@@ -21,7 +21,7 @@ from tests.runtime.toy_paged_engine import paged_config, toy_greedy
 
 
 class Watched(StepResult):
-    """A result that tells when somebody waits for it."""
+    """A result that tells when it is waited for."""
 
     def __init__(self, engine: WatchedEngine, result: StepResult) -> None:
         self._engine, self._late = engine, result
@@ -74,7 +74,7 @@ def test_nobody_waits_for_a_step_to_take_a_state(memory_bytes: int) -> None:
     steps = after.split("l")[1:]
     assert any(step.startswith("c") for step in steps), "no state was taken"
     for step in steps:
-        # Behind a launch come copies of states, then a single wait, then copies for those who begin or fork.
+        # Behind a launch come copies of states, then a single wait, then copies for sequences that begin or fork.
         assert step.count("w") == 1 and set(step) <= {"c", "w"}, after
 
 
@@ -105,7 +105,7 @@ def cached(loop: ServingLoop, prompt: list[int]) -> int:
 @pytest.mark.parametrize("ends", [True, False])
 @pytest.mark.parametrize("interval", [1, 3, 256, None])
 def test_the_next_turn_computes_at_most_an_interval_again(interval: int | None, ends: bool) -> None:
-    """While the answer is under way; once it has ended or was cancelled, nothing but what is new."""
+    """While the answer is under way; once it has ended or was cancelled, only what is new."""
     cache = PrefixCacheSettings(decode_interval=interval, cached_states=30)
     loop, engine = toy_loop(prefix_cache=cache)
     prompt = line(1, 20)

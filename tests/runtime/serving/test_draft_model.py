@@ -1,4 +1,4 @@
-"""A draft model proposes what it would say itself, whatever became of its proposals before."""
+"""A draft model proposes what it would say itself, whatever happened to its proposals before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proposals of a checkpoint's own head: what the head says, whatever became of those before, and the same answers."""
+"""Proposals of a checkpoint's own head: what the head says, whatever happened to those before, and the same answers."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_what_cannot_be_is_refused(artifact: Path, artifacts: ArtifactCache) -> 
 
 
 def test_places_of_hidden_states() -> None:
-    rows = ArrayRows(12, 16, 1)  # 1 and 2 belong to somebody else, steps begin at 13
+    rows = ArrayRows(12, 16, 1)  # 1 and 2 belong to others, steps begin at 13
     hidden = HiddenStateCache(rows, 3)
 
     def content(sequence: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""Pinned prefixes: they stay whatever happens, and nobody who was promised memory misses it."""
+"""Pinned prefixes: they stay whatever happens, and memory that was promised stays available."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.runtime.toy_paged_engine import ToyPagedEngine, toy_greedy
 
 
 def poison(loop: ServingLoop, engine: ToyPagedEngine) -> None:
-    """NaN in every block and slot that nobody holds, the cache included."""
+    """NaN in every block and slot without an owner, the cache included."""
     manager = loop.scheduler.manager
     sources = {source for source, _ in loop.scheduler._slot_copies}
     blocks = [b for b in range(manager.pool.num_blocks) if not manager.pool.references(b)]

@@ -94,7 +94,7 @@ def test_bytes_held_are_those_of_the_pools(layers: tuple[str, ...], window: int 
         cached_tokens(loop, line(1, length), 2)
     report = loop.served_cache.report(loop.pools.slot_bytes)
     manager = loop.scheduler.manager
-    # Nobody runs: all that is in use is the cache's.
+    # Nothing runs: all memory in use is the cache's.
     assert report.kv_bytes == manager.pool.used * loop.pools.block_bytes
     assert report.state_bytes == manager.slots.used * loop.pools.slot_bytes
     assert (report.kv_bytes > 0) == (layers != PURE_MAMBA) and (report.state_bytes > 0) == (layers != PURE_ATTENTION)

@@ -1,4 +1,4 @@
-"""The prefix cache where memory is short: it gives way to requests, and not more than it has to."""
+"""The prefix cache where memory is short: it is evicted for requests, and only as much as needed."""
 
 from __future__ import annotations
 

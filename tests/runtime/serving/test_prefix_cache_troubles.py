@@ -17,7 +17,7 @@ from tests.runtime.toy_paged_engine import ToyPagedEngine, toy_greedy
 
 
 def finish(loop: ServingLoop, engine: ToyPagedEngine) -> dict[tuple[int, int], tuple[int, ...]]:
-    """The answers of all that is left, with NaN in what nobody holds."""
+    """The answers of all that is left, with NaN in unowned memory."""
     outputs = []
     while loop.busy:
         poison(loop, engine)

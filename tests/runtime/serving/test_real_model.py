@@ -27,7 +27,7 @@ SMALL = {"mamba_head_dim": 8, "ssm_state_size": 16}
 
 
 def poison(loop: ServingLoop, engine: PagedArrayEngine) -> None:
-    """NaN in every block and slot that nobody holds."""
+    """NaN in every block and slot without an owner."""
     manager = loop.scheduler.manager
     blocks = [block for block in range(manager.pool.num_blocks) if not manager.pool.references(block)]
     sources = {source for source, _ in loop.scheduler._slot_copies}

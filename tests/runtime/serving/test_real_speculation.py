@@ -88,7 +88,7 @@ def test_sequences_that_lose_their_memory_get_the_same_tokens(
     speculation = SpeculationSettings(MOST, Knowing(texts, engine.config.vocab_size, 3), adaptive=False, mode=mode)
     serving = ServingSettings(block_size=8, prefix_cache="off", speculation=speculation)
     llm = LLM(folder, engine, serving=serving)
-    # Somebody has all blocks but those of the longest sequence and a few more.
+    # Other sequences have all blocks but those of the longest sequence and a few more.
     pool = llm.loop.scheduler.manager.pool
     taken = pool.allocate(pool.free - 9)
     swapped, plan = list[Swap](), llm.loop.scheduler.plan

@@ -46,7 +46,7 @@ class Speculating:
         return LLM(self.folder, self.engine, serving=serving)
 
     def check(self, llm: LLM) -> SpeculationMetrics:
-        """The answers are those of plain decoding, computed for the first time and once more, and nothing is lost."""
+        """The answers are those of plain decoding, computed for the first time and again, and nothing is lost."""
         for _ in range(2):
             answers = llm.generate(self.prompts, GREEDY, NEW)
             assert [list(answer.token_ids) for answer in answers] == self.plain
@@ -58,7 +58,7 @@ class Speculating:
 
 @pytest.mark.parametrize("family", ["nemotron_h", "qwen3"])
 def test_keys_and_values_in_e4m3(family: str, artifacts: ArtifactCache) -> None:
-    """Those of a wrong draft token are written over, whatever becomes of states, with the prefix cache and without."""
+    """Those of a wrong draft token are written over, whatever happens to states, with the prefix cache and without."""
     draft_tokens = MOST if family == "nemotron_h" else 0
     options = {"layout": "paged", "kv_dtype": "fp8_e4m3", "speculative_tokens": draft_tokens}
     served = Speculating(artifacts.get(family, "float32", **options).folder, (3, 17, 30))

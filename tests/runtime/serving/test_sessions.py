@@ -155,7 +155,7 @@ def test_a_session_that_says_something_else_is_refused(
 def test_a_session_comes_into_a_pool_that_is_nearly_full(
     artifacts: ArtifactCache, chat: SavedSession, tmp_path: Path
 ) -> None:
-    """While requests run, with a pinned prefix in the way: it makes room, or is refused, and disturbs nobody."""
+    """While requests run, with a pinned prefix in the way: it makes room, or is refused, and disturbs no request."""
     folder, file = folder_of(artifacts), tmp_path / "chat.session"
     write_session(file, chat)
     rng = np.random.default_rng(1)
@@ -182,7 +182,7 @@ def test_a_session_comes_into_a_pool_that_is_nearly_full(
                         outcomes.append(0)
                 llm.loop.scheduler.check_integrity()
             assert [found[index] for index in range(3)] == alone
-            assert llm.load_session(file).length == len(chat.tokens), "nobody is left who needs the memory"
+            assert llm.load_session(file).length == len(chat.tokens), "no request needs the memory"
             assert llm.generate([*chat.tokens, 7], max_new_tokens=1).cached_tokens == len(chat.tokens)
         assert outcomes
 

@@ -44,7 +44,7 @@ class Drawing:
             tokens, rows = [], []
             for place in range(each.most):
                 weights = np.exp(np.random.default_rng([len(each.tokens), place]).standard_normal(VOCAB))
-                rows.append(weights)  # not normalised: nobody asks for it
+                rows.append(weights)  # not normalised, which is not required
                 tokens.append(int(self.rng.choice(VOCAB, p=weights / weights.sum())))
             found.append(Proposal(tuple(tokens), np.array(rows)))
         return found

@@ -265,7 +265,7 @@ class SpeculationMachine(LoopMachine):
             if sequence.state is State.RUNNING and memory.exact and sequence not in under_way:
                 assert memory.length < memory.stop, "a state that the prefix cache wants was passed by"
                 needed = scheduler.manager.blocks_for(memory.length)
-                assert len(memory.blocks) == needed, "blocks of wrong draft tokens are kept"
+                assert len(memory.blocks) == needed, "blocks of rejected draft tokens are not released"
                 self.holds(sequence.tokens[: memory.length], memory.blocks, memory.slot, memory.passed)
 
     def holds(self, tokens: list[int], blocks: list[int], slot: int | None, passed: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Metrics count every row that decoded, and no prompt, whatever became of the request."""
+"""Metrics count every row that decoded, and no prompt, whatever happened to the request."""
 
 from __future__ import annotations
 

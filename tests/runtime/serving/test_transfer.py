@@ -112,7 +112,7 @@ def test_who_comes_first_keeps_what_it_begins_with(rows: int, states: int, polic
 
 
 def test_clearing_leaves_what_is_locked_and_nothing_else() -> None:
-    """States above a locked node are of use to nobody who holds it."""
+    """States above a locked node are of no use to its holder."""
     loop, engine = opened(HYBRID, 60, 1, 6)
     shared = line(1, 18)
     cached_tokens(loop, shared, 1)

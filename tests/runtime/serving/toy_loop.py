@@ -53,7 +53,7 @@ def asked(prompt: Sequence[int], new: int, index: int = 0, priority: int = 0, **
 
 
 def run_all(loop: ServingLoop) -> list[Output]:
-    """All outputs until nobody is left; the scheduler is checked after each step."""
+    """All outputs until all requests have ended; the scheduler is checked after each step."""
     outputs = []
     while loop.busy:
         outputs += loop.step()

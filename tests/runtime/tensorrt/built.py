@@ -80,7 +80,7 @@ class Opened:
 def stand_in_of(
     artifact: BuiltArtifact, memory: FakeMemory, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> StandIn:
-    """A stand-in of ``artifact``'s engine in the place of ``tensorrt_rtx.Runtime``."""
+    """A stand-in of ``artifact``'s engine instead of ``tensorrt_rtx.Runtime``."""
     import tensorrt_rtx as trt
 
     stand_in = StandIn(trt, artifact.record, memory, compute_of(artifact.folder), **options)

@@ -1,6 +1,6 @@
 """Device memory without a device: NumPy arrays, a stream that runs late, and captures that run nothing.
 
-Enqueued work waits until somebody waits for it, as on a GPU that is slow; reading host memory too early shows stale
+Enqueued work waits until it is waited for, as on a GPU that is slow; reading host memory too early shows stale
 or poisoned bytes. Fresh memory holds 0xFF bytes, which are NaN in every floating type.
 """
 
@@ -149,7 +149,7 @@ class FakeMemory(DeviceMemory):
 
     def run_until(self, end: int) -> None:
         """Run what is pending up to the ``end``-th work ever enqueued."""
-        assert self.captured is None, "somebody waited in a capture"
+        assert self.captured is None, "a wait during a capture"
         while self._done < end:
             self._done += 1
             self.pending.pop(0)()

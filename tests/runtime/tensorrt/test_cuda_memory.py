@@ -122,7 +122,7 @@ class FakeGraph:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Doubles in the place of cuda.core and the driver; what they were asked for."""
+    """Doubles instead of cuda.core and the driver; what they were asked for."""
     from cuda.bindings import driver
 
     calls = Calls()
@@ -171,7 +171,7 @@ def test_pinned_memory_is_viewed_as_bytes(calls: Calls) -> None:
     assert pinned.array.size == 64 and ctypes.c_int64.from_address(pinned.address + 8).value == 5
     pinned.free()
     pinned.free()
-    # The memory lives as long as somebody looks into it.
+    # The memory lives as long as it is referenced.
     assert view[0] == 5 and pinned.array.size == 0
 
 

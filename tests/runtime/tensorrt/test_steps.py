@@ -21,7 +21,7 @@ from tests.runtime.packed_steps import Row, packed_step
 from tests.runtime.tensorrt.built import BuiltArtifacts, open_engine
 
 # Tokens that each of three rows takes per step: ragged prefill, a later chunk, decode of all rows and of some, a
-# step in which nobody takes part, and enough decode steps to run directly, to be captured and to be replayed.
+# step without active rows, and enough decode steps to run directly, to be captured and to be replayed.
 STEPS = ((7, 0, 5), (3, 4, 1), (1, 1, 0), (0, 0, 0), (1, 1, 1), (1, 0, 1), (1, 1, 1), (6, 2, 2), (1, 1, 1), (1, 1, 1))
 SMALL = Plan(max_seq_len=48, max_batch_size=3)
 PLANS = {

@@ -56,7 +56,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
         content(normalizer={"type": "Sequence", "normalizers": [replace("a", "a" * 10)] * 9}),
         r"prompt: the tokenizer \(normalizer: Replace\) needs more than 256 MiB of memory",
     ),
-    "backtracks for ever": (content(pre_tokenizer=split({"Regex": "(a+)+$"})), "prompt: .*(needs|retry-limit)"),
+    "backtracks forever": (content(pre_tokenizer=split({"Regex": "(a+)+$"})), "prompt: .*(needs|retry-limit)"),
     "needs a token that is not there": (
         content(
             post_processor={

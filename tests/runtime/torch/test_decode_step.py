@@ -1,4 +1,4 @@
-"""Buckets, and what becomes of decoding where no graph can be recorded."""
+"""Buckets, and what happens to decoding where no graph can be recorded."""
 
 from __future__ import annotations
 

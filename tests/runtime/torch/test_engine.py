@@ -25,7 +25,7 @@ from tests.runtime.onnxruntime.steps import relative_error, step_inputs
 # Relative norm against float64; in 16 bits every layer's values are rounded (tests/verify has the same numbers).
 TOLERANCES = {DType.FLOAT32: 1e-5, DType.FLOAT16: 1e-2, DType.BFLOAT16: 5e-2}
 # Tokens that each of four rows takes per step: prompts of unequal length around a row left out, a later chunk of
-# several rows, decoding of all rows and of some, and a step in which nobody takes part.
+# several rows, decoding of all rows and of some, and a step without active rows.
 STEPS = ((7, 0, 5, 2), (3, 4, 1, 6), (1, 1, 0, 0), (0, 0, 0, 0), (1, 1, 1, 1), (1, 0, 1, 1), (6, 2, 2, 1), (1, 1, 1, 1))
 PLANS = {
     "base": Plan(),

@@ -62,7 +62,7 @@ def run(
     }
     weights = WeightStore(folder, CPU.torch) if kernels is None else AlignedWeights(folder, CPU.torch)
     found = compile_program(graph.inputs, graph.outputs, weights, kernels).run(feeds)
-    if found["logits"].ndim == 3:  # those of padding are nobody's concern
+    if found["logits"].ndim == 3:  # those of padding do not matter
         valid = torch.arange(max(context)) < torch.tensor(context)[:, None]
         found["logits"] = found["logits"] * valid[..., None]
     return found

@@ -114,7 +114,7 @@ def test_pools_may_be_made_anew(artifacts: ArtifactCache) -> None:
         engine.zero_slots(rows.slots[:, 0].tolist())
         rows.hold([[1, 2, 3], [4, 5], [6]], [2, 2, 1])
         engine.step(replace(rows.inputs([[7, 8], [9], [1]]), held=np.array([True, False, False])))
-        # What waited before is nobody's any more.
+        # Earlier deferred rows are dropped.
         engine.allocate_pools(PoolSizes(15, BLOCK, slots))
         with pytest.raises(EngineError, match="row 0: expected 0 to 0 tokens"):
             engine.advance(np.array([1, 0, 0]))

@@ -47,7 +47,7 @@ def exported(artifacts: ArtifactCache, family: str, dtype: DType) -> Exported:
 
 def run_steps(engine: TorchPagedEngine, direct: bool = False) -> list[np.ndarray]:
     """Logits of all steps, and the states at the end. Where all rows are held, a step comes twice: the first time
-    nobody advances them."""
+    they are never advanced."""
     rows, found = Rows(engine), list[np.ndarray]()
     rng = np.random.default_rng(4)
     for counts, right in STEPS:
@@ -60,7 +60,7 @@ def run_steps(engine: TorchPagedEngine, direct: bool = False) -> list[np.ndarray
             assert all(a.tobytes() == b.tobytes() for a, b in zip(rows.states(), before, strict=True))
         result = engine.launch(inputs)
         engine.advance(np.where(held, right, 0))
-        # Logits that nobody has read may be read after the states have advanced.
+        # Unread logits may be read after the states have advanced.
         found.append(result.all_logits().copy())
         rows.accept(new, right)
         _run_directly(engine, direct)

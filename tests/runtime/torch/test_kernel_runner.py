@@ -30,7 +30,7 @@ class Bound:
 
 @dataclass
 class Gpu:
-    """``made``: the plans that were bound, for as long as somebody has them."""
+    """``made``: the plans that were bound, for as long as they are referenced."""
 
     traits: DeviceTraits = H200
     made: weakref.WeakSet[Bound] = field(default_factory=weakref.WeakSet)

@@ -88,7 +88,7 @@ def test_disturbed_requests_get_the_tokens_of_each_alone(hybrid: Exported) -> No
 
 
 def poison(loop: ServingLoop, engine: TorchPagedEngine) -> None:
-    """NaN in every block and slot that nobody holds."""
+    """NaN in every block and slot without an owner."""
     manager = loop.scheduler.manager
     blocks = [block for block in range(manager.pool.num_blocks) if not manager.pool.references(block)]
     sources = {source for source, _ in loop.scheduler._slot_copies}

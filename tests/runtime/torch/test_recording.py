@@ -1,4 +1,4 @@
-"""Recording without a GPU: from which memory, and that nothing is collected meanwhile."""
+"""Recording without a GPU: from which memory, and that nothing is collected in between."""
 
 from __future__ import annotations
 
