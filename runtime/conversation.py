@@ -1,4 +1,4 @@
-"""A conversation with a model, of which each turn is computed once."""
+"""A conversation with a model; each turn is computed once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hybridge.runtime.sampling import SamplingParams
 class Conversation:
     """Turns with the model of ``llm``, through the checkpoint's chat template or, without one, as one running text.
 
-    The token ids of earlier turns are those that the model read and wrote, as far as the template shows them unchanged:
-    then their states are reused, where the prefix cache of ``llm`` keeps the ends of answers.
+    Earlier turns keep the token ids that the model read and wrote, as far as the template renders them unchanged, so
+    that the prefix cache of ``llm`` can reuse their states.
     """
 
     def __init__(self, llm: LLM, system: str | None = None) -> None:
@@ -63,7 +63,7 @@ class Conversation:
                 self._remember(shown, prompt, answer, written)
 
     def _prompt(self, shown: str) -> list[int]:
-        """The tokens of ``shown``: those of the turns before as they were, where it begins with these."""
+        """The tokens of ``shown``; where it begins with the earlier turns, their original tokens."""
         if not self.uses_template:
             if not self._ids:
                 return self._tokenizer.encode(shown)
@@ -78,7 +78,7 @@ class Conversation:
         end = self._tokenizer.decode(answer[-1:], skip_special_tokens=False) if ended else ""
         open_ids = (*prompt, *(answer[:-1] if ended else answer))
         self._ids = open_ids
-        # Templates may cut blanks from an answer, and end it with another token than the model does.
+        # Templates may strip whitespace from an answer, and end it with another token than the model does.
         texts = [shown + part for part in (written, written.lstrip(), written.rstrip(), written.strip())]
         closed = [(text + end, (*prompt, *answer)) for text in texts] if ended else []
         self._texts = (*closed, *((text, open_ids) for text in texts))

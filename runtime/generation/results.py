@@ -33,16 +33,16 @@ class Timings:
 class Generation:
     """The answer to one prompt.
 
-    text              what follows the prompt, up to the stop string if there was one
-    token_ids         every token generated, the one that ended the generation included
+    text              the answer, up to the stop string if there was one
+    token_ids         all generated tokens, including the one that ended the generation
     prompt_token_ids  the prompt as the model saw it
     finish_reason     "stop" (EOS, a stop token or a stop string) or "length" (max_new_tokens or max_seq_len)
     stopped_by        the token id or the stop string that ended it, None for "length"
-    logprobs          per token of token_ids, when asked for
-    prompt_logprobs   per token of prompt_token_ids, None for the first, when asked for
+    logprobs          per token of token_ids, if requested
+    prompt_logprobs   per token of prompt_token_ids, None for the first, if requested
     cached_tokens     prompt tokens that came from a cached prefix instead of being computed
     score             of a beam: its log-probability over its length to the power of length_penalty
-    alternatives      the other answers where more than one was asked for, best first where they have scores
+    alternatives      the other answers of a request for several, best first if they have scores
     """
 
     text: str
@@ -61,10 +61,10 @@ class Generation:
 class Piece(NamedTuple):
     """One step of one generation of a stream.
 
-    ``index`` is the prompt's place in the list of prompts. ``text`` is what became certain in this step: it may be
+    ``index`` is the prompt's index in the list of prompts. ``text`` is the text completed in this step; it may be
     empty while a character or a possible stop string is incomplete. The last piece of each prompt has a
-    ``finish_reason`` and the whole ``generation``. ``choice`` counts the answers to one prompt where more than one was
-    asked for; each has its last piece.
+    ``finish_reason`` and the whole ``generation``. ``choice`` numbers the answers to one
+    prompt; each has its own last piece.
     """
 
     index: int  # type: ignore[assignment] # hides a method that a tuple has
@@ -77,7 +77,7 @@ class Piece(NamedTuple):
 
 
 def generations_of(pieces: Iterable[Piece], prompts: int) -> list[Generation]:
-    """The answer to each of ``prompts`` prompts, with the others to it as ``alternatives``, from all their pieces."""
+    """The answers to ``prompts`` prompts from all their pieces; further answers become ``alternatives``."""
     answers: list[dict[int, Generation]] = [{} for _ in range(prompts)]
     for piece in pieces:
         if piece.generation is not None:

@@ -1,4 +1,4 @@
-"""Where the states of a prompt are taken."""
+"""Positions of a prompt at which states are stored."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from collections.abc import Sequence
 from hybridge.runtime.prefix_cache.checkpoint_kind import CheckpointKind
 from hybridge.runtime.prefix_cache.token_tree import TreeMatch
 
-# States that are spread evenly over a prompt, and the tokens between them: closer, each saves too little.
+# Evenly spaced states of a prompt, and their minimum distance in tokens: closer ones save too little.
 _SPREAD, _LEAST_STEP = 3, 64
 
 
 def checkpoint_positions(
     match: TreeMatch, prompt: int, branch_point: int = 0, expected: Sequence[int] = (), early: bool = True
 ) -> list[tuple[int, CheckpointKind]]:
-    """Numbers of tokens, the nearest last, after which the states of a prompt of ``prompt`` tokens are taken, and why.
+    """Numbers of tokens, the nearest last, after which states of a prompt of ``prompt`` tokens are stored, and why.
 
-    Where the prompt branches off from what the tree knows, or after ``branch_point`` tokens from an earlier prompt: a
-    second sequence came there, so a third may. With ``early``, also before its last token, where the same prompt
-    resumes; and where less than half of it is known, at the lengths ``expected``, at which other prompts branched, or
-    else evenly.
+    Where the prompt branches off the tree, or off an earlier prompt after ``branch_point`` tokens: a third prompt may
+    follow. With ``early``, also before its last token, where the same prompt resumes; and if less than half of it was
+    cached, at the lengths ``expected``, at which other prompts branched, or else evenly.
     """
     asked = prompt - 1
     positions: dict[int, CheckpointKind] = {}

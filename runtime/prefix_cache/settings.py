@@ -1,4 +1,4 @@
-"""How the prefix cache works."""
+"""Settings of the prefix cache."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ class PrefixCacheSettings:
     """Prefix cache: which computed KV and states are stored for later requests with the same prefix.
 
     kind: "radix" keeps KV and recurrent states in a radix tree, for every model; "blocks" shares full KV blocks of
-    models without recurrent layers; "off" keeps nothing. The rest is about "radix".
+    models without recurrent layers; "off" stores nothing. The other settings apply to "radix".
 
-    cached_states: slots for states beside those of the rows; None takes half of the bytes that the rows leave, and more
-    where a state is larger than the KV of a whole sequence: all of a model without attention.
-    prompt_checkpoints: "early": prompts leave states where they branch off from others and before another one is known
-    to share them: before the last token, and three on the way where less than half of it is known. Each takes a step of
-    its own. "branches": only where they branch off, so that a shared prefix is found from the third prompt on. "none":
-    only sequences that end leave states.
-    decode_interval: tokens between the states of an answer, beside the one at its end; None: only that.
-    policy: "value" keeps the states that save most tokens, "lru" those that were used last.
-    states: "exact", or "int8" or "fp8" (experimental): the cache keeps recurrent states in 8 bits, a factor for each
-    row, in a quarter of the memory that they take in float32, apart from those of the rows; what is resumed is then no
-    longer exactly what its tokens would give.
-    host_bytes: host memory for states and blocks that were evicted; they come back on the next hit. host_states: what
-    they are there, as for ``states``; states that are in 8 bits already stay as they are.
+    cached_states: state slots beside those of the rows. None: half of the bytes that the rows leave, more where a state
+    is larger than the KV of a whole sequence, and all of them for a model without attention.
+    prompt_checkpoints: "early": states are stored where prompts branch and also where later prompts may: before the
+    last token, and at three points of a prompt of which less than half was cached. Each takes an extra step.
+    "branches": only where prompts branch, so that a shared prefix is reused from the third prompt on. "none": only at
+    the ends of sequences.
+    decode_interval: tokens between the stored states of an answer; None: only at its end.
+    policy: "value" keeps the states that save most tokens, "lru" the most recently used ones.
+    states: "exact", or "int8" or "fp8" (experimental): cached recurrent states in 8 bits with a factor for each row, in
+    a quarter of their memory in float32; answers may then differ from those without a cache.
+    host_bytes: host memory for evicted states and blocks, which return on the next hit. host_states: their format
+    there, as for ``states``; states that are in 8 bits already stay as they are.
     """
 
     kind: str = RADIX
@@ -67,4 +66,4 @@ class PrefixCacheSettings:
 
 
 ENDS_ONLY = PrefixCacheSettings(prompt_checkpoints=NO_CHECKPOINTS, decode_interval=None, policy=LRU)
-"""Keeps only the states at the ends of sequences: no prompt is split, and no state is copied before it is needed."""
+"""Stores only the states at the ends of sequences: prompts are not split, and states are copied only when used."""

@@ -1,4 +1,4 @@
-"""The child's side: read requests from standard input, do them within the limits, write answers to standard output."""
+"""The child process: read requests from standard input, do them within the limits, write answers to standard output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def main() -> None:
     for name, value in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
         resource.setrlimit(name, (value, value))
     while (request := _read_request(requests)) is not None:
-        # The timer's signal ends the process wherever it is, in native code too: nothing handles it.
+        # The unhandled signal of the timer ends the process, in native code too.
         signal.setitimer(signal.ITIMER_PROF, seconds)
         kind, payload = _answer(request)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -51,7 +51,7 @@ def _answer(request: bytes) -> tuple[bytes, bytes]:
 
 
 def _job(name: str) -> Job:
-    # Imported when asked for: a child that renders templates loads no tokenizer, and the other way round.
+    # Imported on demand: a child that renders templates loads no tokenizer, and vice versa.
     if name == "render":
         from hybridge.runtime.sandbox.templates import render
 

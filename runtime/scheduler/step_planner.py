@@ -1,4 +1,4 @@
-"""Which sequences take part in a step, and with how many tokens."""
+"""Chooses the sequences of a step and their numbers of tokens."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hybridge.runtime.scheduler.step_builder import StepBuilder
 
 
 class StepPlanner:
-    """Fills a step: rows that decode come first, then prompts that run, then those that wait.
+    """Fills a step: decoding rows come first, then running prompts, then waiting ones.
 
-    When memory runs out, the last in order loses its own, so that the first always advances.
+    When memory runs out, the last sequence is preempted, so that the first always advances.
     """
 
     def __init__(self, manager: BlockManager, settings: SchedulerSettings, queues: SequenceQueues) -> None:
@@ -24,7 +24,7 @@ class StepPlanner:
         self._spare = int(settings.watermark * manager.pool.num_blocks)
 
     def fill(self, step: StepBuilder, draft_tokens: Mapping[int, tuple[int, ...]]) -> None:
-        """Reserve the memory of all that the step feeds; draft tokens as in ``Scheduler.plan``."""
+        """Choose the tokens of the step and reserve their memory; draft tokens as in ``Scheduler.plan``."""
         self._add_running(step, draft_tokens)
         if not step.preempted:
             self._admit(step)
@@ -32,7 +32,7 @@ class StepPlanner:
             self._unblock(step)
 
     def max_draft_tokens(self, sequence: ScheduledSequence) -> int:
-        """Draft tokens that a sequence has room for, short of its end and of a state that the prefix cache wants."""
+        """Maximum draft tokens of a sequence before its end or the next state that the prefix cache stores."""
         memory = sequence.memory
         most = min(sequence.request.most_tokens - len(sequence.tokens), memory.stop - memory.length - 2)
         return min(most, len(memory.draft_slots)) if self._manager.keeps_states else most
@@ -57,7 +57,7 @@ class StepPlanner:
                 self._make_room(step, sequence, _chunk(step, sequence, others))
 
     def _decode(self, step: StepBuilder, decoding: list[ScheduledSequence]) -> None:
-        """One token of each, first of those that have the memory for it."""
+        """One token for each, first for sequences that already have memory for it."""
         growing = [decoding[place] for place in step.reservation.extend_by_one([each.memory for each in decoding])]
         if growing:
             grows = set(growing)
@@ -68,8 +68,8 @@ class StepPlanner:
                 self._make_room(step, sequence, 1)
 
     def _try_draft_tokens(self, step: StepBuilder, sequence: ScheduledSequence, draft_tokens: tuple[int, ...]) -> bool:
-        """Add the sequence with those of its draft tokens that find room; False when none does."""
-        # No running sequence loses a token for them, nor the block that it may need.
+        """Add the sequence with the draft tokens that fit; False when none does."""
+        # They never take a token or a block from another running sequence.
         others = len(self._queues.running) - len(step.rows) - 1
         room = min(self.max_draft_tokens(sequence), step.budget - 1 - others)
         tried, spare = draft_tokens[: max(0, room)], others * self._manager.needs.kv
@@ -79,7 +79,7 @@ class StepPlanner:
         return True
 
     def _make_room(self, step: StepBuilder, sequence: ScheduledSequence, count: int) -> None:
-        """Add the sequence, at the cost of those that come last, or of itself when it is the last."""
+        """Add the sequence, preempting the last ones, or itself if it is the last."""
         while not step.reservation.extend(sequence.memory, count):
             victim = self._queues.running[-1]
             self._preempt(step, victim)
@@ -101,14 +101,14 @@ class StepPlanner:
             self._preempt(step, last)
 
     def _unblock(self, step: StepBuilder) -> None:
-        """No sequence advances, as beams hold what others need that they wait for: the last make room for the first."""
+        """Resolve a deadlock of beams that wait for each other's memory: preempt the last for the first."""
         queues = self._queues
         while queues.running and not step.admitted and queues.waiting[0] not in step.preempted:
             self._preempt(step, queues.running[-1])
             self._admit(step)
 
     def _try_admit(self, step: StepBuilder, sequence: ScheduledSequence) -> bool:
-        """Let the first that waits run; False where there is no room for it."""
+        """Start the first waiting sequence; False if there is no room for it."""
         manager, queues, memory = self._manager, self._queues, sequence.memory
         begins = not memory.length
         if begins:
@@ -124,7 +124,7 @@ class StepPlanner:
                 manager.release(memory)
             if not shared or queues.running:
                 return False
-            # What it shares may be what keeps it from growing: alone, it can do without.
+            # The cached prefix itself may take the room that it needs: start without it.
             count = _chunk(step, sequence, len(queues.waiting) - 1)
         if begins:
             manager.begin(memory)
@@ -141,7 +141,7 @@ class StepPlanner:
         return True
 
     def _preempt(self, step: StepBuilder, victim: ScheduledSequence) -> None:
-        """Take the victim's memory, now: by copying it to the host if there is room, else it is computed again."""
+        """Preempt the victim now: copy its memory to the host if there is room, else compute it again later."""
         step.drop(victim)
         swap = self._queues.preempt(victim)
         if swap is not None:
@@ -150,8 +150,8 @@ class StepPlanner:
 
 
 def _chunk(step: StepBuilder, sequence: ScheduledSequence, others: int) -> int:
-    """Tokens of a prompt for this step: at most half of the budget that is left while others want some, and not past
-    the point where the prefix cache wants the state, nor with more logits of the prompt than the step may give."""
+    """Tokens of a prompt for this step: at most half of the remaining budget while others wait, up to the next state
+    that the prefix cache stores, and within the step's limit of prompt logits."""
     budget, memory = step.budget, sequence.memory
     most = min(sequence.pending, memory.stop - memory.length, budget if not others else max(1, budget // 2))
     if sequence.prompt_logits_left:

@@ -64,12 +64,12 @@ class ServingLoop:
 
     @property
     def speculation(self) -> SpeculationMetrics | None:
-        """What speculation did so far; None without it."""
+        """Counters of speculation; None without it."""
         return None if self._speculator is None else self._speculator.metrics
 
     @property
     def busy(self) -> bool:
-        """Whether any request has not ended, or has output to hand out."""
+        """Whether a request is running or has pending output."""
         return bool(self._requests or self._requests.has_pending_output or self._under_way)
 
     def has(self, request_id: int) -> bool:
@@ -81,9 +81,9 @@ class ServingLoop:
         self.scheduler.check(asked.scheduled())
 
     def add(self, asked: ServingRequest, started: float | None = None) -> int:
-        """Let a request take part; its id. RequestError, at once, when the pools could never hold it.
+        """Add a request; returns its id. RequestError when the pools could never hold it.
 
-        ``started``: time.perf_counter when it came, now by default.
+        ``started``: its arrival by time.perf_counter, by default now.
         """
         return self._requests.add(asked, time.perf_counter() if started is None else started)
 
@@ -96,7 +96,7 @@ class ServingLoop:
     def step(self, arrivals: Callable[[], object] | None = None) -> list[Output]:
         """Run one step; returns the output of its requests, or the error that ended them.
 
-        ``arrivals`` is called right before steps are planned, when none is under way: it may add and cancel requests.
+        ``arrivals`` is called right before a step is planned, when none is running; it may add and cancel requests.
         """
         if self._under_way is None:
             self._launch(arrivals)
@@ -105,7 +105,7 @@ class ServingLoop:
             if self._runs_ahead:
                 self._launch(arrivals)
         finally:
-            # Also after an interrupt: a piece is made of the token that was chosen last.
+            # Also after an interrupt: make pieces of the tokens chosen last.
             self._requests.make_pieces()
         if self._speculator is not None:
             self._speculator.update_cost_model()
@@ -166,7 +166,7 @@ class ServingLoop:
     def _fail(self, plan: StepPlan, error: BaseException) -> None:
         """End the requests of the step; the scheduler gets back all memory that the step reserved.
 
-        Raises what is no Exception.
+        Re-raises anything that is not an Exception.
         """
         reason = engine_error(error, "the engine failed in a step")
         if not isinstance(error, Exception):
@@ -178,7 +178,8 @@ class ServingLoop:
     def _end_committed(self, plan: StepPlan, error: BaseException) -> None:
         """End the requests of a committed step in which an error left some sequence without its token.
 
-        Their states are one token ahead of their text, so none of them can go on. Raises what is no Exception.
+        Their states are one token ahead of their text, so they cannot continue. Re-raises anything that is not an
+        Exception.
         """
         known = self.scheduler.sequences
         sequences = [known[row.sequence] for row in plan.rows if row.sequence in known]

@@ -1,4 +1,4 @@
-"""Sessions that outlive the process: what the prefix cache has of some tokens, as a file and back."""
+"""Saving and loading sessions: the KV and states that the prefix cache has for some tokens, in a file."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from hybridge.runtime.prefix_cache.session_file import SavedSession, read_sessio
 from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 from hybridge.runtime.prefix_cache.transfer import DeviceCache
 
-# Bytes at each end of a tensor that go into the name of the weights.
+# Bytes at each end of a tensor that are hashed into the name of the weights.
 _SAMPLE = 512
 
 
 @dataclass(frozen=True)
 class Session:
-    """The first tokens of a conversation, which a prompt that begins with them does not compute again."""
+    """The tokens of a saved session; prompts that begin with them reuse its KV and states."""
 
     token_ids: tuple[int, ...]
     nbytes: int
@@ -42,7 +42,7 @@ class Session:
 
 
 def save_session(device: DeviceCache, folder: Path, path: Path, tokens: Sequence[int], namespace: str) -> Session:
-    """Write the longest part of ``tokens`` that can be resumed to ``path``.
+    """Write the longest resumable prefix of ``tokens`` to ``path``.
 
     RequestError when the cache has nothing of them, OutputError when the file cannot be written.
     """
@@ -50,7 +50,7 @@ def save_session(device: DeviceCache, folder: Path, path: Path, tokens: Sequence
     match = cache.tree.match(key_from_tokens(tokens), namespace)
     if not match.length:
         raise RequestError(
-            f"expected tokens that the prefix cache knows, found {len(tokens)} that it does not: generate first, or "
+            f"expected tokens that are in the prefix cache, found {len(tokens)} that are not: generate first, or "
             "give the cache more memory"
         )
     state = match.node.state if cache.needs.state else None
@@ -92,8 +92,8 @@ def load_session(device: DeviceCache, folder: Path, path: Path) -> Session:
 
 
 def weights_name(folder: Path) -> str:
-    """A hash of what tells the weights of one artifact from those of another, without reading all of them: their names,
-    types and shapes, and the first and last bytes of each."""
+    """A hash that identifies the weights of an artifact without reading all of them: names, types, shapes, and the
+    first and last bytes of each tensor."""
     digest = hashlib.sha256()
     for record in sorted(read_manifest(folder).files, key=lambda record: record.path):
         if not record.path.endswith(".safetensors"):
@@ -110,7 +110,7 @@ def weights_name(folder: Path) -> str:
 
 
 def _most_bytes(device: DeviceCache) -> int:
-    """No session that fits into the pools has a larger file: elements are stored in 4 bytes at most."""
+    """Maximum file size of a session that fits into the pools: elements take at most 4 bytes."""
     tokens, elements = device.cache.pool.num_blocks * device.cache.block_size, 0
     for spec in device.engine.pool_specs:
         elements += spec.unit_bytes // spec.dtype.itemsize * (tokens if spec.grows else 1)
@@ -118,7 +118,7 @@ def _most_bytes(device: DeviceCache) -> int:
 
 
 def _check_arrays(saved: SavedSession, engine: PagedEngine) -> None:
-    """ValueError unless the arrays are those of the artifact's pools, of as many tokens as there are."""
+    """ValueError unless the arrays match the artifact's pools and the number of tokens."""
     pools, found = {spec.name: spec for spec in engine.pool_specs}, saved.arrays
     if found.keys() != pools.keys() or not saved.tokens:
         raise ValueError(f"expected tokens and {', '.join(sorted(pools))}, found {', '.join(sorted(found))}")
@@ -133,7 +133,7 @@ def _check_arrays(saved: SavedSession, engine: PagedEngine) -> None:
 
 
 def _saved_types(declared: DType) -> tuple[DType, ...]:
-    """Types of a pool in a file: the artifact's, and float32 of an engine that holds 16-bit pools in it."""
+    """Types of a pool in a file: the artifact's, or float32 from an engine that widens 16-bit pools."""
     return (declared, DType.FLOAT32) if declared in (DType.FLOAT16, DType.BFLOAT16) else (declared,)
 
 
@@ -165,5 +165,5 @@ class _Loaded:
 
 
 def _token_axes(engine: PagedEngine) -> dict[str, int]:
-    """Pools that grow with tokens, and which axis of theirs counts the tokens of a block."""
+    """Pools that grow with tokens, each with the axis that counts the tokens of a block."""
     return {spec.name: spec.shape.index(BLOCK_SIZE) for spec in engine.pool_specs if spec.grows}

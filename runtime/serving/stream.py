@@ -21,12 +21,12 @@ class PieceStreams:
     def pieces(
         self, requests: Sequence[Request], priorities: Sequence[int] | None = None, namespace: str = ""
     ) -> Generator[Piece]:
-        """The pieces of ``requests``, which are marked with their place, as they come.
+        """The pieces of ``requests`` as they come, marked with the index of their request.
 
         ``priorities`` of each, 0 by default, and the ``namespace`` of all: see ServingRequest.
 
-        RequestError, at once, for one that the pools could never hold. Nothing is computed before the first piece is
-        asked for; an iterator that is closed before its end cancels its requests. EngineError when a step failed.
+        RequestError, at once, for a request that the pools could never hold. Nothing is computed before the first piece
+        is read; closing the iterator early cancels its requests. EngineError when a step failed.
         """
         ranks = priorities or [0] * len(requests)
         asked = [ServingRequest(request, index, ranks[index], namespace) for index, request in enumerate(requests)]

@@ -1,4 +1,4 @@
-"""Work on text (chat templates, tokenizing) beside an event loop: in one thread, in the order of the calls."""
+"""Text work (chat templates, tokenizing) off the event loop: in one thread, in the order of the calls."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class TextQueue:
 
     @property
     def busy(self) -> bool:
-        """Whether the outcome of work that was added is still to be told."""
+        """Whether added work has not been reported as done."""
         return self._waiting > 0
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Do ``work`` in its turn; RequestError when closed."""
+        """Queue ``work``; RequestError when closed."""
         try:
             return self._thread.submit(work)
         except RuntimeError:
             raise RequestError("expected an open AsyncLLM, found a closed one: open another") from None
 
     def add(self, work: Callable[[], T], done: Callable[[Future[T]], None]) -> None:
-        """Do ``work`` in its turn, and tell ``done`` of the outcome in the event loop, in the same order."""
+        """Run ``work``, then call ``done`` with the outcome in the event loop, in the same order."""
         event_loop = asyncio.get_running_loop()
 
         def tell(future: Future[T]) -> None:
@@ -49,5 +49,5 @@ class TextQueue:
         future.add_done_callback(ended)
 
     def close(self) -> None:
-        """Drop what waits and wait for what runs; calling it twice is allowed."""
+        """Drop queued work and wait for the running one; may be called twice."""
         self._thread.shutdown(wait=True, cancel_futures=True)
