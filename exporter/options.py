@@ -1,4 +1,4 @@
-"""What a user may choose about an export."""
+"""Options of an export."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KV_DTYPES = ("auto", FP8_E4M3)
 REQUIRED, OPTIONAL = "required", "optional"
 KERNELS = (REQUIRED, OPTIONAL)
 AUTO = "auto"
-# With the short names that other tools know.
+# With the short names of other tools.
 STATE_DTYPE_NAMES = ("float32", "float16", "bfloat16", "fp32", "fp16", "half", "bf16")
 DTYPE_NAMES = (AUTO, *STATE_DTYPE_NAMES)
 _TYPES, _GRAPH, _WEIGHTS, _OUTPUT = "Types", "Graph", "Weights", "Output"
@@ -28,17 +28,17 @@ _TYPES, _GRAPH, _WEIGHTS, _OUTPUT = "Types", "Graph", "Weights", "Output"
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What ``hybridge.export`` and ``hybridge export`` may be asked for. SettingError names a bad value.
+    """Options of ``hybridge.export`` and ``hybridge export``. SettingError names a bad value.
 
     ``dtype`` None takes the checkpoint's type; ``kv_dtype`` "auto" holds keys and values in it, "fp8_e4m3" in 8 bits
     with a scale for every token and head, in the paged layout; ``max_seq_len`` None takes the checkpoint's own limit.
-    ``weights`` is "reflink", "link" (hard links), "copy", or "auto": the first of these that the file system can do.
+    ``weights`` is "reflink", "link" (hard links), "copy", or "auto": the first of these that the file system supports.
     ``head`` False leaves out the head: the graph ends in the hidden states of every token, for callers with their own.
-    ``kernels`` "required" refuses sizes of recurrent layers that the CUDA kernels do not run; "optional" exports them
+    ``kernels`` "required" refuses sizes of recurrent layers that no CUDA kernel supports; "optional" exports them
     for ONNX Runtime and for TensorRT's own layers.
     ``speculative_tokens``: how many draft tokens a row may have behind its own in one step of the paged layout.
-    ``mtp``: write the checkpoint's multi-token prediction head beside a paged graph, where it has one that is known.
-    ``ignore_config_fields`` names config fields that are known to be harmless though Hybridge does not know them.
+    ``mtp``: write the checkpoint's multi-token prediction head beside a paged graph, if it has a supported one.
+    ``ignore_config_fields`` names unknown config fields to accept.
     """
 
     dtype: DType | None = setting(

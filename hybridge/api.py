@@ -40,24 +40,23 @@ def export(
 ) -> ExportReport:
     """Export the Hugging Face checkpoint ``checkpoint`` into the artifact folder ``out``.
 
-    checkpoint: a folder, or where there is none the id of a model on the Hugging Face hub ("owner/name"), which is
-    downloaded where huggingface_hub is installed.
+    checkpoint: a folder, or the id of a model on the Hugging Face hub ("owner/name"), which is downloaded if
+    huggingface_hub is installed.
 
-    dtype: compute type, "auto" (the checkpoint's), "float16", "bfloat16" or "float32", or as "fp16", "half",
-    "bf16" or "fp32"; weights stay as they are.
+    dtype: compute type, "auto" (the checkpoint's), "float16", "bfloat16" or "float32", also as "fp16", "half", "bf16"
+    or "fp32"; stored weights keep their type.
     state_dtype: type of the recurrent states. kv_dtype: type of keys and values, "auto" (dtype) or, in layout "paged",
-    "fp8_e4m3": 8 bits and a scale for every token and head. kernels: "required" refuses sizes of recurrent layers that
-    the CUDA kernels do not run, "optional" exports them for ONNX Runtime and for TensorRT's own layers.
+    "fp8_e4m3": 8 bits with a scale per token and head. kernels: "required" refuses sizes of recurrent layers that no
+    CUDA kernel supports, "optional" exports them for ONNX Runtime and for TensorRT's own layers.
     speculative_tokens: draft tokens that a row may have behind its own in a step of layout "paged"; the state after
     each is kept. mtp: in layout "paged", write the checkpoint's multi-token prediction head too, where it has one.
-    max_batch_size, max_seq_len: limits in rows and tokens that the runtime may rely on (max_seq_len None:
-    the checkpoint's). all_logits: logits of every token, not of the last. weights: "reflink", "link" (hard links),
-    "copy", or "auto": the first of these that the file system can do. scan: look for weights that are not finite or out
-    of dtype's range. full_hash: hash all weights, not only their headers. ignore_config_fields: fields known to be
-    harmless.
+    max_batch_size, max_seq_len: maximum rows and tokens (max_seq_len None: the checkpoint's). all_logits: logits of
+    every token, not only of the last. weights: "reflink", "link" (hard links), "copy", or "auto": the first of these
+    that the file system supports. scan: check for weights that are not finite or exceed dtype's range. full_hash: hash
+    all weights, not only their headers. ignore_config_fields: unknown config fields to accept.
 
-    HybridgeError of a subclass in ``hybridge.errors`` says what was expected, found, and what to do; then, and
-    when interrupted, ``out`` is as it was before.
+    A subclass of HybridgeError (``hybridge.errors``) says what was expected, what was found and what to do; ``out`` is
+    then unchanged, as after an interrupt.
     """
     parameters = locals()
     from hybridge.exporter.export import export_checkpoint
@@ -82,10 +81,10 @@ def verify(
 ) -> VerifyReport:
     """Compare the artifact ``out`` with transformers running ``checkpoint`` (as for ``export``) in float32.
 
-    engine: what runs the artifact; "auto" runs it by the engine that generates and also exactly as it was exported.
-    prompt_lengths: tokens of each random prompt (None: some that cross the chunks and sliding windows of the model);
+    engine: what runs the artifact; "auto" uses the engine that generates, and also runs the file as exported.
+    prompt_lengths: tokens of each random prompt (None: lengths that cross the model's chunks and sliding windows);
     decode_steps: tokens generated after it; tolerance: largest relative L2 error of a tensor (None: the default). It
-    needs memory for the model in float32, and half as much again at most. The report's ``passed`` is the verdict, and
+    needs up to 1.5 times the memory of the model in float32. The report's ``passed`` is the verdict, and
     ``first_failing_layer`` names the layer. HybridgeError when the comparison cannot be made.
     """
     from hybridge.hub import checkpoint_folder
@@ -137,10 +136,10 @@ def build_engine(
 
 
 def inspect(path: StrPath, check: bool = False) -> Inspection:
-    """What a checkpoint folder, an artifact folder or an engine file holds; needs no torch.
+    """Describe a checkpoint folder, an artifact folder or an engine file; needs no torch.
 
     check: first compare every file of an artifact or an engine with the hash recorded when it was written.
-    HybridgeError when ``path`` is none of them or is damaged, or is a checkpoint, which has no hashes to ``check``.
+    HybridgeError when ``path`` is none of them or damaged, or when a checkpoint, which has no hashes, is to be checked.
     """
     from hybridge.inspection import inspect_path
 

@@ -72,7 +72,7 @@ class AsyncLLM(LoadedArtifact):
         await asyncio.get_running_loop().run_in_executor(None, self.close)
 
     def close(self) -> None:
-        """End all requests (with an EngineError) and release the engine; calling it twice is allowed."""
+        """End all requests (with an EngineError) and release the engine; may be called twice."""
         self._worker.close()
         self._texts.close()
         self._release()
@@ -86,13 +86,12 @@ class AsyncLLM(LoadedArtifact):
         namespace: str = "",
         **names: Unpack[OtherNames],
     ) -> RequestStream:
-        """Let a prompt (text or token ids) take part from the next step on; call it from a task.
+        """Add a prompt (text or token ids), which starts with the next step; call it from a task.
 
-        ``sampling``, ``max_new_tokens`` and other ``names`` as in ``LLM.generate``. ``priority``: lower first, where
-        the settings' policy knows priorities. ``namespace``: computed blocks are shared with prompts of the same one
-        only. A text is tokenized beside the event loop, in the order of the calls; what is wrong with it comes out of
-        the stream. RequestError, at once, names the token ids or parameter that is wrong, or what the pools could never
-        hold.
+        ``sampling``, ``max_new_tokens`` and other ``names`` as in ``LLM.generate``. ``priority``: lower first, if the
+        settings' policy uses priorities. ``namespace``: cached prefixes are shared only within one. A text is tokenized
+        off the event loop, in the order of the calls; its errors are raised by the stream. RequestError, at once, names
+        invalid token ids or parameters, or a request that the pools could never hold.
         """
         call = call_of(sampling, max_new_tokens, {**names, "priority": priority, "namespace": namespace})
         given, params = prompt_of(prompt, call.token_ids), call.params(1)[0]
@@ -110,7 +109,7 @@ class AsyncLLM(LoadedArtifact):
         namespace: str = "",
         **names: Unpack[OtherNames],
     ) -> Generation:
-        """``add``, and wait for the whole answer. Cancelling the task that waits cancels the request."""
+        """``add``, and wait for the whole answer. Cancelling the waiting task cancels the request."""
         return await self.add(prompt, sampling, max_new_tokens, priority, namespace, **names).result()
 
     def chat(
@@ -125,7 +124,7 @@ class AsyncLLM(LoadedArtifact):
     ) -> RequestStream:
         """``add`` for a conversation, through the checkpoint's chat template; a text is one message of the user.
 
-        What the template refuses comes out of the stream.
+        Errors of the template are raised by the stream.
         """
         names, variables = split_options(variables)
         call = call_of(sampling, max_new_tokens, {**names, "priority": priority, "namespace": namespace})
@@ -135,7 +134,7 @@ class AsyncLLM(LoadedArtifact):
         return self._add_text(text, False, call.params(1)[0], checked_priority(priority), namespace)
 
     async def score(self, prompt: Prompt, continuation: str | Sequence[int] | None = None) -> Score:
-        """As ``LLM.score`` for one prompt."""
+        """Like ``LLM.score`` for one prompt."""
         given = prompt_of(prompt)
         asked = await self._prepared(lambda: ScoreRequest.of(self._text, given, continuation, self.max_seq_len))
         return asked.score(await self._add(asked.request, 0, "").result())
@@ -145,7 +144,7 @@ class AsyncLLM(LoadedArtifact):
     ) -> PinnedPrefix:
         """Compute ``prompt`` once and keep it until ``drop_prefix``: prompts that begin with it start from there.
 
-        As ``LLM.cache_prefix``; errors as there.
+        Like ``LLM.cache_prefix``, with the same errors.
         """
         checked_namespace(namespace)
         request = await self._prepared(lambda: self._text.prefix_request(prompt, self.max_seq_len, name))
@@ -156,7 +155,7 @@ class AsyncLLM(LoadedArtifact):
             tries += 1
             try:
                 return await self._between_steps(lambda: self._cache.pin(ids, name, _computed_already, namespace))
-            except PrefixEvictedError:  # by others, before its turn came
+            except PrefixEvictedError:  # by another task, before its turn
                 if tries == PIN_TRIES:
                     raise
 
@@ -165,30 +164,30 @@ class AsyncLLM(LoadedArtifact):
         return [await self.cache_prefix(prompt, name, namespace) for name, prompt in read_prefixes(Path(path))]
 
     async def drop_prefix(self, name: str) -> None:
-        """Let a prefix go; RequestError when there is none of that name."""
+        """Unpin a prefix; RequestError when there is none of that name."""
         await self._between_steps(lambda: self._cache.drop(name))
 
     async def reset_prefix_cache(self) -> None:
-        """As ``LLM.reset_prefix_cache``."""
+        """Like ``LLM.reset_prefix_cache``."""
         await self._between_steps(self._cache.reset)
 
     async def save_session(
         self, path: str | Path, conversation: Generation | Sequence[int], namespace: str = ""
     ) -> Session:
-        """As ``LLM.save_session``."""
+        """Like ``LLM.save_session``."""
         tokens = conversation_tokens(conversation)
         return await self._between_steps(lambda: self._cache.save(Path(path), tokens, namespace))
 
     async def load_session(self, path: str | Path) -> Session:
-        """As ``LLM.load_session``; the session keeps its namespace."""
+        """Like ``LLM.load_session``; the session keeps its namespace."""
         return await self._between_steps(lambda: self._cache.load(Path(path)))
 
     async def prefix_cache_report(self) -> CacheReport:
-        """As ``LLM.prefix_cache_report``."""
+        """Like ``LLM.prefix_cache_report``."""
         return await self._between_steps(self._cache.report)
 
     async def _prepared(self, work: Callable[[], T]) -> T:
-        """What ``work`` makes of a text, beside the event loop."""
+        """The result of text ``work``, done off the event loop."""
         self._worker.check_open()
         return await asyncio.wrap_future(self._texts.submit(work))
 
@@ -199,7 +198,7 @@ class AsyncLLM(LoadedArtifact):
         return self._text.request(prompt, params, self.max_seq_len, "prompt", special_tokens)
 
     def _add(self, request: Request, priority: int, namespace: str) -> RequestStream:
-        """Add what needs no text work: at once, or in its turn behind texts that came before."""
+        """Add a request without text work: at once, or after the texts that were added before."""
         self._event_loop = asyncio.get_running_loop()
         stream = RequestStream(request.params.n, self._worker.cancel)
         asked, started = ServingRequest(request, 0, priority, namespace), time.perf_counter()
@@ -226,7 +225,7 @@ class AsyncLLM(LoadedArtifact):
         return stream
 
     def _admit(self, stream: RequestStream, made: Future[Any], started: float) -> None:
-        """In the event loop, so that no request starts behind its own cancellation."""
+        """Runs in the event loop, so that a cancelled request does not start."""
         if stream.cancelled:
             return
         try:
@@ -243,7 +242,7 @@ class AsyncLLM(LoadedArtifact):
         self._worker.add(stream, asked, started, deliver)
 
     def _flush(self) -> None:
-        """In the worker's thread: hand what a step gave to all streams over to the event loop, in one call."""
+        """Runs in the worker's thread: passes a step's output for all streams to the event loop in one call."""
         pending, self._pending = self._pending, {}
         event_loop = self._event_loop
         if event_loop is not None and not event_loop.is_closed():
@@ -251,7 +250,7 @@ class AsyncLLM(LoadedArtifact):
 
 
 def _computed_already() -> None:
-    """The request before it has."""
+    """Work of a request whose prefix another request has already computed."""
 
 
 def _arrive(pending: Mapping[RequestStream, list[Output]]) -> None:

@@ -33,15 +33,15 @@ SeveralPrompts = list[str] | list[list[int]] | list[tuple[int, ...]] | list[dict
 
 
 class LLM(PrefixMethods, LoadedArtifact):
-    """An artifact with an engine, a tokenizer and the prefixes kept for it.
+    """An artifact with an engine, a tokenizer and a prefix cache.
 
-    Any thread may call it: calls share steps. After ``close`` every call, and every stream that is still open, raises
+    Any thread may call it; concurrent calls share steps. After ``close`` every call and every open stream raises
     RequestError.
 
     ``engine`` is a name ("auto", "onnxruntime", ...) or an engine over the same artifact. ``max_batch_size`` and
     ``max_seq_len`` may lower the engine's limits; ``threads`` are CPU threads; ``engine_folder``
     names the TensorRT engine to run, a folder or one in path/engines. An artifact without tokenizer.json
-    still takes and returns token ids. ``serving`` settles pools, order, prefix cache and speculation.
+    works with token ids. ``serving`` sets pools, order, prefix cache and speculation.
 
         with LLM("out") as llm:
             for piece in llm.generate("Once upon a time", max_new_tokens=64, stream=True):
@@ -71,7 +71,7 @@ class LLM(PrefixMethods, LoadedArtifact):
         self.close()
 
     def close(self) -> None:
-        """End open streams, release the engine and the prefixes; calling it twice is allowed."""
+        """End open streams, release the engine and the prefixes; may be called twice."""
         self._turns.close(self._release)
 
     @overload
@@ -125,18 +125,18 @@ class LLM(PrefixMethods, LoadedArtifact):
     ) -> Generation | list[Generation] | PieceStream:
         """Continue a prompt (text or token ids) or each of a list of prompts.
 
-        ``sampling`` is greedy by default, one for all prompts or a list of one per prompt (``recommended_sampling``
-        is what the checkpoint asks for). ``max_new_tokens`` goes before that of ``sampling``; with neither it is
-        256. More prompts than max_batch_size wait for a free row. Generation also ends at max_seq_len: the prompt
-        and all but the last new token fit in it. Token ids may be an array or tensor, of two axes for several prompts.
+        ``sampling`` is greedy by default, one for all prompts or a list with one per prompt (``recommended_sampling``
+        has the checkpoint's values). ``max_new_tokens`` overrides that of ``sampling``; with neither it is 256. More
+        prompts than max_batch_size wait for a free row. Generation also ends at max_seq_len, into which the prompt and
+        all but the last new token must fit. Token ids may be an array or tensor, of two axes for several prompts.
 
-        options: ``priority`` (of all, or a list of one per prompt; lower first) and ``namespace`` (computed blocks are
-        shared with prompts of the same one only); vLLM's names ``sampling_params``,
-        ``max_tokens`` and ``prompt_token_ids`` for sampling, max_new_tokens and prompt.
+        options: ``priority`` (of all, or a list with one per prompt; lower first) and ``namespace`` (cached prefixes
+        are shared only within one); vLLM's names ``sampling_params``, ``max_tokens`` and ``prompt_token_ids`` for
+        sampling, max_new_tokens and prompt.
 
         One prompt gives a Generation (the others of ``n`` are its ``alternatives``), a list gives a list. With
-        ``stream`` both give an iterator of pieces.
-        RequestError, before anything is computed, names the prompt or parameter that is wrong.
+        ``stream`` both give an iterator of pieces. RequestError names an invalid prompt or parameter before anything is
+        computed.
         """
         self._turns.check_open()
         call = call_of(sampling, max_new_tokens, options)
@@ -200,7 +200,7 @@ class LLM(PrefixMethods, LoadedArtifact):
         """Answer a conversation, or each of a list of them, through the checkpoint's chat template.
 
         ``messages`` are objects with "role" and "content"; a text is one message of the user. ``tools`` and
-        ``variables`` reach the template, the options of ``generate`` aside. The rest is as in ``generate``.
+        ``variables`` other than the options of ``generate`` are passed to the template. The rest is as in ``generate``.
         RequestError when the checkpoint has no template or the template refuses the messages.
         """
         self._turns.check_open()
@@ -209,7 +209,7 @@ class LLM(PrefixMethods, LoadedArtifact):
         call.refuse_token_ids()
         single, conversations = conversations_of(messages)
         prompts = [self.chat_template.render(c, tools, **variables) for c in conversations]
-        # The template has written the special tokens itself.
+        # The template writes the special tokens itself.
         return self._run(prompts, single, call, stream, add_special_tokens=False)
 
     @overload
@@ -224,10 +224,10 @@ class LLM(PrefixMethods, LoadedArtifact):
     def score(self, prompt: Any, continuation: Any = ...) -> Score | list[Score]: ...
 
     def score(self, prompt: Any, continuation: Any = None) -> Score | list[Score]:
-        """Log-probabilities of the tokens of ``continuation`` behind a prompt, or of the prompt's own tokens.
+        """Log-probabilities of the tokens of ``continuation`` after a prompt, or of the prompt's own tokens.
 
         Prompts as in ``generate``; a list of them takes a list of continuations and gives a list. A continuation is
-        text or token ids. RequestError names what is wrong, or longer than max_seq_len together.
+        text or token ids. RequestError names an invalid argument, or when both together exceed max_seq_len.
         """
         self._turns.check_open()
         single, asked = score_requests(self._text, prompt, continuation, self.max_seq_len)

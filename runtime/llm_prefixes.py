@@ -1,4 +1,4 @@
-"""What LLM does with prefixes and conversations that are kept."""
+"""LLM's methods for cached prefixes and sessions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class PrefixMethods:
-    """The part of LLM that is about its prefix cache. Each method takes one turn, RequestError when the LLM is closed.
+    """The prefix cache methods of LLM. Each takes one turn; RequestError when the LLM is closed.
 
-    ``namespace``: of prompts that share what was computed.
+    ``namespace``: cached prefixes are shared only within one.
     """
 
     max_seq_len: int
@@ -33,10 +33,10 @@ class PrefixMethods:
     _cache: CacheControl
 
     def cache_prefix(self, prompt: Prompt | Messages, name: str | None = None, namespace: str = "") -> PinnedPrefix:
-        """Compute the state after ``prompt`` once; later prompts whose tokens begin with it start from there.
+        """Compute ``prompt`` once and keep its KV and state; later prompts that begin with its tokens start from there.
 
-        ``prompt`` is text, token ids or the first messages of conversations (a system prompt). Only equal tokens
-        count: a text is tokenized alone, so let it end where a token ends. The prefix stays until it is dropped, by
+        ``prompt`` is text, token ids or the first messages of conversations (a system prompt). Tokens must
+        match: a text is tokenized alone, so it should end at a token boundary. The prefix stays until it is dropped, by
         ``name``. RequestError without a prefix cache of kind "radix", which dense artifacts have by default, or when
         the pools are too small for it.
         """
@@ -59,34 +59,30 @@ class PrefixMethods:
         return [self.cache_prefix(prompt, name, namespace) for name, prompt in prefixes]
 
     def drop_prefix(self, prefix: PinnedPrefix | str) -> None:
-        """Forget a prefix, which may be given by its name: it is evicted like any other from now on."""
+        """Unpin a prefix, given itself or by name: from now on it may be evicted."""
         with self._turns.turn():
-            # Whatever is neither is refused like an unknown name.
+            # Anything else is refused like an unknown name.
             self._cache.drop(prefix.name if hasattr(prefix, "name") else prefix)
 
-    def keep_answers(self) -> None:
-        """Does nothing: a prefix cache of kind "radix", which dense artifacts have by default, keeps answers."""
-        self._turns.check_open()
-
     def reset_prefix_cache(self) -> None:
-        """Forget all that is kept for later prompts but prefixes of ``cache_prefix``, which ``drop_prefix`` forgets.
+        """Clear the prefix cache, except prefixes of ``cache_prefix``, which ``drop_prefix`` removes.
 
-        Prompts under way go on.
+        Running prompts continue.
         """
         with self._turns.turn():
             self._cache.reset()
 
     def save_session(self, path: str | Path, conversation: Generation | Sequence[int], namespace: str = "") -> Session:
-        """Write what is known of a conversation (tokens, KV and states) to the file ``path``, whole or not at all.
+        """Write the tokens, KV and states of a conversation to the file ``path``, atomically.
 
         ``conversation`` is an answer (its prompt included) or token ids. Needs a prefix cache of kind
-        "radix". RequestError when the cache does not know these tokens any more.
+        "radix". RequestError when these tokens are no longer in the cache.
         """
         with self._turns.turn():
             return self._cache.save(Path(path), conversation_tokens(conversation), namespace)
 
     def load_session(self, path: str | Path) -> Session:
-        """Take a saved session into the prefix cache: a prompt that begins with its tokens goes on from there.
+        """Load a saved session into the prefix cache: prompts that begin with its tokens continue from there.
 
         RequestError when the file is damaged, of other weights or another version, or does not fit.
         """
@@ -94,6 +90,6 @@ class PrefixMethods:
             return self._cache.load(Path(path))
 
     def prefix_cache_report(self) -> CacheReport:
-        """Hits and misses with their reasons, what is held, what had to go; RequestError without a radix tree."""
+        """Hits, misses with their reasons, contents and evictions; RequestError without a radix tree."""
         with self._turns.turn():
             return self._cache.report()

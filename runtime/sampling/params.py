@@ -1,4 +1,4 @@
-"""How one request chooses its tokens and where it stops."""
+"""Sampling parameters: how a request chooses its tokens and where it stops."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class SamplingParams:
     n                   answers to one prompt; answer i uses seed + i
     beam_width          search for the n most likely answers with this many beams, greedily; 0 turns it off
     length_penalty      a beam's log-probability is divided by its length to this power; below 1 favours short answers
-    speculative_tokens  most draft tokens of one step where the engine speculates; 0 turns speculation off, None leaves
+    speculative_tokens  maximum draft tokens per step if the engine speculates; 0 turns speculation off, None leaves
                         it to the engine (docs/explanation/speculation.md)
-    min_tokens          for so many tokens, EOS and stop tokens are not sampled and stop texts are ignored
+    min_tokens          EOS and stop tokens are not sampled, and stop texts are ignored, for that many tokens
     presence_penalty    from -2 to 2, subtracted from the logits of tokens that the answer already contains
     frequency_penalty   from -2 to 2, subtracted once for each time that the answer contains the token
     logit_bias          {token id: number from -100 to 100} added to the logits
@@ -77,7 +77,7 @@ class SamplingParams:
     Order of the steps: allowed_token_ids, bad_words, min_tokens, logit_bias, logits_processors, repetition_penalty,
     frequency_penalty, presence_penalty, temperature, top_k, top_p, min_p, sample. Frequency and presence penalties
     count tokens of the answer (as in vLLM), the repetition penalty those of prompt and answer (as in transformers).
-    A single text or token id stands for a list of one. RequestError names an invalid value.
+    A single text or token id is accepted as a list of one. RequestError names an invalid value.
     """
 
     temperature: float = setting(0.0, "0 is greedy.", metavar="X")

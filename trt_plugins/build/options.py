@@ -1,4 +1,4 @@
-"""What a user may choose about an engine build."""
+"""Options of an engine build."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TARGET, _PLUGINS, _BUILD, _OUTPUT = "Target", "Plugins", "Build", "Output"
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What ``hybridge.build_engine`` and ``hybridge build-engine`` may be asked for. SettingError names a bad value.
+    """Options of ``hybridge.build_engine`` and ``hybridge build-engine``. SettingError names a bad value.
 
     target: the name of a file in configs/ or the path of a TOML file. None takes the preset of
         ``compute_capabilities``, else that of this machine's GPU, else "generic".

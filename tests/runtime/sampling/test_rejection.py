@@ -73,7 +73,7 @@ def test_a_draft_token_without_probability_is_refused() -> None:
         DraftToken(2, np.array([0.5, 0.5, 0.0]))
     with pytest.raises(RequestError, match="found token 3 of 3"):
         DraftToken(3, np.ones(3))
-    with pytest.raises(RequestError, match="finite and not negative"):
+    with pytest.raises(RequestError, match="finite, non-negative"):
         Sampler(SamplingParams(temperature=1.0)).sample(logits_of(1), draft_token=DraftToken(1, np.full(VOCAB, np.inf)))
-    with pytest.raises(RequestError, match="finite and not negative"):
+    with pytest.raises(RequestError, match="finite, non-negative"):
         Sampler(SamplingParams(temperature=1.0)).sample(logits_of(1), draft_token=DraftToken(1, np.arange(VOCAB) - 0.5))
