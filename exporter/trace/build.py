@@ -1,4 +1,4 @@
-"""The exported ModelProto, complete: traced, finished, with operator functions, checked."""
+"""Builds the complete ModelProto: traced, finished, with operator functions, checked."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def build_model(
 def build_mtp_model(
     head: MtpHead, config: RuntimeConfig, slots: Mapping[str, TensorSlot], folder: Path
 ) -> onnx.ModelProto:
-    """The model of a multi-token prediction head, whose pools and step are those of ``config``; errors as above."""
+    """The model of a multi-token prediction head, with the pools and step of ``config``; errors as above."""
     bindings = mtp_bindings(config)
     traced = trace_module(lambda: MtpDecoder(head.decoder, config.has_kv_scales), bindings, config.dtype)
     _import_operators(traced, config)
@@ -79,7 +79,7 @@ def build_mtp_model(
 
 
 def _import_operators(model: ir.Model, config: RuntimeConfig) -> None:
-    """Import the layout's version of our operators: one that two versions share is traced as the older."""
+    """Import the layout's version of our operators: operators that two versions share are traced as the older."""
     imports = model.graph.opset_imports
     if DOMAIN in imports:
         packed = SPECULATIVE_VERSION if config.speculative_tokens else PACKED_VERSION

@@ -1,4 +1,4 @@
-"""All that sequences hold on the device: KV blocks, slots of recurrent states and rows of the block tables."""
+"""Device memory of sequences: KV blocks, slots of recurrent states and rows of the block tables."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hybridge.runtime.blocks.sequence_memory import NEVER, NONE, SequenceMemory
 
 
 class BlockManager:
-    """Gives memory to sequences and takes it back; the only writer of ``SequenceMemory``. Knows nothing of contents.
+    """Allocates and releases the memory of sequences; the only writer of ``SequenceMemory``. Ignores contents.
 
-    max_rows: sequences that can hold memory at a time. max_seq_len: tokens of the longest. cache: owns the pools, and
-    keeps what sequences have computed for others. draft_slots: slots that a sequence has beside its own, for states
+    max_rows: maximum number of sequences with memory. max_seq_len: tokens of the longest. cache: owns the pools, and
+    stores computed prefixes for later sequences. draft_slots: slots that a sequence has beside its own, for states
     after draft tokens; None: it needs none, as the engine defers its states until it is known which are accepted.
     """
 
@@ -45,16 +45,16 @@ class BlockManager:
         return -(-tokens // self.block_size) if self.needs.kv else 0
 
     def most_blocks(self, tokens: int, chunk: int) -> int:
-        """The most blocks that a sequence of ``tokens`` tokens, fed in chunks of ``chunk``, holds at a time."""
+        """Maximum number of blocks of a sequence of ``tokens`` tokens, fed in chunks of ``chunk``."""
         most = self.blocks_for(tokens)
         if self.needs.window is None:
             return most
         return min(most, self.blocks_for(self.needs.window + chunk) + 2)
 
-    # The life of a sequence: it begins, perhaps with a cached prefix or as a fork, and gives everything back.
+    # A sequence begins, perhaps with a cached prefix or as a fork, and finally releases everything.
 
     def match(self, memory: SequenceMemory, reuse: bool = True) -> None:
-        """Let an empty ``memory`` begin with what the prefix cache has of its tokens, or with nothing (not reuse)."""
+        """Start an empty ``memory`` with the cached prefix of its tokens, or empty (not reuse)."""
         match = self.cache.match(memory, reuse)
         self.pool.retain(match.blocks)
         memory.blocks = list(match.blocks)
@@ -62,14 +62,14 @@ class BlockManager:
         memory.source, memory.stop, memory.prefix = match.state, match.stop, match.prefix
 
     def begin(self, memory: SequenceMemory) -> None:
-        """The sequence runs with what ``match`` found."""
+        """The sequence runs with the prefix that ``match`` found."""
         self.cache.begin(memory)
 
     def fork(self, parent: SequenceMemory, tokens: list[int]) -> SequenceMemory | None:
         """Memory for a second sequence of the same tokens so far: blocks shared, a row and a slot of its own.
 
         ``tokens`` are the child's. The caller copies the parent's slot into the child's before either advances.
-        None, and nothing is taken, when rows or slots run out.
+        None, without any change, when rows or slots run out.
         """
         if not self.rows.free or (self.needs.state and not self.slots.free):
             return None
@@ -93,7 +93,7 @@ class BlockManager:
         memory.exact = exact
 
     def park(self, memory: SequenceMemory) -> None:
-        """Take back everything, but remember what there was: the next reservation makes room for it again."""
+        """Release everything but remember its size: the next reservation makes room for it again."""
         if memory.exact and memory.row != NONE:
             self.cache.insert(memory)
         self.cache.release(memory)
@@ -108,14 +108,14 @@ class BlockManager:
         memory.exact = False
 
     def release(self, memory: SequenceMemory) -> None:
-        """Take back everything; the memory has no token any more. Releasing an empty memory is allowed."""
+        """Release everything, so that the memory has no tokens. Releasing an empty memory is allowed."""
         self.park(memory)
         memory.blocks = []
         memory.length = memory.passed = 0
         memory.stop = NEVER
 
     def retire(self, memory: SequenceMemory) -> None:
-        """``release``, but the prefix cache may keep what was computed."""
+        """``release``, but the prefix cache may keep the computed prefix."""
         if memory.exact and memory.row != NONE and memory.length and self.cache.insert(memory, ended=True):
             memory.slot = NONE
         self.release(memory)
@@ -123,7 +123,7 @@ class BlockManager:
     # The steps of a reservation.
 
     def make_room(self, memory: SequenceMemory, end: int, spare: int, checkpoints: bool) -> bool:
-        """Whether ``grow`` can make room for ``end`` tokens and leave ``spare`` blocks; evicts what has to go for it.
+        """Whether ``grow`` can make room for ``end`` tokens and leave ``spare`` blocks; evicts as needed.
 
         checkpoints: whether the step has slots for checkpoints, one of which can be skipped.
         """
@@ -185,7 +185,7 @@ class BlockManager:
         memory.writable = growth.writable
 
     def advance(self, ends: Mapping[SequenceMemory, int]) -> None:
-        """The step has run: the tokens of each up to its end are in the cache."""
+        """The step has run: the tokens of each sequence up to its end are computed."""
         for memory, end in ends.items():
             memory.length = end
 
@@ -204,7 +204,7 @@ class BlockManager:
             memory.writable = min(memory.writable, count * self.block_size)
 
     def settle(self, memory: SequenceMemory, growth: Growth) -> None:
-        """The step that ``growth`` was for has run: insert what is complete, give back what the window has passed."""
+        """The step that ``growth`` was for has run: insert complete blocks, release those behind the window."""
         memory.exact = True
         if growth.copied:
             self.pool.release([growth.copied[1]])
@@ -244,7 +244,7 @@ class BlockManager:
             self.slots.check_integrity(slots + cached)
 
     def _protect_cached_tokens(self, memory: SequenceMemory) -> None:
-        """The cache may have the last block by now, which is never written to: what follows goes to a copy."""
+        """If the cache now has the last block, which is never written to again, continue in a copy."""
         if self.needs.kv and memory.length % self.block_size and self._copies(memory):
             memory.writable = min(memory.writable, memory.length)
 
@@ -259,7 +259,7 @@ class BlockManager:
     def _take_draft_slots(self) -> list[int]:
         """Slots for the states after draft tokens, as many as there are.
 
-        Every row that is free keeps a slot for the sequence that comes.
+        Every free row keeps a slot for the next sequence.
         """
         count = min(self._draft_slots, self.slots.free - self.rows.free)
         return [self.slots.allocate() for _ in range(count)]

@@ -1,4 +1,4 @@
-"""A graph against what config.json declares of it."""
+"""Checks a graph against config.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hybridge.artifact.errors import ArtifactError
 
 
 def check_graph(path: Path, graph: ir.Graph, bindings: GraphBindings) -> None:
-    """ArtifactError where ``graph``, read from ``path``, lacks one of ``bindings``; heads have more than these."""
+    """ArtifactError where ``graph``, read from ``path``, lacks one of ``bindings``; heads may have more."""
     for kind, declared, values in (
         ("inputs", bindings.inputs, graph.inputs),
         ("outputs", bindings.outputs, graph.outputs),

@@ -14,4 +14,4 @@ class HostCopy(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Host memory that the copy takes."""
+        """Bytes of host memory."""

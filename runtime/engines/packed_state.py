@@ -1,5 +1,4 @@
-"""States of sequences in 8 bits: their recurrent states as packed rows; convolution states, which are small, as they
-are."""
+"""States of sequences in 8 bits: recurrent states as packed rows; convolution states, which are small, unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ class PackedState(HostCopy):
 
     @classmethod
     def of(cls, arrays: Mapping[str, np.ndarray], kind: str) -> PackedState:
-        """``arrays``: of one slot and no block. kind: "int8" or "fp8"."""
+        """``arrays``: one slot and no block. kind: "int8" or "fp8"."""
         recurrent = {name: packed_rows(array, kind) for name, array in arrays.items() if is_recurrent_state(name)}
         return cls(recurrent, {name: array for name, array in arrays.items() if name not in recurrent})
 
@@ -43,7 +42,7 @@ class PackedState(HostCopy):
 
 
 def packed_bytes(spec: Binding) -> int:
-    """Bytes of one slot of a pool of states when it is packed."""
+    """Bytes of one packed slot of a state pool."""
     if not is_recurrent_state(spec.name):
         return spec.unit_bytes
     *rows, width = (n for n in spec.shape if isinstance(n, int))

@@ -20,16 +20,16 @@ class Source(Protocol):
     """A resumable prefix on the host."""
 
     def block(self, index: int) -> HostCopy:
-        """The block of positions index * block_size and on, alone."""
+        """The block that begins at position index * block_size."""
 
     def state(self) -> HostCopy:
-        """The slot, alone."""
+        """The slot."""
 
 
 class DeviceCache:
-    """The cache with the engine that holds its memory.
+    """The cache with the engine that owns its memory.
 
-    Only between steps, and not while forked states wait to be copied: what is free then is free for good.
+    Used only between steps and not while forked states wait to be copied, so that free memory stays free.
     """
 
     def __init__(self, cache: RadixCache, engine: PagedEngine) -> None:
@@ -40,7 +40,7 @@ class DeviceCache:
         return self.engine.swap_out(blocks, [])
 
     def state_out(self, slot: int) -> HostCopy:
-        """A state of the tree in host memory; one in 8 bits as it is."""
+        """A state of the tree in host memory; 8-bit states are not converted."""
         return self.engine.packed_out(slot) if self.cache.packs else self.engine.swap_out([], [slot])
 
     def state_in(self, state: HostCopy, slot: int) -> None:
@@ -62,7 +62,7 @@ class DeviceCache:
         return arrays | engine.packed_out(slot).arrays() if packs and slot != NONE else arrays
 
     def copy_in(self, key: bytes, namespace: str, source: Source) -> bool:
-        """Put a prefix into the tree, its state and the blocks that are not there; False when there is no room."""
+        """Put a prefix into the tree, with its state and missing blocks; False when there is no room."""
         cache, length = self.cache, key_length(key)
         there, needs_state = cache.tree.match(key, namespace), cache.needs.state
         if there.length == length:
@@ -91,7 +91,7 @@ class DeviceCache:
         return cache.tree.match(key, namespace).length == length
 
     def _room_for(self, key: bytes, namespace: str) -> tuple[TreeMatch, list[int], int] | None:
-        """What the tree has of ``key``, blocks for the rest and a slot (-1 without states)."""
+        """The match of ``key`` in the tree, new blocks for the rest, and a slot (-1 without states)."""
         cache = self.cache
         slot = NONE
         if cache.pool.available < self._missing(cache.tree.match(key, namespace), key):
@@ -103,7 +103,7 @@ class DeviceCache:
         for _ in range(2):
             match = cache.tree.match(key, namespace)
             count = self._missing(match, key)
-            # This may evict what the tree had of this very prefix: then, and only then, look again.
+            # This may evict parts of this very prefix: only then match again.
             if (
                 cache.pool.available >= count
                 and cache.evict(count)

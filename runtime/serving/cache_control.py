@@ -1,4 +1,4 @@
-"""What callers can do with the prefix cache of a paged artifact: pin, save, restore, report."""
+"""Control of the prefix cache: pin, save, restore, report."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class CacheControl:
-    """Ends the step that is under way, if there is one. RequestError from all but ``reset`` without a radix tree."""
+    """Waits for the step in progress, if any. RequestError from all but ``reset`` without a radix tree."""
 
     def __init__(self, loop: ServingLoop, folder: Path) -> None:
         self._loop, self._folder = loop, folder
 
     def parts(self, request: Request) -> list[Request]:
-        """Requests that leave the states with which prompts equal to that of ``request``, and longer ones, begin.
+        """Requests that store the states from which prompts that equal or extend the prompt of ``request`` start.
 
-        An equal prompt has its last token still to compute. Where prompts do not stop before it, one that is a token
-        shorter does.
+        An equal prompt still computes its last token, so it needs the state before it. Where prompts store none there,
+        a second request that is one token shorter does.
         """
         served, ids = self._loop.served_cache, request.prompt_ids
         if served is None or not served.cache.needs.state or len(ids) == 1:
@@ -98,12 +98,14 @@ class CacheControl:
     def _between_steps(self) -> ServedCache:
         self._loop.settle()
         if not self._loop.scheduler.settled:
-            raise RequestError("expected no request with several answers under way, found one: wait for its next piece")
+            raise RequestError(
+                "expected no request with several answers in progress, found one: wait for its next piece"
+            )
         return self._served()
 
 
 def conversation_tokens(conversation: Generation | Sequence[int]) -> tuple[int, ...]:
-    """The tokens of a prompt and its answer, or tokens as they are; RequestError for what is neither."""
+    """The tokens of a prompt and its answer, or the given tokens; RequestError for anything else."""
     from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 
     if isinstance(conversation, Generation):

@@ -1,4 +1,4 @@
-"""Which states may be bound to one buffer as input and as output."""
+"""States that may share one buffer as input and output."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ALIAS_SAFE = {
 }
 
 
-# Operators whose output may be the memory of their first input.
+# Operators whose output may share the memory of their first input.
 _VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
 
 
 def updates_in_place(past: ir.Value, present: ir.Value) -> bool:
-    """True when writing ``present`` into the buffer of ``past`` cannot be seen by any reader of ``past``.
+    """True when no reader of ``past`` can see that ``present`` is written into its buffer.
 
     Every reader must run before the writer (be an ancestor of it) or be the writer, through an operator that is
     safe with aliased buffers.

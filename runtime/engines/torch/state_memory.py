@@ -1,4 +1,4 @@
-"""The tensors of a number of rows' states, and a pool that hands them out again."""
+"""The state tensors of a batch, and a pool that reuses them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hybridge.runtime.engines.torch.cache_pages import paged_caches
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.tensors import torch_from_dtype
 
-# Unused memory that is kept, in sets of states.
+# Sets of states that are kept for reuse.
 _MOST_KEPT = 4
 
 
 class StateMemory:
-    """The states of ``batch`` rows with room for ``max_seq`` positions; steps change them where they are.
+    """The states of ``batch`` rows with room for ``max_seq`` positions; steps change them in place.
 
     ``bound`` holds what decoding has bound to these addresses, by context bucket.
     """
@@ -46,7 +46,7 @@ class StateMemory:
 
 
 class StatePool:
-    """Memory of states that are no longer used, kept for the next set of the same size with what is bound to it."""
+    """Unused state memory, kept with what is bound to it for the next batch of the same size."""
 
     def __init__(self, specs: tuple[Binding, ...], device: TorchDevice) -> None:
         self._specs, self._device = specs, device
@@ -56,7 +56,7 @@ class StatePool:
         self._lock = threading.Lock()
 
     def lend(self, batch: int, max_seq: int) -> StateMemory:
-        """Cleared memory; EngineError when there is too little even without what is kept."""
+        """Zeroed memory; EngineError when there is too little even after freeing the pool."""
         with self._lock, self._device.active():
             while self._returned:
                 self._free.append(self._returned.popleft())
@@ -73,7 +73,7 @@ class StatePool:
         self._returned.append(memory)
 
     def close(self) -> None:
-        """Free what is kept; calling it twice is allowed."""
+        """Free the pool; may be called twice."""
         with self._lock:
             self._free.clear()
             self._returned.clear()
