@@ -1,4 +1,4 @@
-"""How to install the packages that only some commands need."""
+"""Install commands for optional packages."""
 
 from __future__ import annotations
 

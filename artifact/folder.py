@@ -17,9 +17,10 @@ from hybridge.artifact.temporary_folder import OLD, PARTIAL, REPLACED, clear_lef
 
 @dataclass(frozen=True)
 class FolderKind:
-    """What is written: its ``noun``, the ``marks`` (artifact.path_kind) without which no folder is ever replaced.
+    """The kind of folder that is written: its ``noun``, the ``marks`` (artifact.path_kind) without which no folder is
+    ever replaced.
 
-    ``elsewhere`` is what a user can do whose folder is taken.
+    ``elsewhere``: the remedy if the folder is taken.
     """
 
     noun: str

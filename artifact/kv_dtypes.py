@@ -29,7 +29,7 @@ def kv_dtype_from_name(name: str) -> DType:
 
 
 def filled_with(value: float, dtype: DType) -> float | int:
-    """What the tensors of a pool of type ``dtype`` hold where it holds ``value``."""
+    """The stored form of ``value`` in the tensors of a pool of type ``dtype``."""
     if dtype is not E4M3_BYTES:
         return value
     return int(e4m3_from_floats(np.array([value], np.float32))[0])

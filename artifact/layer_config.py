@@ -1,4 +1,4 @@
-"""What config.json says of the states of one layer."""
+"""The states of one layer, as declared in config.json."""
 
 from __future__ import annotations
 

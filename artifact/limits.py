@@ -1,4 +1,4 @@
-"""How large untrusted input may be. Every limit has one number, and it is here; docs/reference/security.md lists them.
+"""Limits of untrusted input, all in one place; docs/reference/security.md lists them.
 
 A limit is some times what the largest published checkpoint needs, and small enough that a hostile file ends in an
 error within seconds and within the memory of a small device.

@@ -1,4 +1,4 @@
-"""How long steps report progress: one stage at a time, with an optional total."""
+"""Progress of long steps: one stage at a time, with an optional total."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _LONGEST_VALUE = 200
 
 @dataclass(frozen=True)
 class Setting:
-    """What is declared of one field.
+    """The declaration of one field.
 
     choices: the texts that it takes. least, most: bounds, both allowed. help, metavar, shown_default and group: for the
     command line's help; a switch has no metavar. flag: None for "--" and the field's name; "" keeps the setting out of

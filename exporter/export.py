@@ -35,7 +35,7 @@ MODEL_FILE = "model.onnx"
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What an export wrote. ``bytes_linked`` are hard links to the checkpoint's, ``bytes_written`` are all others."""
+    """Summary of an export. ``bytes_linked`` are hard links to the checkpoint's files, ``bytes_written`` all others."""
 
     out: str
     model_type: str

@@ -147,7 +147,7 @@ def inspect(path: StrPath, check: bool = False) -> Inspection:
 
 
 def _options(kind: type, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a function's ``parameters`` that are settings of ``kind``, under the same names."""
+    """The ``parameters`` of a function that are settings of ``kind`` under the same names."""
     from hybridge.artifact.settings import settings_of
 
     return {

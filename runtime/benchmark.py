@@ -69,7 +69,7 @@ class DecodeResult:
 
 @dataclass(frozen=True)
 class BenchmarkReport:
-    """What was measured on which engine and model. Rates use the medians."""
+    """Measurements, with engine and model. Rates use the medians."""
 
     engine: str
     model_type: str

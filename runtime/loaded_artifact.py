@@ -59,7 +59,7 @@ class LoadedArtifact:
 
     @property
     def recommended_sampling(self) -> SamplingParams:
-        """What the checkpoint's generation_config.json asks for; never applied unless it is passed to a call."""
+        """The parameters of the checkpoint's generation_config.json; applied only if passed to a call."""
         return self._text.recommended_sampling
 
     def _release(self) -> None:

@@ -19,7 +19,7 @@ from hybridge.runtime.text.tokenizer import TOKENIZER_FILE
 
 
 class ModelText:
-    """What the folder of an artifact says beside its graph. An artifact without tokenizer.json takes token ids only."""
+    """Contents of an artifact folder other than its graph. Without tokenizer.json, only token ids are accepted."""
 
     def __init__(self, folder: Path, config: RuntimeConfig) -> None:
         """ArtifactError when a file is malformed."""
@@ -44,7 +44,7 @@ class ModelText:
 
     @property
     def recommended_sampling(self) -> SamplingParams:
-        """What the checkpoint's generation_config.json asks for."""
+        """The parameters of the checkpoint's generation_config.json."""
         with located(self._folder):
             return recommended_sampling(self._generation_config)
 

@@ -1,4 +1,4 @@
-"""How likely given tokens are."""
+"""Log-probabilities of given tokens."""
 
 from __future__ import annotations
 

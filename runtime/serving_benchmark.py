@@ -70,7 +70,7 @@ class RequestTimes:
 
 @dataclass(frozen=True)
 class ServingReport:
-    """What was measured. Times in seconds, rates in a second.
+    """Measurements. Times in seconds, rates per second.
 
     time_to_first_token: from sending a request. time_per_token: of each request, from its first token to its last, over
     the tokens between. inter_token_latency: between two neighbouring tokens. end_to_end: to the last token.

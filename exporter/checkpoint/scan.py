@@ -28,7 +28,7 @@ THREADS = 2
 
 @dataclass(frozen=True)
 class ScanReport:
-    """How many tensors and bytes were scanned, and remarks for the user. Only floating-point tensors count."""
+    """Number of scanned tensors and bytes (floating point only), and remarks for the user."""
 
     tensors: int
     nbytes: int
@@ -139,7 +139,7 @@ class _Scanner:
         return raw.view(limits.unsigned)
 
     def _zeros(self, bits: np.ndarray, limits: FloatRange) -> int:
-        """How many values are not zero, but become zero; overwrites ``bits``."""
+        """Number of nonzero values that become zero; overwrites ``bits``."""
         if not hasattr(self._local, "flags"):
             self._local.flags = np.empty(PIECE_BYTES // 2, np.bool_)
         flags = self._local.flags[: bits.size]

@@ -66,7 +66,7 @@ def _check_entries(entries: list[zipfile.ZipInfo], path: Path) -> None:
 
 
 def _fake_tensors(file: BinaryIO, path: Path) -> Any:
-    """What the pickle holds, with tensors that know the offset of their storage in the file and have no data."""
+    """Contents of the pickle; its tensors have the offset of their storage in the file, but no data."""
     try:
         import torch
         from torch._subclasses.fake_tensor import FakeTensorMode

@@ -1,4 +1,4 @@
-"""What families share: config fields under their common names, and the parts that these fields make."""
+"""Shared by families: config fields under their common names, and the parts built from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kind of value transformers takes for each field of a family's config, and whether null is one.
+"""The kind of value that transformers accepts for each field of a family's config, and whether null is one.
 
 transformers 5 checks its config classes strictly: no 1 for 1.0 where a float is declared, no null where none is. A
 config that it cannot load has no meaning here either. A kind ends in "?" where null is allowed.

@@ -120,7 +120,7 @@ def _layer_kinds(config: HfConfig) -> list[str]:
 
 
 def _feed_forward(config: HfConfig, count: int) -> list[MlpConfig | MoeConfig]:
-    """What follows the mixer in every layer."""
+    """The part after the mixer in every layer."""
     experts = config.integer("num_experts", ABSENT_EXPERTS, minimum=0)
     every = config.positive("decoder_sparse_step", default=1)
     plain = set(config.array("mlp_only_layers", None) or [])

@@ -1,4 +1,4 @@
-"""What only the tensors of a checkpoint tell about its layout."""
+"""Layout facts that can only be read from a checkpoint's tensors."""
 
 from __future__ import annotations
 

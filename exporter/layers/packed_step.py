@@ -1,4 +1,4 @@
-"""What all layers of one packed step share: rows one after the other, caches and states in pools."""
+"""Shared by all layers of one packed step: packed rows, with caches and states in pools."""
 
 from __future__ import annotations
 

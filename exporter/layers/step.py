@@ -1,4 +1,4 @@
-"""What all layers of one dense step share: its place in the caches and rotary tables, each computed once."""
+"""Shared by all layers of one dense step: cache positions and rotary tables, each computed once."""
 
 from __future__ import annotations
 

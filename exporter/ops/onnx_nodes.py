@@ -1,4 +1,4 @@
-"""What the ONNX forms of the operators share: the opset, constants, positions, the table of rotary angles."""
+"""Shared by the ONNX forms of operators: the opset, constants, positions, the table of rotary angles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the routers share: the fake of a choice of experts, and the ONNX nodes of a choice."""
+"""Shared by the routers: the fake of a choice of experts, and its ONNX nodes."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def _paged_bindings(config: DecoderConfig, options: ExportOptions, dtype: DType)
 
 
 def mtp_bindings(config: RuntimeConfig) -> GraphBindings:
-    """Those of a multi-token prediction head: the paged layout's, and hidden states before the pools."""
+    """The inputs of a multi-token prediction head: the paged layout's, and hidden states before the pools."""
     leading = [b for b in config.bindings.inputs if not b.is_state]
     hidden = (
         Binding(names.HIDDEN_STATES, config.dtype, (TOKENS, config.hidden_size)),

@@ -1,4 +1,4 @@
-"""What went wrong, as one sentence and an exit code."""
+"""Failures as one sentence and an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``hybridge run`` says about a finished generation: one line, and a JSON document."""
+"""Report of ``hybridge run`` about a finished generation: one line, and a JSON document."""
 
 from __future__ import annotations
 

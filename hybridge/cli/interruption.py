@@ -25,7 +25,7 @@ class InterruptionHandler:
 
     @property
     def exit_code(self) -> int:
-        """What a shell reports of a program that the signal ended: 128 and its number."""
+        """The exit code that shells report for a program ended by the signal: 128 plus its number."""
         return 128 + self._number
 
     def install(self) -> None:

@@ -127,7 +127,7 @@ def _option(each: SettingField, group: str) -> click.Option:
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``values`` that stand on the command line."""
+    """The ``values`` that were given on the command line."""
     return {name: value for name, value in values.items() if value is not None and value != ()}
 
 

@@ -1,4 +1,4 @@
-"""What a command writes and where: results to standard output, progress and remarks to standard error."""
+"""Output of a command: results to standard output, progress and remarks to standard error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint, an artifact or an engine holds. Needs no torch; nothing is loaded but headers and the graph."""
+"""Contents of a checkpoint, an artifact or an engine. Needs no torch; loads only headers and the graph."""
 
 from hybridge.inspection.artifact import ArtifactInspection
 from hybridge.inspection.checkpoint import CheckpointInspection

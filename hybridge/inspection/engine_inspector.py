@@ -27,7 +27,7 @@ print("\\n" + json.dumps(json.loads(text)))
 
 
 def inspector_view(engine: Path, library: str) -> dict[str, Any] | str:
-    """What the inspector of ``library`` (a TensorRT module) tells about ``engine``, or why it tells nothing."""
+    """The report of ``library``'s (a TensorRT module's) inspector on ``engine``, or why there is none."""
     from hybridge.trt_plugins.build.capability import local_capability
 
     if local_capability() is None:

@@ -190,7 +190,7 @@ class BlockManager:
             memory.length = end
 
     def accept(self, memory: SequenceMemory, drafts: int, accepted: int) -> None:
-        """Of the last ``drafts`` tokens, keep the first ``accepted``: their KV, and the state after them."""
+        """Keep the first ``accepted`` of the last ``drafts`` tokens: their KV, and the state after them."""
         memory.length -= drafts - accepted
         if accepted and self.keeps_states:
             slots = memory.draft_slots

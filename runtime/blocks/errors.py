@@ -1,4 +1,4 @@
-"""What goes wrong inside the pools."""
+"""Errors of the pools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one sequence was given for a step."""
+"""Memory that one sequence got for a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model stores for a sequence."""
+"""The kinds of memory that a model needs for a sequence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CacheNeeds:
 
     @classmethod
     def of_model(cls, config: RuntimeConfig) -> CacheNeeds:
-        """Those of the layers of ``config``."""
+        """The needs of the layers of ``config``."""
         windows = [layer.sliding_window for layer in config.kv_layers]
         widest = max((window for window in windows if window), default=None)
         return cls(bool(windows), bool(config.recurrent_layers), widest if all(windows) else None)

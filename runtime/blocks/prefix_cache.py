@@ -1,4 +1,4 @@
-"""What a block manager asks of a prefix cache."""
+"""The interface of prefix caches for the block manager."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hybridge.runtime.blocks.slot_pool import SlotPool
 
 @dataclass(frozen=True)
 class PrefixMatch:
-    """What a sequence begins with: the KV ``blocks`` and the slot of the ``state`` (-1: none) of its first ``length``
+    """The start of a sequence: the KV ``blocks`` and the slot of the ``state`` (-1: none) of its first ``length``
     tokens. stop: where its first checkpoint is taken. prefix: for the sequence's memory."""
 
     length: int = 0
@@ -89,7 +89,7 @@ class PrefixCache(ABC):
         return False
 
     def take_state(self, memory: SequenceMemory) -> int:
-        """That slot, which is the sequence's from now on."""
+        """That slot, which now belongs to the sequence."""
         raise NotImplementedError
 
     def blocks(self) -> Iterable[int]:

@@ -13,7 +13,7 @@ _NONE_ACCEPTED: Mapping[SequenceMemory, int] = MappingProxyType({})
 
 
 class Reservation:
-    """Of the memory of ``manager``, which has one open at a time; ends with ``commit`` or ``release``.
+    """A reservation of memory of ``manager``, which has one open at a time; ends with ``commit`` or ``release``.
 
     A memory shows what it was given at once, in ``blocks``, ``slot``, ``row`` and the row tables; its ``length``
     grows with the commit. Until then a block that copy-on-write replaces stays in use, as the source of the copy.

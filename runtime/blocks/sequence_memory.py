@@ -1,4 +1,4 @@
-"""What one sequence holds in the pools."""
+"""The memory of one sequence in the pools."""
 
 from __future__ import annotations
 

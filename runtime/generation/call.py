@@ -1,4 +1,4 @@
-"""What a call for one prompt or for several of them means."""
+"""The arguments of a call for one prompt or several."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Call:
     namespace: str
 
     def params(self, count: int) -> list[SamplingParams]:
-        """Those of each of ``count`` prompts; RequestError when ``sampling`` is of another number of them."""
+        """The parameters of each of ``count`` prompts; RequestError when ``sampling`` has another length."""
         given: list[Any]
         if self.sampling is None or isinstance(self.sampling, SamplingParams):
             given = [self.sampling or SamplingParams()] * count
@@ -64,7 +64,7 @@ class Call:
             raise RequestError("prompt_token_ids: expected messages alone, found token ids too: use generate")
 
     def priorities(self, count: int) -> list[int]:
-        """Those of each of ``count`` prompts; RequestError when there are others than as many integers."""
+        """The priorities of ``count`` prompts; RequestError unless there are as many integers."""
         given = list(self.priority) if isinstance(self.priority, (list, tuple)) else [self.priority] * count
         if len(given) != count:
             raise RequestError(f"priority: expected an integer, or a list of {count}, found {len(given)} of them")

@@ -1,4 +1,4 @@
-"""What generation_config.json of a checkpoint asks for."""
+"""Sampling defaults of a checkpoint's generation_config.json."""
 
 from __future__ import annotations
 

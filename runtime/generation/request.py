@@ -16,7 +16,7 @@ DEFAULT_MAX_NEW_TOKENS = 256
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What bounds a request: the vocabulary and the tokens that a row can hold."""
+    """Limits of a request: the vocabulary and the tokens of a row."""
 
     vocab_size: int
     max_seq_len: int

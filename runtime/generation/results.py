@@ -1,4 +1,4 @@
-"""What a generation returns, as a whole and piece by piece."""
+"""Results of a generation, as a whole and piece by piece."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Sequence:
             self.finished = True
 
     def piece(self) -> Piece:
-        """What the token that was chosen last is for the caller."""
+        """The piece of the last chosen token."""
         token, text = self.last_token, ""
         logprobs = self._logprobs[-1] if self._logprobs else None
         if self._looks_for_text:

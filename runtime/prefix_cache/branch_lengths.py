@@ -1,4 +1,4 @@
-"""How long common prefixes were: where prompts of one kind branch, those of the next often do."""
+"""Lengths of common prefixes: later prompts often branch where earlier ones did."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tree inserted and removed, in order: enough to maintain a copy of what it knows.
+"""Insertions and removals of the tree, in order: enough to maintain a copy of its contents.
 
 KV_INSERTED and KV_REMOVED are about tokens ``start`` to ``end`` of a sequence, STATE_INSERTED and STATE_REMOVED about
 the state after ``end`` tokens. Where nodes begin and end is not part of the events.

@@ -25,7 +25,7 @@ class EvictedPrefixes:
         self._lengths: dict[_Beginning, Counter[int]] = {}
 
     def add(self, namespace: str, key: bytes) -> None:
-        """What could be resumed after ``key`` is evicted."""
+        """Record that the state after ``key`` is evicted."""
         beginning = namespace, cut(key, 0, _SHORT)
         prefix = beginning, len(key), _hash(key).digest()
         if prefix not in self._evicted:

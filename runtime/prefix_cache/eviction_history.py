@@ -56,6 +56,6 @@ class EvictionHistory:
                 return
 
     def uses(self, namespace: str, key: bytes) -> int:
-        """How often the state after ``key`` was of use, or asked for since it is missing."""
+        """Number of times that the state after ``key`` was used, or requested while missing."""
         missing = self._missing.get((namespace, key[:_FIRST]), {}).get(len(key))
         return missing.uses if missing is not None and missing.last == key[-_LAST:] else 0

@@ -1,4 +1,4 @@
-"""What losing a state costs: the policies of eviction.
+"""Eviction policies: the cost of losing a state.
 
 Both give a number that stays as it is until the node is used again, so that a heap can hold it: recency is a tick of
 the tree's clock, not an age. KV is evicted in the order of its last use under both.
@@ -33,10 +33,10 @@ class EvictionPolicy(Protocol):
     """The state of the least value is evicted first."""
 
     def state_value(self, node: Node) -> float:
-        """Of the state of ``node``."""
+        """The value of the state of ``node``."""
 
     def new_state_value(self, clock: int, start: int, end: int, uses: float) -> float:
-        """Of a state after ``end`` tokens that may be used ``uses`` times, when the nearest one is after ``start``."""
+        """The value of a state after ``end`` tokens, if used ``uses`` times, with the nearest one at ``start``."""
 
 
 class LruEviction:

@@ -54,7 +54,7 @@ class EvictionQueue:
         return None
 
     def peek(self) -> Node | None:
-        """What ``pop`` would take, without taking it."""
+        """The next element of ``pop``, which stays in the queue."""
         node = self.pop()
         if node is not None:
             self.push(node)

@@ -69,7 +69,7 @@ class CacheMetrics:
 
 @dataclass(frozen=True)
 class CacheReport:
-    """What the cache holds at present, in bytes and numbers, and the counts so far."""
+    """The current contents of the cache, in bytes and numbers, and the counts so far."""
 
     nodes: int
     states: int

@@ -1,4 +1,4 @@
-"""What the radix tree knows of one sequence."""
+"""The radix tree's record of one sequence."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class RadixPrefix(CachedPrefix):
 
     @staticmethod
     def of(memory: SequenceMemory) -> RadixPrefix:
-        """That of ``memory``, which has been matched or forked."""
+        """The record of ``memory``, which has been matched or forked."""
         assert isinstance(memory.prefix, RadixPrefix)
         return memory.prefix
 
     def forked(self) -> RadixPrefix:
-        """That of a sequence with the same tokens, which has locked nothing and takes no checkpoints."""
+        """The record of a sequence with the same tokens, without locks or checkpoints."""
         return RadixPrefix(self._key)
 
     def key(self, tokens: Sequence[int], length: int) -> bytes:

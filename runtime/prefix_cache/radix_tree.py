@@ -157,7 +157,7 @@ class RadixTree:
         return self._kv_queue.peek()
 
     def new_state_value(self, start: int, end: int, uses: float) -> float:
-        """Of a state after ``end`` tokens, the nearest one above at ``start``, if it is used so often."""
+        """The value of a state after ``end`` tokens, with the nearest one above at ``start``, for that many uses."""
         return self._policy.new_state_value(self._clock + 1, start, end, uses)
 
     def drop_state(self, node: Node) -> None:

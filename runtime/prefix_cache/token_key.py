@@ -45,7 +45,7 @@ def cut(key: bytes, start: int, stop: int | None = None) -> bytes:
 
 
 def common_length(edge: bytes, key: bytes, start: int) -> int:
-    """How many tokens of ``edge`` equal those of ``key`` from position ``start`` on."""
+    """Number of leading tokens of ``edge`` that equal ``key`` from position ``start`` on."""
     offset = start * TOKEN_BYTES
     if key.startswith(edge, offset):
         return len(edge) // TOKEN_BYTES

@@ -18,7 +18,7 @@ from hybridge.runtime.prefix_cache.token_key import TOKEN_BYTES, common_length, 
 
 @dataclass(frozen=True)
 class TreeMatch:
-    """How much of a key the tree knows.
+    """The part of a key that is in the tree.
 
     node, length: where a sequence can resume; ``length`` is ``node.end``, or less for a model without recurrent
     layers, which can resume inside a node. known: tokens whose KV the tree has. branches: whether the key leaves the

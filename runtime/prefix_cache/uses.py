@@ -1,4 +1,4 @@
-"""How often states were of use, and how often new ones may be."""
+"""Use counts of states, and estimates for new ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StateUses:
         self._history.ask(namespace, key, found)
 
     def expected(self, namespace: str, key: bytes, kind: CheckpointKind) -> float:
-        """How often a new state after ``key`` can be expected to be of use."""
+        """Expected number of uses of a new state after ``key``."""
         return self._history.uses(namespace, key) or REUSE_RATES[kind]
 
 

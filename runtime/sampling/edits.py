@@ -16,7 +16,7 @@ from hybridge.artifact.errors import RequestError, described
 
 @dataclass(frozen=True, eq=False)
 class LogitEdits:
-    """What changes the logits of one row. All ids are int64 and each comes once in its array.
+    """Changes to the logits of one row. All ids are int64 and unique in their array.
 
     allowed     the only tokens that can be sampled, None for all
     forbidden   tokens that cannot be sampled
@@ -66,7 +66,7 @@ def edited_rows(
 
 
 def checked_logits(found: object, vocab: int, name: str) -> np.ndarray:
-    """What a processor gave, as logits [vocab] float32; RequestError, which calls it ``name``, for anything else."""
+    """The result of a processor as logits [vocab] float32; RequestError names ``name`` for anything else."""
     try:
         array = np.asarray(found)
     except Exception as error:

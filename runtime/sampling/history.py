@@ -47,7 +47,7 @@ class AnswerHistory:
             self._counts[token] = self._counts.get(token, 0) + 1
 
     def edits(self, vocab: int) -> LogitEdits:
-        """What the logits [vocab] after these tokens get."""
+        """The edits of the logits [vocab] after these tokens."""
         params, counts = self._params, self._counts or {}
         forbidden = dict.fromkeys(self._forbidden())
         return LogitEdits(

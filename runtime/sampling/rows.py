@@ -20,7 +20,7 @@ _MOST_NUMBERS, _LEAST_ROWS = 1 << 15, 4
 
 
 def sample_rows(samplers: Sequence[Sampler], logits: np.ndarray) -> list[SampledToken | DrawError]:
-    """What ``sample`` of each sampler gives for its row of ``logits`` [n, vocab] float32, or the error that it raises.
+    """The result of ``sample`` of each sampler for its row of ``logits`` [n, vocab] float32, or the error it raises.
 
     Logits are edited together, and rows of equal top_k, top_p and min_p are sampled together, whatever their
     temperatures and seeds; those with functions of the caller, and those of large vocabularies, one by one.

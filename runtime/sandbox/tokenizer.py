@@ -63,7 +63,7 @@ class TokenizerLibrary:
         return max(map(len, self._backend.get_vocab()), default=0)
 
     def content(self) -> dict[str, Any]:
-        """What decides which tokens a text has and what they mean: vocabulary, added tokens, and how text is split."""
+        """The parts that determine tokenization: vocabulary, added tokens, and how text is split."""
         found = json.loads(self._backend.to_str())
         return {name: found.get(name) for name in _CONTENT}
 

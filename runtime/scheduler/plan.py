@@ -1,4 +1,4 @@
-"""What one step does; decided before the step and immutable."""
+"""The plan of one step; made before the step and immutable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PlannedRow(NamedTuple):
 
     @property
     def logits(self) -> int:
-        """How many of the last new tokens give logits."""
+        """Number of the last new tokens that give logits."""
         return self.prompt_logits + (1 + len(self.draft_tokens) if self.samples else 0)
 
 
@@ -67,7 +67,7 @@ class StepPlan:
         return sum(row.new_tokens for row in self.rows)
 
     def logits_starts(self) -> list[int]:
-        """Of each row, the index of the first of its logits in those of the step."""
+        """The index of each row's first logits in those of the step."""
         return [0, *accumulate(row.logits for row in self.rows)][:-1]
 
     @property

@@ -1,4 +1,4 @@
-"""What a request asks of the scheduler."""
+"""A request for the scheduler."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class ScheduledSequence:
         return len(self.request.prompt_ids) - 1 - self.logits_from
 
     def prompt_logits_of(self, end: int) -> int:
-        """How many of them lie before token ``end``."""
+        """Number of them before token ``end``."""
         return max(0, min(end, len(self.request.prompt_ids) - 1) - self.logits_from)
 
     @property

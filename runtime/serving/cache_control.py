@@ -83,7 +83,7 @@ class CacheControl:
         return load_session(self._between_steps().device, self._folder, path)
 
     def report(self) -> CacheReport:
-        """What the cache holds now, and its counts."""
+        """The contents of the cache, and its counts."""
         return self._served().report(self._loop.pools.cached_bytes)
 
     def _served(self) -> ServedCache:

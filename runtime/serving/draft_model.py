@@ -152,7 +152,7 @@ class _Draft:
             self._probabilities.append(draft_token.probabilities)
 
     def proposal(self, vocab: int) -> Proposal:
-        """What was found, among ``vocab`` tokens, of which the draft may know the first ones alone."""
+        """The proposal over ``vocab`` tokens, of which the draft model may have only the first ones."""
         if not self._probabilities:
             return Proposal(tuple(self.found))
         distributions = np.zeros((len(self.found), vocab), self._probabilities[0].dtype)

@@ -1,4 +1,4 @@
-"""What a draft model remembers of a sequence, and the steps that it runs."""
+"""The draft model's memory of a sequence, and its step inputs."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class StepExecutor:
         self._packer = StepPacker(scheduler.sequences, manager, engine)
 
     def launch(self, plan: StepPlan) -> StepResult | None:
-        """What the rows that sample get, in their order (and padding after them); None without rows.
+        """The result for the rows that sample, in their order (and padding after them); None without rows.
 
         Whatever the engine raises passes through; then nothing is known of the memory that the plan names.
         """
@@ -54,7 +54,7 @@ class StepExecutor:
         return result
 
     def _move(self, plan: StepPlan) -> None:
-        """What the rows of the step begin with."""
+        """Prepare the memory from which the rows of the step start."""
         engine = self._engine
         self._copy_slots(plan.slot_copies)
         for swap in plan.swap_outs:

@@ -31,7 +31,7 @@ class Drawing(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupContext:
-    """What groups need of the loop that they belong to.
+    """The parts of the loop that its groups use.
 
     fork and finish are those of the scheduler; eos and tokenizer the model's; started is when the request came.
     """
@@ -73,7 +73,7 @@ class Group(ABC):
     @property
     @abstractmethod
     def sequences(self) -> Iterable[ScheduledSequence]:
-        """Those that have not ended."""
+        """The sequences that have not ended."""
 
     @abstractmethod
     def accept(

@@ -156,7 +156,7 @@ class LiveRequests:
         self._outputs += [Output(request_id, make()) for make in pieces]
 
     def make_pieces(self) -> None:
-        """Of all tokens that were chosen."""
+        """Make the pieces of all chosen tokens."""
         if not self._unmade:
             return
         unmade, self._unmade = self._unmade, []
@@ -180,7 +180,7 @@ class LiveRequests:
                 raise
 
     def take(self) -> list[Output]:
-        """What the requests got since the last time, in order."""
+        """The output of the requests since the last call, in order."""
         outputs, self._outputs = self._outputs, []
         return outputs
 

@@ -143,7 +143,7 @@ class MtpDrafter:
         return [_HeadDraft(known, DraftRequest(sequence, tokens[: positions + 1], 0), 0, NOWHERE)]
 
     def _consume(self, drafts: Sequence[_HeadDraft]) -> None:
-        """What is certain, in steps as large as the head takes; the last of them gives the draft tokens."""
+        """Consume the certain tokens in steps as large as the head takes; the last step gives the draft tokens."""
         limits, waiting = self._head.limits, list(drafts)
         while waiting:
             room, fed = limits.max_tokens, []

@@ -62,7 +62,7 @@ class ServedCache:
             self.host.restore(key_from_tokens(tokens), namespace)
 
     def report(self, state_bytes: int) -> CacheReport:
-        """What the cache holds now."""
+        """The contents of the cache."""
         cache = self.cache
         return CacheReport(
             cache.tree.nodes,

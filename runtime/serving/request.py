@@ -1,4 +1,4 @@
-"""What a caller asks of the serving loop, and what it gets back."""
+"""Requests to the serving loop, and its output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ServingRequest:
     namespace: str = ""
 
     def scheduled(self) -> ScheduledRequest:
-        """What the scheduler has to know."""
+        """The request for the scheduler."""
         request, params = self.request, self.request.params
         return ScheduledRequest(
             request.prompt_ids,

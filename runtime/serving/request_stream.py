@@ -1,4 +1,4 @@
-"""What a task holds of a request that AsyncLLM serves."""
+"""A task's handle of a request that AsyncLLM serves."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class StepPacker:
         return True
 
     def _prepare(self, rows: tuple[PlannedRow, ...]) -> None:
-        """What ``pack`` changes when the next step goes on from this one."""
+        """Set up the arrays that ``pack`` updates when the next step continues this one."""
         inputs, manager, count = self._inputs, self._manager, len(rows)
         self._room = 0
         if not all(row.samples and row.new_tokens == 1 and not row.prompt_logits for row in rows):

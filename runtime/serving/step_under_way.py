@@ -50,5 +50,5 @@ class StepUnderWay:
         return tokens
 
     def times(self) -> StepTimes:
-        """Of the step, whose tokens have been chosen just now."""
+        """Times of the step, whose tokens have just been chosen."""
         return StepTimes(self._host + time.perf_counter() - self._arrived, self._device)

@@ -38,7 +38,7 @@ class Proposal:
         return Proposal(self.token_ids[:count], None if self.probabilities is None else self.probabilities[:count])
 
     def draft_token(self, index: int) -> DraftToken | None:
-        """What is guessed for place ``index``; None past the end."""
+        """The draft token at ``index``; None past the end."""
         if index >= len(self.token_ids):
             return None
         return DraftToken(self.token_ids[index], None if self.probabilities is None else self.probabilities[index])

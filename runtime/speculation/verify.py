@@ -11,7 +11,7 @@ Choose = Callable[[int, DraftToken | None], int | None]
 
 
 def accepted_count(proposal: Proposal, choose: Choose) -> int:
-    """How many of the proposed tokens are accepted.
+    """The number of proposed tokens that are accepted.
 
     ``choose(place, draft_token)`` chooses the next token from the logits after ``place`` draft tokens, and returns it,
     or None when the sequence has ended with it. It is called until a token differs from the draft token, and again

@@ -21,7 +21,7 @@ class Detokenizer(ABC):
 
     @abstractmethod
     def flush(self) -> str:
-        """What is left at the end: replacement characters for an incomplete character."""
+        """The remaining text at the end: replacement characters for an incomplete character."""
 
 
 class ByteDetokenizer(Detokenizer):

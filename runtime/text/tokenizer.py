@@ -80,7 +80,7 @@ class Tokenizer:
 
     @property
     def content(self) -> Mapping[str, object]:
-        """What decides which tokens a text has and what they mean: vocabulary, added tokens, and how text is split."""
+        """The parts that determine tokenization: vocabulary, added tokens, and how text is split."""
         return self._backend.content()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
