@@ -20,7 +20,7 @@ class TensorType:
 
 @dataclass(frozen=True)
 class CheckedCall:
-    """What a valid call binds.
+    """The sizes and types that a valid call binds.
 
     dims: symbolic dim to size, None where unknown.
     types: type variable to type.

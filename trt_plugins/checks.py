@@ -34,7 +34,7 @@ class CheckedNode:
         return self.spec.name
 
     def kernel_gaps(self) -> tuple[str, ...]:
-        """What of the node the CUDA kernels do not support; empty when they run it."""
+        """The parts of the node that the CUDA kernels do not support; empty when they run it."""
         return self.spec.kernel_gaps(self.call.dims)
 
 

@@ -23,7 +23,7 @@ _TABLE = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.
 
 
 class Nodes(Protocol[V]):
-    """What adds nodes to a graph."""
+    """An object that adds nodes to a graph."""
 
     def op(self, op_type: str, *inputs: V, **attributes: Any) -> V: ...
     def array(self, value: np.ndarray) -> V: ...

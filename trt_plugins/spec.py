@@ -201,7 +201,7 @@ class OpSpec:
                 )
 
     def kernel_gaps(self, dims: Mapping[str, int | None]) -> tuple[str, ...]:
-        """What of ``dims`` the CUDA kernels do not support, one sentence each; empty when they run it.
+        """The ``dims`` that the CUDA kernels do not support, one sentence each; empty when they run it.
 
         dims: symbolic dim to size; a dim that is missing or None counts as supported.
         """

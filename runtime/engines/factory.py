@@ -21,7 +21,7 @@ MOST_THREADS = 1024
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What every engine may be asked for.
+    """Options of every engine.
 
     threads: CPU threads, None leaves the choice to the engine. engine_folder: the TensorRT engine to run, a folder or
     the name of one in OUT/engines; None takes the one that fits this machine.

@@ -1,4 +1,4 @@
-"""What the parent process asks the building process to do, and what it gets back. Both travel as JSON."""
+"""Requests to the building process and its answers, both as JSON."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _PLUGIN_VERSION = "plugin_version"
 
 @dataclass(frozen=True)
 class ParserModel:
-    """What the parser is given. ``fp32_values``: names of values that must be float32 in the engine.
+    """The parser's input. ``fp32_values``: names of values that must be float32 in the engine.
 
     sha256: of the file model.onnx. plugins: the nodes that have no body any more, because plugins run them.
     held: outputs behind those of config.json, what a step that holds its states keeps of its tokens; ``advance`` is the

@@ -19,7 +19,7 @@ PAGED_BLOCK_SIZE = 16
 
 @dataclass(frozen=True)
 class Limits:
-    """What one engine serves: batch rows, and positions of its KV caches."""
+    """Limits of one engine: batch rows, and positions of its KV caches."""
 
     max_batch_size: int
     max_seq_len: int

@@ -50,7 +50,7 @@ def engine_record(
     seconds: float,
     advance: AdvanceRecord | None = None,
 ) -> EngineRecord:
-    """What engine.json holds about the engine that ``result`` describes; ``seconds`` is the wall time of the build."""
+    """The record in engine.json of the engine that ``result`` describes; ``seconds`` is the wall time of the build."""
     return EngineRecord(
         engine=PLAN_FILE,
         nbytes=result.nbytes,
@@ -72,6 +72,6 @@ def engine_record(
 
 
 def plugins_record(choice: PluginChoice, aliased: bool) -> PluginsRecord:
-    """What engine.json says about plugins; ``aliased``: TensorRT lets them update states in place."""
+    """The record of plugins in engine.json; ``aliased``: TensorRT lets them update states in place."""
     version = max((spec.version for spec in choice.specs.values()), default=DENSE_VERSION)
     return PluginsRecord(DOMAIN, str(version), dict(Counter(choice.nodes.values())), aliased, choice.reason)

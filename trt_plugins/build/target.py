@@ -27,7 +27,7 @@ TENSORRT, TENSORRT_RTX = TENSORRT_LIBRARIES
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine offers: importable TensorRT modules and the compute capability of its GPU."""
+    """This machine's importable TensorRT modules and the compute capability of its GPU."""
 
     libraries: tuple[str, ...]
     capability: str | None

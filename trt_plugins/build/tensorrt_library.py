@@ -1,4 +1,4 @@
-"""What differs between full TensorRT (10.x, 11.x) and TensorRT-RTX (1.x): everything else is common to both."""
+"""Differences between full TensorRT (10.x, 11.x) and TensorRT-RTX (1.x); everything else is common to both."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def attach_functions(model: onnx.ModelProto) -> None:
 def signature_from_node(
     node: onnx.NodeProto, types: Mapping[str, TensorType], version: int = DENSE_VERSION
 ) -> Signature:
-    """What the body of ``node``'s function depends on; UnsupportedError when it disagrees with its declaration.
+    """The parameters of the body of ``node``'s function; UnsupportedError when it disagrees with its declaration.
 
     ``version`` of the domain is the one that the model imports.
     """

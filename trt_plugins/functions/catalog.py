@@ -37,7 +37,7 @@ _BY_REFERENCE = frozenset({"attention_step", "cached_attention", "paged_attentio
 
 
 def specialised_attributes(spec: OpSpec, attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
-    """What of ``attributes`` the body of ``spec`` depends on; defaults in place of the others."""
+    """The ``attributes`` on which the body of ``spec`` depends; defaults for the others."""
     return spec.complete_attributes({} if spec.name in _BY_REFERENCE else attributes)
 
 

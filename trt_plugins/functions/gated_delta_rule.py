@@ -106,7 +106,7 @@ def _scale(body: Body, q: str) -> str:
 
 @dataclass(frozen=True)
 class _Layout:
-    """How tokens become chunks: sizes as int64 tensors of one element, but for ``levels``.
+    """Sizes of the chunks of tokens, as int64 tensors of one element, but for ``levels``.
 
     levels: the least number with 2 ** levels tokens or more in a chunk.
     """

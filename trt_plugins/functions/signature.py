@@ -1,4 +1,4 @@
-"""What a function body is specialised on."""
+"""The parameters on which a function body is specialised."""
 
 from __future__ import annotations
 

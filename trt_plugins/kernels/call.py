@@ -13,7 +13,7 @@ from hybridge.trt_plugins.spec import AttributeValue, OpSpec
 
 
 class Memory(str, Enum):
-    """What a pointer field of a parameter struct points into."""
+    """The buffer that a pointer field of a parameter struct points into."""
 
     INPUT = "input"
     OUTPUT = "output"
@@ -79,7 +79,7 @@ class OpCall:
 
 @dataclass(frozen=True)
 class DeviceTraits:
-    """What the choice of a kernel variant may depend on.
+    """Properties of a device on which the choice of a kernel variant may depend.
 
     capability: (major, minor). multiprocessors: their number. shared_bytes: most shared memory of one block.
     """

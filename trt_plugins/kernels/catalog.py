@@ -52,7 +52,7 @@ def operators() -> tuple[str, ...]:
 
 
 def dense_operators() -> tuple[str, ...]:
-    """Those that have a dense form, version 1, and not only one over pools."""
+    """Operators with a dense form (version 1), not only one over pools."""
     return tuple(name for name in _PLANNERS if name in OPS)
 
 

@@ -60,7 +60,7 @@ def compile_kernel(source: KernelSource, architecture: str) -> CompiledKernel:
 
 
 def _ptx(program: Any) -> str:
-    """What the compiler made of ``program`` before the assembler; "" where it keeps nothing."""
+    """The PTX that the compiler made of ``program``; "" where it keeps none."""
     from cuda.bindings import nvrtc
 
     result, size = nvrtc.nvrtcGetPTXSize(program.handle)

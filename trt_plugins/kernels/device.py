@@ -39,7 +39,7 @@ class KernelDevice:
 
     @classmethod
     def current(cls) -> KernelDevice:
-        """That of the calling thread's CUDA context; where it has none, of GPU 0's primary one, made current."""
+        """The device of the calling thread's CUDA context; else GPU 0, whose primary context becomes current."""
         driver = cuda_driver()
         context = checked(driver.cuCtxGetCurrent(), "asking for the current context")
         if not int(context):

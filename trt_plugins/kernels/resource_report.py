@@ -1,4 +1,4 @@
-"""What compiler and assembler say about a kernel: registers, shared memory, stack, spills, unset registers."""
+"""Compiler and assembler report of a kernel: registers, shared memory, stack, spills, unset registers."""
 
 from __future__ import annotations
 

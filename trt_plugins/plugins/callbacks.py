@@ -1,4 +1,4 @@
-"""What TensorRT calls of a plugin: conversions between its classes and ``OpPlugin``, and the guard of every callback.
+"""TensorRT's callbacks of a plugin: conversions between its classes and ``OpPlugin``, with a guard for each.
 
 A callback that fails raises after it has recorded the error: raising is the only failure that TensorRT's Python
 interface knows, and it drops the text. The classes here have no base of TensorRT's; ``interfaces`` joins them with

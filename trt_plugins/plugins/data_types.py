@@ -39,6 +39,6 @@ def network_dtype(dtype: DType) -> DType:
 
 
 def operator_dtype(data_type: Any) -> DType | None:
-    """What an operator declares where a network has ``data_type``; no operator has numbers of int8."""
+    """The type that an operator declares where a network has ``data_type``; no operator has int8 numbers."""
     found = dtype_from_trt(data_type)
     return None if found is E4M3_BYTES else E4M3_BYTES if found is DType.INT8 else found

@@ -1,4 +1,4 @@
-"""What all plugin objects of one layer share: TensorRT clones a plugin many times."""
+"""State shared by all plugin objects of one layer: TensorRT clones a plugin many times."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PluginLayer:
     aliased: bool = True
 
     def field_values(self) -> dict[str, AttributeValue]:
-        """What a serialized plugin carries, so that ``layer_from_fields`` makes this layer again."""
+        """The fields of a serialized plugin, from which ``layer_from_fields`` makes this layer again."""
         return {
             **self.attributes,
             CAPABILITIES: ",".join(self.capabilities),

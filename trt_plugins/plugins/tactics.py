@@ -19,7 +19,7 @@ PLANNERS_CHOICE = 1
 def tactics(
     calls: CallRange, capabilities: tuple[str, ...], planner: Planner, variants: Sequence[str]
 ) -> dict[int, CallRange]:
-    """What there is to choose for ``calls``, the planner's choice first; that alone where all would run the same."""
+    """The tactics for ``calls``, the planner's choice first; only that one where all would run the same."""
     chosen = kernels_of(calls, capabilities, planner)
     found = {PLANNERS_CHOICE: calls}
     for tactic, variant in enumerate(variants, PLANNERS_CHOICE + 1):

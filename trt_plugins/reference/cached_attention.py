@@ -31,5 +31,5 @@ def cached_attention(
 def _written(
     past: torch.Tensor, new: torch.Tensor, slots: torch.Tensor, source: torch.Tensor, valid: torch.Tensor
 ) -> torch.Tensor:
-    """What lies at ``slots`` of ``past`` [b, h, max_seq, d] after the tokens of ``new`` [b, h, t, d] are written."""
+    """The values at ``slots`` of ``past`` [b, h, max_seq, d] after the tokens of ``new`` [b, h, t, d] are written."""
     return torch.where(valid, new.gather(2, source), past.gather(2, slots))

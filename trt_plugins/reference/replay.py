@@ -20,7 +20,7 @@ from hybridge.trt_plugins.reference.precision import work_dtype
 
 @dataclass(frozen=True)
 class ReplayFactors:
-    """What tokens write to states [batch, heads, rows, columns].
+    """Updates of states [batch, heads, rows, columns] by tokens.
 
     log_decay: [batch, time, heads, 1], or [..., rows] for one decay a row of the state, at most 0.
     left: [batch, time, heads or groups of them, rows]. right: [batch, time, heads or groups of them, columns].
@@ -32,7 +32,7 @@ class ReplayFactors:
 
     @property
     def numbers_of_token(self) -> int:
-        """How many numbers one token of one batch row has."""
+        """Numbers per token and batch row."""
         return sum(tensor[0, 0].numel() for tensor in (self.log_decay, self.left, self.right))
 
 

@@ -46,7 +46,7 @@ class Mamba2Mixer:
 
     @property
     def attributes(self) -> dict[str, AttributeValue]:
-        """Those of both operators, defaults filled in; their names differ."""
+        """The attributes of both operators, defaults filled in; their names differ."""
         return {**_complete(self.conv), **_complete(self.scan)}
 
     @property

@@ -15,7 +15,7 @@ WRITTEN = (
     TensorSpec("valid", DType.BOOL, ("batch", 1, "time", 1), "false where a position keeps what it holds"),
     TensorSpec("visible", DType.BOOL, ("batch", 1, "time", "max_seq"), "the keys that each new token sees"),
 )
-"""What ``attention_step`` gives, and ``cached_attention`` takes."""
+"""Outputs of ``attention_step``, inputs of ``cached_attention``."""
 
 ATTENTION_STEP = OpSpec(
     name="attention_step",

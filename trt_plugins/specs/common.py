@@ -1,4 +1,4 @@
-"""What the declarations share."""
+"""Shared parts of the declarations."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from hybridge.trt_plugins.spec import DimLimit, OpSpec, TensorSpec
 from hybridge.trt_plugins.specs.reshape_and_cache import KV_POOL_DIMS
 
 KV_SCALES_DIMS = (2, "num_blocks", "kv_heads", "block_size")
-"""Those of keys, then of values; in each, the heads of a block one after the other, and of a head its tokens."""
+"""Scales of keys, then of values; in each, a block's heads in order, and of a head its tokens."""
 KV_SCALES = TensorSpec(
     "kv_scales", DType.FLOAT32, KV_SCALES_DIMS, "what the numbers of a head of a token in kv_pool are multiplied by"
 )

@@ -1,4 +1,4 @@
-"""How an engine's inputs and outputs are bound: config.json, engine.json and the engine itself in agreement."""
+"""Bindings of an engine's inputs and outputs, on which config.json, engine.json and the engine must agree."""
 
 from __future__ import annotations
 

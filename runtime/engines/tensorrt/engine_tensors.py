@@ -1,4 +1,4 @@
-"""What a deserialised engine says about its inputs and outputs, in the terms of engine.json."""
+"""Inputs and outputs of a deserialised engine, in the terms of engine.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runtime needs of TensorRT, full (10.x, 11.x) or RTX (1.x): load, create contexts, explain failures."""
+"""The runtime's use of TensorRT, full (10.x, 11.x) or RTX (1.x): load, create contexts, explain failures."""
 
 from __future__ import annotations
 

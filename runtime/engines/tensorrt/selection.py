@@ -114,7 +114,7 @@ def misfit(record: EngineRecord, folder: Path, artifact: Path, machine: Machine)
 
 
 def build_command(artifact: Path, capability: str) -> str:
-    """What a user runs to get an engine for a GPU of ``capability``."""
+    """The command that builds an engine for a GPU of ``capability``."""
     preset = preset_for(capability)
     target = f"--target {preset.name}" if preset is not None else f"--compute-capability {capability}"
     return f"run hybridge build-engine {artifact} {target}"

@@ -1,4 +1,4 @@
-"""What the planners of one-token kernels share: the state in registers, strides, the widths of accesses."""
+"""Shared by the planners of one-token kernels: the state in registers, strides, access widths."""
 
 from __future__ import annotations
 

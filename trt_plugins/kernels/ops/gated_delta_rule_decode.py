@@ -162,7 +162,7 @@ def _bytes_of_state(call: DeltaCall) -> int:
 def _slice(
     dtype: DType, state: DType, key_size: int, value_size: int, share: float, plain: bool = True, walked: bool = False
 ) -> Slice:
-    """How a head's state is cut, from the bytes of all states for each multiprocessor.
+    """The partition of a head's state, from the bytes of all states per multiprocessor.
 
     plain: one token a row and one decay a head. walked: several tokens a row, of which only the last one's state is
     stored. docs/explanation/kernels/gated_delta_rule.md has the measurements behind the numbers.

@@ -174,7 +174,7 @@ class _Decode:
         return KernelLaunch(source, grid, (tile.threads, 1, 1), params, self._pointers(), overlap=overlap)
 
     def _tile(self, multiprocessors: int) -> tuple[StateTile, bool]:
-        """How the state is cut, and whether the blocks are so few that all of them run at once."""
+        """The partition of the state, and whether all blocks run at once."""
         width = access_bytes(self.state, self.state_out, axes=1)
         one = StateTile(self.x.dtype, self.state.dtype, self.head_dim, self.state_size, width, 1, _THREADS)
 

@@ -54,7 +54,7 @@ class Scan:
         return cls(call, rows, time, heads, head_dim, B.shape[-2], state_size)
 
     def strides(self, layout: TensorLayout) -> tuple[int, int]:
-        """Of a row and a token of x, B, C or y, whose last two axes belong to a token."""
+        """Strides of a row and a token of x, B, C or y, whose last two axes belong to a token."""
         return self._strides(layout, 2)
 
     def dt_strides(self) -> tuple[int, int]:

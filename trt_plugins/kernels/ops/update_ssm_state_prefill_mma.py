@@ -66,7 +66,7 @@ def mma_sources() -> Iterator[KernelSource]:
 
 @dataclass(frozen=True)
 class _Variant:
-    """What the macros of prefill_mma.cu choose."""
+    """The choices behind the macros of prefill_mma.cu."""
 
     dtype: DType
     state: DType
@@ -158,7 +158,7 @@ def _segments(scan: Scan, variant: _Variant, device: DeviceTraits) -> int:
 
 
 def _scratch_bytes(scan: Scan, variant: _Variant, segments: int) -> int:
-    """Of the states and decays that prefill_mma.cu keeps between its passes."""
+    """Bytes of the states and decays that prefill_mma.cu stores between its passes."""
     blocks = scan.rows * scan.heads * variant.slices
     return 0 if segments == 1 else 4 * blocks * segments * (variant.state_registers * _MMA_THREADS + 1)
 

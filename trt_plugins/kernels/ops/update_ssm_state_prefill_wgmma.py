@@ -87,7 +87,7 @@ def wgmma_sources() -> Iterator[KernelSource]:
 
 @dataclass(frozen=True)
 class _Variant:
-    """What the macros of prefill_wgmma.cu choose."""
+    """The choices behind the macros of prefill_wgmma.cu."""
 
     dtype: DType
     state: DType
