@@ -25,20 +25,40 @@ def checkpoint_folder(checkpoint: str | os.PathLike[str]) -> Path:
     if os.path.lexists(path) or not _ID.fullmatch(name):
         return path
     try:
-        from huggingface_hub import snapshot_download
+        import huggingface_hub  # noqa: F401 (whether it is installed)
     except ImportError as error:
         raise CheckpointError(
             f"{name}: expected a folder, found none: if this is a model of the Hugging Face hub, download it with "
             f"{download_line(name)} and give that folder, or let Hybridge do it: {install_command('hub')}"
         ) from error
+    folder = _downloaded(name, allow_patterns=list(FILES), ignore_patterns=list(NOT_FILES))
+    if _is_original_of_mamba_ssm(folder):
+        from hybridge.exporter.checkpoint.torch_file import TORCH_FILE
+
+        _downloaded(name, allow_patterns=[TORCH_FILE])
+    return folder
+
+
+def _downloaded(name: str, **patterns: list[str]) -> Path:
+    from huggingface_hub import snapshot_download
+
     try:
-        return Path(snapshot_download(name, allow_patterns=list(FILES), ignore_patterns=list(NOT_FILES)))
+        return Path(snapshot_download(name, **patterns))
     except Exception as error:  # of the hub's library, of its HTTP library, or of the disk
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(". ")
         raise CheckpointError(
             f"{name}: expected a folder or a model of the Hugging Face hub, found no such folder, and the download "
             f"failed ({reason}): check the name, the network, or log in with hf auth login"
         ) from error
+
+
+def _is_original_of_mamba_ssm(folder: Path) -> bool:
+    """Whether this is a checkpoint of state-spaces/mamba2-*: the only ones with weights in another format."""
+    from hybridge.exporter.checkpoint.entries import read_json
+    from hybridge.exporter.families.mamba_ssm import is_mamba_ssm
+
+    config = None if any(folder.glob("*.safetensors")) else read_json(folder, "config.json")
+    return config is not None and is_mamba_ssm(config)
 
 
 def download_line(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from hybridge.artifact.errors import CheckpointError
 from hybridge.hub import checkpoint_folder
 from tests.cli.command import hybridge
+from tests.support.mamba_ssm_checkpoints import CONFIG
 
 ID = "ibm-granite/granite-4.0-h-micro"
 
@@ -44,6 +46,17 @@ def test_an_id_is_downloaded_without_code(hub: Hub, capfd: pytest.CaptureFixture
     ((name, options),) = hub.calls
     assert name == ID and set(options) == {"allow_patterns", "ignore_patterns"}
     assert set(options["allow_patterns"]) == {"*.safetensors", "*.json", "*.jinja"}
+
+
+def test_of_an_original_of_mamba_ssm_the_weights_are_downloaded_too(hub: Hub, tmp_path: Path) -> None:
+    hub.folder = tmp_path / "snapshot"
+    hub.folder.mkdir()
+    (hub.folder / "config.json").write_text(json.dumps(CONFIG))
+    assert checkpoint_folder(ID) == hub.folder
+    assert [options for _, options in hub.calls[1:]] == [{"allow_patterns": ["pytorch_model.bin"]}]
+    (hub.folder / "model.safetensors").touch()
+    hub.calls.clear()
+    assert checkpoint_folder(ID) == hub.folder and len(hub.calls) == 1
 
 
 def test_a_folder_of_that_name_comes_first(hub: Hub, tmp_path: Path) -> None:
