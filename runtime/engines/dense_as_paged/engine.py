@@ -70,7 +70,8 @@ class DenseAsPaged(PagedEngine):
 
     @property
     def pool_specs(self) -> tuple[Binding, ...]:
-        return pool_specs(self.dense.state_specs)
+        # Of the artifact's types, whatever the engine holds states in: sessions go from one engine to another.
+        return pool_specs(self.config.bindings.states)
 
     @property
     def limits(self) -> StepLimits:
