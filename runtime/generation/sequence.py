@@ -41,7 +41,7 @@ class Sequence:
         self._texts: list[str] = []
         self._max_new_tokens = request.max_new_tokens
         self._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
-        self.sampler = Sampler(params, request.prompt_ids, self._stop_ids, request.bad_words)
+        self.sampler = Sampler(params, request.prompt_ids, self._stop_ids, request.bad_words, choice)
         self._takes_best = params.plain_greedy
         self._min_tokens, self._shows_stop = params.min_tokens, params.include_stop_str_in_output
         self._stops = StopStrings(params.stop, self._shows_stop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from hybridge.artifact.errors import RequestError
@@ -38,7 +39,7 @@ def boolean(name: str, value: Any) -> bool:
 
 def texts(name: str, value: Any, most: int, most_characters: int) -> tuple[str, ...]:
     """At most ``most`` texts of together at most ``most_characters``; a single text is a list of one."""
-    found = (value,) if isinstance(value, str) else () if value is None else _items(value)
+    found = (value,) if isinstance(value, str) else () if value is None else _items(value, most)
     if found is None or not all(isinstance(text, str) and text for text in found):
         raise failure(name, "texts that are not empty", value)
     _check_count(name, "texts", len(found), most)
@@ -46,13 +47,12 @@ def texts(name: str, value: Any, most: int, most_characters: int) -> tuple[str, 
     return found
 
 
-def token_ids(name: str, value: Any, most: int | None = None) -> tuple[int, ...]:
+def token_ids(name: str, value: Any, most: int) -> tuple[int, ...]:
     """At most ``most`` token ids; a single id is a list of one."""
-    found = () if value is None else (value,) if isinstance(value, str) else _items(value)
-    ids = tuple(integer(name, token, 0) for token in ((value,) if found is None else found))
-    if most is not None:
-        _check_count(name, "token ids", len(ids), most)
-    return ids
+    found = () if value is None else (value,) if isinstance(value, str) else _items(value, most)
+    given = (value,) if found is None else found
+    _check_count(name, "token ids", len(given), most)
+    return tuple(integer(name, token, 0) for token in given)
 
 
 def biases(name: str, value: Any, most: int, bound: float) -> tuple[tuple[int, float], ...]:
@@ -60,7 +60,7 @@ def biases(name: str, value: Any, most: int, bound: float) -> tuple[tuple[int, f
 
     A token id may be a text of digits, as JSON has it.
     """
-    pairs = value.items() if isinstance(value, Mapping) else () if value is None else _items(value)
+    pairs = value.items() if isinstance(value, Mapping) else () if value is None else _items(value, most)
     if pairs is None or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         raise failure(name, "a mapping from token ids to numbers", value)
     _check_count(name, "token ids", len(pairs), most)
@@ -73,17 +73,20 @@ def biases(name: str, value: Any, most: int, bound: float) -> tuple[tuple[int, f
 
 def callables(name: str, value: Any, most: int) -> tuple[Callable[..., Any], ...]:
     """At most ``most`` callables; a single one is a list of one."""
-    found = () if value is None else (value,) if callable(value) else _items(value)
+    found = () if value is None else (value,) if callable(value) else _items(value, most)
     if found is None or not all(callable(item) for item in found):
         raise failure(name, "callables", value)
     _check_count(name, "callables", len(found), most)
     return found
 
 
-def _items(value: Any) -> tuple[Any, ...] | None:
-    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)) else None
+def _items(value: Any, most: int) -> tuple[Any, ...] | None:
+    """The first ``most`` items and one more, however many there are; None: not a list."""
+    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
+        return None
+    return tuple(islice(value, most + 1))
 
 
 def _check_count(name: str, what: str, found: int, most: int) -> None:
     if found > most:
-        raise RequestError(f"{name}: expected at most {most} {what}, found {found}: pass fewer")
+        raise RequestError(f"{name}: expected at most {most} {what}, found more: pass fewer")

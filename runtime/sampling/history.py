@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class AnswerHistory:
         # Insertion-ordered set of token ids, needed where the penalty of repetition needs it.
         self._seen = dict.fromkeys(prompt) if params.repetition_penalty != 1 else None
         self._counts: dict[int, int] | None = {} if params.frequency_penalty or params.presence_penalty else None
-        self._allowed = None if params.allowed_token_ids is None else np.array(params.allowed_token_ids, np.int64)
+        self._allowed = None if params.allowed_token_ids is None else _shared_ids(params.allowed_token_ids)
         self._biased, self._bias = _bias_arrays(params)
         self._stop_ids = list(stop_ids) if params.min_tokens else []
         self._never = [word[0] for word in bad_words if len(word) == 1]
@@ -73,6 +74,12 @@ class AnswerHistory:
                 if len(word) - 1 <= len(tokens) and tuple(tokens[1 - len(word) :]) == word[:-1]:
                     found.append(word[-1])
         return found
+
+
+@lru_cache(maxsize=4)
+def _shared_ids(tokens: tuple[int, ...]) -> np.ndarray:
+    """All answers to one prompt begin in one step, with as many ids as the vocabulary has."""
+    return _ids(tokens)
 
 
 def _ids(tokens: Iterable[int]) -> np.ndarray:

@@ -33,11 +33,16 @@ class Sampler:
         prompt: Iterable[int] = (),
         stop_ids: Iterable[int] = (),
         bad_words: Sequence[tuple[int, ...]] = (),
+        choice: int = 0,
     ) -> None:
-        """``stop_ids``: not sampled for the first min_tokens tokens; ``bad_words``: token ids of the texts."""
+        """``stop_ids``: not sampled for the first min_tokens tokens; ``bad_words``: token ids of the texts.
+
+        ``choice`` counts the answers to one prompt, each with a seed of its own.
+        """
         self._params = params
         self._plain_greedy = params.plain_greedy
-        self._random = None if params.greedy else np.random.Generator(np.random.PCG64(params.seed))
+        seed = None if params.seed is None else params.seed + choice
+        self._random = None if params.greedy else np.random.Generator(np.random.PCG64(seed))
         self._history = AnswerHistory(params, prompt, stop_ids, bad_words) if params.edits_logits else None
         self.temperature = _divisor(params)
         # (top_k, top_p, min_p); None if greedy.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -151,13 +151,10 @@ class SamplingGroup(Group):
         return answer.piece
 
     def _answer(self, choice: int) -> RunningSequence:
-        request, context = self._asked.request, self._context
-        seed = request.params.seed
-        if choice and seed is not None:
-            request = replace(request, params=replace(request.params, seed=seed + choice))
+        context = self._context
         return RunningSequence(
             self._asked.index,
-            request,
+            self._asked.request,
             context.eos,
             context.tokenizer,
             context.started,

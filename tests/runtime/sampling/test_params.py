@@ -1,6 +1,7 @@
 """SamplingParams accepts what users write and names what is wrong."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -76,6 +77,9 @@ def test_single_values_and_numpy_scalars_are_normalised() -> None:
         ("stop", ["a" * 9_000]),
         ("stop_token_ids", list(range(1025))),
         ("seed", 2**128),
+        ("allowed_token_ids", range(2**40)),
+        ("stop", itertools.repeat("a")),
+        ("logit_bias", itertools.repeat((1, 1))),
     ],
 )
 def test_bad_value_is_refused_by_name(field: str, value: object) -> None:

@@ -72,6 +72,13 @@ def test_a_seed_draws_the_same_tokens_in_company():
     assert len({found[mine, choice] for choice in range(3)}) == 3
 
 
+def test_answers_from_the_largest_seed_differ():
+    """seed + 1 is no seed that a request may have: the parameters are not checked again for each answer."""
+    loop, _ = toy_loop()
+    loop.add(asked([5, 9, 2], 12, temperature=1.0, seed=2**128 - 1, n=3))
+    assert len(set(answers(run_all(loop)).values())) == 3
+
+
 def test_a_prompt_of_several_answers_is_computed_once():
     loop, engine = toy_loop()
     loop.add(asked([1] * 40, 2, n=6))
