@@ -31,19 +31,19 @@ def checkpoint_folder(checkpoint: str | os.PathLike[str]) -> Path:
             f"{name}: expected a folder, found none: if this is a model of the Hugging Face hub, download it with "
             f"{download_line(name)} and give that folder, or let Hybridge do it: {install_command('hub')}"
         ) from error
-    folder = _downloaded(name, allow_patterns=list(FILES), ignore_patterns=list(NOT_FILES))
+    folder = _downloaded(name, list(FILES), list(NOT_FILES))
     if _is_original_of_mamba_ssm(folder):
         from hybridge.exporter.checkpoint.torch_file import TORCH_FILE
 
-        _downloaded(name, allow_patterns=[TORCH_FILE])
+        _downloaded(name, [TORCH_FILE])
     return folder
 
 
-def _downloaded(name: str, **patterns: list[str]) -> Path:
+def _downloaded(name: str, files: list[str], not_files: list[str] | None = None) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, **patterns))
+        return Path(snapshot_download(name, allow_patterns=files, ignore_patterns=not_files))
     except Exception as error:  # of the hub's library, of its HTTP library, or of the disk
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(". ")
         raise CheckpointError(
