@@ -53,7 +53,6 @@ class RuntimeConfig:
     conv_state_dtype: DType
     eos_token_ids: tuple[int, ...]
     bindings: GraphBindings
-    speculative_tokens: int = 0
     format_version: int = FORMAT_VERSION
 
     @property
@@ -112,10 +111,6 @@ class RuntimeConfig:
                 f"recurrent shapes for {len(self.recurrent_layers)} of {len(self.recurrent_layer_indices)} layers",
             ),
             (
-                self.speculative_tokens == 0 or self.layout == PAGED,
-                f"speculative_tokens {self.speculative_tokens} in layout {self.layout}, which keeps one state a row",
-            ),
-            (
                 self.layout == PAGED or not self.has_kv_scales,
                 f"kv_cache_dtype {FP8_E4M3} in layout {self.layout}, whose caches have no scales",
             ),
@@ -128,7 +123,6 @@ class RuntimeConfig:
                 self.kv_layers,
                 self.recurrent_layers,
                 (self.kv_cache_dtype, self.conv_state_dtype, self.recurrent_state_dtype),
-                self.speculative_tokens,
             )
             check_paged(self.bindings, expected, self.vocab_size)
         return self
@@ -168,7 +162,6 @@ def config_to_json(config: RuntimeConfig) -> dict[str, Any]:
         "recurrent_state_dtype": config.recurrent_state_dtype.value,
         "conv_state_dtype": config.conv_state_dtype.value,
         "eos_token_id": list(config.eos_token_ids),
-        **({"speculative_tokens": config.speculative_tokens} if config.speculative_tokens else {}),
         "bindings": config.bindings.to_json(),
     }
 
@@ -205,7 +198,6 @@ def config_from_json(data: dict[str, Any]) -> RuntimeConfig:
         conv_state_dtype=f.enum("conv_state_dtype", DType),
         eos_token_ids=tuple(_ints(f, "eos_token_id")),
         bindings=GraphBindings.from_json(f.fields("bindings")),
-        speculative_tokens=f.integer("speculative_tokens", None, 1) or 0,
     )
     for key, count in (
         ("num_hidden_layers", len(layer_types)),

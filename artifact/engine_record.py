@@ -44,9 +44,9 @@ class PluginsRecord:
 
 @dataclass(frozen=True)
 class AdvanceRecord:
-    """The second file of an engine that holds its states: it advances them by the tokens that were right.
+    """The second file of an engine with replay: it advances the states by the accepted draft tokens.
 
-    Its bindings: those about rows, what the first engine kept of the tokens ("held_..."), and the pools.
+    Its bindings: those about rows, what the first engine stored of the tokens ("stored_..."), and the pools.
     """
 
     engine: str
@@ -61,7 +61,7 @@ class AdvanceRecord:
 class EngineRecord:
     """One engine file: what built it, what it targets, its profiles, bindings and layers (type -> count).
 
-    advance: with ``--candidate-states replay``; None where steps keep states.
+    speculative_tokens: draft tokens that a row may have in a step. advance: with ``--draft-states replay``, else None.
     """
 
     engine: str
@@ -79,6 +79,7 @@ class EngineRecord:
     layers: dict[str, int]
     model_sha256: str
     build_seconds: float
+    speculative_tokens: int = 0
     advance: AdvanceRecord | None = None
     engine_version: int = ENGINE_VERSION
 
@@ -111,6 +112,7 @@ def read_engine_record(path: Path) -> EngineRecord:
         layers=_counts(f, "layers"),
         model_sha256=f.string("model_sha256"),
         build_seconds=f.number("build_seconds"),
+        speculative_tokens=f.integer("speculative_tokens", minimum=0),
         advance=None if f.object("advance", None) is None else _advance(f.fields("advance")),
     )
     f.refuse_unknown()

@@ -28,14 +28,12 @@ STEP_INPUTS = (
 """Inputs of a step in graph order, before the pools; every paged graph has all of them."""
 
 
-def step_inputs(speculative_tokens: int) -> tuple[Binding, ...]:
-    """Inputs of a step that keeps the states after a row's token and ``speculative_tokens`` more; STEP_INPUTS for 0."""
-    if speculative_tokens == 0:
-        return STEP_INPUTS
+def draft_step_inputs(columns: int) -> tuple[Binding, ...]:
+    """STEP_INPUTS of an engine that checks draft tokens, with ``columns`` slots a row."""
     inputs: list[Binding] = []
     for binding in STEP_INPUTS:
         if binding.name == names.STATE_INDICES:
-            inputs.append(Binding(names.STATE_INDICES, DType.INT32, (ROWS, 1 + speculative_tokens)))
+            inputs.append(Binding(names.STATE_INDICES, DType.INT32, (ROWS, columns)))
             inputs.append(Binding(names.NUM_ACCEPTED_TOKENS, DType.INT32, (ROWS,)))
         else:
             inputs.append(binding)
@@ -72,11 +70,10 @@ def paged_inputs(
     kv_layers: Iterable[KVLayerConfig],
     recurrent_layers: Iterable[RecurrentLayerConfig],
     dtypes: tuple[DType, DType, DType],
-    speculative_tokens: int,
 ) -> tuple[Binding, ...]:
     """The inputs of a paged graph with these layers, in graph order; ``dtypes``: of KV, conv and recurrent states."""
     kv_dtype, conv_dtype, state_dtype = dtypes
-    inputs = [*step_inputs(speculative_tokens)]
+    inputs = [*STEP_INPUTS]
     for k, attention in enumerate(kv_layers):
         inputs += kv_pool_bindings(k, attention, kv_dtype)
     for r, recurrent in enumerate(recurrent_layers):

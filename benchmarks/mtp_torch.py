@@ -31,11 +31,11 @@ SHAPE_WITH_HEAD = replace(GPU_SHAPE, mtp_pattern="*-")
 @dataclass(frozen=True)
 class MtpTorchSettings:
     """``new_tokens`` after a prompt of ``prompt_tokens`` in each of ``rows`` sequences at a time, with each number of
-    draft tokens in ``candidates``. device: "cuda" or "cpu". work: a folder that keeps checkpoint and artifact."""
+    draft tokens in ``tokens``. device: "cuda" or "cpu". work: a folder that keeps checkpoint and artifact."""
 
     device: str = "cuda"
     work: str | None = None
-    candidates: tuple[int, ...] = (1, 2, 4)
+    tokens: tuple[int, ...] = (1, 2, 4)
     rows: tuple[int, ...] = (1, 8)
     prompt_tokens: int = 512
     new_tokens: int = 128
@@ -46,12 +46,12 @@ class MtpTorchSettings:
 def run(settings: MtpTorchSettings) -> Report:
     """Decode with draft tokens and without; plain decoding has to prefer each accepted token too."""
     with work_folder(settings.work) as work:
-        most = max(settings.candidates)
+        most = max(settings.tokens)
         limits = {
             "max_batch_size": max(settings.rows),
             "max_seq_len": settings.prompt_tokens + settings.new_tokens + most,
         }
-        options = {"layout": "paged", "speculative_tokens": most, **limits}
+        options = {"layout": "paged", **limits}
         folder = linked_artifact(work, "artifact-mtp", settings.shape, **options)
         with closing(TorchPagedEngine(folder, device=settings.device)) as engine:
             runs = _MtpRuns(folder, engine, settings)
@@ -91,7 +91,7 @@ class _MtpRuns:
     def drafting(self, rows: int) -> dict[str, Any]:
         """The same and microseconds of a proposal, with each number of draft tokens."""
         found = {}
-        for tokens in self._settings.candidates:
+        for tokens in self._settings.tokens:
             longest = self._engine.config.max_seq_len - tokens
             head = open_mtp_head(self._folder, self._engine)
             with closing(TimedDrafter(head, self._engine, rows, longest, tokens)) as drafter:

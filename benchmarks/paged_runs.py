@@ -14,24 +14,24 @@ from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
 _BLOCK = 16
 
 
-def allocate(engine: PagedEngine, rows: int, tokens: int, slots: int = 1) -> None:
-    """New pools for ``rows`` rows of ``tokens`` tokens, with ``slots`` empty states each where the model has states."""
-    states = rows * slots if engine.config.recurrent_layers else 0
+def allocate(engine: PagedEngine, rows: int, tokens: int) -> None:
+    """New pools for ``rows`` rows of ``tokens`` tokens, with an empty state each where the model has states."""
+    states = rows if engine.config.recurrent_layers else 0
     engine.allocate_pools(PoolSizes(rows * -(-tokens // _BLOCK), _BLOCK, states))
     engine.zero_slots(range(states))
 
 
 def step_inputs(
-    engine: PagedEngine, ids: np.ndarray, past: int, total: int, first_row: int = 0, slots: int = 0
+    engine: PagedEngine, ids: np.ndarray, past: int, total: int, first_row: int = 0, deferred: bool = False
 ) -> PackedInputs:
     """A step of ``ids`` [rows, tokens] after ``past`` tokens, with logits of every token.
 
-    total: tokens that each row has blocks for. first_row: row of the pools that row 0 of ``ids`` is. slots: those of
-    each row, 0 for a step without draft tokens.
+    total: tokens that each row has blocks for. first_row: row of the pools that row 0 of ``ids`` is. deferred:
+    whether the step leaves all recurrent states as they are.
     """
     rows, tokens = ids.shape
     blocks, own, positions = -(-total // _BLOCK), first_row + np.arange(rows), np.arange(past, past + tokens)
-    states = np.arange(own[0] * max(1, slots), (own[-1] + 1) * max(1, slots), dtype=np.int32)
+    states = own.astype(np.int32)
     if not engine.config.recurrent_layers:
         states[:] = -1
     return PackedInputs(
@@ -41,9 +41,9 @@ def step_inputs(
         np.full(rows, past + tokens, np.int32),
         (own[:, None] * blocks + np.arange(blocks)).astype(np.int32),
         (own[:, None] * blocks * _BLOCK + positions).reshape(-1).astype(np.int32),
-        states.reshape(rows, slots) if slots else states,
+        states,
         np.arange(rows * tokens, dtype=np.int32),
-        np.ones(rows, np.int32) if slots else None,
+        np.ones(rows, bool) if deferred else None,
     )
 
 
@@ -59,19 +59,20 @@ def paged_logits(engine: PagedEngine, sequence: np.ndarray, tokens: int, rows: i
     return [_step(engine, sequence, begin, end, rows) for begin, end in bounds]
 
 
-def candidate_logits(engine: PagedEngine, sequence: np.ndarray, tokens: int) -> list[np.ndarray]:
-    """As ``paged_logits``, one row, but what follows ``tokens`` comes as 1, 2, ... draft tokens; half are accepted."""
-    slots = 1 + engine.config.speculative_tokens
-    allocate(engine, 1, sequence.size, slots)
-    found = [_step(engine, sequence, 0, tokens, 1)]
-    accepted, count = 1, 0
+def draft_logits(engine: PagedEngine, sequence: np.ndarray, tokens: int, most: int) -> list[np.ndarray]:
+    """As ``paged_logits``, one row, but what follows ``tokens`` comes as 1, 2, ... to ``most`` tokens; half are right.
+
+    The engine has been prepared for rows of ``most`` tokens.
+    """
+    allocate(engine, 1, sequence.size)
+    found, count = [_step(engine, sequence, 0, tokens, 1)], 0
     while tokens < sequence.size:
-        count = count % slots + 1
+        count = count % most + 1
         new = sequence[tokens : tokens + count]
-        inputs = step_inputs(engine, new[None], tokens, sequence.size, slots=slots)
-        result = engine.launch(replace(inputs, num_accepted_tokens=np.array([accepted], np.int32)))
+        result = engine.launch(step_inputs(engine, new[None], tokens, sequence.size, deferred=True))
         accepted = (new.size + 1) // 2
         found += [result.logits(index).copy() for index in range(accepted)]
+        engine.advance(np.array([accepted], np.int32))
         tokens += accepted
     return found
 

@@ -40,11 +40,12 @@ class SpeculationBenchmarkSettings:
 
 
 def run(settings: SpeculationBenchmarkSettings) -> Report:
-    """Export the checkpoint that ships with and without draft tokens and continue the same prompts."""
+    """Continue the same prompts with draft tokens and without."""
     sampling = SamplingParams(max_new_tokens=settings.new_tokens, ignore_eos=True)
     with scratch_folder() as folder:
-        plain = _opened(folder / "plain", settings, 0)
-        drafting = _opened(folder / "drafting", settings, settings.tokens)
+        plain = _opened(folder / "paged", settings, None)
+        speculation = SpeculationSettings(settings.tokens, mode=settings.mode)
+        drafting = _opened(folder / "paged", settings, speculation)
         text = _text(plain, settings)
         prompts = {"repeats": _repeating(text, settings, 1), "does not repeat": [text[: settings.prompt]]}
         batches = {str(count): _repeating(text, settings, count) for count in settings.batches}
@@ -66,11 +67,10 @@ def run(settings: SpeculationBenchmarkSettings) -> Report:
     return Report(gates, results, (Target(title, results["repeats"]["ratio"].median, "at least", LEAST_RATIO, "x"),))
 
 
-def _opened(folder: Path, settings: SpeculationBenchmarkSettings, tokens: int) -> LLM:
+def _opened(folder: Path, settings: SpeculationBenchmarkSettings, speculation: SpeculationSettings | None) -> LLM:
     length, rows = settings.prompt + settings.new_tokens, max(1, *settings.batches)
-    limits = {"max_batch_size": rows, "max_seq_len": length}
-    exported(DEMO_CHECKPOINT, folder, layout="paged", speculative_tokens=tokens, **limits)
-    speculation = SpeculationSettings(tokens, mode=settings.mode) if tokens else None
+    if not folder.exists():
+        exported(DEMO_CHECKPOINT, folder, layout="paged", max_batch_size=rows, max_seq_len=length)
     return LLM(folder, threads=settings.threads, serving=ServingSettings(speculation=speculation))
 
 
@@ -100,12 +100,12 @@ def _compared(plain: LLM, drafting: LLM, prompts: Prompts, sampling: SamplingPar
     """All ``prompts`` at once, without draft tokens and with; acceptance and tokens of a decoded row."""
     metrics, tokens = _metrics(drafting), len(prompts) * (sampling.max_new_tokens or 0)
     before = metrics.rows, metrics.proposed, metrics.accepted
-    ways = {"plain": plain, "candidates": drafting}
+    ways = {"plain": plain, "draft tokens": drafting}
     times = take_turns({way: timed(partial(llm.generate, prompts, sampling)) for way, llm in ways.items()}, repeats)
     rows, proposed, accepted = metrics.rows - before[0], metrics.proposed - before[1], metrics.accepted - before[2]
     return {
         "tokens_per_second": {way: Spread.of(tokens / t for t in values) for way, values in times.items()},
-        "ratio": Spread.of_ratios(times["plain"], times["candidates"]),
+        "ratio": Spread.of_ratios(times["plain"], times["draft tokens"]),
         "acceptance": accepted / proposed if proposed else 0.0,
         "tokens_per_row": 1 + accepted / rows,
     }

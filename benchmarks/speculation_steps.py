@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,19 +10,20 @@ import numpy as np
 
 from benchmarks.agreement import BFLOAT16_TOLERANCE, error_gate, random_prompt
 from benchmarks.measure import Spread, seconds, spreads, take_turns
-from benchmarks.paged_runs import allocate, candidate_logits, paged_logits, step_inputs
+from benchmarks.paged_runs import allocate, draft_logits, paged_logits, step_inputs
 from benchmarks.runner import Gate
-from hybridge.runtime.engines.held_modes import REPLAY
 from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.rollback.modes import REPLAY, SNAPSHOT
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 
 
-def logits_gate(engine: TorchPagedEngine, tokens: int, steps: int) -> Gate:
-    """Logits of ``steps`` draft tokens after ``tokens``, 1, 2, ... in a step, against those of one token a step."""
+def logits_gate(engine: TorchPagedEngine, most: int, tokens: int, steps: int) -> Gate:
+    """Logits of ``steps`` draft tokens after ``tokens``, 1 to ``most`` in a step, against those of one token a step."""
     sequence = random_prompt(engine.config.vocab_size, tokens + steps, seed=1)
     expected = paged_logits(engine, sequence, tokens, 1)
+    engine.prepare_rollback(1, most, SNAPSHOT)
     checks = f"logits of {steps} draft tokens after {tokens} tokens against those of one token a step"
-    return error_gate(checks, candidate_logits(engine, sequence, tokens), expected, BFLOAT16_TOLERANCE)
+    return error_gate(checks, draft_logits(engine, sequence, tokens, most), expected, BFLOAT16_TOLERANCE)
 
 
 def advance_gate(engine: TorchPagedEngine, rows: int, most: int, past: int) -> Gate:
@@ -31,7 +31,7 @@ def advance_gate(engine: TorchPagedEngine, rows: int, most: int, past: int) -> G
 
     most: tokens of a row in a step, after ``past``.
     """
-    engine.prepare_held(rows, most, REPLAY)
+    engine.prepare_rollback(rows, most, REPLAY)
     inputs, right = _deferred_step(engine, rows, most, past), 1 + np.arange(rows) % most
     gates = []
     for _ in range(4):  # directly, recorded, and twice as it was recorded
@@ -52,8 +52,7 @@ def _deferred_step(engine: TorchPagedEngine, rows: int, tokens: int, past: int) 
     """A step of ``tokens`` tokens a row after ``past`` that leaves the recurrent states as they are, in new pools."""
     allocate(engine, rows, past + tokens)
     engine.fill_pools(0.0)
-    inputs = step_inputs(engine, _counted_ids(rows, tokens), past, past + tokens)
-    return replace(inputs, held=np.ones(rows, bool))
+    return step_inputs(engine, _counted_ids(rows, tokens), past, past + tokens, deferred=True)
 
 
 def _counted_ids(rows: int, tokens: int) -> np.ndarray:
@@ -76,14 +75,14 @@ class StepTimes:
         self._engine, self._past, self._most, self._steps, self._repeats = engine, past, most, steps, repeats
 
     def of_draft_tokens(self, rows: int) -> dict[str, Any]:
-        """A step of one token a row, of two, and of one with all draft tokens."""
+        """A step of one token a row, of two, and of one with all draft tokens, with a snapshot after each."""
         engine, most, total = self._engine, self._most, self._past + self._most
-        allocate(engine, rows, total, most)
+        engine.prepare_rollback(rows, most, SNAPSHOT)
+        allocate(engine, rows, total)
         engine.fill_pools(0.0)
 
         def step(tokens: int) -> Callable[[], float]:
-            slots = 0 if tokens == 1 else most
-            inputs = step_inputs(engine, _counted_ids(rows, tokens), self._past, total, slots=slots)
+            inputs = step_inputs(engine, _counted_ids(rows, tokens), self._past, total, deferred=tokens > 1)
             return self._median(lambda: seconds(lambda: engine.launch(inputs).best_tokens()))
 
         times = take_turns({str(tokens): step(tokens) for tokens in sorted({1, 2, most})}, self._repeats)
@@ -96,7 +95,7 @@ class StepTimes:
         the advance takes. wall: from its call until the device is idle.
         """
         engine, most = self._engine, self._most
-        engine.prepare_held(rows, most, REPLAY)
+        engine.prepare_rollback(rows, most, REPLAY)
         inputs = _deferred_step(engine, rows, most, self._past)
         right = np.full(rows, max(1, 3 * most // 5), np.int32)
 

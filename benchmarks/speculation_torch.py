@@ -21,7 +21,7 @@ from benchmarks.paged_runs import text_gate
 from benchmarks.random_checkpoint import GPU_SHAPE, NemotronHShape
 from benchmarks.runner import Gate, Report, Target, require
 from benchmarks.speculation_steps import StepTimes, advance_gate, logits_gate
-from hybridge.runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT
+from hybridge.runtime.engines.rollback.modes import AUTO, REPLAY, SNAPSHOT
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
@@ -60,10 +60,9 @@ def run(settings: SpeculationTorchSettings) -> Report:
     with work_folder(settings.work) as work:
         past, most, rows = settings.prompt_tokens, 1 + settings.tokens, max(settings.rows)
         limits = {"max_batch_size": rows, "max_seq_len": past + settings.new_tokens + settings.tokens}
-        options = {"layout": "paged", "speculative_tokens": settings.tokens, **limits}
-        folder = linked_artifact(work, "artifact-candidates", settings.shape, **options)
+        folder = linked_artifact(work, "artifact-paged", settings.shape, layout="paged", **limits)
         with closing(TorchPagedEngine(folder, device=settings.device)) as engine:
-            logits = logits_gate(engine, settings.gate_tokens, settings.gate_steps)
+            logits = logits_gate(engine, most, settings.gate_tokens, settings.gate_steps)
             gates = require(logits, advance_gate(engine, rows, most, past))
             runs = _Runs(folder, engine, settings)
             steps = StepTimes(engine, past, most, settings.steps, settings.repeats)
@@ -132,9 +131,9 @@ class _Runs:
             acceptance[str(chance)] = ways
         return {
             "acceptance": acceptance,
-            "state_bytes_per_draft_token": self._engine.held_token_bytes,
+            "state_bytes_per_draft_token": self._engine.rollback_token_bytes,
             "state_bytes_of_a_snapshot": self._engine.slot_bytes,
-            "modes": dict(self._engine.held_modes),
+            "modes": dict(self._engine.rollback_modes),
         }
 
     def text_gate(self) -> Gate:
@@ -157,7 +156,7 @@ class _Runs:
         accepted = metrics.accepted - before[2]
         chosen = {str(k): n - before[3].get(k, 0) for k, n in sorted(metrics.chosen.items())}
         return {
-            "tokens_per_second": {"plain": Spread.of(plain_rates), "candidates": Spread.of(rates)},
+            "tokens_per_second": {"plain": Spread.of(plain_rates), "draft tokens": Spread.of(rates)},
             "ratio": Spread.of_ratios(rates, plain_rates),
             "acceptance": accepted / max(1, proposed),
             "tokens_per_row": 1 + accepted / rows,

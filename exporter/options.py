@@ -14,7 +14,6 @@ from hybridge.artifact.settings import bad_value, check_settings, checked_choice
 from hybridge.exporter.families.hf_config import LARGEST_SIZE
 from hybridge.exporter.weights.placing import MODES
 
-MOST_SPECULATIVE_TOKENS = 15
 COMPUTE_DTYPES = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
 KV_DTYPES = ("auto", FP8_E4M3)
 REQUIRED, OPTIONAL = "required", "optional"
@@ -36,7 +35,6 @@ class ExportOptions:
     ``head`` False leaves out the head: the graph ends in the hidden states of every token, for callers with their own.
     ``kernels`` "required" refuses sizes of recurrent layers that no CUDA kernel supports; "optional" exports them
     for ONNX Runtime and for TensorRT's own layers.
-    ``speculative_tokens``: how many draft tokens a row may have behind its own in one step of the paged layout.
     ``mtp``: write the checkpoint's multi-token prediction head beside a paged graph, if it has a supported one.
     ``ignore_config_fields`` names unknown config fields to accept.
     """
@@ -78,14 +76,6 @@ class ExportOptions:
         group=_GRAPH,
     )
     all_logits: bool = setting(False, "Logits of every token, not only the last.", group=_GRAPH)
-    speculative_tokens: int = setting(
-        0,
-        "Keep the states after K draft tokens of a sequence (paged).",
-        metavar="K",
-        least=0,
-        most=MOST_SPECULATIVE_TOKENS,
-        group=_GRAPH,
-    )
     mtp: bool = setting(True, "Leave out the multi-token prediction head (paged).", flag="--no-mtp", group=_GRAPH)
     kernels: str = setting(
         REQUIRED,
@@ -150,9 +140,4 @@ class ExportOptions:
             raise SettingError(
                 f"kv_dtype: expected `layout={PAGED!r}` for {FP8_E4M3}, whose pools have a scale for every token and "
                 f"head, found {self.layout}: choose that layout, or leave it out"
-            )
-        if self.speculative_tokens:
-            raise SettingError(
-                f"speculative_tokens: expected `layout={PAGED!r}`, which has slots for the states of draft tokens, "
-                f"found {self.layout}: choose that layout, or leave it out"
             )

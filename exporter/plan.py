@@ -52,10 +52,8 @@ class ExportPlan:
         return [(tensors[source], p.dtype or self.config.dtype) for p in self.all_parameters for source in p.sources]
 
     def state_bytes_per_row(self) -> int:
-        """Bytes of one row's fixed-size states, including those kept for draft tokens."""
-        return (1 + self.config.speculative_tokens) * sum(
-            state.unit_bytes for state in self.config.bindings.states if not state.grows
-        )
+        """Bytes of one row's fixed-size states."""
+        return sum(state.unit_bytes for state in self.config.bindings.states if not state.grows)
 
     def cache_bytes_per_token(self) -> int:
         """Bytes of KV cache per token of one row."""

@@ -26,7 +26,6 @@ def export(
     kv_dtype: str = "auto",
     layout: str = "dense",
     kernels: str = "required",
-    speculative_tokens: int = 0,
     mtp: bool = True,
     max_batch_size: int = 8,
     max_seq_len: int | None = None,
@@ -48,9 +47,7 @@ def export(
     state_dtype: type of the recurrent states. kv_dtype: type of keys and values, "auto" (dtype) or, in layout "paged",
     "fp8_e4m3": 8 bits with a scale per token and head. kernels: "required" refuses sizes of recurrent layers that no
     CUDA kernel supports, "optional" exports them for ONNX Runtime and for TensorRT's own layers.
-    speculative_tokens: draft tokens that a row may have behind its own in a step of layout "paged"; the state after
-    each is kept. mtp: in layout "paged", write the checkpoint's multi-token prediction head too, where it has one.
-    max_batch_size, max_seq_len: maximum rows and tokens (max_seq_len None: the checkpoint's). all_logits: logits of
+    mtp: in layout "paged", write the checkpoint's multi-token prediction head too, where it has one. max_batch_size, max_seq_len: maximum rows and tokens (max_seq_len None: the checkpoint's). all_logits: logits of
     every token, not only of the last. weights: "reflink", "link" (hard links), "copy", or "auto": the first of these
     that the file system supports. scan: check for weights that are not finite or exceed dtype's range. full_hash: hash
     all weights, not only their headers. ignore_config_fields: unknown config fields to accept.
@@ -77,14 +74,15 @@ def verify(
     prompt_lengths: Iterable[int] | None = None,
     decode_steps: int = 16,
     tolerance: float | None = None,
+    speculative_tokens: int = 0,
     progress: Progress | None = None,
 ) -> VerifyReport:
     """Compare the artifact ``out`` with transformers running ``checkpoint`` (as for ``export``) in float32.
 
     engine: what runs the artifact; "auto" uses the engine that generates, and also runs the file as exported.
     prompt_lengths: tokens of each random prompt (None: lengths that cross the model's chunks and sliding windows);
-    decode_steps: tokens generated after it; tolerance: largest relative L2 error of a tensor (None: the default). It
-    needs up to 1.5 times the memory of the model in float32. The report's ``passed`` is the verdict, and
+    decode_steps: tokens generated after it; tolerance: largest relative L2 error of a tensor (None: the default);
+    speculative_tokens: also check steps with up to so many draft tokens a row, of a paged artifact. It needs up to 1.5 times the memory of the model in float32. The report's ``passed`` is the verdict, and
     ``first_failing_layer`` names the layer. HybridgeError when the comparison cannot be made.
     """
     from hybridge.hub import checkpoint_folder
@@ -96,6 +94,7 @@ def verify(
         prompt_lengths=None if prompt_lengths is None else tuple(prompt_lengths),
         decode_steps=decode_steps,
         tolerance=tolerance,
+        speculative_tokens=speculative_tokens,
     )
     return compare(checkpoint_folder(checkpoint), Path(out), options, progress)
 
@@ -110,7 +109,8 @@ def build_engine(
     plugins: str = "auto",
     plugin_states: str = "aliased",
     plugin_mixers: str = "joined",
-    candidate_states: str = "snapshot",
+    speculative_tokens: int = 0,
+    draft_states: str = "snapshot",
     library: str = "auto",
     workspace_mib: int | None = None,
     optimization_level: int | None = None,
@@ -122,8 +122,9 @@ def build_engine(
     target: a preset in configs/ or the path of a TOML file. compute_capabilities: GPUs such as "8.6", instead of
     the preset's. max_batch_size, max_seq_len: rows and tokens the engine is built for. plugins: "on" (CUDA plugins),
     "off" (native layers) or "auto" (on where they support target and sizes); plugin_states: "aliased" (updated in
-    place) or "separate"; plugin_mixers: "joined" (one plugin a Mamba2 mixer) or "separate" (two). candidate_states:
-    "snapshot" (a state after each draft token) or "replay" (states are held, a second engine advances them).
+    place) or "separate"; plugin_mixers: "joined" (one plugin a Mamba2 mixer) or "separate" (two). speculative_tokens:
+    draft tokens that a row of a paged artifact may have behind its own in one step. draft_states: how their states are
+    rolled back, "snapshot" (a slot for the state after each) or "replay" (a second engine advances the states).
     library: "auto", "tensorrt" or "tensorrt_rtx" (which needs no GPU). HybridgeError when the engine cannot be built.
     """
     parameters = locals()

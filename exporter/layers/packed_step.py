@@ -15,8 +15,6 @@ from hybridge.exporter.ops.packed_rotary_tables import packed_rotary_tables
 class PackedStep:
     """One call of a paged graph: positions [tokens] int64; slot_mapping [tokens], query_start_loc [rows + 1], seq_lens
     and state_indices [rows], block_table [rows, max_blocks], all int32.
-
-    With draft tokens state_indices is [rows, candidates], and num_accepted_tokens [rows] int32 is there.
     """
 
     positions: torch.Tensor
@@ -26,17 +24,17 @@ class PackedStep:
     slot_mapping: torch.Tensor
     state_indices: torch.Tensor
     dtype: torch.dtype
-    num_accepted_tokens: torch.Tensor | None = None
     _rotary: dict[RopeConfig, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def recurrent(
         self, op: str, inputs: Sequence[torch.Tensor | None], attributes: Sequence[object]
     ) -> tuple[torch.Tensor, ...]:
         """The operator ``op`` of the domain trt_edgellm on this step's rows; ``inputs`` without those about rows."""
-        operator, rows = getattr(torch.ops.trt_edgellm, op), (self.query_start_loc, self.state_indices)
-        if self.num_accepted_tokens is None:
-            return operator.packed(*inputs, *rows, *attributes)
-        return operator.speculative(*inputs, *rows, self.num_accepted_tokens, *attributes)
+        operator = getattr(torch.ops.trt_edgellm, op)
+        found: tuple[torch.Tensor, ...] = operator.packed(
+            *inputs, self.query_start_loc, self.state_indices, *attributes
+        )
+        return found
 
     def by_head(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, heads, head_dim], which is what this step's attention takes."""

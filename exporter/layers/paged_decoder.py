@@ -36,32 +36,5 @@ class PagedDecoder(Decoder):
         """input_ids [tokens] int64, the rest as in PackedStep; logits_indices [m] int32 -> logits float32 [m, vocab]
         of these tokens, and the new pools."""
         step = PackedStep(positions, query_start_loc, seq_lens, block_table, slot_mapping, state_indices, self.dtype)
-        return self.run_step(input_ids, step, logits_indices, states)
-
-    def run_step(
-        self, input_ids: torch.Tensor, step: PackedStep, logits_indices: torch.Tensor, states: list[torch.Tensor]
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Logits float32 [m, vocab] of the tokens ``logits_indices``, and the new pools."""
         x, new_states = self.run_layers(input_ids, step, states)
         return self.logits(selected_tokens(x, logits_indices)), new_states
-
-
-class SpeculativeDecoder(PagedDecoder):
-    """The paged decoder with a state for every draft token of a row."""
-
-    def forward(  # type: ignore[override]  # the graph's inputs, which are the layout's
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor,
-        slot_mapping: torch.Tensor,
-        state_indices: torch.Tensor,
-        num_accepted_tokens: torch.Tensor,
-        logits_indices: torch.Tensor,
-        states: list[torch.Tensor],
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """As of PagedDecoder, with state_indices [rows, candidates] and num_accepted_tokens [rows] int32."""
-        rows = (positions, query_start_loc, seq_lens, block_table, slot_mapping, state_indices)
-        return self.run_step(input_ids, PackedStep(*rows, self.dtype, num_accepted_tokens), logits_indices, states)

@@ -26,7 +26,6 @@ from hybridge.trt_plugins.catalog import DENSE_VERSION, DOMAIN
 from hybridge.trt_plugins.checks import check_op_nodes
 from hybridge.trt_plugins.functions import attach_functions
 from hybridge.trt_plugins.specs.packed import PACKED_VERSION
-from hybridge.trt_plugins.specs.speculative import SPECULATIVE_VERSION
 
 
 def build_model(
@@ -47,7 +46,6 @@ def build_model(
         state_dtype=config.recurrent_state_dtype,
         kv_dtype=FP8_E4M3 if config.has_kv_scales else "auto",
         layout=config.layout,
-        speculative_tokens=config.speculative_tokens,
         all_logits=all_logits,
         head=head,
     )
@@ -82,5 +80,4 @@ def _import_operators(model: ir.Model, config: RuntimeConfig) -> None:
     """Import the layout's version of our operators: operators that two versions share are traced as the older."""
     imports = model.graph.opset_imports
     if DOMAIN in imports:
-        packed = SPECULATIVE_VERSION if config.speculative_tokens else PACKED_VERSION
-        imports[DOMAIN] = packed if config.layout == PAGED else DENSE_VERSION
+        imports[DOMAIN] = PACKED_VERSION if config.layout == PAGED else DENSE_VERSION

@@ -6,7 +6,7 @@ from hybridge.artifact import names
 from hybridge.artifact.bindings import BATCH, MAX_SEQ, SEQ, Binding, GraphBindings
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.dtypes import DType
-from hybridge.artifact.paged import NUM_LOGITS, PAGED, TOKENS, kv_pool_bindings, state_pool_bindings, step_inputs
+from hybridge.artifact.paged import NUM_LOGITS, PAGED, STEP_INPUTS, TOKENS, kv_pool_bindings, state_pool_bindings
 from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.options import ExportOptions
 
@@ -33,7 +33,7 @@ def graph_bindings(config: DecoderConfig, options: ExportOptions, dtype: DType) 
 
 
 def _paged_bindings(config: DecoderConfig, options: ExportOptions, dtype: DType) -> GraphBindings:
-    inputs = [*step_inputs(options.speculative_tokens)]
+    inputs = [*STEP_INPUTS]
     for k, attention in enumerate(config.attention_bodies):
         inputs += kv_pool_bindings(k, attention.kv, options.kv_cache_dtype(dtype))
     for r, body in enumerate(config.recurrent_bodies):
@@ -88,5 +88,4 @@ def runtime_config(
         conv_state_dtype=dtype,
         eos_token_ids=eos_token_ids,
         bindings=graph_bindings(config, options, dtype),
-        speculative_tokens=options.speculative_tokens,
     ).check()

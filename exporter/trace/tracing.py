@@ -18,7 +18,7 @@ from hybridge.artifact.kv_dtypes import FP8_E4M3
 from hybridge.artifact.paged import MAX_BLOCKS, NUM_LOGITS, PAGED, ROW_BOUNDS, ROWS, TOKENS
 from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.layers.decoder import Decoder
-from hybridge.exporter.layers.paged_decoder import PagedDecoder, SpeculativeDecoder
+from hybridge.exporter.layers.paged_decoder import PagedDecoder
 from hybridge.exporter.ops.table import translation_table
 from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.trace.lean_export import lean_passes, undecomposed
@@ -78,8 +78,7 @@ def trace_module(module_of: Callable[[], nn.Module], bindings: GraphBindings, dt
 
 def _module(config: DecoderConfig, options: ExportOptions) -> Decoder:
     if options.layout == PAGED:
-        kind = SpeculativeDecoder if options.speculative_tokens else PagedDecoder
-        return kind(config, options.kv_dtype == FP8_E4M3)
+        return PagedDecoder(config, options.kv_dtype == FP8_E4M3)
     return Decoder(config, options.all_logits, options.head)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Drafts that are no folder.
 NAMES = ("ngram", "mtp")
-# Draft tokens of a step where neither the command nor the artifact says how many.
+# Draft tokens of a step where the command does not say how many.
 TOKENS = 4
 
 
@@ -27,9 +27,8 @@ def draft_settings(
     """Settings for ``--draft``, ``--draft-tokens``, ``--speculative-mode`` and ``--draft-sampling`` of the artifact
     ``out``; None where neither of the first two is given.
 
-    draft: "ngram", "mtp", or the folder of a draft model's artifact. tokens: None for as many as the artifact keeps
-    states of. RequestError: a mode without the others, or sampling without a draft model; a usage error: a mode that is
-    not as in ``parsed_mode``.
+    draft: "ngram", "mtp", or the folder of a draft model's artifact. tokens: None for TOKENS. RequestError: a mode
+    without the others, or sampling without a draft model; a usage error: a mode that is not as in ``parsed_mode``.
     """
     modes = parsed_mode("auto" if mode is None else mode)
     if tokens is not None:
@@ -44,16 +43,14 @@ def draft_settings(
                 f"--speculative-mode {mode}: expected --draft or --draft-tokens beside it, found neither"
             )
         return None
-    from hybridge.artifact.config import read_config
     from hybridge.artifact.path_kind import require_artifact
     from hybridge.runtime.serving.settings import ServingSettings
     from hybridge.runtime.speculation import DraftModel, SpeculationSettings
 
     require_artifact(out)
-    exported = read_config(out).speculative_tokens
     named = NAMES[0] if draft is None else draft
     drafter = named if named in NAMES else DraftModel(named, samples=samples)
-    return ServingSettings(speculation=SpeculationSettings(tokens or exported or TOKENS, drafter, mode=modes))
+    return ServingSettings(speculation=SpeculationSettings(tokens or TOKENS, drafter, mode=modes))
 
 
 def parsed_mode(text: str) -> str | Mapping[str, str]:
@@ -61,7 +58,7 @@ def parsed_mode(text: str) -> str | Mapping[str, str]:
 
     A usage error names ``--speculative-mode``.
     """
-    from hybridge.runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT
+    from hybridge.runtime.engines.rollback.modes import AUTO, REPLAY, SNAPSHOT
 
     if text in (AUTO, REPLAY, SNAPSHOT):
         return text

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+# Of options that another command has now.
+_MOVED = {
+    "--speculative-tokens": "--speculative-tokens: expected no draft tokens in an export, as they are chosen for any "
+    "artifact of layout paged when it is opened: use hybridge run --draft-tokens N, SpeculationSettings(tokens=N), or "
+    "hybridge build-engine --speculative-tokens N",
+}
+
 
 def usage_sentence(error: BaseException) -> str:
     """The sentence for a usage error (an exception with ``format_message``) of the parser or of a command."""
@@ -13,6 +20,8 @@ def usage_sentence(error: BaseException) -> str:
 
 
 def _message(error: Any) -> str:
+    if type(error).__name__ == "NoSuchOption" and error.option_name in _MOVED:
+        return _MOVED[error.option_name]
     if type(error).__name__ != "BadParameter":
         return str(error.format_message())
     where = error.param_hint or max(getattr(error.param, "opts", ()), key=len, default="")

@@ -43,6 +43,7 @@ class VerifyOptions:
     prompt_lengths: None for some that cross the chunks and sliding windows of the model (``lengths.default_lengths``).
     tolerance: largest relative error; None is that of ``default_tolerance``.
     engine: what runs the artifact; "auto" runs it twice, by the engine that generates and exactly as it was exported.
+    speculative_tokens: also check steps with up to so many draft tokens a row, on engines that can take them back.
     """
 
     engine: str = setting(
@@ -60,6 +61,7 @@ class VerifyOptions:
         metavar="X",
         shown_default="1e-4; more for engines in 16 bits",
     )
+    speculative_tokens: int = setting(0, "Also check steps with N draft tokens (paged).", metavar="N", least=0, most=15)
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -18,9 +18,11 @@ BLOCK_SIZE = 5
 
 
 def observations(
-    engine: PagedEngine, prompts: list[np.ndarray], sequences: list[np.ndarray], steps: int
+    engine: PagedEngine, prompts: list[np.ndarray], sequences: list[np.ndarray], steps: int, draft_tokens: int = 0
 ) -> Iterator[Observation]:
     """Every scenario; ``sequences`` are ``prompts`` with ``steps`` more tokens behind each.
+
+    ``draft_tokens``: of a row at most, in steps that check some, where the engine can take them back.
 
     Pages and slots are in random order, and everything that belongs to no sequence is NaN.
     """
@@ -30,9 +32,10 @@ def observations(
     for start in range(0, len(prompts), at_once):
         mixed = _mixed(engine, sequences[start : start + at_once], steps)
         yield from _renumbered(mixed, start)
-        if engine.config.speculative_tokens:
+        if 0 < draft_tokens < engine.max_rollback_tokens:
             heads = [len(prompt) for prompt in prompts[start : start + at_once]]
-            yield from _renumbered(_candidates(engine, sequences[start : start + at_once], heads), start)
+            checked = _draft_tokens(engine, sequences[start : start + at_once], heads, 1 + draft_tokens)
+            yield from _renumbered(checked, start)
 
 
 def far_window(engine: PagedEngine, index: int, row: FarRow) -> Iterator[Observation]:
@@ -124,13 +127,17 @@ def _mixed(engine: PagedEngine, sequences: list[np.ndarray], steps: int) -> Iter
                 yield Observation(name, row, heads[row] + fed[handle] + 1, logits[handle][-1], states)
 
 
-def _candidates(engine: PagedEngine, sequences: list[np.ndarray], heads: list[int]) -> Iterator[Observation]:
-    """All prompts in one step; then steps of candidate tokens, the first of which are right, for every sequence.
+def _draft_tokens(
+    engine: PagedEngine, sequences: list[np.ndarray], heads: list[int], most: int
+) -> Iterator[Observation]:
+    """All prompts in one step; then steps of up to ``most`` tokens, the first of which are right, for every sequence.
 
-    heads: tokens of each prompt. A random number of candidates is right, and any number of wrong ones follows.
+    heads: tokens of each prompt. A random number of tokens is right, and any number of wrong ones follows.
     """
-    most, rng = 1 + engine.config.speculative_tokens, np.random.default_rng(0)
-    pools = PagedSequences(engine, len(sequences), sum(len(tokens) for tokens in sequences), BLOCK_SIZE)
+    rng = np.random.default_rng(0)
+    total = sum(len(tokens) + most for tokens in sequences)
+    engine.prepare_rollback(len(sequences), most)
+    pools = PagedSequences(engine, len(sequences), total, BLOCK_SIZE)
     by_handle = {pools.add(): tokens for tokens in sequences}
     lengths = dict(zip(by_handle, heads, strict=True))
     rows = {handle: row for row, handle in enumerate(by_handle)}
@@ -138,11 +145,11 @@ def _candidates(engine: PagedEngine, sequences: list[np.ndarray], heads: list[in
     while work := {h: s[lengths[h] :][:most] for h, s in by_handle.items() if lengths[h] < len(s)}:
         accepted = {handle: int(rng.integers(1, len(tokens) + 1)) for handle, tokens in work.items()}
         drafts = {handle: _draft(tokens, accepted[handle], most, engine, rng) for handle, tokens in work.items()}
-        for handle, logits in pools.verify(drafts, accepted).items():
+        for handle, logits in pools.check(drafts, accepted).items():
             for index in range(accepted[handle]):
                 lengths[handle] += 1
                 states = pools.states(handle) if lengths[handle] == len(by_handle[handle]) else {}
-                yield Observation("candidates", rows[handle], lengths[handle], logits[index], states)
+                yield Observation("draft tokens", rows[handle], lengths[handle], logits[index], states)
 
 
 def _draft(right: np.ndarray, count: int, most: int, engine: PagedEngine, rng: np.random.Generator) -> np.ndarray:

@@ -16,27 +16,18 @@ from hybridge.verification.scenarios import inner_values
 
 @dataclass
 class _Sequence:
-    """Slots, pages in the order of positions, and how many tokens have been fed and kept.
+    """A slot, pages in the order of positions, and how many tokens have been fed and kept."""
 
-    slots: one, and one more for each candidate token; the state is in that of the last token that was accepted.
-    """
-
-    slots: list[int]
+    slot: int
     pages: list[int] = field(default_factory=list)
     length: int = 0
-    accepted: int = 1
-
-    @property
-    def slot(self) -> int:
-        return self.slots[self.accepted - 1]
 
 
 class PagedSequences:
     """Feeds tokens of several sequences to a paged engine, any number of each in one step.
 
     ``tokens``: the most that all sequences together will have. ``slots``: the slots that they get, one after the other,
-    from 0 to ``count``; in random order by default, and then with one more for each candidate token that the artifact
-    takes.
+    from 0 to ``count``; in random order by default.
     """
 
     def __init__(
@@ -49,9 +40,7 @@ class PagedSequences:
         slots: Sequence[int] | None = None,
     ) -> None:
         self._engine, self._size = engine, block_size
-        self._columns = 1 + engine.config.speculative_tokens if slots is None else 1
-        tokens += count * (self._columns - 1)
-        sizes = PoolSizes(-(-tokens // block_size) + count + 1, block_size, count * self._columns + 1)
+        sizes = PoolSizes(-(-tokens // block_size) + count + 1, block_size, count + 1)
         engine.allocate_pools(sizes)
         engine.fill_pools(np.nan)
         rng = np.random.default_rng(seed)
@@ -61,7 +50,7 @@ class PagedSequences:
 
     def add(self) -> int:
         """A new, empty sequence; its handle."""
-        self._sequences.append(_Sequence([self._free_slots.pop() for _ in range(self._columns)]))
+        self._sequences.append(_Sequence(self._free_slots.pop()))
         self._engine.zero_slots([self._sequences[-1].slot])
         return len(self._sequences) - 1
 
@@ -86,26 +75,15 @@ class PagedSequences:
         ends = np.cumsum([len(tokens) for tokens in work.values()])
         return dict(zip(work, np.split(logits, ends)[:-1], strict=True))
 
-    def verify(self, work: Mapping[int, np.ndarray], accepted: Mapping[int, int]) -> dict[int, np.ndarray]:
-        """Feed candidate tokens [n] to each sequence of ``work``, of which the first ``accepted`` become part of it.
+    def check(self, work: Mapping[int, np.ndarray], accepted: Mapping[int, int]) -> dict[int, np.ndarray]:
+        """Feed draft tokens [n] to each sequence of ``work``, of which the first ``accepted`` become part of it.
 
         Returns logits [n, vocab] of all these tokens.
         """
-        plain = self._inputs(work, 0)
-        sequences = [self._sequences[handle] for handle in work]
-        logits = self._engine.step(
-            replace(
-                plain,
-                state_indices=np.array([s.slots for s in sequences], np.int32),
-                num_accepted_tokens=np.array([s.accepted for s in sequences], np.int32),
-            )
-        ).copy()
+        logits = self._engine.step(replace(self._inputs(work, 0), deferred=np.ones(len(work), bool))).copy()
+        self._engine.advance(np.array([accepted[handle] for handle in work], np.int32))
         for handle, count in accepted.items():
-            sequence = self._sequences[handle]
-            sequence.length += count - len(work[handle])
-            # A longer row replaces the state that it began with.
-            if len(work[handle]) <= self._columns:
-                sequence.accepted = count
+            self._sequences[handle].length += count - len(work[handle])
         ends = np.cumsum([len(tokens) for tokens in work.values()])
         return dict(zip(work, np.split(logits, ends)[:-1], strict=True))
 

@@ -130,6 +130,7 @@ class Cases:
     Of the logits only those of each prompt's last token and of the decode tokens are held, in ``ReferenceRun.logits``.
     far, at_far: rows behind filled caches, and the reference's results for their new tokens.
     windows: the sliding window of each layer, or None. reference, notes: its name and what a user should know of it.
+    draft_tokens: of a row at most, in steps that check some; 0: there is no such step.
     """
 
     config: RuntimeConfig
@@ -142,6 +143,7 @@ class Cases:
     windows: tuple[int | None, ...]
     reference: str
     notes: tuple[str, ...]
+    draft_tokens: int
 
     @classmethod
     def of(
@@ -162,7 +164,8 @@ class Cases:
             at_far.append(reference.run(row.tokens, row.caches))
             progress.advance()
         windows, name, notes = reference.windows, reference.name, reference.notes
-        return cls(config, prompts, sequences, at_prompt, at_end, plan.far, at_far, windows, name, notes)
+        runs_of = (prompts, sequences, at_prompt, at_end, plan.far, at_far)
+        return cls(config, *runs_of, windows, name, notes, options.speculative_tokens)
 
     def expected(self, observation: Observation) -> ReferenceRun:
         """The reference run whose states belong to the observation's number of tokens."""
@@ -208,7 +211,8 @@ def _paged_comparisons(
     engine: PagedEngine, cases: Cases, decode_steps: int, tolerance: float, progress: Progress
 ) -> Iterator[Comparison]:
     far = (paged_scenarios.far_window(engine, index, row) for index, row in enumerate(cases.far))
-    for observation in chain(paged_scenarios.observations(engine, cases.prompts, cases.sequences, decode_steps), *far):
+    prompts = paged_scenarios.observations(engine, cases.prompts, cases.sequences, decode_steps, cases.draft_tokens)
+    for observation in chain(prompts, *far):
         yield from _compare(engine.name, observation, cases, tolerance)
         progress.advance()
     for scenario, same in paged_scenarios.untouched(engine, cases.prompts[0]):

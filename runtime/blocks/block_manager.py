@@ -16,8 +16,7 @@ class BlockManager:
     """Allocates and releases the memory of sequences; the only writer of ``SequenceMemory``. Ignores contents.
 
     max_rows: maximum number of sequences with memory. max_seq_len: tokens of the longest. cache: owns the pools, and
-    stores computed prefixes for later sequences. draft_slots: slots that a sequence has beside its own, for states
-    after draft tokens; None: it needs none, as the engine defers its states until it is known which are accepted.
+    stores computed prefixes for later sequences.
     """
 
     def __init__(
@@ -27,12 +26,9 @@ class BlockManager:
         max_rows: int,
         max_seq_len: int,
         cache: PrefixCache,
-        draft_slots: int | None = 0,
     ) -> None:
         self.needs, self.block_size, self.cache = needs, block_size, cache
         self.pool, self.slots, self.states = cache.pool, cache.slots, cache.states
-        self._draft_slots = draft_slots if needs.state and draft_slots else 0
-        self.keeps_states = needs.state and draft_slots is not None
         self.rows = RowTables(max_rows, max(1, self.blocks_for(max_seq_len)))
 
     @property
@@ -81,7 +77,6 @@ class BlockManager:
         child.row = self.rows.assign(child.blocks)
         if self.needs.state:
             child.slot = self.slots.allocate()
-            child.draft_slots = self._take_draft_slots()
         child.writable = parent.writable
         child.exact = parent.exact and not self.needs.state
         if self.needs.kv:
@@ -102,7 +97,6 @@ class BlockManager:
         self.slots.release(memory.slots)
         if memory.row != NONE:
             self.rows.release(memory.row)
-        memory.draft_slots = []
         memory.slot = memory.row = memory.source = NONE
         memory.writable = 0
         memory.exact = False
@@ -158,8 +152,6 @@ class BlockManager:
         else:
             start = first if copies else len(blocks) - len(new)
             self.rows.array[memory.row, start : len(blocks)] = blocks[start:]
-        if new_slot:
-            memory.draft_slots = self._take_draft_slots()
         memory.writable = len(blocks) * self.block_size if self.needs.kv else sys.maxsize
         return growth
 
@@ -178,7 +170,7 @@ class BlockManager:
         self.pool.release(surplus)
         if growth.new_slot:
             self.slots.release(memory.slots)
-            memory.slot, memory.draft_slots = NONE, []
+            memory.slot = NONE
         if growth.new_row:
             self.rows.release(memory.row)
             memory.row = NONE
@@ -190,11 +182,8 @@ class BlockManager:
             memory.length = end
 
     def accept(self, memory: SequenceMemory, drafts: int, accepted: int) -> None:
-        """Keep the first ``accepted`` of the last ``drafts`` tokens: their KV, and the state after them."""
+        """Keep the first ``accepted`` of the last ``drafts`` tokens; the engine has rolled back their states."""
         memory.length -= drafts - accepted
-        if accepted and self.keeps_states:
-            slots = memory.draft_slots
-            memory.slot, slots[accepted - 1] = slots[accepted - 1], memory.slot
         count = self.blocks_for(memory.length)
         surplus = memory.blocks[count:]
         if surplus:
@@ -255,11 +244,3 @@ class BlockManager:
         """Whether the next token of ``memory`` goes into a block that others use too."""
         first = memory.length // self.block_size
         return self.needs.kv and first < len(memory.blocks) and self.pool.references(memory.blocks[first]) > 1
-
-    def _take_draft_slots(self) -> list[int]:
-        """Slots for the states after draft tokens, as many as there are.
-
-        Every free row keeps a slot for the next sequence.
-        """
-        count = min(self._draft_slots, self.slots.free - self.rows.free)
-        return [self.slots.allocate() for _ in range(count)]

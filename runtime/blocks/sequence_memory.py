@@ -20,7 +20,6 @@ class SequenceMemory:
     blocks    block of each block_size tokens; the first ``passed`` ones fell out of the sliding window and are -1
     writable  tokens up to which the blocks can be written: beyond, the block is missing or shared
     slot, row -1 while it has none
-    draft_slots slots for the states after draft tokens; none without speculation
     source    slot of the prefix cache's state with which it begins, until that is copied; -1: none
     stop      tokens at which a step ends, because the prefix cache takes a checkpoint there
     exact     whether blocks and slot hold just what ``length`` says: not before a copy, and not after a failure
@@ -29,7 +28,6 @@ class SequenceMemory:
 
     __slots__ = (
         "blocks",
-        "draft_slots",
         "exact",
         "length",
         "namespace",
@@ -47,7 +45,6 @@ class SequenceMemory:
         self.tokens = tokens
         self.namespace = namespace
         self.blocks: list[int] = []
-        self.draft_slots: list[int] = []
         self.length = self.passed = self.writable = 0
         self.slot = self.row = self.source = NONE
         self.stop = NEVER
@@ -56,8 +53,8 @@ class SequenceMemory:
 
     @property
     def slots(self) -> list[int]:
-        """The slots that it owns."""
-        return [slot for slot in (self.slot, *self.draft_slots) if slot != NONE]
+        """The slot that it owns, if it has one."""
+        return [] if self.slot == NONE else [self.slot]
 
     @property
     def owned_blocks(self) -> list[int]:

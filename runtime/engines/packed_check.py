@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from hybridge.artifact.config import RuntimeConfig
@@ -15,28 +13,22 @@ _FEW = 32
 
 
 def check_packed(
-    inputs: PackedInputs, limits: StepLimits, config: RuntimeConfig, sizes: PoolSizes, most_held: int = 0
+    inputs: PackedInputs, limits: StepLimits, config: RuntimeConfig, sizes: PoolSizes, most_deferred: int = 0
 ) -> None:
     """EngineError when the arrays contradict each other, the limits, the artifact of ``config``, or name a place that
     pools of ``sizes`` do not have.
 
-    ``most_held``: tokens of a row whose states may be held.
+    ``most_deferred``: tokens of a row whose states may be deferred.
     """
-    problem = _shape_problem(inputs, limits, config.speculative_tokens, most_held) or _place_problem(
-        inputs, sizes, bool(config.kv_layers)
-    )
+    problem = _shape_problem(inputs, limits, most_deferred) or _place_problem(inputs, sizes, bool(config.kv_layers))
     if problem:
         raise EngineError(f"expected {problem}: correct the step")
 
 
-def _shape_problem(inputs: PackedInputs, limits: StepLimits, speculative_tokens: int, most_held: int) -> str:
+def _shape_problem(inputs: PackedInputs, limits: StepLimits, most_deferred: int) -> str:
     """What was expected and found; empty: nothing is wrong."""
     tokens, rows = len(inputs.input_ids), len(inputs.seq_lens)
-    bounds, accepted = inputs.query_start_loc, inputs.num_accepted_tokens
-    columns = ""
-    slots: tuple[int, ...] = (rows,)
-    if accepted is not None and speculative_tokens:
-        slots, columns = (rows, 1 + speculative_tokens), f" with {1 + speculative_tokens} slots each"
+    bounds = inputs.query_start_loc
     if not 1 <= rows <= limits.max_rows or not rows <= tokens <= limits.max_tokens:
         return (
             f"1 to {limits.max_rows} rows of 1 token or more and at most {limits.max_tokens} tokens, found {rows} rows "
@@ -49,20 +41,17 @@ def _shape_problem(inputs: PackedInputs, limits: StepLimits, speculative_tokens:
             f"positions and slot_mapping of {tokens} tokens, found {list(inputs.positions.shape)} and "
             f"{list(inputs.slot_mapping.shape)}"
         )
-    if inputs.block_table.shape[:1] != (rows,) or inputs.state_indices.shape != slots:
+    if inputs.block_table.shape[:1] != (rows,) or inputs.state_indices.shape != (rows,):
         return (
-            f"block_table and state_indices of {rows} rows{columns}, found {list(inputs.block_table.shape)} and "
+            f"block_table and state_indices of {rows} rows, found {list(inputs.block_table.shape)} and "
             f"{list(inputs.state_indices.shape)}"
         )
-    if accepted is not None and (not speculative_tokens or accepted.shape != (rows,)):
-        wanted = f"of {rows} rows" if speculative_tokens else "of an artifact exported with `speculative_tokens` alone"
-        return f"num_accepted_tokens {wanted}, found {list(accepted.shape)}"
-    if inputs.held is not None:
-        longest = max(np.diff(bounds)[inputs.held], default=0) if inputs.held.shape == (rows,) else 0
-        if inputs.held.shape != (rows,) or accepted is not None or longest > most_held:
+    if inputs.deferred is not None:
+        longest = max(np.diff(bounds)[inputs.deferred], default=0) if inputs.deferred.shape == (rows,) else 0
+        if inputs.deferred.shape != (rows,) or longest > most_deferred:
             return (
-                f"held of {rows} rows of at most {most_held} tokens without num_accepted_tokens, found "
-                f"{list(inputs.held.shape)} and rows of up to {longest}"
+                f"deferred of {rows} rows of at most {most_deferred} tokens, found {list(inputs.deferred.shape)} and "
+                f"rows of up to {longest}"
             )
     low, high = _range(inputs.logits_indices)
     if inputs.logits_indices.size and not 0 <= low <= high < tokens:
@@ -96,12 +85,3 @@ def _range(array: np.ndarray) -> tuple[int, int]:
         return int(array.min()), int(array.max())
     numbers = array.ravel().tolist()  # less than a reduction takes
     return (min(numbers), max(numbers)) if numbers else (-1, -1)
-
-
-def check_accepted(accepted: Sequence[int], counts: Sequence[int]) -> None:
-    """EngineError when a row's states are to advance by other than 0 to ``counts`` [rows] tokens, 0 if not held."""
-    if len(accepted) != len(counts):
-        raise EngineError(f"expected tokens to advance by for {len(counts)} rows, found {len(accepted)}")
-    for row, (found, most) in enumerate(zip(accepted, counts, strict=True)):
-        if not 0 <= found <= most:
-            raise EngineError(f"row {row}: expected 0 to {most} tokens to advance by, found {found}")

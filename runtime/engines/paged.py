@@ -17,11 +17,11 @@ import numpy as np
 from hybridge.artifact.bindings import Binding
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.held_modes import AUTO
 from hybridge.runtime.engines.hidden_rows import HiddenRows
 from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.packed_rows import EXACT
 from hybridge.runtime.engines.packed_state import PackedState
+from hybridge.runtime.engines.rollback.modes import AUTO
 from hybridge.runtime.engines.step_result import ArrayResult, StepResult
 
 
@@ -37,16 +37,9 @@ class PackedInputs:
     slot_mapping [tokens] int32     block * block_size + offset where each token's KV is stored, none twice; -1: nowhere
     state_indices [rows] int32      slot of each row, none twice; -1: a padding row, or a model without recurrent states
     logits_indices [m] int32        tokens of this step whose logits are wanted, ascending; m may be 0
-    num_accepted_tokens [rows] int32  of a step with candidate tokens, None of any other
+    deferred [rows] bool     rows whose recurrent states this step leaves as they are until ``advance``; None: no row
 
-    With candidate tokens, which only artifacts of --speculative-tokens K have, state_indices is [rows, K + 1]: row r
-    begins with the state in column num_accepted_tokens[r] - 1, and if it has at most K + 1 tokens, the state after its
-    token j goes to the slot in column j, -1: nowhere. A longer row replaces the state that it began with.
-
-    held [rows] bool         rows whose recurrent states this step leaves as they are until ``advance``; None: no row
-
-    A held row has at most ``most_held_tokens`` tokens. It needs no artifact of --speculative-tokens, and takes no slots
-    beside its own.
+    A deferred row has at most ``max_rollback_tokens`` tokens.
 
     A row whose first new token has position 0 starts from a slot that the caller has zeroed. Padding rows come last,
     have one token each (id 0, position 0, slot_mapping -1) and one logits index each, and touch no pool.
@@ -60,8 +53,7 @@ class PackedInputs:
     slot_mapping: np.ndarray
     state_indices: np.ndarray
     logits_indices: np.ndarray
-    num_accepted_tokens: np.ndarray | None = None
-    held: np.ndarray | None = None
+    deferred: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -158,39 +150,39 @@ class PagedEngine(ABC):
         return False
 
     @property
-    def most_held_tokens(self) -> int:
-        """The most tokens of a row whose states a step may hold; 0 for an engine that holds none."""
+    def max_rollback_tokens(self) -> int:
+        """The most tokens of a row that a step may defer; 0 for an engine that defers none."""
         return 0
 
     @property
-    def held_token_bytes(self) -> int:
-        """Memory that a token of a held row takes."""
+    def rollback_token_bytes(self) -> int:
+        """Memory that a token of a deferred row takes."""
         return 0
 
     @property
-    def held_modes(self) -> Mapping[str, str]:
-        """What becomes of the states of held rows, by recurrent operator; as in ``prepare_held``."""
+    def rollback_modes(self) -> Mapping[str, str]:
+        """How each recurrent operator's states are rolled back; as in ``prepare_rollback``."""
         return {}
 
-    def prepare_held(  # noqa: B027 (an engine that makes room as it goes needs no override)
+    def prepare_rollback(  # noqa: B027 (an engine that defers nothing needs no override)
         self, rows: int, tokens: int, mode: str | Mapping[str, str] = AUTO
     ) -> None:
-        """Make ready for steps of at most ``rows`` held rows of ``tokens`` tokens; pools have to be made after it.
+        """Make ready for steps of at most ``rows`` deferred rows of ``tokens`` tokens; pools are made after it.
 
-        mode: "replay" (inputs of an operator's tokens are kept, by which ``advance`` runs it again), "snapshot" (its
-        state after each token is kept, of which ``advance`` copies one), or by recurrent operator one of these; "auto",
-        and operators without one: that which costs less. EngineError for an operator that the graph does not have, or
-        when memory is short.
+        mode: "replay" (a step stores what an operator reads of each token, and ``advance`` runs it again), "snapshot"
+        (a step stores its state after each token, of which ``advance`` copies one), or by recurrent operator one of
+        these; "auto", and operators without one: that which costs less. EngineError for an operator that the graph does
+        not have, for a mode that the engine does not have, or when memory is short.
         """
 
     def advance(self, accepted: np.ndarray) -> None:
-        """Advance the states that the last step held, each row's by its first ``accepted`` [rows] tokens.
+        """Advance the states that the last step deferred, each row's by its first ``accepted`` [rows] tokens.
 
-        At most once, before the next step; 0, and in rows that were not held, changes nothing. States that are not
-        advanced stay as they were before that step, as do those of all rows where it failed. After an EngineError the
-        slots of the held rows are undefined.
+        At most once, before the next step; 0, and in rows that were not deferred, changes nothing. States that do not
+        advance stay as they were before that step, as do those of all rows where it failed. After an EngineError the
+        slots of the deferred rows are undefined.
         """
-        raise EngineError(f"the {self.name} engine holds no states: use onnxruntime, or the snapshot mode")
+        raise EngineError(f"the {self.name} engine cannot take back draft tokens: use onnxruntime or torch")
 
     @property
     def shows_hidden_states(self) -> bool:
@@ -294,8 +286,8 @@ class PagedEngine(ABC):
         """Device memory in bytes that pools could still take; None where a byte budget decides instead (a CPU)."""
         return None
 
-    def held_memory(self) -> Mapping[str, int]:
-        """Device memory in bytes that the engine holds beside its pools, by what it is for; for reports."""
+    def memory_use(self) -> Mapping[str, int]:
+        """Device memory in bytes that the engine uses beside its pools, by what it is for; for reports."""
         return {}
 
     def padded_rows(self, rows: int) -> int:

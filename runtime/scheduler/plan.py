@@ -12,9 +12,9 @@ class PlannedRow(NamedTuple):
     """Feed ``new_tokens`` tokens of a sequence from position ``start`` on.
 
     table_row: its row of the block tables. slot: of its recurrent states, -1 without. samples: these are its last
-    tokens, so that the logits after them choose the next one. draft tokens: the last of new_tokens, which the sequence
-    does not have yet and may never have. draft_slots: of the recurrent states after each of them. prompt_logits:
-    how many tokens of the prompt, right before those that choose a token, give logits beside them.
+    tokens, so that the logits after them choose the next one. draft_tokens: the last of new_tokens, which the sequence
+    does not have yet and may never have. prompt_logits: how many tokens of the prompt, right before those that choose a
+    token, give logits beside them.
     """
 
     sequence: int
@@ -24,7 +24,6 @@ class PlannedRow(NamedTuple):
     slot: int
     samples: bool
     draft_tokens: tuple[int, ...] = ()
-    draft_slots: tuple[int, ...] = ()
     prompt_logits: int = 0
 
     @property

@@ -60,7 +60,7 @@ class StepBuilder:
         rows = [
             new(
                 PlannedRow,
-                (each.id, (m := each.memory).length, n, m.row, m.slot, m.length + n == len(each.tokens), (), (), 0),
+                (each.id, (m := each.memory).length, n, m.row, m.slot, m.length + n == len(each.tokens), (), 0),
             )
             for each, n in self.rows.items()
         ]
@@ -91,6 +91,4 @@ class StepBuilder:
         tried = self.draft_tokens.get(sequence)
         if tried is None:
             return row
-        return row._replace(
-            samples=True, draft_tokens=tried, draft_slots=tuple(sequence.memory.draft_slots[: len(tried)])
-        )
+        return row._replace(samples=True, draft_tokens=tried)

@@ -34,8 +34,7 @@ class StepPlanner:
     def max_draft_tokens(self, sequence: ScheduledSequence) -> int:
         """Maximum draft tokens of a sequence before its end or the next state that the prefix cache stores."""
         memory = sequence.memory
-        most = min(sequence.request.most_tokens - len(sequence.tokens), memory.stop - memory.length - 2)
-        return min(most, len(memory.draft_slots)) if self._manager.keeps_states else most
+        return min(sequence.request.most_tokens - len(sequence.tokens), memory.stop - memory.length - 2)
 
     def _add_running(self, step: StepBuilder, draft_tokens: Mapping[int, tuple[int, ...]]) -> None:
         queues = self._queues

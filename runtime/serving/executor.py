@@ -70,11 +70,11 @@ class StepExecutor:
             engine.copy_blocks(sources, targets)
 
     def advance(self, plan: StepPlan, accepted: Mapping[int, int]) -> None:
-        """Advance the states that the step held, by each row's own token and its ``accepted`` draft tokens.
+        """Advance the states that the step deferred, by each row's own token and its ``accepted`` draft tokens.
 
         Whatever the engine raises passes through, as in ``launch``.
         """
-        if self._manager.needs.state and not self._manager.keeps_states and accepted:
+        if self._manager.needs.state and accepted:
             counts = [1 + accepted[row.sequence] if row.draft_tokens else 0 for row in plan.rows]
             self._engine.advance(np.array(counts, np.int32))
 

@@ -46,7 +46,7 @@ class ServingLoop:
         self.last_times = StepTimes(0.0, 0.0)
         rows, speculation = self.shape.max_rows, settings.speculation
         speculator = None if speculation is None else Speculator(speculation, engine, rows)
-        memory = loop_memory(engine, settings, self.shape, speculator.draft_slots if speculator else 0)
+        memory = loop_memory(engine, settings, self.shape)
         self.pools, self.scheduler, self.served_cache = memory.pools, memory.scheduler, memory.cache
         forget, forked = (speculator.forget, speculator.forked) if speculator else (_noop,) * 2
         self._requests = requests = LiveRequests(self.scheduler, eos, tokenizer, forget, forked)

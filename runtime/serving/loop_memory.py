@@ -41,14 +41,9 @@ class LoopMemory:
     cache: ServedCache | None
 
 
-def loop_memory(
-    engine: PagedEngine, settings: ServingSettings, shape: ServingShape, draft_slots: int | None
-) -> LoopMemory:
-    """Pools in ``engine``, in place of those that it had. EngineError when they cannot hold one sequence.
-
-    ``draft_slots`` that a row has beside its own; None: it needs none, as the engine holds its states.
-    """
-    needs, slots = CacheNeeds.of_model(engine.config), draft_slots or 0
+def loop_memory(engine: PagedEngine, settings: ServingSettings, shape: ServingShape) -> LoopMemory:
+    """Pools in ``engine``, in place of those that it had. EngineError when they cannot hold one sequence."""
+    needs = CacheNeeds.of_model(engine.config)
     fills = engine.fixed_block_size is not None
     cache = settings.cache(fills)
     cached = cache.kind == RADIX
@@ -56,8 +51,8 @@ def loop_memory(
     if fills:
         pools = filled_pools(engine, needs, shape, settings.memory_bytes, requested)
     else:
-        budget = memory_budget(engine, needs, shape, settings.memory_bytes, settings.memory_utilization, cached, slots)
-        pools = pools_in(engine, needs, shape, budget, requested, slots)
+        budget = memory_budget(engine, needs, shape, settings.memory_bytes, settings.memory_utilization, cached)
+        pools = pools_in(engine, needs, shape, budget, requested)
         if cached and needs.state and cache.cached_states is None and settings.memory_bytes is None:
             _warn_of_few_states(pools, shape, budget)
     sizes = pools.sizes
@@ -74,7 +69,6 @@ def loop_memory(
         shape.max_rows,
         shape.max_seq_len,
         radix or block_cache(sizes, needs, cache.kind == BLOCKS),
-        draft_slots,
     )
     engine.follow_use(manager.pool.in_use, manager.slots.in_use)
     scheduler = Scheduler(

@@ -10,7 +10,6 @@ import numpy as np
 from hybridge.runtime.blocks import BlockManager
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
-from hybridge.runtime.serving.draft_slots import with_draft_slots
 
 
 def packed_inputs(
@@ -60,9 +59,7 @@ def packed_inputs(
         last.astype(np.int32, copy=False),
     )
     if manager.needs.state and any(draft_tokens):
-        if not manager.keeps_states:
-            return replace(inputs, held=np.array([bool(row.draft_tokens) for row in rows]))
-        return with_draft_slots(inputs, rows, 1 + engine.config.speculative_tokens)
+        return replace(inputs, deferred=np.array([bool(row.draft_tokens) for row in rows]))
     decodes = total == len(rows) == last.size
     return padded(inputs, engine.padded_rows(total) - total) if decodes else inputs
 

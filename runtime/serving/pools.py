@@ -103,13 +103,11 @@ def pools_in(
     shape: ServingShape,
     budget: int,
     cache: CacheSlots | None = None,
-    draft_slots: int = 0,
 ) -> PoolReport:
     """Pools of at most ``budget`` bytes, and without a cache never more than all rows can use.
 
-    A slot for every row, and ``draft_slots`` more for each, where these leave half of the budget to the blocks, else as
-    many as sequences of full length fit; then slots for the prefix cache, as far as one sequence of full length leaves
-    room.
+    A slot for every row, where these leave half of the budget to the blocks, else as many as sequences of full length
+    fit; then slots for the prefix cache, as far as one sequence of full length leaves room.
 
     EngineError, naming the bytes that would do, when one sequence does not fit.
     """
@@ -125,9 +123,8 @@ def pools_in(
     packed, packed_bytes = 0, 0 if kind == EXACT else engine.packed_slot_bytes(kind)
     slots = 0
     if needs.state:
-        rows = budget // (each + draft_slots * slot)
-        affordable = max(rows * (1 + draft_slots), budget // (2 * slot) if needs.kv else budget // slot)
-        slots = min(shape.max_rows * (1 + draft_slots), affordable, (budget - blocks_each * block) // slot)
+        affordable = max(budget // each, budget // (2 * slot) if needs.kv else budget // slot)
+        slots = min(shape.max_rows, affordable, (budget - blocks_each * block) // slot)
         if cache is not None:
             states = _cached_states(cache, budget - slots * slot, blocks_each * block, packed_bytes or slot)
             slots, packed = (slots + states, 0) if kind == EXACT else (slots, states)
@@ -136,7 +133,7 @@ def pools_in(
     if needs.kv:
         blocks = left // block if cache is not None else min(left // block, shape.max_rows * blocks_each)
     sizes = PoolSizes(blocks, shape.block_size, slots, packed, kind)
-    return PoolReport(sizes, block, slot, dict(engine.held_memory()), packed_bytes)
+    return PoolReport(sizes, block, slot, dict(engine.memory_use()), packed_bytes)
 
 
 def filled_pools(
@@ -158,7 +155,7 @@ def filled_pools(
     # While sequences go on from one block, each gets a copy before the first is given back.
     blocks = (2 * shape.max_rows + more) * needs.kv
     sizes = PoolSizes(blocks, shape.block_size, (shape.max_rows + more) * needs.state)
-    return PoolReport(sizes, block, slot, dict(engine.held_memory()))
+    return PoolReport(sizes, block, slot, dict(engine.memory_use()))
 
 
 def _cached_states(cache: CacheSlots, left: int, longest: int, state_bytes: int) -> int:
@@ -184,7 +181,6 @@ def memory_budget(
     memory_bytes: int | None,
     utilization: float,
     cached: bool = False,
-    draft_slots: int = 0,
 ) -> int:
     """``memory_bytes`` if given, else what ``utilization`` of the device's memory leaves after the largest step.
 
@@ -196,8 +192,7 @@ def memory_budget(
     free = engine.free_memory()
     if free is None:
         each = shape.blocks_of_longest * engine.block_bytes(shape.block_size) + engine.slot_bytes
-        rows = shape.max_rows * (each + draft_slots * engine.slot_bytes)
-        return max(each, min(GIB, rows)) + cached * min(GIB, CACHED_SEQUENCES * each)
+        return max(each, min(GIB, shape.max_rows * each)) + cached * min(GIB, CACHED_SEQUENCES * each)
     run_largest_step(engine, needs, shape)
     after = engine.free_memory()
     # The small pools of that step still exist and will be freed.

@@ -22,7 +22,6 @@ from hybridge.runtime.speculation import (
 )
 from hybridge.runtime.speculation.draft_length import expected_tokens
 from hybridge.runtime.speculation.probes import Probes
-from hybridge.runtime.speculation.settings import AUTO, SNAPSHOT
 
 # Steps without draft tokens that are timed for each number of rows; the first may include preparation.
 _COMPARED = 2
@@ -34,10 +33,10 @@ class Speculator:
     def __init__(self, settings: SpeculationSettings, engine: PagedEngine, rows: int) -> None:
         """``rows``: of a step at most. EngineError when the engine, or its artifact, cannot take back a recurrent state
         in the mode that is asked for."""
-        self.holds_states = _holds_states(settings, engine)
-        if self.holds_states:
-            engine.prepare_held(rows, 1 + settings.tokens, settings.mode)
-        self.metrics = SpeculationMetrics(engine.held_token_bytes if self.holds_states else engine.slot_bytes)
+        _check_rollback(settings, engine)
+        if engine.config.recurrent_layers:
+            engine.prepare_rollback(rows, 1 + settings.tokens, settings.mode)
+        self.metrics = SpeculationMetrics(engine.rollback_token_bytes)
         self.cost = StepCost()
         self._settings, self._vocab = settings, engine.config.vocab_size
         self._plain_next, self._compared = False, Counter[int]()
@@ -49,11 +48,6 @@ class Speculator:
         self._proposals: dict[int, Proposal] = {}
         # Rows that decode in it, and whether it does without its draft tokens, which would not pay.
         self._rows, self._waives, self._probes = 0, False, Probes()
-
-    @property
-    def draft_slots(self) -> int | None:
-        """Slots that a row needs beside its own; None: none at all, as the engine holds its states."""
-        return None if self.holds_states else self._settings.tokens
 
     @property
     def runner(self) -> StepRunner | None:
@@ -198,8 +192,8 @@ class Speculator:
         return proposal
 
 
-def _holds_states(settings: SpeculationSettings, engine: PagedEngine) -> bool:
-    """Whether recurrent states are advanced after acceptance (replay); else one is stored after each draft token."""
+def _check_rollback(settings: SpeculationSettings, engine: PagedEngine) -> None:
+    """EngineError when ``engine`` cannot take back the states of as many draft tokens as ``settings`` ask for."""
     config, most = engine.config, settings.tokens
     if not config.recurrent_layers:
         if isinstance(settings.mode, Mapping) and settings.mode:
@@ -207,25 +201,15 @@ def _holds_states(settings: SpeculationSettings, engine: PagedEngine) -> bool:
                 f"speculation: mode: expected none by operator for a model without recurrent layers, found "
                 f"{', '.join(settings.mode)}: leave it out"
             )
-        return False
+        return
     if config.layout != PAGED:
         raise EngineError(
             f"speculation: expected an artifact of layout paged, found {config.layout}, whose recurrent states cannot "
             "be taken back: export with `layout='paged'`"
         )
-    if settings.mode != SNAPSHOT and engine.most_held_tokens > most:
-        return True
-    if settings.mode not in (AUTO, SNAPSHOT):
+    if engine.max_rollback_tokens <= most:
+        least = engine.max_rollback_tokens - 1
         raise EngineError(
-            f"speculation: expected an engine that advances states by up to {1 + most} tokens for mode "
-            f"{settings.mode!r}, found {engine.name}, which does by {engine.most_held_tokens}: use another mode, or "
-            "lower tokens"
+            f"speculation: expected an engine that can take back {1 + most} tokens of a row, found {engine.name}, "
+            + (f"which can {1 + least}: lower tokens to {least}" if least > 0 else "which takes back none: use another")
         )
-    if config.speculative_tokens < most:
-        enough = max(config.speculative_tokens, 0 if settings.mode == SNAPSHOT else engine.most_held_tokens - 1)
-        raise EngineError(
-            f"speculation: expected an artifact exported with `speculative_tokens` of at least {most}, since its "
-            f"states cannot be taken back otherwise, found {config.speculative_tokens}: export it so"
-            + (f", or lower tokens to {enough}" if enough > 0 else "")
-        )
-    return False

@@ -44,7 +44,7 @@ class StepPacker:
         if len(rows) != len(before):
             return False
         for row, last in zip(rows, before, strict=True):
-            sequence, start, count, table_row, slot, samples, draft_tokens, _, _ = row
+            sequence, start, count, table_row, slot, samples, draft_tokens, _ = row
             if (
                 sequence != last.sequence
                 or start != last.start + 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hybridge.artifact.errors import EngineError, SettingError
 from hybridge.artifact.settings import checked_int
-from hybridge.runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT
+from hybridge.runtime.engines.rollback.modes import AUTO, REPLAY, SNAPSHOT
 from hybridge.runtime.speculation.draft_length import DraftLength
 from hybridge.runtime.speculation.drafter import Drafter
 from hybridge.runtime.speculation.ngram_drafter import NgramDrafter

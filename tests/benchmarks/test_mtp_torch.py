@@ -16,7 +16,7 @@ from tests.benchmarks.shapes import TINY
 
 def test_it_measures_steps_and_proposals(tmp_path: Path) -> None:
     settings = MtpTorchSettings(
-        device="cpu", work=str(tmp_path), candidates=(1, 2), rows=(1, 2), prompt_tokens=9, new_tokens=12, repeats=1,
+        device="cpu", work=str(tmp_path), tokens=(1, 2), rows=(1, 2), prompt_tokens=9, new_tokens=12, repeats=1,
         shape=replace(TINY, mtp_pattern="*-"),
     )  # fmt: skip
     document = correct("mtp_torch", settings)

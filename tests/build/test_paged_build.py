@@ -74,7 +74,7 @@ def hybrid(artifacts: ArtifactCache, family: str, **options: int) -> Exported:
     [
         ("nemotron_h", 0, "joined", {"mamba2_conv_scan"}),
         ("nemotron_h", 0, "separate", {"causal_conv1d", "update_ssm_state"}),
-        # No kernel keeps the states of a joined mixer's candidates.
+        # No kernel has snapshots of a joined mixer's states.
         ("nemotron_h", 3, "joined", {"causal_conv1d", "update_ssm_state"}),
         ("qwen3_next", 0, "joined", {"causal_conv1d", "gated_delta_rule"}),
         ("qwen3_next", 3, "joined", {"causal_conv1d", "gated_delta_rule"}),
@@ -83,8 +83,9 @@ def hybrid(artifacts: ArtifactCache, family: str, **options: int) -> Exported:
 def test_hybrids_are_one_plugin_layer_an_operator(
     family: str, speculative_tokens: int, mixers: str, operators: set[str], artifacts: ArtifactCache
 ) -> None:
-    exported = hybrid(artifacts, family, speculative_tokens=speculative_tokens)
-    record = build_engine(exported.folder, replace(AMPERE, plugins="on", plugin_mixers=mixers, overwrite=True))
+    options = replace(AMPERE, plugins="on", plugin_mixers=mixers, speculative_tokens=speculative_tokens)
+    record = build_engine(hybrid(artifacts, family).folder, replace(options, overwrite=True))
+    assert record.speculative_tokens == speculative_tokens
     assert record.plugins.ops == dict.fromkeys([*operators, "reshape_and_cache", "paged_attention"], 1)
     assert record.plugins.version == ("3" if speculative_tokens else "2") and record.plugins.aliased
     assert record.layers["PLUGIN_V3"] == len(operators) + 2

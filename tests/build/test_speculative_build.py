@@ -1,4 +1,4 @@
-"""TensorRT-RTX builds artifacts with candidate tokens from their portable functions, without a GPU."""
+"""TensorRT-RTX builds artifacts for draft tokens from their portable functions, without a GPU."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LINEAR = {"num_hidden_layers": 1, "layer_types": ["linear_attention"]}
 
 @pytest.mark.parametrize(("model_type", "overrides"), [("mamba2", {"num_hidden_layers": 1}), ("qwen3_next", LINEAR)])
 def test_engine_is_built_of_native_layers(model_type: str, overrides: dict, artifacts: ArtifactCache) -> None:
-    exported = artifacts.get(model_type, "float32", overrides, layout="paged", speculative_tokens=3)
-    record = build_engine(exported.folder, replace(AMPERE, overwrite=True, plugins="off"))
+    exported = artifacts.get(model_type, "float32", overrides, layout="paged")
+    record = build_engine(exported.folder, replace(AMPERE, overwrite=True, plugins="off", speculative_tokens=3))
     assert record.nbytes > 0 and not record.plugins.ops
     slots = next(binding for binding in record.bindings if binding["name"] == "state_indices")
     assert slots["shape"] == ["rows", 4]

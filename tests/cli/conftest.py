@@ -27,8 +27,8 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def paged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same in layout paged, with two draft tokens."""
+    """The same in layout paged."""
     out = tmp_path_factory.mktemp("exported") / "paged"
-    options = ("--layout", "paged", "--speculative-tokens", "2", "--max-seq-len", "300", "--max-batch", "1")
+    options = ("--layout", "paged", "--max-seq-len", "300", "--max-batch", "1")
     assert run_command(["export", str(CHECKPOINT), str(out), *options, "--quiet"]) == 0
     return out

@@ -17,9 +17,9 @@ RUN = ("--prompt", "one two three one two three one two", "--max-new-tokens", "1
 def test_the_text_is_that_of_plain_decoding(capfd: Capture, paged: Path) -> None:
     plain = hybridge(capfd, "run", paged, *RUN)
     assert plain.code == 0 and "speculation" not in plain.document
-    kept = ("--draft-tokens", "1", "--speculative-mode", "snapshot")
+    snapshots = ("--draft-tokens", "9", "--speculative-mode", "snapshot")
     mixed = ("--draft-tokens", "2", "--speculative-mode", "causal_conv1d=snapshot, update_ssm_state=replay")
-    for options in (("--draft", "ngram"), ("--draft-tokens", "3"), kept, mixed, ("--draft", paged)):
+    for options in (("--draft", "ngram"), ("--draft-tokens", "3"), snapshots, mixed, ("--draft", paged)):
         shown = hybridge(capfd, "run", paged, *RUN, *options)
         assert shown.code == 0, shown.err
         assert shown.document["token_ids"] == plain.document["token_ids"]
@@ -27,14 +27,14 @@ def test_the_text_is_that_of_plain_decoding(capfd: Capture, paged: Path) -> None
         assert "[drafts: " in shown.err
     own = shown.document["speculation"]
     # The model that drafts for itself is always right.
-    assert own["acceptance"] == 1.0 and set(own["rows_by_draft_tokens"]) <= {"0", "1", "2"}
+    assert own["acceptance"] == 1.0 and set(own["rows_by_draft_tokens"]) <= {"0", "1", "2", "3", "4"}
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--draft-tokens", "3", "--speculative-mode", "snapshot"), "--speculative-tokens of at least 3"),
-        (("--draft-tokens", "9", "--speculative-mode", "replay"), "which does by 8: use another mode, or lower tokens"),
+        (("--draft-tokens", "16"), "found onnxruntime, which can 16: lower tokens to 15"),
+        (("--draft-tokens", "9", "--speculative-mode", "replay"), "use 'snapshot', or fewer draft tokens"),
         (("--draft-tokens", "0"), "--draft-tokens: expected an integer of at least 1, found 0"),
         (("--draft-tokens", "-1"), "--draft-tokens: expected an integer of at least 1, found -1"),
         (("--speculative-mode", "replay"), "--speculative-mode replay: expected --draft or --draft-tokens beside it"),
@@ -93,3 +93,9 @@ def test_a_dense_artifact_takes_no_drafts(capfd: Capture, artifact: Path) -> Non
 
 def test_without_candidates_there_is_nothing_to_say() -> None:
     assert draft_summary(SpeculationMetrics()) == "[drafts: none was proposed]"
+
+
+def test_export_says_where_draft_tokens_are_chosen(capfd: Capture, tmp_path: Path) -> None:
+    outcome = hybridge(capfd, "export", tmp_path, tmp_path / "out", "--speculative-tokens", "3")
+    assert outcome.code == 2 and "any artifact of layout paged" in outcome.error
+    assert "hybridge run --draft-tokens N" in outcome.error and "hybridge build-engine" in outcome.error

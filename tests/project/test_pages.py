@@ -47,7 +47,7 @@ def runs(block: Block, language: str) -> bool:
 def paged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artifact of layout paged for all pages that need one; its short rows bound what the examples generate."""
     out = tmp_path_factory.mktemp("pages") / "paged"
-    hybridge.export(CHECKPOINT, out, layout="paged", speculative_tokens=4, max_seq_len=96, dtype="float32")
+    hybridge.export(CHECKPOINT, out, layout="paged", max_seq_len=96, dtype="float32")
     return out
 
 

@@ -279,7 +279,7 @@ def fused(exported: Exported) -> Iterator[ir.Model]:
     """The graphs of the torch engine."""
     for phase in (Phase.PREFILL, Phase.DECODE):
         model = read_model(exported.folder)
-        fuse_graph(model, exported.config, phase, merge=False)
+        fuse_graph(model, phase, merge=False)
         yield model
 
 

@@ -29,7 +29,7 @@ Logits = Callable[[list[int]], np.ndarray]
 
 def paged_llm(folder: Path, layers: Any = HYBRID, memory: int = 40_000, **settings: Any) -> LLM:
     byte_level_tokenizer(folder)
-    engine = ToyPagedEngine(paged_config(layers, vocab=VOCAB, eos=(VOCAB - 1,)), 24, max_rows=8, most_held=4)
+    engine = ToyPagedEngine(paged_config(layers, vocab=VOCAB, eos=(VOCAB - 1,)), 24, max_rows=8)
     return LLM(folder, engine, serving=ServingSettings(block_size=4, memory_bytes=memory, **settings))
 
 

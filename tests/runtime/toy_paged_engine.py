@@ -29,12 +29,11 @@ def paged_config(
     vocab: int = VOCAB,
     window: int | None = None,
     eos: tuple = (),
-    speculative_tokens: int = 0,
 ) -> RuntimeConfig:
     """The config of a toy model with paged layout."""
     config = toy_config(layers, max_seq_len=max_seq_len, vocab=vocab, eos=eos)
     kv = tuple(KVLayerConfig(1, 2, window) for _ in config.kv_layers)
-    return replace(config, layout="paged", kv_layers=kv, speculative_tokens=speculative_tokens)
+    return replace(config, layout="paged", kv_layers=kv)
 
 
 def toy_logits(config: RuntimeConfig, tokens: Sequence[int]) -> np.ndarray:
@@ -103,7 +102,7 @@ class ToyPagedEngine(PagedEngine):
         max_rows: int = 8,
         pad_to: int = 1,
         fail_at: Iterable[int] = (),
-        most_held: int = 0,
+        max_rollback: int = 16,
     ) -> None:
         self.config = config
         self.steps = self.tokens = 0
@@ -112,9 +111,9 @@ class ToyPagedEngine(PagedEngine):
         self.closed = False
         self._limits = StepLimits(max_tokens, max_rows)
         self._pad_to = pad_to
-        self._most_held = most_held
-        # By row of the last step: its slot, and the states after each of its tokens.
-        self._held: dict[int, tuple[int, list[np.ndarray]]] = {}
+        self._max_rollback = max_rollback
+        # By deferred row of the last step: its slot, and the states after each of its tokens.
+        self._deferred: dict[int, tuple[int, list[np.ndarray]]] = {}
         self.fail_to_advance = False
 
     @property
@@ -129,17 +128,17 @@ class ToyPagedEngine(PagedEngine):
         return 8 * block_size if self.config.kv_layers else 0
 
     @property
-    def most_held_tokens(self) -> int:
-        return self._most_held
+    def max_rollback_tokens(self) -> int:
+        return self._max_rollback if self.config.recurrent_layers else 0
 
     @property
-    def held_token_bytes(self) -> int:
-        return 1 if self._most_held else 0
+    def rollback_token_bytes(self) -> int:
+        return 1 if self.config.recurrent_layers else 0
 
     def advance(self, accepted: np.ndarray) -> None:
-        held, self._held = self._held, {}
-        assert [row for row, count in enumerate(accepted) if count] == list(held), "rows that were held advance"
-        for row, (slot, states) in held.items():
+        deferred, self._deferred = self._deferred, {}
+        assert [row for row, count in enumerate(accepted) if count] == list(deferred), "rows that were deferred advance"
+        for row, (slot, states) in deferred.items():
             self.states[slot] = np.nan if self.fail_to_advance else states[accepted[row] - 1]
         if self.fail_to_advance:
             raise EngineError("the toy engine was told to fail to advance")
@@ -184,7 +183,7 @@ class ToyPagedEngine(PagedEngine):
         self.kv[list(blocks)] = copy.kv
         self.states[list(slots)] = copy.states
 
-    def held_memory(self) -> Mapping[str, int]:
+    def memory_use(self) -> Mapping[str, int]:
         return {"weights": 1000}
 
     def step(self, inputs: PackedInputs) -> np.ndarray:
@@ -194,7 +193,7 @@ class ToyPagedEngine(PagedEngine):
         wanted = {int(token): m for m, token in enumerate(inputs.logits_indices)}
         logits = np.full((len(wanted), self.config.vocab_size), np.nan, np.float32)
         fails = self.steps in self.fail_at
-        self._held = {}
+        self._deferred = {}
         for row in range(inputs.seq_lens.size):
             first, end = int(inputs.query_start_loc[row]), int(inputs.query_start_loc[row + 1])
             length = int(inputs.seq_lens[row])
@@ -202,21 +201,22 @@ class ToyPagedEngine(PagedEngine):
                 continue
             assert inputs.positions[first:end].tolist() == list(range(length - (end - first), length))
             self._store(inputs, first, end)
-            slots = self._slots(inputs, row, end - first)
-            state = self.states[slots[0]].copy() if self.config.recurrent_layers else np.zeros(2)
-            held = inputs.held is not None and bool(inputs.held[row])
-            if held:
-                assert 1 < end - first <= self._most_held
-                self._held[row], slots[1:] = (slots[0], []), [-1] * (end - first)
-            for token, slot in zip(range(first, end), slots[1:], strict=True):
+            slot = int(inputs.state_indices[row])
+            state = self.states[slot].copy() if self.config.recurrent_layers else np.zeros(2)
+            deferred = inputs.deferred is not None and bool(inputs.deferred[row])
+            if deferred:
+                assert 1 < end - first <= self._max_rollback
+                self._deferred[row] = slot, []
+            for token in range(first, end):
                 if self.config.recurrent_layers:
                     state = self._consumed(state, int(inputs.input_ids[token]))
-                    if held:
-                        self._held[row][1].append(state)
-                    self.states[[slot] if slot >= 0 else []] = np.nan if fails else state
+                    if deferred:
+                        self._deferred[row][1].append(state)
                 if token in wanted and not fails:
                     position = int(inputs.positions[token])
                     logits[wanted[token]] = self._row_logits(inputs.block_table[row], position + 1, state)
+            if self.config.recurrent_layers and not deferred:
+                self.states[slot] = np.nan if fails else state
         if fails:
             raise EngineError("the toy engine was told to fail")
         return logits
@@ -228,15 +228,6 @@ class ToyPagedEngine(PagedEngine):
         if self.config.kv_layers:
             values = toy_kv(inputs.input_ids[first:end], inputs.positions[first:end])
             self.kv.reshape(-1)[inputs.slot_mapping[first:end]] = values
-
-    def _slots(self, inputs: PackedInputs, row: int, count: int) -> list[int]:
-        """The slot that a row reads, and where the state after each of its ``count`` tokens goes; -1: nowhere."""
-        if inputs.num_accepted_tokens is None:
-            slot = int(inputs.state_indices[row])
-            return [slot] + [-1] * (count - 1) + [slot]
-        table = inputs.state_indices[row].tolist()
-        read = table[int(inputs.num_accepted_tokens[row]) - 1]
-        return [read, *table[:count]] if count <= len(table) else [read] + [-1] * (count - 1) + [read]
 
     @staticmethod
     def _consumed(state: np.ndarray, token: int) -> np.ndarray:
@@ -270,8 +261,7 @@ class ToyPagedEngine(PagedEngine):
             assert array.dtype == np.int32 and array.flags.c_contiguous, name
         bounds = inputs.query_start_loc
         assert bounds[0] == 0 and bounds[-1] == total and (np.diff(bounds) >= 1).all()
-        columns = () if inputs.num_accepted_tokens is None else (1 + self.config.speculative_tokens,)
-        assert inputs.block_table.shape[0] == rows and inputs.state_indices.shape == (rows, *columns)
+        assert inputs.block_table.shape[0] == rows and inputs.state_indices.shape == (rows,)
         assert (np.diff(inputs.logits_indices) > 0).all()
         for used in (inputs.slot_mapping, inputs.state_indices):
             used = used[used >= 0]

@@ -6,7 +6,7 @@ An engine lives inside the artifact, in a folder named after its target, and is 
     OUT/engines/<target>/engine.json    what it holds (artifact.engine_record)
     OUT/engines/<target>/build.log      TensorRT's messages
     OUT/engines/<target>.failed.log     what build.log would be, where the last build of the target failed
-    OUT/engines/<target>/advance.engine, advance.log   with --candidate-states replay: the engine that advances states
+    OUT/engines/<target>/advance.engine, advance.log   with --draft-states replay: the engine that advances states
     OUT/engines/<target>/timing.cache   kernel times, with full TensorRT only; reused by the next build
 
 <target> is the preset's name; "sm86" or "<preset>-sm86" when --compute-capability replaces the preset's.
@@ -19,24 +19,26 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from hybridge.artifact.config import RuntimeConfig, read_config
 from hybridge.artifact.engine_record import ENGINE_FILE, AdvanceRecord, EngineRecord, ProfileRecord, write_engine_record
+from hybridge.artifact.errors import SettingError
 from hybridge.artifact.folder import ENGINE, atomic_folder, check_output
+from hybridge.artifact.paged import PAGED
 from hybridge.artifact.path_kind import require_artifact
 from hybridge.artifact.progress import NoProgress, Progress
-from hybridge.trt_plugins.build.child import run_job
-from hybridge.trt_plugins.build.failed_log import failed_log_path, kept_log
-from hybridge.trt_plugins.build.held_engine import (
+from hybridge.trt_plugins.build.advance_engine import (
     ADVANCE_LOG_FILE,
     advance_bindings,
     advance_job,
     advance_profile,
     advance_record,
-    holding_config,
 )
+from hybridge.trt_plugins.build.child import run_job
+from hybridge.trt_plugins.build.failed_log import failed_log_path, kept_log
 from hybridge.trt_plugins.build.job import BuildJob
 from hybridge.trt_plugins.build.model import MODEL_FILE, ParserModel, parser_model
 from hybridge.trt_plugins.build.options import REPLAY, BuildOptions
@@ -44,6 +46,7 @@ from hybridge.trt_plugins.build.plugin_choice import choose_plugins
 from hybridge.trt_plugins.build.profiles import Limits, engine_limits, engine_profiles
 from hybridge.trt_plugins.build.record import PLAN_FILE, engine_bindings, engine_record
 from hybridge.trt_plugins.build.target import Target, check_dtype, choose_target, this_machine
+from hybridge.trt_plugins.rewrites.draft_slots import DraftSlots
 
 ENGINES_FOLDER = "engines"
 LOG_FILE = "build.log"
@@ -66,24 +69,25 @@ def build_engine(
     target = choose_target(options, this_machine())
     check_dtype(target, config.dtype)
     limits = engine_limits(config, target.preset, options)
-    hold = options.candidate_states == REPLAY
-    stepped = holding_config(config) if hold else config
-    profiles = engine_profiles(stepped, target.preset, limits)
+    drafts = _draft_slots(config, options)
+    stepped = config if drafts is None else replace(config, bindings=drafts.bindings(config.bindings))
+    profiles = engine_profiles(stepped, target.preset, limits, options.speculative_tokens)
     out = engine_folder(artifact, target.name)
     check_output(out, options.overwrite, ENGINE)
     choose = partial(choose_plugins, options=options, target=target, profiles=profiles)
-    model = parser_model(artifact, config, limits.max_seq_len, choose, hold)
+    model = parser_model(artifact, config, limits.max_seq_len, choose, drafts)
     try:
         with atomic_folder(out, options.overwrite, ENGINE) as folder:
             job = _job(artifact.resolve(), folder.resolve(), out.resolve(), target, options, profiles, model)
             with kept_log(folder / LOG_FILE, failed_log_path(out)):
                 result = run_job(job, model.serialized, folder / LOG_FILE, progress)
-                declared = (*stepped.bindings.inputs, *stepped.bindings.outputs, *model.held)
+                declared = (*stepped.bindings.inputs, *stepped.bindings.outputs, *model.stored)
                 bindings = engine_bindings(declared, limits, result.summaries())
             with kept_log(folder / ADVANCE_LOG_FILE, failed_log_path(out)):
                 advance = _advance(job, model, stepped, limits, profiles, folder, progress)
             seconds = time.perf_counter() - started
             record = engine_record(target, limits, profiles, bindings, result, model, seconds, advance)
+            record = replace(record, speculative_tokens=options.speculative_tokens)
             write_engine_record(folder / ENGINE_FILE, record)
     finally:
         progress.finish()
@@ -98,6 +102,25 @@ def engine_folder(artifact: Path, name: str) -> Path:
     return artifact / ENGINES_FOLDER / name
 
 
+def _draft_slots(config: RuntimeConfig, options: BuildOptions) -> DraftSlots | None:
+    """The slots that the graph gets for draft tokens; None: none, as it has no states or rows no draft tokens.
+
+    SettingError when the artifact cannot have any, or nothing asks for the states that are to be replayed.
+    """
+    tokens, replays = options.speculative_tokens, options.draft_states == REPLAY
+    if tokens and config.layout != PAGED:
+        raise SettingError(
+            f"speculative_tokens: expected an artifact of layout {PAGED}, found {config.layout}: export with "
+            f"`layout={PAGED!r}`, or leave it out"
+        )
+    if replays and not (tokens and config.recurrent_layers):
+        raise SettingError(
+            f"draft_states: expected for {REPLAY!r} an artifact with recurrent layers and `speculative_tokens` of at "
+            f"least 1, found {len(config.recurrent_layers)} recurrent layers and {tokens}: leave it out"
+        )
+    return DraftSlots(tokens, replays) if tokens and config.recurrent_layers else None
+
+
 def _advance(
     step: BuildJob,
     model: ParserModel,
@@ -107,10 +130,10 @@ def _advance(
     folder: Path,
     progress: Progress,
 ) -> AdvanceRecord | None:
-    """Build the engine that advances held states beside that of ``step``; None where steps hold none."""
+    """Build the engine that advances deferred states beside that of ``step``; None where steps defer none."""
     if model.advance is None:
         return None
-    bindings = advance_bindings(config, model.held)
+    bindings = advance_bindings(config, model.stored)
     profile = advance_profile(bindings, profiles)
     job = advance_job(step, model.advance, profile, folder.resolve())
     result = run_job(job, model.advance.serialized, folder / ADVANCE_LOG_FILE, progress)

@@ -25,7 +25,7 @@ from hybridge.trt_plugins.call_check import TensorType
 from hybridge.trt_plugins.catalog import DOMAIN, spec_of
 from hybridge.trt_plugins.plugins.data_types import network_dtype
 from hybridge.trt_plugins.plugins.fields import ALIASED, CAPABILITIES
-from hybridge.trt_plugins.rewrites.held_states import held_states
+from hybridge.trt_plugins.rewrites.draft_slots import DraftSlots, with_replay, with_snapshots
 from hybridge.trt_plugins.spec import AttributeValue
 from hybridge.trt_plugins.value_types import domain_version, node_attributes, operator_nodes, value_types
 
@@ -38,15 +38,15 @@ class ParserModel:
     """The parser's input. ``fp32_values``: names of values that must be float32 in the engine.
 
     sha256: of the file model.onnx. plugins: the nodes that have no body any more, because plugins run them.
-    held: outputs behind those of config.json, what a step that holds its states keeps of its tokens; ``advance`` is the
-    graph that advances the states by them.
+    stored: outputs behind those of config.json, what a replay reads of a step's tokens; ``advance`` is the graph that
+    replays them.
     """
 
     serialized: bytes
     fp32_values: tuple[str, ...]
     sha256: str
     plugins: PluginChoice
-    held: tuple[Binding, ...] = ()
+    stored: tuple[Binding, ...] = ()
     advance: ParserModel | None = None
 
 
@@ -60,15 +60,15 @@ def parser_model(
     config: RuntimeConfig,
     max_seq_len: int,
     choose: Callable[[onnx.ModelProto], PluginChoice] = no_plugins,
-    hold: bool = False,
+    drafts: DraftSlots | None = None,
 ) -> ParserModel:
     """Load ``artifact``/model.onnx with caches of ``max_seq_len`` positions, checked against ``config``.
 
-    choose: which nodes become plugins; it may rewrite the model in place. hold: steps hold the states of their
-    draft tokens, whose operators have to become plugins.
+    choose: which nodes become plugins; it may rewrite the model in place. drafts: slots for draft tokens; operators
+    that are replayed have to become plugins.
     ArtifactError: the graph or its weights are missing, damaged or contradict config.json.
     EngineError: an operator has no body that native layers could run, or keys and values are e4m3 and no plugins run.
-    SettingError: no operator has states to hold, or no plugin. What ``choose`` raises.
+    SettingError: a replay without plugins. What ``choose`` raises.
     """
     file = read_onnx(artifact, MODEL_FILE)
     model, digest = file.model, hashlib.sha256(file.raw).hexdigest()
@@ -77,8 +77,11 @@ def parser_model(
     check_bodies(model)
     model = native_attention(model)
     fix_axes(model, {MAX_SEQ: max_seq_len, BLOCK_SIZE: PAGED_BLOCK_SIZE})
-    graphs = held_states(model) if hold else None
-    model = model if graphs is None else graphs.check
+    graphs = with_replay(model, drafts.tokens) if drafts is not None and drafts.replays else None
+    if graphs is not None:
+        model = graphs.check
+    elif drafts is not None:
+        model = with_snapshots(model, drafts.tokens)
     choice = choose(model)
     if config.has_kv_scales and not choice.nodes:
         raise EngineError(
@@ -90,14 +93,14 @@ def parser_model(
         return found
     if not found.plugins.nodes:
         raise SettingError(
-            f"candidate_states: expected for {REPLAY!r} the plugins, which update states in place, found native layers "
-            f"({found.plugins.reason}): use `candidate_states={SNAPSHOT!r}`"
+            f"draft_states: expected for {REPLAY!r} the plugins, which update states in place, found native layers "
+            f"({found.plugins.reason}): use `draft_states={SNAPSHOT!r}`"
         )
     types = value_types(model)
-    held = tuple(Binding(name, types[name].dtype, _dims(types[name])) for name in graphs.held)
+    stored = tuple(Binding(name, types[name].dtype, _dims(types[name])) for name in graphs.stored)
     nodes = {node.name: node.op_type for node in operator_nodes(graphs.advance)}
     advance = _ready(graphs.advance, replace(found.plugins, nodes=nodes), digest)
-    return replace(found, held=held, advance=advance)
+    return replace(found, stored=stored, advance=advance)
 
 
 def _ready(model: onnx.ModelProto, choice: PluginChoice, digest: str) -> ParserModel:

@@ -13,8 +13,9 @@ ALIASED = "aliased"
 PLUGIN_STATES = (ALIASED, "separate")
 JOINED = "joined"
 PLUGIN_MIXERS = (JOINED, "separate")
-SNAPSHOT, REPLAY = CANDIDATE_STATES = ("snapshot", "replay")
-_TARGET, _PLUGINS, _BUILD, _OUTPUT = "Target", "Plugins", "Build", "Output"
+SNAPSHOT, REPLAY = DRAFT_STATES = ("snapshot", "replay")
+MOST_SPECULATIVE_TOKENS = 15
+_TARGET, _PLUGINS, _SPECULATION, _BUILD, _OUTPUT = "Target", "Plugins", "Speculation", "Build", "Output"
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,9 @@ class BuildOptions:
         buffers.
     plugin_mixers: "joined" makes one plugin of a Mamba2 mixer's convolution, state update and gate, "separate" makes
         two of the operators and leaves the gate to TensorRT.
-    candidate_states: what becomes of recurrent states where the artifact has draft tokens: "snapshot" keeps one
-        after each, "replay" holds them, and a second engine advances them by the tokens that were right.
+    speculative_tokens: how many draft tokens a row of a paged artifact may have behind its own in one step.
+    draft_states: how recurrent states are rolled back after draft tokens: "snapshot" gives the state after each token a
+        slot of its own, "replay" leaves states as they are, and a second engine advances them by the accepted tokens.
     library: "tensorrt", "tensorrt_rtx", or "auto": full TensorRT where it is installed and targets exactly
         this machine's GPU, else TensorRT-RTX.
     workspace_mib: limit of TensorRT's scratch memory in MiB.
@@ -88,12 +90,20 @@ class BuildOptions:
         choices=PLUGIN_MIXERS,
         group=_PLUGINS,
     )
-    candidate_states: str = setting(
+    speculative_tokens: int = setting(
+        0,
+        "Check up to N draft tokens a row in one step (paged).",
+        metavar="N",
+        least=0,
+        most=MOST_SPECULATIVE_TOKENS,
+        group=_SPECULATION,
+    )
+    draft_states: str = setting(
         SNAPSHOT,
-        "States of draft tokens: kept after each (snapshot) or advanced by a second engine (replay).",
+        "States of draft tokens: a slot for each (snapshot) or a second engine that advances them (replay).",
         metavar="HOW",
-        choices=CANDIDATE_STATES,
-        group=_PLUGINS,
+        choices=DRAFT_STATES,
+        group=_SPECULATION,
     )
     library: str = setting(
         "auto",

@@ -41,14 +41,17 @@ def engine_limits(config: RuntimeConfig, preset: Preset, options: BuildOptions) 
     return Limits(*limits)
 
 
-def engine_profiles(config: RuntimeConfig, preset: Preset, limits: Limits) -> list[ProfileRecord]:
+def engine_profiles(
+    config: RuntimeConfig, preset: Preset, limits: Limits, speculative_tokens: int = 0
+) -> list[ProfileRecord]:
     """The profiles "prefill" (1 to the preset's max_seq new tokens) and "decode" (1 new token), in that order.
 
     Batch runs from 1 to ``limits.max_batch_size`` in both; the caches have ``limits.max_seq_len`` positions. In the
-    paged layout the tokens are those of all rows together, and the pools hold up to as much as that many rows can have.
+    paged layout the tokens are those of all rows together, a row of "decode" has up to ``speculative_tokens`` draft
+    tokens behind its own, and the pools hold up to as much as that many rows can have.
     """
     if config.layout == PAGED:
-        return [_paged_profile(name, config, preset, limits) for name in (PREFILL, DECODE)]
+        return [_paged_profile(name, config, preset, limits, 1 + speculative_tokens) for name in (PREFILL, DECODE)]
     longest = min(preset.prefill_max_seq, limits.max_seq_len)
     ranges = {
         PREFILL: (preset.prefill_opt_batch, (1, min(preset.prefill_opt_seq, longest), longest)),
@@ -68,12 +71,11 @@ def engine_profiles(config: RuntimeConfig, preset: Preset, limits: Limits) -> li
     return profiles
 
 
-def _paged_profile(name: str, config: RuntimeConfig, preset: Preset, limits: Limits) -> ProfileRecord:
-    """``name`` prefill: steps of rows of any lengths; decode: one token a row and its candidates, if there are any."""
+def _paged_profile(name: str, config: RuntimeConfig, preset: Preset, limits: Limits, of_row: int) -> ProfileRecord:
+    """``name`` prefill: steps of rows of any lengths; decode: up to ``of_row`` tokens a row."""
     decodes = name == DECODE
     rows = (1, min(preset.decode_opt_batch, limits.max_batch_size), limits.max_batch_size)
     most = max(preset.prefill_max_seq, limits.max_batch_size)
-    of_row = 1 + config.speculative_tokens
     slots = limits.max_batch_size * of_row
     tokens = (1, *(n * of_row for n in rows[1:])) if decodes else (1, min(preset.prefill_opt_seq, most), most)
     row_blocks = -(-limits.max_seq_len // PAGED_BLOCK_SIZE)

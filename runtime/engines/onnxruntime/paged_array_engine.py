@@ -39,7 +39,7 @@ class PagedArrayEngine(PooledEngine[ArrayPools]):
 
     def allocate_pools(self, sizes: PoolSizes) -> None:
         self._pools = None
-        self._pools = ArrayPools(self._specs, self._pool_layouts(), sizes)
+        self._pools = ArrayPools(self._specs, self._pool_layouts(), sizes, self._snapshot_slots())
 
     @property
     def shows_hidden_states(self) -> bool:
@@ -63,6 +63,10 @@ class PagedArrayEngine(PooledEngine[ArrayPools]):
 
     def _pool_layouts(self) -> Mapping[str, tuple[int, ...]]:
         """Pools that the sessions hold in another order of axes than declared."""
+        return {}
+
+    def _snapshot_slots(self) -> Mapping[str, int]:
+        """By pool, slots for the states after draft tokens."""
         return {}
 
     def _read_model(self) -> ir.Model:

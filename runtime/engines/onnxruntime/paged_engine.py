@@ -4,63 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT, chosen_modes
+from hybridge.runtime.engines.onnxruntime.deferred_rows import DeferredStates
 from hybridge.runtime.engines.onnxruntime.engine import available_cpus
 from hybridge.runtime.engines.onnxruntime.graph_weights import serialised_model
-from hybridge.runtime.engines.onnxruntime.held_rows import HeldRows
 from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
 from hybridge.runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
 from hybridge.runtime.engines.onnxruntime.paged_attention import KvShape
-from hybridge.runtime.engines.onnxruntime.paged_candidates import candidate_step
 from hybridge.runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
 from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
 from hybridge.runtime.engines.onnxruntime.paged_rewrite import PagedGraph, rewrite_paged
 from hybridge.runtime.engines.onnxruntime.paged_session import PagedSession
-from hybridge.runtime.engines.onnxruntime.replay_bodies import replays_all
+from hybridge.runtime.engines.onnxruntime.replay_bodies import recurrent_nodes, replayable_operators
 from hybridge.runtime.engines.onnxruntime.replay_rows import MOST_REPLAYED
 from hybridge.runtime.engines.onnxruntime.session import create_session
 from hybridge.runtime.engines.onnxruntime.session_graph import SessionGraph
 from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 from hybridge.runtime.engines.packed_check import check_packed
 from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.rollback.modes import AUTO, REPLAY, SNAPSHOT, chosen_modes
 
 # Weights up to so many bytes are packed anew for each kind of step with several tokens, which then takes three
-# quarters of the time, and half of it with a few candidate tokens.
+# quarters of the time, and half of it with a few draft tokens.
 _MOST_PACKED_BYTES = 32 << 20
 # Tokens of a row for which a model without states gets a session of its own; the others count theirs.
 _MOST_TRIED = 8
-_NOTHING_KEPT: Mapping[int, tuple[int, ...]] = MappingProxyType({})
+# Tokens of a row whose states can be deferred at most: snapshots of more would take too much memory.
+_MOST_DEFERRED = 16
 
 
 class SessionKey(NamedTuple):
-    """What a session is made for. candidates: tokens of its one row, or of the longest, 0 for any number. holds: of
-    whose states none is written."""
+    """What a session is made for. tokens: of its one row, or of the longest, 0 for any number. defers: it writes none
+    of its rows' states."""
 
     form: PagedForm
     neighbours: bool
-    candidates: int = 0
-    holds: bool = False
+    tokens: int = 0
+    defers: bool = False
 
 
-# Of the fewest tokens that a row with candidates has.
-_HOLDING = SessionKey(PagedForm.ONE_ROW, True, 2, holds=True)
+# Of the fewest tokens that a row with draft tokens has.
+_DEFERRING = SessionKey(PagedForm.ONE_ROW, True, 2, defers=True)
 
 
 class OnnxRuntimePagedEngine(PagedArrayEngine):
     """Runs a paged artifact with ONNX Runtime's CPU provider.
 
-    A step becomes one run of all rows with one token, and one run for each longer row. Rows of candidate tokens whose
-    states wait, or of a model without states, share one run with those of one token. All sessions share one set of
-    weights and the pools. The sessions for one token of each of several rows with neighbouring slots and for longer
-    rows are created at once, those for a single token, for slots with gaps between, for each number of candidate
-    tokens of a single row and for rows with candidates at their first use.
+    A step becomes one run of all rows with one token, and one run for each longer row. Rows with draft tokens share one
+    run with those of one token. All sessions share one set of weights and the pools. The sessions for one token of each
+    of several rows with neighbouring slots and for longer rows are created at once, those for a single token, for slots
+    with gaps between, for each number of draft tokens of a single row and for rows with draft tokens at their first
+    use.
     """
 
     name: ClassVar[str] = "onnxruntime"
@@ -77,12 +76,12 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         self._kv_shapes = tuple(
             dict.fromkeys(KvShape(layer.num_kv_heads, layer.sliding_window or 0) for layer in self.config.kv_layers)
         )
-        # Read from the file as it is: what graphs are rewritten to does not tell.
-        self._most_held = MOST_REPLAYED if self.config.recurrent_layers and replays_all(model) else 0
+        self._operators = frozenset(node.op_type for node in recurrent_nodes(model))
+        self._replayable = replayable_operators(model)
         self._sessions: dict[SessionKey, PagedSession] = {}
-        self._held: HeldRows | None = None
-        # Of which rows that are held keep the state after each token.
-        self._kept_operators: frozenset[str] = frozenset()
+        self._deferred: DeferredStates | None = None
+        # Operators with a state after each token of deferred rows, and how many tokens these may have.
+        self._snapshots, self._deferred_tokens = self._operators - self._replayable, MOST_REPLAYED
         self._layouts = self._open(SessionKey(PagedForm.ONE_ROW, neighbours=True)).layouts
         self._session(SessionKey(PagedForm.TOKEN_PER_ROW, neighbours=True))
 
@@ -90,30 +89,25 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         super().allocate_pools(sizes)
         for session in self._sessions.values():
             session.bind(self.pools)
-        if self._held is not None:
-            self._held.bind(self.pools)
+        if self._deferred is not None:
+            self._deferred.bind(self.pools)
 
     def step(self, inputs: PackedInputs) -> np.ndarray:
-        check_packed(inputs, self.limits, self.config, self.pools.sizes, self.most_held_tokens)
-        pools, kept = self.pools, _NOTHING_KEPT
-        if inputs.num_accepted_tokens is not None:
-            found = candidate_step(inputs, pools.sizes.num_slots)
-            inputs, kept = found.inputs, found.kept
-            pools.copy_slots(found.sources.tolist(), found.targets.tolist())
-        held = inputs.held
-        if self._held is not None:
-            self._held.forget()
+        pools, deferred = self.pools, inputs.deferred
+        check_packed(inputs, self.limits, self.config, pools.sizes, self._deferred_tokens)
+        if self._deferred is not None:
+            self._deferred.rollback.forget()
         if self._kv_shapes and (begun := begun_blocks(inputs, pools.sizes.block_size)).size:
             pools.zero_blocks(begun.tolist())
         logits = np.zeros((len(inputs.logits_indices), self.config.vocab_size), np.float32)
         place = np.full(len(inputs.input_ids), -1, np.int32)
-        alone = (*kept, *(() if held is None else np.flatnonzero(held).tolist()))
-        for unordered in paged_runs(inputs, alone, self._together(inputs, held)):
+        alone = () if deferred is None else np.flatnonzero(deferred).tolist()
+        for unordered in paged_runs(inputs, alone, self._together(inputs, deferred)):
             run, slots = by_slot(unordered, inputs, pools.sizes.num_slots)
             place[run.tokens] = np.arange(len(run.tokens), dtype=np.int32)
             wanted = np.flatnonzero(place[inputs.logits_indices] >= 0)
             part = logits if len(wanted) == len(logits) else np.zeros((len(wanted), logits.shape[1]), np.float32)
-            self._run(inputs, run, slots, place[inputs.logits_indices[wanted]], part, kept)
+            self._run(inputs, run, slots, place[inputs.logits_indices[wanted]], part)
             if part is not logits:
                 logits[wanted] = part
             place[run.tokens] = -1
@@ -121,42 +115,38 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
 
     @property
     def pools(self) -> ArrayPools:
-        """Rows that shared a run with held ones are advanced with these, or before anything else is done."""
-        if self._held is not None:
-            self._held.settle()
+        """Rows that shared a run with deferred ones advance with these, or before anything else is done."""
+        if self._deferred is not None:
+            self._deferred.rollback.settle()
         return super().pools
 
     @property
-    def most_held_tokens(self) -> int:
-        return self._most_held
+    def max_rollback_tokens(self) -> int:
+        return _MOST_DEFERRED if self._operators else 0
 
     @property
-    def held_token_bytes(self) -> int:
-        if self._held is None and self._most_held:
-            self._held_rows(self._session(_HOLDING))
-        return 0 if self._held is None else self._held.bytes_of_token
+    def rollback_token_bytes(self) -> int:
+        return self._deferred_states(self._session(_DEFERRING)).token_bytes if self._operators else 0
 
     @property
-    def held_modes(self) -> Mapping[str, str]:
-        if not self._most_held:
-            return {}
-        held = self._session(_HOLDING).held
-        return {state.op: SNAPSHOT if state.is_kept else REPLAY for state in held}
+    def rollback_modes(self) -> Mapping[str, str]:
+        return {name: SNAPSHOT if name in self._snapshots else REPLAY for name in sorted(self._operators)}
 
-    def prepare_held(self, rows: int, tokens: int, mode: str | Mapping[str, str] = AUTO) -> None:
-        self._keep(frozenset())
-        costs = {state.op: state.cost for state in self._session(_HOLDING).held}
-        chosen = chosen_modes(costs, mode)
-        self._keep(frozenset(name for name, mode in chosen.items() if mode == SNAPSHOT))
+    def prepare_rollback(self, rows: int, tokens: int, mode: str | Mapping[str, str] = AUTO) -> None:
+        replayable = self._replayable if tokens <= MOST_REPLAYED else frozenset[str]()
+        self._use_snapshots(self._operators - replayable)
+        chosen = chosen_modes({state.op: state.cost for state in self._session(_DEFERRING).deferred}, mode)
+        self._use_snapshots(frozenset(name for name, mode in chosen.items() if mode == SNAPSHOT))
+        self._deferred_tokens, self._pools = tokens, None
 
     def advance(self, accepted: np.ndarray) -> None:
-        if self._held is not None:
-            self._held.advance(accepted)
+        if self._deferred is not None:
+            self._deferred.rollback.advance(accepted.tolist())
 
-    def held_memory(self) -> Mapping[str, int]:
-        held = {"weights": self._weights.copied_bytes, "weights mapped from files": self._weights.mapped_bytes}
+    def memory_use(self) -> Mapping[str, int]:
+        found = {"weights": self._weights.copied_bytes, "weights mapped from files": self._weights.mapped_bytes}
         packed = sum(self._packs(key) for key in self._sessions)
-        return held | ({"weights packed for several tokens": packed * self._weights.bytes} if packed else {})
+        return found | ({"weights packed for several tokens": packed * self._weights.bytes} if packed else {})
 
     def close(self) -> None:
         self._sessions.clear()
@@ -170,34 +160,31 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         inputs: PackedInputs,
         run: PagedRun,
         slots: slice,
-        places: np.ndarray,
+        indices: np.ndarray,
         logits: np.ndarray,
-        kept: Mapping[int, tuple[int, ...]],
     ) -> None:
         """Run some rows of a step, whose states are within ``slots``.
 
-        ``logits`` [m, vocab] receives those of the tokens ``places`` [m] of the run. kept: by row of candidate tokens,
-        the slots of the states after each of them.
+        ``logits`` [m, vocab] receives those of the tokens ``indices`` [m] of the run.
         """
-        # Not self.pools: rows that are held in a run before this one wait for the end of the step.
-        sizes, held = super().pools.sizes, inputs.held
+        # Not self.pools: rows that are deferred in a run before this one wait for the end of the step.
+        sizes, deferred = super().pools.sizes, inputs.deferred
         feeds = {**run_feeds(inputs, run, self._kv_shapes, sizes), **self._more_feeds(inputs, run)}
         shown = {name: np.empty((len(run.tokens), self.config.hidden_size), np.float32) for name in self._shown}
-        if held is not None and (waits := held[run.rows]).any():
-            # The body for states that are kept is made for a number of tokens.
-            tried = 0 if run.is_ragged and not self._kept_operators else run.time
+        if deferred is not None and (waits := deferred[run.rows]).any():
+            # The body for snapshots is made for a number of tokens.
+            tokens = 0 if run.is_ragged and not self._snapshots else run.time
             form = PagedForm.RAGGED if run.is_ragged else PagedForm.ONE_ROW
-            session = self._session(SessionKey(form, True, tried, holds=True))
-            held_rows = self._held_rows(session)
-            batch = held_rows.batch(len(held), run.rows, inputs.state_indices[run.rows], run.counts, waits)
-            session.run(feeds, places, logits, slots, held=batch, shown=shown)
-            held_rows.ran(batch)
+            session = self._session(SessionKey(form, True, tokens, defers=True))
+            states = self._deferred_states(session)
+            batch = states.batch(len(deferred), run.rows, inputs.state_indices[run.rows], run.counts, waits)
+            session.run(feeds, indices, logits, slots, batch, shown)
+            states.ran(batch)
         else:
             neighbours = slots.stop - slots.start == len(run.rows) or not self.config.recurrent_layers
-            written = kept.get(int(run.rows[0]), ())
-            tried = len(written) or (run.time if self._tries(run, len(places)) else 0)
-            session = self._session(SessionKey(_form(run), neighbours, tried))
-            session.run(feeds, places, logits, slots, written, shown=shown)
+            tokens = run.time if self._has_drafts(run, len(indices)) else 0
+            session = self._session(SessionKey(_form(run), neighbours, tokens))
+            session.run(feeds, indices, logits, slots, shown=shown)
         if self._hidden is not None:
             self._hidden[run.tokens] = shown[self._shown[0]]
 
@@ -208,18 +195,25 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
     def _pool_layouts(self) -> Mapping[str, tuple[int, ...]]:
         return self._layouts
 
-    def _held_rows(self, session: PagedSession) -> HeldRows:
-        """The rows of a step that ``session``, or another one that holds states, runs."""
-        if self._held is None:
-            self._held = HeldRows(session.held, self._folder, self._threads)
-            if self._pools is not None:
-                self._held.bind(self._pools)
-        return self._held
+    def _snapshot_slots(self) -> Mapping[str, int]:
+        if not self._snapshots:
+            return {}
+        # Rows of one token share the run of deferred rows.
+        slots = self.limits.max_rows * self._deferred_tokens
+        return {state.pool: slots for state in self._session(_DEFERRING).deferred if state.is_snapshot}
 
-    def _keep(self, operators: frozenset[str]) -> None:
-        if operators != self._kept_operators:
-            self._kept_operators, self._held = operators, None
-            self._sessions = {key: session for key, session in self._sessions.items() if not key.holds}
+    def _deferred_states(self, session: PagedSession) -> DeferredStates:
+        """Those of the steps that ``session``, or another one that defers states, runs."""
+        if self._deferred is None:
+            self._deferred = DeferredStates(session.deferred, self._folder, self._threads)
+            if self._pools is not None:
+                self._deferred.bind(self._pools)
+        return self._deferred
+
+    def _use_snapshots(self, operators: frozenset[str]) -> None:
+        if operators != self._snapshots:
+            self._snapshots, self._deferred = operators, None
+            self._sessions = {key: session for key, session in self._sessions.items() if not key.defers}
 
     def _session(self, key: SessionKey) -> PagedSession:
         if key not in self._sessions:
@@ -237,11 +231,11 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             key.form,
             installed_kernels(),
             key.neighbours,
-            key.candidates,
+            key.tokens,
             packs,
-            key.holds,
+            key.defers,
             self._shown,
-            self._kept_operators,
+            self._snapshots,
         )
         serialised = SessionGraph(*serialised_model(graph.model), graph.inputs, graph.in_place, {})
         # Steps of every size: a plan of memory for each would never be used again.
@@ -249,13 +243,13 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         self._sessions[key] = PagedSession(session, graph, self._replaced_by)
         return graph
 
-    def _together(self, inputs: PackedInputs, held: np.ndarray | None) -> list[int]:
-        """The rows that share a run with candidate tokens: those that have some, and those of one token."""
+    def _together(self, inputs: PackedInputs, deferred: np.ndarray | None) -> list[int]:
+        """The rows that share a run with draft tokens: those that have some, and those of one token."""
         counts = np.diff(inputs.query_start_loc)
         if self.config.recurrent_layers:
-            if held is None:
+            if deferred is None:
                 return []
-            several = held
+            several = deferred
         else:
             wanted = np.zeros(len(inputs.input_ids) + 1, np.int32)
             wanted[1:][inputs.logits_indices] = 1
@@ -266,13 +260,13 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         rows: list[int] = np.flatnonzero((inputs.seq_lens > 0) & (several | (counts == 1))).tolist()
         return rows
 
-    def _tries(self, run: PagedRun, wanted: int) -> bool:
-        """Whether the tokens are candidates of a model that keeps no states: all of their logits are asked for."""
+    def _has_drafts(self, run: PagedRun, wanted: int) -> bool:
+        """Whether the tokens are draft tokens of a model without states: all of their logits are asked for."""
         is_one = not self.config.recurrent_layers and len(run.rows) == 1
         return is_one and 1 < run.time == wanted <= _MOST_TRIED
 
     def _packs(self, key: SessionKey) -> bool:
-        several = key.candidates > 1 or key.form is not PagedForm.ONE_TOKEN
+        several = key.tokens > 1 or key.form is not PagedForm.ONE_TOKEN
         return several and self._weights.bytes <= _MOST_PACKED_BYTES
 
 

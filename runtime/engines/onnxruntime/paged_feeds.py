@@ -98,7 +98,6 @@ def run_feeds(
         names.INPUT_IDS: inputs.input_ids[run.tokens],
         names.POSITIONS: inputs.positions[run.tokens],
         names.STATE_INDICES: np.where(slots < 0, sizes.num_slots, slots).astype(np.int32),
-        names.NUM_ACCEPTED_TOKENS: np.ones(len(slots), np.int32),
         names.QUERY_START_LOC: bounds,
     }
     if run.is_ragged:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -17,6 +17,7 @@ from hybridge.runtime.engines.pool_arrays import held_array
 
 # A KV pool has its blocks on axis 1 (keys and values are axis 0), a pool of states its slots on axis 0.
 _BLOCK_AXIS = 1
+_NO_SNAPSHOTS: Mapping[str, int] = MappingProxyType({})
 
 
 class ArrayCopy(HostCopy):
@@ -34,16 +35,26 @@ class ArrayPools:
     """One array for each pool of ``specs``, of the shapes in ``layouts`` where the sessions' differ from the specs'.
 
     layouts: pool name to the order of the spec's axes in the array. Each KV pool has one block more than ``sizes``
-    says, and each pool of states one slot more: what has no place goes there.
+    says, and each pool of states one slot more: what has no slot or block goes there. snapshots: slots behind these,
+    by pool, from ``first_snapshot`` on; they take memory only as they are written.
     """
 
-    def __init__(self, specs: Sequence[Binding], layouts: Mapping[str, tuple[int, ...]], sizes: PoolSizes) -> None:
-        self.sizes = sizes
+    def __init__(
+        self,
+        specs: Sequence[Binding],
+        layouts: Mapping[str, tuple[int, ...]],
+        sizes: PoolSizes,
+        snapshots: Mapping[str, int] = _NO_SNAPSHOTS,
+    ) -> None:
+        self.sizes, self.first_snapshot = sizes, sizes.num_slots + 1
         self._specs = {spec.name: spec for spec in specs}
         self._layouts = layouts
         axes = {NUM_BLOCKS: sizes.num_blocks + 1, BLOCK_SIZE: sizes.block_size, NUM_SLOTS: sizes.num_slots + 1}
         try:
-            self._arrays = {spec.name: self._allocate(spec, axes) for spec in specs}
+            self._arrays = {
+                spec.name: self._allocate(spec, {**axes, NUM_SLOTS: axes[NUM_SLOTS] + snapshots.get(spec.name, 0)})
+                for spec in specs
+            }
             self.packed = PackedSlots(specs, sizes)
         except MemoryError as error:
             raise EngineError(
@@ -57,12 +68,12 @@ class ArrayPools:
         return MappingProxyType(self._arrays)
 
     def view(self, name: str) -> np.ndarray:
-        """One pool in the layout of its declaration, the block or slot of what has no place left out."""
+        """One pool in the layout of its declaration, with the blocks or slots of ``sizes`` alone."""
         array = self._arrays[name]
         order = self._layouts.get(name)
         if order is not None:
             array = array.transpose(np.argsort(order))
-        return array[:, :-1] if self._is_kv(name) else array[:-1]
+        return array[:, : self.sizes.num_blocks] if self._is_kv(name) else array[: self.sizes.num_slots]
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         for array in self._kv():
@@ -71,6 +82,11 @@ class ArrayPools:
     def copy_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         for array in self._states():
             array[list(targets)] = array[list(sources)]
+
+    def copy_states(self, pools: Iterable[str], sources: Sequence[int], targets: Sequence[int]) -> None:
+        """``copy_slots`` in some pools of states."""
+        for name in pools:
+            self._arrays[name][list(targets)] = self._arrays[name][list(sources)]
 
     def zero_slots(self, slots: Sequence[int]) -> None:
         for array in self._states():

@@ -16,7 +16,6 @@ import numpy as np
 
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import LOGITS
-from hybridge.runtime.engines.candidates import with_candidates
 from hybridge.runtime.engines.onnxruntime.inner_values import expose_values
 from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
 from hybridge.runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
@@ -52,8 +51,6 @@ class PortablePagedEngine(PagedArrayEngine):
 
     def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:
         check_packed(inputs, self.limits, self.config, self.pools.sizes)
-        if self.config.speculative_tokens and inputs.num_accepted_tokens is None:
-            inputs = with_candidates(inputs, 1 + self.config.speculative_tokens)
         if tuple(values) != self._values:
             self._session, self._values = self._open(values), tuple(values)
         arrays = self.pools.arrays

@@ -4,26 +4,24 @@ A run of this engine is regular: one row, or one token of every row. So its toke
 for dense rows does the rest. Where the rows of a run have neighbouring slots, in their order, the session is given that
 part of each pool as the states of the rows, and updates it in place. Otherwise the states are gathered, and scattered
 back into the pool. An operator without a body keeps the artifact's own function. Rows of a few tokens each, whose
-states are left as they are, become a rectangle by a Gather (ragged_rows.py).
+states are deferred, become a rectangle by a Gather (ragged_rows.py).
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from hybridge.artifact import names
 from hybridge.artifact.bindings import SEQ
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.paged import ROWS
-from hybridge.runtime.engines.onnxruntime.candidate_bodies import CANDIDATE_BODIES
+from hybridge.runtime.engines.onnxruntime.deferred_states import DeferredState
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, replace_node
-from hybridge.runtime.engines.onnxruntime.held_states import HeldState
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.op_bodies import BODIES
-from hybridge.runtime.engines.onnxruntime.paged_candidates import candidate_output
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
 from hybridge.runtime.engines.onnxruntime.ragged_rows import rows_from_tokens, tokens_from_rows
-from hybridge.runtime.engines.onnxruntime.replay_bodies import REPLAY_BODIES, Kept, Replayed, recurrent_nodes
+from hybridge.runtime.engines.onnxruntime.replay_bodies import REPLAY_BODIES, Deferred, Stored, recurrent_nodes
+from hybridge.runtime.engines.onnxruntime.snapshot_bodies import SNAPSHOT_BODIES
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import POOL
 from hybridge.trt_plugins.catalog import DOMAIN, spec_of
 from hybridge.trt_plugins.spec import TensorSpec
@@ -35,30 +33,13 @@ from hybridge.trt_plugins.specs.packed import (
     is_packed,
     is_pool,
 )
-from hybridge.trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS, is_speculative
 
 
-def use_one_slot(model: ir.Model) -> None:
-    """Let a graph of the speculative form take one slot a row, which its rows read and write."""
-    graph = model.graph
-    slots = next(value for value in graph.inputs if value.name == names.STATE_INDICES)
-    slots.shape = ir.Shape([ROWS])
-    for node in list(graph):
-        if node.domain == DOMAIN and slots in node.inputs:
-            index = list(node.inputs).index(slots)
-            insert = Inserter(graph, node)
-            node.replace_input_with(index, insert.op("Unsqueeze", slots, insert.ints(1)))
-
-
-def use_dense_bodies(
-    model: ir.Model, kernels: Kernels, form: PagedForm, neighbours: bool, candidates: int = 0
-) -> frozenset[str]:
+def use_dense_bodies(model: ir.Model, kernels: Kernels, form: PagedForm, neighbours: bool) -> frozenset[str]:
     """Replace every node that has a body for the installed ONNX Runtime, those without rows as they are.
 
     ``form``: a step is one row of any number of tokens (ONE_ROW), or every row has one token. ``neighbours``: the rows
-    have neighbouring slots. ``candidates``: so many tokens has the one row, after each of which the graph gives the
-    state. Returns the pools of which the graph is to be given the rows' part only. EngineError where an operator with
-    candidates has no body.
+    have neighbouring slots. Returns the pools of which the graph is to be given the rows' part only.
     """
     parts: set[str] = set()
     for node in list(model.graph):
@@ -67,10 +48,7 @@ def use_dense_bodies(
         if has_rows(spec_of(node.op_type, PACKED_VERSION)):
             packed = _PackedNode(model.graph, node, form, neighbours)
             pools = packed.pools
-            if candidates:
-                packed.replace_with_candidates(kernels, candidates)
-                parts |= pools
-            elif packed.replace(kernels) and neighbours:
+            if packed.replace(kernels) and neighbours:
                 parts |= pools
             continue
         outputs = BODIES[node.op_type](node, Inserter(model.graph, node), kernels, False)
@@ -79,17 +57,17 @@ def use_dense_bodies(
     return frozenset(parts)
 
 
-def hold_states(
-    model: ir.Model, kernels: Kernels, form: PagedForm, count: int | None, kept: frozenset[str]
-) -> tuple[HeldState, ...]:
+def defer_states(
+    model: ir.Model, kernels: Kernels, form: PagedForm, count: int | None, snapshots: frozenset[str]
+) -> tuple[DeferredState, ...]:
     """Let a graph leave the states as they are and give what would advance them.
 
     ``form``: ONE_ROW, one row of ``count`` tokens, or RAGGED, rows of up to ``count``, None for what the graph is told.
-    kept: operators of which this is the state after each token, which needs a ``count``. EngineError where an operator
-    has no body that does.
+    snapshots: operators of which this is the state after each token, which needs a ``count``. EngineError where an
+    operator has no body that does.
     """
     nodes = [_PackedNode(model.graph, node, form, neighbours=True) for node in recurrent_nodes(model)]
-    return tuple(node.replace_with_replay(kernels, count, kept) for node in nodes)
+    return tuple(node.replace_with_deferred(kernels, count, snapshots) for node in nodes)
 
 
 class _PackedNode:
@@ -97,11 +75,11 @@ class _PackedNode:
 
     def __init__(self, graph: ir.Graph, node: ir.Node, form: PagedForm, neighbours: bool) -> None:
         self._graph, self._node, self._form, self._neighbours = graph, node, form, neighbours
-        self._spec = spec_of(node.op_type, graph.opset_imports[DOMAIN])
+        self._spec = spec_of(node.op_type, PACKED_VERSION)
         self._insert = Inserter(graph, node)
         slots = node.inputs[self._spec.input_index(STATE_INDICES.name)]
         assert slots is not None
-        self._slots = self._insert.input(names.STATE_INDICES) if is_speculative(self._spec) else slots
+        self._slots = slots
 
     @property
     def _is_one_row(self) -> bool:
@@ -125,58 +103,41 @@ class _PackedNode:
         replace_node(self._node, [self._packed_output(index, value) for index, value in enumerate(found)])
         return True
 
-    def replace_with_candidates(self, kernels: Kernels, count: int) -> None:
-        """Put the body for ``count`` candidate tokens in the node's place; EngineError where there is none.
+    def replace_with_deferred(self, kernels: Kernels, count: int | None, snapshots: frozenset[str]) -> DeferredState:
+        """Put the body for ``count`` tokens in the node's place that leaves the pool alone; EngineError without one.
 
-        The pool's output becomes the state after the last token; those before it become outputs of the graph.
+        The pool's output is an output of the graph no longer; what the tokens store is.
         """
         dense, _ = self._dense_node()
-        body = CANDIDATE_BODIES.get(self._node.op_type)
+        is_snapshot = self._node.op_type in snapshots
+        body = self._states_after if is_snapshot else REPLAY_BODIES.get(self._node.op_type)
         found = None if body is None else body(dense, Inserter(self._graph, dense), kernels, count)
         self._graph.remove(dense, safe=True)
         if found is None:
             raise EngineError(
-                f"expected an ONNX Runtime that can keep states of candidate tokens of {self._node.op_type}, found one "
-                "without the operators: install onnxruntime 1.24 or later, or run steps without candidate tokens"
+                f"expected an ONNX Runtime that can take back draft tokens of {self._node.op_type}, found one without "
+                "the operators: install onnxruntime 1.24 or later, or run without speculation"
             )
-        y, states = found
-        pool = self._node.outputs[1]
-        for index, state in enumerate(states[:-1]):
-            state.name, state.type, state.shape = candidate_output(str(pool.name), index), pool.type, pool.shape
-            self._graph.outputs.append(state)
-        replace_node(self._node, [self._packed_output(0, y), states[-1]])
-
-    def replace_with_replay(self, kernels: Kernels, count: int | None, kept_operators: frozenset[str]) -> HeldState:
-        """Put the body for ``count`` tokens in the node's place that leaves the pool alone; EngineError without one.
-
-        The pool's output is an output of the graph no longer; what the tokens leave behind is.
-        """
-        dense, _ = self._dense_node()
-        is_kept = self._node.op_type in kept_operators
-        body = self._states_after if is_kept else REPLAY_BODIES.get(self._node.op_type)
-        found = None if body is None else body(dense, Inserter(self._graph, dense), kernels, count)
-        self._graph.remove(dense, safe=True)
-        if found is None:
-            raise EngineError(f"expected an operator whose states can be advanced later, found {self._node.op_type}")
         (pool,) = (value for tensor, value in zip(self._spec.inputs, self._node.inputs, strict=True) if is_pool(tensor))
         assert pool is not None and pool.name is not None
-        names_of_kept = []
-        for index, kept in enumerate(found.kept):
+        stored = []
+        for index, each in enumerate(found.stored):
             # A graph output of its own: the value may be another one's name already.
-            output = self._insert.op("Identity", kept.value)
-            output.name, output.type = f"{pool.name}.kept_{index}", pool.type
-            output.shape = ir.Shape([ROWS, SEQ, *kept.shape])
+            output = self._insert.op("Identity", each.value)
+            output.name, output.type = f"{pool.name}.stored_{index}", pool.type
+            output.shape = ir.Shape([ROWS, SEQ, *each.shape])
             self._graph.outputs.append(output)
-            names_of_kept.append((output.name, kept.shape))
+            stored.append((output.name, each.shape))
         self._graph.outputs.remove(self._node.outputs[1])
         replace_node(self._node, [self._packed_output(0, found.y), pool])
         pool.shape = ir.Shape([ROWS, *found.state_shape])
-        return HeldState(self._node.op_type, pool.name, found.state_shape, tuple(names_of_kept), is_kept)
+        return DeferredState(self._node.op_type, pool.name, found.state_shape, tuple(stored), is_snapshot)
 
-    def _states_after(self, dense: ir.Node, insert: Inserter, kernels: Kernels, count: int | None) -> Replayed | None:
-        """A ReplayBody of the body for candidate tokens: the state after each token is what they leave behind."""
-        assert count is not None, "a body for candidate tokens is made for so many"
-        found = CANDIDATE_BODIES[dense.op_type](dense, insert, kernels, count)
+    def _states_after(self, dense: ir.Node, insert: Inserter, kernels: Kernels, count: int | None) -> Deferred | None:
+        """A ReplayBody of the body for snapshots: the tokens store the state after each."""
+        assert count is not None, "a body for snapshots is made for a number of tokens"
+        body = SNAPSHOT_BODIES.get(dense.op_type)
+        found = None if body is None else body(dense, insert, kernels, count)
         (shape,) = (
             fixed_shape(value)
             for tensor, value in zip(self._spec.inputs, self._node.inputs, strict=True)
@@ -187,7 +148,7 @@ class _PackedNode:
         y, states = found
         sizes = tuple(size or 1 for size in shape[1:])
         after = insert.op("Concat", *(insert.op("Unsqueeze", state, insert.ints(1)) for state in states), axis=1)
-        return Replayed(y, (Kept(after, sizes),), sizes)
+        return Deferred(y, (Stored(after, sizes),), sizes)
 
     def _dense_node(self) -> tuple[ir.Node, dict[ir.Value, ir.Shape | None]]:
         """The dense operator in front of the node, to be removed again, and the shapes of the pools before it."""
@@ -197,7 +158,7 @@ class _PackedNode:
         inputs = [
             self._dense_input(tensor, value)
             for tensor, value in given
-            if tensor.name not in (QUERY_START_LOC.name, STATE_INDICES.name, NUM_ACCEPTED_TOKENS.name)
+            if tensor.name not in (QUERY_START_LOC.name, STATE_INDICES.name)
         ]
         # The slots stand for the lengths, which no body of regular rows asks for.
         inputs.append(self._slots)

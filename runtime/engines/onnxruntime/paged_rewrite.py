@@ -13,9 +13,9 @@ from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.paged import ROW_BOUNDS, ROWS, TOKENS
 from hybridge.runtime.engines.onnxruntime.activations import use_exact_activations
 from hybridge.runtime.engines.onnxruntime.columns import put_weights_left
+from hybridge.runtime.engines.onnxruntime.deferred_states import DeferredState
 from hybridge.runtime.engines.onnxruntime.fixed_axes import fix_axes
 from hybridge.runtime.engines.onnxruntime.graph_edit import remove_dead_code, state_pairs
-from hybridge.runtime.engines.onnxruntime.held_states import HeldState
 from hybridge.runtime.engines.onnxruntime.in_place import updates_in_place
 from hybridge.runtime.engines.onnxruntime.inner_values import expose_values
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
@@ -23,7 +23,7 @@ from hybridge.runtime.engines.onnxruntime.linear import use_stored_weights
 from hybridge.runtime.engines.onnxruntime.opset import lower_opset
 from hybridge.runtime.engines.onnxruntime.paged_attention import POOL_ORDER, use_paged_attention
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
-from hybridge.runtime.engines.onnxruntime.paged_recurrent import hold_states, use_dense_bodies, use_one_slot
+from hybridge.runtime.engines.onnxruntime.paged_recurrent import defer_states, use_dense_bodies
 from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
 from hybridge.runtime.engines.onnxruntime.widen_types import widen_types
@@ -46,7 +46,7 @@ class PagedGraph:
 
     inputs: names of its graph inputs. in_place: pools whose input and output may share an array. parts: pools of which
     the graph is given the slots of its rows only, in their order. layouts: pool to the order in which the graph holds
-    the axes of its declaration, where it is another one. held: what the graph leaves as it is, to be advanced later.
+    the axes of its declaration, where it is another one. deferred: the states that the graph leaves as they are.
     """
 
     model: ir.Model
@@ -54,7 +54,7 @@ class PagedGraph:
     in_place: frozenset[str]
     parts: frozenset[str]
     layouts: Mapping[str, tuple[int, ...]]
-    held: tuple[HeldState, ...] = ()
+    deferred: tuple[DeferredState, ...] = ()
 
 
 def rewrite_paged(
@@ -63,34 +63,31 @@ def rewrite_paged(
     form: PagedForm,
     kernels: Kernels,
     neighbours: bool,
-    candidates: int = 0,
+    tokens: int = 0,
     packs: bool = False,
-    holds: bool = False,
+    defers: bool = False,
     shown: Sequence[str] = (),
-    kept: frozenset[str] = frozenset(),
+    snapshots: frozenset[str] = frozenset(),
 ) -> PagedGraph:
     """Rewrite ``model`` (it is changed) for steps of one row (ONE_ROW), of one token a row, of one token, or of rows of
-    a few tokens each (RAGGED), of a model that keeps no states or with ``holds``.
+    a few tokens each (RAGGED), of a model that has no states or with ``defers``.
 
-    ``neighbours``: the rows have neighbouring slots, in their order. ``candidates``: the one row has so many tokens, 2
-    or more, and the graph gives the state after each; of RAGGED, the longest row has so many. ``packs``: the session
-    packs its weights. ``holds``: in place of these states the graph gives what advances them, the states themselves of
-    the operators ``kept``. ``shown``: inner values that it gives too. EngineError when the installed ONNX Runtime
-    cannot run the result.
+    ``neighbours``: the rows have neighbouring slots, in their order. ``tokens``: the one row has so many, 2 or more, of
+    RAGGED the longest; 0: any number. ``packs``: the session packs its weights. ``defers``: in place of the new states
+    the graph gives what a replay reads, or of the operators ``snapshots`` the state after each token. ``shown``: inner
+    values that it gives too. EngineError when the installed ONNX Runtime cannot run the result.
     """
-    if config.speculative_tokens:
-        use_one_slot(model)
     widen_types(model)
     use_exact_activations(model)
     expose_values(model, shown)
     use_stored_weights(model)
     use_paged_attention(model, form)
-    held = hold_states(model, kernels, form, candidates or None, kept) if holds else ()
-    parts = use_dense_bodies(model, kernels, form, neighbours, candidates)
-    advanced = frozenset(state.pool for state in held)
-    fix_axes(model, {**_FIXED_AXES[form], **_axes_of(form, candidates)})
+    deferred = defer_states(model, kernels, form, tokens or None, snapshots) if defers else ()
+    parts = use_dense_bodies(model, kernels, form, neighbours)
+    left_alone = frozenset(state.pool for state in deferred)
+    fix_axes(model, {**_FIXED_AXES[form], **_axes_of(form, tokens)})
     join_reshapes(model)
-    if not packs and (candidates or form in (PagedForm.TOKEN_PER_ROW, PagedForm.RAGGED)):
+    if not packs and (tokens or form in (PagedForm.TOKEN_PER_ROW, PagedForm.RAGGED)):
         put_weights_left(model)
     remove_dead_code(model)
     for value in [value for value in model.graph.inputs if not value.uses()]:
@@ -99,18 +96,18 @@ def rewrite_paged(
     replaced_by = {b.name: str(b.replaced_by) for b in config.bindings.states}
     pools = [value for value in model.graph.inputs if value.name in replaced_by]
     pairs = state_pairs(
-        model, {str(pool.name): replaced_by[str(pool.name)] for pool in pools if pool.name not in advanced}
+        model, {str(pool.name): replaced_by[str(pool.name)] for pool in pools if pool.name not in left_alone}
     )
     in_place = frozenset(str(past.name) for past, present in pairs if updates_in_place(past, present))
     layouts = {str(past.name): order for past in pools if (order := _order(past)) is not None}
     inputs = frozenset(str(value.name) for value in model.graph.inputs)
-    return PagedGraph(model, inputs, in_place, parts | advanced, layouts, held)
+    return PagedGraph(model, inputs, in_place, parts | left_alone, layouts, deferred)
 
 
-def _axes_of(form: PagedForm, candidates: int) -> Mapping[str, int]:
-    if not candidates:
+def _axes_of(form: PagedForm, tokens: int) -> Mapping[str, int]:
+    if not tokens:
         return {}
-    return {SEQ: candidates} if form is PagedForm.RAGGED else {TOKENS: candidates, SEQ: candidates}
+    return {SEQ: tokens} if form is PagedForm.RAGGED else {TOKENS: tokens, SEQ: tokens}
 
 
 def _order(pool: ir.Value) -> tuple[int, ...] | None:

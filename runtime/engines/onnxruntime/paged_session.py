@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -11,9 +11,8 @@ import onnxruntime as ort
 
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import LOGITS, LOGITS_INDICES
-from hybridge.runtime.engines.onnxruntime.held_rows import HeldBatch
-from hybridge.runtime.engines.onnxruntime.held_states import HeldState
-from hybridge.runtime.engines.onnxruntime.paged_candidates import candidate_output
+from hybridge.runtime.engines.onnxruntime.deferred_rows import DeferredBatch
+from hybridge.runtime.engines.onnxruntime.deferred_states import DeferredState
 from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
 from hybridge.runtime.engines.onnxruntime.paged_rewrite import PagedGraph
 
@@ -29,22 +28,23 @@ class PagedSession:
     def __init__(self, session: ort.InferenceSession, graph: PagedGraph, replaced_by: Mapping[str, str]) -> None:
         self._session, self._inputs, self._in_place = session, graph.inputs, graph.in_place
         self._part_names, self._replaced_by = graph.parts, replaced_by
-        self._held_states = graph.held
+        self._deferred = graph.deferred
 
     @property
-    def held(self) -> tuple[HeldState, ...]:
-        """What the graph leaves as it is."""
-        return self._held_states
+    def deferred(self) -> tuple[DeferredState, ...]:
+        """The states that the graph leaves as they are."""
+        return self._deferred
 
     def bind(self, pools: ArrayPools) -> None:
         """Use the arrays of ``pools``; those that the graph cannot update in place get a second one."""
         self._io = self._session.io_binding()
         self._fed: dict[str, tuple[np.ndarray, ort.OrtValue | None]] = {}
         # Some versions of ONNX Runtime keep only the address.
-        self._kept: list[object] = []
-        self._copied = [self._bind_pool(n, a, self._kept) for n, a in pools.arrays.items() if n not in self._part_names]
+        self._bound: list[object] = []
+        self._copied = [
+            self._bind_pool(n, a, self._bound) for n, a in pools.arrays.items() if n not in self._part_names
+        ]
         self._parts = {name: array for name, array in pools.arrays.items() if name in self._part_names}
-        self._slots: dict[tuple[str, int], ort.OrtValue] = {}
         self._ranges: OrderedDict[tuple[int, int], dict[str, ort.OrtValue]] = OrderedDict()
         self._bound_range: tuple[int, int] | None = None
 
@@ -54,29 +54,21 @@ class PagedSession:
         logits_indices: np.ndarray,
         logits: np.ndarray,
         slots: slice,
-        kept: Sequence[int] = (),
-        held: HeldBatch | None = None,
+        deferred: DeferredBatch | None = None,
         shown: Mapping[str, np.ndarray] = _NOTHING,
     ) -> None:
         """Run on ``feeds``; ``logits`` [m, vocab] receives those of the tokens ``logits_indices`` [m] of the run.
 
-        slots: those of the rows, for a graph that is given them alone. kept: for one of candidate tokens, the slots of
-        the states after each of them. held: for one that leaves the states as they are, these, and where its tokens'
-        values go.
-        shown: arrays for inner values that the graph has been made to give.
-        EngineError when ONNX Runtime fails.
+        slots: those of the rows, for a graph that is given them alone. deferred: for one that leaves the states as they
+        are, these, and where what its tokens store goes. shown: arrays for inner values that the graph has been made to
+        give. EngineError when ONNX Runtime fails.
         """
         values: list[object] = []
         copied = self._copied
-        if held is None and not kept:
+        if deferred is None:
             copied = [*copied, *self._bind_range(slots, values)]
         else:
-            self._bound_range = None
-            if held is not None:
-                self._bind_held(held)
-            else:
-                for name in self._parts:
-                    self._bind_candidates(name, slots.start, kept)
+            self._bind_deferred(deferred)
         for name, array in feeds.items():
             if name in self._inputs:
                 self._feed(name, array)
@@ -103,15 +95,15 @@ class PagedSession:
         self._io.bind_ortvalue_input(name, value)
         self._fed[name] = fed, value
 
-    def _bind_pool(self, name: str, array: np.ndarray, kept: list[object]) -> tuple[np.ndarray, np.ndarray]:
+    def _bind_pool(self, name: str, array: np.ndarray, bound: list[object]) -> tuple[np.ndarray, np.ndarray]:
         """``array``, and the one that the session writes its next value to."""
         written = array if name in self._in_place else np.empty_like(array)
         if name in self._inputs:
-            self._io.bind_ortvalue_input(name, _value(array, kept))
-        self._io.bind_ortvalue_output(self._replaced_by[name], _value(written, kept))
+            self._io.bind_ortvalue_input(name, _value(array, bound))
+        self._io.bind_ortvalue_output(self._replaced_by[name], _value(written, bound))
         return array, written
 
-    def _bind_range(self, slots: slice, kept: list[object]) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _bind_range(self, slots: slice, bound: list[object]) -> list[tuple[np.ndarray, np.ndarray]]:
         """The states in neighbouring slots; as ``_bind_pool`` of those that the graph cannot update in place."""
         key = slots.start, slots.stop
         found = self._ranges.pop(key, None)
@@ -127,34 +119,19 @@ class PagedSession:
                     self._io.bind_ortvalue_input(name, value)
                 self._io.bind_ortvalue_output(self._replaced_by[name], value)
             self._bound_range = key
-        return [self._bind_pool(n, a[slots], kept) for n, a in self._parts.items() if n not in self._in_place]
+        return [self._bind_pool(n, a[slots], bound) for n, a in self._parts.items() if n not in self._in_place]
 
-    def _bind_candidates(self, name: str, read: int, kept: Sequence[int]) -> None:
-        """One slot of the pool ``name`` to read, those to write; they may be the same."""
-        self._io.bind_ortvalue_input(name, self._slot(name, read))
-        present = self._replaced_by[name]
-        for index, slot in enumerate(kept[:-1]):
-            self._io.bind_ortvalue_output(candidate_output(present, index), self._slot(name, slot))
-        self._io.bind_ortvalue_output(present, self._slot(name, kept[-1]))
-
-    def _bind_held(self, batch: HeldBatch) -> None:
-        """The states to read, and the arrays that receive what the tokens leave behind."""
+    def _bind_deferred(self, batch: DeferredBatch) -> None:
+        """The states to read, and the arrays that receive what the tokens store."""
         for name, (_, value) in batch.states.items():
             self._io.bind_ortvalue_input(name, value)
-        for name, (_, value) in batch.kept.items():
+        for name, (_, value) in batch.stored.items():
             self._io.bind_ortvalue_output(name, value)
 
-    def _slot(self, name: str, slot: int) -> ort.OrtValue:
-        """The state in one slot, as the session takes it."""
-        found = self._slots.get((name, slot))
-        if found is None:
-            found = self._slots[name, slot] = _value(self._parts[name][slot : slot + 1], self._kept)
-        return found
 
-
-def _value(array: np.ndarray, kept: list[object]) -> ort.OrtValue:
-    """``array`` as the session takes it; ``kept`` has to live as long as it is bound."""
+def _value(array: np.ndarray, bound: list[object]) -> ort.OrtValue:
+    """``array`` as the session takes it; ``bound`` has to live as long as the session uses it."""
     assert array.flags.c_contiguous
     value = ort.OrtValue.ortvalue_from_numpy(array)
-    kept += (array, value)
+    bound += (array, value)
     return value

@@ -1,8 +1,8 @@
-"""Recurrent operators over candidate tokens that leave the state as it is, and the state after those that were right.
+"""Recurrent operators over draft tokens that leave the state as it is, and the state after the accepted ones.
 
 Both recurrences are S = exp(g[t]) S + outer(left[t], right[t]) once their own terms are known (trt_plugins/reference/
-replay.py). So a check of t tokens reads the state once, as a matrix that all of them are multiplied with, and keeps g,
-left and right, by which the state goes through the tokens that were accepted. A convolution keeps its inputs.
+replay.py). So a check of t tokens reads the state once, as a matrix that all of them are multiplied with, and stores
+g, left and right, by which the state goes through the accepted tokens. A convolution stores its inputs.
 
 Letters of shapes: b rows of a step, t tokens of each, g groups (key heads), r heads of a group, n rows of a state as
 this engine holds it (key size, state size of Mamba2), m columns (value size, head_dim of Mamba2).
@@ -31,26 +31,26 @@ _HEAD_DECAY = "head"
 
 
 @dataclass(frozen=True)
-class Kept:
-    """One value that the tokens leave behind, of ``shape`` [b, t, *shape]."""
+class Stored:
+    """One value that the tokens store, of ``shape`` [b, t, *shape]."""
 
     value: ir.Value
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """y, what is kept of the tokens, and the shape in which both graphs are given the state of a row."""
+class Deferred:
+    """y, what is stored of the tokens, and the shape in which both graphs are given the state of a row."""
 
     y: ir.Value
-    kept: tuple[Kept, ...]
+    stored: tuple[Stored, ...]
     state_shape: tuple[int, ...]
 
 
 # (dense node of rows with equally many tokens, inserter, kernels, tokens) -> what takes its place, or None where there
 # is nothing. tokens: of each row, None for a number that the graph is told.
-ReplayBody = Callable[[ir.Node, Inserter, Kernels, "int | None"], "Replayed | None"]
-# (inserter, kernels, values kept [b, t, ...], states of the rows, which tokens count) -> the states after those tokens.
+ReplayBody = Callable[[ir.Node, Inserter, Kernels, "int | None"], "Deferred | None"]
+# (inserter, kernels, stored values [b, t, ...], states of the rows, which tokens count) -> the states after these.
 AdvanceBody = Callable[[Inserter, Kernels, "list[ir.Value]", ir.Value, "Accepted"], ir.Value]
 
 
@@ -74,8 +74,8 @@ class Accepted:
         return index
 
 
-def causal_conv1d_replay(node: ir.Node, insert: Inserter, kernels: Kernels, count: int | None) -> Replayed | None:
-    """The inputs are kept."""
+def causal_conv1d_replay(node: ir.Node, insert: Inserter, kernels: Kernels, count: int | None) -> Deferred | None:
+    """The inputs are stored."""
     x, weight, bias, state = node.inputs[:4]
     shape = fixed_shape(weight)
     if x is None or shape is None or shape[0] is None or shape[2] is None:
@@ -90,23 +90,23 @@ def causal_conv1d_replay(node: ir.Node, insert: Inserter, kernels: Kernels, coun
     if op_attributes(node)["activation"] == "silu":
         y = silu(insert, y)
     y = insert.op("Transpose", y, perm=[0, 2, 1])
-    return Replayed(y, (Kept(x, (channels,)),), (channels, kernel))
+    return Deferred(y, (Stored(x, (channels,)),), (channels, kernel))
 
 
 def advance_conv1d(
-    insert: Inserter, kernels: Kernels, kept: list[ir.Value], state: ir.Value, accepted: Accepted
+    insert: Inserter, kernels: Kernels, stored: list[ir.Value], state: ir.Value, accepted: Accepted
 ) -> ir.Value:
     """The last columns of the state with the accepted inputs behind it."""
     shape = fixed_shape(state)
     assert shape is not None and shape[1] is not None and shape[2] is not None
-    joined = insert.op("Concat", insert.op("Transpose", state, perm=[0, 2, 1]), kept[0], axis=1)
+    joined = insert.op("Concat", insert.op("Transpose", state, perm=[0, 2, 1]), stored[0], axis=1)
     columns = insert.op("Gather", insert.reshape(joined, -1, shape[1]), accepted.window(insert, shape[2]), axis=0)
     after: ir.Value = insert.op("Transpose", columns, perm=[0, 2, 1])
     return after
 
 
-def update_ssm_state_replay(node: ir.Node, insert: Inserter, kernels: Kernels, count: int | None) -> Replayed | None:
-    """y = C (decayed S) + (C B' with decays) d x; g, d x and B are kept."""
+def update_ssm_state_replay(node: ir.Node, insert: Inserter, kernels: Kernels, count: int | None) -> Deferred | None:
+    """y = C (decayed S) + (C B' with decays) d x; g, d x and B are stored."""
     inputs = ssm_inputs(node, insert, padded=False)
     if inputs is None or (count or 0) > MOST_REPLAYED:
         return None
@@ -118,17 +118,17 @@ def update_ssm_state_replay(node: ir.Node, insert: Inserter, kernels: Kernels, c
     state = rows.states(inputs.state, inputs.state_size, inputs.head_dim)
     carried = insert.op("Mul", insert.op("MatMul", queries, state), from_start)
     y = rows.tokens(insert.op("Add", insert.op("MatMul", scores, values), carried), inputs.head_dim)
-    kept = (
-        Kept(inputs.log_decay, (inputs.heads,)),
-        Kept(inputs.B, (inputs.groups * inputs.state_size,)),
-        Kept(inputs.scaled, (inputs.heads * inputs.head_dim,)),
+    stored = (
+        Stored(inputs.log_decay, (inputs.heads,)),
+        Stored(inputs.B, (inputs.groups * inputs.state_size,)),
+        Stored(inputs.scaled, (inputs.heads * inputs.head_dim,)),
     )
     shape = (inputs.heads, inputs.state_size, inputs.head_dim)
-    return Replayed(with_skip(node, insert, inputs, y), kept, shape)
+    return Deferred(with_skip(node, insert, inputs, y), stored, shape)
 
 
-def gated_delta_rule_replay(node: ir.Node, insert: Inserter, kernels: Kernels, count: int | None) -> Replayed | None:
-    """o = q (decayed S) + (q k' with decays) u; g, k and u, the differences that are written, are kept."""
+def gated_delta_rule_replay(node: ir.Node, insert: Inserter, kernels: Kernels, count: int | None) -> Deferred | None:
+    """o = q (decayed S) + (q k' with decays) u; g, k and u, the differences that are written, are stored."""
     inputs = delta_rule_inputs(node, insert, padded=False)
     if inputs is None or (count or 0) > MOST_REPLAYED or op_attributes(node)["decay"] != _HEAD_DECAY:
         return None
@@ -144,26 +144,26 @@ def gated_delta_rule_replay(node: ir.Node, insert: Inserter, kernels: Kernels, c
     scores = insert.op("Mul", insert.microsoft("FusedMatMul", queries, keys, transB=1), between)
     carried = insert.op("Mul", by_query, from_start)
     o = rows.tokens(insert.op("Add", insert.op("MatMul", scores, written), carried), inputs.value_size)
-    kept = (
-        Kept(inputs.decay, (inputs.value_heads,)),
-        Kept(inputs.k, (inputs.key_heads * inputs.key_size,)),
-        Kept(rows.tokens(written, inputs.value_size), (inputs.value_heads * inputs.value_size,)),
+    stored = (
+        Stored(inputs.decay, (inputs.value_heads,)),
+        Stored(inputs.k, (inputs.key_heads * inputs.key_size,)),
+        Stored(rows.tokens(written, inputs.value_size), (inputs.value_heads * inputs.value_size,)),
     )
     o = insert.reshape(o, 0, 0, inputs.value_heads, inputs.value_size)
-    return Replayed(o, kept, (inputs.value_heads, inputs.key_size, inputs.value_size))
+    return Deferred(o, stored, (inputs.value_heads, inputs.key_size, inputs.value_size))
 
 
 def advance_recurrent(
-    insert: Inserter, kernels: Kernels, kept: list[ir.Value], state: ir.Value, accepted: Accepted
+    insert: Inserter, kernels: Kernels, stored: list[ir.Value], state: ir.Value, accepted: Accepted
 ) -> ir.Value:
     """state [b, g * r, n, m] decayed, plus outer products of left and right with the decays that come after each."""
-    shape, left_shape = fixed_shape(state), fixed_shape(kept[1])
+    shape, left_shape = fixed_shape(state), fixed_shape(stored[1])
     assert shape is not None and left_shape is not None
     all_heads, rows, columns = (size or 0 for size in shape[1:])
     groups = (left_shape[2] or 0) // rows
-    log_decay, left, right = kept
+    log_decay, left, right = stored
     if kernels.recurrent_ops:
-        # What the tokens read of the states is nobody's business here.
+        # What the tokens read of the states is not needed here.
         _, after = linear_attention(
             insert, left, left, right, state, log_decay, key_heads=groups, value_heads=all_heads
         )
@@ -195,16 +195,15 @@ ADVANCE_BODIES: Mapping[str, AdvanceBody] = MappingProxyType(
 )
 
 
-def replays_all(model: ir.Model) -> bool:
-    """Whether there is a body for every recurrent operator of an artifact of the paged layout."""
-    return all(
-        node.op_type in REPLAY_BODIES and op_attributes(node).get("decay", _HEAD_DECAY) == _HEAD_DECAY
-        for node in recurrent_nodes(model)
-    )
+def replayable_operators(model: ir.Model) -> frozenset[str]:
+    """The recurrent operators of a paged artifact's graph that have a replay body."""
+    nodes = recurrent_nodes(model)
+    others = {n.op_type for n in nodes if op_attributes(n).get("decay", _HEAD_DECAY) != _HEAD_DECAY}
+    return frozenset({node.op_type for node in nodes} & set(REPLAY_BODIES) - others)
 
 
 def recurrent_nodes(model: ir.Model) -> list[ir.Node]:
-    """The nodes of a packed or speculative graph that have pools of states."""
+    """The nodes of a packed graph that have pools of states."""
     nodes = [node for node in model.graph if node.domain == DOMAIN]
     return [node for node in nodes if STATE_INDICES in spec_of(node.op_type, PACKED_VERSION).inputs]
 

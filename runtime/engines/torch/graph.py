@@ -15,9 +15,9 @@ DOMAIN = "hybridge.torch"
 LENGTHS = "engine.lengths"
 # The input of the node that computes the logits: memory to write them to, or None.
 RESULT = "engine.result"
-# Inputs of steps that hold states (held_inputs.py): the slots that some operators get in place of state_indices, and
-# which tokens are those of held rows.
-KEPT_STATE_INDICES, HELD_TOKENS = "kept_state_indices", "held_tokens"
+# Inputs of steps with draft tokens (draft_inputs.py): the slots of operators with snapshots, in place of state_indices,
+# and which tokens have their inputs stored.
+SNAPSHOT_SLOTS, STORED_TOKENS = "snapshot_slots", "stored_tokens"
 
 
 def expose_values(graph: ir.Graph, names: Sequence[str]) -> None:

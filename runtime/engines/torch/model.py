@@ -13,11 +13,11 @@ from hybridge.runtime.engines.artifact_graph import read_model
 from hybridge.runtime.engines.graph_check import check_graph
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.fusion import Phase, fuse_graph
-from hybridge.runtime.engines.torch.fusion.held_slots import operators_of_pools
 from hybridge.runtime.engines.torch.fusion.linear import let_head_write_its_result
 from hybridge.runtime.engines.torch.graph import expose_values
 from hybridge.runtime.engines.torch.program import Program, compile_program
 from hybridge.runtime.engines.torch.weights import WeightStore
+from hybridge.trt_plugins.rewrites.draft_slots import recurrent_pools
 
 
 class TorchModel:
@@ -39,19 +39,19 @@ class TorchModel:
         self.weights = WeightStore(folder, device.torch, beside)
         self._programs: dict[tuple[Phase, tuple[str, ...], frozenset[str]], Program] = {}
 
-    def program(self, phase: Phase, values: Sequence[str] = (), kept: frozenset[str] = frozenset()) -> Program:
-        """What runs a step; the inner ``values`` of the graph are outputs too. ``kept``: as in ``fuse_graph``.
+    def program(self, phase: Phase, values: Sequence[str] = (), snapshots: frozenset[str] = frozenset()) -> Program:
+        """What runs a step; the inner ``values`` of the graph are outputs too. ``snapshots``: as in ``fuse_graph``.
 
         EngineError naming an operator that this engine does not know, or a value that the graph does not have;
         ArtifactError for a graph that is damaged or of another artifact.
         """
-        key = (phase, tuple(values), kept)
+        key = (phase, tuple(values), snapshots)
         if key not in self._programs:
             model = read_model(self._folder, self._file)
             check_graph(self._folder / self._file, model.graph, self._config.bindings)
             expose_values(model.graph, values)
             # On a CPU the merged weights would lie in memory beside those of the file.
-            fuse_graph(model, self._config, phase, merge=self._device.is_gpu, kept=kept)
+            fuse_graph(model, phase, merge=self._device.is_gpu, snapshots=snapshots)
             if phase is Phase.DECODE and self._config.layout == "dense" and not values:
                 let_head_write_its_result(model.graph)
             self._programs[key] = self._compiled(model)
@@ -59,7 +59,7 @@ class TorchModel:
 
     def pool_operators(self) -> dict[str, str]:
         """The recurrent operator that each pool of states belongs to."""
-        return operators_of_pools(read_model(self._folder).graph)
+        return recurrent_pools(read_model(self._folder).graph)
 
     def close(self) -> None:
         """Forget programs and weights; calling it twice is allowed."""

@@ -18,40 +18,48 @@ from hybridge.artifact.names import (
     SLOT_MAPPING,
     STATE_INDICES,
 )
-from hybridge.artifact.paged import MAX_BLOCKS, NUM_LOGITS, ROW_BOUNDS, ROWS, TOKENS, step_inputs
+from hybridge.artifact.paged import (
+    MAX_BLOCKS,
+    NUM_LOGITS,
+    ROW_BOUNDS,
+    ROWS,
+    STEP_INPUTS,
+    TOKENS,
+    draft_step_inputs,
+)
 from hybridge.runtime.engines.paged import PackedInputs
 from hybridge.runtime.engines.torch.device import TorchDevice
-from hybridge.runtime.engines.torch.graph import HELD_TOKENS, KEPT_STATE_INDICES
+from hybridge.runtime.engines.torch.graph import SNAPSHOT_SLOTS, STORED_TOKENS
 from hybridge.runtime.engines.torch.tensors import torch_from_dtype
 
 # Every array begins at a multiple of so many bytes.
 _ALIGNMENT = 16
 # What fills an array beyond the step's own entries, 0 where it is not here.
-_OF_ROWS = frozenset({SEQ_LENS, BLOCK_TABLE, STATE_INDICES, NUM_ACCEPTED_TOKENS, KEPT_STATE_INDICES})
-_FILL = {BLOCK_TABLE: -1, SLOT_MAPPING: -1, STATE_INDICES: -1, NUM_ACCEPTED_TOKENS: 1, KEPT_STATE_INDICES: -1}
-_HELD = "held"
+_OF_ROWS = frozenset({SEQ_LENS, BLOCK_TABLE, STATE_INDICES, NUM_ACCEPTED_TOKENS, SNAPSHOT_SLOTS})
+_FILL = {BLOCK_TABLE: -1, SLOT_MAPPING: -1, STATE_INDICES: -1, NUM_ACCEPTED_TOKENS: 1, SNAPSHOT_SLOTS: -1}
+_STORED = "stored"
 
 
 @dataclass(frozen=True)
 class StepSize:
     """Tokens, rows, columns of the block table and wanted logits of a step, padding included.
 
-    held: tokens whose inputs are kept, of a step that holds states: all, or those that the step ``chooses``.
+    stored: tokens whose inputs are stored, of a step with draft tokens: all, or those that the step ``chooses``.
     """
 
     tokens: int
     rows: int
     blocks: int
     logits: int
-    held: int = 0
+    stored: int = 0
     chooses: bool = False
 
 
 class PackedBuffers:
     """``tensors`` are the program's inputs by name, on the device once ``upload`` has been enqueued."""
 
-    def __init__(self, device: TorchDevice, size: StepSize, candidates: int = 0, extra: Sequence[Binding] = ()) -> None:
-        """``candidates``: of each row behind its own token, in steps with a slot for the state after each.
+    def __init__(self, device: TorchDevice, size: StepSize, drafts: int = 0, extra: Sequence[Binding] = ()) -> None:
+        """``drafts``: draft tokens of each row at most, and one less than its slots; 0: the step has none.
 
         extra: inputs beside those of every step.
         """
@@ -61,10 +69,10 @@ class PackedBuffers:
             ROW_BOUNDS: size.rows + 1,
             MAX_BLOCKS: size.blocks,
             NUM_LOGITS: size.logits,
-            _HELD: size.held,
+            _STORED: size.stored,
         }
         parts, end = [], 0
-        for binding in (*step_inputs(candidates), *_held_arrays(size, candidates), *extra):
+        for binding in (*_step_inputs(size, drafts), *extra):
             shape = binding.resolve(**axes)
             nbytes = int(np.prod(shape)) * binding.dtype.itemsize
             parts.append((binding, shape, slice(end, end + nbytes)))
@@ -103,12 +111,13 @@ class PackedBuffers:
             self._there.copy_(self._host, non_blocking=True)
 
 
-def _held_arrays(size: StepSize, candidates: int) -> list[Binding]:
-    """Fields of HeldInputs."""
-    if not size.held:
-        return []
-    slots = Binding(KEPT_STATE_INDICES, DType.INT32, (ROWS, 1 + candidates))
-    return [slots, Binding(HELD_TOKENS, DType.INT32, (_HELD,))] if size.chooses else [slots]
+def _step_inputs(size: StepSize, drafts: int) -> list[Binding]:
+    """Fields of PackedInputs, or of DraftInputs."""
+    if not drafts:
+        return [*STEP_INPUTS]
+    slots = Binding(SNAPSHOT_SLOTS, DType.INT32, (ROWS, 1 + drafts))
+    chosen = [Binding(STORED_TOKENS, DType.INT32, (_STORED,))] if size.chooses else []
+    return [*draft_step_inputs(1 + drafts), slots, *chosen]
 
 
 def _fill_rows(array: np.ndarray, given: np.ndarray, at: int, gap: int, between: tuple[int, int]) -> None:

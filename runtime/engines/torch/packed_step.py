@@ -9,36 +9,36 @@ import torch
 
 from hybridge.artifact.names import LOGITS, QUERY_START_LOC, SEQ_LENS
 from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.torch.deferred_states import DeferredStates
 from hybridge.runtime.engines.torch.device import TorchDevice
-from hybridge.runtime.engines.torch.held_states import HeldStates
-from hybridge.runtime.engines.torch.kept_calls import KeptCalls
 from hybridge.runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
 from hybridge.runtime.engines.torch.paged_pools import TorchPools
 from hybridge.runtime.engines.torch.paged_result import TorchStepResult, best_in
 from hybridge.runtime.engines.torch.program import StepProgram
 from hybridge.runtime.engines.torch.recording import RepeatedWork
 from hybridge.runtime.engines.torch.step_rows import StepRows
+from hybridge.runtime.engines.torch.stored_calls import StoredCalls
 
 
 @dataclass(frozen=True)
 class StepShape:
     """What the kernel calls of a step depend on.
 
-    split: rows before it have at most one token. longest: no row has more. candidates: of each row, in steps with a
-    slot for the state after each.
+    split: rows before it have at most one token. longest: no row has more. drafts: one less than the slots of a row,
+    in steps with draft tokens.
     """
 
     size: StepSize
     split: int
     longest: int
-    candidates: int = 0
+    drafts: int = 0
 
 
-def rows_in(buffers: PackedBuffers, shape: StepShape, kept: KeptCalls | None = None) -> StepRows:
-    """The rows of the step that lies in ``buffers``. ``kept``: as in StepRows."""
+def rows_in(buffers: PackedBuffers, shape: StepShape, stored: StoredCalls | None = None) -> StepRows:
+    """The rows of the step that lies in ``buffers``. ``stored``: as in StepRows."""
     counts = np.diff(buffers.arrays[QUERY_START_LOC]).tolist()
     lengths = buffers.arrays[SEQ_LENS].tolist()
-    return StepRows(buffers.tensors[QUERY_START_LOC], tuple(counts), tuple(lengths), shape.split, shape.longest, kept)
+    return StepRows(buffers.tensors[QUERY_START_LOC], tuple(counts), tuple(lengths), shape.split, shape.longest, stored)
 
 
 class PackedStep:
@@ -53,13 +53,13 @@ class PackedStep:
         program: StepProgram,
         pools: TorchPools,
         shape: StepShape,
-        held: HeldStates | None = None,
+        deferred: DeferredStates | None = None,
     ) -> None:
-        """``held``: what gets the calls that may be run again, of steps that hold states."""
-        self._held = held
-        self._calls: KeptCalls | None = None
+        """``deferred``: what gets the calls that may be run again, of steps with draft tokens."""
+        self._deferred = deferred
+        self._calls: StoredCalls | None = None
         self._device, self._program, self._shape = device, program, shape
-        self._buffers = PackedBuffers(device, shape.size, shape.candidates, program.extra)
+        self._buffers = PackedBuffers(device, shape.size, shape.drafts, program.extra)
         self._feeds = {**self._buffers.tensors, **pools.tensors}
         self._best = device.pinned(shape.size.logits, dtype=torch.int64)
         self._logits: torch.Tensor | None = None
@@ -73,23 +73,23 @@ class PackedStep:
         self._buffers.fill(inputs, split=split)
         with self._device.active():
             self.repeated.run()
-        if self._held is not None and self._calls is not None:
-            self._held.ran(self._calls)
+        if self._deferred is not None and self._calls is not None:
+            self._deferred.ran(self._calls)
         assert self._logits is not None
         return TorchStepResult(self._device, self._best, self._logits, slice(0, len(inputs.logits_indices)))
 
     def _work(self) -> None:
         self._buffers.upload()
-        kept = None if self._held is None else self._held.calls(self._shape.size, self._buffers.tensors)
-        found = self._program.run({**self._feeds, QUERY_START_LOC: self._rows(kept)})
+        stored = None if self._deferred is None else self._deferred.calls(self._shape.size, self._buffers.tensors)
+        found = self._program.run({**self._feeds, QUERY_START_LOC: self._rows(stored)})
         self._logits = found[LOGITS]
-        if kept is not None:
-            kept.finish()
-            self._calls = kept
+        if stored is not None:
+            stored.finish()
+            self._calls = stored
         self._best.copy_(best_in(found), non_blocking=True)
 
-    def _rows(self, kept: KeptCalls | None) -> StepRows:
+    def _rows(self, stored: StoredCalls | None) -> StepRows:
         if self.repeated.is_recording:
             bounds = self._buffers.tensors[QUERY_START_LOC]
-            return StepRows(bounds, None, None, self._shape.split, self._shape.longest, kept)
-        return rows_in(self._buffers, self._shape, kept)
+            return StepRows(bounds, None, None, self._shape.split, self._shape.longest, stored)
+        return rows_in(self._buffers, self._shape, stored)

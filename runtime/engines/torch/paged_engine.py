@@ -12,15 +12,15 @@ import torch
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import LOGITS, layer_output
 from hybridge.artifact.path_kind import MODEL_FILE
-from hybridge.runtime.engines.held_modes import AUTO, SNAPSHOT, chosen_modes
 from hybridge.runtime.engines.packed_check import check_packed
 from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
 from hybridge.runtime.engines.pooled import PooledEngine
+from hybridge.runtime.engines.rollback.modes import AUTO, SNAPSHOT, chosen_modes
 from hybridge.runtime.engines.torch.advance_step import AdvanceStep
+from hybridge.runtime.engines.torch.deferred_states import MOST_DEFERRED, DeferredStates, RollbackLimits
 from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.draft_inputs import DraftInputs
 from hybridge.runtime.engines.torch.fusion import Phase
-from hybridge.runtime.engines.torch.held_inputs import HeldInputs
-from hybridge.runtime.engines.torch.held_states import MOST_HELD, HeldLimits, HeldStates
 from hybridge.runtime.engines.torch.hidden_states import ShowingProgram, TorchRows
 from hybridge.runtime.engines.torch.model import TorchModel
 from hybridge.runtime.engines.torch.packed_step import PackedStep, StepShape
@@ -33,7 +33,7 @@ from hybridge.runtime.engines.torch.step_memory import StepMemory
 from hybridge.runtime.engines.torch.step_shapes import padded_tokens
 from hybridge.runtime.engines.torch.weights import WeightStore
 
-# Tokens of a block of the step that shows what tokens leave behind.
+# Tokens of a block of the step that shows what tokens store.
 _TRIED_BLOCK = 16
 
 
@@ -61,14 +61,12 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         self._specs = self.config.bindings.states
         self._model = TorchModel(self._folder, self.config, device, self._model_file, beside)
         self._rows: TorchRows | None = None
-        self._held: HeldStates | None = None
+        self._deferred: DeferredStates | None = None
         self._memory = StepMemory(self._device)
         self._steps = PagedSteps(self._device, self.limits, self._memory)
         # Made now, so that an artifact that this engine cannot run is refused before the first token.
         self._program(Phase.PREFILL)
         self._program(Phase.DECODE)
-        if self.config.speculative_tokens:
-            self._program(Phase.CANDIDATES)
 
     @property
     def shows_values(self) -> bool:
@@ -81,8 +79,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
     def show_hidden_states(self, kept: int) -> TorchRows:
         self._device.synchronize()
         self._forget_recorded()
-        most = max(self.limits.max_tokens, self.limits.max_rows * (1 + self.config.speculative_tokens))
-        self._rows = TorchRows(self._device, kept, most, self.config.hidden_size, self.config.dtype)
+        self._rows = TorchRows(self._device, kept, self.limits.max_tokens, self.config.hidden_size, self.config.dtype)
         return self._rows
 
     @property
@@ -101,9 +98,9 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         return self._steps.decode
 
     @property
-    def candidate_steps(self) -> Mapping[StepShape, PackedStep]:
-        """The steps of rows with candidates that have been prepared on a GPU, by shape."""
-        return self._steps.candidates
+    def draft_steps(self) -> Mapping[StepShape, PackedStep]:
+        """The steps of rows with draft tokens that have been prepared on a GPU, by shape."""
+        return self._steps.drafts
 
     @property
     def mixed_steps(self) -> Mapping[StepShape, PackedStep]:
@@ -120,38 +117,38 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         self._make_pools(sizes)
 
     @property
-    def most_held_tokens(self) -> int:
-        return MOST_HELD if self.config.recurrent_layers else 0
+    def max_rollback_tokens(self) -> int:
+        return MOST_DEFERRED if self.config.recurrent_layers else 0
 
     @property
-    def held_token_bytes(self) -> int:
-        return self._held_states().token_bytes if self.config.recurrent_layers else 0
+    def rollback_token_bytes(self) -> int:
+        return self._deferred_states().token_bytes if self.config.recurrent_layers else 0
 
     @property
-    def held_modes(self) -> Mapping[str, str]:
-        return {} if self._held is None else self._held.modes
+    def rollback_modes(self) -> Mapping[str, str]:
+        return {} if self._deferred is None else self._deferred.modes
 
     @property
     def advance_steps(self) -> Sequence[AdvanceStep]:
-        """What advances held states, as it has been prepared on a GPU."""
-        return () if self._held is None else self._held.advance_steps
+        """What advances deferred states, as it has been prepared on a GPU."""
+        return () if self._deferred is None else self._deferred.advance_steps
 
-    def prepare_held(self, rows: int, tokens: int, mode: str | Mapping[str, str] = AUTO) -> None:
+    def prepare_rollback(self, rows: int, tokens: int, mode: str | Mapping[str, str] = AUTO) -> None:
         self._device.synchronize()
         self._forget_steps()
-        limits, before = self._held_limits(rows, tokens), self._held
+        limits, before = self._rollback_limits(rows, tokens), self._deferred
         try:
             chosen = chosen_modes(self._tried(limits).costs(), mode)
-            kept = frozenset(name for name, mode in chosen.items() if mode == SNAPSHOT)
-            if kept:
-                self._tried(limits, kept)
+            snapshots = frozenset(name for name, mode in chosen.items() if mode == SNAPSHOT)
+            if snapshots:
+                self._tried(limits, snapshots)
         except BaseException:
-            self._held = before
+            self._deferred = before
             raise
 
     def advance(self, accepted: np.ndarray) -> None:
-        if self._held is not None:
-            self._held.advance(accepted)
+        if self._deferred is not None:
+            self._deferred.advance(accepted)
 
     def step(self, inputs: PackedInputs) -> np.ndarray:
         return self.launch(inputs).all_logits()
@@ -160,14 +157,14 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         self._check(inputs)
         # The memory of the step before is used again.
         self._device.synchronize()
-        inputs = self._holding(inputs)
+        inputs = self._deferring(inputs)
         if not self._device.is_gpu:
             return self._run(inputs, ())[0]
-        return self._steps.launch(inputs, self.pools, self._program, self._holder(inputs))
+        return self._steps.launch(inputs, self.pools, self._program, self._states_of(inputs))
 
     def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:
         self._check(inputs)
-        inputs = self._holding(inputs)
+        inputs = self._deferring(inputs)
         result, found = self._run(inputs, values)
         with self._device.active():
             inner = {name: found[name][: len(inputs.input_ids)].float().cpu().numpy() for name in values}
@@ -181,11 +178,11 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
 
     def free_memory(self) -> int | None:
         free = self._memory.free()
-        return free if free is None or self._held is None else max(0, free - self._held.kept_bytes)
+        return free if free is None or self._deferred is None else max(0, free - self._deferred.snapshot_bytes)
 
-    def held_memory(self) -> Mapping[str, int]:
-        waiting = {} if self._held is None else {"held states": self._held.nbytes}
-        return {**self._model.weights.held_memory(), **self._memory.held(), **waiting}
+    def memory_use(self) -> Mapping[str, int]:
+        waiting = {} if self._deferred is None else {"draft tokens": self._deferred.nbytes}
+        return {**self._model.weights.memory_use(), **self._memory.use(), **waiting}
 
     def close(self) -> None:
         self._device.synchronize()
@@ -198,67 +195,68 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         self._pools = None
 
     def _make_pools(self, sizes: PoolSizes) -> None:
-        held = self._held
-        more = {} if held is None else dict.fromkeys(held.kept_pools, held.kept_slots)
-        self._pools = TorchPools(self._specs, sizes, self._device, more)
-        if held is not None:
-            held.bind(self._pools)
+        snapshots = {} if self._deferred is None else self._deferred.snapshot_slots
+        self._pools = TorchPools(self._specs, sizes, self._device, snapshots)
+        if self._deferred is not None:
+            self._deferred.bind(self._pools)
 
-    def _holding(self, inputs: PackedInputs) -> PackedInputs:
-        """``inputs`` as the graph takes them where they hold states; what waited before does so no longer."""
-        if self._held is not None:
-            self._held.forget()
-        if inputs.held is None or not inputs.held.any():
+    def _deferring(self, inputs: PackedInputs) -> PackedInputs:
+        """``inputs`` as the graph takes them where they defer states; what waited before does so no longer."""
+        if self._deferred is not None:
+            self._deferred.forget()
+        if inputs.deferred is None or not inputs.deferred.any():
             return inputs
-        return self._held_states().inputs(inputs)
+        return self._deferred_states().inputs(inputs)
 
-    def _held_states(self) -> HeldStates:
-        if self._held is None:
+    def _deferred_states(self) -> DeferredStates:
+        if self._deferred is None:
             before, self._pools = self._pools, None
-            self._held = self._tried(self._held_limits(self.limits.max_rows, MOST_HELD))
+            self._deferred = self._tried(self._rollback_limits(self.limits.max_rows, MOST_DEFERRED))
             self._pools = before
             if before is not None:
-                self._held.bind(before)
-        return self._held
+                self._deferred.bind(before)
+        return self._deferred
 
-    def _held_limits(self, rows: int, tokens: int) -> HeldLimits:
-        return HeldLimits(rows, tokens, padded_tokens(rows * (1 + tokens)))
+    def _rollback_limits(self, rows: int, tokens: int) -> RollbackLimits:
+        return RollbackLimits(rows, tokens, padded_tokens(rows * (1 + tokens)))
 
-    def _tried(self, limits: HeldLimits, kept: frozenset[str] = frozenset()) -> HeldStates:
-        """States that are held so, which know from a step in small pools what tokens leave behind."""
+    def _tried(self, limits: RollbackLimits, snapshots: frozenset[str] = frozenset()) -> DeferredStates:
+        """States that are deferred so, which know from a step in small pools what tokens store."""
         state_bytes = {spec.name: spec.unit_bytes for spec in self._specs if not spec.grows}
-        self._held = held = HeldStates(self._device, limits, self._model.pool_operators(), state_bytes, kept)
+        operators = self._model.pool_operators()
+        self._deferred = found = DeferredStates(self._device, limits, operators, state_bytes, snapshots)
         self._make_pools(PoolSizes(1, _TRIED_BLOCK, 1))
         ids, one = np.zeros(2, np.int64), np.zeros(1, np.int32)
         positions, first = np.arange(2), np.arange(2, dtype=np.int32)
-        step = PackedInputs(ids, positions, 2 * first, one + 2, one[None], first, one, one, held=one == 0)
-        self._run(held.inputs(step), ())
+        step = PackedInputs(ids, positions, 2 * first, one + 2, one[None], first, one, one, one == 0)
+        self._run(found.inputs(step), ())
         self._device.synchronize()
         self._pools = None
-        return held
+        return found
 
     def _forget_recorded(self) -> None:
         self._steps.forget()
 
     def _program(self, phase: Phase, values: Sequence[str] = ()) -> StepProgram:
         """What computes a step, and leaves hidden states where they are wanted."""
-        kept = self._held.kept if phase is Phase.HELD and self._held is not None else frozenset()
+        deferred = self._deferred if phase is Phase.DRAFT else None
+        snapshots = frozenset[str]() if deferred is None else deferred.snapshots
         if self._rows is None:
-            return self._model.program(phase, values, kept)
+            return self._model.program(phase, values, snapshots)
         value = layer_output(self.config.num_hidden_layers - 1)
-        program = self._model.program(phase, (*dict.fromkeys((value, *values)),), kept)
+        program = self._model.program(phase, (*dict.fromkeys((value, *values)),), snapshots)
         return ShowingProgram(program, value, self._rows)
 
     def _run(self, inputs: PackedInputs, values: Sequence[str]) -> tuple[TorchStepResult, Mapping[str, torch.Tensor]]:
         """A step that is not recorded, and what its program gives."""
         program = self._program(phase_of(inputs), values)
-        return self._steps.run(inputs, self.pools, program, self._holder(inputs))
+        return self._steps.run(inputs, self.pools, program, self._states_of(inputs))
 
-    def _holder(self, inputs: PackedInputs) -> HeldStates | None:
-        return self._held if isinstance(inputs, HeldInputs) else None
+    def _states_of(self, inputs: PackedInputs) -> DeferredStates | None:
+        return self._deferred if isinstance(inputs, DraftInputs) else None
 
     def _check(self, inputs: PackedInputs) -> None:
-        most = self.most_held_tokens if self._held is None else self._held.limits.tokens
+        most = self.max_rollback_tokens if self._deferred is None else self._deferred.limits.tokens
         check_packed(inputs, self.limits, self.config, self.pools.sizes, most)
         ids = inputs.input_ids
         if ids.min() < 0 or ids.max() >= self.config.vocab_size:

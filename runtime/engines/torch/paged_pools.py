@@ -41,9 +41,9 @@ class TorchPools:
     """
 
     def __init__(
-        self, specs: Sequence[Binding], sizes: PoolSizes, device: TorchDevice, more: Mapping[str, int] = _NONE
+        self, specs: Sequence[Binding], sizes: PoolSizes, device: TorchDevice, snapshots: Mapping[str, int] = _NONE
     ) -> None:
-        """``more``: slots of the engine's own behind those of a pool of states. EngineError: too little memory."""
+        """``snapshots``: by pool, slots for states after draft tokens, behind the others. EngineError: short memory."""
         self.sizes, self._device = sizes, device
         self._specs = {spec.name: spec for spec in specs}
         axes = {NUM_BLOCKS: sizes.num_blocks + 1, BLOCK_SIZE: sizes.block_size}
@@ -51,7 +51,7 @@ class TorchPools:
             with device.active():
                 self._tensors = {
                     spec.name: torch.empty(
-                        spec.resolve(**axes, **{NUM_SLOTS: sizes.num_slots + more.get(spec.name, 0) + 1}),
+                        spec.resolve(**axes, **{NUM_SLOTS: sizes.num_slots + snapshots.get(spec.name, 0) + 1}),
                         dtype=torch_from_dtype(spec.dtype),
                         device=device.torch,
                     )

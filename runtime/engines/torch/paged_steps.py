@@ -10,10 +10,10 @@ import torch
 
 from hybridge.artifact.names import LOGITS, QUERY_START_LOC
 from hybridge.runtime.engines.paged import PackedInputs, StepLimits
+from hybridge.runtime.engines.torch.deferred_states import DeferredStates
 from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.draft_inputs import DraftInputs
 from hybridge.runtime.engines.torch.fusion import Phase
-from hybridge.runtime.engines.torch.held_inputs import HeldInputs
-from hybridge.runtime.engines.torch.held_states import HeldStates
 from hybridge.runtime.engines.torch.packed_buffers import PackedBuffers
 from hybridge.runtime.engines.torch.packed_step import PackedStep, StepShape, rows_in
 from hybridge.runtime.engines.torch.paged_decode import PagedDecodeStep, padded_blocks, padded_rows
@@ -21,9 +21,9 @@ from hybridge.runtime.engines.torch.paged_pools import TorchPools
 from hybridge.runtime.engines.torch.paged_result import TorchStepResult, best_in
 from hybridge.runtime.engines.torch.program import StepProgram
 from hybridge.runtime.engines.torch.step_memory import StepMemory
-from hybridge.runtime.engines.torch.step_shapes import candidate_shape, own_shape, padded_shape
+from hybridge.runtime.engines.torch.step_shapes import draft_shape, own_shape, padded_shape
 
-# Shapes of mixed steps that are kept, those that came last.
+# Shapes of mixed steps that stay prepared, those that came last.
 MOST_MIXED = 128
 Programs = Callable[[Phase], StepProgram]
 
@@ -32,63 +32,63 @@ class PagedSteps:
     """Steps over one set of pools; what is prepared for a shape is made with its first step.
 
     decode      one token a row, by rows and blocks
-    candidates  rows with candidates, by shape
+    drafts      rows with draft tokens, by shape
     mixed       rows of any length, by shape, the latest last
     """
 
     def __init__(self, device: TorchDevice, limits: StepLimits, memory: StepMemory) -> None:
         self.decode: dict[tuple[int, int], PagedDecodeStep] = {}
-        self.candidates: dict[StepShape, PackedStep] = {}
+        self.drafts: dict[StepShape, PackedStep] = {}
         self.mixed: OrderedDict[StepShape, PackedStep] = OrderedDict()
         self._device, self._limits, self._memory = device, limits, memory
 
     def launch(
-        self, inputs: PackedInputs, pools: TorchPools, programs: Programs, held: HeldStates | None
+        self, inputs: PackedInputs, pools: TorchPools, programs: Programs, deferred: DeferredStates | None
     ) -> TorchStepResult:
-        """Compute a step on a GPU as it has been prepared. held: the states that it holds; None: it holds none."""
+        """Compute a step on a GPU as it has been prepared. deferred: the states that it leaves as they are, if any."""
         rows, block_size = len(inputs.seq_lens), pools.sizes.block_size
-        if len(inputs.input_ids) == rows and inputs.num_accepted_tokens is None:
+        drafts = _drafts(inputs)
+        if len(inputs.input_ids) == rows and not drafts:
             key = padded_rows(rows, self._limits.max_rows), padded_blocks(inputs.block_table.shape[1], block_size)
             decode = self.decode.get(key)
             if decode is None:
                 decode = self.decode[key] = PagedDecodeStep(self._device, programs(Phase.DECODE), pools, *key)
             return decode.launch(inputs)
-        candidates = _candidates(inputs)
-        if inputs.num_accepted_tokens is not None and np.diff(inputs.query_start_loc).max() <= 1 + candidates:
-            shape = candidate_shape(inputs, candidates, self._limits.max_rows, block_size)
-            step = self.candidates.get(shape)
+        if drafts and np.diff(inputs.query_start_loc).max() <= 1 + drafts:
+            shape = draft_shape(inputs, drafts, self._limits.max_rows, block_size)
+            step = self.drafts.get(shape)
             if step is None:
-                step = self.candidates[shape] = self._made(inputs, shape, pools, programs, held)
+                step = self.drafts[shape] = self._made(inputs, shape, pools, programs, deferred)
             return step.launch(inputs)
-        shape, split = padded_shape(inputs, candidates, block_size)
+        shape, split = padded_shape(inputs, drafts, block_size)
         step = self.mixed.pop(shape, None)
         if step is None:
             if len(self.mixed) >= MOST_MIXED:
                 self.mixed.popitem(last=False)
-            step = self._made(inputs, shape, pools, programs, held)
+            step = self._made(inputs, shape, pools, programs, deferred)
         self.mixed[shape] = step
         with self._memory.of_step(len(inputs.input_ids)):
             return step.launch(inputs, split)
 
     def run(
-        self, inputs: PackedInputs, pools: TorchPools, program: StepProgram, held: HeldStates | None
+        self, inputs: PackedInputs, pools: TorchPools, program: StepProgram, deferred: DeferredStates | None
     ) -> tuple[TorchStepResult, Mapping[str, torch.Tensor]]:
         """Compute a step at once; also what its program gives."""
-        candidates, device = _candidates(inputs), self._device
+        drafts, device = _drafts(inputs), self._device
         if device.is_gpu:
-            shape, split = padded_shape(inputs, candidates, pools.sizes.block_size)
+            shape, split = padded_shape(inputs, drafts, pools.sizes.block_size)
         else:
-            shape, split = own_shape(inputs, candidates)
+            shape, split = own_shape(inputs, drafts)
         with device.active(), self._memory.of_step(len(inputs.input_ids)):
-            buffers = PackedBuffers(device, shape.size, candidates, program.extra)
+            buffers = PackedBuffers(device, shape.size, drafts, program.extra)
             buffers.fill(inputs, split=split)
             buffers.upload()
-            kept = None if held is None else held.calls(shape.size, buffers.tensors)
-            rows = rows_in(buffers, shape, kept)
+            stored = None if deferred is None else deferred.calls(shape.size, buffers.tensors)
+            rows = rows_in(buffers, shape, stored)
             found = program.run({**buffers.tensors, **pools.tensors, QUERY_START_LOC: rows})
-            if held is not None and kept is not None:
-                kept.finish()
-                held.ran(kept)
+            if deferred is not None and stored is not None:
+                stored.finish()
+                deferred.ran(stored)
             best = best_in(found)
             host = device.pinned(*best.shape, dtype=best.dtype)
             host.copy_(best, non_blocking=True)
@@ -97,7 +97,7 @@ class PagedSteps:
     def forget(self) -> None:
         """Give up what has been prepared."""
         self.decode.clear()
-        self.candidates.clear()
+        self.drafts.clear()
         self.mixed.clear()
 
     def _made(
@@ -106,20 +106,18 @@ class PagedSteps:
         shape: StepShape,
         pools: TorchPools,
         programs: Programs,
-        held: HeldStates | None,
+        deferred: DeferredStates | None,
     ) -> PackedStep:
-        return PackedStep(self._device, programs(phase_of(inputs)), pools, shape, held)
+        return PackedStep(self._device, programs(phase_of(inputs)), pools, shape, deferred)
 
 
 def phase_of(inputs: PackedInputs) -> Phase:
     """The phase whose program computes a step."""
-    if isinstance(inputs, HeldInputs):
-        return Phase.HELD
-    if inputs.num_accepted_tokens is not None:
-        return Phase.CANDIDATES
+    if isinstance(inputs, DraftInputs):
+        return Phase.DRAFT
     return Phase.DECODE if len(inputs.input_ids) == len(inputs.seq_lens) else Phase.PREFILL
 
 
-def _candidates(inputs: PackedInputs) -> int:
-    """Candidates of a row at most, 0 in a step without."""
-    return 0 if inputs.num_accepted_tokens is None else inputs.state_indices.shape[1] - 1
+def _drafts(inputs: PackedInputs) -> int:
+    """One less than the slots of a row, 0 in a step without draft tokens."""
+    return inputs.state_indices.shape[1] - 1 if isinstance(inputs, DraftInputs) else 0

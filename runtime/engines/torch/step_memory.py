@@ -58,6 +58,6 @@ class StepMemory:
         torch.cuda.empty_cache()
         return max(0, torch.cuda.mem_get_info()[0] - 2 * self._largest)
 
-    def held(self) -> Mapping[str, int]:
+    def use(self) -> Mapping[str, int]:
         """For reports."""
         return {"largest step": self._largest, "recorded steps": self._largest} if self._largest else {}

@@ -21,7 +21,7 @@ class StepRows:
     rows have any number of tokens up to ``longest``: bounds says how many.
     lengths: tokens of each row after the step, 0 for a padding row. None in a recorded step, which stands for all.
     split: rows before it have at most one new token. longest: no row has more.
-    kept: gets the calls of operators whose states wait, of a step that holds some.
+    stored: gets the calls of operators to be replayed, of a step that defers states.
     """
 
     bounds: torch.Tensor
@@ -29,7 +29,7 @@ class StepRows:
     lengths: tuple[int, ...] | None
     split: int
     longest: int
-    kept: CallRecorder | None = None
+    stored: CallRecorder | None = None
 
     @property
     def rows(self) -> int:
@@ -74,4 +74,4 @@ class CallRecorder(Protocol):
     def add(
         self, operator: Advancing, given: Sequence[object], of_tokens: Sequence[int], outputs: Sequence[torch.Tensor]
     ) -> None:
-        """``operator`` was called: keep its inputs ``of_tokens`` [tokens, ...]."""
+        """``operator`` was called: store its inputs ``of_tokens`` [tokens, ...]."""

@@ -55,7 +55,7 @@ class WeightStore:
         there = there[: storage.nbytes() // tensor.itemsize * tensor.itemsize].view(tensor.dtype)
         return there.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
-    def held_memory(self) -> dict[str, int]:
+    def memory_use(self) -> dict[str, int]:
         """Bytes of the weights where steps read them, for reports."""
         if self.device.type != "cpu":
             return {"weights": sum(tensor.nbytes for _, tensor in self._uploaded.values())}

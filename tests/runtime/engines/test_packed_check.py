@@ -60,7 +60,7 @@ def test_a_step_within_its_pools_passes() -> None:
         (changed("logits_indices", 2, 42), "logits_indices from 0 to 41, found 39 to 42"),
         (changed("logits_indices", 0, -1), "logits_indices from 0 to 41, found -1 to 41"),
         (changed("query_start_loc", 1, 41), "4 rising bounds from 0 to 42"),
-        (replace(STEP, held=np.array([False, True, False])), "held of 3 rows of at most 0 tokens"),
+        (replace(STEP, deferred=np.array([False, True, False])), "deferred of 3 rows of at most 0 tokens"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -78,16 +78,6 @@ def test_a_wide_table_is_looked_at_as_a_whole() -> None:
         wrong[1, 63] = value
         with pytest.raises(EngineError, match="block_table from -1 to 8"):
             check_packed(replace(STEP, block_table=wrong), LIMITS, CONFIG, SIZES)
-
-
-def test_slots_of_candidates_are_within_the_pool() -> None:
-    config = replace(CONFIG, speculative_tokens=2)
-    slots = ints([2, 0, 1], [-1, -1, 2], [-1, -1, -1])
-    step = replace(STEP, state_indices=slots, num_accepted_tokens=ints(1, 3, 1))
-    check_packed(step, LIMITS, config, SIZES)
-    slots[1, 0] = 3
-    with pytest.raises(EngineError, match="state_indices from -1 to 2"):
-        check_packed(step, LIMITS, config, SIZES)
 
 
 @pytest.mark.parametrize(("kinds", "sizes"), [(PURE_ATTENTION, PoolSizes(9, 16, 0)), (PURE_MAMBA, PoolSizes(1, 16, 3))])

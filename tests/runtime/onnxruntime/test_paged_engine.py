@@ -165,7 +165,7 @@ def test_mixed_rows_of_weights_too_large_to_pack(artifacts: ArtifactCache, monke
 
 
 def test_weights_are_used_from_their_files(hybrid: Exported) -> None:
-    held = engine_of(hybrid, "onnxruntime").held_memory()
+    held = engine_of(hybrid, "onnxruntime").memory_use()
     assert held["weights mapped from files"] > 0
 
 

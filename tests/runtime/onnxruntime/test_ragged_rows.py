@@ -1,4 +1,4 @@
-"""Rows with candidates share a run: any number of rows and tokens, slots in any order, some of them never advanced."""
+"""Rows with draft tokens share a run: any number of rows and tokens, slots in any order, some never advanced."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.onnxruntime.held_memory import HeldMemory
-from hybridge.runtime.engines.onnxruntime.held_rows import HeldRows
+from hybridge.runtime.engines.onnxruntime.deferred_rows import DeferredStates
 from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
 from hybridge.runtime.engines.onnxruntime.paged_session import PagedSession
+from hybridge.runtime.engines.onnxruntime.row_arrays import RowArrays
 from hybridge.runtime.engines.paged import PackedInputs
 from tests.support.artifacts import ArtifactCache
+from tests.support.deferred_rows import Rows, assert_alone
 from tests.support.effort import examples
-from tests.support.held_rows import Rows, assert_alone
 from tests.support.tiny_models import EXPERTS
 
 MOST_ROWS, MOST_TOKENS = 5, 8
-# Of the logits of one token, as in test_paged_engine: where there are experts, steps without candidates differ from the
-# same tokens at once by up to 1.3e-5, these by 1.5e-5.
+# Of the logits of one token, as in test_paged_engine: where there are experts, steps without draft tokens differ from
+# the same tokens at once by up to 1.3e-5, these by 1.5e-5.
 TOLERANCE = 5e-5
 # Each layer of the tiny model with experts multiplies rounding by about ten: four of them pass the 1e-5 of states,
 # these reach 4e-6 at most in 650 histories.
@@ -40,7 +40,6 @@ FAMILIES = {
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def engine(request: pytest.FixtureRequest, artifacts: ArtifactCache) -> OnnxRuntimePagedEngine:
-    """Of a graph without slots for candidates."""
     options = {"layout": "paged", "max_batch_size": MOST_ROWS}
     family = str(request.param).split()[0]
     return OnnxRuntimePagedEngine(
@@ -74,7 +73,7 @@ def test_rows_are_those_of_their_right_tokens_alone(
     for step in steps:
         new = [rng.integers(0, 50, tokens).tolist() for tokens, _ in step[:count]]
         right = [1 + round(share * (tokens - 1)) for tokens, share in step[:count]]
-        logits, ends = rows.hold(new, right), np.cumsum([len(tokens) for tokens in new])
+        logits, ends = rows.check(new, right), np.cumsum([len(tokens) for tokens in new])
         assert np.isfinite(logits).all()
         for row, end in enumerate(ends):
             found[row].append(logits[end - len(new[row]) :][: right[row]])
@@ -91,15 +90,15 @@ def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
 
 
 def begun(engine: OnnxRuntimePagedEngine, slots: np.ndarray) -> tuple[Rows, PackedInputs]:
-    """Four rows, and a step in which the first and the third have candidates."""
+    """Four rows, and a step in which the first and the third have draft tokens."""
     rows = Rows(engine, slots)
-    rows.hold([[1], [2], [3], [4]], [1, 1, 1, 1])
-    return rows, replace(rows.inputs([[5, 6, 7], [8], [9, 10], [11]]), held=np.array([True, False, True, False]))
+    rows.check([[1], [2], [3], [4]], [1, 1, 1, 1])
+    return rows, replace(rows.inputs([[5, 6, 7], [8], [9, 10], [11]]), deferred=np.array([True, False, True, False]))
 
 
 @pytest.mark.parametrize("spare", [0, 1], ids=["neighbours", "gaps"])
-def test_rows_without_candidates_have_advanced_whatever_comes(hybrid: OnnxRuntimePagedEngine, spare: int) -> None:
-    """Readers of the pools after the step see it, and held rows can be advanced after that."""
+def test_rows_without_draft_tokens_have_advanced_whatever_comes(hybrid: OnnxRuntimePagedEngine, spare: int) -> None:
+    """Readers of the pools after the step see it, and deferred rows can be advanced after that."""
     slots = slots_of(4, spare, spare)
     rows, step = begun(hybrid, slots)
     hybrid.step(step)
@@ -115,7 +114,7 @@ def test_rows_without_candidates_have_advanced_whatever_comes(hybrid: OnnxRuntim
     assert_alone(rows, found)
 
 
-def test_rows_with_candidates_are_as_before_until_they_advance(hybrid: OnnxRuntimePagedEngine) -> None:
+def test_rows_with_draft_tokens_are_as_before_until_they_advance(hybrid: OnnxRuntimePagedEngine) -> None:
     for seed in (0, 1):
         rows, step = begun(hybrid, slots_of(4, 0, seed))
         before = [state.copy() for state in rows.states()]
@@ -123,13 +122,13 @@ def test_rows_with_candidates_are_as_before_until_they_advance(hybrid: OnnxRunti
         moved = [not np.array_equal(s[[1, 3]], b[[1, 3]]) for s, b in zip(rows.states(), before, strict=True)]
         assert all(moved)
         # Another step, without advancing the rows; and none of its own is advanced by 0.
-        hybrid.step(replace(step, held=np.array([True, True, True, True])))
+        hybrid.step(replace(step, deferred=np.array([True, True, True, True])))
         hybrid.advance(np.array([0, 1, 0, 0]))
         for state, old in zip(rows.states(), before, strict=True):
             np.testing.assert_array_equal(state[[0, 2]], old[[0, 2]])
 
 
-def test_a_refused_number_loses_no_row_that_was_not_held(hybrid: OnnxRuntimePagedEngine) -> None:
+def test_a_refused_number_loses_no_row_that_was_not_deferred(hybrid: OnnxRuntimePagedEngine) -> None:
     rows, step = begun(hybrid, slots_of(4, 0, 0))
     before = [state.copy() for state in rows.states()]
     hybrid.step(step)
@@ -165,13 +164,13 @@ def test_a_run_that_fails_changes_no_state_of_its_rows(
     assert_alone(rows, found)
 
 
-def test_a_candidate_that_is_not_finite_reaches_no_state(hybrid: OnnxRuntimePagedEngine) -> None:
+def test_a_draft_token_that_is_not_finite_reaches_no_state(hybrid: OnnxRuntimePagedEngine) -> None:
     """What wrong tokens left behind is not even multiplied with 0."""
     rows, step = begun(hybrid, slots_of(4, 0, 0))
     hybrid.step(step)
-    held = hybrid._held
-    assert isinstance(held, HeldRows) and held._batch is not None
-    for array, _ in held._batch.kept.values():
+    deferred = hybrid._deferred
+    assert isinstance(deferred, DeferredStates) and deferred._batch is not None
+    for array, _ in deferred._batch.stored.values():
         for row, right in enumerate((1, 1, 1, 1)):
             array[row, right:] = np.nan
     hybrid.advance(np.array([1, 0, 1, 0]))
@@ -183,9 +182,9 @@ def test_a_candidate_that_is_not_finite_reaches_no_state(hybrid: OnnxRuntimePage
 def test_one_session_runs_rows_of_any_lengths(hybrid: OnnxRuntimePagedEngine) -> None:
     rows = Rows(hybrid, slots_of(4, 0, 0))
     for lengths in ([2, 1, 1, 1], [8, 8, 3, 1], [1, 1, 1, 5], [3, 3, 3, 3]):
-        rows.hold([[1] * length for length in lengths], [1] * 4)
+        rows.check([[1] * length for length in lengths], [1] * 4)
     ragged = [key for key in hybrid._sessions if key.form is PagedForm.RAGGED]
-    assert [(key.candidates, key.holds) for key in ragged] == [(0, True)]
+    assert [(key.tokens, key.defers) for key in ragged] == [(0, True)]
 
 
 def test_steps_without_recurrent_states_share_a_run_too(artifacts: ArtifactCache) -> None:
@@ -194,7 +193,7 @@ def test_steps_without_recurrent_states_share_a_run_too(artifacts: ArtifactCache
     new = [[1, 2, 3], [4], list(range(5, 12)), [12], list(range(20, 31))]
     rows = Rows(engine, np.full((5, 1), -1, np.int32))
     found = engine.step(rows.inputs(new)).copy()
-    keys = [(key.form, key.candidates) for key in engine._sessions]
+    keys = [(key.form, key.tokens) for key in engine._sessions]
     assert (PagedForm.RAGGED, 0) in keys
     for row, tokens in enumerate(new):
         alone = Rows(engine, np.full((1, 1), -1, np.int32))
@@ -204,7 +203,7 @@ def test_steps_without_recurrent_states_share_a_run_too(artifacts: ArtifactCache
 
 
 def test_arrays_of_other_axes_begin_with_the_same_content() -> None:
-    memory = HeldMemory({"a": (2, 3), "b": ()})
+    memory = RowArrays({"a": (2, 3), "b": ()})
     first, _ = memory.arrays(1, 5)["a"]
     first[...] = np.arange(30).reshape(1, 5, 2, 3)
     shorter, value = memory.arrays(1, 2)["a"]

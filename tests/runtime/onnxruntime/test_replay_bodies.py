@@ -1,4 +1,4 @@
-"""Checks of candidate tokens that leave the state alone, and advances of it, against the recurrences in float64."""
+"""Checks of draft tokens that leave the state alone, and advances of it, against the recurrences in float64."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 
 from hybridge.artifact.bindings import BATCH, SEQ
 from hybridge.artifact.paged import ROWS
+from hybridge.runtime.engines.onnxruntime.deferred_states import ACCEPTED, DeferredState, advanced_output, replay_model
 from hybridge.runtime.engines.onnxruntime.fixed_axes import fix_axes
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, remove_dead_code
-from hybridge.runtime.engines.onnxruntime.held_states import ACCEPTED, HeldState, advance_model, advanced_output
 from hybridge.runtime.engines.onnxruntime.kernels import quiet_options
 from hybridge.runtime.engines.onnxruntime.replay_bodies import REPLAY_BODIES
 from hybridge.runtime.engines.onnxruntime.replay_rows import MOST_REPLAYED, decay_feeds
@@ -34,8 +34,10 @@ CASES: dict[str, tuple[str, Callable, Callable, dict[str, Any]]] = {
 STATES = {"causal_conv1d": "conv_state", "update_ssm_state": "state", "gated_delta_rule": "state"}
 
 
-def held_model(op: str, case: Any, kernels: Any, count: int | None, **attributes: Any) -> tuple[ir.Model, HeldState]:
-    """A graph of one row, or where ``count`` is None of any rows and tokens; its outputs are y and what is kept."""
+def deferred_model(
+    op: str, case: Any, kernels: Any, count: int | None, **attributes: Any
+) -> tuple[ir.Model, DeferredState]:
+    """A graph of one row, or where ``count`` is None of any rows and tokens; its outputs are y and what is stored."""
     model = op_model(op, case, **attributes)
     if count is not None:
         fix_axes(model, {BATCH: 1, SEQ: count})
@@ -45,9 +47,9 @@ def held_model(op: str, case: Any, kernels: Any, count: int | None, **attributes
     pool = next(value for value in model.graph.inputs if value.name == STATES[op])
     pool.shape = ir.Shape([BATCH if count is None else 1, *found.state_shape])
     insert = Inserter(model.graph, node)
-    outputs = [insert.op("Identity", value) for value in (found.y, *(kept.value for kept in found.kept))]
+    outputs = [insert.op("Identity", value) for value in (found.y, *(stored.value for stored in found.stored))]
     model.graph.outputs[:] = []
-    names = ["y", *(f"kept_{index}" for index in range(len(found.kept)))]
+    names = ["y", *(f"stored_{index}" for index in range(len(found.stored)))]
     for name, value in zip(names, outputs, strict=True):
         value.name, value.type = name, pool.type
         model.graph.outputs.append(value)
@@ -55,8 +57,8 @@ def held_model(op: str, case: Any, kernels: Any, count: int | None, **attributes
     remove_dead_code(model)
     for value in [value for value in model.graph.inputs if not value.uses()]:
         model.graph.inputs.remove(value)  # the lengths
-    kept = tuple((name, part.shape) for name, part in zip(names[1:], found.kept, strict=True))
-    return model, HeldState(op, str(pool.name), found.state_shape, kept)
+    stored = tuple((name, part.shape) for name, part in zip(names[1:], found.stored, strict=True))
+    return model, DeferredState(op, str(pool.name), found.state_shape, stored)
 
 
 def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -73,15 +75,15 @@ def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def test_tokens_and_states_are_those_of_the_recurrence(name: str, count: int, kernels: str) -> None:
     op, make, loop, attributes = CASES[name]
     case = make((count,), count, seed=count)
-    model, held = held_model(op, case, KERNELS[kernels], count, **attributes)
+    model, deferred = deferred_model(op, case, KERNELS[kernels], count, **attributes)
     inner = engine_order(op, getattr(case, STATES[op])).astype(np.float32)
     arrays = {field: np.float32(value) for field, value in vars(case).items() if value is not None}
     found = run(model, {**arrays, STATES[op]: inner})
     assert relative_error(found["y"], loop(case)[0]) < 2e-6
     for accepted in range(1, count + 1):
-        kept = {key: found[key][:, :accepted] for key, _ in held.kept}
-        feeds = {STATES[op]: inner, **kept, ACCEPTED: np.array([accepted])}
-        after = run(advance_model([held], KERNELS[kernels]), feeds)[advanced_output(STATES[op])]
+        stored = {key: found[key][:, :accepted] for key, _ in deferred.stored}
+        feeds = {STATES[op]: inner, **stored, ACCEPTED: np.array([accepted])}
+        after = run(replay_model([deferred], KERNELS[kernels]), feeds)[advanced_output(STATES[op])]
         expected = loop(replace(case, context_lengths=np.array([accepted])))[1]
         assert relative_error(engine_order(op, after), expected) < 3e-6
 
@@ -99,7 +101,7 @@ def test_rows_of_any_lengths_run_and_advance_together(name: str, counts: tuple[i
     op, make, loop, attributes = CASES[name]
     time = max(counts)
     case = make(counts, time, seed=time)
-    model, held = held_model(op, case, KERNELS[kernels], None, **attributes)
+    model, deferred = deferred_model(op, case, KERNELS[kernels], None, **attributes)
     inner = engine_order(op, getattr(case, STATES[op])).astype(np.float32)
     inside = np.arange(time) < np.array(counts)[:, None]
     arrays = {field: np.float32(value) for field, value in vars(case).items() if value is not None}
@@ -113,10 +115,10 @@ def test_rows_of_any_lengths_run_and_advance_together(name: str, counts: tuple[i
     rng = np.random.default_rng(time)
     for _ in range(3):
         accepted = rng.integers(0, np.array(counts) + 1)
-        kept = {}
-        for key, _ in held.kept:
-            kept[key] = np.where((np.arange(time) < accepted[:, None])[..., None], found[key], 0)
-        after = run(advance_model([held], KERNELS[kernels]), {STATES[op]: inner, **kept, ACCEPTED: accepted})
+        stored = {}
+        for key, _ in deferred.stored:
+            stored[key] = np.where((np.arange(time) < accepted[:, None])[..., None], found[key], 0)
+        after = run(replay_model([deferred], KERNELS[kernels]), {STATES[op]: inner, **stored, ACCEPTED: accepted})
         moved = after[advanced_output(STATES[op])]
         np.testing.assert_array_equal(moved[accepted == 0], inner[accepted == 0])
         expected = loop(replace(case, context_lengths=accepted))[1]
@@ -133,14 +135,14 @@ def test_at_the_sizes_of_large_models_a_token_keeps_under_3_percent_of_the_state
         op, case, channels = "update_ssm_state", ssm_case((2,), 2, 128, 8, 64, 128), 128 * 64 + 2 * 8 * 128
     else:
         op, case, channels = "gated_delta_rule", delta_case((2,), 2, 16, 32, 128, 128), 2 * 16 * 128 + 32 * 128
-    kept = states = 0
+    stored = states = 0
     for name, each in ((op, case), ("causal_conv1d", conv_case((2,), 2, channels))):
-        _, held = held_model(name, each, KERNELS["installed"], 2)
-        kept, states = kept + held.numbers_of_token, states + int(np.prod(held.shape))
-    assert 0.01 < kept / states < 0.03
+        _, deferred = deferred_model(name, each, KERNELS["installed"], 2)
+        stored, states = stored + deferred.numbers_of_token, states + int(np.prod(deferred.shape))
+    assert 0.01 < stored / states < 0.03
 
 
 def test_the_advancing_graph_takes_any_number_of_rows_and_tokens() -> None:
-    model = advance_model([HeldState("causal_conv1d", "pool", (6, 4), (("kept", (6,)),))], KERNELS["installed"])
+    model = replay_model([DeferredState("causal_conv1d", "pool", (6, 4), (("stored", (6,)),))], KERNELS["installed"])
     shapes = {value.name: [str(size) for size in value.shape.dims] for value in model.graph.inputs}
-    assert shapes == {"pool": [ROWS, "6", "4"], "kept": [ROWS, SEQ, "6"], ACCEPTED: [ROWS]}
+    assert shapes == {"pool": [ROWS, "6", "4"], "stored": [ROWS, SEQ, "6"], ACCEPTED: [ROWS]}

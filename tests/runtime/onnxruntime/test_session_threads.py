@@ -12,7 +12,7 @@ import pytest
 from hybridge.runtime.engines.factory import EngineOptions, create_engine
 from hybridge.runtime.engines.paged_factory import create_paged_engine
 from tests.support.artifacts import ArtifactCache
-from tests.support.held_rows import ROWS, Rows
+from tests.support.deferred_rows import ROWS, Rows
 
 
 @pytest.mark.parametrize("layout", ["dense", "paged"])
@@ -31,9 +31,9 @@ def test_threads_of_every_session_stop_when_a_run_ends(
         create_engine(folder, "onnxruntime", EngineOptions(threads=2))
     else:
         engine = create_paged_engine(folder, "onnxruntime", EngineOptions(threads=2))
-        engine.prepare_held(ROWS, 3)
+        engine.prepare_rollback(ROWS, 3)
         rows = Rows(engine)
-        engine.step(replace(rows.inputs([[1, 2, 3], [4], [5, 6]]), held=np.array([True, False, True])))
+        engine.step(replace(rows.inputs([[1, 2, 3], [4], [5, 6]]), deferred=np.array([True, False, True])))
         engine.advance(np.array([2, 0, 1]))
     several = [options for options in found if options.intra_op_num_threads != 1]
     assert len(several) > 1

@@ -139,7 +139,7 @@ def test_the_loop_gets_the_same_tokens_from_a_model_that_often_is_right() -> Non
         plain.add(request)
     same = ToyPagedEngine(paged_config(HYBRID), max_rows=5)
     speculation = SpeculationSettings(MOST, ModelDrafter(same, VOCAB, 4, 60, MOST))
-    trying, _ = toy_loop(speculative_tokens=MOST, speculation=speculation)
+    trying, _ = toy_loop(speculation=speculation)
     for request in requests:
         trying.add(request)
     assert answers_of(run_all(trying)) == answers_of(run_all(plain))
@@ -152,7 +152,7 @@ def test_the_loop_gets_the_same_tokens_from_a_model_that_often_is_right() -> Non
 def test_real_models(engine: str, draft: str, artifacts: ArtifactCache) -> None:
     if engine == "torch":
         pytest.importorskip("torch", reason="the torch engine needs torch")
-    folder = artifacts.get("nemotron_h", "float32", layout="paged", speculative_tokens=3).folder
+    folder = artifacts.get("nemotron_h", "float32", layout="paged").folder
     second = artifacts.get(draft, "float32", layout="paged").folder
     prompts, sampling = [[5, 6, 7], [9] * 12, [1]], SamplingParams(ignore_eos=True)
     plain = [answer.token_ids for answer in LLM(folder, engine).generate(prompts, sampling, 12)]
@@ -168,7 +168,7 @@ def test_real_models(engine: str, draft: str, artifacts: ArtifactCache) -> None:
 
 
 def test_what_cannot_draft_is_refused_in_one_sentence(artifacts: ArtifactCache, tmp_path: Path) -> None:
-    folder = artifacts.get("nemotron_h", "float32", layout="paged", speculative_tokens=3).folder
+    folder = artifacts.get("nemotron_h", "float32", layout="paged").folder
 
     def opened(draft: Path) -> None:
         LLM(folder, serving=ServingSettings(speculation=SpeculationSettings(3, DraftModel(draft))))

@@ -36,12 +36,11 @@ FAILURES: dict[str, tuple[Callable[[Sequence[DraftRequest]], list[Proposal]], st
 }
 
 
-@pytest.mark.parametrize("mode", ["snapshot", "replay"])
 @pytest.mark.parametrize("failure", FAILURES)
-def test_requests_go_on_without_candidates(failure: str, mode: str) -> None:
+def test_requests_go_on_without_candidates(failure: str) -> None:
     """Those that come later are drafted for again; that something failed is said once, and counted."""
     fails, words = FAILURES[failure]
-    loop, engine, drafter = speculating(HYBRID, [2], mode=mode)
+    loop, engine, drafter = speculating(HYBRID, [2])
     propose = drafter.propose
     prompts = {loop.add(asked(prompt, 20)): prompt for prompt in ([1, 2], [3])}
     outputs = loop.step() + loop.step()

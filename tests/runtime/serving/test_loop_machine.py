@@ -81,27 +81,27 @@ class LoopMachine(RuleBasedStateMachine):
     @initialize(
         host=st.sampled_from([None, None, 300]),
         cache=st.sampled_from(CACHES),
-        mode=st.sampled_from([None, None, "snapshot", "replay"]),
+        speculates=st.booleans(),
         pad_to=st.sampled_from([1, 4]),
         **SMALL,
     )
-    def start(self, kind, memory, rows, budget, swap_bytes, host, policy, cache, mode, ahead, pad_to, pattern) -> None:
-        self.build(kind, rows, budget, mode, ahead, MOST, pad_to)
+    def start(
+        self, kind, memory, rows, budget, swap_bytes, host, policy, cache, speculates, ahead, pad_to, pattern
+    ) -> None:
+        self.build(kind, rows, budget, ahead, pad_to)
         self.engine.host_bytes_left = host
         speculation = None
-        if mode is not None:
+        if speculates:
             drafter = PartlyRight(self.config, pattern)
-            speculation = SpeculationSettings(MOST, drafter, adaptive=False, mode=mode)
+            speculation = SpeculationSettings(MOST, drafter, adaptive=False)
         self.open(memory, rows, budget, swap_bytes, policy, cache, speculation)
 
-    def build(self, kind, rows, budget, mode, ahead, most, pad_to=1) -> None:
+    def build(self, kind, rows, budget, ahead, pad_to=1) -> None:
         """The engine; its kind is layers and a window."""
         layers, window = kind
-        states = most if mode == "snapshot" else 0
-        self.config = paged_config(layers, MAX_SEQ, window=window, eos=EOS, speculative_tokens=states)
-        held = 1 + most if mode == "replay" else 0
+        self.config = paged_config(layers, MAX_SEQ, window=window, eos=EOS)
         engine_kind = TroubledAheadEngine if ahead else TroubledEngine
-        self.engine = engine_kind(self.config, budget + pad_to, rows + pad_to, pad_to, most_held=held)
+        self.engine = engine_kind(self.config, budget + pad_to, rows + pad_to, pad_to)
 
     def open(self, memory, rows, budget, swap_bytes, policy, cache, speculation, tokenizer=None) -> None:
         """The loop over the engine."""

@@ -77,7 +77,7 @@ def test_whatever_goes_wrong_with_a_token_ends_its_request_only(monkeypatch, par
 @pytest.mark.parametrize("part", ["choose", "piece"])
 def test_whatever_goes_wrong_with_the_token_of_a_candidate_ends_its_request_only(monkeypatch, part) -> None:
     """And what the prefix cache gets of it ends before the first draft token that was wrong."""
-    loop, engine, _ = speculating(HYBRID, [1], prefix_cache="radix", mode="replay")
+    loop, engine, _ = speculating(HYBRID, [1], prefix_cache="radix")
     bad, good = loop.add(asked([1], 9)), loop.add(asked([2], 9))
     original, calls = getattr(Sequence, part), 0
 
@@ -122,9 +122,8 @@ def test_a_drafter_that_is_interrupted_loses_no_piece() -> None:
     assert answers(outputs) == {(id_, 0): tuple(toy_greedy(engine.config, [id_ + 1], 12)) for id_ in ids}
 
 
-@pytest.mark.parametrize("mode", ["snapshot", "replay"])
-def test_cancelling_while_candidates_are_under_way_harms_nobody_else(mode) -> None:
-    loop, engine, _ = speculating(HYBRID, [MOST, 1], mode=mode, ahead=True)
+def test_cancelling_while_candidates_are_under_way_harms_nobody_else() -> None:
+    loop, engine, _ = speculating(HYBRID, [MOST, 1], ahead=True)
     gone, stays = loop.add(asked([1, 2], 30)), loop.add(asked([3], 30))
     outputs = loop.step() + loop.step()
     assert engine.pending is not None
@@ -134,9 +133,8 @@ def test_cancelling_while_candidates_are_under_way_harms_nobody_else(mode) -> No
     assert answers(outputs) == {(stays, 0): tuple(toy_greedy(engine.config, [3], 30))}
 
 
-@pytest.mark.parametrize("mode", ["snapshot", "replay"])
-def test_candidates_that_were_under_way_at_a_cancellation_never_reach_the_prefix_cache(mode) -> None:
-    loop, engine, _ = speculating(HYBRID, [0], mode=mode, ahead=True, prefix_cache="radix")
+def test_candidates_that_were_under_way_at_a_cancellation_never_reach_the_prefix_cache() -> None:
+    loop, engine, _ = speculating(HYBRID, [0], ahead=True, prefix_cache="radix")
     gone, _ = loop.add(asked([1, 2], 30)), loop.add(asked([3], 30))
     for _ in range(4):
         loop.step()
@@ -150,9 +148,8 @@ def test_candidates_that_were_under_way_at_a_cancellation_never_reach_the_prefix
     assert next(o.piece.generation.cached_tokens for o in outputs if o.piece and o.piece.generation) == 5
 
 
-@pytest.mark.parametrize("mode", ["snapshot", "replay"])
-def test_an_answer_that_fails_among_candidates_takes_its_siblings_along_and_nobody_else(monkeypatch, mode) -> None:
-    loop, engine, _ = speculating(HYBRID, [MOST], mode=mode)
+def test_an_answer_that_fails_among_candidates_takes_its_siblings_along_and_nobody_else(monkeypatch) -> None:
+    loop, engine, _ = speculating(HYBRID, [MOST])
     bad, good = loop.add(asked([1, 2], 30, n=2)), loop.add(asked([3], 30))
     outputs = loop.step()
     step = engine.step

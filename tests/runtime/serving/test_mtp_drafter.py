@@ -39,7 +39,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exported_with_head(folder: Path) -> Path:
     """An artifact in ``folder`` of a model with a head, for three rows of up to 64 tokens."""
     save_with_mtp_head(folder / "checkpoint", "qwen3_next")
-    options = ExportOptions(layout="paged", speculative_tokens=MOST, max_batch_size=3, max_seq_len=64)
+    options = ExportOptions(layout="paged", max_batch_size=3, max_seq_len=64)
     export_checkpoint(folder / "checkpoint", folder / "artifact", options)
     return folder / "artifact"
 
@@ -206,7 +206,7 @@ def test_what_cannot_be_is_refused(artifact: Path, artifacts: ArtifactCache) -> 
     toy = ToyPagedEngine(paged_config(["attention"]))
     with pytest.raises(EngineError, match="expected an engine that shows hidden states to drafter 'mtp', found toy"):
         open_mtp_head(artifact, toy)
-    without = artifacts.get("nemotron_h", "float32", layout="paged", speculative_tokens=MOST).folder
+    without = artifacts.get("nemotron_h", "float32", layout="paged").folder
     with pytest.raises(EngineError, match="expected an artifact with a multi-token prediction head, found none"):
         LLM(without, "onnxruntime-portable", serving=serving)
 

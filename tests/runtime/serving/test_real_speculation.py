@@ -50,7 +50,6 @@ class Knowing:
     [*((family, "onnxruntime") for family in ("nemotron_h", "qwen3_next", "mamba2", "llama")), *ON_TORCH],
 )
 def test_tokens_are_those_of_plain_greedy(family: str, name: str, artifacts: ArtifactCache) -> None:
-    """Graphs without slots for draft tokens: states wait."""
     recurrent = family != "llama"
     folder = artifacts.get(family, "float32", layout="paged").folder
     engine = create_paged_engine(folder, name, EngineOptions(threads=1))
@@ -69,7 +68,7 @@ def test_tokens_are_those_of_plain_greedy(family: str, name: str, artifacts: Art
         llm.loop.scheduler.check_integrity()
     metrics = llm.loop.speculation
     assert 0 < metrics.accepted < metrics.proposed
-    assert metrics.state_bytes == engine.held_token_bytes and (metrics.state_bytes > 0) == recurrent
+    assert metrics.state_bytes == engine.rollback_token_bytes and (metrics.state_bytes > 0) == recurrent
     # The last prompts were known to the prefix cache, states of answers included.
     assert answers[0].cached_tokens > 0
 
@@ -101,16 +100,15 @@ def test_sequences_that_lose_their_memory_get_the_same_tokens(
     monkeypatch.setattr(llm.loop.scheduler, "plan", counted)
     assert [answer.token_ids for answer in llm.generate(prompts, sampling, NEW)] == plain
     assert swapped and llm.loop.speculation.accepted
-    assert engine.held_modes["causal_conv1d"] == ("replay" if mode == "auto" else "snapshot")
+    assert engine.rollback_modes["causal_conv1d"] == ("replay" if mode == "auto" else "snapshot")
     pool.release(taken)
     llm.loop.scheduler.check_integrity()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_500_tokens_of_every_family_are_those_of_plain_greedy(family: str, artifacts: ArtifactCache) -> None:
-    """Three at a time and then one alone: states that wait and states that are kept, with the cache and without."""
-    draft_tokens = 0 if family in ATTENTION_ALONE else MOST
-    options = {"layout": "paged", "max_seq_len": LONG + 12, "speculative_tokens": draft_tokens}
+    """Three at a time and then one alone: states that are replayed and snapshots, with the cache and without."""
+    options = {"layout": "paged", "max_seq_len": LONG + 12}
     folder = artifacts.get(family, "float32", **options).folder
     engine = OnnxRuntimePagedEngine(folder, threads=1)
     rng, sampling = np.random.default_rng(6), SamplingParams(ignore_eos=True, max_new_tokens=LONG)
@@ -128,11 +126,11 @@ def test_500_tokens_of_every_family_are_those_of_plain_greedy(family: str, artif
         assert (alone.cached_tokens > 0) == (cache == "radix")
         metrics = llm.loop.speculation
         assert LONG < metrics.rows < 4 * LONG and 0.3 < metrics.acceptance < 0.7
-        assert (metrics.state_bytes == engine.slot_bytes) == (mode == "snapshot" or not draft_tokens)
+        assert (metrics.state_bytes == engine.slot_bytes) == (mode == "snapshot" or family in ATTENTION_ALONE)
 
 
 def test_prompt_lookup_needs_nothing_but_the_setting(artifacts: ArtifactCache) -> None:
-    folder = artifacts.get("nemotron_h", "float32", layout="paged", speculative_tokens=MOST).folder
+    folder = artifacts.get("nemotron_h", "float32", layout="paged").folder
     prompt, sampling = [1, 2] * 8, SamplingParams(ignore_eos=True)
     plain = LLM(folder).generate(prompt, sampling, 60)
     llm = LLM(folder, serving=ServingSettings(speculation=SpeculationSettings(MOST)))

@@ -59,8 +59,7 @@ class Speculating:
 @pytest.mark.parametrize("family", ["nemotron_h", "qwen3"])
 def test_keys_and_values_in_e4m3(family: str, artifacts: ArtifactCache) -> None:
     """Those of a wrong draft token are written over, whatever happens to states, with the prefix cache and without."""
-    draft_tokens = MOST if family == "nemotron_h" else 0
-    options = {"layout": "paged", "kv_dtype": "fp8_e4m3", "speculative_tokens": draft_tokens}
+    options = {"layout": "paged", "kv_dtype": "fp8_e4m3"}
     served = Speculating(artifacts.get(family, "float32", **options).folder, (3, 17, 30))
     assert served.engine.config.has_kv_scales
     for mode, cache in (("auto", "radix"), ("snapshot", "off")):
@@ -96,8 +95,7 @@ def test_sliding_windows(
 @pytest.mark.parametrize("mode", ["auto", "snapshot"])
 def test_a_session_saved_while_candidates_are_under_way(mode: str, artifacts: ArtifactCache, tmp_path: Path) -> None:
     """It holds states of exactly its tokens, of an answer that has ended while others go on, and goes on as they do."""
-    options = {"layout": "paged", "speculative_tokens": MOST}
-    served = Speculating(artifacts.get("nemotron_h", "float32", **options).folder, (5, 17, 30))
+    served = Speculating(artifacts.get("nemotron_h", "float32", layout="paged").folder, (5, 17, 30))
     cache = PrefixCacheSettings(decode_interval=8)
     llm, files = served.opened(cache, mode), list[Path]()
     histories = [prompt + text for prompt, text in zip(served.prompts, served.plain, strict=True)]

@@ -32,7 +32,7 @@ KINDS = {
 def opened(request: pytest.FixtureRequest, artifacts: ArtifactCache) -> tuple[Path, str]:
     if request.param == "torch":
         pytest.importorskip("torch", reason="the torch engine needs torch")
-    options = {"layout": "paged", "speculative_tokens": MOST, "max_batch_size": 8}
+    options = {"layout": "paged", "max_batch_size": 8}
     return artifacts.get("nemotron_h", "float32", **options).folder, request.param
 
 

@@ -83,7 +83,7 @@ def test_answers_follow_the_model(vocab: int, params: dict[str, float]) -> None:
     """The first tokens of all answers against the product of the written-out distributions."""
     drafter = Watched(drawing(["attention"], vocab))
     speculation = SpeculationSettings(MOST, drafter, adaptive=False)
-    loop, engine = toy_loop(HYBRID, vocab=VOCAB, speculation=speculation, most_held=1 + MOST)
+    loop, engine = toy_loop(HYBRID, vocab=VOCAB, speculation=speculation)
     check_draws(loop, engine, params, NEW, RUNS)
     metrics = loop.speculation
     assert metrics is not None and RUNS / 4 < metrics.accepted < 0.9 * metrics.proposed
@@ -96,7 +96,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(engine: str, artifacts: 
     """Drawn from the same distribution every draft token is kept; of the most likely ones few are drawn."""
     if engine == "torch":
         pytest.importorskip("torch", reason="the torch engine needs torch")
-    folder = artifacts.get("nemotron_h", "float32", layout="paged", speculative_tokens=3).folder
+    folder = artifacts.get("nemotron_h", "float32", layout="paged").folder
     prompts = [[5, 6, 7], [9] * 12, [1]]
     params = SamplingParams(ignore_eos=True, temperature=1.5, seed=3)
     accepted = []

@@ -46,24 +46,20 @@ class PartlyRight:
         self.forgotten.append(sequence)
 
 
-def speculating(
-    layers, pattern, most: int = MOST, adaptive: bool = False, mode: str = "snapshot", cost: float = 0.1, **options
-):
+def speculating(layers, pattern, most: int = MOST, adaptive: bool = False, cost: float = 0.1, **options):
     """A loop with a draft of ``pattern``; blocks of 4 tokens."""
     drafter = PartlyRight(paged_config(layers, window=options.get("window")), pattern)
-    settings = SpeculationSettings(most, drafter, adaptive=adaptive, draft_token_cost=cost, mode=mode)
-    keeps = {"most_held": 1 + most} if mode == "replay" else {"speculative_tokens": most}
-    loop, engine = toy_loop(layers, speculation=settings, **keeps, **options)
+    wanted = SpeculationSettings(most, drafter, adaptive=adaptive, draft_token_cost=cost)
+    loop, engine = toy_loop(layers, speculation=wanted, **options)
     return loop, engine, drafter
 
 
-@pytest.mark.parametrize("mode", ["snapshot", "replay"])
 @pytest.mark.parametrize(("layers", "window"), [(HYBRID, None), (RECURRENT, None), (ATTENTION, None), (ATTENTION, 7)])
 @settings(deadline=None, max_examples=examples(12))
 @given(st.lists(st.integers(0, MOST), min_size=1, max_size=9), st.data())
-def test_any_accept_pattern_gives_the_tokens_of_each_alone(layers, window, mode, pattern, data) -> None:
+def test_any_accept_pattern_gives_the_tokens_of_each_alone(layers, window, pattern, data) -> None:
     memory = {"memory_bytes": 1500, "swap_bytes": 300, "max_tokens": 40}
-    loop, engine, _ = speculating(layers, pattern, window=window, mode=mode, prefix_cache="off", **memory)
+    loop, engine, _ = speculating(layers, pattern, window=window, prefix_cache="off", **memory)
     sizes = st.tuples(st.integers(1, 30), st.integers(1, 14))
     requests = data.draw(st.lists(sizes, min_size=1, max_size=5))
     rng, expected, outputs = np.random.default_rng(len(pattern)), {}, []
@@ -82,10 +78,9 @@ def test_any_accept_pattern_gives_the_tokens_of_each_alone(layers, window, mode,
 
 @pytest.mark.parametrize("layers", [HYBRID, ATTENTION])
 @pytest.mark.parametrize("kind", ["radix", "blocks"])
-@pytest.mark.parametrize("mode", ["snapshot", "replay"])
-def test_the_prefix_cache_gets_exact_states_only(layers, kind, mode) -> None:
+def test_the_prefix_cache_gets_exact_states_only(layers, kind) -> None:
     cache = PrefixCacheSettings(kind=kind, decode_interval=8) if kind == "radix" else kind
-    loop, engine, _ = speculating(layers, [4, 1, 0, 3], mode=mode, prefix_cache=cache)
+    loop, engine, _ = speculating(layers, [4, 1, 0, 3], prefix_cache=cache)
     rng, history, cached = np.random.default_rng(4), rng_prompt(4, 9), 0
     for _ in range(6):
         expected = toy_greedy(engine.config, history, 11)
@@ -115,7 +110,7 @@ def test_right_candidates_save_steps_and_are_counted() -> None:
     assert loop.steps == 1 + 4 and plain.steps == 21
     metrics = loop.speculation
     assert (metrics.rows, metrics.proposed, metrics.accepted) == (4, 16, 15 + 1)
-    assert metrics.acceptance == 1 and metrics.state_bytes == engine.slot_bytes and metrics.chosen == {4: 4}
+    assert metrics.acceptance == 1 and metrics.state_bytes == engine.rollback_token_bytes and metrics.chosen == {4: 4}
     assert drafter.forgotten == [0]
 
 
@@ -153,9 +148,9 @@ def test_seeded_answers_are_those_without_speculation(params) -> None:
     assert answers(run_all(loop)) == answers(run_all(plain))
 
 
-@pytest.mark.parametrize(("mode", "fails"), [("snapshot", "step"), ("replay", "step"), ("replay", "advance")])
-def test_a_failed_step_ends_its_requests_and_leaves_the_pools_whole(mode, fails) -> None:
-    loop, engine, drafter = speculating(HYBRID, [2], mode=mode)
+@pytest.mark.parametrize("fails", ["step", "advance"])
+def test_a_failed_step_ends_its_requests_and_leaves_the_pools_whole(fails) -> None:
+    loop, engine, drafter = speculating(HYBRID, [2])
     loop.add(asked([1, 2, 3], 20))
     loop.step()
     loop.step()
@@ -171,9 +166,8 @@ def test_a_failed_step_ends_its_requests_and_leaves_the_pools_whole(mode, fails)
     assert list(answers(run_all(loop)).values()) == [tuple(toy_greedy(engine.config, [1, 2, 3], 20))]
 
 
-@pytest.mark.parametrize("mode", ["snapshot", "replay"])
-def test_a_request_cancelled_between_steps_gives_everything_back(mode) -> None:
-    loop, _, drafter = speculating(HYBRID, [3], mode=mode)
+def test_a_request_cancelled_between_steps_gives_everything_back() -> None:
+    loop, _, drafter = speculating(HYBRID, [3])
     id_ = loop.add(asked([1, 2, 3], 20))
     for _ in range(3):
         loop.step()
@@ -182,9 +176,8 @@ def test_a_request_cancelled_between_steps_gives_everything_back(mode) -> None:
     assert loop.scheduler.manager.slots.used == loop.scheduler.manager.pool.used == 0 and drafter.forgotten == [0]
 
 
-@pytest.mark.parametrize("mode", ["snapshot", "replay"])
-def test_a_proposal_that_its_distribution_cannot_give_ends_its_request_only(mode) -> None:
-    loop, engine, drafter = speculating(HYBRID, [2], mode=mode)
+def test_a_proposal_that_its_distribution_cannot_give_ends_its_request_only() -> None:
+    loop, engine, drafter = speculating(HYBRID, [2])
     bad, good = loop.add(asked([1, 2], 9)), loop.add(asked([3], 9))
     propose = drafter.propose
     drafter.propose = lambda requests: [Proposal((1,), np.eye(VOCAB)[:1]), *propose(requests)[1:]]
@@ -196,37 +189,16 @@ def test_a_proposal_that_its_distribution_cannot_give_ends_its_request_only(mode
     assert answers(outputs) == {(good, 0): tuple(toy_greedy(engine.config, [3], 9))}
 
 
-def test_rows_do_without_candidates_where_slots_are_short() -> None:
-    """Rows that may come keep a slot each, so that speculation costs no row."""
-    loop, engine, _ = speculating(RECURRENT, [MOST], memory_bytes=16 * 7, max_rows=6)
-    prompts = [rng_prompt(seed, 5) for seed in range(6)]
-    for prompt in prompts:
-        loop.add(asked(prompt, 8))
-    outputs = loop.step()
-    assert loop.scheduler.running == 6
-    found = answers(outputs + run_all(loop))
-    assert [list(found[i, 0]) for i in range(6)] == [toy_greedy(engine.config, prompt, 8) for prompt in prompts]
-
-
-def test_pools_of_the_size_that_is_the_default_hold_all_candidates() -> None:
-    for rows, memory in ((1, None), (3, None), (2, 2 * (25 * 32 + 5 * 16))):
-        loop, _, _ = speculating(HYBRID, [MOST], max_rows=rows, memory_bytes=memory)
-        assert loop.pools.sizes.num_slots >= rows * (1 + MOST)
-        for seed in range(rows):
-            loop.add(asked(rng_prompt(seed, 5), 9))
-        run_all(loop)
-        assert max(loop.speculation.chosen) == MOST
-
-
-def test_states_that_cannot_be_taken_back_are_refused() -> None:
-    with pytest.raises(EngineError, match="`speculative_tokens` of at least 4"):
-        toy_loop(HYBRID, speculation=SpeculationSettings(4))
-    for mode, kept, held, enough in (("auto", 2, 4, 3), ("auto", 3, 3, 3), ("snapshot", 2, 9, 2)):
-        settings = SpeculationSettings(4, mode=mode)
-        with pytest.raises(EngineError, match=f"found {kept}: export it so, or lower tokens to {enough}$"):
-            toy_loop(HYBRID, speculation=settings, speculative_tokens=kept, most_held=held)
+def test_draft_tokens_that_the_engine_cannot_take_back_are_refused() -> None:
+    wanted = SpeculationSettings(4)
+    with pytest.raises(
+        EngineError, match="that can take back 5 tokens of a row, found toy-paged, which can 4: lower tok"
+    ):
+        toy_loop(HYBRID, speculation=wanted, max_rollback=4)
+    with pytest.raises(EngineError, match="found toy-paged, which takes back none: use another"):
+        toy_loop(HYBRID, speculation=wanted, max_rollback=0)
     # Attention alone needs no states.
-    toy_loop(ATTENTION, speculation=SpeculationSettings(4))
+    toy_loop(ATTENTION, speculation=wanted, max_rollback=0)
 
 
 def test_modes_of_operators_are_refused_where_there_are_none() -> None:
@@ -236,28 +208,18 @@ def test_modes_of_operators_are_refused_where_there_are_none() -> None:
         toy_loop(ATTENTION, speculation=SpeculationSettings(4, mode=mode))
 
 
-def test_states_that_are_held_take_no_slots() -> None:
-    loop, engine, _ = speculating(HYBRID, [MOST], mode="replay", max_rows=3)
-    assert loop.pools.sizes.num_slots == 3 and loop.speculation.state_bytes == engine.held_token_bytes
+def test_draft_tokens_take_no_slots_of_the_pools() -> None:
+    loop, engine, _ = speculating(HYBRID, [MOST], max_rows=3)
+    assert loop.pools.sizes.num_slots == 3 and loop.speculation.state_bytes == engine.rollback_token_bytes
     loop.add(asked([1, 2, 3], 21))
     assert list(answers(run_all(loop)).values()) == [tuple(toy_greedy(engine.config, [1, 2, 3], 21))]
     assert loop.speculation.chosen == {4: 4}
 
 
-def test_the_mode_is_that_of_the_engine_unless_it_is_said() -> None:
-    for mode, most_held, slots in (("auto", 5, 2), ("auto", 4, 10), ("snapshot", 5, 10)):
-        settings = SpeculationSettings(4, mode=mode)
-        loop, _ = toy_loop(HYBRID, speculation=settings, most_held=most_held, speculative_tokens=4, max_rows=2)
-        assert loop.pools.sizes.num_slots == slots
-    with pytest.raises(EngineError, match=r"advances states by up to 5 tokens for mode 'replay'.*by 4"):
-        toy_loop(HYBRID, speculation=SpeculationSettings(4, mode="replay"), most_held=4, speculative_tokens=4)
-
-
-@pytest.mark.parametrize("mode", ["snapshot", "replay"])
-def test_prompts_in_chunks_and_preemption_go_together_with_candidates(mode) -> None:
+def test_prompts_in_chunks_and_preemption_go_together_with_candidates() -> None:
     """Memory for two of five requests, and prompts longer than a step: all answers are those of each alone."""
     options = {"memory_bytes": 1000, "max_tokens": 12, "max_rows": 5, "swap_bytes": 600, "prefix_cache": "radix"}
-    loop, engine, _ = speculating(HYBRID, [2, 0, 4, 1], mode=mode, **options)
+    loop, engine, _ = speculating(HYBRID, [2, 0, 4, 1], **options)
     prompts = [rng_prompt(seed, 6 + 7 * seed) for seed in range(5)]
     for place, prompt in enumerate(prompts):
         loop.add(asked(prompt, 15, priority=place))

@@ -10,7 +10,6 @@ import pytest
 from hybridge.runtime.speculation import DraftRequest, Proposal, SpeculationSettings
 from tests.runtime.serving.toy_loop import answers, asked, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID
-from tests.runtime.toy_engine import PURE_MAMBA as RECURRENT
 from tests.runtime.toy_paged_engine import VOCAB, paged_config, toy_greedy
 
 MOST, NEW = 4, 120
@@ -39,18 +38,11 @@ def steps_with_candidates(
     time: float,
     monkeypatch: pytest.MonkeyPatch,
     cost: float | None = None,
-    slots: int = 0,
     new: int = NEW,
 ):
-    """How many steps there were, and how many of them had draft tokens, where one with any takes ``time``.
-
-    ``slots``: of a model of recurrent layers alone, which keeps a state after each draft token; 0: states are held.
-    """
-    layers, mode = (RECURRENT, "snapshot") if slots else (HYBRID, "replay")
-    options = {"max_rows": requests, "memory_bytes": 16 * slots} if slots else {"memory_bytes": 40_000}
-    speculation = SpeculationSettings(MOST, RightForOne(layers), draft_token_cost=cost, mode=mode)
-    keeps = {"speculative_tokens": MOST} if slots else {"most_held": 1 + MOST}
-    loop, engine = toy_loop(layers, speculation=speculation, max_seq_len=8 + new, **keeps, **options)
+    """How many steps there were, and how many of them had draft tokens, where one with any takes ``time``."""
+    speculation = SpeculationSettings(MOST, RightForOne(HYBRID), draft_token_cost=cost)
+    loop, engine = toy_loop(HYBRID, speculation=speculation, max_seq_len=8 + new, memory_bytes=40_000)
     assert loop._speculator is not None
     monkeypatch.setattr(
         loop._speculator.cost, "relative_time", lambda draft_tokens, rows: time if draft_tokens else 1.0
@@ -79,12 +71,6 @@ def test_tries_that_do_not_pay_become_fewer(monkeypatch: pytest.MonkeyPatch) -> 
     """After 16 steps, 32 more, and then 64 more each."""
     steps, tried = steps_with_candidates(4, 2.5, monkeypatch, new=500)
     assert 3 <= tried <= 3 + (steps - 16 - 32) // 64
-
-
-def test_rows_that_have_no_room_for_candidates_wait_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slots are enough for the draft tokens of the first row."""
-    steps, tried = steps_with_candidates(4, 2.5, monkeypatch, slots=4 + MOST)
-    assert 0 < tried <= steps // 16 + 1
 
 
 def test_a_row_alone_has_its_candidates(monkeypatch: pytest.MonkeyPatch) -> None:

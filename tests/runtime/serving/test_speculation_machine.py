@@ -140,17 +140,14 @@ class SpeculationMachine(LoopMachine):
         rows=st.integers(1, 4),
         budget=st.integers(6, 30),
         cache=st.sampled_from(CACHES),
-        mode=st.sampled_from(["snapshot", "replay"]),
         most=st.integers(1, MOST),
         counting=st.sampled_from(["fixed", "fixed", "measured", "cheap"]),
         drafts=st.sampled_from(["pattern", "pattern", "ngram", "model", "draws"]),
         data=st.data(),
         **BEGINNING,
     )
-    def start(
-        self, kind, memory, rows, budget, swap_bytes, policy, cache, mode, ahead, most, counting, drafts, data
-    ) -> None:
-        self.build(kind, rows, budget, mode, ahead, most)
+    def start(self, kind, memory, rows, budget, swap_bytes, policy, cache, ahead, most, counting, drafts, data) -> None:
+        self.build(kind, rows, budget, ahead)
         self.draft_engine: TroubledEngine | None = None
         self.drawn = drafts == "draws"
         self.drafter = TroubledDrafter(self.make_drafter(drafts, kind[0], rows, most, data), self.requests_of)

@@ -36,9 +36,8 @@ def test_a_prompt_is_no_decoded_row(prompt: int, new: int) -> None:
     assert loop.speculation.rows == loop.speculation.chosen[0] == new - 1
 
 
-@pytest.mark.parametrize("mode", ["snapshot", "replay"])
-def test_rows_of_a_request_that_is_cancelled_in_its_step(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, _, _ = speculating(HYBRID, [2, 0], mode=mode, ahead=True)
+def test_rows_of_a_request_that_is_cancelled_in_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, _, _ = speculating(HYBRID, [2, 0], ahead=True)
     found = rows_that_ran(loop, monkeypatch)
     ids = [loop.add(asked([1, 2, 3], 20)), loop.add(asked([4, 5], 20))]
     for _ in range(4):
@@ -51,9 +50,8 @@ def test_rows_of_a_request_that_is_cancelled_in_its_step(mode: str, monkeypatch:
     assert loop.speculation.accepted == accepted
 
 
-@pytest.mark.parametrize("mode", ["snapshot", "replay"])
-def test_rows_whose_token_cannot_be_chosen(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, _, drafter = speculating(HYBRID, [2], mode=mode)
+def test_rows_whose_token_cannot_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, _, drafter = speculating(HYBRID, [2])
     found = rows_that_ran(loop, monkeypatch)
     loop.add(asked([1, 2], 9))
     drafter.propose = lambda wanted: [Proposal((1,), np.eye(VOCAB)[:1])]

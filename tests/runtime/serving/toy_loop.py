@@ -23,19 +23,18 @@ def toy_loop(
     eos: tuple[int, ...] = (),
     pad_to: int = 1,
     max_seq_len: int = MAX_SEQ,
-    speculative_tokens: int = 0,
     ahead: bool = False,
-    most_held: int = 0,
+    max_rollback: int = 16,
     vocab: int = VOCAB,
     **settings,
 ) -> tuple[ServingLoop, ToyPagedEngine]:
-    """Rows, tokens and memory as in ``settings``; blocks of 4 tokens. ``ahead``: the engine runs ahead. ``most_held``:
-    tokens of a row whose states it can hold."""
-    config: RuntimeConfig = paged_config(
-        layers, max_seq_len, vocab, window=window, eos=eos, speculative_tokens=speculative_tokens
-    )
+    """Rows, tokens and memory as in ``settings``; blocks of 4 tokens. ``ahead``: the engine runs ahead.
+
+    ``max_rollback``: tokens of a row whose states it can take back.
+    """
+    config: RuntimeConfig = paged_config(layers, max_seq_len, vocab, window=window, eos=eos)
     kind = AheadToyEngine if ahead else ToyPagedEngine
-    engine = kind(config, max_tokens=70, max_rows=16, pad_to=pad_to, most_held=most_held)
+    engine = kind(config, max_tokens=70, max_rows=16, pad_to=pad_to, max_rollback=max_rollback)
     options = {"block_size": 4, "max_rows": 12, "max_tokens": 64, "memory_bytes": 10_000, **settings}
     return ServingLoop(engine, ServingSettings(**options), eos, None), engine
 

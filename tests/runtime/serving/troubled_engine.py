@@ -47,7 +47,7 @@ class TroubledEngine(ToyPagedEngine):
         return logits
 
     def advance(self, accepted: np.ndarray) -> None:
-        for slot, _ in self._held.values():
+        for slot, _ in self._deferred.values():
             self._break("advance", slots=[slot])
         super().advance(accepted)
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridge.runtime.engines.torch.advance_step import parts_of
-from hybridge.runtime.engines.torch.kept_calls import KeptCall, Memory, Output, Place
 from hybridge.runtime.engines.torch.step_rows import StepRows
+from hybridge.runtime.engines.torch.stored_calls import InputLayout, Memory, Output, StoredCall
 
 
 class Operator:
@@ -31,10 +31,10 @@ def needs(draw: st.DrawFn) -> list[set[int]]:
     return [draw(st.sets(st.integers(0, index - 1), max_size=3)) if index else set() for index in range(count)]
 
 
-def call_that_needs(others: set[int]) -> KeptCall:
+def call_that_needs(others: set[int]) -> StoredCall:
     sources = [Memory(0, 4, torch.float32), *(Output(other, 0) for other in sorted(others))]
-    places = {index: Place(source, 4, 0, (4,), (1,)) for index, source in enumerate(sources)}
-    return KeptCall(Operator(), (None,) * len(sources), places, 16)
+    layouts = {index: InputLayout(source, 4, 0, (4,), (1,)) for index, source in enumerate(sources)}
+    return StoredCall(Operator(), (None,) * len(sources), layouts, 16)
 
 
 def reachable(calls: list[set[int]], first: int) -> set[int]:

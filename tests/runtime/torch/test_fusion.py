@@ -34,8 +34,8 @@ CPU = TorchDevice("cpu")
 # Relative norm between two orders of rounding.
 TOLERANCES = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
 ROOM = 16
-# Of any artifact; only packed steps hold states (test_held_states.py).
-PHASES = tuple(phase for phase in Phase if phase is not Phase.HELD)
+# Of any artifact; only packed steps defer states (test_deferred_states.py).
+PHASES = tuple(phase for phase in Phase if phase is not Phase.DRAFT)
 
 
 def run(
@@ -84,7 +84,7 @@ def test_a_fused_graph_computes_what_the_file_says(phase: Phase, case: ExportCas
     plain, fused = read_model(folder), read_model(folder)
     fuse_attention(plain.graph)
     tidy_graph(plain.graph)
-    fuse_graph(fused, config, phase, merge=True)
+    fuse_graph(fused, phase, merge=True)
     steps = [([1, 1, 1], [0, 9, 3])] if phase is Phase.DECODE else [([5, 5], [0, 0]), ([4, 1, 3], [2, 0, 9])]
     for context, past in steps:
         wanted = run(folder, plain.graph, config, context, past)
@@ -95,7 +95,7 @@ def test_a_fused_graph_computes_what_the_file_says(phase: Phase, case: ExportCas
 def test_every_layer_gets_its_fused_form(case: ExportCase, artifacts: ArtifactCache) -> None:
     exported = case.get(artifacts)
     config, model = exported.config, read_model(exported.folder)
-    fuse_graph(model, config, Phase.PREFILL, merge=False)
+    fuse_graph(model, Phase.PREFILL, merge=False)
     kinds = Counter(node.op_type for node in model.graph)
     assert kinds["CachedAttention"] == len(config.kv_layers)
     assert kinds["GroupedNorm"] == config.layer_types.count("mamba")
@@ -112,7 +112,7 @@ def test_every_layer_gets_its_fused_form(case: ExportCase, artifacts: ArtifactCa
 def test_products_take_in_what_surrounds_them(artifacts: ArtifactCache) -> None:
     exported = CASES["nemotron_h bf16 as fp16"].get(artifacts)
     model = read_model(exported.folder)
-    fuse_graph(model, exported.config, Phase.DECODE, merge=False)
+    fuse_graph(model, Phase.DECODE, merge=False)
     found: Counter[str] = Counter()
     for node in linears(model.graph):
         found[node.attributes["activation"].as_string()] += 1
@@ -126,7 +126,7 @@ def test_products_take_in_what_surrounds_them(artifacts: ArtifactCache) -> None:
 def test_projections_of_one_x_become_one(artifacts: ArtifactCache) -> None:
     exported = CASES["nemotron_h bf16 as fp16"].get(artifacts)
     model = read_model(exported.folder)
-    fuse_graph(model, exported.config, Phase.DECODE, merge=False)
+    fuse_graph(model, Phase.DECODE, merge=False)
     before = len(list(linears(model.graph)))
     merge_projections(model.graph)
     assert before - len(list(linears(model.graph))) == 2

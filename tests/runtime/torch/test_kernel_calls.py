@@ -54,7 +54,7 @@ def counted(exported: Exported, phase: Phase, context: list[int], past: list[int
     plain, fused = read_model(exported.folder), read_model(exported.folder)
     fuse_attention(plain.graph)
     tidy_graph(plain.graph)
-    fuse_graph(fused, config, phase, merge=True)
+    fuse_graph(fused, phase, merge=True)
     wanted = run(exported.folder, plain.graph, config, context, past)
     found = run(exported.folder, fused.graph, config, context, past, kernels)
     assert_same(found, wanted, TOLERANCES[config.dtype.value])

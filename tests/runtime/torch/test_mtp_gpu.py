@@ -39,7 +39,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def test_proposals_of_recorded_steps(family: str, mode: str, tmp_path: Path) -> None:
     save_with_mtp_head(tmp_path / "checkpoint", family, **FAMILIES[family])
     folder = tmp_path / "artifact"
-    options = ExportOptions(layout="paged", speculative_tokens=MOST, max_batch_size=3, max_seq_len=64)
+    options = ExportOptions(layout="paged", max_batch_size=3, max_seq_len=64)
     export_checkpoint(tmp_path / "checkpoint", folder, options)
     engine = TorchPagedEngine(folder, "cuda")
     params = SamplingParams(ignore_eos=True)
@@ -68,7 +68,7 @@ def test_recorded_candidates_are_those_of_direct_steps(family: str, further: tup
     """All candidates of a proposal in one graph: tokens, hidden states, keys and values bit for bit."""
     save_with_mtp_head(tmp_path / "checkpoint", family, **FAMILIES[family])
     folder = tmp_path / "artifact"
-    options = ExportOptions(layout="paged", speculative_tokens=1, max_batch_size=3, max_seq_len=64)
+    options = ExportOptions(layout="paged", max_batch_size=3, max_seq_len=64)
     export_checkpoint(tmp_path / "checkpoint", folder, options)
     engine = TorchPagedEngine(folder, "cuda")
     head = open_mtp_head(folder, engine)

@@ -39,7 +39,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def save_head(folder: Path, family: str) -> Path:
     """An artifact with a head of ``family``."""
     save_with_mtp_head(folder / "checkpoint", family.split()[0], **FAMILIES[family])
-    options = ExportOptions(layout="paged", speculative_tokens=1, max_batch_size=ROWS, max_seq_len=64)
+    options = ExportOptions(layout="paged", max_batch_size=ROWS, max_seq_len=64)
     export_checkpoint(folder / "checkpoint", folder / "artifact", options)
     return folder / "artifact"
 

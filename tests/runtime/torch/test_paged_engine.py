@@ -289,4 +289,4 @@ def test_what_does_not_fit_is_refused(hybrid: Exported, artifacts: ArtifactCache
     }
     with pytest.raises(EngineError, match="expected token ids from 0 to"):
         engine.step(PackedInputs(**arrays))
-    assert engine.free_memory() is None and engine.held_memory()["weights mapped from files"] > 0
+    assert engine.free_memory() is None and engine.memory_use()["weights mapped from files"] > 0

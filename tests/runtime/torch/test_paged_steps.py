@@ -9,53 +9,87 @@ import pytest
 
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
-from hybridge.runtime.engines.paged import PackedInputs
+import torch
+
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.rollback.rollback import SnapshotSlots
 from hybridge.runtime.engines.torch import paged_steps
+from hybridge.runtime.engines.torch.draft_inputs import draft_inputs
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
-from tests.runtime.onnxruntime.test_candidates import COLUMNS, step_of
-from tests.runtime.torch.test_candidates import filled, states_of
+from hybridge.runtime.engines.torch.step_rows import StepRows
+from hybridge.runtime.engines.torch.step_shapes import draft_shape
 from tests.support.artifacts import ArtifactCache, Exported
 
-# Of a step: new tokens of each row, whether there are candidates, and where it is kept.
+MOST, BLOCK_SIZE = 4, 8
+SIZES = PoolSizes(12, BLOCK_SIZE, 16)
+# Of a step: new tokens of each row, whether rows of several up to MOST are deferred, and where it is prepared.
 STEPS = {
     "one token a row": ([1, 1, 1], False, "decode"),
     "a prompt beside decoding rows": ([1, 6, 1], False, "mixed"),
     "longer prompts": ([6, 6, 6], False, "mixed"),
-    "candidates": ([1, COLUMNS, 2], True, "candidates"),
-    "no candidate in a step for them": ([1, 1], True, "candidates"),
-    "a prompt beside candidates": ([COLUMNS, COLUMNS + 3], True, "mixed"),
+    "draft tokens": ([1, MOST, 2], True, "draft"),
+    "a prompt beside draft tokens": ([MOST, MOST + 3], True, "mixed"),
 }
 
 
 @pytest.fixture(scope="module")
 def exported(artifacts: ArtifactCache) -> Exported:
-    return artifacts.get("nemotron_h", "float32", layout="paged", speculative_tokens=COLUMNS - 1, max_batch_size=4)
+    return artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=4)
 
 
-def packed(name: str) -> PackedInputs:
-    counts, candidates, _ = STEPS[name]
-    step = step_of(counts, COLUMNS, padding=0, seed=7)
-    if candidates:
-        return step
-    return replace(step, state_indices=step.state_indices[:, 0].copy(), num_accepted_tokens=None)
+def packed(counts: list[int], defers: bool) -> PackedInputs:
+    rng, rows, tokens = np.random.default_rng(7), len(counts), sum(counts)
+    step = PackedInputs(
+        input_ids=rng.integers(0, 50, tokens),
+        positions=np.concatenate([np.arange(n) for n in counts]),
+        query_start_loc=np.array([0, *np.cumsum(counts)], np.int32),
+        seq_lens=np.array(counts, np.int32),
+        block_table=np.array([[2 * r, 2 * r + 1] for r in range(rows)], np.int32),
+        slot_mapping=np.concatenate([2 * r * BLOCK_SIZE + np.arange(n) for r, n in enumerate(counts)]).astype(np.int32),
+        state_indices=rng.permutation(SIZES.num_slots)[:rows].astype(np.int32),
+        logits_indices=np.arange(tokens, dtype=np.int32),
+    )  # fmt: skip
+    return replace(step, deferred=np.array([1 < n <= MOST for n in counts])) if defers else step
+
+
+def filled(engine: TorchPagedEngine) -> None:
+    """The same random states in new pools."""
+    engine.allocate_pools(SIZES)
+    engine.fill_pools(0.0)
+    rng = np.random.default_rng(1)
+    for spec in engine.config.bindings.states:
+        if not spec.grows:
+            values = rng.standard_normal(spec.resolve(num_slots=SIZES.num_slots)).astype(np.float32)
+            engine.pools.tensors[spec.name][: SIZES.num_slots] = torch.from_numpy(values)
 
 
 def prepared(engine: TorchPagedEngine, inputs: PackedInputs) -> np.ndarray:
     """Logits of a step, computed on the CPU as on a GPU."""
-    return engine._steps.launch(inputs, engine.pools, engine._program, None).all_logits()
+    given = engine._deferring(inputs)
+    return engine._steps.launch(given, engine.pools, engine._program, engine._states_of(given)).all_logits()
+
+
+def opened(exported: Exported) -> TorchPagedEngine:
+    engine = TorchPagedEngine(exported.folder, device="cpu")
+    engine.prepare_rollback(4, MOST, {"causal_conv1d": "snapshot"})
+    return engine
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_prepared_step_agrees_with_one_computed_at_once(name: str, exported: Exported) -> None:
-    engine, inputs, found = TorchPagedEngine(exported.folder, device="cpu"), packed(name), []
+    counts, defers, kind = STEPS[name]
+    engine, inputs, found = opened(exported), packed(counts, defers), []
     for way in (engine.step, lambda step: prepared(engine, step)):
         filled(engine)
-        found.append([way(inputs).copy(), *states_of(engine).values()])
+        logits = way(inputs).copy()
+        if inputs.deferred is not None:
+            engine.advance(np.where(inputs.deferred, 2, 0))
+        found.append([logits, *(engine.read_pool(spec.name) for spec in engine.config.bindings.states)])
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=2e-5)
-    steps = {"decode": engine.decode_steps, "candidates": engine.candidate_steps, "mixed": engine.mixed_steps}
-    kept = STEPS[name][2]
-    assert {kind: len(each) for kind, each in steps.items()} == {kind: int(kind == kept) for kind in steps}
+    steps = {"decode": engine.decode_steps, "draft": engine.draft_steps, "mixed": engine.mixed_steps}
+    assert {each: len(made) for each, made in steps.items()} == {each: int(each == kind) for each in steps}
     filled(engine)
     assert not any(steps.values())
 
@@ -64,12 +98,30 @@ def test_a_shape_that_comes_again_takes_what_was_prepared_and_the_latest_shapes_
     exported: Exported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paged_steps, "MOST_MIXED", 2)
-    engine, made = TorchPagedEngine(exported.folder, device="cpu"), []
+    engine, made = opened(exported), []
     filled(engine)
-    prompt, other, longer = "a prompt beside decoding rows", "a prompt beside candidates", "longer prompts"
+    prompt, other, longer = "a prompt beside decoding rows", "a prompt beside draft tokens", "longer prompts"
     for name in (prompt, other, prompt, longer):
-        prepared(engine, packed(name))
+        prepared(engine, packed(*STEPS[name][:2]))
         made.append(list(engine.mixed_steps))
     first, second = made[1]
     assert made[0] == [first] and made[2] == [second, first] and made[3][0] == first and len(made[3]) == 2
     assert second not in engine.mixed_steps
+
+
+def test_sizes_of_recorded_steps() -> None:
+    def size(counts: list[int], most: int = 64) -> tuple[int, int]:
+        inputs, _ = draft_inputs(packed(counts, True), MOST, SnapshotSlots(16, MOST))
+        found = draft_shape(inputs, MOST, most, BLOCK_SIZE).size
+        assert found.logits == found.stored == found.tokens
+        return found.rows, found.tokens
+
+    assert [size([2]), size([4]), size([4, 2]), size([4, 4, 4])] == [(1, 4), (1, 4), (2, 8), (4, 16)]
+    assert size([2, 2, 2], most=3) == (3, 8)
+
+
+def test_what_runs_row_by_row_is_not_recorded() -> None:
+    rows = StepRows(torch.zeros(4, dtype=torch.int32), None, None, 0, MOST)
+    assert rows.rows == 3
+    with pytest.raises(EngineError, match="kernels for every operator of a recorded step"):
+        list(rows.others())

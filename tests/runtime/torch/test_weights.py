@@ -24,7 +24,7 @@ def test_views_of_one_weight_share_a_copy() -> None:
     whole, part = store.on_device(weight), store.on_device(weight[1:].t())
     assert (whole.device, whole.shape, whole.stride()) == (ELSEWHERE, weight.shape, weight.stride())
     assert (part.shape, part.stride(), part.storage_offset()) == ((4, 2), (1, 4), 4)
-    assert store.held_memory() == {"weights": 48}
+    assert store.memory_use() == {"weights": 48}
 
 
 def test_the_address_of_a_constant_goes_to_no_other_one() -> None:

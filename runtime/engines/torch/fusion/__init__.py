@@ -7,50 +7,43 @@ from enum import Enum
 
 import onnx_ir as ir
 
-from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.names import NUM_ACCEPTED_TOKENS
 from hybridge.runtime.engines.torch.fusion.attention import fuse_attention
 from hybridge.runtime.engines.torch.fusion.elementwise import fuse_elementwise
 from hybridge.runtime.engines.torch.fusion.grouped_norm import fuse_grouped_norms
-from hybridge.runtime.engines.torch.fusion.held_slots import keep_states, use_candidate_slots
 from hybridge.runtime.engines.torch.fusion.last_token import fuse_last_token
 from hybridge.runtime.engines.torch.fusion.linear import fuse_linears, fuse_norms_into_linears
-from hybridge.runtime.engines.torch.fusion.one_slot import use_one_slot
 from hybridge.runtime.engines.torch.fusion.projections import merge_projections
 from hybridge.runtime.engines.torch.fusion.rotary import fuse_rotary
 from hybridge.runtime.engines.torch.fusion.router import fuse_routers
 from hybridge.runtime.engines.torch.fusion.wide_norm import fuse_wide_norms
-from hybridge.runtime.engines.torch.graph import tidy_graph
+from hybridge.runtime.engines.torch.graph import SNAPSHOT_SLOTS, engine_input, tidy_graph
+from hybridge.trt_plugins.rewrites.draft_slots import use_draft_slots
 from hybridge.trt_plugins.rewrites.joined_mixers import join_mixers
 
 
 class Phase(str, Enum):
     """PREFILL: steps of any number of tokens a row. DECODE: at most one token a row.
 
-    CANDIDATES: any number too, with a slot for the state after each of a row's first tokens. HELD: the same of any
-    artifact, for steps that leave the states of some rows as they are.
+    DRAFT: any number too, in steps that leave the states of some rows as they are.
     """
 
     PREFILL = "prefill"
     DECODE = "decode"
-    CANDIDATES = "candidates"
-    HELD = "held"
+    DRAFT = "draft"
 
 
-def fuse_graph(
-    model: ir.Model, config: RuntimeConfig, phase: Phase, merge: bool, kept: Container[str] = frozenset()
-) -> None:
+def fuse_graph(model: ir.Model, phase: Phase, merge: bool, snapshots: Container[str] = frozenset()) -> None:
     """Rewrite ``model`` in place for one phase.
 
-    merge: products of one x share a matrix, which has to be made. kept: operators whose states steps that hold others
-    keep after each candidate token.
+    merge: products of one x share a matrix, which has to be made. snapshots: operators whose state after each token is
+    stored in steps with draft tokens.
     """
     graph = model.graph
-    if phase is Phase.HELD:
-        if not config.speculative_tokens:
-            use_candidate_slots(graph)
-        keep_states(graph, kept)
-    elif config.speculative_tokens and phase is not Phase.CANDIDATES:
-        use_one_slot(graph)
+    if phase is Phase.DRAFT:
+        own_slots = engine_input(graph, SNAPSHOT_SLOTS)
+        accepted = engine_input(graph, NUM_ACCEPTED_TOKENS)
+        use_draft_slots(graph, accepted, lambda operator: own_slots if operator in snapshots else None)
     fuse_attention(graph)
     fuse_rotary(graph)
     fuse_last_token(graph)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hybridge.artifact.errors import UnsupportedError
-from hybridge.runtime.engines.torch.graph import KEPT_STATE_INDICES
+from hybridge.runtime.engines.torch.graph import SNAPSHOT_SLOTS
 from hybridge.runtime.engines.torch.kernels import KernelRunner, layout_of, signature_of
 from hybridge.runtime.engines.torch.node_context import NodeContext, Run
 from hybridge.runtime.engines.torch.step_rows import StepRows
@@ -30,8 +30,8 @@ def packed_operator(context: NodeContext, spec: OpSpec) -> Run:
     if not is_speculative(spec):
         return _PackedCall(spec, attributes, context.kernels, in_place)
     slots = context.node.inputs[spec.input_index(STATE_INDICES.name)]
-    holds = slots is not None and slots.name != KEPT_STATE_INDICES
-    return SpeculativeCall(spec, attributes, context.kernels, in_place, holds)
+    defers = slots is not None and slots.name != SNAPSHOT_SLOTS
+    return SpeculativeCall(spec, attributes, context.kernels, in_place, defers)
 
 
 class _PackedCall:
@@ -146,16 +146,16 @@ class _PackedCall:
 
 
 class SpeculativeCall(_PackedCall):
-    """An operator that keeps the state after each candidate token: one kernel call for all rows, however long.
+    """An operator of the speculative form: one kernel call for all rows, however long.
 
-    holds: in steps that hold states it keeps none, but its inputs of the tokens by which the state may then advance.
+    defers: it leaves states as they are and stores its inputs, so that it can be called again over the accepted tokens.
     """
 
     def __init__(
-        self, spec: OpSpec, attributes: dict, kernels: KernelRunner | None, in_place: tuple[bool, ...], holds: bool
+        self, spec: OpSpec, attributes: dict, kernels: KernelRunner | None, in_place: tuple[bool, ...], defers: bool
     ) -> None:
         super().__init__(spec, attributes, kernels, in_place)
-        self._holds = holds
+        self._defers = defers
         self._of_tokens = tuple(index for index, tensor in enumerate(spec.inputs) if is_packed(tensor))
         self._accepted = self._behind - 1
 
@@ -166,8 +166,8 @@ class SpeculativeCall(_PackedCall):
     def __call__(self, *given: object) -> tuple[torch.Tensor, ...]:
         found = super().__call__(*given)
         rows = given[self._bounds]
-        if self._holds and isinstance(rows, StepRows) and rows.kept is not None:
-            rows.kept.add(self, given, self._of_tokens, found)
+        if self._defers and isinstance(rows, StepRows) and rows.stored is not None:
+            rows.stored.add(self, given, self._of_tokens, found)
         return found
 
     def advanced(self, given: Sequence[object], rows: StepRows, slots: torch.Tensor, accepted: torch.Tensor) -> tuple:

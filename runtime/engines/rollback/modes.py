@@ -1,4 +1,4 @@
-"""What becomes of an operator's states in steps that hold them, and which way costs less."""
+"""How an operator's states are rolled back, and which way costs less."""
 
 from __future__ import annotations
 
@@ -12,33 +12,38 @@ AUTO, REPLAY, SNAPSHOT = "auto", "replay", "snapshot"
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """Bytes of one state of an operator, and of what one token leaves behind that advances it."""
+    """Bytes of one state of an operator, and of what a replay stores of one token; None: it cannot be replayed."""
 
     state_bytes: int
-    token_bytes: int
+    token_bytes: int | None
 
     @property
     def cheaper_mode(self) -> str:
         """The mode that moves fewer bytes.
 
         Both read a state, and a replaced one is read and written once more: by the copy of a snapshot, or by the
-        advance. Beside that a snapshot writes a state for each token; a replay reads and writes what the token leaves
-        behind, and reads it again.
+        replay. Beside that a snapshot writes a state for each token; a replay writes each token's inputs and reads them
+        twice.
         """
-        return SNAPSHOT if self.state_bytes < 3 * self.token_bytes else REPLAY
+        return SNAPSHOT if self.token_bytes is None or self.state_bytes < 3 * self.token_bytes else REPLAY
 
 
 def chosen_modes(costs: Mapping[str, OperatorCost], asked: str | Mapping[str, str]) -> dict[str, str]:
     """The mode of each operator of ``costs``: as ``asked`` of all or by name, else the cheaper one.
 
-    EngineError for an operator that there is none of.
+    EngineError for an operator that there is none of, and for a replay of one that has none.
     """
     if isinstance(asked, str):
         asked = {} if asked == AUTO else dict.fromkeys(costs, asked)
-    for name in asked:
+    for name, mode in asked.items():
         if name not in costs:
             raise EngineError(
                 f"expected modes of the recurrent operators {', '.join(sorted(costs))}, found {name!r}: name one of "
                 "these"
+            )
+        if mode == REPLAY and costs[name].token_bytes is None:
+            raise EngineError(
+                f"expected a mode other than {REPLAY!r} for {name}, which this engine cannot replay for so many draft "
+                f"tokens: use {SNAPSHOT!r}, or fewer draft tokens"
             )
     return {name: asked.get(name, cost.cheaper_mode) for name, cost in costs.items()}

@@ -1,4 +1,4 @@
-"""What the tokens of held rows leave behind: the inputs of the operators whose states wait to be advanced."""
+"""What the tokens of deferred rows store: the inputs of the operators that are replayed."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Memory(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Tokens that a call gives anew when it is advanced."""
+    """Tokens that a call computes again when it is replayed."""
 
     call: int
     number: int
 
 
 @dataclass(frozen=True)
-class Place:
+class InputLayout:
     """Where an input of a call lies: of token t, ``shape`` with ``strides`` from t * width + offset on, in numbers."""
 
     source: Memory | Output
@@ -47,20 +47,20 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class KeptCall:
-    """operator: what was called. given: its inputs, None where ``places`` says where they lie.
+class StoredCall:
+    """operator: what was called. given: its inputs, None where ``layouts`` says where they lie.
 
     token_bytes: of these, each counted by itself, for one token.
     """
 
     operator: Advancing
     given: tuple[object, ...]
-    places: Mapping[int, Place]
+    layouts: Mapping[int, InputLayout]
     token_bytes: int
 
 
-class HeldMemory:
-    """Memory for what ``capacity`` tokens of a step leave behind, allocated once."""
+class TokenMemory:
+    """Memory for what ``capacity`` tokens of a step store, allocated once."""
 
     def __init__(self, device: TorchDevice, capacity: int) -> None:
         self._device, self.capacity = device, capacity
@@ -80,16 +80,16 @@ class HeldMemory:
         return found[:tokens]
 
 
-class KeptCalls:
-    """The calls of one step in their order; give them to its operators as ``StepRows.kept``, then ``finish``.
+class StoredCalls:
+    """The calls of one step in their order; give them to its operators as ``StepRows.stored``, then ``finish``.
 
-    tokens: how many are kept. chosen: which, int32 on the device; None: all that the step has.
+    tokens: how many are stored. chosen: which, int32 on the device; None: all that the step has.
     """
 
-    def __init__(self, memory: HeldMemory, tokens: int, chosen: torch.Tensor | None = None) -> None:
+    def __init__(self, memory: TokenMemory, tokens: int, chosen: torch.Tensor | None = None) -> None:
         self._memory, self.tokens, self._chosen = memory, tokens, chosen
-        self.calls: list[KeptCall] = []
-        # Of the layout, for whoever numbers them.
+        self.calls: list[StoredCall] = []
+        # Of the layout, for the caller.
         self.number: int | None = None
         # Tensors that are still there, so that nothing else lies at their addresses, and where their tokens are found.
         self._known: deque[tuple[torch.Tensor, Memory | Output]] = deque(maxlen=_REMEMBERED)
@@ -98,22 +98,22 @@ class KeptCalls:
 
     @property
     def layout(self) -> tuple[object, ...]:
-        """Equal in steps whose calls find everything at the same places."""
-        return tuple((call.operator, tuple(call.places.items())) for call in self.calls)
+        """Equal in steps whose calls find everything in the same memory."""
+        return tuple((call.operator, tuple(call.layouts.items())) for call in self.calls)
 
     def add(
         self, operator: Advancing, given: Sequence[object], of_tokens: Sequence[int], outputs: Sequence[torch.Tensor]
     ) -> None:
-        """``operator`` was called: keep its inputs ``of_tokens`` [tokens, ...]."""
-        inputs, places, nbytes = list(given), dict[int, Place](), 0
+        """``operator`` was called: store its inputs ``of_tokens`` [tokens, ...]."""
+        inputs, layouts, nbytes = list(given), dict[int, InputLayout](), 0
         for index in of_tokens:
             tensor = inputs[index] if index < len(inputs) else None
             if isinstance(tensor, torch.Tensor):
-                places[index], inputs[index] = self._placed(tensor), None
+                layouts[index], inputs[index] = self._layout_of(tensor), None
                 nbytes += tensor[0].nbytes
         for index, output in enumerate(outputs):
             self._known.append((output, Output(len(self.calls), index)))
-        self.calls.append(KeptCall(operator, tuple(inputs), places, nbytes))
+        self.calls.append(StoredCall(operator, tuple(inputs), layouts, nbytes))
 
     def finish(self) -> None:
         """The step has run."""
@@ -126,23 +126,23 @@ class KeptCalls:
         self._copies.clear()
         self._known.clear()
 
-    def _placed(self, tensor: torch.Tensor) -> Place:
+    def _layout_of(self, tensor: torch.Tensor) -> InputLayout:
         address = tensor.untyped_storage().data_ptr()
         for known, source in self._known:
             if known.untyped_storage().data_ptr() == address and known.stride(0) == tensor.stride(0):
-                return _place(tensor, source)
+                return _layout(tensor, source)
         whole = _whole_rows(tensor)
         rows = tensor.reshape(tensor.shape[0], -1) if whole is None else whole
         memory = Memory(self._count, rows.shape[1], tensor.dtype)
         self._count += 1
-        self._keep(memory, rows)
+        self._store(memory, rows)
         if whole is None:
             own = self._memory.rows(memory, 1).view(1, *tensor.shape[1:])
-            return Place(memory, memory.width, 0, tuple(tensor.shape[1:]), own.stride()[1:])
+            return InputLayout(memory, memory.width, 0, tuple(tensor.shape[1:]), own.stride()[1:])
         self._known.append((tensor, memory))
-        return _place(tensor, memory)
+        return _layout(tensor, memory)
 
-    def _keep(self, memory: Memory, rows: torch.Tensor) -> None:
+    def _store(self, memory: Memory, rows: torch.Tensor) -> None:
         target = self._memory.rows(memory, self.tokens)
         if self._chosen is None:
             self._copies.append((target, rows))
@@ -150,9 +150,9 @@ class KeptCalls:
             torch.index_select(rows, 0, self._chosen, out=target)
 
 
-def _place(tensor: torch.Tensor, source: Memory | Output) -> Place:
+def _layout(tensor: torch.Tensor, source: Memory | Output) -> InputLayout:
     shape, strides = tuple(tensor.shape[1:]), tuple(tensor.stride()[1:])
-    return Place(source, tensor.stride(0), int(tensor.storage_offset()), shape, strides)
+    return InputLayout(source, tensor.stride(0), int(tensor.storage_offset()), shape, strides)
 
 
 def _whole_rows(tensor: torch.Tensor) -> torch.Tensor | None:

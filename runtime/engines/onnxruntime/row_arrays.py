@@ -10,7 +10,7 @@ import onnxruntime as ort
 Bound = tuple[np.ndarray, ort.OrtValue]
 
 
-class HeldMemory:
+class RowArrays:
     """One piece of memory for each of ``shapes``, which grows to the largest leading axes that were asked for.
 
     Its content is that of the arrays used last; it is lost when it grows.
@@ -23,14 +23,14 @@ class HeldMemory:
 
     def arrays(self, *leading: int) -> Mapping[str, Bound]:
         """By name, [*leading, *shape], with what they begin with left from arrays of other leading axes."""
-        wanted = int(np.prod(leading))
-        if wanted > self._room:
+        asked = int(np.prod(leading))
+        if asked > self._room:
             self._found.clear()
-            self._room = wanted
-            self._memory = {n: np.empty(wanted * int(np.prod(s)), np.float32) for n, s in self._shapes.items()}
+            self._room = asked
+            self._memory = {n: np.empty(asked * int(np.prod(s)), np.float32) for n, s in self._shapes.items()}
         if leading not in self._found:
             self._found[leading] = {
-                name: bound(self._memory[name][: wanted * int(np.prod(shape))].reshape(*leading, *shape))
+                name: bound(self._memory[name][: asked * int(np.prod(shape))].reshape(*leading, *shape))
                 for name, shape in self._shapes.items()
             }
         return self._found[leading]

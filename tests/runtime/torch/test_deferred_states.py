@@ -1,4 +1,4 @@
-"""Held states on the torch engine: the kernel calls, what tokens leave behind, and whose memory it is."""
+"""Deferred states on the torch engine: the kernel calls, what tokens store, and whose memory it is."""
 
 from __future__ import annotations
 
@@ -11,60 +11,65 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.held_modes import REPLAY, SNAPSHOT
 from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.rollback.modes import REPLAY, SNAPSHOT
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from tests.runtime.torch.test_kernel_calls import QWEN
 from tests.runtime.torch.test_paged_kernel_calls import PAGED, with_planned_kernels
 from tests.support.artifacts import ArtifactCache
-from tests.support.held_rows import BLOCK, MOST, ROWS, Rows
+from tests.support.deferred_rows import BLOCK, MOST, ROWS, Rows
 
 SCANS = {"nemotron_h": "update_ssm_state", "qwen3_next": "gated_delta_rule"}
 CONV = "causal_conv1d"
 
 
-def test_states_kept_by_the_engine_are_nobodys(artifacts: ArtifactCache) -> None:
+def test_snapshots_are_in_slots_of_the_engine_alone(artifacts: ArtifactCache) -> None:
     engine = TorchPagedEngine(artifacts.get("nemotron_h", "float32", layout="paged").folder, device="cpu")
-    engine.prepare_held(ROWS, 1 + MOST, SNAPSHOT)
+    engine.prepare_rollback(ROWS, 1 + MOST, SNAPSHOT)
     rows = Rows(engine)
-    rows.hold([[1, 2], [3], [4, 5, 6]], [1, 1, 3])
+    rows.check([[1, 2], [3], [4, 5, 6]], [1, 1, 3])
     before = [*rows.states()]
-    engine.step(replace(rows.inputs([[7, 8, 9], [1], [2, 3]]), held=np.array([True, False, True])))
+    engine.step(replace(rows.inputs([[7, 8, 9], [1], [2, 3]]), deferred=np.array([True, False, True])))
     for state, old in zip(rows.states(), before, strict=True):
         np.testing.assert_array_equal(state[[0, 2]], old[[0, 2]])
     slots = rows.engine.pools.sizes.num_slots  # type: ignore[attr-defined]
     assert all(len(engine.read_pool(spec.name)) == slots for spec in engine.config.bindings.states if not spec.grows)
-    assert engine.held_token_bytes == engine.slot_bytes
+    assert engine.rollback_token_bytes == engine.slot_bytes
 
 
 def test_what_was_not_prepared_for_is_refused(artifacts: ArtifactCache) -> None:
     engine = TorchPagedEngine(artifacts.get("nemotron_h", "float32", layout="paged").folder, device="cpu")
     with pytest.raises(EngineError, match="recurrent operators causal_conv1d, update_ssm_state, found 'conv'"):
-        engine.prepare_held(ROWS, 2, {"conv": REPLAY})
-    engine.prepare_held(1, 2)
+        engine.prepare_rollback(ROWS, 2, {"conv": REPLAY})
+    engine.prepare_rollback(1, 2)
     rows = Rows(engine)
     step = rows.inputs([[1, 2], [3, 4], [5]])
-    with pytest.raises(EngineError, match="at most 1 held rows in a step, found 2"):
-        engine.step(replace(step, held=np.array([True, True, False])))
-    with pytest.raises(EngineError, match=r"rows of at most 2 tokens .* and rows of up to 3"):
-        engine.step(replace(rows.inputs([[1, 2, 3], [3], [5]]), held=np.array([True, False, False])))
+    with pytest.raises(EngineError, match="at most 1 deferred rows in a step, found 2"):
+        engine.step(replace(step, deferred=np.array([True, True, False])))
+    with pytest.raises(EngineError, match=r"rows of at most 2 tokens.* and rows of up to 3"):
+        engine.step(replace(rows.inputs([[1, 2, 3], [3], [5]]), deferred=np.array([True, False, False])))
 
 
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT32])
 @pytest.mark.parametrize("family", SCANS)
-def test_checks_and_advances_run_the_kernels_of_candidates(family: str, dtype: DType, artifacts: ArtifactCache) -> None:
+def test_checks_and_advances_run_the_kernels_of_draft_tokens(
+    family: str, dtype: DType, artifacts: ArtifactCache
+) -> None:
     sizes = {"nemotron_h": PAGED, "qwen3_next": {**QWEN, "head_dim": 64}}[family]
     exported = artifacts.get(family, "bfloat16", sizes, dtype=dtype, layout="paged")
     engine, kernels = with_planned_kernels(exported)
     found = []
     for each in (engine, TorchPagedEngine(exported.folder, device="cpu")):
-        each.prepare_held(ROWS, 1 + MOST)
+        each.prepare_rollback(ROWS, 1 + MOST)
         rows = Rows(each)
         layers = len(exported.config.recurrent_layers)
-        first = rows.hold([[1, 2, 3], [4], [5, 6]], [3, 1, 1])
-        held = np.array([True, False, True])
+        first = rows.check([[1, 2, 3], [4], [5, 6]], [3, 1, 1])
+        deferred = np.array([True, False, True])
         kernels.calls.clear()
-        logits = [first, each.step(replace(rows.inputs([[7, 8], [1, 2, 3, 4, 5, 6], [9, 9, 9, 1]]), held=held)).copy()]
+        logits = [
+            first,
+            each.step(replace(rows.inputs([[7, 8], [1, 2, 3, 4, 5, 6], [9, 9, 9, 1]]), deferred=deferred)).copy(),
+        ]
         if each is engine:
             assert kernels.calls[SCANS[family]] == layers == kernels.calls[CONV]
         each.advance(np.array([1, 0, 3]))
@@ -100,10 +105,10 @@ REAL = {
 def test_a_token_takes_at_most_3_percent_of_a_state_of_real_size(family: str, artifacts: ArtifactCache) -> None:
     exported = artifacts.get(family, "bfloat16", REAL[family], layout="paged")
     engine = TorchPagedEngine(exported.folder, device="cpu")
-    engine.prepare_held(2, 3)
-    assert set(engine.held_modes.values()) == {REPLAY}
+    engine.prepare_rollback(2, 3)
+    assert set(engine.rollback_modes.values()) == {REPLAY}
     conv = sum(2 * layer.conv_dim for layer in exported.config.recurrent_layers)
-    assert conv < engine.held_token_bytes <= 0.03 * engine.slot_bytes
+    assert conv < engine.rollback_token_bytes <= 0.03 * engine.slot_bytes
 
 
 def test_pools_may_be_made_anew(artifacts: ArtifactCache) -> None:
@@ -112,8 +117,8 @@ def test_pools_may_be_made_anew(artifacts: ArtifactCache) -> None:
         rows = Rows(engine)
         engine.allocate_pools(PoolSizes(15, BLOCK, slots))
         engine.zero_slots(rows.slots[:, 0].tolist())
-        rows.hold([[1, 2, 3], [4, 5], [6]], [2, 2, 1])
-        engine.step(replace(rows.inputs([[7, 8], [9], [1]]), held=np.array([True, False, False])))
+        rows.check([[1, 2, 3], [4, 5], [6]], [2, 2, 1])
+        engine.step(replace(rows.inputs([[7, 8], [9], [1]]), deferred=np.array([True, False, False])))
         # Earlier deferred rows are dropped.
         engine.allocate_pools(PoolSizes(15, BLOCK, slots))
         with pytest.raises(EngineError, match="row 0: expected 0 to 0 tokens"):

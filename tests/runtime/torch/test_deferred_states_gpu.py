@@ -1,4 +1,4 @@
-"""Held states on a GPU: against the CPU, recorded checks and advances against direct ones, and served."""
+"""Deferred states on a GPU: against the CPU, recorded checks and advances against direct ones, and served."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
 from hybridge.artifact.dtypes import DType
-from hybridge.runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT
+from hybridge.runtime.engines.rollback.modes import AUTO, REPLAY, SNAPSHOT
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
@@ -19,13 +19,15 @@ from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.speculation import SpeculationSettings
 from tests.runtime.onnxruntime.steps import relative_error
 from tests.runtime.serving.test_real_speculation import Knowing
-from tests.runtime.torch.test_candidates_gpu import SIZES
 from tests.runtime.torch.test_gpu import BETWEEN
+from tests.runtime.torch.test_kernel_calls import QWEN
 from tests.runtime.torch.test_paged_gpu import assert_tie
+from tests.runtime.torch.test_paged_kernel_calls import PAGED
 from tests.support.artifacts import ArtifactCache, Exported
-from tests.support.held_rows import ROWS, Rows
+from tests.support.deferred_rows import ROWS, Rows
 
 pytestmark = pytest.mark.gpu
+SIZES = {"nemotron_h": PAGED, "qwen3_next": {**QWEN, "head_dim": 64}}
 MOST = 4
 MODES: dict[str, str | Mapping[str, str]] = {"auto": AUTO, "snapshot": SNAPSHOT, "mixed": {"causal_conv1d": SNAPSHOT}}
 # New tokens of each row in each step, and how many of them are right. More than MOST + 1 of one are a prompt's.
@@ -46,20 +48,20 @@ def exported(artifacts: ArtifactCache, family: str, dtype: DType) -> Exported:
 
 
 def run_steps(engine: TorchPagedEngine, direct: bool = False) -> list[np.ndarray]:
-    """Logits of all steps, and the states at the end. Where all rows are held, a step comes twice: the first time
-    they are never advanced."""
+    """Logits of all steps, and the states at the end. Where all rows are deferred, a step comes twice: the first time
+    nothing advances them."""
     rows, found = Rows(engine), list[np.ndarray]()
     rng = np.random.default_rng(4)
     for counts, right in STEPS:
         new = [rng.integers(0, engine.config.vocab_size, count).tolist() for count in counts]
-        held = np.array([1 < count <= 1 + MOST for count in counts])
-        inputs, before = replace(rows.inputs(new), held=held), [*rows.states()]
-        if held.all():
+        deferred = np.array([1 < count <= 1 + MOST for count in counts])
+        inputs, before = replace(rows.inputs(new), deferred=deferred), [*rows.states()]
+        if deferred.all():
             engine.step(inputs)
             _run_directly(engine, direct)
             assert all(a.tobytes() == b.tobytes() for a, b in zip(rows.states(), before, strict=True))
         result = engine.launch(inputs)
-        engine.advance(np.where(held, right, 0))
+        engine.advance(np.where(deferred, right, 0))
         # Unread logits may be read after the states have advanced.
         found.append(result.all_logits().copy())
         rows.accept(new, right)
@@ -69,7 +71,7 @@ def run_steps(engine: TorchPagedEngine, direct: bool = False) -> list[np.ndarray
 
 def _run_directly(engine: TorchPagedEngine, direct: bool) -> None:
     """Let no step be recorded that was not before."""
-    checks = (*engine.candidate_steps.values(), *engine.mixed_steps.values())
+    checks = (*engine.draft_steps.values(), *engine.mixed_steps.values())
     for repeated in (*(step.repeated for step in checks), *(step.repeated for step in engine.advance_steps)):
         repeated.direct = direct
 
@@ -78,11 +80,11 @@ def _run_directly(engine: TorchPagedEngine, direct: bool) -> None:
 @pytest.mark.parametrize(
     ("family", "dtype"), [*(("nemotron_h", dtype) for dtype in BETWEEN), ("qwen3_next", DType.FLOAT32)]
 )
-def test_held_states_agree_with_the_cpu(family: str, dtype: DType, mode: str, artifacts: ArtifactCache) -> None:
+def test_deferred_states_agree_with_the_cpu(family: str, dtype: DType, mode: str, artifacts: ArtifactCache) -> None:
     folder, found = exported(artifacts, family, dtype).folder, []
     for device in ("cuda", "cpu"):
         engine = TorchPagedEngine(folder, device=device)
-        engine.prepare_held(ROWS, 1 + MOST, MODES[mode])
+        engine.prepare_rollback(ROWS, 1 + MOST, MODES[mode])
         found.append(run_steps(engine))
     for one, other in zip(*found, strict=True):
         assert relative_error(one, other) < BETWEEN[dtype]
@@ -96,18 +98,18 @@ def test_recorded_checks_and_advances_are_the_direct_ones_bit_for_bit(
     folder, found = exported(artifacts, family, DType.BFLOAT16).folder, []
     for direct in (True, False):
         engine = TorchPagedEngine(folder, device="cuda")
-        engine.prepare_held(ROWS, 1 + MOST, MODES[mode])
+        engine.prepare_rollback(ROWS, 1 + MOST, MODES[mode])
         found.append(run_steps(engine, direct))
-        assert any(step.repeated.is_replayed for step in engine.candidate_steps.values()) is not direct
+        assert any(step.repeated.is_replayed for step in engine.draft_steps.values()) is not direct
         assert any(step.repeated.is_replayed for step in engine.advance_steps) is not direct
     for one, other in zip(*found, strict=True):
         assert one.tobytes() == other.tobytes()
 
 
-@pytest.mark.parametrize("mode", [REPLAY, "mixed"])
+@pytest.mark.parametrize("mode", [REPLAY, SNAPSHOT, "mixed"])
 @pytest.mark.parametrize("family", SIZES)
 def test_tokens_are_those_of_plain_greedy(family: str, mode: str, artifacts: ArtifactCache) -> None:
-    """Of a graph without slots for candidates, with the prefix cache, a step ahead of the host."""
+    """With the prefix cache, a step ahead of the host."""
     folder = exported(artifacts, family, DType.FLOAT32).folder
     engine = TorchPagedEngine(folder, device="cuda")
     rng, sampling = np.random.default_rng(6), SamplingParams(ignore_eos=True)
@@ -125,5 +127,5 @@ def test_tokens_are_those_of_plain_greedy(family: str, mode: str, artifacts: Art
             assert_tie(engine, tuple(prompts[index]), answer.token_ids, plain[index])
     metrics = llm.loop.speculation
     assert metrics is not None and 0 < metrics.accepted < metrics.proposed
-    assert metrics.state_bytes == engine.held_token_bytes < engine.slot_bytes
+    assert metrics.state_bytes == engine.rollback_token_bytes <= engine.slot_bytes
     assert any(step.repeated.is_replayed for step in engine.advance_steps)

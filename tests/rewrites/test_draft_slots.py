@@ -1,4 +1,5 @@
-"""A check holds the states, and what it keeps advances them by any number of its tokens.
+"""A plain graph with slots for draft tokens: a snapshot after each, or a check that leaves states as they are and
+stores what advances them by any number of its tokens.
 
 Both graphs run in ONNX Runtime with the operators' functions; the oracle is a float64 loop over the right tokens.
 """
@@ -18,7 +19,7 @@ from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.catalog import SPECULATIVE_OPS
 from hybridge.trt_plugins.checks import check_op_nodes
-from hybridge.trt_plugins.rewrites.held_states import HeldStates, held_states
+from hybridge.trt_plugins.rewrites.draft_slots import DraftSlots, ReplayGraphs, with_replay, with_snapshots
 from hybridge.trt_plugins.specs.packed import is_packed, is_pool
 from hybridge.trt_plugins.value_types import node_attributes, operator_nodes
 from tests.ops.oracle import (
@@ -37,9 +38,9 @@ pytest.importorskip("transformers", reason="needs the export extra (transformers
 from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels  # noqa: E402 (needs onnxruntime)
 from hybridge.runtime.engines.onnxruntime.opset import lower_opset  # noqa: E402
 
-CANDIDATES, BLOCK, BLOCKS_OF_ROW, SLOTS = 3, 8, 2, 17
+DRAFTS, BLOCK, BLOCKS_OF_ROW, SLOTS = 3, 8, 2, 17
 # Of each row: its tokens, of which the first has as many as a step takes, how many are right, and its slot.
-LENGTHS, RIGHT, ROW_SLOTS = (CANDIDATES + 1, 1, 3, 2), (4, 1, 1, 2), (7, 2, 0, 5)
+LENGTHS, RIGHT, ROW_SLOTS = (DRAFTS + 1, 1, 3, 2), (4, 1, 1, 2), (7, 2, 0, 5)
 ROWS, TOKENS = len(LENGTHS), sum(LENGTHS)
 STARTS = np.array([0, *np.cumsum(LENGTHS)], np.int32)
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -56,27 +57,27 @@ LOOPS: dict[str, tuple[type, Any]] = {
 @pytest.fixture(scope="module", params=FAMILIES)
 def exported(request: pytest.FixtureRequest, artifacts: ArtifactCache) -> Exported:
     family = request.param
-    return artifacts.get(family, "float32", FAMILIES[family], layout="paged", speculative_tokens=CANDIDATES)
+    return artifacts.get(family, "float32", FAMILIES[family], layout="paged")
 
 
 @dataclass(frozen=True)
-class Held:
-    """One artifact's own graph and those that hold its states; what a check of random tokens was given and gave."""
+class Checked:
+    """One artifact's own graph and those of a replay; what a check of random tokens was given and gave."""
 
     exported: Exported
     original: onnx.ModelProto
-    graphs: HeldStates
+    graphs: ReplayGraphs
     feeds: dict[str, np.ndarray]
     found: dict[str, np.ndarray]
 
 
 @pytest.fixture(scope="module")
-def held(exported: Exported) -> Held:
+def checked(exported: Exported) -> Checked:
     original = onnx.load(str(exported.folder / "model.onnx"), load_external_data=False)
-    graphs, feeds = held_states(original), step_feeds(exported.config)
-    feeds["state_indices"] = table(CANDIDATES + 2, [CANDIDATES + 2] * ROWS)
-    feeds["num_accepted_tokens"] = np.full(ROWS, CANDIDATES + 2, np.int32)
-    return Held(exported, original, graphs, feeds, run(exported, graphs.check, feeds))
+    graphs, feeds = with_replay(original, DRAFTS), step_feeds(exported.config)
+    feeds["state_indices"] = table(DRAFTS + 2, [DRAFTS + 2] * ROWS)
+    feeds["num_accepted_tokens"] = np.full(ROWS, DRAFTS + 2, np.int32)
+    return Checked(exported, original, graphs, feeds, run(exported, graphs.check, feeds))
 
 
 def step_feeds(config: RuntimeConfig) -> dict[str, np.ndarray]:
@@ -118,30 +119,52 @@ def run(exported: Exported, model: onnx.ModelProto, feeds: dict[str, np.ndarray]
     return dict(zip([value.name for value in session.get_outputs()], session.run(None, given), strict=True))
 
 
-def test_a_check_says_what_a_step_that_keeps_states_says(held: Held) -> None:
-    """The same graph but for one column and the outputs: the slots of its candidates are none of any row's own."""
-    slots = np.array([[own, *(8 + row * 2 + j % 2 for j in range(CANDIDATES))] for row, own in enumerate(ROW_SLOTS)])
+def test_a_check_says_what_a_step_with_snapshots_says(checked: Checked) -> None:
+    """The same graph but for one column and the outputs; snapshots are in slots that are none of any row's own."""
+    slots = np.array([[own, *(8 + row * 2 + j % 2 for j in range(DRAFTS))] for row, own in enumerate(ROW_SLOTS)])
     slots[:, 3] = -1
-    feeds = held.feeds | {"state_indices": slots.astype(np.int32), "num_accepted_tokens": np.ones(ROWS, np.int32)}
-    kept = run(held.exported, held.original, feeds)
-    assert list(held.found) == [*kept, *held.graphs.held]
-    np.testing.assert_allclose(held.found["logits"], kept["logits"], rtol=1e-5, atol=1e-6)
+    feeds = checked.feeds | {"state_indices": slots.astype(np.int32), "num_accepted_tokens": np.ones(ROWS, np.int32)}
+    found = run(checked.exported, with_snapshots(checked.original, DRAFTS), feeds)
+    assert list(checked.found) == [*found, *checked.graphs.stored]
+    np.testing.assert_allclose(checked.found["logits"], found["logits"], rtol=1e-5, atol=1e-6)
 
 
-def test_a_check_leaves_every_state_as_it_was(held: Held) -> None:
-    for binding in held.exported.config.bindings.states:
+@pytest.mark.parametrize("replays", [False, True])
+def test_the_interface_has_the_slots_and_every_function_its_form(checked: Checked, replays: bool) -> None:
+    graph = checked.graphs.check if replays else with_snapshots(checked.original, DRAFTS)
+    slots = DraftSlots(DRAFTS, replays)
+    expected = slots.bindings(checked.exported.config.bindings)
+    inputs = {
+        v.name: tuple(d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim) for v in graph.graph.input
+    }
+    assert inputs == {binding.name: binding.shape for binding in expected.inputs}
+    assert inputs["state_indices"] == ("rows", slots.columns) and inputs["num_accepted_tokens"] == ("rows",)
+    assert [opset.version for opset in graph.opset_import if opset.domain == "trt_edgellm"] == [3]
+    rows = ["query_start_loc", "state_indices", "num_accepted_tokens"]
+    assert all(list(f.input)[-3:] == rows for f in graph.functions if f.name in LOOPS)
+    check_op_nodes(graph)
+
+
+def test_a_check_leaves_every_state_as_it_was(checked: Checked) -> None:
+    for binding in checked.exported.config.bindings.states:
         if not binding.grows:
-            assert np.array_equal(held.found[str(binding.replaced_by)], held.feeds[binding.name]), binding.name
+            assert np.array_equal(checked.found[str(binding.replaced_by)], checked.feeds[binding.name]), binding.name
 
 
-def test_the_states_advance_by_the_right_tokens(held: Held) -> None:
-    feeds = {name: held.found[name] for name in held.graphs.held}
-    feeds |= {name: held.feeds[name] for name in held.feeds if name not in ("state_indices", "num_accepted_tokens")}
-    feeds |= {"state_indices": table(CANDIDATES + 2, [*RIGHT]), "num_accepted_tokens": np.array(RIGHT, np.int32)}
-    nodes = operator_nodes(held.graphs.advance)
+def _shape(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
+    return tuple(dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim)
+
+
+def test_the_states_advance_by_the_right_tokens(checked: Checked) -> None:
+    feeds = {name: checked.found[name] for name in checked.graphs.stored}
+    feeds |= {
+        name: checked.feeds[name] for name in checked.feeds if name not in ("state_indices", "num_accepted_tokens")
+    }
+    feeds |= {"state_indices": table(DRAFTS + 2, [*RIGHT]), "num_accepted_tokens": np.array(RIGHT, np.int32)}
+    nodes = operator_nodes(checked.graphs.advance)
     constants = {name for node in nodes for name in node.input} - set(feeds)
-    advanced = run(held.exported, with_outputs(held.graphs.advance, sorted(constants)), feeds)
-    pools = {b.name: str(b.replaced_by) for b in held.exported.config.bindings.states if not b.grows}
+    advanced = run(checked.exported, with_outputs(checked.graphs.advance, sorted(constants)), feeds)
+    pools = {b.name: str(b.replaced_by) for b in checked.exported.config.bindings.states if not b.grows}
     assert set(advanced) == {*pools.values(), *constants}
     for node in nodes:
         pool = next(name for name in node.input if name in pools)
@@ -151,7 +174,7 @@ def test_the_states_advance_by_the_right_tokens(held: Held) -> None:
             expected = expected_state(node, {**advanced, **feeds}, tokens, slot)
             assert relative_error(after[slot], expected) < 1e-5, f"{node.name}, row {row}"
         others = [slot for slot in range(SLOTS) if slot not in ROW_SLOTS]
-        assert np.array_equal(after[others], held.feeds[pool][others])
+        assert np.array_equal(after[others], checked.feeds[pool][others])
 
 
 def with_outputs(model: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
@@ -187,17 +210,20 @@ def _wide(node: onnx.NodeProto, values: dict[str, np.ndarray], tokens: slice, sl
             yield values[name].astype(np.float64)
 
 
-def test_an_advance_is_the_recurrent_operators_alone(held: Held) -> None:
-    recurrent = [node.op_type for node in operator_nodes(held.original) if node.op_type in LOOPS]
-    advance = held.graphs.advance
+def test_an_advance_is_the_recurrent_operators_alone(checked: Checked) -> None:
+    recurrent = [node.op_type for node in operator_nodes(checked.original) if node.op_type in LOOPS]
+    advance = checked.graphs.advance
     assert sorted(node.op for node in check_op_nodes(advance)) == sorted(recurrent)
     assert {node.op_type for node in advance.graph.node} <= {*recurrent, "Cast"}
     rows = ["query_start_loc", "state_indices", "num_accepted_tokens"]
     assert [value.name for value in advance.graph.input[:3]] == rows
 
 
-def test_a_graph_without_candidates_holds_nothing(artifacts: ArtifactCache) -> None:
-    folder = artifacts.get("nemotron_h", "float32", FAMILIES["nemotron_h"], layout="paged").folder
+@pytest.mark.parametrize("options", [{}, {"layout": "paged"}], ids=str)
+def test_a_graph_without_packed_recurrent_operators_is_refused(options: dict, artifacts: ArtifactCache) -> None:
+    family = "llama" if options else "nemotron_h"
+    folder = artifacts.get(family, "float32", FAMILIES.get(family, {}), **options).folder
     model = onnx.load(str(folder / "model.onnx"), load_external_data=False)
-    with pytest.raises(UnsupportedError, match=r"found none: export with `layout='paged'` and `speculative_tokens=N`"):
-        held_states(model)
+    for rewrite in (with_snapshots, with_replay):
+        with pytest.raises(UnsupportedError, match=r"found none: export with `layout='paged'`"):
+            rewrite(model, DRAFTS)

@@ -1,7 +1,4 @@
-"""Engines that hold the states of draft tokens: what differs from one that keeps a state after each token.
-
-The step's engine has one more column of slots, and outputs behind its own; a second engine advances the states.
-"""
+"""The second engine of a build with replay: it advances the states by the accepted draft tokens."""
 
 from __future__ import annotations
 
@@ -23,20 +20,11 @@ ADVANCE = "advance"
 ADVANCE_FILE, ADVANCE_LOG_FILE = f"{ADVANCE}.engine", f"{ADVANCE}.log"
 
 
-def holding_config(config: RuntimeConfig) -> RuntimeConfig:
-    """``config`` with the column of ``state_indices`` that no token of a step writes."""
-    inputs = tuple(
-        replace(b, shape=(b.shape[0], int(b.shape[1]) + 1)) if b.name == STATE_INDICES and len(b.shape) > 1 else b
-        for b in config.bindings.inputs
-    )
-    return replace(config, bindings=replace(config.bindings, inputs=inputs))
-
-
-def advance_bindings(config: RuntimeConfig, held: Sequence[Binding]) -> list[Binding]:
-    """Inputs, then outputs, of the engine that advances the states; ``config`` as of ``holding_config``."""
+def advance_bindings(config: RuntimeConfig, stored: Sequence[Binding]) -> list[Binding]:
+    """Inputs, then outputs, of the engine that advances the states; ``config`` has the bindings of the step's."""
     rows = [config.bindings.input(name) for name in (QUERY_START_LOC, STATE_INDICES, NUM_ACCEPTED_TOKENS)]
     states = [binding for binding in config.bindings.states if not binding.grows]
-    return [*rows, *held, *states, *(config.bindings.output(str(state.replaced_by)) for state in states)]
+    return [*rows, *stored, *states, *(config.bindings.output(str(state.replaced_by)) for state in states)]
 
 
 def advance_profile(bindings: Sequence[Binding], profiles: Sequence[ProfileRecord]) -> ProfileRecord:

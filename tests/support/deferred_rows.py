@@ -1,4 +1,4 @@
-"""Sequences in the pools of an engine, some of whose tokens turn out wrong: states held and advanced, or kept."""
+"""Sequences in the pools of an engine, some of whose tokens turn out wrong: states are deferred and advanced."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
 
 MOST, ROWS, BLOCK = 3, 3, 16
-BLOCKS_OF_ROW, COLUMNS = 4, 1 + MOST
-# Of each row in one step: candidate tokens, and the share of them that is right.
+BLOCKS_OF_ROW = 4
+# Of each row in one step: draft tokens, and the share of them that is right.
 Pattern = list[tuple[int, float]]
 
 
 @dataclass
 class Rows:
-    """Sequences in pools of ``engine``, ``slots`` [rows, columns] of each; tokens of each that were right so far."""
+    """Sequences in pools of ``engine``, each with the first of its ``slots`` [rows, n]; its tokens that were right."""
 
     engine: PagedEngine
-    slots: np.ndarray = field(default_factory=lambda: np.arange(ROWS * COLUMNS, dtype=np.int32).reshape(ROWS, COLUMNS))
+    slots: np.ndarray = field(default_factory=lambda: np.arange(2 * ROWS, dtype=np.int32).reshape(ROWS, 2))
     tokens: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,21 +52,11 @@ class Rows:
         for tokens, more, count in zip(self.tokens, new, right, strict=True):
             tokens.extend(more[:count])
 
-    def hold(self, new: Sequence[Sequence[int]], right: Sequence[int]) -> np.ndarray:
-        """A step that holds the states of rows with candidates, and what of them is right."""
-        held = np.array([len(tokens) > 1 for tokens in new])
-        logits = self.engine.step(replace(self.inputs(new), held=held)).copy()
-        self.engine.advance(np.where(held, right, 0))
-        self.accept(new, right)
-        return logits
-
-    def keep(self, new: Sequence[Sequence[int]], right: Sequence[int]) -> np.ndarray:
-        """The same with a state after each token, of which the right one becomes the row's."""
-        accepted = np.ones(len(self.slots), np.int32)
-        step = replace(self.inputs(new), state_indices=self.slots.copy(), num_accepted_tokens=accepted)
-        logits = self.engine.step(step).copy()
-        for slots, count in zip(self.slots, right, strict=True):
-            slots[[0, count - 1]] = slots[[count - 1, 0]]
+    def check(self, new: Sequence[Sequence[int]], right: Sequence[int]) -> np.ndarray:
+        """A step that defers the states of rows with draft tokens, which then advance by those that are right."""
+        deferred = np.array([len(tokens) > 1 for tokens in new])
+        logits = self.engine.step(replace(self.inputs(new), deferred=deferred)).copy()
+        self.engine.advance(np.where(deferred, right, 0))
         self.accept(new, right)
         return logits
 
@@ -76,9 +66,10 @@ class Rows:
                 yield self.engine.read_pool(spec.name)[self.slots[:, 0]]
 
 
-def assert_alone(rows: Rows, states: Sequence[np.ndarray]) -> None:
-    """The states of ``rows`` are those of their tokens, each row's fed at once."""
+def assert_alone(rows: Rows, states: Sequence[np.ndarray]) -> np.ndarray:
+    """The states of ``rows`` are those of their tokens, each row's fed at once; the logits of these."""
     alone = Rows(rows.engine, rows.slots)
-    alone.engine.step(alone.inputs(rows.tokens))
+    logits = alone.engine.step(alone.inputs(rows.tokens))
     for state, expected in zip(states, alone.states(), strict=True):
         assert np.linalg.norm(state - expected) <= 1e-5 * np.linalg.norm(expected)
+    return logits

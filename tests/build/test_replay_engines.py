@@ -1,4 +1,4 @@
-"""Engines that hold the states of candidate tokens: both files really built by TensorRT-RTX, without a GPU."""
+"""Engines that replay draft tokens: both files really built by TensorRT-RTX, without a GPU."""
 
 from __future__ import annotations
 
@@ -12,41 +12,47 @@ from typing import Any
 import pytest
 
 from hybridge.artifact.engine_record import EngineRecord, read_engine_record
-from hybridge.artifact.errors import SettingError, UnsupportedError
+from hybridge.artifact.errors import SettingError
 from hybridge.trt_plugins.build.builder import build_engine, engine_folder
 from hybridge.trt_plugins.build.options import BuildOptions
+from hybridge.trt_plugins.rewrites.draft_slots import DraftSlots
 from tests.build.test_paged_build import hybrid
 from tests.support.artifacts import ArtifactCache, Exported
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 pytest.importorskip("transformers", reason="needs the export extra (transformers)")
 
-CANDIDATES = 3
+DRAFTS = 3
 OPTIONS = BuildOptions(
-    target="rtx-ampere", library="tensorrt_rtx", plugins="on", candidate_states="replay", overwrite=True
+    target="rtx-ampere",
+    library="tensorrt_rtx",
+    plugins="on",
+    speculative_tokens=DRAFTS,
+    draft_states="replay",
+    overwrite=True,
 )
-HELD = {
+STORED = {
     "nemotron_h": {
-        "held_conv_state_0_x": ("bfloat16", ["tokens", 240]),
-        "held_recurrent_state_0_x": ("bfloat16", ["tokens", 6, 16]),
-        "held_recurrent_state_0_B": ("bfloat16", ["tokens", 3, 24]),
-        "held_recurrent_state_0_C": ("bfloat16", ["tokens", 3, 24]),
-        "held_recurrent_state_0_dt": ("bfloat16", ["tokens", 6]),
+        "stored_conv_state_0_x": ("bfloat16", ["tokens", 240]),
+        "stored_recurrent_state_0_x": ("bfloat16", ["tokens", 6, 16]),
+        "stored_recurrent_state_0_B": ("bfloat16", ["tokens", 3, 24]),
+        "stored_recurrent_state_0_C": ("bfloat16", ["tokens", 3, 24]),
+        "stored_recurrent_state_0_dt": ("bfloat16", ["tokens", 6]),
     },
     "qwen3_next": {
-        "held_conv_state_0_x": ("bfloat16", ["tokens", 320]),
-        "held_recurrent_state_0_q": ("bfloat16", ["tokens", 2, 32]),
-        "held_recurrent_state_0_k": ("bfloat16", ["tokens", 2, 32]),
-        "held_recurrent_state_0_v": ("bfloat16", ["tokens", 6, 32]),
-        "held_recurrent_state_0_g": ("float32", ["tokens", 6, 1]),
-        "held_recurrent_state_0_beta": ("bfloat16", ["tokens", 6]),
+        "stored_conv_state_0_x": ("bfloat16", ["tokens", 320]),
+        "stored_recurrent_state_0_q": ("bfloat16", ["tokens", 2, 32]),
+        "stored_recurrent_state_0_k": ("bfloat16", ["tokens", 2, 32]),
+        "stored_recurrent_state_0_v": ("bfloat16", ["tokens", 6, 32]),
+        "stored_recurrent_state_0_g": ("float32", ["tokens", 6, 1]),
+        "stored_recurrent_state_0_beta": ("bfloat16", ["tokens", 6]),
     },
 }
 
 
-@pytest.fixture(params=HELD, scope="module")
+@pytest.fixture(params=STORED, scope="module")
 def built(request: pytest.FixtureRequest, artifacts: ArtifactCache) -> tuple[str, Exported, EngineRecord]:
-    exported = hybrid(artifacts, request.param, speculative_tokens=CANDIDATES)
+    exported = hybrid(artifacts, request.param)
     return request.param, exported, build_engine(exported.folder, OPTIONS)
 
 
@@ -54,14 +60,15 @@ def test_the_step_shows_what_its_operators_read(built: tuple[str, Exported, Engi
     family, exported, record = built
     config = exported.config
     shown = {b["name"]: (b["dtype"], b["shape"]) for b in record.bindings}
-    own = [b.name for b in (*config.bindings.inputs, *config.bindings.outputs)]
-    assert list(shown) == [*own, *HELD[family]]
-    assert {name: shown[name] for name in HELD[family]} == HELD[family]
-    # A free column: the most tokens of a step that may be held write all others.
-    assert shown["state_indices"] == ("int32", ["rows", CANDIDATES + 2])
+    bindings = DraftSlots(DRAFTS, replays=True).bindings(config.bindings)
+    own = [b.name for b in (*bindings.inputs, *bindings.outputs)]
+    assert list(shown) == [*own, *STORED[family]]
+    assert {name: shown[name] for name in STORED[family]} == STORED[family]
+    # A free column: the most tokens of a deferred row write all others.
+    assert shown["state_indices"] == ("int32", ["rows", DRAFTS + 2])
     decode = next(profile for profile in record.profiles if profile.name == "decode")
-    assert decode.shapes["state_indices"][2][1] == CANDIDATES + 2
-    assert decode.shapes["input_ids"][2][0] == (CANDIDATES + 1) * record.max_batch_size
+    assert decode.shapes["state_indices"][2][1] == DRAFTS + 2
+    assert decode.shapes["input_ids"][2][0] == (DRAFTS + 1) * record.max_batch_size
     assert sum(record.plugins.ops.values()) == record.layers["PLUGIN_V3"] == 4
 
 
@@ -73,10 +80,10 @@ def test_the_advance_has_the_recurrent_operators_alone(built: tuple[str, Exporte
     # Weights, and their types as the operators take them.
     assert set(layers) <= {"PLUGIN_V3", "CONSTANT", "CAST"}
     shown = {b["name"]: (b["dtype"], b["shape"]) for b in record.advance.bindings}
-    assert {name: shown[name] for name in HELD[family]} == HELD[family]
+    assert {name: shown[name] for name in STORED[family]} == STORED[family]
     inputs = [b["name"] for b in record.advance.bindings if b["mode"] == "input"]
     rows, pools = ["query_start_loc", "state_indices", "num_accepted_tokens"], ["conv_state_0", "recurrent_state_0"]
-    assert inputs == [*rows, *HELD[family], *pools]
+    assert inputs == [*rows, *STORED[family], *pools]
     assert {b["aliases"]: b["name"] for b in record.advance.bindings if "aliases" in b} == {
         pool: f"present_{pool}" for pool in pools
     }
@@ -92,14 +99,14 @@ def test_the_advance_takes_the_rows_of_a_decode_step(built: tuple[str, Exported,
     decode = next(profile for profile in record.profiles if profile.name == "decode").shapes
     for name in ("query_start_loc", "state_indices", "num_accepted_tokens", "conv_state_0", "recurrent_state_0"):
         assert profile.shapes[name] == decode[name]
-    for name in HELD[family]:
+    for name in STORED[family]:
         assert [shape[0] for shape in profile.shapes[name]] == [shape[0] for shape in decode["input_ids"]]
 
 
 def networks(exported: Exported, tmp_path: Path) -> dict[str, list[dict[str, Any]]]:
     from hybridge.trt_plugins.build.child import child_environment
 
-    command = [sys.executable, "-m", "tests.build.parse_held", str(exported.folder)]
+    command = [sys.executable, "-m", "tests.build.parse_replay", str(exported.folder), str(DRAFTS)]
     root = Path(__file__).resolve().parents[2]
     environment = child_environment(tmp_path)
     result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=120)
@@ -122,28 +129,40 @@ def test_both_networks_layer_by_layer(built: tuple[str, Exported, EngineRecord],
             (t["dtype"], t["shape"]) for t in again["inputs"]
         ]
         read = [t["name"] for t in layer["inputs"] if t["outside"]]
-        assert read == [t["name"] for t in again["inputs"] if t["outside"] or t["name"] in HELD[family]]
+        assert read == [t["name"] for t in again["inputs"] if t["outside"] or t["name"] in STORED[family]]
         state, kept = layer["outputs"][1], layer["outputs"][0]
         assert state["outside"] and state["name"].startswith("present_") and not kept["outside"]
         # The types of states and of decays stay what they are.
         assert [t["dtype"] for t in layer["inputs"] if t["name"].startswith("recurrent_state")] in ([], ["float32"])
     written = {t["name"] for layer in layers["step"] for t in layer["outputs"] if t["outside"]}
-    assert set(HELD[family]) < written
+    assert set(STORED[family]) < written
 
 
-def test_an_artifact_without_candidates_has_nothing_to_hold(artifacts: ArtifactCache) -> None:
-    with pytest.raises(UnsupportedError, match="found none: export with `layout='paged'` and `speculative_tokens=N`"):
-        build_engine(hybrid(artifacts, "nemotron_h").folder, OPTIONS)
-
-
-def test_native_layers_hold_nothing(artifacts: ArtifactCache) -> None:
-    exported = hybrid(artifacts, "nemotron_h", speculative_tokens=CANDIDATES)
+def test_what_has_no_states_to_replay_is_refused(artifacts: ArtifactCache) -> None:
     with pytest.raises(
-        SettingError, match=r"found native layers \(plugins are off\): use `candidate_states='snapshot'`"
+        SettingError, match=r"draft_states: .* of at least 1, found 1 recurrent layers and 0: leave it out"
     ):
+        build_engine(hybrid(artifacts, "nemotron_h").folder, replace(OPTIONS, speculative_tokens=0))
+    llama = artifacts.get("llama", "bfloat16", {"num_hidden_layers": 1}, layout="paged").folder
+    with pytest.raises(SettingError, match=r"draft_states: .* found 0 recurrent layers and 3: leave it out"):
+        build_engine(llama, OPTIONS)
+    dense = artifacts.get("llama", "bfloat16", {"num_hidden_layers": 1}).folder
+    with pytest.raises(SettingError, match="speculative_tokens: expected an artifact of layout paged, found dense"):
+        build_engine(dense, OPTIONS)
+
+
+def test_native_layers_replay_nothing(artifacts: ArtifactCache) -> None:
+    exported = hybrid(artifacts, "nemotron_h")
+    with pytest.raises(SettingError, match=r"found native layers \(plugins are off\): use `draft_states='snapshot'`"):
         build_engine(exported.folder, replace(OPTIONS, plugins="off"))
 
 
 def test_other_words_are_refused() -> None:
-    with pytest.raises(SettingError, match="candidate_states: expected snapshot or replay, found 'both'"):
-        BuildOptions(candidate_states="both")
+    with pytest.raises(SettingError, match="draft_states: expected snapshot or replay, found 'both'"):
+        BuildOptions(draft_states="both")
+
+
+@pytest.mark.parametrize("count", [-1, 16])
+def test_numbers_without_kernels_are_refused(count: int) -> None:
+    with pytest.raises(SettingError, match=f"speculative_tokens: expected an integer from 0 to 15, found {count}"):
+        BuildOptions(speculative_tokens=count)

@@ -1,4 +1,4 @@
-"""Recurrent operators over the candidate tokens of one row: its outputs, and the state after each token.
+"""Recurrent operators over the draft tokens of rows: its outputs, and the state after each token.
 
 The row is walked once. What every token needs is computed for all of them at once; then each one-token update begins
 with the state that the one before it wrote. So a step costs one pass over a state for each token, and a session, which
@@ -20,10 +20,10 @@ from hybridge.runtime.engines.onnxruntime.update_ssm_state import ssm_inputs, wi
 from hybridge.trt_plugins.activations import silu
 
 # (dense node of one row, inserter, kernels, tokens) -> y and the state after each token, or None where there is none.
-CandidateBody = Callable[[ir.Node, Inserter, Kernels, int], "tuple[ir.Value, list[ir.Value]] | None"]
+SnapshotBody = Callable[[ir.Node, Inserter, Kernels, int], "tuple[ir.Value, list[ir.Value]] | None"]
 
 
-def causal_conv1d_candidates(
+def causal_conv1d_snapshots(
     node: ir.Node, insert: Inserter, kernels: Kernels, count: int
 ) -> tuple[ir.Value, list[ir.Value]] | None:
     """Every state is a window of the old state with the row's inputs behind it."""
@@ -45,7 +45,7 @@ def causal_conv1d_candidates(
     return insert.op("Transpose", y, perm=[0, 2, 1]), states
 
 
-def update_ssm_state_candidates(
+def update_ssm_state_snapshots(
     node: ir.Node, insert: Inserter, kernels: Kernels, count: int
 ) -> tuple[ir.Value, list[ir.Value]] | None:
     """One-token updates, one after the other."""
@@ -60,7 +60,7 @@ def update_ssm_state_candidates(
     return with_skip(node, insert, inputs, insert.op("Concat", *parts, axis=1)), states
 
 
-def gated_delta_rule_candidates(
+def gated_delta_rule_snapshots(
     node: ir.Node, insert: Inserter, kernels: Kernels, count: int
 ) -> tuple[ir.Value, list[ir.Value]] | None:
     """One-token updates, one after the other."""
@@ -76,11 +76,11 @@ def gated_delta_rule_candidates(
     return insert.reshape(o, 0, 0, inputs.value_heads, inputs.value_size), states
 
 
-CANDIDATE_BODIES: Mapping[str, CandidateBody] = MappingProxyType(
+SNAPSHOT_BODIES: Mapping[str, SnapshotBody] = MappingProxyType(
     {
-        "causal_conv1d": causal_conv1d_candidates,
-        "gated_delta_rule": gated_delta_rule_candidates,
-        "update_ssm_state": update_ssm_state_candidates,
+        "causal_conv1d": causal_conv1d_snapshots,
+        "gated_delta_rule": gated_delta_rule_snapshots,
+        "update_ssm_state": update_ssm_state_snapshots,
     }
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.held_modes import AUTO, REPLAY, SNAPSHOT, OperatorCost, chosen_modes
+from hybridge.runtime.engines.rollback.modes import AUTO, REPLAY, SNAPSHOT, OperatorCost, chosen_modes
 
 # A state of Mamba2 at 128 heads x 64 x 128 in float32, and x, B, C and dt of a token in bfloat16.
 MAMBA2 = OperatorCost(128 * 64 * 128 * 4, 2 * (128 * 64 + 2 * 8 * 128 + 128))
@@ -33,3 +33,10 @@ def test_what_is_asked_for_comes_first() -> None:
     assert chosen_modes(costs, {"scan": SNAPSHOT}) == {"conv": SNAPSHOT, "scan": SNAPSHOT}
     with pytest.raises(EngineError, match="recurrent operators conv, scan, found 'rule': name one of these"):
         chosen_modes(costs, {"rule": REPLAY})
+
+
+def test_what_cannot_be_replayed_is_copied_and_a_replay_of_it_refused() -> None:
+    costs = {"conv": OperatorCost(100, None), "scan": MAMBA2}
+    assert chosen_modes(costs, AUTO) == {"conv": SNAPSHOT, "scan": REPLAY}
+    with pytest.raises(EngineError, match="a mode other than 'replay' for conv"):
+        chosen_modes(costs, REPLAY)

@@ -1,6 +1,6 @@
-"""A script: parses both graphs of an artifact that holds its states with TensorRT-RTX, and prints every layer as JSON.
+"""A script: parses both graphs of a replay with TensorRT-RTX, and prints every layer as JSON.
 
-Its argument is the artifact. It has to run in ``child_environment``.
+Its arguments are the artifact and a number of draft tokens. It has to run in ``child_environment``.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hybridge.artifact.config import read_config
 from hybridge.trt_plugins.build.build_log import make_logger
-from hybridge.trt_plugins.build.held_engine import holding_config
 from hybridge.trt_plugins.build.model import ParserModel, parser_model
 from hybridge.trt_plugins.build.network import layers_of, parse_network
 from hybridge.trt_plugins.build.options import BuildOptions
@@ -24,16 +24,19 @@ from hybridge.trt_plugins.build.profiles import engine_limits, engine_profiles
 from hybridge.trt_plugins.build.target import Target
 from hybridge.trt_plugins.build.tensorrt_library import TensorRTLibrary
 from hybridge.trt_plugins.plugins import register_plugins
+from hybridge.trt_plugins.rewrites.draft_slots import DraftSlots
 from tests.build.parse_artifact import described
 
 
-def main(artifact: Path) -> None:
+def main(artifact: Path, tokens: int) -> None:
     config, preset = read_config(artifact), read_preset("rtx-ada")
     options, target = BuildOptions(plugins="on"), Target("rtx-ada", preset, "tensorrt_rtx", ("8.9",))
     limits = engine_limits(config, preset, options)
-    profiles = engine_profiles(holding_config(config), preset, limits)
+    drafts = DraftSlots(tokens, replays=True)
+    stepped = replace(config, bindings=drafts.bindings(config.bindings))
+    profiles = engine_profiles(stepped, preset, limits, tokens)
     choose = partial(choose_plugins, options=options, target=target, profiles=profiles)
-    model = parser_model(artifact, config, limits.max_seq_len, choose, hold=True)
+    model = parser_model(artifact, config, limits.max_seq_len, choose, drafts)
     assert model.advance is not None
     print(json.dumps({"step": layers(artifact, model), "advance": layers(artifact, model.advance)}))
 
@@ -52,4 +55,4 @@ def layers(artifact: Path, model: ParserModel) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

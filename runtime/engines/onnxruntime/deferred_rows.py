@@ -1,0 +1,162 @@
+"""The rows of a step whose states were left as they were: what their tokens stored, and the session that replays it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.onnxruntime.deferred_states import (
+    ACCEPTED,
+    DeferredState,
+    advanced_output,
+    replay_model,
+)
+from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
+from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
+from hybridge.runtime.engines.onnxruntime.row_arrays import Bound, RowArrays, bound
+from hybridge.runtime.engines.onnxruntime.session import threaded_options
+from hybridge.runtime.engines.rollback.rollback import DeferredRows, Rollback, SnapshotSlots
+
+# Parts of the pools that are remembered as sessions take them.
+_MOST_PARTS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class DeferredBatch:
+    """Rows that share a run, in ascending order of their slots.
+
+    states: [n, ...] by pool, a part of it or, where slots have gaps between them, a copy. stored: what the tokens leave
+    behind, [n, most tokens, ...] by name; snapshots lie in their pools.
+    """
+
+    rows: DeferredRows
+    states: Mapping[str, Bound]
+    stored: Mapping[str, Bound]
+    is_copy: bool
+
+
+class DeferredStates:
+    """The batch of one step, and the session that replays its tokens; a ``RollbackMemory``."""
+
+    def __init__(self, states: Sequence[DeferredState], folder: Path, threads: int) -> None:
+        """EngineError when ONNX Runtime refuses the graph."""
+        self._states = tuple(states)
+        self._replayed = tuple(state for state in states if not state.is_snapshot)
+        # Name and shape of the output of each pool that has snapshots.
+        self._snapshots = {state.pool: state.stored[0] for state in states if state.is_snapshot}
+        if self._replayed:
+            self._session = _replay_session(self._replayed, folder, threads)
+            self._io = self._session.io_binding()
+        stored = {name: shape for state in self._replayed for name, shape in state.stored}
+        self._stored, self._accepted = RowArrays(stored), RowArrays(stored)
+        self._copies = RowArrays({state.pool: state.shape for state in self._states})
+        self._parts: dict[tuple[int, int], Mapping[str, Bound]] = {}
+        self._snapshot_parts: dict[tuple[int, int], Mapping[str, Bound]] = {}
+        self._batch: DeferredBatch | None = None
+        self.rollback = Rollback()
+
+    @property
+    def token_bytes(self) -> int:
+        """What one token of a deferred row takes."""
+        return sum(state.token_bytes for state in self._states)
+
+    def bind(self, pools: ArrayPools) -> None:
+        """Advance the states of ``pools`` from now on."""
+        self.rollback.forget()
+        self._pools = pools
+        self._parts.clear()
+        self._snapshot_parts.clear()
+
+    def batch(
+        self, step_rows: int, rows: np.ndarray, slots: np.ndarray, counts: np.ndarray, waits: np.ndarray
+    ) -> DeferredBatch:
+        """Memory for a run of some rows, all [n], of a step of ``step_rows``; slots in ascending order."""
+        n, most = len(rows), int(counts.max())
+        first, stop = int(slots[0]), int(slots[-1]) + 1
+        is_copy = stop - first != n
+        states = self._copied(slots) if is_copy else self._part(first, stop)
+        snapshots = SnapshotSlots(self._pools.first_snapshot, most) if self._snapshots else None
+        stored = self._stored.arrays(n, most)
+        if snapshots is not None:
+            stored = {**stored, **self._snapshot_part(n, most)}
+        return DeferredBatch(DeferredRows(step_rows, rows, counts, slots, waits, snapshots), states, stored, is_copy)
+
+    def ran(self, batch: DeferredBatch) -> None:
+        """The run of ``batch`` has succeeded."""
+        self._batch = batch
+        self.rollback.defer(batch.rows, self)
+
+    def advance(self, accepted: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
+        """As ``RollbackMemory.advance``, of the rows of the last batch; EngineError when ONNX Runtime fails."""
+        assert self._batch is not None
+        if self._replayed:
+            self._replay(self._batch, np.array(accepted, np.int64))
+        self._pools.copy_states(self._snapshots, sources, targets)
+
+    def _replay(self, batch: DeferredBatch, accepted: np.ndarray) -> None:
+        for state in self._replayed:
+            _, value = batch.states[state.pool]
+            self._io.bind_ortvalue_input(state.pool, value)
+            self._io.bind_ortvalue_output(advanced_output(state.pool), value)
+        for name, (_, value) in self._stored_by(batch, accepted).items():
+            self._io.bind_ortvalue_input(name, value)
+        counts, value = bound(accepted)
+        self._io.bind_ortvalue_input(ACCEPTED, value)
+        try:
+            self._session.run_with_iobinding(self._io)
+        except Exception as error:  # ONNX Runtime has no common base class of its own
+            raise EngineError(f"ONNX Runtime failed to advance states: {error}") from error
+        if batch.is_copy:
+            moved = np.flatnonzero(counts)
+            for state in self._replayed:
+                self._pools.arrays[state.pool][batch.rows.slots[moved]] = batch.states[state.pool][0][moved]
+
+    def _stored_by(self, batch: DeferredBatch, accepted: np.ndarray) -> Mapping[str, Bound]:
+        """What the ``accepted`` [n] tokens stored, [n, most of them, ...]; zeros where a row has fewer."""
+        n, most = len(accepted), int(accepted.max())
+        if n == 1:
+            # The tokens of a single row begin with those that were accepted.
+            return self._stored.arrays(1, most)
+        found, others = self._accepted.arrays(n, most), np.arange(most) >= accepted[:, None]
+        for name, (array, _) in found.items():
+            array[...] = batch.stored[name][0][:, :most]
+            array[others] = 0
+        return found
+
+    def _part(self, first: int, stop: int) -> Mapping[str, Bound]:
+        if (first, stop) not in self._parts:
+            if len(self._parts) == _MOST_PARTS:
+                self._parts.clear()
+            arrays = self._pools.arrays
+            self._parts[first, stop] = {s.pool: bound(arrays[s.pool][first:stop]) for s in self._states}
+        return self._parts[first, stop]
+
+    def _copied(self, slots: np.ndarray) -> Mapping[str, Bound]:
+        copies = self._copies.arrays(len(slots))
+        for name, (copy, _) in copies.items():
+            np.take(self._pools.arrays[name], slots, axis=0, out=copy)
+        return copies
+
+    def _snapshot_part(self, n: int, most: int) -> Mapping[str, Bound]:
+        """Where a run of ``n`` rows of up to ``most`` tokens writes the state after each token."""
+        if (n, most) not in self._snapshot_parts:
+            first = self._pools.first_snapshot
+            self._snapshot_parts[n, most] = {
+                name: bound(self._pools.arrays[pool][first : first + n * most].reshape(n, most, *shape))
+                for pool, (name, shape) in self._snapshots.items()
+            }
+        return self._snapshot_parts[n, most]
+
+
+def _replay_session(states: Sequence[DeferredState], folder: Path, threads: int) -> ort.InferenceSession:
+    model = ir.to_proto(replay_model(states, installed_kernels())).SerializeToString()
+    try:
+        return ort.InferenceSession(model, threaded_options(threads), providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime has no common base class of its own
+        raise EngineError(f"{folder}: ONNX Runtime {ort.__version__} cannot advance its states: {error}") from error
