@@ -52,7 +52,7 @@ def run(settings: MtpTorchSettings) -> Report:
             "max_seq_len": settings.prompt_tokens + settings.new_tokens + most,
         }
         options = {"layout": "paged", **limits}
-        folder = linked_artifact(work, "artifact-mtp", settings.shape, **options)
+        folder = linked_artifact(work, "artifact-head", settings.shape, **options)
         with closing(TorchPagedEngine(folder, device=settings.device)) as engine:
             runs = _MtpRuns(folder, engine, settings)
             # Without draft tokens first, while no hidden states are stored.

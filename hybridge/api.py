@@ -47,7 +47,8 @@ def export(
     state_dtype: type of the recurrent states. kv_dtype: type of keys and values, "auto" (dtype) or, in layout "paged",
     "fp8_e4m3": 8 bits with a scale per token and head. kernels: "required" refuses sizes of recurrent layers that no
     CUDA kernel supports, "optional" exports them for ONNX Runtime and for TensorRT's own layers.
-    mtp: in layout "paged", write the checkpoint's multi-token prediction head too, where it has one. max_batch_size, max_seq_len: maximum rows and tokens (max_seq_len None: the checkpoint's). all_logits: logits of
+    mtp: in layout "paged", write the checkpoint's multi-token prediction head too, where it has one.
+    max_batch_size, max_seq_len: maximum rows and tokens (max_seq_len None: the checkpoint's). all_logits: logits of
     every token, not only of the last. weights: "reflink", "link" (hard links), "copy", or "auto": the first of these
     that the file system supports. scan: check for weights that are not finite or exceed dtype's range. full_hash: hash
     all weights, not only their headers. ignore_config_fields: unknown config fields to accept.
@@ -82,7 +83,8 @@ def verify(
     engine: what runs the artifact; "auto" uses the engine that generates, and also runs the file as exported.
     prompt_lengths: tokens of each random prompt (None: lengths that cross the model's chunks and sliding windows);
     decode_steps: tokens generated after it; tolerance: largest relative L2 error of a tensor (None: the default);
-    speculative_tokens: also check steps with up to so many draft tokens a row, of a paged artifact. It needs up to 1.5 times the memory of the model in float32. The report's ``passed`` is the verdict, and
+    speculative_tokens: also check steps with up to so many draft tokens a row, of a paged artifact. It needs up to 1.5
+    times the memory of the model in float32. The report's ``passed`` is the verdict, and
     ``first_failing_layer`` names the layer. HybridgeError when the comparison cannot be made.
     """
     from hybridge.hub import checkpoint_folder

@@ -12,5 +12,5 @@ GROUPS = {
     "gated_delta_rule_prefill": "gated_delta_rule:prefill_cases",
     "paged_attention_prefill": "paged_attention:prefill_cases",
     "paged_attention_decode": "paged_attention:decode_cases",
-    "candidates": "candidates:cases",
+    "drafts": "drafts:cases",
 }

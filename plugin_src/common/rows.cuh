@@ -6,15 +6,15 @@
 // Dense: tensors [batch, time, ...]; context_lengths [batch] counts the valid tokens; query_start_loc is null.
 // Packed: tensors [tokens, ...]; row r has the tokens query_start_loc[r] to query_start_loc[r + 1] - 1.
 // state_indices [rows] maps a row to its slot in the state tensors, -1 for a padding row; null: slot r for row r.
-// Speculative: packed with state_indices [rows, candidates]; row r starts from the state in column num_accepted[r] - 1,
-// and a row of at most `candidates` tokens stores the state after its token t in column t; -1 stores nothing.
+// Speculative: packed with state_indices [rows, draft_slots]; row r starts from the state in column num_accepted[r] - 1,
+// and a row of at most `draft_slots` tokens stores the state after its token t in column t; -1 stores nothing.
 struct Rows {
     const int* context_lengths;
     const int* query_start_loc;
     const int* state_indices;
     const int* num_accepted;  // [rows], null unless speculative
-    int candidates;           // 0 unless speculative
-    int part;                 // speculative: 0 all rows, 1 those of at most `candidates` tokens, 2 the longer ones
+    int draft_slots;          // 0 unless speculative
+    int part;                 // speculative: 0 all rows, 1 those of at most `draft_slots` tokens, 2 the longer ones
     int rows;
     int time;  // dense: size of the token axis (1 in the decode form); packed: an upper bound of a row's tokens
 };
@@ -34,8 +34,8 @@ __device__ __forceinline__ RowView row_view(const Rows& rows, int row) {
     view.slot = row;
     if (rows.num_accepted) {
         const int accepted = rows.num_accepted[row];
-        const int column = accepted < 1 ? 0 : (accepted > rows.candidates ? rows.candidates : accepted) - 1;
-        view.slot = rows.state_indices[int64_t(row) * rows.candidates + column];
+        const int column = accepted < 1 ? 0 : (accepted > rows.draft_slots ? rows.draft_slots : accepted) - 1;
+        view.slot = rows.state_indices[int64_t(row) * rows.draft_slots + column];
     } else if (rows.state_indices) {
         view.slot = rows.state_indices[row];
     }
@@ -45,7 +45,7 @@ __device__ __forceinline__ RowView row_view(const Rows& rows, int row) {
         view.first_token = begin;
         view.length = rows.query_start_loc[row + 1] - begin;
         view.written = view.length;
-        if (rows.part && (view.length <= rows.candidates) != (rows.part == 1)) view.slot = -1;
+        if (rows.part && (view.length <= rows.draft_slots) != (rows.part == 1)) view.slot = -1;
     } else {
         const int length = rows.context_lengths ? rows.context_lengths[row] : rows.time;
         view.row = row;
@@ -57,6 +57,6 @@ __device__ __forceinline__ RowView row_view(const Rows& rows, int row) {
 }
 
 // Slot of the state after token `index` of a speculative row, negative: nowhere.
-__device__ __forceinline__ int candidate_slot(const Rows& rows, int row, int index) {
-    return rows.state_indices[int64_t(row) * rows.candidates + index];
+__device__ __forceinline__ int draft_slot(const Rows& rows, int row, int index) {
+    return rows.state_indices[int64_t(row) * rows.draft_slots + index];
 }

@@ -72,7 +72,7 @@ struct StateRow {
     }
 };
 #else
-// Candidates are rounded after each token, as by as many calls of one token.
+// Draft tokens are rounded after each token, as by as many calls of one token.
 using StateRow = Access<STATE_T, ACCESS>;
 #endif
 

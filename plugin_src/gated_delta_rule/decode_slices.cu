@@ -169,7 +169,7 @@ gated_delta_rule_decode(const __grid_constant__ GatedDeltaDecode params) {
         if (MANY && t + 1 < length) token.load(params, view, t + 1, head, at);
         step(shared, state, now, params.scale, o, at);
         if (SPECULATIVE) {
-            const int slot = candidate_slot(params.rows, blockIdx.z, t);
+            const int slot = draft_slot(params.rows, blockIdx.z, t);
             if (slot >= 0)
                 state.store(static_cast<STATE_T*>(params.state_out) + slot * params.state_out_slot + head_state, at);
         }

@@ -20,7 +20,7 @@ class HeadInputs(PackedInputs):
     hidden_places [tokens] int64  place of the hidden states of token i among those that the head reads
     is_own [tokens] int32         0: they are the model's; 1: the head's own, of the position before
     own_places [rows] int64       where what the head makes of the row's last token goes, before its norm
-    further [rows] int32          candidates beside the first for which the head goes on from its own; the row's blocks
+    further [rows] int32          draft tokens beside the first that the head makes from its own; the blocks of the row
                                   have room for their tokens
     """
 
@@ -67,7 +67,7 @@ class MtpHead(PagedEngine):
 
     @abstractmethod
     def run(self, inputs: HeadInputs) -> list[list[int]]:
-        """The most likely token after each row, then those of its ``further`` candidates, each after the one before.
+        """The most likely token after each row, then those of its ``further`` draft tokens, each after the one before.
 
         They end before one whose logits are not finite. Errors as of ``step``.
         """

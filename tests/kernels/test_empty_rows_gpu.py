@@ -15,7 +15,7 @@ from hybridge.trt_plugins.kernels import catalog
 from hybridge.trt_plugins.kernels.call import OpCall, PackedRows
 from hybridge.trt_plugins.kernels.device import KernelDevice
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_8bit import plan_8bit
-from tests.kernels.test_candidates_gpu import CALLS
+from tests.kernels.test_drafts_gpu import CALLS
 from tests.support import speculative_rows
 from tests.support.empty_rows import PackedCall, check, interleaved, random_bits
 from tests.support.kernel_calls import layout_of, op_call, run_op, run_plan
@@ -170,9 +170,9 @@ def test_empty_rows_change_no_state_of_8_bits(state, lengths):
 
 @pytest.mark.parametrize("lengths", [(0, 0, 0), (0, 5, 0, 1, 0), (0, 3, 0, 40, 0)], ids=["alone", "short", "mixed"])
 @pytest.mark.parametrize("op", CALLS)
-def test_empty_rows_of_candidates_change_nothing(op, lengths):
+def test_empty_rows_of_draft_tokens_change_nothing(op, lengths):
     torch.manual_seed(0)
-    rows = speculative_rows.candidate_rows(lengths, 5)
+    rows = speculative_rows.draft_rows(lengths, 5)
     call = CALLS[op](rows)
     if sum(lengths):
         speculative_rows.check(call, rows, 8e-3, 8e-3)

@@ -197,8 +197,8 @@ def test_chunks_are_announced_to_warpgroups_that_run_beside_them():
     assert found.counter_bytes == 0 and not any("waiting" in launch.pointers for launch in found.launches)
 
 
-def test_longer_rows_beside_candidates_keep_the_counters():
-    found = plan(call_of(rows=600, packed=PackedRows(4, 500, candidates=3)), H200)
+def test_longer_rows_beside_draft_tokens_keep_the_counters():
+    found = plan(call_of(rows=600, packed=PackedRows(4, 500, draft_slots=3)), H200)
     assert len(found.launches) == 3 and found.counter_bytes == 4 * (600 // 64 + 4) * 32
 
 

@@ -1,4 +1,4 @@
-"""States that are held while candidates are checked, then advanced by those that were right: the speculative kernels
+"""States that stay while draft tokens are checked, then advanced by those that were right: the speculative kernels
 with other rows over the same tokens."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hybridge.trt_plugins.reference.replay import advance_states, delta_factors, ssm_factors
-from tests.kernels.test_candidates_gpu import BF16, F32, TOLERANCE, conv_call, delta_call, ssm_call
-from tests.support.speculative_rows import Call, CandidateRows, advancing_rows, check, held_rows
+from tests.kernels.test_drafts_gpu import BF16, F32, TOLERANCE, conv_call, delta_call, ssm_call
+from tests.support.speculative_rows import Call, DraftRows, advancing_rows, check, held_rows
 
 pytestmark = pytest.mark.gpu
 
@@ -20,7 +20,7 @@ RIGHT = (3, 2, 1, 1, 5)
 MAKERS: dict[str, Callable[..., Call]] = {"conv": conv_call, "ssm": ssm_call, "delta": delta_call}
 
 
-def kept_rows() -> CandidateRows:
+def kept_rows() -> DraftRows:
     """The same rows in the snapshot form: a slot after each token, the row's own after its first."""
     rows, columns = held_rows(LENGTHS, SLOTS), max(LENGTHS)
     free = [slot for slot in range(len(SLOTS) * columns) if slot not in SLOTS]

@@ -12,10 +12,10 @@ from hybridge.trt_plugins.catalog import SPECULATIVE_OPS
 from hybridge.trt_plugins.specs.packed import is_pool
 from tests.ops.packed_calls import FREE_SLOTS, PackedCall, packed_call
 
-CANDIDATES = 5
+DRAFTS = 5
 # Rows of as many tokens as slots, of one, none, fewer and more; then one that keeps its last state alone.
 LENGTHS = (5, 1, 0, 3, 66, 4)
-# Of each row's previous call; what lies outside of 1 to CANDIDATES is clamped.
+# Of each row's previous call; what lies outside of 1 to DRAFTS is clamped.
 ACCEPTED = (2, 1, 3, 0, 5, 4)
 
 
@@ -32,15 +32,13 @@ class SpeculativeCall:
 def speculative_call(op: str, case: Any, seed: int = 7) -> SpeculativeCall:
     """``case``, of rows of LENGTHS, as a call of the speculative operator; the last row but one is a padding row."""
     packed, rows = packed_call(op, case), len(LENGTHS)
-    order = np.random.default_rng(seed).permutation(rows * CANDIDATES + FREE_SLOTS)
-    table = order[: rows * CANDIDATES].reshape(rows, CANDIDATES).astype(np.int32)
+    order = np.random.default_rng(seed).permutation(rows * DRAFTS + FREE_SLOTS)
+    table = order[: rows * DRAFTS].reshape(rows, DRAFTS).astype(np.int32)
     table[3, 1] = -1
-    table[-1, np.arange(CANDIDATES) != LENGTHS[-1] - 1] = -1
-    reads = [int(table[row, min(max(n, 1), CANDIDATES) - 1]) for row, n in enumerate(ACCEPTED)]
-    writes = [
-        [-1] * (n - 1) + [reads[row]] if n > CANDIDATES else table[row, :n].tolist() for row, n in enumerate(LENGTHS)
-    ]
-    padding = np.full((1, CANDIDATES), -1, np.int32)
+    table[-1, np.arange(DRAFTS) != LENGTHS[-1] - 1] = -1
+    reads = [int(table[row, min(max(n, 1), DRAFTS) - 1]) for row, n in enumerate(ACCEPTED)]
+    writes = [[-1] * (n - 1) + [reads[row]] if n > DRAFTS else table[row, :n].tolist() for row, n in enumerate(LENGTHS)]
+    padding = np.full((1, DRAFTS), -1, np.int32)
     given = {
         **packed.arrays,
         "state_indices": np.concatenate([table[:-1], padding, table[-1:]]),

@@ -1,4 +1,4 @@
-"""States advanced by the accepted candidates alone, against float64 step loops over these tokens."""
+"""States advanced by the accepted draft tokens alone, against float64 step loops over these tokens."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_rejected_tokens_reach_no_state() -> None:
     assert torch.equal(wanted[1], state[1])
 
 
-# The shapes of Nemotron-H and Qwen3-Next; a candidate may take 3 % of a state.
+# The shapes of Nemotron-H and Qwen3-Next; a draft token may take 3 % of a state.
 @pytest.mark.parametrize("family", ["mamba", "delta"])
-def test_a_candidate_takes_few_per_cent_of_a_state(family: str) -> None:
+def test_a_draft_token_takes_few_per_cent_of_a_state(family: str) -> None:
     def zeros(*shape: int) -> torch.Tensor:
         return torch.zeros(1, 1, *shape)
 

@@ -66,7 +66,7 @@ def tensors_of(call: SpeculativeCall, types: dict[str, str]) -> list[torch.Tenso
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 @pytest.mark.parametrize("name", CASES)
-def test_eager_candidates_equal_the_step_loop(name: str, dtype: str) -> None:
+def test_eager_draft_tokens_equal_the_step_loop(name: str, dtype: str) -> None:
     torch_ops.register()
     op, (case, types) = name.split()[0], typed(name, dtype)
     call = speculative_call(op, case)

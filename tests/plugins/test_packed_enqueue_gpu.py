@@ -20,15 +20,10 @@ pytestmark = pytest.mark.gpu
 MOST = {"tokens": 300, "rows": 8, "row_bounds": 9}
 # Tokens of each row; the row before the last is a padding row.
 STEPS = {"decode": (1, 1, 1, 1, 1), "mixed": (1, 65, 1, 1, 7), "prompt": (130, 1, 3)}
-CANDIDATES, CANDIDATE_STEPS = 4, {"candidates": (1, 4, 2, 1, 3), "beside a prompt": (4, 66, 1, 2)}
+DRAFTS, DRAFT_STEPS = 4, {"draft tokens": (1, 4, 2, 1, 3), "beside a prompt": (4, 66, 1, 2)}
 FORMS = [
     *((op, PACKED_VERSION, step) for op in dense_operators() for step in STEPS),
-    *(
-        (op, SPECULATIVE_VERSION, step)
-        for op in dense_operators()
-        if op != "mamba2_conv_scan"
-        for step in CANDIDATE_STEPS
-    ),
+    *((op, SPECULATIVE_VERSION, step) for op in dense_operators() if op != "mamba2_conv_scan" for step in DRAFT_STEPS),
 ]
 
 
@@ -39,8 +34,8 @@ def registration(trt: Any) -> PluginRegistration:
 
 def call_of(op: str, version: int, step: str, dtype: torch.dtype) -> PluginCall:
     torch.manual_seed(0)
-    counts = {**STEPS, **CANDIDATE_STEPS}[step]
-    rows, columns = len(counts), CANDIDATES if version == SPECULATIVE_VERSION else 1
+    counts = {**STEPS, **DRAFT_STEPS}[step]
+    rows, columns = len(counts), DRAFTS if version == SPECULATIVE_VERSION else 1
     slots = torch.randperm(rows * columns + 2)[: rows * columns].view(rows, columns)
     slots[rows - 2] = -1
     accepted = [1 + row % columns for row in range(rows)]
@@ -91,7 +86,7 @@ def test_results(
 @pytest.mark.parametrize("op", [op for op in dense_operators() if op != "mamba2_conv_scan"])
 def test_held_states_advance_by_the_right_tokens(trt: Any, registration: PluginRegistration, op: str) -> None:
     """The plugins of an engine that advances: a row of its tokens whose slot is in the column of the last right one."""
-    counts, right, columns = (4, 1, 2, 3), (2, 1, 2, 3), CANDIDATES + 1
+    counts, right, columns = (4, 1, 2, 3), (2, 1, 2, 3), DRAFTS + 1
     slots = torch.full((len(counts), columns), -1, dtype=torch.int64)
     slots[range(len(counts)), [count - 1 for count in right]] = torch.tensor([5, 0, -1, 2])
     torch.manual_seed(0)

@@ -32,7 +32,7 @@ SIZES = {
     "value_size": 32,
     "decay_size": 1,
     "num_slots": 50,
-    "candidates": 4,
+    "draft_slots": 4,
 }
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32
 
@@ -69,7 +69,7 @@ def test_workspace_is_enough(op: str, batch: int, time: int, multiprocessors: in
     ("op", "version"),
     [
         *((op, PACKED_VERSION) for op in dense_operators()),
-        # No kernel keeps the states of a joined mixer's candidates.
+        # No kernel has snapshots of a joined mixer's states.
         *((op, SPECULATIVE_VERSION) for op in dense_operators() if op != "mamba2_conv_scan"),
     ],
 )

@@ -67,8 +67,8 @@ def run_op(
     packed = None
     if query_start_loc is not None:
         lengths = torch.diff(query_start_loc)
-        candidates = state_indices.shape[1] if state_indices is not None and num_accepted is not None else 0
-        packed = PackedRows(len(lengths), max(1, int(lengths.max())), state_indices is not None, candidates)
+        draft_slots = state_indices.shape[1] if state_indices is not None and num_accepted is not None else 0
+        packed = PackedRows(len(lengths), max(1, int(lengths.max())), state_indices is not None, draft_slots)
     plan = catalog.plan(op_call(name, inputs, outputs, attributes, packed), KernelDevice.current().traits)
     run_plan(plan, inputs, outputs, (query_start_loc, state_indices, num_accepted))
 

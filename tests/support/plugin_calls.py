@@ -96,7 +96,7 @@ def packed_plugin_call(
     accepted: Sequence[int],
     attributes: Mapping[str, Any],
 ) -> PluginCall:
-    """Rows of ``counts`` tokens whose states have ``slots`` [rows] or [rows, candidates], updated in place.
+    """Rows of ``counts`` tokens whose states have ``slots`` [rows] or [rows, draft_slots], updated in place.
 
     What no row has is NaN in the pools. Types as in ``plugin_call``.
     """

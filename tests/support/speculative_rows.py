@@ -1,4 +1,4 @@
-"""Kernel calls over rows of candidate tokens: slots in random order in poisoned pools, with padding rows among them."""
+"""Kernel calls over rows of draft tokens: slots in random order in poisoned pools, with padding rows among them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ REFERENCES: dict[str, Callable] = {
 
 
 @dataclass(frozen=True)
-class CandidateRows:
-    """Tensors about rows on the GPU. padding: rows without a slot, whose tokens must not be touched."""
+class DraftRows:
+    """Tensors about rows on the GPU. padding: rows without a slot, whose tokens nobody may touch."""
 
     starts: torch.Tensor
     slots: torch.Tensor
@@ -53,26 +53,24 @@ class CandidateRows:
         return sorted(found)
 
 
-def candidate_rows(
-    lengths: Sequence[int], candidates: int, padding: tuple[int, ...] = (), seed: int = 0
-) -> CandidateRows:
-    """Rows of ``lengths`` tokens whose last call had 0 to ``candidates`` + 1 tokens accepted.
+def draft_rows(lengths: Sequence[int], draft_slots: int, padding: tuple[int, ...] = (), seed: int = 0) -> DraftRows:
+    """Rows of ``lengths`` tokens whose last call had 0 to ``draft_slots`` + 1 tokens accepted.
 
     Every third slot of a second column is -1: the state after that token is not kept.
     """
     generator = torch.Generator().manual_seed(seed)
     count = len(lengths)
-    slots = torch.randperm(count * candidates + 3, generator=generator)[: count * candidates].view(count, candidates)
-    accepted = torch.randint(0, candidates + 2, (count,), generator=generator)
-    if candidates > 1:
+    slots = torch.randperm(count * draft_slots + 3, generator=generator)[: count * draft_slots].view(count, draft_slots)
+    accepted = torch.randint(0, draft_slots + 2, (count,), generator=generator)
+    if draft_slots > 1:
         for row in range(0, count, 3):
-            if int(accepted[row].clamp(1, candidates)) != 2:
+            if int(accepted[row].clamp(1, draft_slots)) != 2:
                 slots[row, 1] = -1
     slots[list(padding)] = -1
     return _rows(lengths, slots, accepted.tolist(), padding)
 
 
-def held_rows(lengths: Sequence[int], slots: Sequence[int]) -> CandidateRows:
+def held_rows(lengths: Sequence[int], slots: Sequence[int]) -> DraftRows:
     """Rows whose states stay as they are: each slot lies in a column that no token of the row writes."""
     columns = max(lengths) + 1
     table = torch.full((len(lengths), columns), -1)
@@ -80,7 +78,7 @@ def held_rows(lengths: Sequence[int], slots: Sequence[int]) -> CandidateRows:
     return _rows(lengths, table, [columns] * len(lengths), ())
 
 
-def advancing_rows(lengths: Sequence[int], slots: Sequence[int], right: Sequence[int]) -> CandidateRows:
+def advancing_rows(lengths: Sequence[int], slots: Sequence[int], right: Sequence[int]) -> DraftRows:
     """The same tokens, of which the first ``right`` of each row advance its state: the others are a padding row."""
     columns = max(lengths)
     table = torch.full((2 * len(lengths), columns), -1)
@@ -91,12 +89,10 @@ def advancing_rows(lengths: Sequence[int], slots: Sequence[int], right: Sequence
     return _rows(parts, table, accepted, tuple(range(1, len(parts), 2)))
 
 
-def _rows(
-    lengths: Sequence[int], slots: torch.Tensor, accepted: Sequence[int], padding: tuple[int, ...]
-) -> CandidateRows:
+def _rows(lengths: Sequence[int], slots: torch.Tensor, accepted: Sequence[int], padding: tuple[int, ...]) -> DraftRows:
     starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
     starts, slots, counts = (tensor.to("cuda", torch.int32) for tensor in (starts, slots, torch.tensor(accepted)))
-    return CandidateRows(starts, slots, counts, padding)
+    return DraftRows(starts, slots, counts, padding)
 
 
 @dataclass(frozen=True)
@@ -108,8 +104,8 @@ class Call:
     pool: int
     attributes: dict[str, object]
 
-    def run(self, rows: CandidateRows, in_place: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-        """y and the pool afterwards; what is not written is NaN in y, and out of place in the pool too."""
+    def run(self, rows: DraftRows, in_place: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+        """y and the pool afterwards; what nobody writes is NaN in y, and out of place in the pool too."""
         first, before = self.inputs[2 if self.op == "gated_delta_rule" else 0], self.inputs[self.pool]
         assert first is not None and before is not None
         y, pool = torch.full_like(first, NAN, memory_format=torch.contiguous_format), before.clone()
@@ -118,7 +114,7 @@ class Call:
         run_op(self.op, inputs, [y, after], self.attributes, rows.starts, rows.slots, rows.accepted)
         return y, after
 
-    def expected(self, rows: CandidateRows) -> tuple[torch.Tensor, torch.Tensor]:
+    def expected(self, rows: DraftRows) -> tuple[torch.Tensor, torch.Tensor]:
         """The same in float64, zeros at tokens of padding rows."""
         spec = SPECULATIVE_OPS[self.op]
         wide = [None if tensor is None else tensor.double() for tensor in self.inputs[:-1]]
@@ -138,7 +134,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30))
 
 
-def check(call: Call, rows: CandidateRows, y_tolerance: float, state_tolerance: float, in_place: bool = True) -> None:
+def check(call: Call, rows: DraftRows, y_tolerance: float, state_tolerance: float, in_place: bool = True) -> None:
     """Tokens and written slots against float64; padding rows' tokens and all other slots bit for bit as they were."""
     y, after = call.run(rows, in_place)
     expected_y, expected = call.expected(rows)

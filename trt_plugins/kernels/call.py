@@ -43,14 +43,14 @@ class PackedRows:
     state_indices [rows] int32: the slot of row r in the state tensors, whose first axis counts slots; -1 marks a
     padding row, which is skipped. Absent from the call means that row r has slot r.
     max_row_tokens: an upper bound of a row's tokens, which sizes grids.
-    candidates: of a speculative call, whose state_indices are [rows, candidates], and which has num_accepted_tokens
+    draft_slots: of a speculative call, whose state_indices are [rows, draft_slots], and which has num_accepted_tokens
     [rows] int32 as its third tensor; 0 otherwise.
     """
 
     rows: int
     max_row_tokens: int
     has_state_indices: bool = True
-    candidates: int = 0
+    draft_slots: int = 0
 
 
 @dataclass(frozen=True)

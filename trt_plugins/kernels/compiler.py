@@ -85,10 +85,10 @@ def compiler_version() -> str:
 @cache
 def include_folders() -> tuple[str, ...]:
     """Folders with the CUDA headers: of the pip package, else of an installed toolkit."""
-    candidates = [Path(folder) / "include" for folder in _package_folders()]
-    candidates += [Path(os.environ[name]) / "include" for name in _TOOLKITS if os.environ.get(name)]
-    candidates.append(Path(_DEFAULT_TOOLKIT) / "include")
-    for folder in candidates:
+    folders = [Path(folder) / "include" for folder in _package_folders()]
+    folders += [Path(os.environ[name]) / "include" for name in _TOOLKITS if os.environ.get(name)]
+    folders.append(Path(_DEFAULT_TOOLKIT) / "include")
+    for folder in folders:
         if (folder / _HEADER).is_file():
             return tuple(str(path) for path in (folder, folder / "cccl") if path.is_dir())
     raise EngineError(f"expected the CUDA header {_HEADER}, found none: {_INSTALL}")

@@ -38,7 +38,7 @@ def kernel_call(
     tokens = next(
         _known(given).shape[0] for tensor, given in zip(spec.inputs, inputs, strict=True) if is_packed(tensor)
     )
-    rows = PackedRows(slots[0], max(1, tokens - slots[0] + 1), candidates=slots[1] if len(slots) > 1 else 0)
+    rows = PackedRows(slots[0], max(1, tokens - slots[0] + 1), draft_slots=slots[1] if len(slots) > 1 else 0)
     # Dense rows would have context_lengths there.
     return OpCall(OPS[spec.name], (*inputs[:begin], None, *inputs[end:]), tuple(outputs), attributes, rows, variant)
 

@@ -2,7 +2,7 @@
 
 Both recurrences are S = exp(g[t]) * S + outer(left[t], right[t]) once their own terms are known: for Mamba2 g = A * d,
 left = d * x and right = B (arXiv 2405.21060), for the gated delta rule left = k and right = u, the written difference
-(arXiv 2412.06464). So a check of candidates may leave the state as it is and keep these factors, a few per cent of a
+(arXiv 2412.06464). So a check of draft tokens may leave the state as it is and keep these factors, a few per cent of a
 state a token, and one operation advances either state by the accepted tokens. A convolution's factors are its inputs.
 """
 

@@ -11,15 +11,15 @@ from hybridge.trt_plugins.specs.packed import ROWS, STATE_INDICES
 SPECULATIVE_VERSION = 3
 """Opset version of the domain ``trt_edgellm``, and version of the plugins, of speculative operators."""
 
-CANDIDATES = "candidates"
+DRAFTS = "draft_slots"
 
-CANDIDATE_SLOTS = TensorSpec(
+DRAFT_SLOTS = TensorSpec(
     STATE_INDICES.name,
     DType.INT32,
-    (ROWS, CANDIDATES),
+    (ROWS, DRAFTS),
     "slots of each row in the pools, no slot in two rows or twice in a row. The state before a row's first token is "
     "that of slot state_indices[r, num_accepted_tokens[r] - 1], which is read before anything is written; -1 there: a "
-    "padding row, which touches no state and whose outputs are unspecified. A row of at most `candidates` tokens "
+    "padding row, which touches no state and whose outputs are unspecified. A row of at most `draft_slots` tokens "
     "writes the state after its token j to slot state_indices[r, j], -1: nowhere. A longer row writes its last state "
     "over the one that it read",
 )
@@ -27,7 +27,7 @@ NUM_ACCEPTED_TOKENS = TensorSpec(
     "num_accepted_tokens",
     DType.INT32,
     (ROWS,),
-    "tokens of the row's last call that were accepted, clamped to 1..candidates; 1 in a row's first call",
+    "tokens of the row's last call that were accepted, clamped to 1..draft_slots; 1 in a row's first call",
 )
 
 
@@ -41,7 +41,7 @@ def speculative_form(packed: OpSpec) -> OpSpec:
         return packed
     inputs: list[TensorSpec] = []
     for tensor in packed.inputs:
-        inputs += (CANDIDATE_SLOTS, NUM_ACCEPTED_TOKENS) if tensor == STATE_INDICES else (tensor,)
+        inputs += (DRAFT_SLOTS, NUM_ACCEPTED_TOKENS) if tensor == STATE_INDICES else (tensor,)
     doc = f"{packed.doc} The state after each draft token of a row has a slot of its own."
     return replace(packed, doc=doc, inputs=tuple(inputs), version=SPECULATIVE_VERSION)
 

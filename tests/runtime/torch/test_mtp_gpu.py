@@ -57,15 +57,15 @@ def test_proposals_of_recorded_steps(family: str, mode: str, tmp_path: Path) -> 
     assert any(step.repeated.is_replayed for step in head.decode_steps.values())
     assert any(step.repeated.is_replayed for step in head.own_steps.values())
     assert any(step.repeated.is_replayed for step in head.mixed_steps.values())
-    assert any(step.repeated.is_replayed for step in engine.candidate_steps.values())
+    assert any(step.repeated.is_replayed for step in engine.draft_steps.values())
     drafter.close()
     engine.close()
 
 
 @pytest.mark.parametrize("further", [(4, 4, 4), (5, 0, 2)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_recorded_candidates_are_those_of_direct_steps(family: str, further: tuple[int, ...], tmp_path: Path) -> None:
-    """All candidates of a proposal in one graph: tokens, hidden states, keys and values bit for bit."""
+def test_recorded_draft_tokens_are_those_of_direct_steps(family: str, further: tuple[int, ...], tmp_path: Path) -> None:
+    """All draft tokens of a proposal in one graph: tokens, hidden states, keys and values bit for bit."""
     save_with_mtp_head(tmp_path / "checkpoint", family, **FAMILIES[family])
     folder = tmp_path / "artifact"
     options = ExportOptions(layout="paged", max_batch_size=3, max_seq_len=64)

@@ -1,4 +1,4 @@
-"""Several candidates in one call of a head, against the head asked for one of them after the other."""
+"""Several draft tokens in one call of a head, against the head asked for one of them after the other."""
 
 from __future__ import annotations
 

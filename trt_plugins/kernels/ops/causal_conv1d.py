@@ -1,6 +1,6 @@
 """Kernels of ``causal_conv1d``: a shift of the state for one token a row, a sliding window for more.
 
-Candidate tokens of speculative rows shift the state one after the other, each to a slot of its own.
+Draft tokens of speculative rows shift the state one after the other, each to a slot of its own.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
 from hybridge.trt_plugins.kernels.layout import TensorLayout
-from hybridge.trt_plugins.kernels.ops.candidate_rows import is_speculative, plan_candidates
+from hybridge.trt_plugins.kernels.ops.draft_rows import is_speculative, plan_drafts
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
 
 UPDATE_FILE = "causal_conv1d/shift_update.cu"
 PREFILL_FILE = "causal_conv1d/sliding_window.cu"
-CANDIDATES_FILE = "causal_conv1d/shift_candidates.cu"
+DRAFTS_FILE = "causal_conv1d/shift_drafts.cu"
 _ACCESS_BYTES = 16
 _PREFILL_THREADS = 128
 _STEP = 16
-_CANDIDATE_INPUTS = 8  # of a thread, loaded before the first of them is used; at most half as many tokens
+_DRAFT_INPUTS = 8  # of a thread, loaded before the first of them is used; at most half as many tokens
 _LARGEST_GRID_YZ = 65535
 _OVERLAP_SINCE = (9, 0)
 # Tokens of a block. A block reads KERNEL - 1 tokens before its own again, which longer blocks do less often; they are
@@ -32,7 +32,7 @@ _LONG_BLOCKS = 32  # per multiprocessor
 # Large blocks, as the rate at which blocks start is a bound; small updates take more multiprocessors.
 _UPDATE_THREADS, _SMALL_UPDATE_THREADS = 256, 64
 _SMALL_UPDATES = 512  # threads a multiprocessor
-_CANDIDATE_THREADS = 128
+_DRAFT_THREADS = 128
 # Blocks a multiprocessor that prefetch while the kernel before still runs; more of them only ask for everything twice.
 _PREFETCH_BLOCKS = 2
 
@@ -43,9 +43,7 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
     x and y: the last axis contiguous; the states: the last two. Addresses are multiples of 16 bytes.
     """
     if is_speculative(call):
-        return plan_candidates(
-            call, lambda rows: _Convolution(rows).candidates(device), lambda rows: plan(rows, device)
-        )
+        return plan_drafts(call, lambda rows: _Convolution(rows).drafts(device), lambda rows: plan(rows, device))
     conv = _Convolution(call)
     launch = conv.update(device) if conv.time == 1 else conv.prefill(device)
     return CallPlan((launch,), name=launch.source.label)
@@ -58,15 +56,13 @@ def sources() -> Iterator[KernelSource]:
             for channels in {_update_channels(dtype, 4), 1}:
                 for threads in (_SMALL_UPDATE_THREADS, _UPDATE_THREADS):
                     yield _update_source(dtype, 4, activation, channels, threads)
-                for threads in (_SMALL_UPDATE_THREADS, _CANDIDATE_THREADS):
-                    yield _candidates_source(dtype, 4, activation, channels, threads)
+                for threads in (_SMALL_UPDATE_THREADS, _DRAFT_THREADS):
+                    yield _drafts_source(dtype, 4, activation, channels, threads)
             for channels in (_vector_channels(dtype), 1):
                 yield _prefill_source(dtype, 4, activation, channels)
     for width in range(2, 9):
         yield _update_source(DType.BFLOAT16, width, "silu", _update_channels(DType.BFLOAT16, width), _UPDATE_THREADS)
-        yield _candidates_source(
-            DType.BFLOAT16, width, "silu", _update_channels(DType.BFLOAT16, width), _CANDIDATE_THREADS
-        )
+        yield _drafts_source(DType.BFLOAT16, width, "silu", _update_channels(DType.BFLOAT16, width), _DRAFT_THREADS)
         yield _prefill_source(DType.BFLOAT16, width, "silu", _vector_channels(DType.BFLOAT16))
 
 
@@ -103,11 +99,11 @@ class _Convolution:
         small = _blocks(self.channels, channels) * self.rows < _SMALL_UPDATES * device.multiprocessors
         return _SMALL_UPDATE_THREADS if small else most
 
-    def candidates(self, device: DeviceTraits) -> KernelLaunch:
+    def drafts(self, device: DeviceTraits) -> KernelLaunch:
         """A few tokens a row, walked, with a state after each."""
         channels = self._channels(_update_channels(self.dtype, self.width))
-        threads = self._update_threads(channels, _CANDIDATE_THREADS, device)
-        source = _candidates_source(self.dtype, self.width, self.activation, channels, threads)
+        threads = self._update_threads(channels, _DRAFT_THREADS, device)
+        source = _drafts_source(self.dtype, self.width, self.activation, channels, threads)
         return self._launch(source, (_blocks(self.channels, channels * threads), self.rows, 1), threads, device)
 
     def prefill(self, device: DeviceTraits) -> KernelLaunch:
@@ -188,10 +184,10 @@ def _update_source(dtype: DType, width: int, activation: str, channels: int, thr
     return KernelSource(UPDATE_FILE, "causal_conv1d_update", _defines(dtype, width, activation, **more))
 
 
-def _candidates_source(dtype: DType, width: int, activation: str, channels: int, threads: int) -> KernelSource:
-    step = min(_CANDIDATE_INPUTS // 2, _CANDIDATE_INPUTS // channels)
+def _drafts_source(dtype: DType, width: int, activation: str, channels: int, threads: int) -> KernelSource:
+    step = min(_DRAFT_INPUTS // 2, _DRAFT_INPUTS // channels)
     more = {"CHANNELS": channels, "STEP": step, "THREADS": threads}
-    return KernelSource(CANDIDATES_FILE, "causal_conv1d_candidates", _defines(dtype, width, activation, **more))
+    return KernelSource(DRAFTS_FILE, "causal_conv1d_drafts", _defines(dtype, width, activation, **more))
 
 
 def _prefill_source(dtype: DType, width: int, activation: str, channels: int) -> KernelSource:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
-from hybridge.trt_plugins.kernels.ops.candidate_rows import is_speculative, plan_candidates
+from hybridge.trt_plugins.kernels.ops.draft_rows import is_speculative, plan_drafts
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_channels import channels_sources, plan_channels
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_decode import decode_launch, decode_sources
@@ -28,9 +28,9 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
     The sizes of heads are contiguous in every tensor, and heads too in g, beta and the states.
     """
     if is_speculative(call):
-        return plan_candidates(
+        return plan_drafts(
             call,
-            lambda rows: decode_launch(DeltaCall.of(rows), device, candidates=True),
+            lambda rows: decode_launch(DeltaCall.of(rows), device, drafts=True),
             lambda rows: plan(rows, device),
         )
     delta = DeltaCall.of(call)

@@ -107,16 +107,16 @@ class _Variant:
         return KernelSource(FILE, ENTRY, tuple((name, str(text)) for name, text in defines.items()))
 
 
-def decode_launch(call: DeltaCall, device: DeviceTraits, candidates: bool = False) -> KernelLaunch:
-    """One launch, which walks the tokens of a row where it has several. candidates: it keeps the state after each."""
-    many = candidates or call.time > 1
+def decode_launch(call: DeltaCall, device: DeviceTraits, drafts: bool = False) -> KernelLaunch:
+    """One launch, which walks the tokens of a row where it has several. drafts: it keeps the state after each."""
+    many = drafts or call.time > 1
     share = _bytes_of_state(call) / device.multiprocessors
     if not many and share > _ONE_WAVE_BYTES and takes_columns(call):
         columns = Columns(call.dtype, call.key_size, call.value_size, call.normed)
         return _launch(call, device, columns.source(), columns.slices, columns.threads)
-    plain, walked = not (many or call.channel_decay), many and not candidates
+    plain, walked = not (many or call.channel_decay), many and not drafts
     cut = _slice(call.dtype, call.state.dtype, call.key_size, call.value_size, share, plain, walked)
-    variant = _Variant(cut, call.channel_decay, call.normed, call.token_access_bytes("q", "k"), many, candidates)
+    variant = _Variant(cut, call.channel_decay, call.normed, call.token_access_bytes("q", "k"), many, drafts)
     return _launch(call, device, variant.source(), cut.slices, cut.threads)
 
 

@@ -11,7 +11,6 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
 from hybridge.trt_plugins.kernels.layout import TensorLayout
-from hybridge.trt_plugins.kernels.ops.candidate_rows import is_speculative
 from hybridge.trt_plugins.kernels.ops.decode_tile import (
     ACCESS_BYTES,
     StateTile,
@@ -19,6 +18,7 @@ from hybridge.trt_plugins.kernels.ops.decode_tile import (
     row_and_token_stride,
     token_count,
 )
+from hybridge.trt_plugins.kernels.ops.draft_rows import is_speculative
 from hybridge.trt_plugins.kernels.ops.mamba2_parts import gate_sources, plan_parts
 from hybridge.trt_plugins.kernels.ops.update_ssm_state import row_pointers
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
@@ -49,7 +49,7 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
     states and of conv_weight are multiples of 16 bytes.
     """
     if is_speculative(call):
-        raise UnsupportedError(f"{call.spec.name}: expected packed rows, found candidate tokens: run its parts")
+        raise UnsupportedError(f"{call.spec.name}: expected packed rows, found draft tokens: run its parts")
     sizes = _Sizes.of(call)
     joined = token_count(call) == 1 and call.variant != PARTS
     step = _ClusterStep.of(call, sizes, device) if joined else None

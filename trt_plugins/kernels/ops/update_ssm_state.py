@@ -11,7 +11,6 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
 from hybridge.trt_plugins.kernels.layout import TensorLayout
-from hybridge.trt_plugins.kernels.ops.candidate_rows import is_speculative, plan_candidates
 from hybridge.trt_plugins.kernels.ops.decode_tile import (
     ACCESS_BYTES,
     StateTile,
@@ -19,6 +18,7 @@ from hybridge.trt_plugins.kernels.ops.decode_tile import (
     row_and_token_stride,
     token_count,
 )
+from hybridge.trt_plugins.kernels.ops.draft_rows import is_speculative, plan_drafts
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill import MMA, plan_prefill, prefill_sources
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
@@ -26,7 +26,7 @@ from hybridge.trt_plugins.kernels.structs import struct_type
 VARIANTS = (MMA,)
 """Prompts by the products that every GPU has, also where there are those of whole warpgroups."""
 FILE = "update_ssm_state/decode_lanes.cu"
-CANDIDATES_FILE = "update_ssm_state/decode_candidates.cu"
+DRAFTS_FILE = "update_ssm_state/decode_drafts.cu"
 SCALE = 9
 """Index of the scales of a state of 8 bits among the inputs, after the operator's own; 2 among the outputs."""
 _LARGEST_GRID_YZ = 65535
@@ -51,8 +51,8 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
     head_dim and state_size are contiguous in every tensor, and heads too in the states.
     """
     if is_speculative(call):
-        return plan_candidates(
-            call, lambda rows: _Decode(rows, None).candidates(device), lambda rows: plan_prefill(rows, device)
+        return plan_drafts(
+            call, lambda rows: _Decode(rows, None).drafts(device), lambda rows: plan_prefill(rows, device)
         )
     if token_count(call) > 1:
         return plan_prefill(call, device)
@@ -71,7 +71,7 @@ def sources() -> Iterator[KernelSource]:
             single = replace(typed, tile=replace(typed.tile, passes=1, threads=_THREADS))
             yield single.source()
             if state not in _BYTE_STATES:
-                yield from (variant.candidates_source() for variant in (typed, single))
+                yield from (variant.drafts_source() for variant in (typed, single))
     for state in _BYTE_STATES:
         yield replace(base, tile=replace(tile, state=state, passes=_BYTE_PASSES, threads=_THREADS)).source()
     for head_dim, state_size in ((80, 128), (96, 64), (128, 80), (256, 256), (64, 96), (8, 8), (72, 40)):
@@ -79,7 +79,7 @@ def sources() -> Iterator[KernelSource]:
             sized = replace(tile, state=state, head_dim=head_dim, state_size=state_size)
             yield from (replace(base, tile=sized, group_bytes=size).source() for size in (2, ACCESS_BYTES))
             if state not in _BYTE_STATES:
-                yield replace(base, tile=sized, group_bytes=2).candidates_source()
+                yield replace(base, tile=sized, group_bytes=2).drafts_source()
     yield from prefill_sources()
 
 
@@ -107,10 +107,10 @@ class _Variant:
         defines = {**self._defines(), "GATED": int(self.gated)}
         return KernelSource(FILE, "update_ssm_state_decode", tuple((name, str(text)) for name, text in defines.items()))
 
-    def candidates_source(self) -> KernelSource:
-        """The kernel that walks candidate tokens; it has no gate and fetches nothing ahead."""
+    def drafts_source(self) -> KernelSource:
+        """The kernel that walks draft tokens; it has no gate and fetches nothing ahead."""
         defines = tuple((name, str(text)) for name, text in self._defines().items())
-        return KernelSource(CANDIDATES_FILE, "update_ssm_state_candidates", defines)
+        return KernelSource(DRAFTS_FILE, "update_ssm_state_drafts", defines)
 
     def _defines(self) -> dict[str, object]:
         return {
@@ -152,15 +152,15 @@ class _Decode:
             params.prefetch_blocks = _ALL_BLOCKS if few else _PREFETCH_BLOCKS * device.multiprocessors
         return self._launch(tile, self._variant(tile).source(), params, device)
 
-    def candidates(self, device: DeviceTraits) -> KernelLaunch:
+    def drafts(self, device: DeviceTraits) -> KernelLaunch:
         """A few tokens a row, walked, with a state after each; UnsupportedError for states of 8 bits."""
         if self.state.dtype in _BYTE_STATES:
             raise UnsupportedError(
-                f"{self.call.spec.name}: expected candidate tokens with states of 16 or 32 bits, found "
+                f"{self.call.spec.name}: expected draft tokens with states of 16 or 32 bits, found "
                 f"{self.state.dtype.value}: use another type of state"
             )
         tile, _ = self._tile(device.multiprocessors)
-        return self._launch(tile, self._variant(tile).candidates_source(), self._params(), device)
+        return self._launch(tile, self._variant(tile).drafts_source(), self._params(), device)
 
     def _variant(self, tile: StateTile) -> _Variant:
         D, bias = self.call.input("D").dtype, self.call.input("dt_bias").dtype

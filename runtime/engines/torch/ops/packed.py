@@ -177,7 +177,7 @@ class SpeculativeCall(_PackedCall):
         return self(*inputs)
 
     def _parts(self, rows: StepRows, slots: torch.Tensor) -> list[tuple[int, PackedRows]]:
-        return [(0, PackedRows(rows.rows, rows.longest, candidates=slots.shape[1]))]
+        return [(0, PackedRows(rows.rows, rows.longest, draft_slots=slots.shape[1]))]
 
     def _computed(
         self, tensors: list[torch.Tensor | None], outputs: list[torch.Tensor], rows: StepRows, slots: torch.Tensor

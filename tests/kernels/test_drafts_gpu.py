@@ -1,4 +1,4 @@
-"""Rows of candidate tokens on the GPU, for every recurrent operator, against the float64 reference."""
+"""Rows of draft tokens on the GPU, for every recurrent operator, against the float64 reference."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.speculative_rows import NAN, Call, CandidateRows, candidate_rows, check
+from tests.support.speculative_rows import NAN, Call, DraftRows, check, draft_rows
 
 pytestmark = pytest.mark.gpu
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 # Relative norm against float64. A 16-bit state is rounded after every token, as it is by one-token calls.
 TOLERANCE = {F32: 1e-5, F16: 3e-3, BF16: 8e-3}
-CANDIDATES = 5
+DRAFTS = 5
 SHORT = (5, 1, 0, 3, 2, 5, 4, 1, 5)
 MIXED = (5, 66, 1, 0, 6, 3, 130, 4)
 
@@ -24,7 +24,7 @@ def normal(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda")
 
 
-def pool_of(rows: CandidateRows, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def pool_of(rows: DraftRows, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """NaN but in the slots that the rows begin with."""
     pool = torch.full((rows.slots.numel() + 3, *shape), NAN, dtype=dtype, device="cuda")
     for row in range(len(rows.lengths)):
@@ -33,7 +33,7 @@ def pool_of(rows: CandidateRows, shape: tuple[int, ...], dtype: torch.dtype) -> 
     return pool
 
 
-def slices(rows: CandidateRows, sizes: list[int], dtype: torch.dtype, gap: int) -> list[torch.Tensor]:
+def slices(rows: DraftRows, sizes: list[int], dtype: torch.dtype, gap: int) -> list[torch.Tensor]:
     """Neighbouring parts of one tensor of all tokens, whose rows lie ``gap`` elements apart; NaN in padding rows."""
     wide = normal(int(rows.starts[-1]), sum(sizes) + gap).to(dtype)
     for row in rows.padding:
@@ -42,7 +42,7 @@ def slices(rows: CandidateRows, sizes: list[int], dtype: torch.dtype, gap: int) 
 
 
 def conv_call(
-    rows: CandidateRows, dtype: torch.dtype = BF16, state: torch.dtype | None = None, gap: int = 0,
+    rows: DraftRows, dtype: torch.dtype = BF16, state: torch.dtype | None = None, gap: int = 0,
     channels: int = 264, width: int = 4, bias: bool = True, activation: str = "silu",
 ) -> Call:  # fmt: skip
     (x,) = slices(rows, [channels], dtype, gap)
@@ -53,7 +53,7 @@ def conv_call(
 
 
 def ssm_call(
-    rows: CandidateRows, dtype: torch.dtype = BF16, state: torch.dtype | None = F32, gap: int = 0,
+    rows: DraftRows, dtype: torch.dtype = BF16, state: torch.dtype | None = F32, gap: int = 0,
     heads: int = 6, head_dim: int = 64, groups: int = 2, state_size: int = 128, **attributes: Any,
 ) -> Call:  # fmt: skip
     sizes = [heads * head_dim, groups * state_size, groups * state_size, heads]
@@ -66,7 +66,7 @@ def ssm_call(
 
 
 def delta_call(
-    rows: CandidateRows, dtype: torch.dtype = BF16, state: torch.dtype | None = F32, gap: int = 0,
+    rows: DraftRows, dtype: torch.dtype = BF16, state: torch.dtype | None = F32, gap: int = 0,
     key_heads: int = 2, value_heads: int = 4, key_size: int = 128, value_size: int = 128, decay: str = "head",
 ) -> Call:  # fmt: skip
     keys = key_heads * key_size
@@ -86,13 +86,13 @@ OPS = pytest.mark.parametrize("op", CALLS)
 
 def run(op: str, lengths: tuple[int, ...], padding: tuple[int, ...] = (), in_place: bool = True, **sizes: Any) -> None:
     torch.manual_seed(0)
-    rows = candidate_rows(lengths, CANDIDATES, padding)
+    rows = draft_rows(lengths, DRAFTS, padding)
     call = CALLS[op](rows, **sizes)
     pool = call.inputs[call.pool]
     assert pool is not None
     y_tolerance = TOLERANCE[sizes.get("dtype", BF16)]
     # Chunks of longer rows are products of 16-bit matrices; the columns of a convolution are copies.
-    state_tolerance = max(TOLERANCE[pool.dtype], y_tolerance if max(lengths) > CANDIDATES else 0.0)
+    state_tolerance = max(TOLERANCE[pool.dtype], y_tolerance if max(lengths) > DRAFTS else 0.0)
     check(call, rows, y_tolerance, 0.0 if op == "conv" else state_tolerance, in_place)
 
 
@@ -159,9 +159,9 @@ def test_rows_of_key_channels_are_walked_however_long(state):
 
 @OPS
 @pytest.mark.parametrize("state", [F32, BF16], ids=str)
-def test_candidates_equal_one_token_calls_bit_for_bit(op, state):
+def test_draft_tokens_equal_one_token_calls_bit_for_bit(op, state):
     torch.manual_seed(1)
-    rows = candidate_rows((5, 3), CANDIDATES, seed=4)
+    rows = draft_rows((5, 3), DRAFTS, seed=4)
     call = CALLS[op](rows, state=state)
     y, after = call.run(rows)
     for row, length in enumerate(rows.lengths):
@@ -172,8 +172,8 @@ def test_candidates_equal_one_token_calls_bit_for_bit(op, state):
             at = rows.tokens(row).start + t
             one = call.with_tokens(slice(at, at + 1))
             one.inputs[one.pool] = state_now
-            alone = candidate_rows((1,), 1)
-            alone = CandidateRows(alone.starts, torch.zeros_like(alone.slots), torch.ones_like(alone.accepted), ())
+            alone = draft_rows((1,), 1)
+            alone = DraftRows(alone.starts, torch.zeros_like(alone.slots), torch.ones_like(alone.accepted), ())
             y_one, state_now = one.run(alone)
             assert torch.equal(y_one[0], y[at])
             slot = int(rows.slots[row, t])
@@ -183,7 +183,7 @@ def test_candidates_equal_one_token_calls_bit_for_bit(op, state):
 @OPS
 def test_results_are_the_same_from_run_to_run(op):
     torch.manual_seed(2)
-    rows = candidate_rows((5,) * 12, CANDIDATES)
+    rows = draft_rows((5,) * 12, DRAFTS)
     call = CALLS[op](rows)
     first = [tensor.nan_to_num(9.0) for tensor in call.run(rows)]
     for _ in range(3):

@@ -1,4 +1,4 @@
-// Candidate tokens of a speculative row, one after the other: each shifts the state by one column, and has the state
+// Draft tokens of a speculative row, one after the other: each shifts the state by one column, and has the state
 // after it stored in a slot of its own.
 //
 // Macros: DATA_T; KERNEL (taps); CHANNELS (a thread's neighbouring channels); STEP (tokens loaded before the first of
@@ -10,7 +10,7 @@
 #include "common/math.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    causal_conv1d_candidates(const __grid_constant__ CausalConv1d params) {
+    causal_conv1d_drafts(const __grid_constant__ CausalConv1d params) {
     constexpr int C = CHANNELS;
     constexpr int K = KERNEL;
     const int channel = (blockIdx.x * blockDim.x + threadIdx.x) * C;
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         int slots[STEP];
 #pragma unroll
         for (int i = 0; i < STEP; i++) {
-            slots[i] = candidate_slot(params.rows, row, min(begin + i, view.length - 1));
+            slots[i] = draft_slot(params.rows, row, min(begin + i, view.length - 1));
             if (begin + i < view.length) tokens[i].load(x + (begin + i) * params.x_token_stride);
         }
 #pragma unroll

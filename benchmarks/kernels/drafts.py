@@ -119,7 +119,7 @@ def _prepared(op: str, rows: int, tokens: int, state: torch.dtype, way: str) -> 
     y = torch.full_like(inputs[operator.y], 0.0 if way == ADVANCE else float("nan"))
     about_rows = _about_rows(rows, tokens, way)
     count, columns = about_rows[1].shape
-    spec, packed = spec_of(op), PackedRows(count, tokens, candidates=columns)
+    spec, packed = spec_of(op), PackedRows(count, tokens, draft_slots=columns)
     run = operator_call(spec, [*tensors, None], [y, pool], rows=packed, packed=about_rows)
 
     def error() -> float:

@@ -1,4 +1,4 @@
-// Candidate tokens of a speculative row, one after the other: the state stays in registers between its one read and the
+// Draft tokens of a speculative row, one after the other: the state stays in registers between its one read and the
 // write after the last token; after each token it is also stored in a slot of that token.
 //
 // Macros: those of decode_group.cuh; D_T; BIAS_T; SOFTPLUS. Grid: as of decode_lanes.cu. A thread reads what it writes
@@ -31,7 +31,7 @@ struct Token {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    update_ssm_state_candidates(const __grid_constant__ SsmDecode params) {
+    update_ssm_state_drafts(const __grid_constant__ SsmDecode params) {
     const int head = blockIdx.y * params.heads_per_group + blockIdx.x / PARTS;
     wait_for_earlier_kernels();
     let_later_kernels_start();
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     RowView at = view;
     Token next;
     next.load(params, at, head, row, lane);
-    int next_slot = candidate_slot(params.rows, blockIdx.z, 0);
+    int next_slot = draft_slot(params.rows, blockIdx.z, 0);
     for (int t = 0; t < view.length; ++t) {
         const Token token = next;
         const int slot = next_slot;
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (t + 1 < view.length) {
             ++at.first_token;
             next.load(params, at, head, row, lane);
-            next_slot = candidate_slot(params.rows, blockIdx.z, t + 1);
+            next_slot = draft_slot(params.rows, blockIdx.z, t + 1);
         }
         const HeadStep step = token.scalars.template step<SOFTPLUS>(params);
         float B[ELEMENTS], C[ELEMENTS], y[PASSES];
