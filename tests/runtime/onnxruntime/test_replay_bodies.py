@@ -138,7 +138,7 @@ def test_at_the_sizes_of_large_models_a_token_keeps_under_3_percent_of_the_state
     stored = states = 0
     for name, each in ((op, case), ("causal_conv1d", conv_case((2,), 2, channels))):
         _, deferred = deferred_model(name, each, KERNELS["installed"], 2)
-        stored, states = stored + deferred.numbers_of_token, states + int(np.prod(deferred.shape))
+        stored, states = stored + deferred.token_bytes // 4, states + int(np.prod(deferred.shape))
     assert 0.01 < stored / states < 0.03
 
 
