@@ -112,15 +112,15 @@ def _write(
 def _tokenizer_notes(source: Checkpoint) -> tuple[str, ...]:
     if any(path.name == TOKENIZER_FILE for path in source.side_files):
         return ()
-    return (f"the checkpoint has no {TOKENIZER_FILE}: the artifact takes token ids, no text",)
+    return (f"the checkpoint has no {TOKENIZER_FILE}: the artifact accepts token ids only",)
 
 
 def _link_notes(folder: Path) -> tuple[str, ...]:
     if all(path.stat().st_nlink == 1 for path in (folder / WEIGHTS_FOLDER).iterdir()):
         return ()
     return (
-        "the weights are hard links to the checkpoint's files: onnxruntime.InferenceSession takes these, onnx.load, "
-        "onnx.checker and polygraphy refuse them: for these tools, export with `weights='copy'`",
+        "the weights are hard links to the checkpoint's files, which onnxruntime.InferenceSession loads and onnx.load, "
+        "onnx.checker and polygraphy refuse: for these tools, export with `weights='copy'`",
     )
 
 

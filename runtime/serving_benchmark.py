@@ -22,7 +22,7 @@ from hybridge.runtime.sampling import SamplingParams
 class Workload:
     """``requests`` of ``input_tokens`` random tokens, each answered with ``output_tokens``, greedily.
 
-    request_rate: requests that arrive in a second, at random times (a Poisson process); inf: all at once. concurrency:
+    request_rate: requests per second, at random times (a Poisson process); inf: all at once. concurrency:
     most requests under way at a time, None without limit. seed: of tokens and arrival times.
     """
 
@@ -40,7 +40,7 @@ class Workload:
             if value is not None and value < 1:
                 raise RequestError(f"{name}: expected at least 1, found {value}")
         if not self.request_rate > 0:
-            raise RequestError(f"request_rate: expected requests a second, above 0, found {self.request_rate}")
+            raise RequestError(f"request_rate: expected requests per second, above 0, found {self.request_rate}")
         if self.seed < 0:
             raise RequestError(f"seed: expected at least 0, found {self.seed}")
         if self.input_tokens + self.output_tokens > max_seq_len:

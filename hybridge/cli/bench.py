@@ -158,7 +158,7 @@ COMMAND = Command(
     Option("--requests", help="Number of requests.", type=INTEGER, metavar="N", default="64", group=_REQUESTS),
     Option(
         "--request-rate",
-        help="Requests a second, at random times.",
+        help="Requests per second, at random times.",
         type=NUMBER,
         metavar="X",
         default="all at once",

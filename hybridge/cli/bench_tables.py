@@ -10,9 +10,10 @@ if TYPE_CHECKING:
 
 
 def benchmark_table(report: BenchmarkReport) -> Any:
-    """Prompt processing and token generation of a dense artifact."""
+    """Speed of prompt processing and token generation."""
     title = f"{report.model_type}, {report.dtype} artifact, {report.engine}, {report.repetitions} repetitions"
-    table = _table(title, ("test", "rows", "tokens/s", "of", "p50", "p95", "p99", "in the engine"), ("test", "of"))
+    columns = ("test", "rows", "tokens/s", "latency", "p50", "p95", "p99", "in the engine")
+    table = _table(title, columns, left=("test", "latency"))
     for prefill in report.prefill:
         row = (prefill.name, str(prefill.rows), f"{prefill.tokens_per_second:.1f}", "first token")
         table.add_row(*row, *_percentiles(prefill.time_to_first_token), "")
@@ -24,9 +25,9 @@ def benchmark_table(report: BenchmarkReport) -> Any:
 
 
 def serving_tables(report: ServingReport) -> tuple[Any, str]:
-    """Latencies of the requests to a paged artifact, and the throughput."""
+    """Latencies of many requests, and their throughput."""
     load = report.workload
-    arrival = "all at once" if load.request_rate == float("inf") else f"{load.request_rate:g} a second"
+    arrival = "all at once" if load.request_rate == float("inf") else f"{load.request_rate:g} per second"
     limit = "" if load.concurrency is None else f", at most {load.concurrency} at a time"
     title = (
         f"{report.model_type}, {report.dtype} artifact, {report.engine}: {load.requests} requests of "

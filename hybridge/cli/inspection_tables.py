@@ -109,7 +109,7 @@ def _layers(model: CheckpointInspection | ArtifactInspection) -> Table:
     table = Table(title="layers", title_justify="left")
     table.add_column("layer", justify="right")
     table.add_column("kind")
-    for column in ("parameters", "weights", "state a row", "cache a token"):
+    for column in ("parameters", "weights", "state per row", "cache per token"):
         table.add_column(column, justify="right")
     for layer in model.layers:
         state = bytes_text(layer.state_bytes_per_row) if layer.state_bytes_per_row else ""
@@ -134,7 +134,7 @@ def _states(model: CheckpointInspection | ArtifactInspection) -> str:
         return ""
     row = sum(state.bytes_per_row for state in model.states)
     token = sum(state.bytes_per_token for state in model.states)
-    return f"{len(model.states)}: {bytes_text(row)} a row and {bytes_text(token)} a token of it"
+    return f"{len(model.states)}: {bytes_text(row)} per row and {bytes_text(token)} per token"
 
 
 def _weights(nbytes: int, by_type: Mapping[str, int]) -> str:
