@@ -52,8 +52,8 @@ class TensorSpec:
 
     def dims_for(self, has_time: bool) -> tuple[str | int, ...]:
         """The dims of the form with (True) or without (False) the optional axis, marks removed."""
-        kept = (dim for dim in self.dims if has_time or not _is_optional(dim))
-        return tuple(dim.rstrip(OPTIONAL_MARK) if isinstance(dim, str) else dim for dim in kept)
+        present = (dim for dim in self.dims if has_time or not _is_optional(dim))
+        return tuple(dim.rstrip(OPTIONAL_MARK) if isinstance(dim, str) else dim for dim in present)
 
     @property
     def has_optional_dim(self) -> bool:
@@ -192,8 +192,8 @@ class OpSpec:
     def check_attribute_dims(self, dims: Mapping[str, int | None], attributes: Mapping[str, AttributeValue]) -> None:
         """UnsupportedError unless the known sizes of ``dims`` are those that the complete ``attributes`` ask for."""
         for rule in self.attribute_dims:
-            wanted = dict(rule.sizes)[attributes[rule.attribute]]
-            size, expected = dims.get(rule.dim), dims.get(wanted) if isinstance(wanted, str) else wanted
+            requested = dict(rule.sizes)[attributes[rule.attribute]]
+            size, expected = dims.get(rule.dim), dims.get(requested) if isinstance(requested, str) else requested
             if size is not None and expected is not None and size != expected:
                 raise UnsupportedError(
                     f"{self.qualified_name}: expected {rule.dim} {expected} with {rule.attribute} "

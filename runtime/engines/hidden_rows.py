@@ -12,36 +12,36 @@ NOWHERE = 0
 
 
 class HiddenRows(ABC):
-    """Hidden states [places, hidden] after the last layer, before the norm that follows.
+    """Hidden states [slots, hidden] after the last layer, before the norm that follows.
 
-    The places 1 to ``kept`` are the caller's. The tokens of the engine's last step lie at ``first`` and on, in their
+    The slots 1 to ``reserved`` are the caller's. The tokens of the engine's last step lie at ``first`` and on, in
     order, until its next step.
     """
 
-    def __init__(self, kept: int) -> None:
-        self.kept = kept
+    def __init__(self, reserved: int) -> None:
+        self.reserved = reserved
 
     @property
     def first(self) -> int:
         """Place of the first token of a step."""
-        return self.kept + 1
+        return self.reserved + 1
 
     @abstractmethod
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy each source place over its target. No target is a source or comes twice."""
 
     @abstractmethod
-    def read(self, places: Sequence[int]) -> np.ndarray:
-        """A copy of these places, float32 [n, hidden], for diagnosis."""
+    def read(self, slots: Sequence[int]) -> np.ndarray:
+        """A copy of these slots, float32 [n, hidden], for diagnosis."""
 
 
 class ArrayRows(HiddenRows):
-    """Rows in host memory: ``array`` [places, hidden] float32."""
+    """Rows in host memory: ``array`` [slots, hidden] float32."""
 
-    def __init__(self, kept: int, tokens: int, hidden: int) -> None:
+    def __init__(self, reserved: int, tokens: int, hidden: int) -> None:
         """With room for steps of ``tokens`` tokens."""
-        super().__init__(kept)
-        self.array = np.zeros((1 + kept + tokens, hidden), np.float32)
+        super().__init__(reserved)
+        self.array = np.zeros((1 + reserved + tokens, hidden), np.float32)
 
     @property
     def of_step(self) -> np.ndarray:
@@ -51,5 +51,5 @@ class ArrayRows(HiddenRows):
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self.array[list(targets)] = self.array[list(sources)]
 
-    def read(self, places: Sequence[int]) -> np.ndarray:
-        return self.array[list(places)]
+    def read(self, slots: Sequence[int]) -> np.ndarray:
+        return self.array[list(slots)]

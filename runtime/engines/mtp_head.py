@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridge.runtime.engines.hidden_rows import HiddenRows
-from hybridge.runtime.engines.kv_places import kv_places
+from hybridge.runtime.engines.kv_slots import kv_slots
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine
 
 
@@ -17,20 +17,20 @@ from hybridge.runtime.engines.paged import PackedInputs, PagedEngine
 class HeadInputs(PackedInputs):
     """A step of a head: position i of a row has token i + 1 of the sequence. Every row's last token has logits.
 
-    hidden_places [tokens] int64  place of the hidden states of token i among those that the head reads
+    hidden_slots [tokens] int64   slot of the hidden states of token i among those that the head reads
     is_own [tokens] int32         0: they are the model's; 1: the head's own, of the position before
-    own_places [rows] int64       where what the head makes of the row's last token goes, before its norm
+    own_slots [rows] int64        where what the head makes of the row's last token goes, before its norm
     further [rows] int32          draft tokens beside the first that the head makes from its own; the blocks of the row
                                   have room for their tokens
     """
 
-    hidden_places: np.ndarray
+    hidden_slots: np.ndarray
     is_own: np.ndarray
-    own_places: np.ndarray
+    own_slots: np.ndarray
     further: np.ndarray
 
     @property
-    def own_steps(self) -> int:
+    def autoregressive_steps(self) -> int:
         """How often the head goes on from its own."""
         return int(self.further.max())
 
@@ -48,12 +48,12 @@ class HeadInputs(PackedInputs):
             query_start_loc=bounds,
             seq_lens=ends + 1,
             block_table=self.block_table[rows],
-            slot_mapping=kv_places(self.block_table, rows, ends, block_size),
+            slot_mapping=kv_slots(self.block_table, rows, ends, block_size),
             state_indices=self.state_indices[rows],
             logits_indices=bounds[:-1],
-            hidden_places=self.own_places[rows],
+            hidden_slots=self.own_slots[rows],
             is_own=np.ones(len(rows), np.int32),
-            own_places=self.own_places[rows],
+            own_slots=self.own_slots[rows],
             further=np.zeros(len(rows), np.int32),
         )
 

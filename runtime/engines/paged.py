@@ -189,11 +189,11 @@ class PagedEngine(ABC):
         """Whether ``show_hidden_states`` can."""
         return False
 
-    def show_hidden_states(self, kept: int) -> HiddenRows:
+    def show_hidden_states(self, reserved: int) -> HiddenRows:
         """From the next step on, leave what the last layer makes of every token in the rows that this returns.
 
-        They have ``kept`` places for the caller, and take the place of those made before. EngineError when the engine
-        cannot, or memory is short.
+        They have ``reserved`` slots for the caller and replace those made before. EngineError when the engine cannot,
+        or memory is short.
         """
         raise EngineError(f"the {self.name} engine cannot show hidden states: use torch or onnxruntime")
 

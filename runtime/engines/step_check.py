@@ -21,8 +21,8 @@ def check_step(inputs: StepInputs, batch: int, max_tokens: int, max_seq: int) ->
             f"expected 1 to {max_tokens} tokens per row in one step, found {ids.shape[1]}: feed them in chunks"
         )
     # Plain integers: for a few rows, one NumPy reduction costs more than all of this.
-    new, held = context.tolist(), past.tolist()
+    new, cached = context.tolist(), past.tolist()
     if min(new) < 0 or max(new) > ids.shape[1]:
         raise EngineError(f"expected context lengths in 0..{ids.shape[1]}, found {new}")
-    if min(held) < 0 or max(map(add, new, held)) > max_seq:
-        raise EngineError(f"expected past and new tokens within {max_seq} positions, found {held} and {new}")
+    if min(cached) < 0 or max(map(add, new, cached)) > max_seq:
+        raise EngineError(f"expected past and new tokens within {max_seq} positions, found {cached} and {new}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hybridge.runtime.engines.kv_places import kv_places
+from hybridge.runtime.engines.kv_slots import kv_slots
 from hybridge.runtime.engines.paged import PackedInputs
 
 
@@ -59,7 +59,7 @@ def draft_inputs(rows: Sequence[DraftRow], block_size: int) -> PackedInputs:
     table = np.full((len(rows), max(1, *(len(row.sequence.blocks) for row in rows))), -1, np.int32)
     for index, row in enumerate(rows):
         table[index, : len(row.sequence.blocks)] = row.sequence.blocks
-    slot_mapping = kv_places(table, np.repeat(np.arange(len(rows)), counts), indices, block_size)
+    slot_mapping = kv_slots(table, np.repeat(np.arange(len(rows)), counts), indices, block_size)
     return PackedInputs(
         np.concatenate([np.array(row.tokens, np.int64) for row in rows]),
         indices + np.repeat(origins, counts),

@@ -40,7 +40,7 @@ class HiddenStateCache:
     """
 
     def __init__(self, rows: HiddenRows, begin: int) -> None:
-        self._rows, self._free = rows, list(range(begin, rows.kept + 1))
+        self._rows, self._free = rows, list(range(begin, rows.reserved + 1))
         self._known: dict[int, HiddenStates] = {}
 
     def __iter__(self) -> Iterator[int]:

@@ -169,9 +169,9 @@ class MtpDrafter:
         further = [max(0, draft.most - 1) if len(row.tokens) == draft.left else 0 for draft, row in fed]
         return HeadInputs(
             **vars(draft_inputs([row for _, row in fed], BLOCK_SIZE)),
-            hidden_places=np.array(indices, np.int64),
+            hidden_slots=np.array(indices, np.int64),
             is_own=np.zeros(len(indices), np.int32),
-            own_places=np.array([draft.own for draft, _ in fed], np.int64),
+            own_slots=np.array([draft.own for draft, _ in fed], np.int64),
             further=np.array(further, np.int32),
         )
 

@@ -188,7 +188,7 @@ def test_a_head_is_that_of_the_architecture(case: str, own: bool, tmp_path: Path
         for begin, end in PARTS:
             step = {**arrays_of(ids[begin:end], begin, own), "logits_indices": np.array([end - begin - 1], np.int32)}
             states = np.arange(places.first + begin, places.first + end)
-            inputs = HeadInputs(**step, hidden_places=states, own_places=np.array([2]), further=np.zeros(1, np.int32))
+            inputs = HeadInputs(**step, hidden_slots=states, own_slots=np.array([2]), further=np.zeros(1, np.int32))
             assert head.run(inputs) == [[int(logits[end - 1].argmax())]]
             np.testing.assert_allclose(places.read([2])[0], after[end - 1].numpy(), rtol=1e-4, atol=1e-4)
 

@@ -10,7 +10,7 @@ MAX_ERRORS = 20
 def make_logger(trt: Any, stream: TextIO) -> Any:
     """A ``trt.ILogger`` that writes INFO and more severe lines to ``stream``; ``errors`` keeps the first errors."""
     severity = trt.ILogger.Severity
-    kept = (severity.INTERNAL_ERROR, severity.ERROR, severity.WARNING, severity.INFO)
+    shown = (severity.INTERNAL_ERROR, severity.ERROR, severity.WARNING, severity.INFO)
 
     class BuildLogger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -18,9 +18,9 @@ def make_logger(trt: Any, stream: TextIO) -> Any:
             self.errors: list[str] = []
 
         def log(self, level: Any, message: str) -> None:
-            if level not in kept:
+            if level not in shown:
                 return
-            if level in kept[:2] and len(self.errors) < MAX_ERRORS:
+            if level in shown[:2] and len(self.errors) < MAX_ERRORS:
                 self.errors.append(message)
             stream.write(f"[{level.name}] {message}\n")
             stream.flush()

@@ -38,7 +38,7 @@ from hybridge.trt_plugins.build.advance_engine import (
     advance_record,
 )
 from hybridge.trt_plugins.build.child import run_job
-from hybridge.trt_plugins.build.failed_log import failed_log_path, kept_log
+from hybridge.trt_plugins.build.failed_log import failed_log_path, saved_log
 from hybridge.trt_plugins.build.job import BuildJob
 from hybridge.trt_plugins.build.model import MODEL_FILE, ParserModel, parser_model
 from hybridge.trt_plugins.build.options import REPLAY, BuildOptions
@@ -79,11 +79,11 @@ def build_engine(
     try:
         with atomic_folder(out, options.overwrite, ENGINE) as folder:
             job = _job(artifact.resolve(), folder.resolve(), out.resolve(), target, options, profiles, model)
-            with kept_log(folder / LOG_FILE, failed_log_path(out)):
+            with saved_log(folder / LOG_FILE, failed_log_path(out)):
                 result = run_job(job, model.serialized, folder / LOG_FILE, progress)
                 declared = (*stepped.bindings.inputs, *stepped.bindings.outputs, *model.stored)
                 bindings = engine_bindings(declared, limits, result.summaries())
-            with kept_log(folder / ADVANCE_LOG_FILE, failed_log_path(out)):
+            with saved_log(folder / ADVANCE_LOG_FILE, failed_log_path(out)):
                 advance = _advance(job, model, stepped, limits, profiles, folder, progress)
             seconds = time.perf_counter() - started
             record = engine_record(target, limits, profiles, bindings, result, model, seconds, advance)

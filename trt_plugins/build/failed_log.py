@@ -16,26 +16,26 @@ def failed_log_path(out: Path) -> Path:
 
 
 @contextlib.contextmanager
-def kept_log(log: Path, kept: Path) -> Iterator[None]:
-    """When the build in the block fails, its ``log`` becomes ``kept`` and the EngineError names it.
+def saved_log(log: Path, saved: Path) -> Iterator[None]:
+    """When the build in the block fails, its ``log`` becomes ``saved`` and the EngineError names it.
 
-    A build that succeeds removes what an earlier one kept; an interrupted one leaves it.
+    A build that succeeds removes what an earlier one saved; an interrupted one leaves it.
     """
     try:
         yield
     except EngineError as error:
-        if not _move(log, kept):
+        if not _move(log, saved):
             raise
-        raise EngineError(f"{error}: TensorRT's log is kept in {kept}") from error
-    kept.unlink(missing_ok=True)
+        raise EngineError(f"{error}: TensorRT's log is kept in {saved}") from error
+    saved.unlink(missing_ok=True)
 
 
-def _move(log: Path, kept: Path) -> bool:
-    """True when ``log`` held something and is now ``kept``."""
+def _move(log: Path, saved: Path) -> bool:
+    """True when ``log`` held something and is now ``saved``."""
     try:
         if log.stat().st_size == 0:
             return False
-        os.replace(log, kept)
+        os.replace(log, saved)
     except OSError:
         return False
     return True

@@ -118,9 +118,9 @@ def use_plugins(model: onnx.ModelProto, choice: PluginChoice) -> None:
     Each node gets all its attributes (the parser warns of absent ones) and what else its plugin has to know.
     """
     needed = {node.op_type for node in operator_nodes(model) if node.name not in choice.nodes}
-    kept = [f for f in model.functions if f.domain != DOMAIN or f.name in needed]
+    remaining = [f for f in model.functions if f.domain != DOMAIN or f.name in needed]
     del model.functions[:]
-    model.functions.extend(kept)
+    model.functions.extend(remaining)
     version = domain_version(model)
     for node in operator_nodes(model):
         if node.name in choice.nodes:

@@ -69,9 +69,9 @@ def tensor_summaries(network: Any, plugin_aliases: Mapping[str, str]) -> list[Te
 def value_dtypes(network: Any, names: Iterable[str]) -> dict[str, str]:
     """Types of those of the graph's values ``names`` that the network holds, initializers included."""
     # The parser names the output of the constant layer of initializer "x" either "x" or "x_output".
-    wanted = {spelling: name for name in names for spelling in (name, f"{name}_output")}
+    requested = {spelling: name for name in names for spelling in (name, f"{name}_output")}
     tensors = (layer.get_output(index) for layer in layers_of(network) for index in range(layer.num_outputs))
-    return {wanted[tensor.name]: dtype_name(tensor) for tensor in tensors if tensor.name in wanted}
+    return {requested[tensor.name]: dtype_name(tensor) for tensor in tensors if tensor.name in requested}
 
 
 def check_float32(network: Any, names: Iterable[str]) -> None:

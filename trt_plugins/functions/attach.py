@@ -46,9 +46,9 @@ def attach_functions(model: onnx.ModelProto) -> None:
         owners.setdefault(node.op_type, node.name)
         if first != signature:
             raise _conflict(node.op_type, (owners[node.op_type], first), (node.name, signature))
-    kept = [function for function in model.functions if function.domain != DOMAIN]
+    remaining = [function for function in model.functions if function.domain != DOMAIN]
     del model.functions[:]
-    model.functions.extend([*kept, *(function_for(signature) for signature in signatures.values())])
+    model.functions.extend([*remaining, *(function_for(signature) for signature in signatures.values())])
 
 
 def signature_from_node(

@@ -195,15 +195,15 @@ class _Chunk:
             terms = body.op("Where", later, body.unsqueeze(g, 4), body.float32(0.0))
         return body.op("Exp", body.op("CumSum", terms, body.constant(3)))
 
-    def _products(self, a: str, b: str, segment: str, kept: str) -> str:
-        """sum over channels of a_i * b_j * segment_ij where ``kept``, else 0: [b, s, r, i, j]."""
+    def _products(self, a: str, b: str, segment: str, mask: str) -> str:
+        """sum over channels of a_i * b_j * segment_ij where ``mask``, else 0: [b, s, r, i, j]."""
         body = self._body
         if self._one_decay:
             products = body.op("Mul", body.op("MatMul", a, _transposed(body, b)), segment)
         else:
             decayed = body.op("Mul", body.op("Mul", body.unsqueeze(a, 4), body.unsqueeze(b, 3)), segment)
             products = body.op("ReduceSum", decayed, body.constant([5]), keepdims=0)
-        return body.op("Where", kept, products, body.float32(0.0))
+        return body.op("Where", mask, products, body.float32(0.0))
 
     def _inverse(self, lower: str) -> str:
         """(I + lower)^-1 of strictly lower triangular [..., q, q], from inverses of ever larger diagonal blocks.

@@ -85,9 +85,9 @@ def scattered_states(body: Nodes, pool: str, states: str, last: str) -> str:
     """
     lengths, count, rank = row_lengths(body), stored_count(body), len(body.signature.input(pool).dims)
     many = body.op("Greater", lengths, _slots_per_row(body))
-    kept = body.op("Where", many, body.constant(0), lengths)
+    stored = body.op("Where", many, body.constant(0), lengths)
     columns = body.slice(integers(body, SLOTS), 1, body.constant([0]), count)
-    inside = body.op("Less", body.range(count), body.unsqueeze(kept, 1))
+    inside = body.op("Less", body.range(count), body.unsqueeze(stored, 1))
     nowhere = body.constant(-1)
     minus = body.constant([-1])
     targets = body.reshape(body.op("Where", inside, columns, nowhere), minus)

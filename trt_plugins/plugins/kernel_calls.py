@@ -65,8 +65,8 @@ def plugin_plan(spec: OpSpec, plan: CallPlan) -> CallPlan:
 
 def _about_rows(spec: OpSpec) -> tuple[int, int]:
     """The first input about rows, and the one behind the last: they are neighbours."""
-    places = [index for index, tensor in enumerate(spec.inputs) if tensor.name in _ABOUT_ROWS]
-    return places[0], places[-1] + 1
+    indices = [index for index, tensor in enumerate(spec.inputs) if tensor.name in _ABOUT_ROWS]
+    return indices[0], indices[-1] + 1
 
 
 def _known(layout: TensorLayout | None) -> TensorLayout:

@@ -88,8 +88,8 @@ class OpPlugin:
             for side in (least, most)
         ]
         bounds = {name: (size or 1, checked[1].dims[name] or 1) for name, size in checked[0].dims.items()}
-        types, kept = tuple(checked[0].types.items()), tuple(attributes.items())
-        return CallRange(spec, kept, types, tuple(bounds.items()), checked[0].has_time)
+        types, given = tuple(checked[0].types.items()), tuple(attributes.items())
+        return CallRange(spec, given, types, tuple(bounds.items()), checked[0].has_time)
 
     def configure(self, calls: CallRange) -> None:
         """Set the calls that later queries refer to."""

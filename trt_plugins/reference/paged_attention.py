@@ -95,8 +95,8 @@ def _gathered(kv_pool: Tensor, blocks: Tensor, begin: int, end: int) -> Tensor:
     """Keys and values of positions begin..end-1 of one row: [2, positions, kv_heads, head_dim]."""
     size = kv_pool.shape[2]
     positions = torch.arange(begin, end, device=kv_pool.device)
-    places = blocks.to(torch.int64)[positions // size] * size + positions % size
-    return kv_pool.flatten(1, 2)[:, places]
+    indices = blocks.to(torch.int64)[positions // size] * size + positions % size
+    return kv_pool.flatten(1, 2)[:, indices]
 
 
 def _attended(

@@ -20,10 +20,10 @@ def reshape_and_cache(key: Tensor, value: Tensor, kv_pool: Tensor, slot_mapping:
         kv_pool_out like kv_pool; every other place bit for bit as it was.
     """
     placed = slot_mapping >= 0
-    places = slot_mapping[placed].to(torch.int64)
+    indices = slot_mapping[placed].to(torch.int64)
     pool = kv_pool.clone()
     slots = pool.flatten(1, 2)  # a view: [2, num_blocks * block_size, kv_heads, head_dim]
-    slots[0, places], slots[1, places] = key[placed], value[placed]
+    slots[0, indices], slots[1, indices] = key[placed], value[placed]
     return pool
 
 

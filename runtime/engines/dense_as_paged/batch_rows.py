@@ -64,22 +64,22 @@ class BatchRows:
         """Number of rows."""
         return 0 if self._states is None else self._states.batch
 
-    def place(self, wanted: Sequence[RowRequest], longest: int) -> list[int]:
-        """The row of each of ``wanted``, with exactly its content, to be written to; room for ``longest`` tokens."""
-        self._grow(len(wanted), longest)
-        rows = [self._row_of(each) for each in wanted]
+    def place(self, requested: Sequence[RowRequest], longest: int) -> list[int]:
+        """The row of each of ``requested``, with exactly its content, to be written to; room for ``longest`` tokens."""
+        self._grow(len(requested), longest)
+        rows = [self._row_of(each) for each in requested]
         taken = {row for row in rows if row >= 0}
         moving = [place for place, row in enumerate(rows) if row < 0]
         for place in moving:
-            rows[place] = self._choose(wanted[place], taken)
+            rows[place] = self._choose(requested[place], taken)
             taken.add(rows[place])
         # Copies come first: a content that its only other holder has copied need not be parked.
         for stays in (False, True):
             for place in moving:
-                for part, id_ in self._ids(wanted[place]):
+                for part, id_ in self._ids(requested[place]):
                     content = part.contents.get(id_)
                     if (content is not None and content.row == rows[place]) == stays:
-                        self._load(part, id_, rows[place], wanted[place].past)
+                        self._load(part, id_, rows[place], requested[place].past)
         self._clock += 1
         for row in rows:
             self._used[row] = self._clock
@@ -121,23 +121,23 @@ class BatchRows:
         """Give up all rows."""
         self._states, self._used = None, []
 
-    def _ids(self, wanted: RowRequest) -> list[tuple[_Part, int]]:
-        pairs = zip(self._parts, (wanted.block, wanted.slot), strict=True)
+    def _ids(self, requested: RowRequest) -> list[tuple[_Part, int]]:
+        pairs = zip(self._parts, (requested.block, requested.slot), strict=True)
         return [(part, id_) for part, id_ in pairs if id_ >= 0]
 
-    def _row_of(self, wanted: RowRequest) -> int:
+    def _row_of(self, requested: RowRequest) -> int:
         """The row that has all of it, and nobody else's; -1: there is none."""
         found = -1
-        for part, id_ in self._ids(wanted):
+        for part, id_ in self._ids(requested):
             content = part.contents.get(id_)
             if content is None or content.row < 0 or len(content.ids) > 1 or found not in (-1, content.row):
                 return -1
             found = content.row
         return found
 
-    def _choose(self, wanted: RowRequest, taken: set[int]) -> int:
-        """A row for ``wanted``: one that has a part of it, one that nobody needs, or the one not used for longest."""
-        for part, id_ in self._ids(wanted):
+    def _choose(self, requested: RowRequest, taken: set[int]) -> int:
+        """A row for ``requested``: one that has a part of it, one that is free, or the one not used for longest."""
+        for part, id_ in self._ids(requested):
             content = part.contents.get(id_)
             if content is not None and content.row >= 0 and len(content.ids) == 1 and content.row not in taken:
                 return content.row
@@ -234,18 +234,18 @@ class BatchRows:
         else:
             self.reserve(longest)
 
-    def _resize(self, kept: Sequence[int], count: int, longest: int) -> None:
-        """A state set of ``count`` rows, whose first are ``kept``; what lies in others is parked if it is needed."""
+    def _resize(self, remaining: Sequence[int], count: int, longest: int) -> None:
+        """A state set of ``count`` rows, whose first are ``remaining``; others are parked if they are needed."""
         old, limit = self.states, self._engine.max_seq_len
-        for row in set(range(old.batch)) - set(kept):
+        for row in set(range(old.batch)) - set(remaining):
             for part in self._parts:
                 self._vacate(part, row)
-        held = [content.length for content in self._parts[0].occupants if content is not None]
-        new = self._engine.allocate_states(count, capacity_for(max([longest, *held]), limit))
+        used = [content.length for content in self._parts[0].occupants if content is not None]
+        new = self._engine.allocate_states(count, capacity_for(max([longest, *used]), limit))
         source, target = old.buffers, new.buffers
         for part in self._parts:
             occupants: list[Content | None] = [None] * count
-            for row, before in enumerate(kept):
+            for row, before in enumerate(remaining):
                 content = occupants[row] = part.occupants[before]
                 if content is None:
                     continue
@@ -253,7 +253,7 @@ class BatchRows:
                     target[name].take_row(row, source[name], before, content.length)
                 content.row = row
             part.occupants = occupants
-        self._used = [self._used[row] for row in kept] + [0] * (count - len(kept))
+        self._used = [self._used[row] for row in remaining] + [0] * (count - len(remaining))
         self._states = new
 
 

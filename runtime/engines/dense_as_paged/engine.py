@@ -106,10 +106,10 @@ class DenseAsPaged(PagedEngine):
 
     def step(self, inputs: PackedInputs) -> np.ndarray:
         result = self.launch(inputs)
-        wanted = len(inputs.logits_indices)
-        if not wanted:
+        requested = len(inputs.logits_indices)
+        if not requested:
             return np.zeros((0, self.config.vocab_size), np.float32)
-        return result.rows(range(wanted))
+        return result.rows(range(requested))
 
     def launch(self, inputs: PackedInputs) -> StepResult:
         blocks, slots = inputs.block_table[:, 0].tolist(), inputs.state_indices.tolist()
@@ -171,7 +171,7 @@ class DenseAsPaged(PagedEngine):
     def _launch(self, inputs: PackedInputs, blocks: list[int], slots: list[int], lengths: list[int]) -> StepResult:
         """Any step; rows that ask for the logits of their only token decode, all others are prompts."""
         ids, bounds = inputs.input_ids, inputs.query_start_loc.tolist()
-        wanted = _wanted(inputs.logits_indices.tolist(), bounds)
+        requested = _requested(inputs.logits_indices.tolist(), bounds)
         rows = [row for row, length in enumerate(lengths) if length]
         counts = [bounds[row + 1] - bounds[row] for row in range(len(lengths))]
         asked = [
@@ -183,15 +183,19 @@ class DenseAsPaged(PagedEngine):
             for row in rows
         ]
         longest = max((lengths[row] for row in rows), default=0)
-        found: list[list[np.ndarray]] = [[np.zeros(self.config.vocab_size, np.float32)] * len(each) for each in wanted]
+        found: list[list[np.ndarray]] = [
+            [np.zeros(self.config.vocab_size, np.float32)] * len(each) for each in requested
+        ]
         if rows:
-            places = dict(zip(rows, self._rows.place(asked, longest), strict=True))
+            positions = dict(zip(rows, self._rows.place(asked, longest), strict=True))
             for row in rows:
                 self._set_length(blocks[row], lengths[row])
             prompts = {
-                row: Prompt(places[row], ids[bounds[row] : bounds[row + 1]], lengths[row] - counts[row], wanted[row])
+                row: Prompt(
+                    positions[row], ids[bounds[row] : bounds[row + 1]], lengths[row] - counts[row], requested[row]
+                )
                 for row in rows
-                if counts[row] > 1 or len(wanted[row]) != 1
+                if counts[row] > 1 or len(requested[row]) != 1
             }
             self._feed(list(prompts.values()))
             for row, prompt in prompts.items():
@@ -201,7 +205,7 @@ class DenseAsPaged(PagedEngine):
                 decoding = self._decoder(
                     [blocks[row] for row in decodes],
                     [slots[row] for row in decodes],
-                    [places[row] for row in decodes],
+                    [positions[row] for row in decodes],
                 )
                 tokens = [int(ids[bounds[row]]) for row in decodes]
                 for row, logits in zip(
@@ -251,9 +255,9 @@ class DenseAsPaged(PagedEngine):
         order = sorted(range(len(rows)), key=rows.__getitem__)
         decoder = self.dense.decoder([rows[place] for place in order], self._rows.states)
         contents = self._blocks if self._has_kv else self._slots
-        held = [contents.get(id_) for id_ in (blocks if self._has_kv else slots)]
+        present = [contents.get(id_) for id_ in (blocks if self._has_kv else slots)]
         in_order = order == list(range(len(rows)))
-        return _Decoding(blocks, slots, rows, decoder, [each for each in held if each], None if in_order else order)
+        return _Decoding(blocks, slots, rows, decoder, [each for each in present if each], None if in_order else order)
 
     def _logits(self, decoding: _Decoding, tokens: list[int], lengths: list[int]) -> Sequence[np.ndarray]:
         """One token for each row; logits [vocab] of each, valid until the engine's next step."""
@@ -272,7 +276,7 @@ class DenseAsPaged(PagedEngine):
             content.length = length
 
 
-def _wanted(indices: Sequence[int], bounds: Sequence[int]) -> list[list[int]]:
+def _requested(indices: Sequence[int], bounds: Sequence[int]) -> list[list[int]]:
     """Of each row, the tokens of it whose logits are wanted, counted from its first one."""
     found: list[list[int]] = [[] for _ in bounds[1:]]
     row = 0

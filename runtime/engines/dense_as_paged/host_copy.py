@@ -10,7 +10,7 @@ from hybridge.artifact.bindings import BLOCK_SIZE, MAX_SEQ, NUM_BLOCKS, NUM_SLOT
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.dense_as_paged.contents import Arrays
 from hybridge.runtime.engines.host_copy import HostCopy
-from hybridge.runtime.engines.pool_arrays import held_array
+from hybridge.runtime.engines.pool_arrays import pool_array
 
 
 class ContentCopy(HostCopy):
@@ -70,9 +70,9 @@ def copy_from_pool_arrays(
         if array is None or array.shape != shown.resolve(**axes):
             found = "none" if array is None else str(list(array.shape))
             raise EngineError(f"{spec.name}: expected an array of {list(shown.resolve(**axes))}, found {found}")
-        held = held_array(spec.name, array, spec.dtype)
+        converted = pool_array(spec.name, array, spec.dtype)
         for index in range(count):
-            part = held[0, index].swapaxes(0, 1) if spec.grows else held[index]
+            part = converted[0, index].swapaxes(0, 1) if spec.grows else converted[index]
             part = np.array(part, order="C")
             part.setflags(write=False)
             if spec.grows:

@@ -27,21 +27,21 @@ class Prompt:
     row: int
     ids: np.ndarray
     past: int
-    wanted: Sequence[int]
+    requested: Sequence[int]
     logits: list[np.ndarray] = field(default_factory=list)
     done: int = 0
 
     def chunk(self, size: int, all_logits: bool) -> int:
         """Tokens to feed in a step of ``size`` tokens; a graph that gives logits of the last one alone stops there."""
         end = min(self.done + size, self.ids.size)
-        if not all_logits and len(self.logits) < len(self.wanted):
-            end = min(end, self.wanted[len(self.logits)] + 1)
+        if not all_logits and len(self.logits) < len(self.requested):
+            end = min(end, self.requested[len(self.logits)] + 1)
         return end - self.done
 
     def read(self, logits: np.ndarray, count: int) -> None:
         """``count`` tokens were fed, which gave ``logits``, of each [seq, vocab] or of the last [vocab]."""
         begin, self.done = self.done, self.done + count
-        for token in self.wanted[len(self.logits) :]:
+        for token in self.requested[len(self.logits) :]:
             if token >= self.done:
                 break
             self.logits.append((logits[token - begin] if logits.ndim == 2 else logits).copy())

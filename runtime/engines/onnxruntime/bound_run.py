@@ -44,7 +44,7 @@ class BoundRun:
         self.last_logits = [row if row.ndim == 1 else row[-1] for row in logits]
         self.swapped = frozenset(states.buffers) - form.in_place
         self._io = form.session.io_binding()
-        self._kept: list[object] = []
+        self._alive: list[object] = []
         self._ids = np.zeros((run.rows, run.tokens), np.int64)
         self._past = np.zeros(run.rows, np.int32)
         # A token that comes alone is the last one.
@@ -104,5 +104,5 @@ class BoundRun:
         assert array.flags.c_contiguous
         value = ort.OrtValue.ortvalue_from_numpy(array)
         # Some versions of ONNX Runtime keep only the address.
-        self._kept += (array, value)
+        self._alive += (array, value)
         return value

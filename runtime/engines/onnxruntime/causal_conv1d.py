@@ -47,8 +47,8 @@ def _standard_step(
     insert: Inserter, column: ir.Value, weight: ir.Value, bias: ir.Value | None, state: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
     """Shift ``column`` [b, conv_dim, 1] into the state; y [b, conv_dim] is the sum of its columns times the taps."""
-    kept = insert.op("Slice", state, insert.ints(1), insert.ints(_END), insert.ints(2))
-    new_state = insert.op("Concat", kept, column, axis=2)
+    window = insert.op("Slice", state, insert.ints(1), insert.ints(_END), insert.ints(2))
+    new_state = insert.op("Concat", window, column, axis=2)
     taps = insert.op("Squeeze", weight, insert.ints(1))
     y = insert.op("ReduceSum", insert.op("Mul", new_state, taps), insert.ints(2), keepdims=0)
     return (y if bias is None else insert.op("Add", y, bias)), new_state

@@ -71,26 +71,26 @@ class OnnxRuntimeEngine(ArrayEngine):
         return self._weights
 
     def step(self, inputs: StepInputs, states: StateSet) -> np.ndarray:
-        held = own_states(states)
+        own = own_states(states)
         ids, context, past = inputs.input_ids, inputs.context_lengths, inputs.past_lengths
-        _check_step(ids, context, past, held)
+        _check_step(ids, context, past, own)
         runs = row_runs(context, past)
-        if len(runs) == 1 and runs[0].rows == held.batch and runs[0].tokens == ids.shape[1]:
-            return self._feed(runs[0], held, ids, context, past)
-        logits = self._logits(held.batch, ids.shape[1])
+        if len(runs) == 1 and runs[0].rows == own.batch and runs[0].tokens == ids.shape[1]:
+            return self._feed(runs[0], own, ids, context, past)
+        logits = self._logits(own.batch, ids.shape[1])
         for run in runs:
             rows = slice(run.start, run.stop)
-            self._place(logits, run, self._feed(run, held, ids[rows, : run.tokens], context[rows], past[rows]))
+            self._place(logits, run, self._feed(run, own, ids[rows, : run.tokens], context[rows], past[rows]))
         return logits
 
     def decoder(self, rows: Sequence[int], states: StateSet) -> BoundDecoder:
-        held = own_states(states)
-        return BoundDecoder(rows, held, lambda run: self._bound(run, held))
+        own = own_states(states)
+        return BoundDecoder(rows, own, lambda run: self._bound(run, own))
 
     def step_values(self, inputs: StepInputs, states: StateSet, values: Sequence[str]) -> dict[str, np.ndarray]:
-        held = own_states(states)
+        own = own_states(states)
         ids, context, past = inputs.input_ids, inputs.context_lengths, inputs.past_lengths
-        _check_step(ids, context, past, held)
+        _check_step(ids, context, past, own)
         batch, tokens = ids.shape
         found = {name: np.zeros((batch, tokens, self.config.hidden_size), np.float32) for name in values}
         logits = self._logits(batch, tokens)
@@ -100,9 +100,9 @@ class OnnxRuntimeEngine(ArrayEngine):
             part = self._logits(run.rows, run.tokens)
             form = GraphForm.PADDED if run.padded else GraphForm.GENERAL
             session = self._value_session(form, tuple(values))
-            bound = BoundRun(session, held, self._replaced_by, run, part, self.config.result.name, extra)
+            bound = BoundRun(session, own, self._replaced_by, run, part, self.config.result.name, extra)
             bound.feed(ids[rows, : run.tokens], context[rows], past[rows])
-            held.commit(bound.swapped, run.start, run.stop)
+            own.commit(bound.swapped, run.start, run.stop)
             self._place(logits, run, part)
             for name in values:
                 found[name][rows, : run.tokens] = extra[name]

@@ -38,7 +38,7 @@ class MtpHeadEngine(OnnxRuntimePagedEngine, MtpHead):
         if self._rows is None:
             raise EngineError("expected hidden states, found none: call read_from first")
         found = [[token] for token in self._best(inputs)]
-        for index in range(inputs.own_steps):
+        for index in range(inputs.autoregressive_steps):
             rows, step = inputs.own_step(index, self.pools.sizes.block_size)
             # Behind a token that is None nothing counts any more.
             step.input_ids[...] = [found[row][-1] or 0 for row in rows]
@@ -51,10 +51,10 @@ class MtpHeadEngine(OnnxRuntimePagedEngine, MtpHead):
         assert self._rows is not None
         found = best_tokens(self.step(inputs))
         assert self._hidden is not None
-        self._rows.array[inputs.own_places] = self._hidden[inputs.logits_indices]
+        self._rows.array[inputs.own_slots] = self._hidden[inputs.logits_indices]
         return found
 
     def _more_feeds(self, inputs: PackedInputs, run: PagedRun) -> Mapping[str, np.ndarray]:
         assert isinstance(inputs, HeadInputs) and self._rows is not None
-        hidden = self._rows.array[inputs.hidden_places[run.tokens]]
+        hidden = self._rows.array[inputs.hidden_slots[run.tokens]]
         return {HIDDEN_STATES: hidden, IS_OWN: inputs.is_own[run.tokens]}

@@ -45,8 +45,8 @@ class PagedArrayEngine(PooledEngine[ArrayPools]):
     def shows_hidden_states(self) -> bool:
         return True
 
-    def show_hidden_states(self, kept: int) -> ArrayRows:
-        rows = ArrayRows(kept, self.limits.max_tokens, self.config.hidden_size)
+    def show_hidden_states(self, reserved: int) -> ArrayRows:
+        rows = ArrayRows(reserved, self.limits.max_tokens, self.config.hidden_size)
         self._show(rows.of_step)
         return rows
 

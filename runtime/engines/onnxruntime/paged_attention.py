@@ -42,9 +42,9 @@ class KvShape:
     window: int
 
     @property
-    def places(self) -> str:
+    def kv_indices(self) -> str:
         """Where new keys, then new values go: int64 [2 * tokens * kv_heads, 4] into the pool as it is held."""
-        return f"engine.places.{self.kv_heads}"
+        return f"engine.kv_indices.{self.kv_heads}"
 
     def blocks(self, kind: str) -> str:
         """Rows of [2 * num_blocks * kv_heads, block_size, head_dim], ``kind`` key or value: int64 [rows, heads, m]."""
@@ -110,18 +110,18 @@ def _updated_pools(graph: ir.Graph, cache: ir.Node, shape: KvShape, head_dim: in
     insert = Inserter(graph, cache)
     key, value, pool = cache.inputs[0], cache.inputs[1], cache.inputs[2]
     assert pool is not None
-    places = add_input(graph, shape.places, ir.DataType.INT64, ["places", 4])
+    kv_indices = add_input(graph, shape.kv_indices, ir.DataType.INT64, ["kv_indices", 4])
     updates, scales = insert.op("Concat", key, value, axis=0), None
     declared = pool.shape, cache.outputs[0].shape
     if len(cache.outputs) == 2:
         updates, factors = e4m3.quantized(insert, updates)
-        scales = insert.op("ScatterND", cache.inputs[3], places, insert.reshape(factors, -1))
+        scales = insert.op("ScatterND", cache.inputs[3], kv_indices, insert.reshape(factors, -1))
         scales.shape = cache.outputs[1].shape
-    updated = insert.op("ScatterND", pool, places, insert.reshape(updates, -1, head_dim))
+    updated = insert.op("ScatterND", pool, kv_indices, insert.reshape(updates, -1, head_dim))
     replace_node(cache, [updated] if scales is None else [updated, scales])
-    for held, axes in zip((pool, updated), declared, strict=True):
+    for laid_out, axes in zip((pool, updated), declared, strict=True):
         assert axes is not None
-        held.shape = ir.Shape([axes.dims[axis] for axis in KV_POOL_ORDER])
+        laid_out.shape = ir.Shape([axes.dims[axis] for axis in KV_POOL_ORDER])
     pool.meta[POOL_ORDER] = KV_POOL_ORDER
     return updated, scales
 
@@ -139,9 +139,9 @@ def _gathered(
     rows = add_input(graph, index, ir.DataType.INT64, ["rows", "kv_heads", "blocks"])
     size = insert.size(pool, 3)
 
-    def blocks_of(held: ir.Value, width: int) -> ir.Value:
+    def blocks_of(laid_out: ir.Value, width: int) -> ir.Value:
         """[rows, kv_heads, m, block_size, width]"""
-        blocks = insert.op("Reshape", held, insert.shape(-1, size, width))
+        blocks = insert.op("Reshape", laid_out, insert.shape(-1, size, width))
         return insert.op("Gather", blocks, rows, axis=0)
 
     found = blocks_of(pool, head_dim)

@@ -105,11 +105,11 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         for unordered in paged_runs(inputs, alone, self._together(inputs, deferred)):
             run, slots = by_slot(unordered, inputs, pools.sizes.num_slots)
             place[run.tokens] = np.arange(len(run.tokens), dtype=np.int32)
-            wanted = np.flatnonzero(place[inputs.logits_indices] >= 0)
-            part = logits if len(wanted) == len(logits) else np.zeros((len(wanted), logits.shape[1]), np.float32)
-            self._run(inputs, run, slots, place[inputs.logits_indices[wanted]], part)
+            requested = np.flatnonzero(place[inputs.logits_indices] >= 0)
+            part = logits if len(requested) == len(logits) else np.zeros((len(requested), logits.shape[1]), np.float32)
+            self._run(inputs, run, slots, place[inputs.logits_indices[requested]], part)
             if part is not logits:
-                logits[wanted] = part
+                logits[requested] = part
             place[run.tokens] = -1
         return logits
 
@@ -251,19 +251,19 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
                 return []
             several = deferred
         else:
-            wanted = np.zeros(len(inputs.input_ids) + 1, np.int32)
-            wanted[1:][inputs.logits_indices] = 1
-            found = np.diff(np.cumsum(wanted)[inputs.query_start_loc])
+            requested = np.zeros(len(inputs.input_ids) + 1, np.int32)
+            requested[1:][inputs.logits_indices] = 1
+            found = np.diff(np.cumsum(requested)[inputs.query_start_loc])
             several = (counts > 1) & (counts <= _MOST_TRIED) & (found == counts)
         if not several.any():
             return []
         rows: list[int] = np.flatnonzero((inputs.seq_lens > 0) & (several | (counts == 1))).tolist()
         return rows
 
-    def _has_drafts(self, run: PagedRun, wanted: int) -> bool:
+    def _has_drafts(self, run: PagedRun, requested: int) -> bool:
         """Whether the tokens are draft tokens of a model without states: all of their logits are asked for."""
         is_one = not self.config.recurrent_layers and len(run.rows) == 1
-        return is_one and 1 < run.time == wanted <= _MOST_TRIED
+        return is_one and 1 < run.time == requested <= _MOST_TRIED
 
     def _packs(self, key: SessionKey) -> bool:
         several = key.tokens > 1 or key.form is not PagedForm.ONE_TOKEN

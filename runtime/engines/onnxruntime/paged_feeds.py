@@ -103,23 +103,23 @@ def run_feeds(
     if run.is_ragged:
         feeds |= ragged_feeds(run.counts) | decay_feeds(run.time)
     for shape in shapes:
-        if shape.places not in feeds:
-            feeds[shape.places] = _places(inputs.slot_mapping[run.tokens], shape.kv_heads, sizes)
+        if shape.kv_indices not in feeds:
+            feeds[shape.kv_indices] = _kv_indices(inputs.slot_mapping[run.tokens], shape.kv_heads, sizes)
         feeds |= _seen(inputs, run, shape, sizes)
     return feeds
 
 
-def _places(slot_mapping: np.ndarray, kv_heads: int, sizes: PoolSizes) -> np.ndarray:
+def _kv_indices(slot_mapping: np.ndarray, kv_heads: int, sizes: PoolSizes) -> np.ndarray:
     """[2 * tokens * kv_heads, 4]: keys or values, block, head, offset. What has no place goes to the last block."""
-    places = np.empty((2, len(slot_mapping), kv_heads, 4), np.int64)
-    places[0, ..., 0], places[1, ..., 0] = 0, 1
-    places[..., 2] = np.arange(kv_heads)
+    kv_indices = np.empty((2, len(slot_mapping), kv_heads, 4), np.int64)
+    kv_indices[0, ..., 0], kv_indices[1, ..., 0] = 0, 1
+    kv_indices[..., 2] = np.arange(kv_heads)
     blocks, offsets = np.divmod(slot_mapping, sizes.block_size)
     nowhere = slot_mapping < 0
     if nowhere.any():
         blocks[nowhere], offsets[nowhere] = sizes.num_blocks, 0
-    places[..., 1], places[..., 3] = blocks[:, None], offsets[:, None]
-    return places.reshape(-1, 4)
+    kv_indices[..., 1], kv_indices[..., 3] = blocks[:, None], offsets[:, None]
+    return kv_indices.reshape(-1, 4)
 
 
 def _seen(inputs: PackedInputs, run: PagedRun, shape: KvShape, sizes: PoolSizes) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.onnxruntime.packed_slots import PackedSlots
 from hybridge.runtime.engines.packed_state import PackedState
 from hybridge.runtime.engines.paged import PoolSizes
-from hybridge.runtime.engines.pool_arrays import held_array
+from hybridge.runtime.engines.pool_arrays import pool_array
 
 # A KV pool has its blocks on axis 1 (keys and values are axis 0), a pool of states its slots on axis 0.
 _BLOCK_AXIS = 1
@@ -140,7 +140,7 @@ class ArrayPools:
             if found != shape:
                 raise EngineError(f"{name}: expected an array {list(shape)}, found {found}: it is of another model")
             order = self._layouts.get(name, range(len(shape)))
-            stored[name] = held_array(name, arrays[name], spec.dtype).transpose(tuple(order)).copy()
+            stored[name] = pool_array(name, arrays[name], spec.dtype).transpose(tuple(order)).copy()
         return ArrayCopy(blocks, slots, stored)
 
     def pack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:

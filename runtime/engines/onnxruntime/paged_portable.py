@@ -55,10 +55,10 @@ class PortablePagedEngine(PagedArrayEngine):
             self._session, self._values = self._open(values), tuple(values)
         arrays = self.pools.arrays
         feeds = {field.name: getattr(inputs, field.name) for field in fields(inputs)} | dict(arrays)
-        wanted = {value.name for value in self._session.get_inputs()}
+        requested = {value.name for value in self._session.get_inputs()}
         names = [LOGITS, *self._replaced_by.values(), *values]
         try:
-            results = self._session.run(names, {k: v for k, v in feeds.items() if k in wanted})
+            results = self._session.run(names, {k: v for k, v in feeds.items() if k in requested})
         except Exception as error:  # ONNX Runtime has no common base class of its own
             raise EngineError(f"ONNX Runtime failed in a step: {error}") from error
         found = dict(zip(names, results, strict=True))

@@ -200,8 +200,8 @@ class _PackedNode:
         if is_pool(tensor):
             if self._neighbours:
                 return value
-            places = insert.op("Unsqueeze", insert.op("Cast", self._slots, to=int(ir.DataType.INT64)), insert.ints(1))
-            return insert.op("ScatterND", self._node.inputs[self._spec.output_source(tensor)], places, value)
+            indices = insert.op("Unsqueeze", insert.op("Cast", self._slots, to=int(ir.DataType.INT64)), insert.ints(1))
+            return insert.op("ScatterND", self._node.inputs[self._spec.output_source(tensor)], indices, value)
         assert old.shape is not None
         sizes = [size if isinstance(size, int) else -1 for size in old.shape.dims[1:]]
         tokens = insert.op("Reshape", value, insert.ints(-1, *sizes))

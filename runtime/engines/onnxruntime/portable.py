@@ -46,7 +46,7 @@ class PortableEngine(ArrayEngine):
         return self.step_values(inputs, states, ())[self.config.result.name]
 
     def step_values(self, inputs: StepInputs, states: StateSet, values: Sequence[str]) -> dict[str, np.ndarray]:
-        held = own_states(states)
+        own = own_states(states)
         if tuple(values) != self._values:
             self._session, self._values = self._open(values), tuple(values)
         feeds = {
@@ -54,11 +54,13 @@ class PortableEngine(ArrayEngine):
             CONTEXT_LENGTHS: inputs.context_lengths,
             PAST_LENGTHS: inputs.past_lengths,
         }
-        feeds |= {name: buffer.past for name, buffer in held.buffers.items()}
-        wanted = {value.name for value in self._session.get_inputs()}
+        feeds |= {name: buffer.past for name, buffer in own.buffers.items()}
+        requested = {value.name for value in self._session.get_inputs()}
         names = [self.config.result.name, *self._replaced_by.values(), *values]
-        found = dict(zip(names, self._session.run(names, {k: v for k, v in feeds.items() if k in wanted}), strict=True))
-        for name, buffer in held.buffers.items():
+        found = dict(
+            zip(names, self._session.run(names, {k: v for k, v in feeds.items() if k in requested}), strict=True)
+        )
+        for name, buffer in own.buffers.items():
             buffer.past[...] = found.pop(self._replaced_by[name])
         return found
 

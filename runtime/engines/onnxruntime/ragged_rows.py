@@ -27,10 +27,10 @@ def rows_from_tokens(insert: Inserter, value: ir.Value) -> ir.Value:
     return rows
 
 
-def tokens_from_rows(insert: Inserter, places: ir.Value) -> ir.Value:
-    """``places`` [rows * time, ...] as [tokens, ...]."""
+def tokens_from_rows(insert: Inserter, rectangle: ir.Value) -> ir.Value:
+    """``rectangle`` [rows * time, ...] as [tokens, ...]."""
     index = add_input(insert.graph, _PLACE_OF_TOKEN, ir.DataType.INT64, [TOKENS])
-    tokens: ir.Value = insert.op("Gather", places, index, axis=0)
+    tokens: ir.Value = insert.op("Gather", rectangle, index, axis=0)
     return tokens
 
 

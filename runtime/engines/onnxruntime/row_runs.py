@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 # A run reads all weights, however few its tokens are. That takes about as long as this many more tokens take,
-_TOKENS_WORTH_A_RUN = 16
+_TOKENS_PER_RUN = 16
 # and hides behind the arithmetic of a run of this many tokens: a longer one only needs more memory.
 _FULL_RUN = 256
 
@@ -55,7 +55,7 @@ def _share_a_run(new: list[int], past: list[int]) -> bool:
         return True
     size = max(new) * len(new)
     padding = size - sum(new)
-    return size <= _FULL_RUN and padding <= _TOKENS_WORTH_A_RUN * (len(new) - 1) and not any(past)
+    return size <= _FULL_RUN and padding <= _TOKENS_PER_RUN * (len(new) - 1) and not any(past)
 
 
 def token_runs(rows: Sequence[int]) -> tuple[RowRun, ...]:

@@ -142,15 +142,15 @@ class ArrayStateSet(StateSet):
         self.turns = self._read_turns()
         self.version += 1
 
-    def _capacity(self, wanted: int, needed: int | None = None) -> int:
-        needed = wanted if needed is None else needed
+    def _capacity(self, requested: int, needed: int | None = None) -> int:
+        needed = requested if needed is None else needed
         if needed > self._limit:
             raise RequestError(
                 f"expected at most {self._limit} tokens in one row, found {needed}: shorten the prompt, or export "
                 "with a larger `max_seq_len`"
             )
         # A model without attention has no cache to size: its states hold any number of tokens.
-        return min(self._limit, max(SMALLEST_CACHE, wanted)) if self._has_caches else self._limit
+        return min(self._limit, max(SMALLEST_CACHE, requested)) if self._has_caches else self._limit
 
     def _allocated(self, specs: Iterable[Binding], max_seq: int) -> dict[str, ArrayState]:
         axes = {BATCH: self.batch, MAX_SEQ: max_seq}

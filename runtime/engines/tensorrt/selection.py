@@ -33,14 +33,14 @@ class BuiltEngine:
         return self.folder / self.record.engine
 
 
-def find_engine(artifact: Path, wanted: str | Path | None = None, machine: Machine | None = None) -> BuiltEngine:
-    """The engine of ``artifact`` for this machine: the one ``wanted`` (a folder, or a name in OUT/engines), or the
+def find_engine(artifact: Path, requested: str | Path | None = None, machine: Machine | None = None) -> BuiltEngine:
+    """The engine of ``artifact`` for this machine: the one ``requested`` (a folder, or a name in OUT/engines), or the
     latest that fits.
 
-    EngineError says why none fits and which command builds one. ArtifactError: ``wanted`` has no readable record.
+    EngineError says why none fits and which command builds one. ArtifactError: ``requested`` has no readable record.
     """
     machine = machine or this_machine()
-    named = None if wanted is None else _folder(artifact, wanted)
+    named = None if requested is None else _folder(artifact, requested)
     command = build_command(artifact, _capability(machine))
     if named is not None:
         folder = named
@@ -120,13 +120,13 @@ def build_command(artifact: Path, capability: str) -> str:
     return f"run hybridge build-engine {artifact} {target}"
 
 
-def _folder(artifact: Path, wanted: str | Path) -> Path:
-    inside = artifact / ENGINES_FOLDER / wanted
-    for folder in (inside, Path(wanted)):
+def _folder(artifact: Path, requested: str | Path) -> Path:
+    inside = artifact / ENGINES_FOLDER / requested
+    for folder in (inside, Path(requested)):
         if (folder / ENGINE_FILE).is_file():
             return folder
     known = ", ".join(path.name for path in engine_folders(artifact)) or "none"
     raise EngineError(
-        f"expected an engine folder or one of {ENGINES_FOLDER} ({known}), found {str(wanted)!r}: name one of these, or "
-        f"run hybridge build-engine {artifact}"
+        f"expected an engine folder or one of {ENGINES_FOLDER} ({known}), found {str(requested)!r}: name one of these, "
+        f"or run hybridge build-engine {artifact}"
     )

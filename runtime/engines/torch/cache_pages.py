@@ -17,7 +17,7 @@ class CachePages:
     """The rows of one decode step, each of which has the pages of its part of the caches.
 
     size: positions of a page. table: [rows, pages] int32. bounds: [rows + 1] int32, one token a row.
-    lengths: [rows] int32, tokens of each row after the step. places: [rows] int32, where the new token goes; -1: it has
+    lengths: [rows] int32, tokens of each row after the step. slots: [rows] int32, where the new token goes; -1: it has
         no place.
     """
 
@@ -25,11 +25,11 @@ class CachePages:
     table: torch.Tensor
     bounds: torch.Tensor
     lengths: torch.Tensor
-    places: torch.Tensor
+    slots: torch.Tensor
 
     @classmethod
     def of(
-        cls, device: TorchDevice, rows: int, max_seq: int, bucket: int, lengths: torch.Tensor, places: torch.Tensor
+        cls, device: TorchDevice, rows: int, max_seq: int, bucket: int, lengths: torch.Tensor, slots: torch.Tensor
     ) -> CachePages:
         """The pages that hold the first ``bucket`` of ``max_seq`` positions."""
         size = page_size(max_seq)
@@ -37,7 +37,7 @@ class CachePages:
             first = torch.arange(rows, dtype=torch.int32, device=device.torch)[:, None] * (room_of(max_seq) // size)
             table = first + torch.arange(-(-bucket // size), dtype=torch.int32, device=device.torch)
             bounds = torch.arange(rows + 1, dtype=torch.int32, device=device.torch)
-        return cls(size, table, bounds, lengths, places)
+        return cls(size, table, bounds, lengths, slots)
 
     def pool(self, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Two caches of ``paged_caches`` as the pool [2, blocks, page, heads, head_dim] that they are."""

@@ -47,7 +47,7 @@ class DecodeStep:
         """``finish`` takes over what the program returns: it advances the states and gives the logits."""
         self._device, self._program, self._finish, self._rows = device, program, finish, memory.batch
         self.buffers = StepBuffers(device, memory.batch, memory.max_seq)
-        pages = CachePages.of(device, memory.batch, memory.max_seq, bucket, self.buffers.lengths, self.buffers.places)
+        pages = CachePages.of(device, memory.batch, memory.max_seq, bucket, self.buffers.lengths, self.buffers.slots)
         lengths = StepLengths(1, (1,) * memory.batch, (0,) * memory.batch, bucket, pages)
         self._feeds = {**self.buffers.tensors, **memory.tensors, LENGTHS: lengths, RESULT: None}
         self._logits: torch.Tensor | None = None

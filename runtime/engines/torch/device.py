@@ -34,7 +34,7 @@ class TorchDevice:
         self.torch = torch.device("cuda", torch.cuda.current_device()) if self.is_gpu else torch.device("cpu")
         self.kernels: KernelRunner | None = None
         self.stream: torch.cuda.Stream | None = None
-        self._kept: list[tuple[torch.cuda.CUDAGraph, torch.Tensor]] = []
+        self._graphs: list[tuple[torch.cuda.CUDAGraph, torch.Tensor]] = []
         if self.is_gpu:
             self.kernels, self.stream = KernelRunner(), torch.cuda.Stream()
 
@@ -66,7 +66,7 @@ class TorchDevice:
             graph.capture_begin(pool=handle, capture_error_mode="thread_local")
             number.zero_()
             graph.capture_end()
-        self._kept.append((graph, number))
+        self._graphs.append((graph, number))
         return handle
 
     @property

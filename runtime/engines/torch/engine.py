@@ -99,18 +99,18 @@ class TorchEngine(Engine):
         return TorchStateSet(self._specs, self._device, self._pool, batch, max_seq, self.max_seq_len)
 
     def step(self, inputs: StepInputs, states: StateSet) -> np.ndarray:
-        held = self._checked(inputs, states)
+        own = self._checked(inputs, states)
         if inputs.input_ids.shape[1] > 1:
-            return self._run(inputs, held, ())[self._result]
+            return self._run(inputs, own, ())[self._result]
         longest = int((inputs.context_lengths + inputs.past_lengths).max())
-        bound = self._bound(held, max(1, longest))
+        bound = self._bound(own, max(1, longest))
         context, past = inputs.context_lengths.tolist(), inputs.past_lengths.tolist()
         bound.buffers.fill(inputs.input_ids[:, 0].tolist(), context, past)
         return bound.run()
 
     def decoder(self, rows: Sequence[int], states: StateSet) -> TorchDecoder:
-        held = self._own(states)
-        return TorchDecoder(rows, held, self.config.vocab_size, lambda tokens: self._bound(held, tokens))
+        own = self._own(states)
+        return TorchDecoder(rows, own, self.config.vocab_size, lambda tokens: self._bound(own, tokens))
 
     def step_values(self, inputs: StepInputs, states: StateSet, values: Sequence[str]) -> dict[str, np.ndarray]:
         return self._run(inputs, self._checked(inputs, states), values)
@@ -166,13 +166,13 @@ class TorchEngine(Engine):
         return found[self._result].float()
 
     def _checked(self, inputs: StepInputs, states: StateSet) -> TorchStateSet:
-        held, ids = self._own(states), inputs.input_ids
-        check_step(inputs, held.batch, self.max_step_tokens, held.max_seq)
+        own, ids = self._own(states), inputs.input_ids
+        check_step(inputs, own.batch, self.max_step_tokens, own.max_seq)
         if ids.min() < 0 or ids.max() >= self.config.vocab_size:
             raise EngineError(
                 f"expected token ids from 0 to {self.config.vocab_size - 1}, found {ids.min()} to {ids.max()}"
             )
-        return held
+        return own
 
     def _own(self, states: StateSet) -> TorchStateSet:
         self._check_open()

@@ -24,17 +24,17 @@ from hybridge.runtime.engines.torch.step_shapes import padded_tokens
 from hybridge.runtime.engines.torch.tensors import torch_from_dtype
 
 # Fields of HeadInputs.
-HIDDEN_PLACES, OWN_PLACES = "hidden_places", "own_places"
+HIDDEN_SLOTS, OWN_SLOTS = "hidden_slots", "own_slots"
 
 
 class TorchRows(HiddenRows):
-    """Rows in the device's memory: ``tensor`` [places, hidden] of the model's type."""
+    """Rows in the device's memory: ``tensor`` [slots, hidden] of the model's type."""
 
-    def __init__(self, device: TorchDevice, kept: int, tokens: int, hidden: int, dtype: DType) -> None:
+    def __init__(self, device: TorchDevice, reserved: int, tokens: int, hidden: int, dtype: DType) -> None:
         """With room for steps of ``tokens`` tokens, and for what they are padded to. EngineError: memory is short."""
-        super().__init__(kept)
+        super().__init__(reserved)
         self._device = device
-        shape = 1 + kept + padded_tokens(tokens), hidden
+        shape = 1 + reserved + padded_tokens(tokens), hidden
         try:
             self.tensor = device.zeros(*shape, dtype=torch_from_dtype(dtype))
         except RuntimeError as error:
@@ -44,12 +44,12 @@ class TorchRows(HiddenRows):
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         with self._device.active():
-            places = torch.tensor((list(sources), list(targets))).to(self._device.torch, non_blocking=True)
-            self.tensor.index_copy_(0, places[1], self.tensor.index_select(0, places[0]))
+            slots = torch.tensor((list(sources), list(targets))).to(self._device.torch, non_blocking=True)
+            self.tensor.index_copy_(0, slots[1], self.tensor.index_select(0, slots[0]))
 
-    def read(self, places: Sequence[int]) -> np.ndarray:
+    def read(self, slots: Sequence[int]) -> np.ndarray:
         with self._device.active():
-            found = self.tensor[list(places)].float().cpu().numpy()
+            found = self.tensor[list(slots)].float().cpu().numpy()
         return np.asarray(found)
 
 
@@ -71,28 +71,28 @@ class ShowingProgram:
 class HeadProgram:
     """The program of a head, whose output ``value`` it leaves in ``rows`` too, where its hidden states come from.
 
-    The most likely token of each row it leaves in ``tokens`` [places] int64, -1 where its logits are not finite: the
+    The most likely token of each row it leaves in ``tokens`` [slots] int64, -1 where its logits are not finite: the
     head goes on from both, and neither has to come to the host for that.
     """
 
     extra: tuple[Binding, ...] = (
-        Binding(HIDDEN_PLACES, DType.INT64, (TOKENS,)),
+        Binding(HIDDEN_SLOTS, DType.INT64, (TOKENS,)),
         Binding(IS_OWN, DType.INT32, (TOKENS,)),
-        Binding(OWN_PLACES, DType.INT64, (NUM_LOGITS,)),
+        Binding(OWN_SLOTS, DType.INT64, (NUM_LOGITS,)),
     )
 
     def __init__(self, program: Program, value: str, rows: TorchRows, tokens: torch.Tensor) -> None:
         self._program, self._value, self._rows, self._tokens = program, value, rows, tokens
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        rows, places = self._rows.tensor, feeds[OWN_PLACES]
-        found = self._program.run({**feeds, HIDDEN_STATES: rows.index_select(0, feeds[HIDDEN_PLACES])})
+        rows, slots = self._rows.tensor, feeds[OWN_SLOTS]
+        found = self._program.run({**feeds, HIDDEN_STATES: rows.index_select(0, feeds[HIDDEN_SLOTS])})
         last = found[self._value].index_select(0, feeds[LOGITS_INDICES])
         # Padding goes nowhere, several times: no index_copy_, which would want each place once.
-        rows[places] = last.to(rows.dtype)
-        found[BEST] = self._tokens[places] = best_of(found[LOGITS])
+        rows[slots] = last.to(rows.dtype)
+        found[BEST] = self._tokens[slots] = best_of(found[LOGITS])
         return found
 
-    def last_tokens(self, places: torch.Tensor) -> torch.Tensor:
-        """What the head left at ``places`` the time before, as input_ids."""
-        return self._tokens.index_select(0, places).clamp_(min=0)
+    def last_tokens(self, slots: torch.Tensor) -> torch.Tensor:
+        """What the head left at ``slots`` the time before, as input_ids."""
+        return self._tokens.index_select(0, slots).clamp_(min=0)

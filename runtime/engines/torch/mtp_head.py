@@ -13,9 +13,9 @@ from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import layer_output
 from hybridge.runtime.engines.hidden_rows import HiddenRows
 from hybridge.runtime.engines.mtp_head import HeadInputs, MtpHead, finite
+from hybridge.runtime.engines.torch.autoregressive_steps import AutoregressiveSteps
 from hybridge.runtime.engines.torch.fusion import Phase
 from hybridge.runtime.engines.torch.hidden_states import HeadProgram, TorchRows
-from hybridge.runtime.engines.torch.own_steps import OwnSteps
 from hybridge.runtime.engines.torch.paged_decode import padded_blocks, padded_rows
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.engines.torch.program import StepProgram
@@ -32,7 +32,7 @@ class TorchMtpHead(TorchPagedEngine, MtpHead):
 
     def __init__(self, folder: str | Path, engine: TorchPagedEngine) -> None:
         """Errors as of TorchPagedEngine."""
-        self._own_steps: dict[tuple[int, int, int], OwnSteps] = {}
+        self._autoregressive_steps: dict[tuple[int, int, int], AutoregressiveSteps] = {}
         self._tokens = torch.empty(0)
         self._open(folder, engine.device, engine.weights)
 
@@ -43,15 +43,15 @@ class TorchMtpHead(TorchPagedEngine, MtpHead):
         self._tokens = self.device.zeros(rows.first, dtype=torch.int64)
 
     @property
-    def own_steps(self) -> Mapping[tuple[int, int, int], OwnSteps]:
+    def autoregressive_steps(self) -> Mapping[tuple[int, int, int], AutoregressiveSteps]:
         """What goes on from the head's own, as it has been prepared on a GPU, by number of steps, rows and blocks."""
-        return self._own_steps
+        return self._autoregressive_steps
 
     def run(self, inputs: HeadInputs) -> list[list[int]]:
         if self._rows is None:
             raise EngineError("expected hidden states, found none: call read_from first")
         first, own = self.launch(inputs), None
-        if inputs.own_steps:
+        if inputs.autoregressive_steps:
             own = self._prepared(inputs)
             own.launch(inputs)
         found = [[token] for token in first.best_tokens()]
@@ -59,26 +59,26 @@ class TorchMtpHead(TorchPagedEngine, MtpHead):
             own.add_tokens(found)
         return [finite(tokens) for tokens in found]
 
-    def _prepared(self, inputs: HeadInputs) -> OwnSteps:
+    def _prepared(self, inputs: HeadInputs) -> AutoregressiveSteps:
         """What goes on from the step ``inputs``."""
-        rows = [int((inputs.further > index).sum()) for index in range(inputs.own_steps)]
+        rows = [int((inputs.further > index).sum()) for index in range(inputs.autoregressive_steps)]
         blocks = inputs.block_table.shape[1]
         if not self.device.is_gpu:
             return self._made(rows, blocks)
         most, blocks = padded_rows(rows[0], self.limits.max_rows), padded_blocks(blocks, self.pools.sizes.block_size)
         key = len(rows), most, blocks
-        if key not in self._own_steps:
-            self._own_steps[key] = self._made([most] * len(rows), blocks)
-        return self._own_steps[key]
+        if key not in self._autoregressive_steps:
+            self._autoregressive_steps[key] = self._made([most] * len(rows), blocks)
+        return self._autoregressive_steps[key]
 
-    def _made(self, rows: Sequence[int], blocks: int) -> OwnSteps:
+    def _made(self, rows: Sequence[int], blocks: int) -> AutoregressiveSteps:
         program = self._program(Phase.DECODE)
         assert isinstance(program, HeadProgram)
-        return OwnSteps(self.device, program, self.pools, rows, blocks)
+        return AutoregressiveSteps(self.device, program, self.pools, rows, blocks)
 
     def _forget_recorded(self) -> None:
         super()._forget_recorded()
-        self._own_steps.clear()
+        self._autoregressive_steps.clear()
 
     def _program(self, phase: Phase, values: Sequence[str] = ()) -> StepProgram:
         value = layer_output(self.config.num_hidden_layers - 1)

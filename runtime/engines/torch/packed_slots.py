@@ -65,8 +65,8 @@ class PackedSlots:
             rows.div_(torch.where(factors > 0, factors, 1.0).unsqueeze(-1)).clamp_(-most, most).nan_to_num_()
             layers.values[target].copy_(rows.round_() if self._kind == INT8 else rows)
             layers.factors[target].copy_(factors)
-        for name, kept in self.exact.items():
-            kept[target].copy_(pools[name][source])
+        for name, stored in self.exact.items():
+            stored[target].copy_(pools[name][source])
 
     def unpack(self, pools: Mapping[str, torch.Tensor], source: int, target: int) -> None:
         """Unpack ``source`` into slot ``target`` of ``pools``."""
@@ -74,8 +74,8 @@ class PackedSlots:
             rows = layers.values[source].float().mul_(layers.factors[source].unsqueeze(-1))
             for spec, row in zip(layers.specs, rows, strict=True):
                 pools[spec.name][target].copy_(row)
-        for name, kept in self.exact.items():
-            pools[name][target].copy_(kept[source])
+        for name, stored in self.exact.items():
+            pools[name][target].copy_(stored[source])
 
     def copy_out(self, slot: int) -> PackedState:
         """A copy of one slot as it is, in host memory."""

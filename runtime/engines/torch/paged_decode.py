@@ -56,8 +56,8 @@ class PagedDecodeStep:
             self.repeated.run()
         assert self._logits is not None
         indices = inputs.logits_indices
-        wanted = slice(0, len(indices)) if len(indices) == len(inputs.seq_lens) else indices.tolist()
-        return TorchStepResult(self._device, self._best, self._logits, wanted)
+        requested = slice(0, len(indices)) if len(indices) == len(inputs.seq_lens) else indices.tolist()
+        return TorchStepResult(self._device, self._best, self._logits, requested)
 
     def _work(self) -> None:
         self._buffers.upload()

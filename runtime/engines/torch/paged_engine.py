@@ -76,10 +76,12 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
     def shows_hidden_states(self) -> bool:
         return True
 
-    def show_hidden_states(self, kept: int) -> TorchRows:
+    def show_hidden_states(self, reserved: int) -> TorchRows:
         self._device.synchronize()
         self._forget_recorded()
-        self._rows = TorchRows(self._device, kept, self.limits.max_tokens, self.config.hidden_size, self.config.dtype)
+        self._rows = TorchRows(
+            self._device, reserved, self.limits.max_tokens, self.config.hidden_size, self.config.dtype
+        )
         return self._rows
 
     @property

@@ -14,7 +14,7 @@ from hybridge.artifact.kv_dtypes import filled_with
 from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.packed_state import PackedState
 from hybridge.runtime.engines.paged import PoolSizes
-from hybridge.runtime.engines.pool_arrays import held_array
+from hybridge.runtime.engines.pool_arrays import pool_array
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.packed_slots import PackedSlots
 from hybridge.runtime.engines.torch.tensors import array_from_tensor, tensor_from_array, torch_from_dtype
@@ -135,7 +135,7 @@ class TorchPools:
             shape, found = spec.resolve(**axes), None if name not in arrays else arrays[name].shape
             if found != shape:
                 raise EngineError(f"{name}: expected an array {list(shape)}, found {found}: use one of the same model")
-            stored[name] = tensor_from_array(held_array(name, arrays[name], spec.dtype), spec.dtype)
+            stored[name] = tensor_from_array(pool_array(name, arrays[name], spec.dtype), spec.dtype)
         return TorchCopy(blocks, slots, stored)
 
     def pack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:

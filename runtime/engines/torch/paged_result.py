@@ -35,9 +35,9 @@ class TorchStepResult(StepResult):
     """
 
     def __init__(
-        self, device: TorchDevice, best: torch.Tensor, logits: torch.Tensor, wanted: Sequence[int] | slice
+        self, device: TorchDevice, best: torch.Tensor, logits: torch.Tensor, requested: Sequence[int] | slice
     ) -> None:
-        self._device, self._best, self._logits, self._wanted = device, best, logits, wanted
+        self._device, self._best, self._logits, self._requested = device, best, logits, requested
 
     @property
     def is_ready(self) -> bool:
@@ -45,23 +45,23 @@ class TorchStepResult(StepResult):
 
     def best_tokens(self) -> list[int | None]:
         self._device.synchronize()
-        found: list[int] = self._best.numpy()[self._wanted].tolist()
+        found: list[int] = self._best.numpy()[self._requested].tolist()
         return [token if token >= 0 else None for token in found] if found and min(found) < 0 else list(found)
 
     def logits(self, index: int) -> np.ndarray:
-        row = index if isinstance(self._wanted, slice) else self._wanted[index]
+        row = index if isinstance(self._requested, slice) else self._requested[index]
         self._device.synchronize()
         with self._device.active():
             return np.asarray(self._logits[row].cpu().numpy())
 
     def rows(self, indices: Sequence[int]) -> np.ndarray:
-        wanted = indices if isinstance(self._wanted, slice) else [self._wanted[index] for index in indices]
-        first, end = wanted[0], wanted[-1] + 1
+        requested = indices if isinstance(self._requested, slice) else [self._requested[index] for index in indices]
+        first, end = requested[0], requested[-1] + 1
         self._device.synchronize()
         try:
             with self._device.active():
                 # Neighbours are copied from where they lie, others gathered before.
-                found = self._logits[first:end] if end - first == len(wanted) else self._logits[list(wanted)]
+                found = self._logits[first:end] if end - first == len(requested) else self._logits[list(requested)]
                 host = self._device.pinned(*found.shape, dtype=found.dtype)
                 host.copy_(found)
                 return host.numpy()
@@ -73,7 +73,7 @@ class TorchStepResult(StepResult):
         self._device.synchronize()
         try:
             with self._device.active():
-                return np.asarray(self._logits.cpu().numpy()[self._wanted])
+                return np.asarray(self._logits.cpu().numpy()[self._requested])
         except RuntimeError as error:
             raise _unread(error) from error
 

@@ -134,9 +134,9 @@ class _Compiler:
             folded.update(zip(names, [result] if len(names) == 1 else result, strict=True))
         self._constants.update({value: folded[name] for value, name in zip(node.outputs, names, strict=True)})
 
-    def _steps(self, kept: set[ir.Value]) -> list[Step]:
+    def _steps(self, retained: set[ir.Value]) -> list[Step]:
         """The calls with their slots, each told after which of them a value goes."""
-        steps, seen = [], set(kept) | set(self._constants)
+        steps, seen = [], set(retained) | set(self._constants)
         for name, run, inputs, outputs in reversed(self._calls):
             done = {value for value in (*inputs, *outputs) if value is not None and value not in seen}
             seen |= done

@@ -16,7 +16,7 @@ from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.tensors import torch_from_dtype
 
 # Sets of states that are kept for reuse.
-_MOST_KEPT = 4
+_MOST_UNUSED = 4
 
 
 class StateMemory:
@@ -60,7 +60,7 @@ class StatePool:
         with self._lock, self._device.active():
             while self._returned:
                 self._free.append(self._returned.popleft())
-            del self._free[:-_MOST_KEPT]
+            del self._free[:-_MOST_UNUSED]
             found = next((memory for memory in self._free if (memory.batch, memory.max_seq) == (batch, max_seq)), None)
             if found is None:
                 return self._allocate(batch, max_seq)

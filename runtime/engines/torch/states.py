@@ -107,12 +107,12 @@ class TorchStateSet(StateSet):
                 target[tuple(slice(size) for size in tensor.shape)].copy_(tensor)
         release()
 
-    def _lend(self, needed: int, wanted: int = 0) -> None:
+    def _lend(self, needed: int, requested: int = 0) -> None:
         if needed > self._limit:
             raise RequestError(
                 f"expected at most {self._limit} tokens in one row, found {needed}: shorten the prompt, or export "
                 "with a larger `max_seq_len`"
             )
-        self.memory: StateMemory = self._pool.lend(self.batch, max(needed, wanted))
+        self.memory: StateMemory = self._pool.lend(self.batch, max(needed, requested))
         self._release = weakref.finalize(self, self._pool.give_back, self.memory)
         self._release.atexit = False

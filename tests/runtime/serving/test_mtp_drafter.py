@@ -88,9 +88,9 @@ def from_scratch(head: MtpHeadEngine, tokens: list[int], hidden: np.ndarray, mos
     row, indices, own = DraftRow(known, tokens[origin + 1 :], origin, -1), rows.first + np.arange(len(hidden)), 0
     for _ in range(most):
         inputs, flags = draft_inputs([row], 16), np.full(len(indices), own, np.int32)
-        own_places, none = np.array([1]), np.zeros(1, np.int32)
+        own_slots, none = np.array([1]), np.zeros(1, np.int32)
         best = head.run(
-            HeadInputs(**vars(inputs), hidden_places=indices, is_own=flags, own_places=own_places, further=none)
+            HeadInputs(**vars(inputs), hidden_slots=indices, is_own=flags, own_slots=own_slots, further=none)
         )
         found += best[0]
         row = DraftRow(known, found[-1:], len(tokens) - 2 + len(found), -1)
@@ -133,7 +133,7 @@ def test_proposals_are_what_the_head_says(engine: str, artifact: Path) -> None:
         assert metrics is not None and metrics.proposed > 20
     assert set(drafter.origins.values()) == {0}
     check_proposals(drafter, MtpHeadEngine(artifact))
-    assert not list(drafter._states) and len(drafter._states._free) == drafter._hidden.kept - 3
+    assert not list(drafter._states) and len(drafter._states._free) == drafter._hidden.reserved - 3
 
 
 def test_a_sequence_that_others_began(artifact: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_head_that_fails_costs_candidates_alone(artifact: Path, when: str, mon
         # Requests that come later have draft tokens again.
         proposed = metrics.proposed
         assert over.generate(prompts[1:], params, NEW)[0].token_ids == plain[1] and metrics.proposed > proposed
-        assert not list(drafter._states) and len(drafter._states._free) == drafter._hidden.kept - 3
+        assert not list(drafter._states) and len(drafter._states._free) == drafter._hidden.reserved - 3
 
 
 def test_sequences_that_make_way_together_keep_their_blocks(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,10 +54,10 @@ def artifact_with(folder: Path, **engines: EngineRecord) -> Path:
     return folder
 
 
-def problem(folder: Path, machine: Machine = AMPERE, wanted: str | Path | None = None) -> str:
+def problem(folder: Path, machine: Machine = AMPERE, requested: str | Path | None = None) -> str:
     """Why no engine is found."""
     with pytest.raises(EngineError) as caught:
-        find_engine(folder, wanted, machine)
+        find_engine(folder, requested, machine)
     return str(caught.value)
 
 
@@ -76,7 +76,7 @@ def test_an_engine_may_be_named_or_lie_elsewhere(tmp_path: Path) -> None:
     assert find_engine(folder, "old", AMPERE).record.max_batch_size == 1
     assert find_engine(folder, elsewhere, AMPERE).record.max_batch_size == 3
     for machine in (AMPERE, Machine(("tensorrt_rtx",), None)):
-        message = problem(folder, machine, wanted="absent")
+        message = problem(folder, machine, requested="absent")
         assert "one of engines (new, old), found 'absent': name one of these, or run hybridge build-engine" in message
 
 
@@ -109,7 +109,7 @@ def test_engines_that_do_not_fit_say_why(tmp_path: Path, changes: dict[str, obje
     message = problem(folder)
     assert words in message
     assert message.endswith(f"run hybridge build-engine {folder} --target rtx-ampere --overwrite")
-    assert words.removeprefix("mine (").rstrip(")") in problem(folder, wanted="mine")
+    assert words.removeprefix("mine (").rstrip(")") in problem(folder, requested="mine")
 
 
 def test_a_damaged_record_is_one_reason_among_others(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.speculation import SpeculationSettings
 from tests.runtime.serving.test_mtp_drafter import MOST, PROMPTS, Watched, check_proposals
+from tests.runtime.torch.test_autoregressive_steps import Tried, random_hidden
 from tests.runtime.torch.test_kernel_calls import QWEN
-from tests.runtime.torch.test_own_steps import Tried, random_hidden
 from tests.runtime.torch.test_paged_kernel_calls import PAGED
 from tests.support.mtp_checkpoints import save_with_mtp_head
 
@@ -55,7 +55,7 @@ def test_proposals_of_recorded_steps(family: str, mode: str, tmp_path: Path) -> 
         assert [answer.token_ids for answer in answers] == plain
     check_proposals(drafter, MtpHeadEngine(folder), 40)
     assert any(step.repeated.is_replayed for step in head.decode_steps.values())
-    assert any(step.repeated.is_replayed for step in head.own_steps.values())
+    assert any(step.repeated.is_replayed for step in head.autoregressive_steps.values())
     assert any(step.repeated.is_replayed for step in head.mixed_steps.values())
     assert any(step.repeated.is_replayed for step in engine.draft_steps.values())
     drafter.close()
@@ -79,7 +79,7 @@ def test_recorded_draft_tokens_are_those_of_direct_steps(family: str, further: t
         head.fill_pools(np.nan)
         answers.append(head.run(tried.inputs(further)))
         left.append(tried.left())
-    (own,) = head.own_steps.values()
+    (own,) = head.autoregressive_steps.values()
     assert own.repeated.is_replayed and [len(tokens) - 1 for tokens in answers[0]] == list(further)
     assert answers[1] == answers[0] and answers[2] == answers[0]
     for later in left[1:]:

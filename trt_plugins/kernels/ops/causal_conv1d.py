@@ -116,13 +116,15 @@ class _Convolution:
         grid = (across, _blocks(self.time, tokens), self.rows)
         return self._launch(source, grid, _PREFILL_THREADS, device, tokens)
 
-    def _channels(self, wanted: int) -> int:
-        """``wanted`` channels a thread, or 1 where a size or stride would break the alignment of its accesses."""
+    def _channels(self, requested: int) -> int:
+        """``requested`` channels a thread, or 1 where a size or stride would break the alignment of its accesses."""
         strides = (*_row_and_token_stride(self.x, self.call), *_row_and_token_stride(self.y, self.call))
-        vector = math.gcd(wanted, self.channels, *strides) == wanted
-        vector &= min(self.x.alignment, self.y.alignment) >= wanted * self.dtype.itemsize
-        run = math.gcd(wanted * self.width, self.state.strides[0], self.state_out.strides[0]) == wanted * self.width
-        return wanted if vector and run else 1
+        vector = math.gcd(requested, self.channels, *strides) == requested
+        vector &= min(self.x.alignment, self.y.alignment) >= requested * self.dtype.itemsize
+        run = (
+            math.gcd(requested * self.width, self.state.strides[0], self.state_out.strides[0]) == requested * self.width
+        )
+        return requested if vector and run else 1
 
     def _launch(
         self, source: KernelSource, grid: tuple[int, int, int], threads: int, device: DeviceTraits, tokens: int = 1

@@ -135,10 +135,10 @@ def decode_launch(call: PagedCall, device: DeviceTraits) -> DecodeLaunch:
     tiles, items = -(-call.group // queries), call.tokens if call.decodes_every_token else call.rows
     sizes = _Sizes(items, tiles, call.kv_heads * tiles, min(call.group, queries), -(-call.longest // STEP))
     cluster = _cluster(sizes, device)
-    kept = items if cluster == LINE else 1
+    stored = items if cluster == LINE else 1
     shapes = _shapes(sizes, cluster, device)
     variant = DecodeVariant(call.dtype, call.head_dim, query_tiles, cluster, shapes[0], call.is_fp8)
-    variant = _fitting(variant, shapes, sizes.heads, kept, device.shared_bytes)
+    variant = _fitting(variant, shapes, sizes.heads, stored, device.shared_bytes)
     params = struct_type(FILE, "PagedDecode")()
     call.fill(params.call)
     params.items, params.tiles, params.units, params.merged_heads = items, tiles, sizes.units, sizes.heads
@@ -155,7 +155,7 @@ def decode_launch(call: PagedCall, device: DeviceTraits) -> DecodeLaunch:
         (variant.shape.warps * _WARP, 1, 1),
         params,
         pointers,
-        _without_room(variant, variant.shared_bytes(sizes.heads, kept, staged), device),
+        _without_room(variant, variant.shared_bytes(sizes.heads, stored, staged), device),
         cluster=max(cluster, 1),
         overlap=device.capability >= OVERLAP_SINCE,
     )
@@ -197,8 +197,8 @@ def _fp8_sources() -> Iterator[KernelSource]:
 
 
 def _query_tiles(call: PagedCall) -> int:
-    wanted = -(-call.group // _TILE_QUERIES)
-    return min(wanted, _MOST_TILES if call.head_dim <= _TILED_DIM and call.dtype.itemsize == 2 else 1)
+    requested = -(-call.group // _TILE_QUERIES)
+    return min(requested, _MOST_TILES if call.head_dim <= _TILED_DIM and call.dtype.itemsize == 2 else 1)
 
 
 def _cluster(sizes: _Sizes, device: DeviceTraits) -> int:

@@ -120,8 +120,8 @@ def _mma_variant(scan: Scan, device: DeviceTraits) -> _Variant:
     dtype, state, D, bias = (scan.call.input(name).dtype for name in ("x", "state", "D", "dt_bias"))
     variant = _Variant(dtype, state, D, bias, scan.head_dim, scan.state_size, 0, 2, scan.aligned)
     widest = scan.head_dim
-    wanted = device.multiprocessors * _BLOCKS_OF_MULTIPROCESSOR
-    if scan.rows * scan.heads * 2 <= wanted and scan.time <= 2 * CHUNK * _LEAST_SEGMENT_CHUNKS:
+    requested = device.multiprocessors * _BLOCKS_OF_MULTIPROCESSOR
+    if scan.rows * scan.heads * 2 <= requested and scan.time <= 2 * CHUNK * _LEAST_SEGMENT_CHUNKS:
         widest = max(16, scan.head_dim // 2)  # more blocks for a few short rows
     variant = _with_slice(variant, widest)
     while variant.shared_bytes > device.shared_bytes:

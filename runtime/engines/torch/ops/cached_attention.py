@@ -99,7 +99,7 @@ class PagedCaches:
         y = torch.empty(query.shape, dtype=q.dtype, device=q.device)
         given = [query, pool, pages.table, pages.bounds, pages.lengths, None]
         rows, attend = PackedRows(query.shape[0], 1, has_state_indices=False), self._of_window(step.window)
-        new = [k[:, :, 0], v[:, :, 0], pool, pages.places]
+        new = [k[:, :, 0], v[:, :, 0], pool, pages.slots]
         if not attend.accepts(given, [y], rows) or not self._write.launch(new, [pool]):
             return None
         attend.launch(given, [y], rows)

@@ -123,7 +123,7 @@ class _PackedCall:
     ) -> None:
         """Rows of one token each, or with ``time`` one row of ``tokens``, as a call of the dense operator."""
         inputs: list[torch.Tensor | None] = []
-        places: dict[int, torch.Tensor] = {}
+        indices: dict[int, torch.Tensor] = {}
         for index, (tensor, value) in enumerate(zip(self._spec.inputs, tensors, strict=True)):
             if index == self._slots:
                 continue
@@ -131,8 +131,8 @@ class _PackedCall:
                 count = tokens.stop - tokens.start if time else 1
                 inputs.append(torch.full((len(slots),), count, dtype=torch.int32, device=slots.device))
             elif value is not None and is_pool(tensor):
-                places[index] = torch.where(slots < 0, value.shape[0] - 1, slots.long())
-                inputs.append(value.index_select(0, places[index]))
+                indices[index] = torch.where(slots < 0, value.shape[0] - 1, slots.long())
+                inputs.append(value.index_select(0, indices[index]))
             elif value is not None and is_packed(tensor):
                 inputs.append(value[None, tokens] if time else value[tokens])
             else:
@@ -140,7 +140,7 @@ class _PackedCall:
         found = self._operator(*inputs, *self._attributes.values())
         for (source, pool, _), output, new in zip(self._outputs, outputs, found, strict=True):
             if pool:
-                output.index_copy_(0, places[source], new)
+                output.index_copy_(0, indices[source], new)
             else:
                 output[tokens] = new[0] if time else new
 
@@ -183,16 +183,16 @@ class SpeculativeCall(_PackedCall):
         self, tensors: list[torch.Tensor | None], outputs: list[torch.Tensor], rows: StepRows, slots: torch.Tensor
     ) -> None:
         """In torch, on copies of the slots that the rows name; those of no slot go to the last one, as above."""
-        places = slots.flatten().long()
+        indices = slots.flatten().long()
         inputs = list(tensors)
         for index, (tensor, value) in enumerate(zip(self._spec.inputs, tensors, strict=True)):
             if value is not None and is_pool(tensor):
-                inputs[index] = value.index_select(0, places % value.shape[0])
+                inputs[index] = value.index_select(0, indices % value.shape[0])
         own = torch.arange(slots.numel(), dtype=slots.dtype, device=slots.device).view_as(slots)
         inputs[self._slots] = torch.where(slots < 0, -1, own)
         found = self._operator.speculative(*inputs, *self._attributes.values())
         for (_, pool, _), output, new in zip(self._outputs, outputs, found, strict=True):
             if pool:
-                output.index_copy_(0, places % output.shape[0], new)
+                output.index_copy_(0, indices % output.shape[0], new)
             else:
                 output.copy_(new)

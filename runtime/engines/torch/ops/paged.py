@@ -36,8 +36,8 @@ def _write(entries: torch.Tensor, pools: list[torch.Tensor], slot_mapping: torch
     size = pools[0].shape[2]
     # Tokens without a slot go to the last block, which no sequence has.
     nowhere = pools[0].shape[1] * size - 1
-    places = torch.where(slot_mapping < 0, nowhere, slot_mapping.long())
-    block, offset = places // size, places % size
+    slots = torch.where(slot_mapping < 0, nowhere, slot_mapping.long())
+    block, offset = slots // size, slots % size
     if len(pools) == 2:
         numbers, scales = e4m3_from(entries)
         entries = numbers.view(torch.uint8)

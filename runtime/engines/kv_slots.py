@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 
-def kv_places(table: np.ndarray, rows: np.ndarray, indices: np.ndarray, block_size: int) -> np.ndarray:
+def kv_slots(table: np.ndarray, rows: np.ndarray, indices: np.ndarray, block_size: int) -> np.ndarray:
     """What slot_mapping says, int32 [n], of the tokens ``indices`` [n] of ``rows`` [n], counted from the row's first
     block on; -1 where its line of the block table ``table`` [rows, blocks] has no block for it."""
     columns, offsets = np.divmod(indices, block_size)

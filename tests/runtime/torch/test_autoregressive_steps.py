@@ -16,7 +16,7 @@ import torch
 from hybridge.exporter.export import export_checkpoint
 from hybridge.exporter.options import ExportOptions
 from hybridge.runtime.engines.hidden_rows import ArrayRows
-from hybridge.runtime.engines.kv_places import kv_places
+from hybridge.runtime.engines.kv_slots import kv_slots
 from hybridge.runtime.engines.mtp_head import HeadInputs
 from hybridge.runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
 from hybridge.runtime.engines.paged import PoolSizes
@@ -54,9 +54,9 @@ def head_inputs(first: int, further: Sequence[int], paged: bool, vocab: int) -> 
         rows.append(DraftRow(DraftedSequence([], blocks, origin=origin), ids, origin, -1))
     return HeadInputs(
         **vars(draft_inputs(rows, BLOCK)),
-        hidden_places=first + np.arange(sum(COUNTS)),
+        hidden_slots=first + np.arange(sum(COUNTS)),
         is_own=np.zeros(sum(COUNTS), np.int32),
-        own_places=np.array([2, 1, 3]),
+        own_slots=np.array([2, 1, 3]),
         further=np.array(further, np.int32),
     )
 
@@ -92,12 +92,12 @@ class Tried:
                 paged = self.head.config.kv_layers
                 slots.append(inputs.block_table[row, block] * BLOCK + offset if paged else -1)
             counts, origins = np.array(COUNTS)[rows], np.array(ORIGINS)[rows]
-            bounds, places = np.arange(len(rows) + 1, dtype=np.int32), inputs.own_places[rows]
+            bounds, places = np.arange(len(rows) + 1, dtype=np.int32), inputs.own_slots[rows]
             step = HeadInputs(
                 np.array([found[row][-1] for row in rows]), origins + counts + index, bounds,
                 (counts + index + 1).astype(np.int32), inputs.block_table[rows],
-                np.array(slots, np.int32), np.full(len(rows), -1, np.int32), bounds[:-1], hidden_places=places,
-                is_own=np.ones(len(rows), np.int32), own_places=places, further=none[: len(rows)],
+                np.array(slots, np.int32), np.full(len(rows), -1, np.int32), bounds[:-1], hidden_slots=places,
+                is_own=np.ones(len(rows), np.int32), own_slots=places, further=none[: len(rows)],
             )  # fmt: skip
             for row, tokens in zip(rows, self.head.run(step), strict=True):
                 found[row] += tokens
@@ -155,4 +155,4 @@ def test_tokens_end_where_nothing_is_finite(tmp_path: Path) -> None:
 def test_places_of_keys_and_values() -> None:
     table = np.array([[4, 2, -1], [0, -1, -1]], np.int32)
     rows, indices = np.array([0, 0, 0, 1, 1, 0, 0]), np.array([0, 15, 16, 3, 16, 33, 48])
-    assert kv_places(table, rows, indices, BLOCK).tolist() == [64, 79, 32, 3, -1, -1, -1]
+    assert kv_slots(table, rows, indices, BLOCK).tolist() == [64, 79, 32, 3, -1, -1, -1]

@@ -10,7 +10,7 @@ import torch
 from hybridge.artifact.names import INPUT_IDS, LOGITS_INDICES, QUERY_START_LOC, SEQ_LENS
 from hybridge.runtime.engines.mtp_head import HeadInputs
 from hybridge.runtime.engines.torch.device import TorchDevice
-from hybridge.runtime.engines.torch.hidden_states import OWN_PLACES, HeadProgram
+from hybridge.runtime.engines.torch.hidden_states import OWN_SLOTS, HeadProgram
 from hybridge.runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
 from hybridge.runtime.engines.torch.paged_pools import TorchPools
 from hybridge.runtime.engines.torch.paged_result import BEST
@@ -20,7 +20,7 @@ from hybridge.runtime.engines.torch.step_rows import StepRows
 _FIXED = frozenset({INPUT_IDS, QUERY_START_LOC, LOGITS_INDICES})
 
 
-class OwnSteps:
+class AutoregressiveSteps:
     """As many steps as ``rows`` has numbers, with so many rows of one token each, that see ``blocks`` blocks.
 
     Tokens and hidden states of each are those that the step before has left on the device, so that nobody waits for
@@ -62,7 +62,7 @@ class OwnSteps:
             buffers.upload()
         for buffers, best in zip(self._buffers, self._parts, strict=True):
             given = buffers.tensors
-            rows = {QUERY_START_LOC: self._rows(buffers), INPUT_IDS: self._program.last_tokens(given[OWN_PLACES])}
+            rows = {QUERY_START_LOC: self._rows(buffers), INPUT_IDS: self._program.last_tokens(given[OWN_SLOTS])}
             found = self._program.run({**given, **self._pools.tensors, **rows})
             best.copy_(found[BEST], non_blocking=True)
 
