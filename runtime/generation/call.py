@@ -101,8 +101,10 @@ def checked_priority(value: object) -> int:
 def checked_namespace(value: object) -> str:
     """RequestError for what is no text, or too long a one."""
     if not isinstance(value, str) or len(value) > REQUEST_NAMESPACE_CHARACTERS:
-        found = f"one of {len(value)}" if isinstance(value, str) else repr(value)
-        raise RequestError(f"namespace: expected a text of at most {REQUEST_NAMESPACE_CHARACTERS}, found {found}")
+        found = len(value) if isinstance(value, str) else type(value).__name__
+        raise RequestError(
+            f"namespace: expected a text of at most {REQUEST_NAMESPACE_CHARACTERS} characters, found {found}"
+        )
     return value
 
 

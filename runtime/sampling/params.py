@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 LogitsProcessor = Callable[[tuple[int, ...], np.ndarray], np.ndarray]
 # The ranges of OpenAI's API. To forbid or force tokens, use bad_words and allowed_token_ids.
 MOST_BIAS, MOST_PENALTY = 100.0, 2.0
+# Of the repetition penalty: useful ones are from 0.5 to 2, and no logit overflows.
+MOST_FACTOR = 100.0
 # Parameters that beam search does not support.
 _NOT_WITH_BEAMS = (
     "temperature",
@@ -47,7 +49,7 @@ class SamplingParams:
     top_k               keep the k most likely tokens (ties with the k-th stay); 0 or -1 turns it off
     top_p               keep the smallest set of most likely tokens whose probability reaches top_p; 1 turns it off
     min_p               keep tokens at least min_p times as likely as the most likely one; 0 turns it off
-    repetition_penalty  above 1 makes tokens of the prompt and of the answer less likely; 1 turns it off
+    repetition_penalty  from 0.01 to 100; above 1 makes tokens of the prompt and of the answer less likely, 1 is off
     seed                two runs with one seed sample the same tokens, whatever else is in the batch; None is random
     max_new_tokens      stop with "length" after this many tokens; None leaves the choice to the caller. Also
                         accepted as max_tokens
@@ -133,14 +135,15 @@ class SamplingParams:
 
     def _numbers(self) -> dict[str, object]:
         most = limits.REQUEST_LOGPROBS
-        positive, any_size = ("above 0", lambda v: v > 0), ("of any size", lambda v: True)
+        any_size = ("of any size", lambda v: True)
+        factor = (f"from {1 / MOST_FACTOR:g} to {MOST_FACTOR:g}", lambda v: 1 / MOST_FACTOR <= v <= MOST_FACTOR)
         penalty = (f"from {-MOST_PENALTY:g} to {MOST_PENALTY:g}", lambda v: abs(v) <= MOST_PENALTY)
         return {
             "temperature": number("temperature", self.temperature, "at least 0", lambda v: v >= 0),
             "top_k": max(0, integer("top_k", self.top_k, -1)),
             "top_p": number("top_p", self.top_p, "above 0 and at most 1", lambda v: 0 < v <= 1),
             "min_p": number("min_p", self.min_p, "from 0 to 1", lambda v: 0 <= v <= 1),
-            "repetition_penalty": number("repetition_penalty", self.repetition_penalty, *positive),
+            "repetition_penalty": number("repetition_penalty", self.repetition_penalty, *factor),
             "presence_penalty": number("presence_penalty", self.presence_penalty, *penalty),
             "frequency_penalty": number("frequency_penalty", self.frequency_penalty, *penalty),
             "length_penalty": number("length_penalty", self.length_penalty, *any_size),

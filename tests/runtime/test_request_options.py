@@ -251,7 +251,7 @@ def _timeless(generation: Any, llm: LLM, prompt: str) -> Any:
         (([1],), {"priority": [1, 2]}, "priority: expected an integer, or a list of 1, found 2"),
         (([1],), {"priority": "high"}, "priority: expected an integer"),
         (([1],), {"namespace": 3}, "namespace: expected a text"),
-        (([1],), {"namespace": "x" * 1025}, "namespace: expected a text of at most 1024, found one of 1025"),
+        (([1],), {"namespace": "x" * 1025}, "namespace: expected a text of at most 1024 characters, found 1025"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, arguments: tuple, options: dict[str, Any], words: str) -> None:

@@ -40,6 +40,8 @@ def test_single_values_and_numpy_scalars_are_normalised() -> None:
         ("min_p", -0.01),
         ("min_p", 1.01),
         ("repetition_penalty", 0),
+        ("repetition_penalty", 1e-320),
+        ("repetition_penalty", 1e39),
         ("seed", -1),
         ("seed", 0.5),
         ("max_new_tokens", 0),
