@@ -54,7 +54,10 @@ def prompt_of(prompt: object, token_ids: object = None) -> Any:
 
 
 def is_one_prompt(prompt: object) -> bool:
-    """True for a text or a sequence of token ids, False for a sequence of prompts; RequestError for anything else."""
+    """True for a text or a sequence of token ids, False for a sequence of prompts; RequestError for anything else.
+
+    The first item of a list decides: AsyncLLM asks in the event loop, and a list may have millions.
+    """
     if isinstance(prompt, (str, Mapping)):
         return True
     if _is_array(prompt):
@@ -64,16 +67,29 @@ def is_one_prompt(prompt: object) -> bool:
         return axes == 1
     if not isinstance(prompt, (list, tuple)):
         raise RequestError(f"prompt: expected text, token ids or a list of them, found {type(prompt).__name__}")
-    return bool(prompt) and not any(_is_prompt(item) for item in prompt)
+    return bool(prompt) and not _is_prompt(prompt[0])
 
 
-def checked_ids(prompt: Any, name: str, vocab_size: int) -> tuple[int, ...]:
-    """Token ids from 0 to vocab_size - 1, at least one; RequestError, which calls them ``name``, for anything else."""
+def check_length(found: int, most: int, name: str) -> None:
+    """RequestError, which calls the prompt ``name``, for more than ``most`` tokens."""
+    if found > most:
+        raise RequestError(
+            f"{name}: expected at most {most} tokens (max_seq_len), found {found}: shorten it, or export with a larger "
+            "`max_seq_len`"
+        )
+
+
+def checked_ids(prompt: Any, name: str, vocab_size: int, most: int) -> tuple[int, ...]:
+    """Token ids from 0 to vocab_size - 1, at least one and at most ``most``; RequestError, which calls them ``name``,
+    for anything else."""
     values: Any = prompt.tolist() if _is_array(prompt) else prompt
     if not isinstance(values, (list, tuple)):
         raise RequestError(f"{name}: expected text or token ids, found {type(prompt).__name__}")
     if not values:
         raise RequestError(f"{name}: expected at least one token id, found none: pass the BOS token, or leave it out")
+    check_length(len(values), most, name)
+    if set(map(type, values)) == {int} and 0 <= min(values) <= max(values) < vocab_size:
+        return tuple(values)
     ids = []
     for value in values:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hybridge.artifact.errors import RequestError
-from hybridge.runtime.generation.prompts import Prompt, checked_ids
+from hybridge.runtime.generation.prompts import Prompt, check_length, checked_ids
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.text import Tokenizer
 from hybridge.runtime.text.prompt_size import tokens_within
@@ -55,17 +55,13 @@ class Request:
                 raise RequestError(f"{name}: the artifact has no tokenizer.json: pass token ids instead of text")
             ids = tuple(tokens_within(tokenizer, prompt, limits.max_seq_len, name, add_special_tokens))
         else:
-            ids = checked_ids(prompt, name, limits.vocab_size)
+            ids = checked_ids(prompt, name, limits.vocab_size, limits.max_seq_len)
         if not ids:
             bos = None if tokenizer is None else tokenizer.bos_token_id
             if bos is None:
                 raise RequestError(f"{name}: expected at least one token, found none, and there is no BOS token to use")
             ids = (bos,)
-        if len(ids) > limits.max_seq_len:
-            raise RequestError(
-                f"{name}: expected at most {limits.max_seq_len} tokens (max_seq_len), found {len(ids)}: shorten it, or "
-                "export with a larger `max_seq_len`"
-            )
+        check_length(len(ids), limits.max_seq_len, name)
         requested = params.max_new_tokens or max(DEFAULT_MAX_NEW_TOKENS, params.min_tokens)
         return cls(ids, params, min(requested, limits.max_seq_len - len(ids) + 1), _bad_words(params, tokenizer))
 

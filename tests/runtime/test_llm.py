@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,18 @@ def test_a_longer_prompt_is_refused_before_any_work(llm: LLM, folder: Path) -> N
     assert engine_of(llm).steps[0] == (1, 5)
 
 
+class Unread(list[int]):
+    """Token ids that nothing may look through."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("the ids were read one by one")
+
+
+def test_how_many_ids_are_too_many_is_known_without_reading_them(llm: LLM) -> None:
+    with pytest.raises(RequestError, match=r"prompt: expected at most 96 tokens .*found 97"):
+        llm.generate(Unread([1] * 97))
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
@@ -93,6 +106,7 @@ def test_a_longer_prompt_is_refused_before_any_work(llm: LLM, folder: Path) -> N
         ([-1], "prompt: expected token ids"),
         ([True], "prompt: expected token ids"),
         ([[1], [2.5]], "prompt 1: expected token ids .*found 2.5"),
+        ([3, "a"], "prompt: expected token ids .*found 'a'"),
         (["a", 3], "prompt 1: expected text or token ids, found int"),
         (7, "prompt: expected text, token ids or a list of them, found int"),
         (None, "prompt: expected text"),
