@@ -83,7 +83,7 @@ def _bad_mode(message: str) -> click.BadParameter:
 def draft_summary(metrics: SpeculationMetrics) -> str:
     """One line about the draft tokens of a whole run."""
     if metrics.acceptance is None:
-        return "[drafts: none was proposed]"
+        return "[drafts: none proposed]"
     return (
         f"[drafts: {metrics.acceptance:.0%} of {metrics.proposed} draft tokens accepted, "
         f"{metrics.tokens_per_row:.2f} tokens a step]"

@@ -38,7 +38,7 @@ def check_before_generating(model: Any, backend: TextBackend) -> Callable[[], No
 
 
 def allow_assisted_generation(model: Any) -> Callable[[], None]:
-    """transformers refuses it for models with recurrent states, which its caches cannot take back; returns the undo."""
+    """transformers refuses it for models with recurrent states, which its caches cannot roll back; returns the undo."""
     if not getattr(model, _STATEFUL, False):
         return lambda: None
     setattr(model, _STATEFUL, False)

@@ -182,7 +182,7 @@ class PagedEngine(ABC):
         advance stay as they were before that step, as do those of all rows where it failed. After an EngineError the
         slots of the deferred rows are undefined.
         """
-        raise EngineError(f"the {self.name} engine cannot take back draft tokens: use onnxruntime or torch")
+        raise EngineError(f"the {self.name} engine cannot roll back draft tokens: use onnxruntime or torch")
 
     @property
     def shows_hidden_states(self) -> bool:

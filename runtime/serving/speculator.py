@@ -31,7 +31,7 @@ class Speculator:
     """The drafter of one loop, the counts of its sequences, and ``metrics``."""
 
     def __init__(self, settings: SpeculationSettings, engine: PagedEngine, rows: int) -> None:
-        """``rows``: of a step at most. EngineError when the engine, or its artifact, cannot take back a recurrent state
+        """``rows``: of a step at most. EngineError when the engine, or its artifact, cannot roll back a recurrent state
         in the mode that is asked for."""
         _check_rollback(settings, engine)
         if engine.config.recurrent_layers:
@@ -193,7 +193,7 @@ class Speculator:
 
 
 def _check_rollback(settings: SpeculationSettings, engine: PagedEngine) -> None:
-    """EngineError when ``engine`` cannot take back the states of as many draft tokens as ``settings`` ask for."""
+    """EngineError when ``engine`` cannot roll back the states of as many draft tokens as ``settings`` ask for."""
     config, most = engine.config, settings.tokens
     if not config.recurrent_layers:
         if isinstance(settings.mode, Mapping) and settings.mode:
@@ -205,11 +205,11 @@ def _check_rollback(settings: SpeculationSettings, engine: PagedEngine) -> None:
     if config.layout != PAGED:
         raise EngineError(
             f"speculation: expected an artifact of layout paged, found {config.layout}, whose recurrent states cannot "
-            "be taken back: export with `layout='paged'`"
+            "be rolled back: export with `layout='paged'`"
         )
     if engine.max_rollback_tokens <= most:
         least = engine.max_rollback_tokens - 1
         raise EngineError(
-            f"speculation: expected an engine that can take back {1 + most} tokens of a row, found {engine.name}, "
+            f"speculation: expected an engine that can roll back {1 + most} tokens of a row, found {engine.name}, "
             + (f"which can {1 + least}: lower tokens to {least}" if least > 0 else "which takes back none: use another")
         )

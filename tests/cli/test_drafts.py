@@ -92,7 +92,7 @@ def test_a_dense_artifact_takes_no_drafts(capfd: Capture, artifact: Path) -> Non
 
 
 def test_without_candidates_there_is_nothing_to_say() -> None:
-    assert draft_summary(SpeculationMetrics()) == "[drafts: none was proposed]"
+    assert draft_summary(SpeculationMetrics()) == "[drafts: none proposed]"
 
 
 def test_export_says_where_draft_tokens_are_chosen(capfd: Capture, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ class _PackedNode:
         self._graph.remove(dense, safe=True)
         if found is None:
             raise EngineError(
-                f"expected an ONNX Runtime that can take back draft tokens of {self._node.op_type}, found one without "
+                f"expected an ONNX Runtime that can roll back draft tokens of {self._node.op_type}, found one without "
                 "the operators: install onnxruntime 1.24 or later, or run without speculation"
             )
         (pool,) = (value for tensor, value in zip(self._spec.inputs, self._node.inputs, strict=True) if is_pool(tensor))

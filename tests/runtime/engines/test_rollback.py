@@ -152,7 +152,7 @@ def test_an_engine_that_takes_back_nothing_says_so(artifacts: ArtifactCache) -> 
     folder = artifacts.get("nemotron_h", "float32", layout="paged").folder
     engine = PortablePagedEngine(folder, threads=1)
     assert engine.max_rollback_tokens == engine.rollback_token_bytes == 0
-    with pytest.raises(EngineError, match="the onnxruntime-portable engine cannot take back draft tokens"):
+    with pytest.raises(EngineError, match="the onnxruntime-portable engine cannot roll back draft tokens"):
         engine.advance(np.array([1]))
 
 

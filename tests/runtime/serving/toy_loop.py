@@ -30,7 +30,7 @@ def toy_loop(
 ) -> tuple[ServingLoop, ToyPagedEngine]:
     """Rows, tokens and memory as in ``settings``; blocks of 4 tokens. ``ahead``: the engine runs ahead.
 
-    ``max_rollback``: tokens of a row whose states it can take back.
+    ``max_rollback``: tokens of a row whose states it can roll back.
     """
     config: RuntimeConfig = paged_config(layers, max_seq_len, vocab, window=window, eos=eos)
     kind = AheadToyEngine if ahead else ToyPagedEngine
