@@ -46,12 +46,6 @@ class RequestError(SettingError):
     """A generation request that cannot be served: a bad prompt, length or sampling parameter."""
 
 
-class VerificationError(HybridgeError):
-    """The exported model disagrees with its reference (exit code 1)."""
-
-    exit_code = 1
-
-
 def described(error: BaseException) -> str:
     """One line about an error of any code, of which ``__str__`` may raise: type and at most 300 characters of message.
 

@@ -57,11 +57,6 @@ class Sequence:
         self._started = started
         self._first_token_at = 0.0
 
-    @property
-    def all_ids(self) -> tuple[int, ...]:
-        """The prompt and what was generated so far."""
-        return (*self.prompt_ids, *self._token_ids)
-
     def accept(self, logits: np.ndarray, best: int | None = None, draft_token: DraftToken | None = None) -> Piece:
         """``choose``, and the piece that comes of it."""
         self.choose(logits, best, draft_token)

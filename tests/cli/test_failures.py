@@ -7,7 +7,7 @@ import errno
 import click
 import pytest
 
-from hybridge.artifact.errors import CheckpointError, HybridgeError, VerificationError
+from hybridge.artifact.errors import CheckpointError, HybridgeError
 from hybridge.cli.failures import failure_of
 from tests.cli.command import hybridge
 
@@ -16,7 +16,6 @@ from tests.cli.command import hybridge
     ("error", "code", "words"),
     [
         (CheckpointError("a: expected b, found c"), 2, "a: expected b, found c"),
-        (VerificationError("layer 3 differs"), 1, "layer 3 differs"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (click.Abort(), 130, "interrupted"),
         (OSError(errno.ENOSPC, "No space left on device", "out/x"), 2, "out/x: the disk is full"),

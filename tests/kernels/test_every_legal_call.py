@@ -15,11 +15,12 @@ import pytest
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.catalog import spec_of
-from hybridge.trt_plugins.kernels.architectures import CHECKED, capability_from_architecture
+from hybridge.trt_plugins.kernels.architectures import CHECKED
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits
 from hybridge.trt_plugins.kernels.catalog import plan
 from hybridge.trt_plugins.plugins.calls import CallRange
 from hybridge.trt_plugins.plugins.targets import traits_from_capability
+from tests.support.kernel_calls import capability_from_architecture
 
 BASE = {"batch": 2, "time": 200, "heads": 6, "groups": 2, "head_dim": 64, "state_size": 128, "kernel": 4}
 BASE |= {"key_heads": 2, "value_heads": 6, "key_size": 128, "value_size": 128, "decay_size": 1}

@@ -10,13 +10,13 @@ import pytest
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.catalog import PACKED_OPS
-from hybridge.trt_plugins.kernels.architectures import CHECKED, capability_from_architecture
+from hybridge.trt_plugins.kernels.architectures import CHECKED
 from hybridge.trt_plugins.kernels.call import DeviceTraits, KernelLaunch, Memory, OpCall
 from hybridge.trt_plugins.kernels.layout import TensorLayout
 from hybridge.trt_plugins.kernels.ops.paged_attention_call import PagedCall
 from hybridge.trt_plugins.kernels.ops.paged_attention_prefill import MMA_FILE, WGMMA_FILE, plan_prefill, prefill_sources
 from hybridge.trt_plugins.plugins.targets import traits_from_capability
-from tests.support.kernel_calls import H200, ORIN
+from tests.support.kernel_calls import H200, ORIN, capability_from_architecture
 
 SPEC = PACKED_OPS["paged_attention"]
 BF16, F16, F32, I32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.INT32

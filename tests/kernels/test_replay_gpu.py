@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hybridge.trt_plugins.reference.replay import advance_states, delta_factors, ssm_factors
 from tests.kernels.test_drafts_gpu import BF16, F32, TOLERANCE, conv_call, delta_call, ssm_call
+from tests.support.replay import advance_states, delta_factors, ssm_factors
 from tests.support.speculative_rows import Call, DraftRows, advancing_rows, check, held_rows
 
 pytestmark = pytest.mark.gpu

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridge.trt_plugins.reference.replay import ReplayFactors, advance_states, delta_factors, ssm_factors
 from tests.ops.cases import delta_case, ssm_case
 from tests.ops.oracle import DeltaCase, SsmCase, delta_step_loop, relative_error, ssm_step_loop
 from tests.support.effort import examples
+from tests.support.replay import ReplayFactors, advance_states, delta_factors, ssm_factors
 
 ROWS, TIME = 3, 6
 ACCEPTED = st.lists(st.integers(0, TIME), min_size=ROWS, max_size=ROWS)

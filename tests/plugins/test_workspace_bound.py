@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.catalog import spec_of
-from hybridge.trt_plugins.kernels.architectures import CHECKED, capability_from_architecture
+from hybridge.trt_plugins.kernels.architectures import CHECKED
 from hybridge.trt_plugins.kernels.call import DeviceTraits
 from hybridge.trt_plugins.kernels.catalog import dense_operators, plan
 from hybridge.trt_plugins.plugins.calls import CallRange, largest_workspace
@@ -16,6 +16,7 @@ from hybridge.trt_plugins.plugins.targets import traits_from_capability
 from hybridge.trt_plugins.specs.packed import PACKED_VERSION
 from hybridge.trt_plugins.specs.speculative import SPECULATIVE_VERSION
 from tests.support.effort import examples
+from tests.support.kernel_calls import capability_from_architecture
 
 MOST = {"batch": 6, "time": 700, "tokens": 300, "rows": 40, "row_bounds": 41}
 SIZES = {

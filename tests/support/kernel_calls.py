@@ -75,3 +75,9 @@ def run_op(
 
 def _addresses(tensors: Sequence[torch.Tensor | None]) -> list[int]:
     return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+def capability_from_architecture(name: str) -> tuple[int, int]:
+    """The compute capability of sm_87 is (8, 7), of sm_120 (12, 0)."""
+    digits = name.removeprefix("sm_").rstrip("a")
+    return int(digits[:-1]), int(digits[-1])

@@ -22,13 +22,3 @@ def architecture(capability: tuple[int, int]) -> str:
         )
     suffix = "a" if capability == HOPPER else ""
     return f"sm_{capability[0]}{capability[1]}{suffix}"
-
-
-def capability_from_architecture(name: str) -> tuple[int, int]:
-    """The compute capability of sm_87 is (8, 7), of sm_120 (12, 0)."""
-    digits = name.removeprefix("sm_").rstrip("af")
-    if not digits.isdigit() or len(digits) < 2:
-        raise UnsupportedError(
-            f"expected an architecture such as sm_87, found {name!r}: use one of {', '.join(CHECKED)}"
-        )
-    return int(digits[:-1]), int(digits[-1])

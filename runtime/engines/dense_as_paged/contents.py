@@ -89,8 +89,3 @@ class Contents:
         """Forget it."""
         for id_ in list(content.ids):
             self.clear(id_)
-
-    @property
-    def parked_bytes(self) -> int:
-        """Host memory of contents outside of the batch rows."""
-        return sum(array.nbytes for content in self._parked for array in content.arrays.values())

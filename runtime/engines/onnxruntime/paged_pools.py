@@ -15,8 +15,6 @@ from hybridge.runtime.engines.packed_state import PackedState
 from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.engines.pool_arrays import pool_array
 
-# A KV pool has its blocks on axis 1 (keys and values are axis 0), a pool of states its slots on axis 0.
-_BLOCK_AXIS = 1
 _NO_SNAPSHOTS: Mapping[str, int] = MappingProxyType({})
 
 
