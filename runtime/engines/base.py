@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from hybridge.artifact.bindings import Binding
-from hybridge.artifact.config import RuntimeConfig
-from hybridge.artifact.errors import EngineError
+from hybridge.artifact.config import RuntimeConfig, read_config
+from hybridge.artifact.errors import EngineError, RequestError
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,16 @@ class Decoder(ABC):
         """
 
 
+def read_dense_config(folder: Path) -> RuntimeConfig:
+    """config.json of ``folder``; ArtifactError when it is damaged, EngineError when its layout is not dense."""
+    config: RuntimeConfig = read_config(folder)
+    if config.layout != "dense":
+        raise EngineError(
+            f"{folder}: expected layout dense, found {config.layout}: export with `layout='dense'` for this engine"
+        )
+    return config
+
+
 class Engine(ABC):
     """One artifact made runnable. Not safe for use from several threads at once."""
 
@@ -108,19 +119,19 @@ class Engine(ABC):
     notes: tuple[str, ...] = ()
 
     @property
-    @abstractmethod
     def state_specs(self) -> tuple[Binding, ...]:
         """The states as this engine holds them, in graph order."""
+        return self.config.bindings.states
 
     @property
-    @abstractmethod
     def max_batch_size(self) -> int:
         """The most batch rows of one step."""
+        return self.config.max_batch_size
 
     @property
-    @abstractmethod
     def max_seq_len(self) -> int:
         """The most tokens of one row, cached and new."""
+        return self.config.max_seq_len
 
     @property
     def max_step_tokens(self) -> int:
@@ -164,6 +175,13 @@ class Engine(ABC):
         engine cannot show inner values (a fused engine) or has no value of that name.
         """
         raise EngineError(f"the {self.name} engine cannot show the graph's inner values: verify with onnxruntime")
+
+    def check_batch(self, batch: int, remedy: str = "export with a larger `max_batch_size`") -> None:
+        """RequestError where states of ``batch`` rows are more than the engine takes."""
+        if not 1 <= batch <= self.max_batch_size:
+            raise RequestError(
+                f"expected 1 to {self.max_batch_size} rows in a batch, found {batch}: send fewer at once, or {remedy}"
+            )
 
     def close(self) -> None:  # noqa: B027 (an engine without resources needs no override)
         """Release the engine's resources; calling it twice is allowed."""

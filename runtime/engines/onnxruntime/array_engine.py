@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridge.artifact.bindings import Binding
-from hybridge.artifact.config import RuntimeConfig, read_config
-from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.artifact.errors import EngineError
 from hybridge.artifact.path_kind import MODEL_FILE
-from hybridge.runtime.engines.base import Engine, StateSet
+from hybridge.runtime.engines.base import Engine, StateSet, read_dense_config
 from hybridge.runtime.engines.onnxruntime.graph_form import StateLayout
 from hybridge.runtime.engines.onnxruntime.opened_graph import OpenedGraph
 from hybridge.runtime.engines.onnxruntime.states import ArrayStateSet, engine_specs
@@ -31,12 +30,7 @@ class ArrayEngine(Engine):
         """ArtifactError when ``folder`` is not a complete artifact, EngineError when its layout is not dense."""
         self._folder = Path(folder).resolve()
         self._opened = OpenedGraph(self._folder)
-        self.config: RuntimeConfig = read_config(self._folder)
-        if self.config.layout != "dense":
-            raise EngineError(
-                f"{folder}: expected layout dense, found {self.config.layout}: export with "
-                "`layout='dense'` for ONNX Runtime"
-            )
+        self.config = read_dense_config(Path(folder))
         self._specs = engine_specs(self.config.bindings.states)
         self._replaced_by = {spec.name: str(spec.replaced_by) for spec in self._specs}
 
@@ -44,20 +38,8 @@ class ArrayEngine(Engine):
     def state_specs(self) -> tuple[Binding, ...]:
         return self._specs
 
-    @property
-    def max_batch_size(self) -> int:
-        return self.config.max_batch_size
-
-    @property
-    def max_seq_len(self) -> int:
-        return self.config.max_seq_len
-
     def allocate_states(self, batch: int, max_seq: int) -> ArrayStateSet:
-        if not 1 <= batch <= self.max_batch_size:
-            raise RequestError(
-                f"expected 1 to {self.max_batch_size} rows in a batch, found {batch}: send fewer at once, or export "
-                "with a larger `max_batch_size`"
-            )
+        self.check_batch(batch)
         return ArrayStateSet(self._specs, self._layouts, batch, max_seq, self.max_seq_len)
 
     def _read_model(self) -> ir.Model:

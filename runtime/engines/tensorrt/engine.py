@@ -12,7 +12,7 @@ import numpy as np
 
 from hybridge.artifact.bindings import Binding
 from hybridge.artifact.config import RuntimeConfig, read_config
-from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.base import Engine, StateSet, StepInputs
 from hybridge.runtime.engines.step_check import check_step
 from hybridge.runtime.engines.tensorrt.binding_plan import DECODE, PREFILL, BindingPlan, binding_plan
@@ -119,11 +119,7 @@ class TensorRTEngine(Engine):
 
     def allocate_states(self, batch: int, max_seq: int) -> DeviceStateSet:
         self._check_open()
-        if not 1 <= batch <= self.max_batch_size:
-            raise RequestError(
-                f"expected 1 to {self.max_batch_size} rows in a batch, found {batch}: send fewer at once, or build "
-                "the engine with a larger `max_batch_size`"
-            )
+        self.check_batch(batch, "build the engine with a larger `max_batch_size`")
         if max_seq > self.max_seq_len:
             raise too_long(max_seq, self.max_seq_len)
         self._memory.enter()

@@ -9,11 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from hybridge.artifact.bindings import Binding
-from hybridge.artifact.config import RuntimeConfig, read_config
-from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
-from hybridge.runtime.engines.base import Engine, StateSet, StepInputs
+from hybridge.runtime.engines.base import Engine, StateSet, StepInputs, read_dense_config
 from hybridge.runtime.engines.step_check import check_step
 from hybridge.runtime.engines.torch.decode_step import DecodeStep, bucket_of
 from hybridge.runtime.engines.torch.decoder import TorchDecoder
@@ -40,12 +38,7 @@ class TorchEngine(Engine):
         ArtifactError when the folder is not a complete artifact, EngineError for a device that is not there.
         """
         self._folder = Path(folder).resolve()
-        self.config: RuntimeConfig = read_config(self._folder)
-        if self.config.layout != "dense":
-            raise EngineError(
-                f"{folder}: expected layout dense, found {self.config.layout}: export with "
-                "`layout='dense'` for this engine"
-            )
+        self.config = read_dense_config(Path(folder))
         if threads is not None:
             torch.set_num_threads(threads)
         self._device = TorchDevice(device)
@@ -58,18 +51,6 @@ class TorchEngine(Engine):
         # Made now, so that an artifact that this engine cannot run is refused before the first token.
         self._model.program(Phase.PREFILL)
         self._model.program(Phase.DECODE)
-
-    @property
-    def state_specs(self) -> tuple[Binding, ...]:
-        return self._specs
-
-    @property
-    def max_batch_size(self) -> int:
-        return self.config.max_batch_size
-
-    @property
-    def max_seq_len(self) -> int:
-        return self.config.max_seq_len
 
     @property
     def max_step_tokens(self) -> int:
@@ -91,11 +72,7 @@ class TorchEngine(Engine):
 
     def allocate_states(self, batch: int, max_seq: int) -> TorchStateSet:
         self._check_open()
-        if not 1 <= batch <= self.max_batch_size:
-            raise RequestError(
-                f"expected 1 to {self.max_batch_size} rows in a batch, found {batch}: send fewer at once, or export "
-                "with a larger `max_batch_size`"
-            )
+        self.check_batch(batch)
         return TorchStateSet(self._specs, self._device, self._pool, batch, max_seq, self.max_seq_len)
 
     def step(self, inputs: StepInputs, states: StateSet) -> np.ndarray:
