@@ -48,6 +48,7 @@ ENTRIES = {
     "plugin_enqueue": Entry("plugin_enqueue:run", "host time of a plugin's enqueue, on a GPU"),
     "kernels": Entry("kernels.run:run", "CUDA kernels, on a GPU; --groups, --case, --check", "public kernels, torch"),
     "prefix_cache": Entry("prefix_cache:run", "prompt tokens found in the prefix cache", "offline optimum, LRU"),
+    "prefix_ablation": Entry("prefix_ablation:run", "the same with each part of the cache switched off", "all parts"),
     "prefix_packed": Entry("prefix_cache:run_packed", "the same with cached states in 8 bits", "exact states"),
     "prefix_latency": Entry("prefix_latency:run", "time to first token with the prefix cache", "no cache"),
 }
