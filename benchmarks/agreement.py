@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.engine_runs import EngineRuns
 from benchmarks.peer import Peer
 from benchmarks.runner import Gate
 from hybridge.runtime.engines import Engine, create_engine
-from hybridge.runtime.engines.base import StateSet
-from hybridge.runtime.engines.dense_as_paged.prompts import Prompt, feed
 from hybridge.runtime.engines.factory import EngineOptions
 
 # Relative norm of the difference of logits; float32 sums in another order differ by 1e-6.
@@ -40,20 +39,10 @@ def random_prompt(vocab_size: int, tokens: int, seed: int = 0) -> np.ndarray:
 def logits_gate(name: str, engine: Engine, peer: Peer, tokens: int, steps: int) -> Gate:
     """Logits after a random prompt of ``tokens`` and after each of ``steps`` single tokens that follow it."""
     sequence = random_prompt(engine.config.vocab_size, tokens + steps, seed=1)
-    states = engine.allocate_states(1, sequence.size)
-    found = [prompt_logits(engine, states, sequence[:tokens])]
-    decoder = engine.decoder([0], states)
-    for position, token in enumerate(sequence[tokens:], tokens):
-        found += [logits.copy() for logits in decoder.step([int(token)], [position])]
     checks = f"{name}: logits of a prompt of {tokens} tokens and {steps} decode steps against transformers"
-    return error_gate(checks, found, peer.logits(sequence)[tokens - 1 :], LOGITS_TOLERANCE)
-
-
-def prompt_logits(engine: Engine, states: StateSet, prompt: np.ndarray) -> np.ndarray:
-    """Logits [vocab] after ``prompt``, the first tokens of the only row of ``states``."""
-    fed = Prompt(0, prompt, 0, [prompt.size - 1])
-    feed(engine, states, [fed])
-    return fed.logits[0]
+    return error_gate(
+        checks, EngineRuns(engine).logits(sequence, tokens, 1), peer.logits(sequence)[tokens - 1 :], LOGITS_TOLERANCE
+    )
 
 
 def checkpoint_gate(name: str, checkpoint: Path, artifact: Path, threads: int, tokens: int, steps: int) -> Gate:

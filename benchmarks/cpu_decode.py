@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from benchmarks.agreement import logits_gate, prompt_logits, random_prompt, tokens_gate
+from benchmarks.agreement import logits_gate, random_prompt, tokens_gate
 from benchmarks.artifacts import (
     DELTA_CHECKPOINT,
     DEMO_CHECKPOINT,
@@ -20,6 +20,7 @@ from benchmarks.artifacts import (
     scratch_folder,
     touched_bytes_per_token,
 )
+from benchmarks.engine_runs import dense_inputs
 from benchmarks.machine import ReadBandwidth
 from benchmarks.measure import Spread, seconds, spreads, take_turns
 from benchmarks.peer import Peer
@@ -143,7 +144,7 @@ class _Contest:
         """Greedy decoding with only the engine, the caches and an argmax."""
         engine, length = self._engine, self._prompt.size
         states = engine.allocate_states(1, length + self._new_tokens)
-        tokens = [int(prompt_logits(engine, states, self._prompt).argmax())]
+        tokens = [int(engine.step(dense_inputs(self._prompt[None], 0), states).argmax())]
         decoder = engine.decoder([0], states)
         for position in range(length, length + self._new_tokens - 1):
             (logits,) = decoder.step(tokens[-1:], [position])

@@ -1,15 +1,18 @@
-"""Prompts and decode steps of the torch engine: their logits, and their time."""
+"""Prompts and decode steps of a dense engine: their logits, and their time."""
 
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from benchmarks.measure import seconds
+from hybridge.runtime.engines import Engine
 from hybridge.runtime.engines.base import StepInputs
-from hybridge.runtime.engines.torch.device import TorchDevice
-from hybridge.runtime.engines.torch.engine import TorchEngine
+
+if TYPE_CHECKING:
+    from hybridge.runtime.engines.torch.device import TorchDevice
 
 # Steps before the clock starts: the first runs directly, the second records the graph.
 _WARM_STEPS = 3
@@ -18,7 +21,7 @@ _WARM_STEPS = 3
 class EngineRuns:
     """Runs of one engine. Times end with logits in host memory."""
 
-    def __init__(self, engine: TorchEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.vocab_size = engine.config.vocab_size
 
@@ -29,8 +32,9 @@ class EngineRuns:
         """
         states = self._engine.allocate_states(batch, sequence.size)
         cut, rows = max(1, tokens // 3), np.tile(sequence, (batch, 1))
-        self._engine.step(_inputs(rows[:, :cut], 0), states)
-        found = [self._engine.step(_inputs(rows[:, cut:tokens], cut), states)[-1].copy()]
+        self._engine.step(dense_inputs(rows[:, :cut], 0), states)
+        last = self._engine.step(dense_inputs(rows[:, cut:tokens], cut), states)[-1]
+        found = [last.copy() if last.ndim == 1 else last[-1].copy()]  # with all logits, those of every token
         decoder = self._engine.decoder(range(batch), states)
         for past in range(tokens, sequence.size):
             found.append(decoder.step(rows[:, past].tolist(), [past] * batch)[-1].copy())
@@ -45,7 +49,7 @@ class EngineRuns:
             done = 0
             while done < length:
                 chunk = prompt[:, done : done + self._engine.max_step_tokens]
-                logits = self._engine.step(_inputs(chunk, done), states)
+                logits = self._engine.step(dense_inputs(chunk, done), states)
                 done += chunk.shape[1]
             logits.argmax(-1)
 
@@ -58,7 +62,7 @@ class EngineRuns:
         """
         batch, length = prompt.shape
         states = self._engine.allocate_states(batch, length + _WARM_STEPS + steps)
-        tokens = [int(row.argmax()) for row in self._engine.step(_inputs(prompt, 0), states)]
+        tokens = [int(row.argmax()) for row in self._engine.step(dense_inputs(prompt, 0), states)]
         decoder = self._engine.decoder(range(batch), states)
         started = 0.0
         for step in range(_WARM_STEPS + steps):
@@ -79,6 +83,7 @@ def device_name(device: TorchDevice) -> str:
     return torch.cuda.get_device_name(device.torch)
 
 
-def _inputs(ids: np.ndarray, past: int) -> StepInputs:
+def dense_inputs(ids: np.ndarray, past: int) -> StepInputs:
+    """A step of ``ids`` [batch, tokens] after ``past`` tokens."""
     batch, tokens = ids.shape
     return StepInputs(ids, np.full(batch, tokens, np.int32), np.full(batch, past, np.int32))

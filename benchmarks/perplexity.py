@@ -11,10 +11,10 @@ import numpy as np
 
 from benchmarks.agreement import logits_gate
 from benchmarks.artifacts import CHECKPOINTS, HELD_OUT_TEXT, exported, scratch_folder
+from benchmarks.engine_runs import dense_inputs
 from benchmarks.peer import Peer
 from benchmarks.runner import Report, Target, require
 from hybridge.runtime.engines import Engine, create_engine
-from hybridge.runtime.engines.base import StepInputs
 from hybridge.runtime.engines.factory import EngineOptions
 from hybridge.runtime.text import Tokenizer
 
@@ -87,6 +87,5 @@ def _logits(engine: Engine, ids: np.ndarray, step_tokens: int) -> np.ndarray:
     parts = []
     for start in range(0, ids.size, step_tokens):
         tokens = ids[start : start + step_tokens]
-        lengths = np.array([tokens.size], np.int32), np.array([start], np.int32)
-        parts.append(engine.step(StepInputs(tokens[None], *lengths), states)[0].copy())
+        parts.append(engine.step(dense_inputs(tokens[None], start), states)[0].copy())
     return np.concatenate(parts)

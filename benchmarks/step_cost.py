@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-import numpy as np
-
 from benchmarks.agreement import logits_gate, random_prompt
 from benchmarks.artifacts import DEMO_CHECKPOINT, exported, scratch_folder
+from benchmarks.engine_runs import dense_inputs
 from benchmarks.measure import Spread, seconds, spreads, take_turns
 from benchmarks.peer import Peer
 from benchmarks.runner import Report, Target, require
 from hybridge.runtime.engines import Engine, create_engine
-from hybridge.runtime.engines.base import StepInputs
 from hybridge.runtime.engines.factory import EngineOptions
 
 MOST_RATIO = 1.2
@@ -61,8 +59,7 @@ def _step_seconds(engine: Engine, settings: StepCostSettings) -> Callable[[], fl
     states = engine.allocate_states(1, engine.max_seq_len)
 
     def step(begin: int, end: int) -> None:
-        lengths = np.array([end - begin], np.int32), np.array([begin], np.int32)
-        engine.step(StepInputs(tokens[None, begin:end], *lengths), states)
+        engine.step(dense_inputs(tokens[None, begin:end], begin), states)
 
     step(0, context)
     return lambda: median(seconds(partial(step, at, at + 1)) for at in range(context, tokens.size))
