@@ -171,12 +171,12 @@ class OnnxRuntimeEngine(ArrayEngine):
         return FormSession(session, graph.inputs, graph.in_place), graph
 
     def _rewritten(self, form: GraphForm, values: Sequence[str] = ()) -> SessionGraph:
-        from hybridge.runtime.engines.onnxruntime.inner_values import expose_values
+        from hybridge.runtime.engines.inner_values import expose_values
         from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
         from hybridge.runtime.engines.onnxruntime.rewrite import rewrite
 
         graph = rewrite(self._read_model(), self.config, form, installed_kernels())
-        expose_values(graph.model, values)
+        expose_values(graph.model.graph, values)
         return graph.serialised()
 
     def _logits(self, rows: int, tokens: int) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import LOGITS
-from hybridge.runtime.engines.onnxruntime.inner_values import expose_values
+from hybridge.runtime.engines.inner_values import expose_values
 from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
 from hybridge.runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
 from hybridge.runtime.engines.onnxruntime.rewrite import RewrittenGraph, widen_only
@@ -68,7 +68,7 @@ class PortablePagedEngine(PagedArrayEngine):
 
     def _open(self, values: Sequence[str]):  # type: ignore[no-untyped-def]  # ONNX Runtime ships no type hints
         model = widen_only(self._read_model(), installed_kernels())
-        expose_values(model, values)
+        expose_values(model.graph, values)
         inputs = frozenset(str(value.name) for value in model.graph.inputs)
         graph = RewrittenGraph(model, inputs, frozenset(), {})
         return create_session(graph.serialised(), self._weights, self._folder, self._threads)

@@ -11,13 +11,13 @@ import onnx_ir as ir
 from hybridge.artifact.bindings import SEQ
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.paged import ROW_BOUNDS, ROWS, TOKENS
+from hybridge.runtime.engines.inner_values import expose_values
 from hybridge.runtime.engines.onnxruntime.activations import use_exact_activations
 from hybridge.runtime.engines.onnxruntime.columns import put_weights_left
 from hybridge.runtime.engines.onnxruntime.deferred_states import DeferredState
 from hybridge.runtime.engines.onnxruntime.fixed_axes import fix_axes
 from hybridge.runtime.engines.onnxruntime.graph_edit import remove_dead_code, state_pairs
 from hybridge.runtime.engines.onnxruntime.in_place import updates_in_place
-from hybridge.runtime.engines.onnxruntime.inner_values import expose_values
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.linear import use_stored_weights
 from hybridge.runtime.engines.onnxruntime.opset import lower_opset
@@ -79,7 +79,7 @@ def rewrite_paged(
     """
     widen_types(model)
     use_exact_activations(model)
-    expose_values(model, shown)
+    expose_values(model.graph, shown)
     use_stored_weights(model)
     use_paged_attention(model, form)
     deferred = defer_states(model, kernels, form, tokens or None, snapshots) if defers else ()

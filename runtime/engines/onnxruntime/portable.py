@@ -15,9 +15,9 @@ import numpy as np
 
 from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
 from hybridge.runtime.engines.base import StateSet, StepInputs
+from hybridge.runtime.engines.inner_values import expose_values
 from hybridge.runtime.engines.onnxruntime.array_engine import ArrayEngine, own_states
 from hybridge.runtime.engines.onnxruntime.graph_form import natural_layouts
-from hybridge.runtime.engines.onnxruntime.inner_values import expose_values
 from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
 from hybridge.runtime.engines.onnxruntime.rewrite import RewrittenGraph, widen_only
 from hybridge.runtime.engines.onnxruntime.session import create_session
@@ -66,7 +66,7 @@ class PortableEngine(ArrayEngine):
 
     def _open(self, values: Sequence[str]):  # type: ignore[no-untyped-def]  # ONNX Runtime ships no type hints
         model = widen_only(self._read_model(), installed_kernels())
-        expose_values(model, values)
+        expose_values(model.graph, values)
         inputs = frozenset(str(value.name) for value in model.graph.inputs)
         return create_session(
             RewrittenGraph(model, inputs, frozenset(), self._layouts).serialised(),

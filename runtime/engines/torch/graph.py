@@ -7,8 +7,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from hybridge.artifact.errors import EngineError
-
 # Nodes that only this engine knows.
 DOMAIN = "hybridge.torch"
 # The input that such nodes get the step's StepLengths by.
@@ -18,19 +16,6 @@ RESULT = "engine.result"
 # Inputs of steps with draft tokens (draft_inputs.py): the slots of operators with snapshots, in place of state_indices,
 # and which tokens have their inputs stored.
 SNAPSHOT_SLOTS, STORED_TOKENS = "snapshot_slots", "stored_tokens"
-
-
-def expose_values(graph: ir.Graph, names: Sequence[str]) -> None:
-    """Make the inner values ``names`` outputs of the graph; EngineError for a name that the graph does not have."""
-    outputs = {value.name for value in graph.outputs}
-    produced = {value.name: value for node in graph for value in node.outputs}
-    for name in names:
-        if name in outputs:
-            continue
-        value = produced.get(name)
-        if value is None:
-            raise EngineError(f"expected a value {name} in the graph, found none: export the checkpoint again")
-        graph.outputs.append(value)
 
 
 def fuse(

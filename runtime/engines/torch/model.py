@@ -11,10 +11,10 @@ from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.path_kind import MODEL_FILE
 from hybridge.runtime.engines.artifact_graph import read_model
 from hybridge.runtime.engines.graph_check import check_graph
+from hybridge.runtime.engines.inner_values import expose_values
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.fusion import Phase, fuse_graph
 from hybridge.runtime.engines.torch.fusion.linear import let_head_write_its_result
-from hybridge.runtime.engines.torch.graph import expose_values
 from hybridge.runtime.engines.torch.program import Program, compile_program
 from hybridge.runtime.engines.torch.weights import WeightStore
 from hybridge.trt_plugins.rewrites.draft_slots import recurrent_pools

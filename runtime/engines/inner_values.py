@@ -1,4 +1,4 @@
-"""Sessions that also return inner values of the graph, for diagnosis: created on demand, never used to generate."""
+"""Inner values of a graph as outputs, for diagnosis: of sessions and programs that never generate."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import onnx_ir as ir
 from hybridge.artifact.errors import EngineError
 
 
-def expose_values(model: ir.Model, names: Sequence[str]) -> None:
+def expose_values(graph: ir.Graph, names: Sequence[str]) -> None:
     """Make the inner values ``names`` outputs of the graph; EngineError for a name that the graph does not have."""
-    outputs = {value.name for value in model.graph.outputs}
-    produced = {value.name: value for node in model.graph for value in node.outputs}
+    outputs = {value.name for value in graph.outputs}
+    produced = {value.name: value for node in graph for value in node.outputs}
     for name in names:
         if name in outputs:
             continue
         value = produced.get(name)
         if value is None:
             raise EngineError(f"expected a value {name} in the graph, found none: export the checkpoint again")
-        model.graph.outputs.append(value)
+        graph.outputs.append(value)
