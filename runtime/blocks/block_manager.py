@@ -146,6 +146,7 @@ class BlockManager:
             memory.slot = self.slots.allocate()
         elif new_slot:
             memory.slot, memory.source = self.cache.take_state(memory), NONE
+            assert memory.slot != NONE
         growth = Growth(len(new), copied, new_slot, new_row, memory.writable)
         if new_row:
             memory.row = self.rows.assign(blocks)

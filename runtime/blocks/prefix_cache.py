@@ -89,8 +89,8 @@ class PrefixCache(ABC):
         return False
 
     def take_state(self, memory: SequenceMemory) -> int:
-        """That slot, which now belongs to the sequence."""
-        raise NotImplementedError
+        """That slot, which now belongs to the sequence; -1 where ``can_take_state`` is false."""
+        return NONE
 
     def blocks(self) -> Iterable[int]:
         """The block references of the cache, one entry each."""

@@ -166,7 +166,8 @@ class RadixCache(PrefixCache):
 
     def take_state(self, memory: SequenceMemory) -> int:
         node = RadixPrefix.of(memory).node
-        assert node is not None
+        if node is None or not self.can_take_state(memory):
+            return NONE
         self._before_eviction(node, False)
         return self.tree.take_state(node)
 
