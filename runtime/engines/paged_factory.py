@@ -40,9 +40,10 @@ def check_paged_engine(name: str) -> None:
 
 
 def _onnxruntime(folder: Path, options: EngineOptions) -> PagedEngine:
+    from hybridge.runtime.engines.onnxruntime.graph_cache import user_graph_cache
     from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
 
-    return OnnxRuntimePagedEngine(folder, threads=options.threads)
+    return OnnxRuntimePagedEngine(folder, options.threads, user_graph_cache())
 
 
 def _onnxruntime_portable(folder: Path, options: EngineOptions) -> PagedEngine:

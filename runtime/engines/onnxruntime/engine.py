@@ -20,7 +20,7 @@ from hybridge.runtime.engines.onnxruntime.graph_cache import GraphCache
 from hybridge.runtime.engines.onnxruntime.graph_form import GraphForm
 from hybridge.runtime.engines.onnxruntime.row_runs import RowRun, row_runs
 from hybridge.runtime.engines.onnxruntime.session import create_session
-from hybridge.runtime.engines.onnxruntime.session_graph import SessionGraph
+from hybridge.runtime.engines.onnxruntime.session_graph import DenseGraph
 from hybridge.runtime.engines.onnxruntime.states import ArrayStateSet
 from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 
@@ -154,15 +154,15 @@ class OnnxRuntimeEngine(ArrayEngine):
             self._value_forms[form, values] = self._create(form, values)[0]
         return self._value_forms[form, values]
 
-    def _open(self, form: GraphForm) -> SessionGraph:
+    def _open(self, form: GraphForm) -> DenseGraph:
         self._forms[form], graph = self._create(form)
         return graph
 
-    def _create(self, form: GraphForm, values: Sequence[str] = ()) -> tuple[FormSession, SessionGraph]:
+    def _create(self, form: GraphForm, values: Sequence[str] = ()) -> tuple[FormSession, DenseGraph]:
         if self._graphs is None or values:
             graph = self._rewritten(form, values)
         else:
-            graph = self._graphs.get(self._folder, form, lambda: self._rewritten(form))
+            graph = self._graphs.get(self._folder, form.name, lambda: self._rewritten(form))
         self._opened.check()
         repeats = form in (GraphForm.ONE_TOKEN, GraphForm.TOKEN_PER_ROW)
         alone = form is GraphForm.ONE_TOKEN and not self._asked_threads and graph.float32_bytes < _ONE_THREAD_BYTES
@@ -170,7 +170,7 @@ class OnnxRuntimeEngine(ArrayEngine):
         session = create_session(graph, self._weights, self._folder, threads, plans_memory=repeats)
         return FormSession(session, graph.inputs, graph.in_place), graph
 
-    def _rewritten(self, form: GraphForm, values: Sequence[str] = ()) -> SessionGraph:
+    def _rewritten(self, form: GraphForm, values: Sequence[str] = ()) -> DenseGraph:
         from hybridge.runtime.engines.inner_values import expose_values
         from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
         from hybridge.runtime.engines.onnxruntime.rewrite import rewrite

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import onnxruntime as ort
 
@@ -26,12 +26,14 @@ from hybridge.artifact.limits import CACHE_ENTRY_BYTES
 from hybridge.artifact.untrusted_file import read_inside
 from hybridge.artifact.user_cache import is_private, user_cache_folder
 from hybridge.artifact.written_file import written_file
-from hybridge.runtime.engines.onnxruntime.graph_form import GraphForm, StateLayout
+from hybridge.runtime.engines.onnxruntime.graph_form import StateLayout
 from hybridge.runtime.engines.onnxruntime.opened_graph import graph_digest
-from hybridge.runtime.engines.onnxruntime.session_graph import GraphWeight, SessionGraph, StoredTensor
+from hybridge.runtime.engines.onnxruntime.session_graph import DenseGraph, GraphWeight, PagedGraph, StoredTensor
 
-_FORMAT = 1
+_FORMAT = 2
 _SUFFIX = ".graph"
+
+G = TypeVar("G", bound="DenseGraph | PagedGraph")
 
 
 class GraphCache:
@@ -41,8 +43,10 @@ class GraphCache:
         """max_entries: forms of some dozens of artifacts; the least recently used are removed first."""
         self.folder, self.max_entries = folder, max_entries
 
-    def get(self, artifact: Path, form: GraphForm, rewrite: Callable[[], SessionGraph]) -> SessionGraph:
-        """The graph of ``form`` of the artifact folder: from disk where a valid entry is there, else ``rewrite()``.
+    def get(self, artifact: Path, form: str, rewrite: Callable[[], G]) -> G:
+        """The graph of the artifact folder in ``form``: from disk where a valid entry is there, else ``rewrite()``.
+
+        form: everything beside the artifact and the installed packages that decides the graph.
 
         A folder that cannot be read or written is no error: the graph is rewritten at every start. So it is, with a
         warning, where other users can write the folder: they could put in any graph.
@@ -51,13 +55,14 @@ class GraphCache:
         if key is None or not is_private(self.folder, "graphs are rewritten at every start"):
             return rewrite()
         path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}{_SUFFIX}"
-        graph = _read(path, key)
-        if graph is None:
-            graph = rewrite()
-            # An artifact that was replaced in the meantime must not leave its graph under the key of the one before.
-            if _key(artifact, form) == key:
-                with contextlib.suppress(OSError):
-                    self._store(path, _entry(graph, key))
+        found = _read(path, key)
+        if found is not None:
+            return cast(G, found)  # its class follows from the artifact's layout
+        graph = rewrite()
+        # The artifact may have been replaced since: its graph must not get the key of the one before.
+        if _key(artifact, form) == key:
+            with contextlib.suppress(OSError):
+                self._store(path, _entry(graph, key))
         return graph
 
     def _store(self, path: Path, entry: bytes) -> None:
@@ -78,7 +83,7 @@ def user_graph_cache() -> GraphCache | None:
         return None
 
 
-def _key(artifact: Path, form: GraphForm) -> str | None:
+def _key(artifact: Path, form: str) -> str | None:
     """Everything that decides the graph, as text; None where a file of it cannot be read."""
     digest = graph_digest(artifact)
     try:
@@ -87,7 +92,7 @@ def _key(artifact: Path, form: GraphForm) -> str | None:
         return None
     if digest is None:
         return None
-    return json.dumps([_FORMAT, form.name, code, ort.__version__, ort.get_build_info(), onnx_ir, digest])
+    return json.dumps([_FORMAT, form, code, ort.__version__, ort.get_build_info(), onnx_ir, digest])
 
 
 @lru_cache(maxsize=1)
@@ -111,19 +116,22 @@ def _code_hash() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()
 
 
-def _entry(graph: SessionGraph, key: str) -> bytes:
-    head = {
+def _entry(graph: DenseGraph | PagedGraph, key: str) -> bytes:
+    head: dict[str, Any] = {
         "key": key,
         "weights": [_weight_record(weight) for weight in graph.weights],
         "inputs": sorted(graph.inputs),
         "in_place": sorted(graph.in_place),
-        "layouts": {name: [layout.transposed, layout.width] for name, layout in graph.layouts.items()},
     }
+    if isinstance(graph, PagedGraph):
+        head |= {"parts": sorted(graph.parts), "axes": dict(graph.layouts), "operators": dict(graph.operators)}
+    else:
+        head["layouts"] = {name: [layout.transposed, layout.width] for name, layout in graph.layouts.items()}
     rest = json.dumps(head).encode() + b"\n" + graph.model
     return hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
 
 
-def _read(path: Path, key: str) -> SessionGraph | None:
+def _read(path: Path, key: str) -> DenseGraph | PagedGraph | None:
     """The graph of the entry ``path``; None where there is none that is whole and of this ``key``."""
     try:
         checksum, _, rest = read_inside(path.parent, path.name, CACHE_ENTRY_BYTES).partition(b"\n")
@@ -134,11 +142,16 @@ def _read(path: Path, key: str) -> SessionGraph | None:
         if head["key"] != key:
             return None
         weights = tuple(_weight(record) for record in head["weights"])
+        inputs, in_place = frozenset(head["inputs"]), frozenset(head["in_place"])
+        os.utime(path)
+        if "parts" in head:
+            axes = {str(name): tuple(map(int, order)) for name, order in head["axes"].items()}
+            operators = {str(name): bool(replayable) for name, replayable in head["operators"].items()}
+            return PagedGraph(model, weights, inputs, in_place, frozenset(head["parts"]), axes, operators)
         layouts = {
             str(name): StateLayout(bool(swapped), int(width)) for name, (swapped, width) in head["layouts"].items()
         }
-        os.utime(path)
-        return SessionGraph(model, weights, frozenset(head["inputs"]), frozenset(head["in_place"]), layouts)
+        return DenseGraph(model, weights, inputs, in_place, layouts)
     except (OSError, ArtifactError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import onnx_ir as ir
 
 from hybridge.artifact.kv_dtypes import filled_with
 from hybridge.artifact.names import layer_output
-from hybridge.runtime.engines.graph_check import check_graph
+from hybridge.artifact.path_kind import MODEL_FILE
 from hybridge.runtime.engines.hidden_rows import ArrayRows
-from hybridge.runtime.engines.onnxruntime.model_file import MODEL_FILE, read_model
 from hybridge.runtime.engines.onnxruntime.opened_graph import OpenedGraph
 from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
 from hybridge.runtime.engines.onnxruntime.states import engine_specs
 from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.engines.pooled import PooledEngine
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 class PagedArrayEngine(PooledEngine[ArrayPools]):
@@ -70,6 +71,10 @@ class PagedArrayEngine(PooledEngine[ArrayPools]):
         return {}
 
     def _read_model(self) -> ir.Model:
+        # Imported here: a start whose graphs are cached needs no onnx_ir, which takes most of a second to import.
+        from hybridge.runtime.engines.graph_check import check_graph
+        from hybridge.runtime.engines.onnxruntime.model_file import read_model
+
         model = read_model(self._folder, self._model_file)
         check_graph(self._folder / self._model_file, model.graph, self.config.bindings)
         self._opened.check()

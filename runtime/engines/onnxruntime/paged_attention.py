@@ -9,11 +9,11 @@ engine (paged_feeds.py) as graph inputs that all layers of one shape share.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from hybridge.runtime.engines.onnxruntime.engine_inputs import KvShape
 from hybridge.runtime.engines.onnxruntime.graph_edit import (
     Inserter,
     add_input,
@@ -32,28 +32,6 @@ POOL_ORDER = "engine.pool_order"
 """Key in the ``meta`` of a pool's graph input: the order in which the session holds its axes."""
 
 _ATTENTION = ("paged_attention", "paged_attention_fp8")
-
-
-@dataclass(frozen=True)
-class KvShape:
-    """What the engine's inputs about keys and values depend on; ``window`` 0 is full attention."""
-
-    kv_heads: int
-    window: int
-
-    @property
-    def kv_indices(self) -> str:
-        """Where new keys, then new values go: int64 [2 * tokens * kv_heads, 4] into the pool as it is held."""
-        return f"engine.kv_indices.{self.kv_heads}"
-
-    def blocks(self, kind: str) -> str:
-        """Rows of [2 * num_blocks * kv_heads, block_size, head_dim], ``kind`` key or value: int64 [rows, heads, m]."""
-        return f"engine.{kind}_blocks.{self.kv_heads}.{self.window}"
-
-    @property
-    def bias(self) -> str:
-        """0 where a token sees a position, else -inf: float32 [rows, 1, time, s]."""
-        return f"engine.bias.{self.window}"
 
 
 def use_paged_attention(model: ir.Model, form: PagedForm) -> None:

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.onnxruntime.deferred_rows import DeferredStates
 from hybridge.runtime.engines.onnxruntime.engine import available_cpus
-from hybridge.runtime.engines.onnxruntime.graph_weights import serialised_model
-from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
+from hybridge.runtime.engines.onnxruntime.engine_inputs import MOST_REPLAYED, KvShape
+from hybridge.runtime.engines.onnxruntime.graph_cache import GraphCache
 from hybridge.runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
-from hybridge.runtime.engines.onnxruntime.paged_attention import KvShape
 from hybridge.runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
 from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
-from hybridge.runtime.engines.onnxruntime.paged_rewrite import PagedGraph, rewrite_paged
 from hybridge.runtime.engines.onnxruntime.paged_session import PagedSession
-from hybridge.runtime.engines.onnxruntime.replay_bodies import recurrent_nodes, replayable_operators
-from hybridge.runtime.engines.onnxruntime.replay_rows import MOST_REPLAYED
 from hybridge.runtime.engines.onnxruntime.session import create_session
-from hybridge.runtime.engines.onnxruntime.session_graph import SessionGraph
+from hybridge.runtime.engines.onnxruntime.session_graph import PagedGraph
 from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 from hybridge.runtime.engines.packed_check import check_packed
 from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
 from hybridge.runtime.engines.rollback.modes import AUTO, REPLAY, SNAPSHOT, chosen_modes
+
+if TYPE_CHECKING:
+    from hybridge.runtime.engines.onnxruntime.deferred_rows import DeferredStates
 
 # Weights up to so many bytes are packed anew for each kind of step with several tokens, which then takes three
 # quarters of the time, and half of it with a few draft tokens.
@@ -64,25 +62,30 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
 
     name: ClassVar[str] = "onnxruntime"
 
-    def __init__(self, folder: str | Path, threads: int | None = None) -> None:
+    def __init__(self, folder: str | Path, threads: int | None = None, graphs: GraphCache | None = None) -> None:
         """Load the artifact in ``folder``; ``threads`` defaults to the CPUs that this process may use.
 
+        graphs: where rewritten graphs are kept for later starts; None rewrites them each time.
         ArtifactError when the folder is not a complete artifact, EngineError when ONNX Runtime refuses it.
         """
         super().__init__(folder)
         self._threads = threads or available_cpus()
-        model = self._read_model()
+        self._graphs = graphs
         self._weights = WeightStore(self._folder)
         self._kv_shapes = tuple(
             dict.fromkeys(KvShape(layer.num_kv_heads, layer.sliding_window or 0) for layer in self.config.kv_layers)
         )
-        self._operators = frozenset(node.op_type for node in recurrent_nodes(model))
-        self._replayable = replayable_operators(model)
-        self._sessions: dict[SessionKey, PagedSession] = {}
         self._deferred: DeferredStates | None = None
+        self._snapshots: frozenset[str] = frozenset()
+        self._packs_weights = False
+        key = SessionKey(PagedForm.ONE_ROW, neighbours=True)
+        graph = self._graph(key)  # this one is the same whether the session packs its weights or not
+        self._packs_weights = graph.float32_bytes <= _MOST_PACKED_BYTES
+        self._layouts, self._operators = graph.layouts, frozenset(graph.operators)
+        self._replayable = frozenset(name for name, replayable in graph.operators.items() if replayable)
         # Operators with a state after each token of deferred rows, and how many tokens these may have.
         self._snapshots, self._deferred_tokens = self._operators - self._replayable, MOST_REPLAYED
-        self._layouts = self._open(SessionKey(PagedForm.ONE_ROW, neighbours=True)).layouts
+        self._sessions = {key: self._created(key, graph)}
         self._session(SessionKey(PagedForm.TOKEN_PER_ROW, neighbours=True))
 
     def allocate_pools(self, sizes: PoolSizes) -> None:
@@ -205,6 +208,8 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
     def _deferred_states(self, session: PagedSession) -> DeferredStates:
         """Those of the steps that ``session``, or another one that defers states, runs."""
         if self._deferred is None:
+            from hybridge.runtime.engines.onnxruntime.deferred_rows import DeferredStates
+
             self._deferred = DeferredStates(session.deferred, self._folder, self._threads)
             if self._pools is not None:
                 self._deferred.bind(self._pools)
@@ -217,14 +222,37 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
 
     def _session(self, key: SessionKey) -> PagedSession:
         if key not in self._sessions:
-            if self._open(key).layouts != self._layouts:
+            graph = self._graph(key)
+            if graph.layouts != self._layouts:
                 raise EngineError(f"{self._folder}: the graph forms disagree about the layout of pools")
+            self._sessions[key] = self._created(key, graph)
             if self._pools is not None:
                 self._sessions[key].bind(self._pools)
         return self._sessions[key]
 
-    def _open(self, key: SessionKey) -> PagedGraph:
-        packs, model = self._packs(key), self._read_model()
+    def _created(self, key: SessionKey, graph: PagedGraph) -> PagedSession:
+        # Steps of every size: a plan of memory for each would never be used again.
+        session = create_session(graph, self._weights, self._folder, self._threads, self._packs(key))
+        return PagedSession(session, graph, self._replaced_by)
+
+    def _graph(self, key: SessionKey) -> PagedGraph:
+        if self._graphs is None or key.defers:
+            graph = self._rewritten(key)
+        else:
+            form = f"{key.form.name} {key.neighbours} {key.tokens} {self._packs(key)} {' '.join(self._shown)}"
+            graph = self._graphs.get(self._folder, form, lambda: self._rewritten(key))
+        self._opened.check()
+        return graph
+
+    def _rewritten(self, key: SessionKey) -> PagedGraph:
+        from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
+        from hybridge.runtime.engines.onnxruntime.paged_rewrite import rewrite_paged
+        from hybridge.runtime.engines.onnxruntime.replay_bodies import recurrent_nodes, replayable_operators
+
+        model = self._read_model()
+        # Read from the file as it is: rewriting replaces the operators.
+        replayable = replayable_operators(model)
+        operators = {node.op_type: node.op_type in replayable for node in recurrent_nodes(model)}
         graph = rewrite_paged(
             model,
             self.config,
@@ -232,16 +260,12 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             installed_kernels(),
             key.neighbours,
             key.tokens,
-            packs,
+            self._packs(key),
             key.defers,
             self._shown,
             self._snapshots,
         )
-        serialised = SessionGraph(*serialised_model(graph.model), graph.inputs, graph.in_place, {})
-        # Steps of every size: a plan of memory for each would never be used again.
-        session = create_session(serialised, self._weights, self._folder, self._threads, packs)
-        self._sessions[key] = PagedSession(session, graph, self._replaced_by)
-        return graph
+        return graph.serialised(operators)
 
     def _together(self, inputs: PackedInputs, deferred: np.ndarray | None) -> list[int]:
         """The rows that share a run with draft tokens: those that have some, and those of one token."""
@@ -266,8 +290,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         return is_one and 1 < run.time == requested <= _MOST_TRIED
 
     def _packs(self, key: SessionKey) -> bool:
-        several = key.tokens > 1 or key.form is not PagedForm.ONE_TOKEN
-        return several and self._weights.bytes <= _MOST_PACKED_BYTES
+        return self._packs_weights and (key.tokens > 1 or key.form is not PagedForm.ONE_TOKEN)
 
 
 def _form(run: PagedRun) -> PagedForm:

@@ -9,9 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from hybridge.artifact import names
-from hybridge.runtime.engines.onnxruntime.paged_attention import KvShape
-from hybridge.runtime.engines.onnxruntime.ragged_rows import ragged_feeds
-from hybridge.runtime.engines.onnxruntime.replay_rows import decay_feeds
+from hybridge.runtime.engines.onnxruntime.engine_inputs import KvShape, decay_feeds, ragged_feeds
 from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
 
 

@@ -17,6 +17,7 @@ from hybridge.runtime.engines.onnxruntime.columns import put_weights_left
 from hybridge.runtime.engines.onnxruntime.deferred_states import DeferredState
 from hybridge.runtime.engines.onnxruntime.fixed_axes import fix_axes
 from hybridge.runtime.engines.onnxruntime.graph_edit import remove_dead_code, state_pairs
+from hybridge.runtime.engines.onnxruntime.graph_weights import serialised_model
 from hybridge.runtime.engines.onnxruntime.in_place import updates_in_place
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.linear import use_stored_weights
@@ -25,6 +26,7 @@ from hybridge.runtime.engines.onnxruntime.paged_attention import POOL_ORDER, use
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
 from hybridge.runtime.engines.onnxruntime.paged_recurrent import defer_states, use_dense_bodies
 from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes
+from hybridge.runtime.engines.onnxruntime.session_graph import PagedGraph
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
 from hybridge.runtime.engines.onnxruntime.widen_types import widen_types
 
@@ -41,12 +43,10 @@ _FIXED_AXES: Mapping[PagedForm, Mapping[str, int]] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class PagedGraph:
+class RewrittenPaged:
     """A model ready for a session.
 
-    inputs: names of its graph inputs. in_place: pools whose input and output may share an array. parts: pools of which
-    the graph is given the slots of its rows only, in their order. layouts: pool to the order in which the graph holds
-    the axes of its declaration, where it is another one. deferred: the states that the graph leaves as they are.
+    The other fields are those of ``PagedGraph``.
     """
 
     model: ir.Model
@@ -55,6 +55,12 @@ class PagedGraph:
     parts: frozenset[str]
     layouts: Mapping[str, tuple[int, ...]]
     deferred: tuple[DeferredState, ...] = ()
+
+    def serialised(self, operators: Mapping[str, bool]) -> PagedGraph:
+        """The graph as sessions are made of it; its model is changed."""
+        model, weights = serialised_model(self.model)
+        pools = (self.inputs, self.in_place, self.parts, self.layouts)
+        return PagedGraph(model, weights, *pools, operators, self.deferred)
 
 
 def rewrite_paged(
@@ -68,7 +74,7 @@ def rewrite_paged(
     defers: bool = False,
     shown: Sequence[str] = (),
     snapshots: frozenset[str] = frozenset(),
-) -> PagedGraph:
+) -> RewrittenPaged:
     """Rewrite ``model`` (it is changed) for steps of one row (ONE_ROW), of one token a row, of one token, or of rows of
     a few tokens each (RAGGED), of a model that has no states or with ``defers``.
 
@@ -101,7 +107,7 @@ def rewrite_paged(
     in_place = frozenset(str(past.name) for past, present in pairs if updates_in_place(past, present))
     layouts = {str(past.name): order for past in pools if (order := _order(past)) is not None}
     inputs = frozenset(str(value.name) for value in model.graph.inputs)
-    return PagedGraph(model, inputs, in_place, parts | left_alone, layouts, deferred)
+    return RewrittenPaged(model, inputs, in_place, parts | left_alone, layouts, deferred)
 
 
 def _axes_of(form: PagedForm, tokens: int) -> Mapping[str, int]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime as ort
 
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import LOGITS, LOGITS_INDICES
-from hybridge.runtime.engines.onnxruntime.deferred_rows import DeferredBatch
-from hybridge.runtime.engines.onnxruntime.deferred_states import DeferredState
 from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
-from hybridge.runtime.engines.onnxruntime.paged_rewrite import PagedGraph
+from hybridge.runtime.engines.onnxruntime.session_graph import PagedGraph
+
+if TYPE_CHECKING:
+    from hybridge.runtime.engines.onnxruntime.deferred_rows import DeferredBatch
+    from hybridge.runtime.engines.onnxruntime.deferred_states import DeferredState
 
 _NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 _NOT_FED = np.empty(0, bool), None

@@ -17,11 +17,12 @@ from types import MappingProxyType
 import numpy as np
 import onnx_ir as ir
 
+from hybridge.runtime.engines.onnxruntime.engine_inputs import MOST_REPLAYED
 from hybridge.runtime.engines.onnxruntime.gated_delta_rule import DeltaRuleInputs, delta_rule_inputs
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.linear_attention import linear_attention
-from hybridge.runtime.engines.onnxruntime.replay_rows import MOST_REPLAYED, TokenRows
+from hybridge.runtime.engines.onnxruntime.replay_rows import TokenRows
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import ssm_inputs, with_skip
 from hybridge.trt_plugins.activations import silu
 from hybridge.trt_plugins.catalog import DOMAIN, spec_of

@@ -6,17 +6,17 @@ Letters of shapes: b rows, t tokens of each, g groups (key heads), r heads of a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
-import numpy as np
 import onnx_ir as ir
 
+from hybridge.runtime.engines.onnxruntime.engine_inputs import (
+    DECAY_AFTER,
+    DECAY_SUMS,
+    MOST_REPLAYED,
+    decay_after,
+    decay_sums,
+)
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, add_input
-
-MOST_REPLAYED = 8
-"""Tokens of a row that is checked at most: the delta rule's inverse has so many powers."""
-# Graph inputs where the number of tokens is not fixed: see ``_sums_of`` and ``_after``.
-_SUMS, _AFTER = "engine.decay_sums", "engine.decay_after"
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class TokenRows:
         """
         insert = self.insert
         if self.count is None:
-            sums = add_input(insert.graph, _SUMS, ir.DataType.FLOAT, ["decay_tokens", "decay_pairs"])
-            after = add_input(insert.graph, _AFTER, ir.DataType.FLOAT, ["decay_tokens", "decay_columns"])
+            sums = add_input(insert.graph, DECAY_SUMS, ir.DataType.FLOAT, ["decay_tokens", "decay_pairs"])
+            after = add_input(insert.graph, DECAY_AFTER, ir.DataType.FLOAT, ["decay_tokens", "decay_columns"])
             shape = insert.shape(-1, self.groups, self.heads, insert.op("Shape", after))
             parts = insert.shape(1, insert.size(after, 0))
         else:
-            sums, after = insert.constant(_sums_of(self.count)), insert.constant(_after(self.count))
+            sums, after = insert.constant(decay_sums(self.count)), insert.constant(decay_after(self.count))
             shape = insert.ints(-1, self.groups, self.heads, self.count, self.count + 1)
             parts = insert.ints(1, self.count)
         by_head = insert.op("Transpose", log_decay, perm=[0, 2, 1])
@@ -74,23 +74,3 @@ class TokenRows:
         """[b, g, r, t, width] as [b, t, g * r * width]."""
         back = self.insert.op("Transpose", matrices, perm=[0, 3, 1, 2, 4])
         return self.insert.reshape(back, 0, 0, self.groups * self.heads * width)
-
-
-@lru_cache(maxsize=MOST_REPLAYED)
-def decay_feeds(count: int) -> dict[str, np.ndarray]:
-    """What a graph is told of ``count`` tokens of each row; not to be changed."""
-    return {_SUMS: _sums_of(count), _AFTER: _after(count)}
-
-
-def _sums_of(count: int) -> np.ndarray:
-    """[t, t * (t + 1)]: column i * (t + 1) + 1 + j adds up the tokens between j and i, i * (t + 1) those up to i."""
-    index = np.arange(count)
-    first = np.concatenate(([-1], index))
-    terms = (index > first[None, :, None]) & (index <= index[:, None, None])
-    return np.ascontiguousarray(terms.reshape(-1, count).T.astype(np.float32))
-
-
-def _after(count: int) -> np.ndarray:
-    """[t, t + 1]: -inf where token j, of column 1 + j, comes after token i."""
-    first = np.arange(-1, count)
-    return np.where(first[None, :] > np.arange(count)[:, None], -np.inf, 0.0).astype(np.float32)

@@ -23,7 +23,7 @@ from hybridge.runtime.engines.onnxruntime.linear import use_stored_weights
 from hybridge.runtime.engines.onnxruntime.op_bodies import use_op_bodies
 from hybridge.runtime.engines.onnxruntime.opset import lower_opset
 from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes
-from hybridge.runtime.engines.onnxruntime.session_graph import SessionGraph
+from hybridge.runtime.engines.onnxruntime.session_graph import DenseGraph
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
 from hybridge.runtime.engines.onnxruntime.widen_types import widen_types
 
@@ -50,10 +50,10 @@ class RewrittenGraph:
     in_place: frozenset[str]
     layouts: Mapping[str, StateLayout]
 
-    def serialised(self) -> SessionGraph:
+    def serialised(self) -> DenseGraph:
         """The graph as sessions are made of it; its model is changed."""
         model, weights = serialised_model(self.model)
-        return SessionGraph(model, weights, self.inputs, self.in_place, self.layouts)
+        return DenseGraph(model, weights, self.inputs, self.in_place, self.layouts)
 
 
 def rewrite(model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Kernels) -> RewrittenGraph:

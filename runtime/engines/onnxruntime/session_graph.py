@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.onnxruntime.graph_form import StateLayout
+
+if TYPE_CHECKING:
+    from hybridge.runtime.engines.onnxruntime.deferred_states import DeferredState
 
 
 @dataclass(frozen=True)
@@ -40,17 +44,37 @@ class GraphWeight:
 class SessionGraph:
     """A serialised model whose external initializers are placeholders for ``weights``.
 
-    inputs: names of its graph inputs. in_place: states whose input and output may share a buffer. layouts: how the
-    graph holds each state.
+    inputs: names of its graph inputs. in_place: states or pools whose input and output may share a buffer.
     """
 
     model: bytes = field(repr=False)
     weights: tuple[GraphWeight, ...]
     inputs: frozenset[str]
     in_place: frozenset[str]
-    layouts: Mapping[str, StateLayout]
 
     @property
     def float32_bytes(self) -> int:
         """Bytes of all weights, as float32."""
         return sum(4 * math.prod(part.shape) for weight in self.weights for part in weight.parts)
+
+
+@dataclass(frozen=True)
+class DenseGraph(SessionGraph):
+    """Of a dense artifact. layouts: how the graph holds each state."""
+
+    layouts: Mapping[str, StateLayout]
+
+
+@dataclass(frozen=True)
+class PagedGraph(SessionGraph):
+    """Of a paged artifact.
+
+    parts: pools of which the graph is given the slots of its rows only, in their order. layouts: pool to the order in
+    which the graph holds the axes of its declaration, where it is another one. operators: the artifact's recurrent
+    operators, and whether their states can be replayed. deferred: the states that the graph leaves as they are.
+    """
+
+    parts: frozenset[str]
+    layouts: Mapping[str, tuple[int, ...]]
+    operators: Mapping[str, bool]
+    deferred: tuple[DeferredState, ...] = ()

@@ -9,10 +9,11 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
+from hybridge.runtime.engines.onnxruntime.engine_inputs import KvShape
 from hybridge.runtime.engines.onnxruntime.graph_edit import remove_dead_code
 from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
 from hybridge.runtime.engines.onnxruntime.opset import lower_opset
-from hybridge.runtime.engines.onnxruntime.paged_attention import KV_POOL_ORDER, KvShape, use_paged_attention
+from hybridge.runtime.engines.onnxruntime.paged_attention import KV_POOL_ORDER, use_paged_attention
 from hybridge.runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
 from hybridge.runtime.engines.paged import PackedInputs, PoolSizes

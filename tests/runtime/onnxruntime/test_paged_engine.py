@@ -10,7 +10,7 @@ import pytest
 
 from hybridge.artifact.errors import EngineError
 from hybridge.exporter.families.registry import FAMILIES
-from hybridge.runtime.engines.onnxruntime import columns, paged_engine
+from hybridge.runtime.engines.onnxruntime import columns, graph_cache, paged_engine
 from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
 from hybridge.runtime.engines.onnxruntime.model_file import read_model
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
@@ -158,6 +158,7 @@ def test_weights_are_on_the_left_where_no_session_packs_them(
 
 
 def test_mixed_rows_of_weights_too_large_to_pack(artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_cache, "user_graph_cache", lambda: None)
     monkeypatch.setattr(columns, "SMALLEST_WEIGHT", 1)
     monkeypatch.setattr(paged_engine, "_MOST_PACKED_BYTES", 0)
     case = Case(artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=6))

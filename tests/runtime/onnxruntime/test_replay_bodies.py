@@ -15,11 +15,11 @@ import pytest
 from hybridge.artifact.bindings import BATCH, SEQ
 from hybridge.artifact.paged import ROWS
 from hybridge.runtime.engines.onnxruntime.deferred_states import ACCEPTED, DeferredState, advanced_output, replay_model
+from hybridge.runtime.engines.onnxruntime.engine_inputs import MOST_REPLAYED, decay_feeds
 from hybridge.runtime.engines.onnxruntime.fixed_axes import fix_axes
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, remove_dead_code
 from hybridge.runtime.engines.onnxruntime.kernels import quiet_options
 from hybridge.runtime.engines.onnxruntime.replay_bodies import REPLAY_BODIES
-from hybridge.runtime.engines.onnxruntime.replay_rows import MOST_REPLAYED, decay_feeds
 from tests.ops.cases import conv_case, delta_case, ssm_case
 from tests.ops.oracle import conv_step_loop, delta_step_loop, relative_error, ssm_step_loop
 from tests.runtime.onnxruntime.op_graphs import KERNELS, op_model

@@ -1,0 +1,68 @@
+"""Graph inputs that the paged engine adds to those of the artifact, and their values. Needs no onnx_ir."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+# The packed token at each place of the rectangle of ragged rows, and the place, row * time + index, of each token.
+TOKEN_OF_PLACE, PLACE_OF_TOKEN = "engine.token_of_place", "engine.place_of_token"
+# Of graphs whose number of tokens is not fixed: see ``decay_sums`` and ``decay_after``.
+DECAY_SUMS, DECAY_AFTER = "engine.decay_sums", "engine.decay_after"
+MOST_REPLAYED = 8
+"""Most tokens of a row whose states are replayed: the delta rule's inverse has so many powers."""
+
+
+@dataclass(frozen=True)
+class KvShape:
+    """What the engine's inputs about keys and values depend on; ``window`` 0 is full attention."""
+
+    kv_heads: int
+    window: int
+
+    @property
+    def kv_indices(self) -> str:
+        """Where new keys, then new values go: int64 [2 * tokens * kv_heads, 4] into the pool as it is held."""
+        return f"engine.kv_indices.{self.kv_heads}"
+
+    def blocks(self, kind: str) -> str:
+        """Rows of [2 * num_blocks * kv_heads, block_size, head_dim], ``kind`` key or value: int64 [rows, heads, m]."""
+        return f"engine.{kind}_blocks.{self.kv_heads}.{self.window}"
+
+    @property
+    def bias(self) -> str:
+        """0 where a token sees a position, else -inf: float32 [rows, 1, time, s]."""
+        return f"engine.bias.{self.window}"
+
+
+def ragged_feeds(counts: np.ndarray) -> dict[str, np.ndarray]:
+    """Where the tokens of rows of ``counts`` [rows] tokens lie."""
+    index = np.arange(counts.max())
+    starts = np.cumsum(counts) - counts
+    inside = index < counts[:, None]
+    return {
+        TOKEN_OF_PLACE: starts[:, None] + np.minimum(index, counts[:, None] - 1),
+        PLACE_OF_TOKEN: np.flatnonzero(inside),
+    }
+
+
+@lru_cache(maxsize=MOST_REPLAYED)
+def decay_feeds(count: int) -> dict[str, np.ndarray]:
+    """The decay inputs for ``count`` tokens of each row; not to be changed."""
+    return {DECAY_SUMS: decay_sums(count), DECAY_AFTER: decay_after(count)}
+
+
+def decay_sums(count: int) -> np.ndarray:
+    """[t, t * (t + 1)]: column i * (t + 1) + 1 + j adds up the tokens between j and i, i * (t + 1) those up to i."""
+    index = np.arange(count)
+    first = np.concatenate(([-1], index))
+    terms = (index > first[None, :, None]) & (index <= index[:, None, None])
+    return np.ascontiguousarray(terms.reshape(-1, count).T.astype(np.float32))
+
+
+def decay_after(count: int) -> np.ndarray:
+    """[t, t + 1]: -inf where token j, of column 1 + j, comes after token i."""
+    first = np.arange(-1, count)
+    return np.where(first[None, :] > np.arange(count)[:, None], -np.inf, 0.0).astype(np.float32)
