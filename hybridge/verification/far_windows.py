@@ -1,7 +1,7 @@
 """Sliding windows that are too long for a prompt: a row whose caches are filled, not computed, up to the window's edge.
 
-The keys and values of its first tokens are random, those of all others before the edge are zero: a step that wrongly
-sees or misses one of the first differs, and memory that holds only zeros costs engines on a CPU next to nothing.
+The keys and values of its first tokens are random, all others before the edge are zero. A step that wrongly attends to
+one of the first tokens, or misses one, gives another result; zeros cost an engine on a CPU almost nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hybridge.verification.lengths import WINDOW, Edge
 
 # New tokens before the edge, and behind it; of the latter the last are fed one by one.
 BEFORE, BEHIND, DECODED = 20, 25, 8
-# Tokens with keys and values: the window leaves BEHIND of them behind and keeps the others.
+# Tokens with keys and values: after the last new token, BEHIND of them lie outside of the window.
 FILLED = BEFORE + BEHIND
 # Memory for the row's caches in float32. A dense engine holds those of all layers, some of them twice for a step; a
 # paged one has a single page of zeros, but attends in one layer at a time, as the reference does.
@@ -41,7 +41,7 @@ class FilledCaches:
     value_factor: float
 
     def factor(self, name: str) -> float:
-        """What the numbers of the state ``name`` are multiplied by."""
+        """The factor of the numbers of the state ``name``."""
         return self.value_factor if name.startswith(names.past_value(0)[:-1]) else 1.0
 
     def first(self, name: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Prompt lengths of a verification, chosen to cross the lengths at which an engine may go wrong."""
+"""Prompt lengths of a verification: they cross the lengths at which an engine may go wrong."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def edges_of(artifact: Path, config: RuntimeConfig) -> tuple[Edge, ...]:
 
 
 def default_lengths(edges: tuple[Edge, ...], room: int) -> tuple[int, ...]:
-    """Short prompts and a long one of at most ``room`` tokens that crosses every chunk, but none that is too far.
+    """Short prompts, and a long one of at most ``room`` tokens that crosses every chunk up to ``LONGEST``.
 
     A window that the long one does not cross is left to ``far_windows``.
     """

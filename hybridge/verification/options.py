@@ -1,4 +1,4 @@
-"""What a user may choose about a verification."""
+"""Settings of a verification."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def computed_type(engine: str, dtype: DType) -> DType:
 DEFAULT_TOLERANCE = 1e-4
 # An engine in 16 bits rounds every layer's values to 11 or 8 bits of mantissa, the reference to 24.
 NARROW_TOLERANCES = {DType.FLOAT16: 1e-2, DType.BFLOAT16: 5e-2}
-# The reference rounds keys and values to e4m3 as the artifact does, but next to the middle of two numbers to the other
-# one now and then, which is a 16th of a number away.
+# The reference rounds keys and values to e4m3 as the artifact does, but a value close to the middle of two e4m3 numbers
+# may be rounded to the other one, a relative difference of 1/16.
 E4M3_TOLERANCE = 1e-2
 
 
@@ -36,11 +36,11 @@ def default_tolerance(engine: str, dtype: DType, kv_scales: bool = False) -> flo
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """What ``hybridge.verify`` and ``hybridge verify`` may be asked for; SettingError names a bad value.
+    """Settings of ``hybridge.verify`` and ``hybridge verify``; SettingError names a bad value.
 
     Prompts are random tokens of ``prompt_lengths``, from ``seed``.
 
-    prompt_lengths: None for some that cross the chunks and sliding windows of the model (``lengths.default_lengths``).
+    prompt_lengths: None for lengths that cross the model's chunks and sliding windows (``lengths.default_lengths``).
     tolerance: largest relative error; None is that of ``default_tolerance``.
     engine: what runs the artifact; "auto" runs it twice, by the engine that generates and exactly as it was exported.
     speculative_tokens: also check steps with up to so many draft tokens a row, on engines that can take them back.

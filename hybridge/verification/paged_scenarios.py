@@ -1,4 +1,4 @@
-"""How a paged artifact may be driven to the same result: alone, in chunks, in mixed steps, token by token."""
+"""Runs of a paged artifact that must give the same result: alone, in chunks, in mixed steps, token by token."""
 
 from __future__ import annotations
 
@@ -18,13 +18,18 @@ BLOCK_SIZE = 5
 
 
 def observations(
-    engine: PagedEngine, prompts: list[np.ndarray], sequences: list[np.ndarray], steps: int, draft_tokens: int = 0
+    engine: PagedEngine,
+    prompts: list[np.ndarray],
+    sequences: list[np.ndarray],
+    steps: int,
+    far: Sequence[FarRow],
+    draft_tokens: int = 0,
 ) -> Iterator[Observation]:
-    """Every scenario; ``sequences`` are ``prompts`` with ``steps`` more tokens behind each.
+    """Every scenario; ``sequences`` are ``prompts`` with ``steps`` more tokens after each.
 
     ``draft_tokens``: of a row at most, in steps that check some, where the engine can take them back.
 
-    Pages and slots are in random order, and everything that belongs to no sequence is NaN.
+    Pages and slots are in random order, and free ones hold NaN.
     """
     yield from _alone(engine, prompts)
     yield from _chunked(engine, prompts)
@@ -36,10 +41,12 @@ def observations(
             heads = [len(prompt) for prompt in prompts[start : start + at_once]]
             checked = _draft_tokens(engine, sequences[start : start + at_once], heads, 1 + draft_tokens)
             yield from _renumbered(checked, start)
+    for index, row in enumerate(far):
+        yield from far_window(engine, index, row)
 
 
 def far_window(engine: PagedEngine, index: int, row: FarRow) -> Iterator[Observation]:
-    """The new tokens of ``row``, the ``index``-th, behind its filled caches: most in one step, the last one by one.
+    """The new tokens of ``row``, the ``index``-th, after its filled caches: most in one step, the last one by one.
 
     States are those of the new tokens only.
     """
@@ -60,16 +67,16 @@ def far_window(engine: PagedEngine, index: int, row: FarRow) -> Iterator[Observa
         yield Observation(scenario, index, past, logits[-1], held, tuple(hidden), embeddings)
 
 
-def untouched(engine: PagedEngine, prompt: np.ndarray) -> Iterator[tuple[str, bool]]:
-    """Whether a step leaves alone what it has no business with: other sequences' states, free pages and slots."""
+def untouched(engine: PagedEngine, prompt: np.ndarray) -> Iterator[tuple[str, int | None, bool]]:
+    """(scenario, no layer, whether unchanged): states of other sequences in a step, and free pages and slots."""
     pools = PagedSequences(engine, 2, 4 * len(prompt), BLOCK_SIZE)
     first, second = pools.add(), pools.add()
     _feed(engine, pools, {first: prompt, second: prompt})
     before = pools.states(second)
     pools.step({first: prompt[:1]}, padding_rows=engine.limits.max_rows - 1)
     after = pools.states(second)
-    yield "row without tokens", all(np.array_equal(before[name], after[name]) for name in before)
-    yield "free pages and slots", pools.untouched()
+    yield "row without tokens", None, all(np.array_equal(before[name], after[name]) for name in before)
+    yield "free pages and slots", None, pools.untouched()
 
 
 def _alone(engine: PagedEngine, prompts: list[np.ndarray]) -> Iterator[Observation]:
@@ -100,7 +107,7 @@ def _chunked(engine: PagedEngine, prompts: list[np.ndarray]) -> Iterator[Observa
 def _mixed(engine: PagedEngine, sequences: list[np.ndarray], steps: int) -> Iterator[Observation]:
     """All prompts in one ragged step; then single tokens for every sequence.
 
-    The first sequence begins only then, a chunk of its prompt beside the tokens of the others.
+    The first sequence starts late: its prompt shares a step with the first single tokens of the others.
     """
     total = sum(len(tokens) for tokens in sequences)
     pools = PagedSequences(engine, len(sequences), total, BLOCK_SIZE)
@@ -164,7 +171,7 @@ def _renumbered(observations: Iterator[Observation], start: int) -> Iterator[Obs
 
 
 def _feed(engine: PagedEngine, pools: PagedSequences, work: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-    """Logits of all tokens of ``work``, in one step where it fits and in as few as it takes otherwise."""
+    """Logits of all tokens of ``work``, fed in as few steps as the engine's limits allow."""
     rest, found = dict(work), {handle: [np.zeros((0, engine.config.vocab_size), np.float32)] for handle in work}
     while rest:
         room, now = engine.limits.max_tokens, {}

@@ -1,4 +1,4 @@
-"""Sequences in the pools of a paged engine, in pages of random order; everything that belongs to nobody is NaN."""
+"""Sequences in the pools of a paged engine, in pages of random order; free pages and slots hold NaN."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Sequence:
 class PagedSequences:
     """Feeds tokens of several sequences to a paged engine, any number of each in one step.
 
-    ``tokens``: the most that all sequences together will have. ``slots``: the slots that they get, one after the other,
+    ``tokens``: the most that all sequences together will have. ``slots``: the slots of the sequences in their order,
     from 0 to ``count``; in random order by default.
     """
 
@@ -69,7 +69,7 @@ class PagedSequences:
     def step(self, work: Mapping[int, np.ndarray], padding_rows: int = 0) -> dict[int, np.ndarray]:
         """Feed tokens [n] to each sequence of ``work``, in its order; logits [n, vocab] of all these tokens.
 
-        padding_rows: so many rows that take no part come last.
+        padding_rows: the step ends with so many padding rows.
         """
         logits = self._engine.step(self._inputs(work, padding_rows)).copy()
         ends = np.cumsum([len(tokens) for tokens in work.values()])
@@ -96,7 +96,7 @@ class PagedSequences:
     def states(self, handle: int, tokens: int | None = None) -> dict[str, np.ndarray]:
         """States of one sequence by the names of the dense layout, KV caches [kv_heads, tokens, head_dim].
 
-        tokens: so many last ones; None for all.
+        tokens: only the last so many; None for all.
         """
         sequence, config = self._sequences[handle], self._engine.config
         positions = np.arange(sequence.length)[-(tokens or sequence.length) :]
@@ -115,7 +115,7 @@ class PagedSequences:
         return found
 
     def untouched(self) -> bool:
-        """Whether everything that belongs to nobody still is NaN."""
+        """Whether all free pages and slots still hold NaN."""
         for name, spec in ((b.name, b) for b in self._engine.config.bindings.states):
             view = self._engine.read_pool(name)
             free = view[:, self._free_pages] if spec.grows else view[self._free_slots]

@@ -1,4 +1,4 @@
-"""What a verification runs, chosen so that it crosses what an engine may get wrong at a certain length."""
+"""The prompts and rows of a verification, chosen to cross every chunk and sliding window where that is possible."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hybridge.verification.options import VerifyOptions
 
 @dataclass(frozen=True)
 class Plan:
-    """``lengths``: tokens of the prompts; ``far``: rows behind filled caches, for windows that no prompt crosses.
+    """``lengths``: tokens of the prompts; ``far``: rows with filled caches, for windows that no prompt crosses.
 
-    not_crossed: chunks and windows that are left out although a row could cross them; notes: those that none can.
+    not_crossed: chunks and windows that a longer row would cross; notes: on windows longer than the artifact's rows.
     """
 
     lengths: tuple[int, ...]

@@ -27,14 +27,27 @@ from hybridge.verification.reference_weights import causal_lm, stored_types, wid
 class ReferenceRun:
     """One sequence of T tokens through the reference.
 
-    logits [T, vocab]; embeddings [T, hidden], what the first layer gets; hidden[i] [T, hidden] after layer i; states by
-    graph input name, of one row, after all T tokens (KV caches [kv_heads, T, head_dim], of a window only its last).
+    logits [t, vocab] of the last t tokens; embeddings [T, hidden], the first layer's input; hidden[i] [T, hidden] after
+    layer i; states by graph input name, of one row, after all T tokens (KV caches [kv_heads, T, head_dim], of a window
+    only its last).
     """
 
     logits: np.ndarray
     embeddings: np.ndarray
     hidden: tuple[np.ndarray, ...]
     states: dict[str, np.ndarray]
+
+    def first(self, tokens: int) -> ReferenceRun | None:
+        """The run of the first ``tokens`` alone, for a model whose only states are KV caches.
+
+        None where a sliding window has dropped some of them.
+        """
+        total = len(self.embeddings)
+        if any(cache.shape[1] < total for cache in self.states.values()):
+            return None
+        logits = self.logits[: max(0, tokens - total + len(self.logits))]
+        states = {name: cache[:, :tokens] for name, cache in self.states.items()}
+        return ReferenceRun(logits, self.embeddings[:tokens], tuple(h[:tokens] for h in self.hidden), states)
 
 
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -81,10 +94,11 @@ class Reference:
             self._shorten_chunks()
             widen_in_turn(self._model, self._base().layers)
 
-    def run(self, tokens: np.ndarray, filled: FilledCaches | None = None) -> ReferenceRun:
+    def run(self, tokens: np.ndarray, filled: FilledCaches | None = None, last: int = 0) -> ReferenceRun:
         """Process ``tokens`` [T] int64 in one call from empty states.
 
-        filled: what the KV caches hold already; the run's states are then those of ``tokens`` only.
+        last: the logits are those of so many last tokens; 0: of all.
+        filled: the contents of the KV caches before the run, whose states are then those of ``tokens`` only.
         """
         torch, layers = self._torch, self._base().layers
         hidden: list[np.ndarray] = []
@@ -102,7 +116,8 @@ class Reference:
             exact = contextlib.nullcontext() if filled is None else exact_frequencies(self._model)
             with self._failures("run"), torch.no_grad(), exact:
                 given = {**self._arguments(len(tokens)), **self._cache(filled)}
-                output = self._model(torch.from_numpy(tokens)[None], use_cache=True, return_dict=True, **given)
+                given |= {"use_cache": True, "return_dict": True, "logits_to_keep": last}
+                output = self._model(torch.from_numpy(tokens)[None], **given)
                 cache = getattr(output, "past_key_values", None)
                 states = self._states(output.cache_params if cache is None else cache)
         finally:
@@ -119,12 +134,12 @@ class Reference:
 
     @contextlib.contextmanager
     def _failures(self, what: str) -> Iterator[None]:
-        """Whatever transformers raises in the block becomes a CheckpointError of one sentence."""
+        """Turn any error of transformers in the block into a CheckpointError of one sentence."""
         try:
             yield
         except (HybridgeError, MemoryError):
             raise
-        except Exception as error:  # any kind: a config of a wrong kind fails wherever it is first used
+        except Exception as error:  # any type: a bad config value fails wherever it is first used
             cause = " ".join(str(error).split()) or "no message"
             raise CheckpointError(
                 f"{self._checkpoint}: {self._library} cannot {what} it ({type(error).__name__}: {cause}): there is "
@@ -132,14 +147,14 @@ class Reference:
             ) from error
 
     def _arguments(self, length: int) -> dict[str, Any]:
-        """What a hybrid model of transformers derives from its attention caches, where it has no attention layer."""
+        """Arguments that a hybrid model derives from its attention caches, for one without attention layers."""
         if self._config.attention_layer_indices or not hasattr(self._model.config, "num_attention_heads"):
             return {}
         masks = {"full_attention": None, "linear_attention": None}
         return {"position_ids": self._torch.arange(length)[None], "attention_mask": masks}
 
     def _cache(self, filled: FilledCaches | None) -> dict[str, Any]:
-        """A cache that holds ``filled``, and rounds to e4m3 where an artifact declares that; none for other runs."""
+        """A cache that holds ``filled``, and rounds to e4m3 where the artifact does; without either, none."""
         if filled is None and not self._config.has_kv_scales:
             return {}
         import transformers
@@ -194,7 +209,7 @@ class Reference:
         return (f"this transformers normalises {changed} Mamba2 layers over all groups; the reference does not",)
 
     def _follow_time_step_limit(self) -> tuple[str, ...]:
-        """Clamp dt at time_step_limit, as the papers and the CUDA kernels do, where transformers uses another bound."""
+        """Clamp dt at time_step_limit, as the papers and CUDA kernels do, where transformers has another bound."""
         raw = getattr(self._model.config, "time_step_limit", None)
         if raw is None:
             return ()
@@ -209,7 +224,7 @@ class Reference:
             return ()
         return (
             f"transformers clamps dt at time_step_min in {changed} layers; the reference was set to the checkpoint's "
-            f"time_step_limit [{limit[0]:g}, {limit[1]:g}], as the Mamba2 paper and CUDA kernels have it",
+            f"time_step_limit [{limit[0]:g}, {limit[1]:g}], as in the Mamba2 paper and CUDA kernels",
         )
 
 
@@ -221,7 +236,7 @@ def _update_rounded(update: Any, keys: Any, values: Any, *rest: Any, **more: Any
 
 
 def group_gated_norms(model: Any) -> int:
-    """Normalise each group of a Mamba2 layer by itself, as its authors do, where transformers is too old to.
+    """Normalise each group of a Mamba2 layer separately, as its authors do; old versions of transformers do not.
 
     Returns the number of layers of ``model`` that were changed.
     """

@@ -1,4 +1,4 @@
-"""Caches of transformers that hold keys and values which no model computed."""
+"""Caches of transformers filled with given keys and values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hybridge.verification.far_windows import FilledCaches
 
 
 def fill_layer(layer: Any, filled: FilledCaches, k: int) -> None:
-    """Let a layer of an empty DynamicCache hold what ``filled`` has for attention layer ``k`` (local index).
+    """Fill a layer of an empty DynamicCache with what ``filled`` has for attention layer ``k`` (local index).
 
-    The layer computes masks as if it held them; they are in memory only while the attention layer runs.
+    Masks are computed as if the layer held it all, but it is in memory only while the attention layer runs.
     """
     import torch
 
@@ -32,7 +32,7 @@ def fill_layer(layer: Any, filled: FilledCaches, k: int) -> None:
 def _update_after(
     layer: Any, update: Any, first: tuple[np.ndarray, np.ndarray], length: int, keys: Any, *rest: Any, **more: Any
 ) -> Any:
-    """``update`` of ``layer`` behind ``first`` keys and values and zeros up to ``length``; then it holds the new."""
+    """``update`` of ``layer`` after ``first`` keys and values and zeros up to ``length``; it keeps the new ones."""
     import torch
 
     held = layer.keys.shape[2]

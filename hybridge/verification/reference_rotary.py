@@ -12,8 +12,8 @@ from unittest import mock
 def exact_frequencies(model: Any) -> Iterator[None]:
     """Within the block, rotary embeddings have their frequencies as computed in float64 and then rounded.
 
-    transformers computes them in float32. Of a position p that makes angles differ by about p * 2^-24, which is as much
-    as a verification allows from a few thousand tokens on.
+    transformers computes them in float32. At position p, angles then differ by about p * 2^-24: from a few thousand
+    tokens on, as much as the tolerance of a verification.
     """
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

@@ -13,7 +13,7 @@ from typing import Any
 from hybridge.artifact.dtypes import DType
 from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
 
-# Names of one part that many tensors share: two parts tell them apart.
+# Many tensors' names end in one of these: the last two parts of the name tell them apart.
 _COMMON_PARTS = ("weight", "bias")
 
 
@@ -28,7 +28,7 @@ class StoredTypes:
 def stored_types(checkpoint: Path) -> StoredTypes:
     """The types of the safetensors files in ``checkpoint``; CheckpointError where there are none or they are damaged.
 
-    Where matrices have several types (a stacked expert may come from several tensors), all are held in float32.
+    Where matrices have several types (a stacked expert may come from several tensors), all are float32.
     """
     floats = [t for t in tensors_of(read_shards(checkpoint)).values() if t.dtype in _FLOATS]
     sizes: Counter[DType] = Counter()
@@ -52,7 +52,7 @@ def _end(name: str) -> str:
 def causal_lm(names: tuple[str, ...]) -> Any:
     """transformers' AutoModelForCausalLM, which loads parameters whose names end in one of ``names`` in float32.
 
-    Classes of its own, so that nothing changes for other users of transformers in this process.
+    It has its own classes, so that nothing changes for other users of transformers in this process.
     """
     import torch
     import transformers

@@ -1,4 +1,4 @@
-"""The outcome of a verification: every comparison, the first place that differs, a table for people."""
+"""The result of a verification: every comparison, the first place that differs, tables for a terminal."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class VerifyReport:
     """All comparisons of one artifact with its checkpoint.
 
     engines: those that ran; computed_types: the type in which each computed. dtype: the artifact's compute type.
-    far_windows, not_crossed: windows that a row behind filled caches crossed; chunks and windows that nothing crossed.
+    far_windows, not_crossed: windows that a row with filled caches crossed; chunks and windows that no row crossed.
     """
 
     model_type: str
@@ -72,7 +72,7 @@ class VerifyReport:
 
     @property
     def failing_place(self) -> str | None:
-        """What differs first: "embedding", "layer N", "head" or a whole pool; None where all agree."""
+        """The first place that differs: "embedding", "layer N", "head" or a scenario; None where all agree."""
         failed = [c for c in self.comparisons if not c.passed]
         if not failed:
             return None
@@ -97,10 +97,12 @@ class VerifyReport:
             return "FAILED: all layers agree, the logits differ: the head (final norm or output projection)"
         if place == f"layer {layer}":
             return f"FAILED: the first layer that differs is {place} ({self.layer_types[layer or 0]})"
-        return f"FAILED: the first that differs is the {place}"
+        if place == "embedding":
+            return "FAILED: the first difference is in the embedding"
+        return f"FAILED: {place}: changed by a step of other rows"
 
     def _computed(self) -> str:
-        """Who computed in which type, and that this is not the artifact's where that is so."""
+        """The type in which each engine computed, and whether none is the artifact's."""
         types = dict.fromkeys(self.computed_types)
         engines = {
             t: _listed([e for e, c in zip(self.engines, self.computed_types, strict=True) if c == t]) for t in types
@@ -112,7 +114,7 @@ class VerifyReport:
         """A JSON object with the verdict and every comparison."""
         document = asdict(self)
         for comparison in document["comparisons"]:
-            # JSON has no infinity or NaN; null is an error that has no size.
+            # JSON has no infinity or NaN: null stands for both.
             comparison["error"] = comparison["error"] if math.isfinite(comparison["error"]) else None
         verdict = {
             "passed": self.passed,
@@ -165,7 +167,7 @@ def _worst(comparisons: Iterable[Comparison], key: Callable[[Comparison], str | 
 
 
 def _unchanged(comparisons: Iterable[Comparison]) -> dict[str, str]:
-    """A line for each scenario in which something must stay as it is, and its style."""
+    """A line for each scenario in which states must not change, and its style."""
     kept: dict[str, bool] = {}
     for c in comparisons:
         if c.item == UNCHANGED:

@@ -1,24 +1,25 @@
-"""How an artifact may be driven to the same result: one shot, in chunks, ragged in a batch, token by token."""
+"""Runs of a dense artifact that must give the same result: one shot, in chunks, in a ragged batch, token by token."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hybridge.artifact import names
+from hybridge.artifact.config import RuntimeConfig
 from hybridge.runtime.engines.base import Engine, StateSet, StepInputs
 from hybridge.verification.far_windows import FarRow
 from hybridge.verification.lengths import parts_of
 
-# Scenarios of a row behind filled caches: the step that crosses the edge, and single tokens past it.
+# Scenarios of a row with filled caches: the step that crosses the edge, and single tokens past it.
 FAR_SCENARIOS = WINDOW_EDGE, PAST_WINDOW = "window edge", "decode past the window"
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What one row shows after ``length`` tokens of prompt ``prompt``: logits [vocab], its states, inner values.
+    """Results of one row after ``length`` tokens of prompt ``prompt``: logits [vocab], its states, inner values.
 
     ``hidden`` [T, hidden] per layer and ``embeddings`` [T, hidden], empty and None where the engine was not asked.
     """
@@ -30,6 +31,34 @@ class Observation:
     states: dict[str, np.ndarray]
     hidden: tuple[np.ndarray, ...] = ()
     embeddings: np.ndarray | None = None
+
+
+def observations(
+    engine: Engine, prompts: list[np.ndarray], sequences: list[np.ndarray], steps: int, far: Sequence[FarRow]
+) -> Iterator[Observation]:
+    """Every scenario; ``sequences`` are ``prompts`` with ``steps`` more tokens after each."""
+    yield from one_shot(engine, prompts)
+    head = yield from chunked(engine, prompts)
+    if head is not None:
+        yield from end_beside_prompt(engine, prompts, head)
+    at_once = engine.max_batch_size
+    for start in range(0, len(prompts), at_once):
+        yield from ragged_then_decode(engine, sequences[start : start + at_once], steps, start, head)
+    for index, row in enumerate(far):
+        yield from far_window(engine, index, row)
+
+
+def untouched(engine: Engine, prompt: np.ndarray) -> Iterator[tuple[str, int | None, bool]]:
+    """(scenario, absolute layer, whether unchanged) of each state of a row without tokens beside an active row."""
+    if engine.max_batch_size < 2 or 2 * len(prompt) > engine.max_seq_len:
+        return
+    states = engine.allocate_states(2, 2 * len(prompt))
+    engine.step(_inputs([prompt, prompt], [0, 0]), states)
+    before = read_row(states, 1, 2 * len(prompt))
+    engine.step(_inputs([prompt, prompt[:0]], [len(prompt), len(prompt)]), states)
+    after = read_row(states, 1, 2 * len(prompt))
+    for name, layer, _item in state_items(engine.config):
+        yield "row without tokens", layer, bool(np.array_equal(before[name], after[name]))
 
 
 def one_shot(engine: Engine, prompts: list[np.ndarray]) -> Iterator[Observation]:
@@ -45,7 +74,7 @@ def one_shot(engine: Engine, prompts: list[np.ndarray]) -> Iterator[Observation]
 def _shown(
     engine: Engine, states: StateSet, tokens: np.ndarray, past: int, values: tuple[str, ...]
 ) -> tuple[np.ndarray, np.ndarray | None, tuple[np.ndarray, ...]]:
-    """Feed ``tokens`` behind ``past`` others; logits [vocab] of the last, embeddings and hidden states, where asked."""
+    """Feed ``tokens`` after ``past`` others; logits [vocab] of the last, embeddings and hidden states, where asked."""
     shown: list[dict[str, np.ndarray]] = []
     for start in range(0, len(tokens), engine.max_step_tokens):
         inputs = _inputs([tokens[start : start + engine.max_step_tokens]], [past + start])
@@ -65,56 +94,83 @@ def inner_values(layers: int) -> tuple[str, ...]:
     return (names.EMBEDDINGS_OUTPUT, *(names.layer_output(i) for i in range(layers)))
 
 
-def chunked(engine: Engine, prompts: list[np.ndarray]) -> Iterator[Observation]:
-    """Each prompt of at least two tokens in unequal chunks."""
+@dataclass(frozen=True)
+class Head:
+    """The first ``length`` tokens of prompt ``prompt``, all but its last part, and the row's states after them."""
+
+    prompt: int
+    length: int
+    states: dict[str, np.ndarray]
+
+    def write(self, states: StateSet, row: int) -> None:
+        """Make ``row`` one that has consumed these tokens."""
+        for name, value in self.states.items():
+            states.buffers[name].write_row(row, value)
+
+
+def chunked(engine: Engine, prompts: list[np.ndarray]) -> Generator[Observation, None, Head | None]:
+    """Each prompt of at least two tokens in unequal chunks; returns the head of the longest, None without any."""
+    head = None
     for index, prompt in enumerate(prompts):
         if len(prompt) < 2:
             continue
         states = engine.allocate_states(1, len(prompt))
-        logits = _feed(engine, states, [prompt], parts_of(len(prompt)))[0]
+        *first, last = parts_of(len(prompt))
+        _feed(engine, states, [prompt], [0], first)
+        if len(prompt) == max(len(p) for p in prompts):
+            head = Head(index, sum(first), _row(states, 0, sum(first)))
+        logits = _feed(engine, states, [prompt], [sum(first)], [last])[0]
         yield Observation("chunked prefill", index, len(prompt), logits, read_row(states, 0, len(prompt)))
+    return head
 
 
-def last_token_beside_prompt(engine: Engine, prompts: list[np.ndarray]) -> Iterator[Observation]:
-    """The last token of the longest prompt in one step with the whole of it in another row.
+def end_beside_prompt(engine: Engine, prompts: list[np.ndarray], head: Head) -> Iterator[Observation]:
+    """The last part of a prompt in one step with the whole of it in another row.
 
-    So the padding of the first row reaches beyond the end of its caches, where these have no room for another prompt.
+    So the padding of the first row reaches across chunks and beyond the end of its caches, where these have no room for
+    another prompt.
     """
-    index = max(range(len(prompts)), key=lambda index: len(prompts[index]))
-    prompt, head = prompts[index], len(prompts[index]) - 1
-    if engine.max_batch_size < 2 or not 1 <= head < engine.max_step_tokens:
+    prompt = prompts[head.prompt]
+    if engine.max_batch_size < 2 or len(prompt) > engine.max_step_tokens:
         return
     states = engine.allocate_states(2, len(prompt))
-    engine.step(_inputs([prompt[:head], prompt[:0]], [0, 0]), states)
-    logits = last_logits(engine.step(_inputs([prompt[head:], prompt], [head, 0]), states), [1, len(prompt)])
+    head.write(states, 0)
+    end = prompt[head.length :]
+    logits = last_logits(engine.step(_inputs([end, prompt], [head.length, 0]), states), [len(end), len(prompt)])
     for row in range(2):
         held = read_row(states, row, len(prompt))
-        yield Observation("token beside prompt", index, len(prompt), logits[row].copy(), held)
+        yield Observation("end beside prompt", head.prompt, len(prompt), logits[row].copy(), held)
 
 
-def ragged_then_decode(engine: Engine, prompts: list[np.ndarray], steps: int) -> Iterator[Observation]:
-    """All prompts in one ragged batch, then ``steps`` single tokens for every row.
+def ragged_then_decode(
+    engine: Engine, sequences: list[np.ndarray], steps: int, start: int, head: Head | None
+) -> Iterator[Observation]:
+    """Prompts in one ragged batch, then ``steps`` single tokens for every row.
 
-    ``prompts`` hold the decode tokens at their end; the last ``steps`` tokens are fed one by one.
+    ``sequences`` are those from index ``start`` on, with the decode tokens at their end. Of the prompt of ``head``, the
+    batch has the last part only: the others need not be padded to the length of the longest.
     """
-    batch = len(prompts)
-    states = engine.allocate_states(batch, max(len(p) for p in prompts))
-    heads = [p[: len(p) - steps] for p in prompts]
-    logits = _feed(engine, states, heads, [max(len(head) for head in heads)])
-    for row in range(batch):
-        length = len(heads[row])
-        yield Observation("ragged batch", row, length, logits[row], read_row(states, row, length))
+    batch = len(sequences)
+    states = engine.allocate_states(batch, max(len(s) for s in sequences))
+    prompts, past = [s[: len(s) - steps] for s in sequences], [0] * batch
+    if head is not None and start <= head.prompt < start + batch:
+        head.write(states, head.prompt - start)
+        past[head.prompt - start] = head.length
+    logits = _feed(engine, states, prompts, past, [max(len(p) - done for p, done in zip(prompts, past, strict=True))])
+    for row, prompt in enumerate(prompts):
+        held = read_row(states, row, len(prompt))
+        yield Observation("ragged batch", start + row, len(prompt), logits[row], held)
     for step in range(steps):
-        tokens = [p[len(h) + step : len(h) + step + 1] for p, h in zip(prompts, heads, strict=True)]
-        past = [len(h) + step for h in heads]
+        past = [len(p) + step for p in prompts]
+        tokens = [s[done : done + 1] for s, done in zip(sequences, past, strict=True)]
         found = last_logits(engine.step(_inputs(tokens, past), states), [1] * batch)
-        for row in range(batch):
-            full = read_row(states, row, past[row] + 1) if step == steps - 1 else {}
-            yield Observation("decode", row, past[row] + 1, found[row].copy(), full)
+        for row, done in enumerate(past):
+            full = read_row(states, row, done + 1) if step == steps - 1 else {}
+            yield Observation("decode", start + row, done + 1, found[row].copy(), full)
 
 
 def far_window(engine: Engine, index: int, row: FarRow) -> Iterator[Observation]:
-    """The new tokens of ``row``, the ``index``-th, behind its filled caches: most in one step, the last one by one.
+    """The new tokens of ``row``, the ``index``-th, after its filled caches: most in one step, the last one by one.
 
     States are those of the new tokens only.
     """
@@ -134,19 +190,24 @@ def far_window(engine: Engine, index: int, row: FarRow) -> Iterator[Observation]
         yield Observation(scenario, index, past, logits, new, hidden, embeddings)
 
 
-def empty_row(engine: Engine, prompt: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """States of a row before and after a step in which it takes no part (context length 0) beside an active row."""
-    states = engine.allocate_states(2, 2 * len(prompt))
-    engine.step(_inputs([prompt, prompt], [0, 0]), states)
-    before = read_row(states, 1, 2 * len(prompt))
-    engine.step(_inputs([prompt, prompt[:0]], [len(prompt), len(prompt)]), states)
-    return before, read_row(states, 1, 2 * len(prompt))
+def state_items(config: RuntimeConfig) -> Iterator[tuple[str, int, str]]:
+    """(graph input, absolute layer, item) of every state."""
+    for k, layer in enumerate(config.attention_layer_indices):
+        yield names.past_key(k), layer, "key"
+        yield names.past_value(k), layer, "value"
+    for r, layer in enumerate(config.recurrent_layer_indices):
+        yield names.conv_state(r), layer, "conv_state"
+        yield names.recurrent_state(r), layer, "recurrent_state"
 
 
 def read_row(states: StateSet, row: int, length: int) -> dict[str, np.ndarray]:
     """All states of one row as float32, KV caches up to ``length`` positions."""
+    return {name: value.astype(np.float32) for name, value in _row(states, row, length).items()}
+
+
+def _row(states: StateSet, row: int, length: int) -> dict[str, np.ndarray]:
     return {
-        name: buffer.read_row(row, length if "max_seq" in buffer.spec.shape else None).astype(np.float32)
+        name: buffer.read_row(row, length if "max_seq" in buffer.spec.shape else None)
         for name, buffer in states.buffers.items()
     }
 
@@ -158,19 +219,20 @@ def last_logits(logits: np.ndarray, lengths: list[int]) -> np.ndarray:
     return np.stack([logits[row, max(length - 1, 0)] for row, length in enumerate(lengths)])
 
 
-def _feed(engine: Engine, states: StateSet, rows: list[np.ndarray], parts: Sequence[int]) -> list[np.ndarray]:
-    """Feed the first tokens of every row, as many as ``parts`` says, then the next; logits [vocab] of each last token.
+def _feed(
+    engine: Engine, states: StateSet, rows: list[np.ndarray], past: list[int], parts: Sequence[int]
+) -> list[np.ndarray]:
+    """Feed each row its tokens after ``past``, as many as ``parts`` says, then the next; logits [vocab] of each last.
 
-    A part of more tokens than the engine takes at once is fed in several; a row without tokens left takes no part.
+    A part of more tokens than the engine takes at once is fed in several; a row that has none left has length 0.
     """
     found: list[np.ndarray] = [np.empty(0)] * len(rows)
-    past, most = 0, engine.max_step_tokens
+    most = engine.max_step_tokens
     for size in (min(most, part - done) for part in parts for done in range(0, part, most)):
-        tokens = [row[past : past + size] for row in rows]
-        inputs = _inputs(tokens, [min(past, len(row)) for row in rows])
-        logits = last_logits(engine.step(inputs, states), [len(part) for part in tokens])
+        tokens = [row[done : done + size] for row, done in zip(rows, past, strict=True)]
+        logits = last_logits(engine.step(_inputs(tokens, past), states), [len(part) for part in tokens])
         found = [logits[row].copy() if len(tokens[row]) else last for row, last in enumerate(found)]
-        past += size
+        past = [done + len(part) for done, part in zip(past, tokens, strict=True)]
     return found
 
 

@@ -1,17 +1,17 @@
-"""Compare an artifact with its checkpoint in every way that it can be driven."""
+"""Compare an artifact with its checkpoint, over every kind of step."""
 
 from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from hybridge.artifact import names
 from hybridge.artifact.config import RuntimeConfig, read_config
 from hybridge.artifact.errors import located
 from hybridge.artifact.manifest import check_artifact
@@ -31,7 +31,11 @@ from hybridge.verification.plan import Plan, plan_of
 from hybridge.verification.reference import Reference, ReferenceRun
 from hybridge.verification.reference_folder import reference_folder
 from hybridge.verification.report import EMBEDDINGS, UNCHANGED, Comparison, VerifyReport
-from hybridge.verification.scenarios import FAR_SCENARIOS, Observation
+from hybridge.verification.scenarios import FAR_SCENARIOS, Observation, state_items
+
+Prompts = list[np.ndarray]
+Observations = Callable[[Prompts, Prompts, int, Sequence[FarRow]], Iterator[Observation]]
+Untouched = Callable[[np.ndarray], Iterator[tuple[str, int | None, bool]]]
 
 FAST, PORTABLE = "onnxruntime", "onnxruntime-portable"
 
@@ -49,7 +53,7 @@ def verify(
 
 
 def _verify(checkpoint: Path, artifact: Path, options: VerifyOptions, progress: Progress) -> VerifyReport:
-    # What cannot be done is said before the long work: the reference may take minutes to load.
+    # Refuse what cannot run before the long work: the reference may take minutes to load.
     check_engine(options.engine)
     require_checkpoint(checkpoint)
     require_artifact(artifact)
@@ -61,13 +65,13 @@ def _verify(checkpoint: Path, artifact: Path, options: VerifyOptions, progress: 
     notes: list[str] = []
     engines = _engine_names(options.engine, config.layout, notes)
     check_artifact(artifact)
-    # transformers opens whatever lies there: the checks of an export come first.
+    # The checks of an export come first: transformers would open any file.
     with located(checkpoint):
         open_checkpoint(checkpoint)
     plan = plan_of(artifact, config, options)
     try:
         cases = _cases(checkpoint, config, options, plan, progress)
-        # The reference is gone before the first engine is opened, and each engine before the next.
+        # To save memory, the reference is freed before the first engine is opened, and each engine before the next.
         comparisons = [*_compare_windows(engines[0], cases)]
         for name in engines:
             gc.collect()
@@ -99,16 +103,25 @@ def _cases(checkpoint: Path, config: RuntimeConfig, options: VerifyOptions, plan
 
 def _run(
     artifact: Path, name: str, cases: Cases, decode_steps: int, tolerance: float, progress: Progress
-) -> list[Comparison]:
+) -> Iterator[Comparison]:
     """All comparisons of the engine ``name``, which is open only here."""
-    paged = cases.config.layout == PAGED
-    engine = create_paged_engine(artifact, name) if paged else create_engine(artifact, name)
-    try:
-        if isinstance(engine, Engine):
-            return list(_comparisons(engine, cases, decode_steps, tolerance, progress))
-        return list(_paged_comparisons(engine, cases, decode_steps, tolerance, progress))
-    finally:
-        engine.close()
+    engine, observations, untouched = _opened(artifact, name, cases)
+    with closing(engine):
+        for observation in observations(cases.prompts, cases.sequences, decode_steps, cases.far):
+            yield from _compare(engine.name, observation, cases, tolerance)
+            progress.advance()
+        for scenario, layer, same in untouched(cases.prompts[0]):
+            yield Comparison(engine.name, scenario, UNCHANGED, layer, 0.0 if same else float("inf"), same)
+
+
+def _opened(artifact: Path, name: str, cases: Cases) -> tuple[Engine | PagedEngine, Observations, Untouched]:
+    """An engine, and what runs the scenarios of the artifact's layout on it."""
+    if cases.config.layout == PAGED:
+        paged = create_paged_engine(artifact, name)
+        observations = partial(paged_scenarios.observations, paged, draft_tokens=cases.draft_tokens)
+        return paged, observations, partial(paged_scenarios.untouched, paged)
+    dense = create_engine(artifact, name)
+    return dense, partial(scenarios.observations, dense), partial(scenarios.untouched, dense)
 
 
 def _engine_names(wanted: str, layout: str, notes: list[str]) -> tuple[str, ...]:
@@ -127,9 +140,9 @@ def _engine_names(wanted: str, layout: str, notes: list[str]) -> tuple[str, ...]
 class Cases:
     """Random prompts, the same with decode tokens after them, and the reference's results for both.
 
-    Of the logits only those of each prompt's last token and of the decode tokens are held, in ``ReferenceRun.logits``.
-    far, at_far: rows behind filled caches, and the reference's results for their new tokens.
-    windows: the sliding window of each layer, or None. reference, notes: its name and what a user should know of it.
+    The logits are those of each prompt's last token and of the decode tokens only.
+    far, at_far: rows with filled caches, and the reference's results for their new tokens.
+    windows: the sliding window of each layer, or None. reference, notes: its name, and remarks for the user.
     draft_tokens: of a row at most, in steps that check some; 0: there is no such step.
     """
 
@@ -155,10 +168,13 @@ class Cases:
         at_prompt: list[ReferenceRun] = []
         at_end: list[ReferenceRun] = []
         for prompt, sequence in zip(prompts, sequences, strict=True):
-            for tokens, runs, rows in ((prompt, at_prompt, 1), (sequence, at_end, 1 + steps)):
-                run = reference.run(tokens)
-                runs.append(replace(run, logits=run.logits[-rows:].copy()))
-                progress.advance()
+            end = reference.run(sequence, last=1 + steps)
+            progress.advance()
+            # Recurrent states after the prompt need a run of their own.
+            first = None if config.recurrent_layers else end.first(len(prompt))
+            at_prompt.append(first or reference.run(prompt, last=1))
+            at_end.append(end)
+            progress.advance()
         at_far: list[ReferenceRun] = []
         for row in plan.far:
             at_far.append(reference.run(row.tokens, row.caches))
@@ -186,54 +202,13 @@ class Cases:
 def random_prompts(
     seed: int, vocab_size: int, lengths: tuple[int, ...], steps: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Prompts of ``lengths``, and the same with ``steps`` more tokens; no token comes back before all have come."""
+    """Prompts of ``lengths``, and the same with ``steps`` more tokens; none repeats before all have been used."""
     generator, count = np.random.default_rng(seed), sum(lengths) + steps * len(lengths)
     rounds = [generator.permutation(vocab_size) for _ in range(-(-count // vocab_size))]
     ends = np.cumsum([*lengths, *(steps for _ in lengths)])
     parts = np.split(np.concatenate(rounds), ends)[:-1]
     prompts, tails = parts[: len(lengths)], parts[len(lengths) :]
     return prompts, [np.concatenate(pair) for pair in zip(prompts, tails, strict=True)]
-
-
-def _comparisons(
-    engine: Engine, cases: Cases, decode_steps: int, tolerance: float, progress: Progress
-) -> Iterator[Comparison]:
-    for stream in _streams(engine, cases, decode_steps):
-        for observation in stream:
-            yield from _compare(engine.name, observation, cases, tolerance)
-            progress.advance()
-    prompt = cases.prompts[0]
-    if engine.max_batch_size > 1 and 2 * len(prompt) <= engine.max_seq_len:
-        yield from _compare_empty_row(engine, prompt, cases.config)
-
-
-def _paged_comparisons(
-    engine: PagedEngine, cases: Cases, decode_steps: int, tolerance: float, progress: Progress
-) -> Iterator[Comparison]:
-    far = (paged_scenarios.far_window(engine, index, row) for index, row in enumerate(cases.far))
-    prompts = paged_scenarios.observations(engine, cases.prompts, cases.sequences, decode_steps, cases.draft_tokens)
-    for observation in chain(prompts, *far):
-        yield from _compare(engine.name, observation, cases, tolerance)
-        progress.advance()
-    for scenario, same in paged_scenarios.untouched(engine, cases.prompts[0]):
-        yield Comparison(engine.name, scenario, UNCHANGED, None, 0.0 if same else float("inf"), same)
-
-
-def _streams(engine: Engine, cases: Cases, decode_steps: int) -> Iterator[Iterable[Observation]]:
-    yield scenarios.one_shot(engine, cases.prompts)
-    yield scenarios.chunked(engine, cases.prompts)
-    yield scenarios.last_token_beside_prompt(engine, cases.prompts)
-    step = engine.max_batch_size
-    for start in range(0, len(cases.prompts), step):
-        ragged = scenarios.ragged_then_decode(engine, cases.sequences[start : start + step], decode_steps)
-        yield _renumbered(ragged, start)
-    for index, row in enumerate(cases.far):
-        yield scenarios.far_window(engine, index, row)
-
-
-def _renumbered(observations: Iterable[Observation], start: int) -> Iterator[Observation]:
-    for o in observations:
-        yield replace(o, prompt=o.prompt + start)
 
 
 def _compare(engine: str, observed: Observation, cases: Cases, tolerance: float) -> Iterator[Comparison]:
@@ -258,30 +233,13 @@ def _compare(engine: str, observed: Observation, cases: Cases, tolerance: float)
 
 
 def _compare_windows(engine: str, cases: Cases) -> Iterator[Comparison]:
-    """Sliding windows as config.json declares them: schedulers drop what lies before them."""
+    """The windows that config.json declares: schedulers free the blocks that lie outside of them."""
     config = cases.config
     for layer, kv in zip(config.attention_layer_indices, config.kv_layers, strict=True):
         declared, wanted = kv.sliding_window, cases.windows[layer]
         if declared or wanted:
             error = 0.0 if declared == wanted else float("inf")
             yield Comparison(engine, "sliding windows in config.json", UNCHANGED, layer, error, not error)
-
-
-def _compare_empty_row(engine: Engine, prompt: np.ndarray, config: RuntimeConfig) -> Iterator[Comparison]:
-    before, after = scenarios.empty_row(engine, prompt)
-    for name, layer, _item in state_items(config):
-        same = bool(np.array_equal(before[name], after[name]))
-        yield Comparison(engine.name, "row without tokens", UNCHANGED, layer, 0.0 if same else float("inf"), same)
-
-
-def state_items(config: RuntimeConfig) -> Iterator[tuple[str, int, str]]:
-    """(graph input, absolute layer, item) of every state."""
-    for k, layer in enumerate(config.attention_layer_indices):
-        yield names.past_key(k), layer, "key"
-        yield names.past_value(k), layer, "value"
-    for r, layer in enumerate(config.recurrent_layer_indices):
-        yield names.conv_state(r), layer, "conv_state"
-        yield names.recurrent_state(r), layer, "recurrent_state"
 
 
 def relative_error(found: np.ndarray, wanted: np.ndarray) -> float:

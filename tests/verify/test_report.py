@@ -52,7 +52,7 @@ def test_the_verdict_says_what_was_crossed_and_what_was_not() -> None:
 @pytest.mark.parametrize(
     ("failed", "place", "words"),
     [
-        ((found("embeddings", None), found("hidden", 0)), "embedding", "the first that differs is the embedding"),
+        ((found("embeddings", None), found("hidden", 0)), "embedding", "the first difference is in the embedding"),
         ((found("hidden", 1), found("key", 1), found("logits", None)), "layer 1", "layer 1 (attention)"),
         ((found("logits", None),), "head", "the head (final norm or output projection)"),
         ((found("unchanged", None, scenario="free pages and slots"),), "free pages and slots", "free pages and slots"),

@@ -33,7 +33,7 @@ def test_artifact_agrees_with_transformers(name: str, artifacts: ArtifactCache) 
     items = {"logits"}
     items |= {"key", "value"} if exported.config.kv_layers else set()
     items |= {"conv_state", "recurrent_state"} if exported.config.recurrent_layers else set()
-    for scenario in ("one-shot prefill", "chunked prefill", "token beside prompt", "ragged batch", "decode"):
+    for scenario in ("one-shot prefill", "chunked prefill", "end beside prompt", "ragged batch", "decode"):
         assert {(scenario, item) for item in items} <= compared
     assert {c.engine for c in report.comparisons if c.item == "hidden"} == set(report.engines)
     assert ("row without tokens", "unchanged") in compared
