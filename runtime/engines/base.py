@@ -162,7 +162,7 @@ class Engine(ABC):
         """
 
     def decoder(self, rows: Sequence[int], states: StateSet) -> Decoder:
-        """What decodes ``rows`` of ``states`` (ascending, at least one) token by token; the others take no part.
+        """A decoder of ``rows`` of ``states`` (ascending, at least one) token by token; other rows do not change.
 
         It stays good while other steps run on the same states, and when they grow.
         """

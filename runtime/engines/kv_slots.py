@@ -1,4 +1,4 @@
-"""Where the keys and values of tokens lie in the blocks of their rows."""
+"""Slots of the keys and values of tokens in the blocks of their rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def kv_slots(table: np.ndarray, rows: np.ndarray, indices: np.ndarray, block_size: int) -> np.ndarray:
-    """What slot_mapping says, int32 [n], of the tokens ``indices`` [n] of ``rows`` [n], counted from the row's first
+    """slot_mapping, int32 [n], of the tokens ``indices`` [n] of ``rows`` [n], counted from the row's first
     block on; -1 where its line of the block table ``table`` [rows, blocks] has no block for it."""
     columns, offsets = np.divmod(indices, block_size)
     blocks = table[rows, np.minimum(columns, table.shape[1] - 1)]

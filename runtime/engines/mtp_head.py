@@ -31,7 +31,7 @@ class HeadInputs(PackedInputs):
 
     @property
     def autoregressive_steps(self) -> int:
-        """How often the head goes on from its own."""
+        """Number of steps in which the head continues from its own hidden states."""
         return int(self.further.max())
 
     def own_step(self, index: int, block_size: int) -> tuple[np.ndarray, HeadInputs]:

@@ -1,4 +1,4 @@
-"""What a paged engine's step gives: the most likely token of each row at once, logits of those rows that ask."""
+"""Results of a paged engine's step: the most likely token of each row, and logits of rows on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both ONNX Runtime engines are: an artifact folder whose states lie in NumPy memory, in float32."""
+"""Base of both ONNX Runtime engines: an artifact folder with float32 states in NumPy memory."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class DeferredStates:
 
     @property
     def token_bytes(self) -> int:
-        """What one token of a deferred row takes."""
+        """Bytes that one token of a deferred row takes."""
         return sum(state.token_bytes for state in self._states)
 
     def bind(self, pools: ArrayPools) -> None:
@@ -118,7 +118,7 @@ class DeferredStates:
                 self._pools.arrays[state.pool][batch.rows.slots[moved]] = batch.states[state.pool][0][moved]
 
     def _stored_by(self, batch: DeferredBatch, accepted: np.ndarray) -> Mapping[str, Bound]:
-        """What the ``accepted`` [n] tokens stored, [n, most of them, ...]; zeros where a row has fewer."""
+        """Values stored by the ``accepted`` [n] tokens, [n, most of them, ...]; zeros where a row has fewer."""
         n, most = len(accepted), int(accepted.max())
         if n == 1:
             # The tokens of a single row begin with those that were accepted.
@@ -144,7 +144,7 @@ class DeferredStates:
         return copies
 
     def _snapshot_part(self, n: int, most: int) -> Mapping[str, Bound]:
-        """Where a run of ``n`` rows of up to ``most`` tokens writes the state after each token."""
+        """Slots to which a run of ``n`` rows of up to ``most`` tokens writes the state after each token."""
         if (n, most) not in self._snapshot_parts:
             first = self._pools.first_snapshot
             self._snapshot_parts[n, most] = {

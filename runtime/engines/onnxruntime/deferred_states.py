@@ -41,7 +41,7 @@ class DeferredState:
 
     @property
     def token_bytes(self) -> int:
-        """What one token leaves behind, in float32."""
+        """Values that one token stores, in float32."""
         return 4 * sum(int(np.prod(shape)) for _, shape in self.stored)
 
 

@@ -17,14 +17,14 @@ MOST_REPLAYED = 8
 
 @dataclass(frozen=True)
 class KvShape:
-    """What the engine's inputs about keys and values depend on; ``window`` 0 is full attention."""
+    """Parameters of the engine's key and value inputs; ``window`` 0 is full attention."""
 
     kv_heads: int
     window: int
 
     @property
     def kv_indices(self) -> str:
-        """Where new keys, then new values go: int64 [2 * tokens * kv_heads, 4] into the pool as it is held."""
+        """Indices of new keys, then new values: int64 [2 * tokens * kv_heads, 4] into the stored pool."""
         return f"engine.kv_indices.{self.kv_heads}"
 
     def blocks(self, kind: str) -> str:

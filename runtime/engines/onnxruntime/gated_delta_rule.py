@@ -63,7 +63,7 @@ def gated_delta_rule_body(node: ir.Node, insert: Inserter, kernels: Kernels, pad
 
 
 def delta_rule_inputs(node: ir.Node, insert: Inserter, padded: bool) -> DeltaRuleInputs | None:
-    """What the node reads; None for a call without a time axis, or where the graph does not tell the sizes."""
+    """The inputs of the node; None for a call without a time axis, or where the graph does not tell the sizes."""
     q, k, v, g, beta, state, lengths = node.inputs[:7]
     shapes = [fixed_shape(value) or () for value in (q, v, g)]
     sizes = [size for shape in shapes for size in shape[2:] if size is not None]

@@ -1,4 +1,4 @@
-"""What a session of the dense engine is specialised for, and what it takes beside the artifact's inputs."""
+"""Specialisations of a session of the dense engine, and its inputs beside those of the artifact."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GraphForm(Enum):
 
 @dataclass(frozen=True)
 class StateLayout:
-    """How a session holds a state: its last two axes swapped or not, its last axis as long as ``width``."""
+    """A session's layout of a state: last two axes swapped or not, last axis as long as ``width``."""
 
     transposed: bool
     width: int

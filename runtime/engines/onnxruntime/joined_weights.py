@@ -16,7 +16,7 @@ _META = "engine.joined_weight"
 
 @dataclass(frozen=True)
 class JoinedWeight:
-    """What an initializer [experts, rows, columns] is made of: ``parts``, one after the other.
+    """The ``parts`` of an initializer [experts, rows, columns], in order.
 
     interleaved: the first and the second half of each expert's rows take turns, the first one's first row first.
     """
@@ -62,7 +62,7 @@ def add_joined(graph: ir.Graph, name: str, joined: JoinedWeight, dtype: ir.DataT
 
 
 def joined_weight(value: ir.Value) -> JoinedWeight | None:
-    """What the weight store makes ``value`` of, or None for an initializer that is one tensor as it lies."""
+    """The parts from which the weight store builds ``value``; None for an initializer that is a stored tensor."""
     joined = value.meta.get(_META)
     return joined if isinstance(joined, JoinedWeight) else None
 

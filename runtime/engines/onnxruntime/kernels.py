@@ -1,4 +1,4 @@
-"""What the installed ONNX Runtime can do, found by asking it."""
+"""Capabilities of the installed ONNX Runtime, found by trying."""
 
 from __future__ import annotations
 

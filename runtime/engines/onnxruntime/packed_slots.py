@@ -48,7 +48,7 @@ class PackedSlots:
         pool.values[list(slots)], pool.factors[list(slots)] = rows.values, rows.factors
 
     def read(self, name: str, slots: Sequence[int]) -> np.ndarray:
-        """What is kept of one pool, [count, ...] in its own type."""
+        """The stored part of one pool, [count, ...] in its own type."""
         return self.exact[name][list(slots)] if name in self.exact else self._rows(name, slots).unpacked()
 
     def copy_out(self, slot: int) -> PackedState:

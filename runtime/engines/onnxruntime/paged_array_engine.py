@@ -1,4 +1,4 @@
-"""What the paged engines over ONNX Runtime share: the artifact, and pools in NumPy memory."""
+"""Base of the paged engines over ONNX Runtime: the artifact, and pools in NumPy memory."""
 
 from __future__ import annotations
 

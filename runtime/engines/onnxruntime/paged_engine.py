@@ -37,7 +37,7 @@ _MOST_DEFERRED = 16
 
 
 class SessionKey(NamedTuple):
-    """What a session is made for. tokens: of its one row, or of the longest, 0 for any number. defers: it writes none
+    """The key of a session. tokens: of its one row, or of the longest, 0 for any number. defers: it writes none
     of its rows' states."""
 
     form: PagedForm
@@ -192,7 +192,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             self._hidden[run.tokens] = shown[self._shown[0]]
 
     def _more_feeds(self, inputs: PackedInputs, run: PagedRun) -> Mapping[str, np.ndarray]:
-        """What the graph of ``run`` reads beside what every paged graph does."""
+        """Inputs of the graph of ``run`` beside those of every paged graph."""
         return {}
 
     def _pool_layouts(self) -> Mapping[str, tuple[int, ...]]:
@@ -206,7 +206,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         return {state.pool: slots for state in self._session(_DEFERRING).deferred if state.is_snapshot}
 
     def _deferred_states(self, session: PagedSession) -> DeferredStates:
-        """Those of the steps that ``session``, or another one that defers states, runs."""
+        """The deferred rows of steps that ``session``, or another one that defers states, runs."""
         if self._deferred is None:
             from hybridge.runtime.engines.onnxruntime.deferred_rows import DeferredStates
 

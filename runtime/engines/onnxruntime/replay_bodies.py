@@ -66,7 +66,7 @@ class Accepted:
     time: ir.Value
 
     def window(self, insert: Inserter, width: int) -> ir.Value:
-        """Of b * (width + t) columns, row by row, the ``width`` that end with the last accepted token: [b, width]."""
+        """[b, width] indices into b * (width + t) columns: of each row, ``width`` up to the last accepted token."""
         rows = insert.op("Squeeze", insert.op("Shape", self.counts))
         number = insert.op("Range", insert.scalar(0), rows, insert.scalar(1))
         start = insert.op("Mul", number, insert.op("Add", self.time, insert.ints(width)))

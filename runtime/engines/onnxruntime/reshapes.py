@@ -41,7 +41,7 @@ def _is_reshape(node: ir.Node | None) -> bool:
 
 
 def _sources(node: ir.Node) -> Iterator[ir.Value]:
-    """What ``node`` reads, what the Reshape in front of it reads, and so on, to the value that is not reshaped."""
+    """The inputs of ``node`` and of the Reshapes before it, up to the value that is not reshaped."""
     value = node.inputs[0]
     while value is not None:
         yield value

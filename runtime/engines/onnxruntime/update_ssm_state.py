@@ -37,7 +37,7 @@ def update_ssm_state_body(node: ir.Node, insert: Inserter, kernels: Kernels, pad
 
 
 def ssm_inputs(node: ir.Node, insert: Inserter, padded: bool) -> SsmInputs | None:
-    """What every form of the update reads; None where the sizes or the state's layout do not allow one."""
+    """Inputs of every form of the update; None where the sizes or the state's layout do not allow one."""
     x, A, B, C, _, dt, dt_bias, state, lengths = node.inputs[:9]
     x_shape, b_shape = fixed_shape(x), fixed_shape(B)
     if x_shape is None or b_shape is None or len(x_shape) != 4 or not _is_engine_state(node):

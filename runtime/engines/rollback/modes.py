@@ -1,4 +1,4 @@
-"""How an operator's states are rolled back, and which way costs less."""
+"""Rollback modes of an operator's states, and which one costs less."""
 
 from __future__ import annotations
 

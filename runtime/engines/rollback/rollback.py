@@ -53,7 +53,7 @@ class DeferredRows:
 
 
 class RollbackMemory(Protocol):
-    """How an engine reaches the states of one step's deferred rows."""
+    """An engine's access to the states of one step's deferred rows."""
 
     def advance(self, accepted: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
         """Replay the first ``accepted`` [n] tokens of each deferred row, 0: the row's states stay as they are.

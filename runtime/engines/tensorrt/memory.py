@@ -107,7 +107,7 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def capture(self, work: Callable[[], None]) -> Graph:
-        """What ``work`` enqueues on the stream, as a graph: nothing of it runs. ``work``'s errors pass through."""
+        """Capture what ``work`` enqueues on the stream as a graph, without running it; ``work`` may raise."""
 
     @abstractmethod
     def close(self) -> None:

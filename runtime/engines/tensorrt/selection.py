@@ -1,4 +1,4 @@
-"""Which engine of an artifact runs on this machine, and why the others do not."""
+"""Selection of the engine of an artifact for this machine, with reasons against the others."""
 
 from __future__ import annotations
 

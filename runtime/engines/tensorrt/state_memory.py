@@ -49,7 +49,7 @@ class StateMemory:
         return 0 if self._allocation is None else self._allocation.address
 
     def address(self, name: str) -> int:
-        """Where the state ``name`` is now."""
+        """The current address of the state ``name``."""
         return self.base + self._offsets[name][self.turn]
 
     def addresses(self) -> dict[str, int]:

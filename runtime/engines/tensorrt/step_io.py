@@ -74,7 +74,7 @@ class LogitsStage:
 
     @property
     def address(self) -> int:
-        """Where the engine writes them."""
+        """The address to which the engine writes them."""
         assert self._device is not None
         return self._device.address
 

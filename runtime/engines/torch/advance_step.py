@@ -127,7 +127,7 @@ class AdvanceStep:
 
 
 def parts_of(calls: Sequence[StoredCall]) -> list[int]:
-    """Of each call the part of the work that it belongs to: calls depend on calls of their own part alone.
+    """The independent part of the work of each call: calls depend only on calls of the same part.
 
     Calls that need what calls of several parts give belong to all of them, which are one then.
     """

@@ -62,7 +62,7 @@ class DeferredStates:
 
     @property
     def advance_steps(self) -> Sequence[AdvanceStep]:
-        """Those that have been prepared on a GPU."""
+        """The advance steps that have been prepared on a GPU."""
         return tuple(self._steps.values())
 
     @property
@@ -73,7 +73,7 @@ class DeferredStates:
 
     @property
     def snapshot_bytes(self) -> int:
-        """Of these slots."""
+        """Bytes of these slots."""
         return sum(slots * self._state_bytes[pool] for pool, slots in self.snapshot_slots.items())
 
     @property
@@ -83,16 +83,16 @@ class DeferredStates:
 
     @property
     def token_bytes(self) -> int:
-        """What a token of a deferred row takes, once a step has run."""
+        """Bytes per token of a deferred row, known after a step has run."""
         return self._memory.token_bytes + sum(self._state_bytes[pool] for pool in self.snapshot_slots)
 
     @property
     def modes(self) -> dict[str, str]:
-        """Of every recurrent operator."""
+        """The rollback mode of each recurrent operator."""
         return {name: SNAPSHOT if name in self.snapshots else REPLAY for name in sorted(set(self._operators.values()))}
 
     def costs(self) -> dict[str, OperatorCost]:
-        """Of the operators that the last step called."""
+        """Costs of the operators that the last step called."""
         found: dict[str, OperatorCost] = {}
         assert self._calls is not None
         for pool, operator in self._operators.items():
@@ -125,7 +125,7 @@ class DeferredStates:
         return found
 
     def calls(self, size: StepSize, tensors: Mapping[str, torch.Tensor]) -> StoredCalls:
-        """What gets the calls of a step of that size, whose inputs are ``tensors``.
+        """The receiver of the calls of a step of that size with the inputs ``tensors``.
 
         EngineError when there is no memory for so many tokens.
         """

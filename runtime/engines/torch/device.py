@@ -1,4 +1,4 @@
-"""Where the engine computes: a CUDA GPU with a stream of its own, or the CPU."""
+"""The device of the engine: a CUDA GPU with its own stream, or the CPU."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TorchDevice:
 
     @cached_property
     def advance_pool(self) -> Any:
-        """That of the graphs that advance states: they run while the logits of a step may still be wanted."""
+        """The memory pool of graphs that advance states, which run while the logits of a step may still be read."""
         return self._made_pool()
 
     @cached_property

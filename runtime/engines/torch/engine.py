@@ -62,7 +62,7 @@ class TorchEngine(Engine):
 
     @property
     def device(self) -> TorchDevice:
-        """Where it computes."""
+        """The device."""
         return self._device
 
     @property

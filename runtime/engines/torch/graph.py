@@ -86,7 +86,7 @@ def is_inner(value: ir.Value | None) -> bool:
 
 
 def skip(value: ir.Value | None, op_type: str) -> ir.Value | None:
-    """What a node of that operator reads to compute ``value``, if it has no other reader; else ``value``."""
+    """The input of the node of that operator that computes ``value``, if it has no other reader; else ``value``."""
     node = producer(value, op_type)
     return node.inputs[0] if node is not None and is_inner(value) else value
 

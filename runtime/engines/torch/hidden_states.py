@@ -94,5 +94,5 @@ class HeadProgram:
         return found
 
     def last_tokens(self, slots: torch.Tensor) -> torch.Tensor:
-        """What the head left at ``slots`` the time before, as input_ids."""
+        """The head's previous tokens at ``slots``, as input_ids."""
         return self._tokens.index_select(0, slots).clamp_(min=0)

@@ -97,7 +97,7 @@ def dtype_of(tensor: torch.Tensor) -> DType:
 
 
 def signature_of(tensor: torch.Tensor | None) -> tuple | None:
-    """What ``layout_of`` depends on, for the keys of calls."""
+    """The inputs of ``layout_of``, as keys of calls."""
     return None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride(), alignment_of(tensor))
 
 

@@ -1,4 +1,4 @@
-"""What a step knows of its rows' lengths in host memory, beside the tensors of the same."""
+"""Row lengths of a step in host memory, beside their tensors."""
 
 from __future__ import annotations
 

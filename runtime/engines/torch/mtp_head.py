@@ -44,7 +44,7 @@ class TorchMtpHead(TorchPagedEngine, MtpHead):
 
     @property
     def autoregressive_steps(self) -> Mapping[tuple[int, int, int], AutoregressiveSteps]:
-        """What goes on from the head's own, as it has been prepared on a GPU, by number of steps, rows and blocks."""
+        """Prepared GPU steps that continue from the head's own states, by number of steps, rows and blocks."""
         return self._autoregressive_steps
 
     def run(self, inputs: HeadInputs) -> list[list[int]]:
@@ -60,7 +60,7 @@ class TorchMtpHead(TorchPagedEngine, MtpHead):
         return [finite(tokens) for tokens in found]
 
     def _prepared(self, inputs: HeadInputs) -> AutoregressiveSteps:
-        """What goes on from the step ``inputs``."""
+        """The steps that continue from the step ``inputs``."""
         rows = [int((inputs.further > index).sum()) for index in range(inputs.autoregressive_steps)]
         blocks = inputs.block_table.shape[1]
         if not self.device.is_gpu:

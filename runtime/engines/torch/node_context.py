@@ -1,4 +1,4 @@
-"""What a row of the operator table may ask about the node that it makes a step of."""
+"""Properties of a node for the row of the operator table that makes its step."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class PackedSlots:
     """
 
     def __init__(self, specs: Iterable[Binding], sizes: PoolSizes, device: torch.device) -> None:
-        """Of unspecified content; RuntimeError when there is too little memory."""
+        """Memory with unspecified contents; RuntimeError when there is too little."""
         self._kind, self._device = sizes.packed, device
         states = [spec for spec in specs if not spec.grows] if sizes.num_packed else []
         alike: dict[object, list[Binding]] = {}

@@ -22,7 +22,7 @@ from hybridge.runtime.engines.torch.stored_calls import StoredCalls
 
 @dataclass(frozen=True)
 class StepShape:
-    """What the kernel calls of a step depend on.
+    """Parameters of the kernel calls of a step.
 
     split: rows before it have at most one token. longest: no row has more. drafts: one less than the slots of a row,
     in steps with draft tokens.

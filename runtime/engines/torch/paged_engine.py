@@ -86,12 +86,12 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
 
     @property
     def device(self) -> TorchDevice:
-        """Where it computes."""
+        """The device."""
         return self._device
 
     @property
     def weights(self) -> WeightStore:
-        """What its graph reads."""
+        """The weights that its graph reads."""
         return self._model.weights
 
     @property
@@ -132,7 +132,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
 
     @property
     def advance_steps(self) -> Sequence[AdvanceStep]:
-        """What advances deferred states, as it has been prepared on a GPU."""
+        """The prepared GPU steps that advance deferred states."""
         return () if self._deferred is None else self._deferred.advance_steps
 
     def prepare_rollback(self, rows: int, tokens: int, mode: str | Mapping[str, str] = AUTO) -> None:
@@ -240,7 +240,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         self._steps.forget()
 
     def _program(self, phase: Phase, values: Sequence[str] = ()) -> StepProgram:
-        """What computes a step, and leaves hidden states where they are wanted."""
+        """The program of a step, which also writes hidden states where they are needed."""
         deferred = self._deferred if phase is Phase.DRAFT else None
         snapshots = frozenset[str]() if deferred is None else deferred.snapshots
         if self._rows is None:

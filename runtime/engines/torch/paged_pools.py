@@ -122,7 +122,7 @@ class TorchPools:
                 pool.index_copy_(axis, self._index(chosen), copy.tensors[name].to(pool.device))
 
     def arrays_from_copy(self, copy: HostCopy) -> dict[str, np.ndarray]:
-        """What ``copy`` holds; EngineError when another engine made it."""
+        """The contents of ``copy``; EngineError when another engine made it."""
         if not isinstance(copy, TorchCopy):
             raise EngineError(f"expected a copy by this engine, found {type(copy).__name__}: take it with swap_out")
         return {name: array_from_tensor(tensor, self._specs[name].dtype) for name, tensor in copy.tensors.items()}

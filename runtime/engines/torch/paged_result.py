@@ -28,7 +28,7 @@ def best_of(logits: torch.Tensor) -> torch.Tensor:
 
 
 class TorchStepResult(StepResult):
-    """Of a step that has been enqueued.
+    """The result of an enqueued step.
 
     best: the most likely tokens [n] in host memory, once the stream has come so far. logits: [n, vocab] on the device.
     wanted: which of the n are those that were asked for.

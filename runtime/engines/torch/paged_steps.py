@@ -1,4 +1,4 @@
-"""How a packed step is computed: at once, or on a GPU as it has been prepared for its shape."""
+"""Execution of a packed step: directly, or on a GPU as prepared for its shape."""
 
 from __future__ import annotations
 

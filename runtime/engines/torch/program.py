@@ -29,7 +29,7 @@ class Step:
 
 
 class StepProgram(Protocol):
-    """What computes a step. extra: inputs that lie with the step's own beside those that every graph has."""
+    """The program of a step. extra: inputs stored with the step's own, beside those of every graph."""
 
     extra: tuple[Binding, ...]
 
@@ -80,7 +80,8 @@ def compile_program(
     weights: WeightStore,
     kernels: KernelRunner | None = None,
 ) -> Program:
-    """What computes ``outputs`` from ``inputs``, values of one graph in topological order, and from constants.
+    """The program that computes ``outputs`` from ``inputs``, values of one graph in topological order, and from
+    constants.
 
     Nodes whose inputs are all constant are computed now. EngineError naming an operator or attribute that this engine
     does not know, or an input that is missing.

@@ -1,4 +1,4 @@
-"""What steps take of a GPU's memory."""
+"""GPU memory of steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a packed step knows of its rows, beside the arrays that lie on the device."""
+"""Facts about the rows of a packed step, beside the arrays on the device."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StepRows:
 
     @cached_property
     def singles(self) -> int:
-        """How many rows, from the first on, have one token each: token r is that of row r."""
+        """Number of leading rows with one token each: token r belongs to row r."""
         return next((row for row, count in enumerate(self.known_counts) if count != 1), self.rows)
 
     def others(self) -> Iterator[tuple[int, int, int]]:

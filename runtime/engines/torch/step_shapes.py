@@ -39,7 +39,7 @@ def padded_shape(inputs: PackedInputs, drafts: int, block_size: int) -> tuple[St
 
 
 def draft_shape(inputs: PackedInputs, drafts: int, most_rows: int, block_size: int) -> StepShape:
-    """Of a step whose rows have at most ``drafts`` tokens."""
+    """The shape of a step whose rows have at most ``drafts`` tokens."""
     rows, tokens = padded_rows(len(inputs.seq_lens), most_rows), len(inputs.input_ids)
     # Deferred rows leave their last slot to the state that they begin with.
     tokens = min(max(tokens, rows * drafts), multiple(tokens, _STEP))

@@ -1,4 +1,4 @@
-"""What the tokens of deferred rows store: the inputs of the operators that are replayed."""
+"""Stored inputs of the replayed operators for the tokens of deferred rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class InputLayout:
-    """Where an input of a call lies: of token t, ``shape`` with ``strides`` from t * width + offset on, in numbers."""
+    """Location of a call's input: for token t, ``shape`` with ``strides`` from t * width + offset on, in numbers."""
 
     source: Memory | Output
     width: int
@@ -68,7 +68,7 @@ class TokenMemory:
 
     @property
     def token_bytes(self) -> int:
-        """Of one token."""
+        """Bytes of one token."""
         return sum(memory.width * memory.dtype.itemsize for memory in self._rows)
 
     def rows(self, memory: Memory, tokens: int) -> torch.Tensor:

@@ -63,6 +63,6 @@ def silu_argument(value: ir.Value | None) -> ir.Value | None:
 
 
 def narrow(value: ir.Value) -> ir.Value | None:
-    """What ``value`` was before it was cast; two nodes of its SiLU read it."""
+    """``value`` before its cast; two nodes of its SiLU read it."""
     cast = producer(value, "Cast")
     return value if cast is None else cast.inputs[0]

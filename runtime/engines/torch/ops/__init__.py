@@ -46,7 +46,7 @@ OPERATORS: dict[str, dict[str, Builder]] = {
 
 
 def builder_of(node: ir.Node) -> Builder:
-    """What makes a step of ``node``; EngineError naming an operator that this engine does not know."""
+    """The builder of a step of ``node``; EngineError names an unknown operator."""
     builder = OPERATORS.get(node.domain, {}).get(node.op_type)
     if builder is None:
         name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type

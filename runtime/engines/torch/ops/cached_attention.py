@@ -16,7 +16,7 @@ from hybridge.trt_plugins.kernels.call import PackedRows
 
 
 class StepCache:
-    """How the layers of one window write and read their caches in one step; what they share is computed once.
+    """Cache access of the layers of one window in one step; shared values are computed once.
 
     context, past: [batch] int32 on the device; lengths: the same in host memory. window: positions that a token sees
     with its own, 0 for all.

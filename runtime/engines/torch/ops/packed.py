@@ -24,7 +24,7 @@ Plan = Callable[[DeviceTraits], CallPlan]
 
 
 def packed_operator(context: NodeContext, spec: OpSpec) -> Run:
-    """What runs a node of ``spec``, the packed or the speculative form of a dense operator."""
+    """The runner of a node of ``spec``, the packed or the speculative form of a dense operator."""
     attributes = spec.complete_attributes(context.attributes.rest())
     in_place = tuple(context.is_in_place(i, spec.output_source(o)) for i, o in enumerate(spec.outputs))
     if not is_speculative(spec):
