@@ -54,10 +54,10 @@ demo: setup ## export, verify, build an engine and generate text with the checkp
 	$(BIN)/hybridge run $(DEMO)/artifact --prompt "$(PROMPT)" --max-new-tokens 80
 
 test: setup ## run the tests of a push
-	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 test-all: setup ## run every test: also those marked slow, and all examples of property tests
-	HYBRIDGE_TEST_EFFORT=all $(BIN)/python -m pytest -n $(JOBS) -m "slow or not slow" $(PYTEST_ARGS)
+	HYBRIDGE_TEST_EFFORT=all PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "slow or not slow" $(PYTEST_ARGS)
 
 fuzz: setup ## fuzz the parsers of untrusted input; FUZZ_SCALE=1000 runs longer
 	HYBRIDGE_TEST_EFFORT=fuzz HYBRIDGE_FUZZ_SCALE=$(FUZZ_SCALE) $(BIN)/python -m pytest -n $(JOBS) -m fuzz \

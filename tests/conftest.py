@@ -2,4 +2,10 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["tests.support.artifacts", "tests.support.gpu", "tests.support.skip_reasons", "tests.support.threads"]
+pytest_plugins = [
+    "tests.support.threads",
+    "tests.support.artifacts",
+    "tests.support.garbage",
+    "tests.support.gpu",
+    "tests.support.skip_reasons",
+]

@@ -1,7 +1,11 @@
-"""Exports of tiny checkpoints, each made once per test session."""
+"""Exports of tiny checkpoints, each made once per test session, whichever worker process asks first."""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import os
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,25 +34,35 @@ class Exported:
 
 
 class ArtifactCache:
-    """Exports by their arguments."""
+    """Exports by their arguments, in a folder that the worker processes of a session share."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._made: dict[str, Exported] = {}
+        self._loaded: dict[str, Exported] = {}
 
     def get(self, model_type: str, stored: str, overrides: dict[str, Any] | None = None, **options: Any) -> Exported:
         """The artifact of a tiny ``model_type`` checkpoint of type ``stored``; made on first use."""
-        key = repr((model_type, stored, overrides, sorted(options.items())))
-        if key not in self._made:
-            folder = self._root / f"{len(self._made)}-{model_type}"
-            checkpoint = save_tiny_model(folder / "checkpoint", model_type, dtype=stored, **(overrides or {}))
-            chosen = replace(ExportOptions(max_batch_size=3, max_seq_len=96), **options)
-            report = export_checkpoint(checkpoint, folder / "artifact", chosen)
-            self._made[key] = Exported(checkpoint, folder / "artifact", chosen, report)
-        return self._made[key]
+        chosen = replace(ExportOptions(max_batch_size=3, max_seq_len=96), **options)
+        key = repr((model_type, stored, overrides or {}, chosen))
+        if key not in self._loaded:
+            folder = self._root / f"{hashlib.sha256(key.encode()).hexdigest()[:12]}-{model_type}"
+            folder.mkdir(exist_ok=True)
+            record = folder / "exported.pickle"
+            with (folder / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not record.exists():
+                    checkpoint = save_tiny_model(folder / "checkpoint", model_type, dtype=stored, **(overrides or {}))
+                    report = export_checkpoint(checkpoint, folder / "artifact", chosen)
+                    record.write_bytes(pickle.dumps(Exported(checkpoint, folder / "artifact", chosen, report)))
+            self._loaded[key] = pickle.loads(record.read_bytes())
+        return self._loaded[key]
 
 
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArtifactCache]:
     """The session's exports."""
-    yield ArtifactCache(tmp_path_factory.mktemp("artifacts"))
+    base = tmp_path_factory.getbasetemp()
+    # A worker's base folder is one of several in the session's.
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "artifacts"
+    root.mkdir(exist_ok=True)
+    yield ArtifactCache(root)

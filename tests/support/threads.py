@@ -1,11 +1,10 @@
-"""One torch thread per test process: several processes run at once, and threads that wait for each other spin."""
+"""One thread for torch and numpy in each test process: several run at once, and threads that wait spin.
+
+Set before either is imported, so that a run without torch does not load it.
+"""
 
 from __future__ import annotations
 
+import os
 
-def pytest_configure() -> None:
-    try:
-        import torch
-    except ImportError:
-        return
-    torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -13,13 +13,7 @@ from transformers import AutoModelForCausalLM
 from hybridge.verification.reference import group_gated_norms
 from tests.support.tiny_models import save_tiny_model
 
-LoadModel = Callable[[str], Any]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_torch_thread() -> None:
-    """On such small tensors a second thread only waits."""
-    torch.set_num_threads(1)
+LoadModel = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
@@ -29,13 +23,13 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def load_model(tmp_path_factory: pytest.TempPathFactory) -> LoadModel:
-    """A fresh model of a family, always with the same weights."""
+    """A fresh model of a family with overrides of its tiny config, always with the same weights."""
     folder = tmp_path_factory.mktemp("checkpoints")
 
-    def load(model_type: str) -> Any:
-        path = folder / model_type
+    def load(model_type: str, **overrides: Any) -> Any:
+        path = folder / "-".join((model_type, *map(str, overrides.values())))
         if not path.exists():
-            save_tiny_model(path, model_type)
+            save_tiny_model(path, model_type, **overrides)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         group_gated_norms(model)  # transformers before 5.21 normalises over all groups at once
         return model

@@ -28,7 +28,7 @@ ROWS, TOKENS = 4, 96
 def test_same_tokens_and_nothing_left(
     load_model: LoadModel, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = load_model("nemotron_h")
+    model = load_model("nemotron_h", hybrid_override_pattern="M*-")
     greedy = {"input_ids": BATCH, "attention_mask": BATCH_MASK, "do_sample": False, **exactly(12)}
     ways = {"a padded batch, greedy": greedy, "sampled": SAMPLED, "beams": BEAMS}
     expected = {name: generated(model, **way) for name, way in ways.items()}

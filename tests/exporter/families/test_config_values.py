@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import CONFIG_MAPPING
 
 from hybridge.artifact.errors import HybridgeError
@@ -83,15 +82,6 @@ ROPES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "olmo": ("olmo_hybrid", "rope_parameters", {"rope_type": "default", "rope_theta": 1e4}),
 }
 ROPE_FIELDS = ("attention_factor", "partial_rotary_factor", "type", "rope_type", "mrope_section")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Tiny models run slower on several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def with_value(config: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
