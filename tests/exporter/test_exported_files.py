@@ -50,14 +50,6 @@ class Steps(NoProgress):
         self.names.append(name)
 
 
-def test_a_step_that_is_left_out_is_not_announced(tmp_path: Path) -> None:
-    checkpoint = save_tiny_model(tmp_path / "c", "llama", num_hidden_layers=1)
-    for scan in (True, False):
-        steps = Steps()
-        export_checkpoint(checkpoint, tmp_path / f"out{scan}", ExportOptions(scan=scan), steps)
-        assert ("scan weights" in steps.names) == scan
-
-
 def external_bytes(folder: Path, tensor: onnx.TensorProto) -> bytes:
     entry = {e.key: e.value for e in tensor.external_data}
     with (folder / entry["location"]).open("rb") as file:
@@ -206,22 +198,21 @@ def _inputs(model: onnx.ModelProto) -> set[str]:
     return {v.name for v in model.graph.input}
 
 
-def test_named_chat_templates_are_carried(tmp_path: Path) -> None:
+def test_a_tokenizer_and_named_chat_templates_are_carried_and_a_missing_one_is_noted(tmp_path: Path) -> None:
     checkpoint = save_tiny_model(tmp_path / "c", "llama", num_hidden_layers=1)
+    tokenizer, steps = checkpoint / "tokenizer.json", Steps()
+    tokenizer.unlink(missing_ok=True)
+    report = export_checkpoint(checkpoint, tmp_path / "without", ExportOptions(scan=False), steps)
+    assert any("no tokenizer.json" in note for note in report.notes)
+    assert "scan weights" not in steps.names
+    tokenizer.write_text("{}")
     (checkpoint / "additional_chat_templates").mkdir()
     (checkpoint / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
-    export_checkpoint(checkpoint, tmp_path / "out")
+    report = export_checkpoint(checkpoint, tmp_path / "out", progress=steps)
+    assert not any("tokenizer" in note for note in report.notes)
+    assert "scan weights" in steps.names
     carried = "additional_chat_templates/tool_use.jinja"
     assert (tmp_path / "out" / carried).read_text() == "{{ tools }}"
     manifest = read_manifest(tmp_path / "out")
     assert carried in {record.path for record in manifest.files}
     check_files(tmp_path / "out", manifest)
-
-
-def test_a_checkpoint_without_a_tokenizer_says_so(tmp_path: Path) -> None:
-    checkpoint = save_tiny_model(tmp_path / "c", "llama", num_hidden_layers=1)
-    tokenizer = checkpoint / "tokenizer.json"
-    tokenizer.unlink(missing_ok=True)
-    assert any("no tokenizer.json" in note for note in export_checkpoint(checkpoint, tmp_path / "without").notes)
-    tokenizer.write_text("{}")
-    assert not any("tokenizer" in note for note in export_checkpoint(checkpoint, tmp_path / "with").notes)

@@ -1,7 +1,12 @@
-"""Every value that a family's config can express, against transformers: a base case and rows that vary one factor."""
+"""Every value that a family's config can express, against transformers: a base case and rows that vary one factor.
+
+Factors of parts that share nothing (attention, a recurrent mixer) vary in one row: hidden states are compared after
+every layer, so that a difference shows in the layer of its part.
+"""
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +14,17 @@ import pytest
 
 from tests.support.agreement import assert_one_shot_agrees
 from tests.support.tiny_models import BASE_CONFIGS, EXPERTS, save_tiny_model
+
+
+def together(*parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows that each vary one factor of every part."""
+    rows = []
+    for changes in zip_longest(*parts, fillvalue={}):
+        row = {name: value for change in changes for name, value in change.items()}
+        assert len(row) == sum(map(len, changes)), f"two parts set one field: {changes}"
+        rows.append(row)
+    return rows
+
 
 ONE_LAYER: dict[str, Any] = {"num_hidden_layers": 1}
 TIED: dict[str, Any] = {"tie_word_embeddings": True}
@@ -49,11 +65,10 @@ ROPES: list[dict[str, Any]] = [
     {"rope_parameters": {**YARN, "attention_factor": 1.3}},
     {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}},
 ]
-ATTENTION_ONLY: list[dict[str, Any]] = [TIED, ONE_LAYER, *HEADS, *ROPES, {"head_dim": 18}, {"attention_bias": True}]
+ATTENTION: list[dict[str, Any]] = [*HEADS, *ROPES, {"head_dim": 18}, {"attention_bias": True}]
 
-GATED_DELTA: list[dict[str, Any]] = [
-    TIED,
-    *HEADS,
+EPSILON: dict[str, Any] = {"rms_norm_eps": 0.1}
+GATED_DELTA_MIXER: list[dict[str, Any]] = [
     {"linear_num_key_heads": 1},
     {"linear_num_key_heads": 6},
     {"linear_num_key_heads": 3, "linear_num_value_heads": 3},
@@ -61,15 +76,24 @@ GATED_DELTA: list[dict[str, Any]] = [
     {"linear_key_head_dim": 3},
     {"linear_conv_kernel_dim": 2},
     {"linear_conv_kernel_dim": 5},
-    {"head_dim": 32},
-    {"attention_bias": True},
-    {"rms_norm_eps": 0.1},
+]
+GATED_DELTA: list[dict[str, Any]] = [
+    *together(
+        GATED_DELTA_MIXER,
+        [
+            *HEADS,
+            {"head_dim": 32},
+            {},
+            {"attention_bias": True},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 250.0, "partial_rotary_factor": 1.0}},
+            {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}},
+        ],
+        [TIED, EPSILON],
+    ),
     {"layer_types": ["linear_attention"] * 4},
     {"layer_types": ["full_attention"] * 4},
     {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
     {"num_hidden_layers": 1, "layer_types": ["full_attention"]},
-    {"rope_parameters": {"rope_type": "default", "rope_theta": 250.0, "partial_rotary_factor": 1.0}},
-    {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}},
 ]
 
 QWEN_EXPERTS: list[dict[str, Any]] = [
@@ -144,17 +168,17 @@ def with_experts(family: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]
 
 
 ROWS: dict[str, list[dict[str, Any]]] = {
-    "llama": [
-        *ATTENTION_ONLY,
-        {"mlp_bias": True},
-        {"rms_norm_eps": 0.1},
-        {"intermediate_size": 37},
-        *({"hidden_act": name} for name in ("gelu", "gelu_pytorch_tanh", "relu", "relu2")),
-    ],
+    "llama": together(
+        ATTENTION,
+        [
+            {"mlp_bias": True},
+            {"intermediate_size": 37},
+            *({"hidden_act": name} for name in ("gelu", "gelu_pytorch_tanh", "relu", "relu2")),
+        ],
+        [TIED, ONE_LAYER, EPSILON],
+    ),
     "qwen3": [
-        *ATTENTION_ONLY,
-        {"rms_norm_eps": 0.1},
-        {"hidden_act": "gelu"},
+        *together(ATTENTION, [{"hidden_act": "gelu"}], [TIED, ONE_LAYER, EPSILON]),
         {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0},
         {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
         {"use_sliding_window": True, "sliding_window": 1, "max_window_layers": 1},
@@ -166,82 +190,94 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         },
     ],
     "bamba": [
-        TIED,
-        *HEADS,
-        *MAMBA_D,
-        {"attention_bias": True},
-        {"mlp_bias": True},
-        {"head_dim": 20},
-        {"rms_norm_eps": 0.1},
+        *together(
+            MAMBA_D,
+            [
+                *HEADS,
+                {"attention_bias": True},
+                {"head_dim": 20},
+                {"rope_parameters": {"rope_type": "default", "rope_theta": 250.0, "partial_rotary_factor": 1.0}},
+                {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}},
+                {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}},
+            ],
+            [TIED, {"mlp_bias": True}, EPSILON],
+        ),
         {"attn_layer_indices": []},
         {"attn_layer_indices": None},
         {"attn_layer_indices": [0, 1, 2, 3]},
         {"num_hidden_layers": 1, "attn_layer_indices": []},
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 250.0, "partial_rotary_factor": 1.0}},
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}},
-        {"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}},
     ],
     "granitemoehybrid": [
-        TIED,
-        *HEADS,
-        *MAMBA_D,
-        {"attention_bias": True},
-        {"head_dim": 18},
-        {"rms_norm_eps": 0.1},
-        {"position_embedding_type": "rope"},
-        {"position_embedding_type": "rope", "rope_parameters": {"rope_type": "default", "rope_theta": 77.0}},
-        {"position_embedding_type": "nope"},
+        *together(
+            MAMBA_D,
+            [
+                *HEADS,
+                {"attention_bias": True},
+                {"head_dim": 18},
+                {"position_embedding_type": "rope"},
+                {"position_embedding_type": "rope", "rope_parameters": {"rope_type": "default", "rope_theta": 77.0}},
+                {"position_embedding_type": "nope"},
+                {"attention_multiplier": 1.0},
+            ],
+            [
+                TIED,
+                EPSILON,
+                {"embedding_multiplier": 1.0},
+                {"embedding_multiplier": 12},
+                {"residual_multiplier": 0.22},
+                {"residual_multiplier": 1.0},
+                {"logits_scaling": 8},
+                {"logits_scaling": 1.0},
+                {"num_experts_per_tok": 0},
+            ],
+        ),
         {"layer_types": ["full_attention"] * 4},
         {"layer_types": None},
         {"layer_types": ["mamba", "attention", "mamba", "attention"]},
-        {"embedding_multiplier": 1.0},
-        {"embedding_multiplier": 12},
-        {"residual_multiplier": 0.22},
-        {"residual_multiplier": 1.0},
-        {"attention_multiplier": 1.0},
-        {"logits_scaling": 8},
-        {"logits_scaling": 1.0},
-        {"num_experts_per_tok": 0},
         *with_experts("granitemoehybrid", GRANITE_EXPERTS),
     ],
-    "mamba2": [
-        TIED,
-        ONE_LAYER,
-        {"n_groups": 1},
-        {"n_groups": 6},
-        {"state_size": 7},
-        {"conv_kernel": 2},
-        {"conv_kernel": 5},
-        {"use_conv_bias": False},
-        {"use_bias": True},
-        {"expand": 3, "head_dim": 24},
-        {"num_heads": 12, "head_dim": 8},
-        {"chunk_size": 64},
-        {"residual_in_fp32": False},
-        {"layer_norm_epsilon": 0.1},
-        {"time_step_limit": [0.02, 0.3]},
-        {"norm_before_gate": True},
-        {"hidden_act": "swish"},
-    ],
+    "mamba2": together(
+        [
+            {"n_groups": 1},
+            {"n_groups": 6},
+            {"state_size": 7},
+            {"conv_kernel": 2},
+            {"conv_kernel": 5},
+            {"use_conv_bias": False},
+            {"use_bias": True},
+            {"expand": 3, "head_dim": 24},
+            {"num_heads": 12, "head_dim": 8},
+            {"chunk_size": 64},
+            {"time_step_limit": [0.02, 0.3]},
+            {"norm_before_gate": True},
+            {"hidden_act": "swish"},
+        ],
+        [TIED, ONE_LAYER, {"residual_in_fp32": False}, {"layer_norm_epsilon": 0.1}],
+    ),
     "nemotron_h": [
-        *HEADS,
-        {"n_groups": 1},
-        {"n_groups": 6},
-        {"ssm_state_size": 7},
-        {"conv_kernel": 2},
-        {"use_conv_bias": False},
-        {"use_bias": True},
-        {"mlp_bias": True},
-        {"mamba_num_heads": 9, "n_groups": 3},
-        {"mamba_head_dim": 5},
-        {"head_dim": 18},
-        {"chunk_size": 64},
-        {"residual_in_fp32": True},
-        {"layer_norm_epsilon": 0.1},
-        {"time_step_limit": [0.02, 0.3]},
-        {"time_step_min": 0.1},
-        *({"mlp_hidden_act": name} for name in ("silu", "gelu", "relu")),
-        TIED,
+        *together(
+            [
+                {"n_groups": 1},
+                {"n_groups": 6},
+                {"ssm_state_size": 7},
+                {"conv_kernel": 2},
+                {"use_conv_bias": False},
+                {"use_bias": True},
+                {"mamba_num_heads": 9, "n_groups": 3},
+                {"mamba_head_dim": 5},
+                {"chunk_size": 64},
+                {"time_step_limit": [0.02, 0.3]},
+                {"time_step_min": 0.1},
+            ],
+            [*HEADS, {"head_dim": 18}],
+            [
+                {"mlp_bias": True},
+                *({"mlp_hidden_act": name} for name in ("silu", "gelu", "relu")),
+                {"residual_in_fp32": True},
+                {"layer_norm_epsilon": 0.1},
+                TIED,
+            ],
+        ),
         {"hybrid_override_pattern": "M"},
         {"hybrid_override_pattern": "*"},
         {"hybrid_override_pattern": "M-M"},
@@ -250,11 +286,18 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         *with_experts("nemotron_h", NEMOTRON_EXPERTS),
     ],
     "olmo_hybrid": [
-        *(row for row in GATED_DELTA if "layer_types" not in row and "partial" not in str(row)),
-        *ROPES,
-        {"linear_allow_neg_eigval": False},
-        {"rope_parameters": {"rope_type": "default", "rope_theta": None}},
-        {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 12},
+        *together(
+            [
+                *HEADS,
+                {"head_dim": 32},
+                {"attention_bias": True},
+                *ROPES,
+                {"rope_parameters": {"rope_type": "default", "rope_theta": None}},
+                {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 12},
+            ],
+            [*GATED_DELTA_MIXER, {"linear_allow_neg_eigval": False}],
+            [TIED, EPSILON],
+        ),
         {"layer_types": None},
         {"num_hidden_layers": 2, "layer_types": None},
         {"num_hidden_layers": 5, "layer_types": None},
