@@ -17,7 +17,7 @@ from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.paged import PAGED
 from hybridge.verification.lengths import WINDOW, Edge
 
-# New tokens before the edge, and behind it; of the latter the last are fed one by one.
+# New tokens up to the edge, and past it; the last of these are fed one by one.
 BEFORE, BEHIND, DECODED = 20, 25, 8
 # Tokens with keys and values: after the last new token, BEHIND of them lie outside of the window.
 FILLED = BEFORE + BEHIND
@@ -51,7 +51,7 @@ class FilledCaches:
 
 @dataclass(frozen=True)
 class FarRow:
-    """New ``tokens`` [n] int64, of which the window ``edge`` lies ``BEFORE`` behind the first, after ``caches``."""
+    """New ``tokens`` [n] int64, after ``caches``; the window ``edge`` lies ``BEFORE`` tokens after the first."""
 
     edge: Edge
     caches: FilledCaches

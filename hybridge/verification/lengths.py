@@ -13,7 +13,7 @@ TILE = 64
 SHORT = (1, 7)
 # A long prompt has more than two tiles and an odd length, so that the last tile is partial.
 LONG = 2 * TILE + 5
-# Tokens behind the last edge: more than the last two parts of a prompt that is fed in parts.
+# Tokens past the last edge: more than the last two parts of a prompt that is fed in parts.
 MARGIN = 37
 # Longer chunks are not crossed, because the reference recomputes all tokens for every length.
 LONGEST = 1024
@@ -32,7 +32,7 @@ class Edge:
     tokens: int
 
     def crossed_by(self, length: int) -> bool:
-        """Whether a prompt of ``length`` tokens has two behind the edge, which reveals an edge that is off by one."""
+        """Whether a prompt of ``length`` tokens has two tokens past the edge: enough to find one that is off by one."""
         return length >= self.tokens + 2
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ def default_lengths(edges: tuple[Edge, ...], room: int) -> tuple[int, ...]:
 def parts_of(length: int) -> tuple[int, ...]:
     """Lengths of the parts in which a prompt of at least two tokens is fed.
 
-    The middle part of a long prompt is longer than any edge that it crosses, and the last part begins behind it.
+    The middle part of a long prompt is longer than any edge that it crosses, and the last part begins past that edge.
     """
     if length < FIRST + TILE + LAST:
         first = max(1, length // 3)

@@ -126,7 +126,7 @@ class PagedSequences:
         return True
 
     def _write(self, pages: list[int], caches: FilledCaches) -> None:
-        """Write the first tokens of ``caches`` to the first of ``pages``, and zeros behind them."""
+        """Write the first tokens of ``caches`` to the first of ``pages``, and zeros after them."""
         config, arrays = self._engine.config, {}
         for spec in config.bindings.states:
             if not spec.grows:

@@ -1,4 +1,4 @@
-"""The reference: transformers in float32 on the CPU, recomputed from scratch for every length."""
+"""The reference: transformers in float32 on the CPU; every run starts from empty states."""
 
 from __future__ import annotations
 
