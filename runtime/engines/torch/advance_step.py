@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from hybridge.runtime.engines.rollback.draft_inputs import StoredRows
 from hybridge.runtime.engines.rollback.rollback import SnapshotSlots
 from hybridge.runtime.engines.torch.branches import Branches
 from hybridge.runtime.engines.torch.device import MOST_PARTS, TorchDevice
-from hybridge.runtime.engines.torch.draft_inputs import StoredRows
 from hybridge.runtime.engines.torch.recording import RepeatedWork
 from hybridge.runtime.engines.torch.step_rows import StepRows
 from hybridge.runtime.engines.torch.stored_calls import InputLayout, Memory, Output, StoredCall, TokenMemory

@@ -10,11 +10,11 @@ import torch
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs, StoredRows, draft_inputs
 from hybridge.runtime.engines.rollback.modes import REPLAY, SNAPSHOT, OperatorCost
 from hybridge.runtime.engines.rollback.rollback import Rollback, SnapshotSlots
 from hybridge.runtime.engines.torch.advance_step import AdvanceShape, AdvanceStep, SnapshotPools
 from hybridge.runtime.engines.torch.device import TorchDevice
-from hybridge.runtime.engines.torch.draft_inputs import DraftInputs, StoredRows, draft_inputs
 from hybridge.runtime.engines.torch.graph import STORED_TOKENS
 from hybridge.runtime.engines.torch.packed_buffers import StepSize
 from hybridge.runtime.engines.torch.paged_decode import padded_rows

@@ -15,11 +15,11 @@ from hybridge.artifact.path_kind import MODEL_FILE
 from hybridge.runtime.engines.packed_check import check_packed
 from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
 from hybridge.runtime.engines.pooled import PooledEngine
+from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs
 from hybridge.runtime.engines.rollback.modes import AUTO, SNAPSHOT, chosen_modes
 from hybridge.runtime.engines.torch.advance_step import AdvanceStep
 from hybridge.runtime.engines.torch.deferred_states import MOST_DEFERRED, DeferredStates, RollbackLimits
 from hybridge.runtime.engines.torch.device import TorchDevice
-from hybridge.runtime.engines.torch.draft_inputs import DraftInputs
 from hybridge.runtime.engines.torch.fusion import Phase
 from hybridge.runtime.engines.torch.hidden_states import ShowingProgram, TorchRows
 from hybridge.runtime.engines.torch.model import TorchModel

@@ -10,9 +10,9 @@ import torch
 
 from hybridge.artifact.names import LOGITS, QUERY_START_LOC
 from hybridge.runtime.engines.paged import PackedInputs, StepLimits
+from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs
 from hybridge.runtime.engines.torch.deferred_states import DeferredStates
 from hybridge.runtime.engines.torch.device import TorchDevice
-from hybridge.runtime.engines.torch.draft_inputs import DraftInputs
 from hybridge.runtime.engines.torch.fusion import Phase
 from hybridge.runtime.engines.torch.packed_buffers import PackedBuffers
 from hybridge.runtime.engines.torch.packed_step import PackedStep, StepShape, rows_in

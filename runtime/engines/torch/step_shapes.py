@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hybridge.runtime.engines.paged import PackedInputs
-from hybridge.runtime.engines.torch.draft_inputs import DraftInputs
+from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs
 from hybridge.runtime.engines.torch.packed_buffers import StepSize
 from hybridge.runtime.engines.torch.packed_step import StepShape
 from hybridge.runtime.engines.torch.paged_decode import padded_blocks, padded_rows

@@ -33,6 +33,10 @@ def torch_cpu(folder: Path) -> PagedEngine:
     return TorchPagedEngine(folder, device="cpu")
 
 
+def portable(folder: Path) -> PagedEngine:
+    return PortablePagedEngine(folder, threads=1)
+
+
 ENGINES: dict[str, Callable[[Path], PagedEngine]] = {"onnxruntime": onnxruntime, "torch": torch_cpu}
 CONV = "causal_conv1d"
 FAMILIES = {"nemotron_h": "update_ssm_state", "qwen3_next": "gated_delta_rule"}
@@ -148,12 +152,26 @@ def test_a_long_row_may_come_beside_deferred_ones(engine: PagedEngine) -> None:
     assert_alone(rows, found)
 
 
-def test_an_engine_that_takes_back_nothing_says_so(artifacts: ArtifactCache) -> None:
-    folder = artifacts.get("nemotron_h", "float32", layout="paged").folder
-    engine = PortablePagedEngine(folder, threads=1)
+def test_the_portable_engine_has_snapshots(artifacts: ArtifactCache) -> None:
+    """Of the artifact's own operators, in the form with a slot for the state after each token."""
+    for family, scan in FAMILIES.items():
+        engine = portable(artifacts.get(family, "float32", layout="paged").folder)
+        engine.prepare_rollback(ROWS, 1 + MOST)
+        assert engine.rollback_modes == {CONV: SNAPSHOT, scan: SNAPSHOT}
+        rows = Rows(engine)
+        for new, right in (([[1], [2, 3], [4, 5, 6]], [1, 2, 1]), ([[7, 8, 9, 1], [2, 3], [9] * 9], [2, 1, 9])):
+            deferred = np.array([1 < len(tokens) < 5 for tokens in new])
+            assert np.isfinite(engine.step(replace(rows.inputs(new), deferred=deferred))).all()
+            engine.advance(np.where(deferred, right, 0))
+            rows.accept(new, right)
+        assert_alone(rows, [*rows.states()])
+        with pytest.raises(EngineError, match="expected a mode other than 'replay' for causal_conv1d"):
+            engine.prepare_rollback(ROWS, 1 + MOST, REPLAY)
+
+
+def test_a_model_without_states_takes_back_nothing(artifacts: ArtifactCache) -> None:
+    engine = portable(artifacts.get("llama", "float32", layout="paged").folder)
     assert engine.max_rollback_tokens == engine.rollback_token_bytes == 0
-    with pytest.raises(EngineError, match="the onnxruntime-portable engine cannot roll back draft tokens"):
-        engine.advance(np.array([1]))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -13,9 +13,9 @@ import torch
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.rollback.draft_inputs import draft_inputs
 from hybridge.runtime.engines.rollback.rollback import SnapshotSlots
 from hybridge.runtime.engines.torch import paged_steps
-from hybridge.runtime.engines.torch.draft_inputs import draft_inputs
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.engines.torch.step_rows import StepRows
 from hybridge.runtime.engines.torch.step_shapes import draft_shape
