@@ -62,9 +62,9 @@ def far_window(engine: PagedEngine, index: int, row: FarRow) -> Iterator[Observa
         else:
             logits = _feed(engine, pools, {handle: tokens})[handle]
         past += len(tokens)
-        held = pools.states(handle, len(row.tokens)) if past == row.caches.length + len(row.tokens) else {}
+        row_states = pools.states(handle, len(row.tokens)) if past == row.caches.length + len(row.tokens) else {}
         scenario = WINDOW_EDGE if at_once else PAST_WINDOW
-        yield Observation(scenario, index, past, logits[-1], held, tuple(hidden), embeddings)
+        yield Observation(scenario, index, past, logits[-1], row_states, tuple(hidden), embeddings)
 
 
 def untouched(engine: PagedEngine, prompt: np.ndarray) -> Iterator[tuple[str, int | None, bool]]:
@@ -89,8 +89,8 @@ def _alone(engine: PagedEngine, prompts: list[np.ndarray]) -> Iterator[Observati
             logits, embeddings, *hidden = pools.inner_values(handle, prompt)
         else:
             logits = _feed(engine, pools, {handle: prompt})[handle]
-        held = pools.states(handle)
-        yield Observation("one-shot prefill", index, len(prompt), logits[-1], held, tuple(hidden), embeddings)
+        row_states = pools.states(handle)
+        yield Observation("one-shot prefill", index, len(prompt), logits[-1], row_states, tuple(hidden), embeddings)
 
 
 def _chunked(engine: PagedEngine, prompts: list[np.ndarray]) -> Iterator[Observation]:

@@ -20,10 +20,10 @@ def fill_layer(layer: Any, filled: FilledCaches, k: int) -> None:
 
     keys, values = (filled.first(name) for name in (names.past_key(k), names.past_value(k)))
     # A layer with a window holds all but one of its tokens.
-    held = min(filled.length, layer.sliding_window - 1) if layer.is_sliding else filled.length
+    cached = min(filled.length, layer.sliding_window - 1) if layer.is_sliding else filled.length
     row = torch.zeros(1, len(keys), 1, keys.shape[-1])
     layer.lazy_initialization(row, row)
-    layer.keys = layer.values = row.expand(-1, -1, held, -1)
+    layer.keys = layer.values = row.expand(-1, -1, cached, -1)
     if layer.is_sliding:
         layer.cumulative_length = filled.length
     layer.update = partial(_update_after, layer, layer.update, (keys, values), filled.length)
@@ -35,11 +35,11 @@ def _update_after(
     """``update`` of ``layer`` after ``first`` keys and values and zeros up to ``length``; it keeps the new ones."""
     import torch
 
-    held = layer.keys.shape[2]
+    cached = layer.keys.shape[2]
     full = [torch.zeros(1, len(array), length, array.shape[-1]) for array in first]
     for tensor, array in zip(full, first, strict=True):
         tensor[0, :, : array.shape[1]] = torch.from_numpy(array)
-    layer.keys, layer.values = (tensor[:, :, length - held :] for tensor in full)
+    layer.keys, layer.values = (tensor[:, :, length - cached :] for tensor in full)
     found = update(keys, *rest, **more)
     new = keys.shape[2]
     layer.keys, layer.values = (tensor[:, :, -new:].clone() for tensor in found)

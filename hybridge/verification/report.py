@@ -168,11 +168,11 @@ def _worst(comparisons: Iterable[Comparison], key: Callable[[Comparison], str | 
 
 def _unchanged(comparisons: Iterable[Comparison]) -> dict[str, str]:
     """A line for each scenario in which states must not change, and its style."""
-    kept: dict[str, bool] = {}
+    unchanged: dict[str, bool] = {}
     for c in comparisons:
         if c.item == UNCHANGED:
-            kept[c.scenario] = kept.get(c.scenario, True) and c.passed
-    return {f"{name}: {'unchanged' if same else 'CHANGED'}": "" if same else "red" for name, same in kept.items()}
+            unchanged[c.scenario] = unchanged.get(c.scenario, True) and c.passed
+    return {f"{name}: {'unchanged' if same else 'CHANGED'}": "" if same else "red" for name, same in unchanged.items()}
 
 
 def _larger(a: float, b: float) -> float:

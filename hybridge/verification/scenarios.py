@@ -67,8 +67,8 @@ def one_shot(engine: Engine, prompts: list[np.ndarray]) -> Iterator[Observation]
     for index, prompt in enumerate(prompts):
         states = engine.allocate_states(1, len(prompt))
         logits, embeddings, hidden = _shown(engine, states, prompt, 0, values)
-        held = read_row(states, 0, len(prompt))
-        yield Observation("one-shot prefill", index, len(prompt), logits, held, hidden, embeddings)
+        row_states = read_row(states, 0, len(prompt))
+        yield Observation("one-shot prefill", index, len(prompt), logits, row_states, hidden, embeddings)
 
 
 def _shown(
@@ -138,8 +138,8 @@ def end_beside_prompt(engine: Engine, prompts: list[np.ndarray], head: Head) -> 
     end = prompt[head.length :]
     logits = last_logits(engine.step(_inputs([end, prompt], [head.length, 0]), states), [len(end), len(prompt)])
     for row in range(2):
-        held = read_row(states, row, len(prompt))
-        yield Observation("end beside prompt", head.prompt, len(prompt), logits[row].copy(), held)
+        row_states = read_row(states, row, len(prompt))
+        yield Observation("end beside prompt", head.prompt, len(prompt), logits[row].copy(), row_states)
 
 
 def ragged_then_decode(
@@ -158,8 +158,8 @@ def ragged_then_decode(
         past[head.prompt - start] = head.length
     logits = _feed(engine, states, prompts, past, [max(len(p) - done for p, done in zip(prompts, past, strict=True))])
     for row, prompt in enumerate(prompts):
-        held = read_row(states, row, len(prompt))
-        yield Observation("ragged batch", start + row, len(prompt), logits[row], held)
+        row_states = read_row(states, row, len(prompt))
+        yield Observation("ragged batch", start + row, len(prompt), logits[row], row_states)
     for step in range(steps):
         past = [len(p) + step for p in prompts]
         tokens = [s[done : done + 1] for s, done in zip(sequences, past, strict=True)]
@@ -184,8 +184,8 @@ def far_window(engine: Engine, index: int, row: FarRow) -> Iterator[Observation]
         at_once = past == row.caches.length
         logits, embeddings, hidden = _shown(engine, states, tokens, past, values if at_once else ())
         past += len(tokens)
-        held = row.caches.numbers if past == end else ()
-        new = {name: states.buffers[name].read_row(0, end)[:, -len(row.tokens) :].astype(np.float32) for name in held}
+        names = row.caches.numbers if past == end else ()
+        new = {name: states.buffers[name].read_row(0, end)[:, -len(row.tokens) :].astype(np.float32) for name in names}
         scenario = WINDOW_EDGE if at_once else PAST_WINDOW
         yield Observation(scenario, index, past, logits, new, hidden, embeddings)
 

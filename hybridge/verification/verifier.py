@@ -124,10 +124,10 @@ def _opened(artifact: Path, name: str, cases: Cases) -> tuple[Engine | PagedEngi
     return dense, partial(scenarios.observations, dense), partial(scenarios.untouched, dense)
 
 
-def _engine_names(wanted: str, layout: str, notes: list[str]) -> tuple[str, ...]:
+def _engine_names(requested: str, layout: str, notes: list[str]) -> tuple[str, ...]:
     """The engines to run: the one asked for; for "auto" the fast one, and the file exactly as it was exported."""
-    if wanted != AUTO:
-        return (wanted,)
+    if requested != AUTO:
+        return (requested,)
     # A paged graph has no operator of the newest opset, so that any ONNX Runtime runs it under an older number.
     reason = None if layout == PAGED else portable_unavailable()
     if reason is not None:
@@ -214,8 +214,8 @@ def random_prompts(
 def _compare(engine: str, observed: Observation, cases: Cases, tolerance: float) -> Iterator[Comparison]:
     expected = cases.expected(observed)
 
-    def comparison(item: str, layer: int | None, found: np.ndarray, wanted: np.ndarray) -> Comparison:
-        error = relative_error(found, wanted)
+    def comparison(item: str, layer: int | None, found: np.ndarray, reference: np.ndarray) -> Comparison:
+        error = relative_error(found, reference)
         return Comparison(engine, observed.scenario, item, layer, error, error <= tolerance)
 
     if observed.embeddings is not None:
@@ -225,10 +225,12 @@ def _compare(engine: str, observed: Observation, cases: Cases, tolerance: float)
         yield comparison("hidden", index, hidden, expected.hidden[index][: len(hidden)])
     for name, layer, item in state_items(cases.config):
         if name in observed.states:
-            wanted = expected.states[name]
+            reference = expected.states[name]
             found = observed.states[name]
-            # A sliding window's reference cache keeps only the last positions.
-            yield comparison(item, layer, found[:, -wanted.shape[1] :] if item in ("key", "value") else found, wanted)
+            if item in ("key", "value"):
+                # A sliding window's reference cache keeps only the last positions.
+                found = found[:, -reference.shape[1] :]
+            yield comparison(item, layer, found, reference)
     yield comparison("logits", None, observed.logits, cases.expected_logits(observed))
 
 
@@ -236,24 +238,24 @@ def _compare_windows(engine: str, cases: Cases) -> Iterator[Comparison]:
     """The windows that config.json declares: schedulers free the blocks that lie outside of them."""
     config = cases.config
     for layer, kv in zip(config.attention_layer_indices, config.kv_layers, strict=True):
-        declared, wanted = kv.sliding_window, cases.windows[layer]
-        if declared or wanted:
-            error = 0.0 if declared == wanted else float("inf")
+        declared, expected_window = kv.sliding_window, cases.windows[layer]
+        if declared or expected_window:
+            error = 0.0 if declared == expected_window else float("inf")
             yield Comparison(engine, "sliding windows in config.json", UNCHANGED, layer, error, not error)
 
 
-def relative_error(found: np.ndarray, wanted: np.ndarray) -> float:
-    """L2 norm of the difference over the norm of ``wanted`` (absolute where that is 0); infinite if shapes differ."""
-    if found.shape != wanted.shape:
+def relative_error(found: np.ndarray, reference: np.ndarray) -> float:
+    """L2 norm of the difference over that of ``reference`` (absolute where that is 0); infinite if shapes differ."""
+    if found.shape != reference.shape:
         return float("inf")
-    difference = float(np.linalg.norm(found.astype(np.float64) - wanted.astype(np.float64)))
-    norm = float(np.linalg.norm(wanted.astype(np.float64)))
+    difference = float(np.linalg.norm(found.astype(np.float64) - reference.astype(np.float64)))
+    norm = float(np.linalg.norm(reference.astype(np.float64)))
     return difference / norm if norm > 0 else difference
 
 
-def largest_row_error(found: np.ndarray, wanted: np.ndarray) -> float:
+def largest_row_error(found: np.ndarray, reference: np.ndarray) -> float:
     """The largest ``relative_error`` of a row [T, size]: one wrong row would be lost among many right ones."""
-    if found.shape != wanted.shape:
+    if found.shape != reference.shape:
         return math.inf
-    errors = [relative_error(row, right) for row, right in zip(found, wanted, strict=True)]
+    errors = [relative_error(row, right) for row, right in zip(found, reference, strict=True)]
     return max((math.inf if math.isnan(error) else error for error in errors), default=0.0)

@@ -1,8 +1,4 @@
-"""Identifiers of shipped code use the words of docs/reference/glossary.md and none that were retired.
-
-``retired_names.txt`` lists the names that still have a retired word. The list only shrinks: a new name with such a word
-fails, and so does a line that no code needs any more. ``python -m tests.project.test_retired_words`` writes it anew.
-"""
+"""Identifiers of shipped code use the words of docs/reference/glossary.md and none that were retired."""
 
 from __future__ import annotations
 
@@ -10,12 +6,9 @@ import ast
 import itertools
 import re
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 
 from tests.project.test_wheel import ROOT
 
-NAMES = Path(__file__).with_name("retired_names.txt")
 PACKAGES = ("hybridge", "exporter", "runtime", "trt_plugins", "artifact")
 BETTER = {
     "candidate": "draft token",
@@ -65,7 +58,6 @@ def defined_names(tree: ast.AST) -> Iterator[str]:
             yield node.attr
 
 
-@cache
 def retired_names() -> frozenset[str]:
     """All names of shipped code, module names included, that have a retired word."""
     names: set[str] = set()
@@ -82,15 +74,5 @@ def test_words_of_an_identifier() -> None:
 
 
 def test_no_name_has_a_retired_word() -> None:
-    listed = set(NAMES.read_text(encoding="utf-8").split())
-    new = {name: [BETTER[word] for word in words(name) & BETTER.keys()] for name in retired_names() - listed}
-    assert not new, "retired words, with what to say instead"
-
-
-def test_the_list_only_shrinks() -> None:
-    stale = sorted(set(NAMES.read_text(encoding="utf-8").split()) - retired_names())
-    assert not stale, "these names are gone: run python -m tests.project.test_retired_words"
-
-
-if __name__ == "__main__":
-    NAMES.write_text("\n".join(sorted(retired_names())) + "\n", encoding="utf-8")
+    found = {name: [BETTER[word] for word in words(name) & BETTER.keys()] for name in retired_names()}
+    assert not found, "retired words, with what to say instead"

@@ -19,7 +19,7 @@ _ALIGNMENT = 64
 
 @dataclass
 class Prompt:
-    """New tokens of a row that has ``past`` others. wanted: those of them, in order, after which logits are wanted.
+    """New tokens of a row that has ``past`` others. requested: those of them, in order, after which logits are needed.
 
     ``logits`` gets these, each [vocab] float32, and ``done`` counts the tokens that were fed.
     """
