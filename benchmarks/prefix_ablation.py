@@ -5,7 +5,7 @@ On the clock of the cost model, over the traces of ``prefix_cache``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from benchmarks.runner import Gate, Report, require
 from hybridge.runtime.prefix_cache.checkpoint_kind import REUSE_RATES, CheckpointKind
 from hybridge.runtime.prefix_cache.checkpoint_positions import checkpoint_positions
 from hybridge.runtime.prefix_cache.settings import BRANCHES, LRU, PrefixCacheSettings
+from hybridge.runtime.prefix_cache.token_tree import TreeMatch
 
 ALL = "all parts"
 
@@ -31,8 +32,12 @@ class Without:
     replaced: Mapping[str, Any] | None = None
 
 
-def _no_branches(*arguments: Any) -> list[tuple[int, CheckpointKind]]:
-    return [each for each in checkpoint_positions(*arguments) if each[1] is not CheckpointKind.BRANCH]
+def _no_branches(
+    match: TreeMatch, prompt: int, branch_point: int, expected: Sequence[int], early: bool
+) -> list[tuple[int, CheckpointKind]]:
+    found = checkpoint_positions(match, prompt, branch_point, expected, early)
+    own = [(at, CheckpointKind.EXPECTED if at in expected else kind) for at, kind in found]
+    return [each for each in own if each[1] is not CheckpointKind.BRANCH]
 
 
 def _value_of_uses(policy: object, clock: int, start: int, end: int, uses: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,11 @@ class KernelSource:
     defines: tuple[tuple[str, str], ...] = ()
     hot: bool = True
 
+    @classmethod
+    def of(cls, file: str, entry: str, defines: Mapping[str, object], hot: bool = True) -> KernelSource:
+        """The same with macros by name: numbers, texts, element types, and 1 or 0 for True or False."""
+        return cls(file, entry, tuple((name, _macro_text(value)) for name, value in defines.items()), hot)
+
     @property
     def label(self) -> str:
         """A short text that names the variant in messages and tables."""
@@ -44,6 +50,12 @@ class KernelSource:
         for path in reached_files(self.file):
             digest.update(path.encode() + b"\0" + (source_folder() / path).read_bytes() + b"\0")
         return digest.hexdigest()
+
+
+def _macro_text(value: object) -> str:
+    if isinstance(value, DType):
+        return CUDA_TYPES[value]
+    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def source_folder() -> Path:

@@ -130,8 +130,8 @@ def _source(problem: LinearDecode, device: DeviceTraits) -> tuple[KernelSource, 
     threads, stages, shared_bytes = next((shape for shape in shapes if shape[2] <= device.shared_bytes), shapes[-1])
     norm = problem.norm_epsilon is not None
     defines = {
-        "DATA_T": CUDA_TYPES[problem.dtype],
-        "OUT_T": CUDA_TYPES[problem.out_dtype],
+        "DATA_T": problem.dtype,
+        "OUT_T": problem.out_dtype,
         "ROW_BLOCKS": row_blocks,
         "GROUPS": _BULK_GROUPS if bulk else _QUEUE_GROUPS,
         "STAGES": stages,
@@ -142,8 +142,7 @@ def _source(problem: LinearDecode, device: DeviceTraits) -> tuple[KernelSource, 
     }
     # Not hot: on sm_120, whose blocks are smaller when it is run there, 512 threads with a norm spill a few bytes.
     hot = not (bulk and norm)
-    text = tuple((name, str(value)) for name, value in defines.items())
-    return KernelSource(BULK_FILE if bulk else QUEUE_FILE, "linear_decode", text, hot), threads, shared_bytes
+    return KernelSource.of(BULK_FILE if bulk else QUEUE_FILE, "linear_decode", defines, hot), threads, shared_bytes
 
 
 def _shared_bytes(bulk: bool, row_blocks: int, threads: int, stages: int) -> int:

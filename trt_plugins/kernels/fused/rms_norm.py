@@ -119,16 +119,16 @@ def _source(problem: RmsNorm) -> tuple[KernelSource, int]:
             f"found {problem.group_columns}; align rows to {_ACCESS_BYTES} bytes or use a framework's norm"
         )
     defines = {
-        "DATA_T": CUDA_TYPES[problem.dtype],
-        "WEIGHT_T": CUDA_TYPES[problem.stored_weight],
+        "DATA_T": problem.dtype,
+        "WEIGHT_T": problem.stored_weight,
         "VECTOR": vector,
         "ITEMS": items,
         "THREADS": threads,
-        "RESIDUAL": int(problem.residual),
-        "GATED": int(problem.gate),
-        "GATED_AFTER": int(problem.gate_after),
+        "RESIDUAL": problem.residual,
+        "GATED": problem.gate,
+        "GATED_AFTER": problem.gate_after,
     }
-    return KernelSource(FILE, "rms_norm", tuple((name, str(value)) for name, value in defines.items())), threads
+    return KernelSource.of(FILE, "rms_norm", defines), threads
 
 
 def _need(holds: bool, expected: str, found: str) -> None:

@@ -94,17 +94,15 @@ def _example(tokens: int, dtype: DType, activation: str, gated: bool) -> Experts
 
 
 def _sources(problem: ExpertsDecode) -> tuple[KernelSource, KernelSource]:
-    data = CUDA_TYPES[problem.dtype]
     defines = {
-        "DATA_T": data,
-        "GATED": int(problem.gated),
+        "DATA_T": problem.dtype,
+        "GATED": problem.gated,
         "ACTIVATION": EXPERT_ACTIVATIONS.index(problem.activation),
         "ROUTES": 1 if problem.tokens == 1 else _SHARED_ROUTES,
         "THREADS": _THREADS,
     }
-    up = tuple((name, str(value)) for name, value in defines.items())
-    down = (("DATA_T", data), ("THREADS", str(_THREADS)))
-    return KernelSource(UP_FILE, "routed_experts_up", up), KernelSource(DOWN_FILE, "routed_experts_down", down)
+    down = KernelSource.of(DOWN_FILE, "routed_experts_down", {"DATA_T": problem.dtype, "THREADS": _THREADS})
+    return KernelSource.of(UP_FILE, "routed_experts_up", defines), down
 
 
 def _need(holds: bool, expected: str, found: str) -> None:

@@ -65,4 +65,4 @@ def sources() -> Iterator[KernelSource]:
 
 def _source(experts: int) -> KernelSource:
     items = 1 << max(0, -(-experts // _LANES) - 1).bit_length()
-    return KernelSource(FILE, "top_k_softmax", (("ITEMS", str(items)), ("THREADS", str(_THREADS))))
+    return KernelSource.of(FILE, "top_k_softmax", {"ITEMS": items, "THREADS": _THREADS})

@@ -183,23 +183,22 @@ def _vector_channels(dtype: DType) -> int:
 
 def _update_source(dtype: DType, width: int, activation: str, channels: int, threads: int) -> KernelSource:
     more = {"CHANNELS": channels, "THREADS": threads}
-    return KernelSource(UPDATE_FILE, "causal_conv1d_update", _defines(dtype, width, activation, **more))
+    return KernelSource.of(UPDATE_FILE, "causal_conv1d_update", _defines(dtype, width, activation, **more))
 
 
 def _drafts_source(dtype: DType, width: int, activation: str, channels: int, threads: int) -> KernelSource:
     step = min(_DRAFT_INPUTS // 2, _DRAFT_INPUTS // channels)
     more = {"CHANNELS": channels, "STEP": step, "THREADS": threads}
-    return KernelSource(DRAFTS_FILE, "causal_conv1d_drafts", _defines(dtype, width, activation, **more))
+    return KernelSource.of(DRAFTS_FILE, "causal_conv1d_drafts", _defines(dtype, width, activation, **more))
 
 
 def _prefill_source(dtype: DType, width: int, activation: str, channels: int) -> KernelSource:
     more = {"CHANNELS": channels, "STEP": _STEP, "THREADS": _PREFILL_THREADS}
-    return KernelSource(PREFILL_FILE, "causal_conv1d_prefill", _defines(dtype, width, activation, **more))
+    return KernelSource.of(PREFILL_FILE, "causal_conv1d_prefill", _defines(dtype, width, activation, **more))
 
 
-def _defines(dtype: DType, width: int, activation: str, **more: int) -> tuple[tuple[str, str], ...]:
-    defines = {"DATA_T": CUDA_TYPES[dtype], "KERNEL": width, "SILU": int(activation == "silu"), **more}
-    return tuple((name, str(value)) for name, value in defines.items())
+def _defines(dtype: DType, width: int, activation: str, **more: int) -> dict[str, object]:
+    return {"DATA_T": dtype, "KERNEL": width, "SILU": activation == "silu", **more}
 
 
 def _blocks(size: int, of: int) -> int:

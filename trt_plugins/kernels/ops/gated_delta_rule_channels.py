@@ -63,13 +63,13 @@ def channels_sources() -> Iterator[KernelSource]:
 
 def _source(variant: Chunked) -> KernelSource:
     defines = {
-        "DATA_T": CUDA_TYPES[variant.dtype],
-        "KEY_SIZE": str(variant.key_size),
-        "NORMED": str(int(variant.normed)),
-        "ALIGNED": str(int(variant.aligned)),
+        "DATA_T": variant.dtype,
+        "KEY_SIZE": variant.key_size,
+        "NORMED": variant.normed,
+        "ALIGNED": variant.aligned,
     }
     hot = variant.is_hot and variant.key_size <= _LARGEST_HOT_KEY
-    return KernelSource(FILE, ENTRY, tuple(defines.items()), hot=hot)
+    return KernelSource.of(FILE, ENTRY, defines, hot=hot)
 
 
 def _shared_bytes(variant: Chunked) -> int:

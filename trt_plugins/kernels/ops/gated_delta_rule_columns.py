@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
-from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from hybridge.trt_plugins.kernels.source import KernelSource
 
 FILE, ENTRY = "gated_delta_rule/decode_columns.cu", "gated_delta_rule_decode"
 _ROWS_OF_WARP = 32
@@ -37,13 +37,13 @@ class Columns:
     def source(self) -> KernelSource:
         warps = self.key_size // _ROWS_OF_WARP
         defines = {
-            "DATA_T": CUDA_TYPES[self.dtype],
+            "DATA_T": self.dtype,
             "KEY_SIZE": self.key_size,
             "VALUE_SIZE": self.value_size,
-            "NORMED": int(self.normed),
+            "NORMED": self.normed,
             "BLOCKS": max(1, _WARPS_OF_MULTIPROCESSOR // warps),
         }
-        return KernelSource(FILE, ENTRY, tuple((name, str(text)) for name, text in defines.items()))
+        return KernelSource.of(FILE, ENTRY, defines)
 
 
 def takes_columns(call: DeltaCall) -> bool:

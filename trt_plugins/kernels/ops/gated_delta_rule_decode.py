@@ -90,21 +90,21 @@ class _Variant:
     def source(self) -> KernelSource:
         cut = self.slice
         defines = {
-            "DATA_T": CUDA_TYPES[cut.dtype],
-            "STATE_T": CUDA_TYPES[cut.state],
+            "DATA_T": cut.dtype,
+            "STATE_T": cut.state,
             "KEY_SIZE": cut.key_size,
             "VALUE_SIZE": cut.value_size,
             "COLUMN_LANES": cut.column_lanes,
             "ROWS": cut.rows,
             "THREADS": cut.threads,
-            "CHANNEL_DECAY": int(self.channel_decay),
-            "NORMED": int(self.normed),
+            "CHANNEL_DECAY": self.channel_decay,
+            "NORMED": self.normed,
             "KEY_ACCESS": math.gcd(self.key_bytes // cut.dtype.itemsize, cut.rows),
-            "MANY": int(self.many),
-            "SPECULATIVE": int(self.speculative),
+            "MANY": self.many,
+            "SPECULATIVE": self.speculative,
             "AT_ONCE": self.threads_at_once,
         }
-        return KernelSource(FILE, ENTRY, tuple((name, str(text)) for name, text in defines.items()))
+        return KernelSource.of(FILE, ENTRY, defines)
 
 
 def decode_launch(call: DeltaCall, device: DeviceTraits, drafts: bool = False) -> KernelLaunch:

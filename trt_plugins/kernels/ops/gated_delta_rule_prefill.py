@@ -107,26 +107,26 @@ class Chunked:
 
     def prepare_source(self) -> KernelSource:
         defines = {
-            "DATA_T": CUDA_TYPES[self.dtype],
-            "KEY_SIZE": str(self.key_size),
-            "NORMED": str(int(self.normed)),
-            "ALIGNED": str(int(self.aligned)),
+            "DATA_T": self.dtype,
+            "KEY_SIZE": self.key_size,
+            "NORMED": self.normed,
+            "ALIGNED": self.aligned,
         }
-        return KernelSource(PREPARE_FILE, PREPARE_ENTRY, tuple(defines.items()), hot=self.is_hot)
+        return KernelSource.of(PREPARE_FILE, PREPARE_ENTRY, defines, hot=self.is_hot)
 
     def columns_source(self) -> KernelSource:
         defines = {
-            "DATA_T": CUDA_TYPES[self.dtype],
-            "STATE_T": CUDA_TYPES[self.state],
-            "KEY_SIZE": str(self.key_size),
-            "VALUE_SIZE": str(self.value_size),
-            "WARPS": str(self.warps),
-            "LOADERS": str(self.loaders),
-            "STAGES": str(self.stages),
-            "ALIGNED": str(int(self.aligned)),
-            "CHANNEL_DECAY": str(int(self.channel_decay)),
+            "DATA_T": self.dtype,
+            "STATE_T": self.state,
+            "KEY_SIZE": self.key_size,
+            "VALUE_SIZE": self.value_size,
+            "WARPS": self.warps,
+            "LOADERS": self.loaders,
+            "STAGES": self.stages,
+            "ALIGNED": self.aligned,
+            "CHANNEL_DECAY": self.channel_decay,
         }
-        return KernelSource(COLUMNS_FILE, COLUMNS_ENTRY, tuple(defines.items()), hot=self.is_hot)
+        return KernelSource.of(COLUMNS_FILE, COLUMNS_ENTRY, defines, hot=self.is_hot)
 
 
 def plan_prefill(call: DeltaCall, device: DeviceTraits) -> CallPlan:

@@ -10,7 +10,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.kernels.call import DeviceTraits, KernelLaunch, PointerSource
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
-from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from hybridge.trt_plugins.kernels.source import KernelSource
 
 FILE, ENTRY = "gated_delta_rule/prefill_groups.cu", "gated_delta_rule_prefill_groups"
 _HOPPER = (9, 0)
@@ -74,15 +74,15 @@ class Groups:
 
     def source(self) -> KernelSource:
         defines = {
-            "DATA_T": CUDA_TYPES[self.dtype],
-            "STATE_T": CUDA_TYPES[self.state],
+            "DATA_T": self.dtype,
+            "STATE_T": self.state,
             "KEY_SIZE": self.key_size,
             "VALUE_SIZE": self.value_size,
             "GROUPS": self.groups,
             "LOADERS": _LOADERS[self.groups],
             "STAGES": _STAGES,
         }
-        return KernelSource(FILE, ENTRY, tuple((name, str(text)) for name, text in defines.items()))
+        return KernelSource.of(FILE, ENTRY, defines)
 
 
 def takes(call: DeltaCall, device: DeviceTraits) -> bool:

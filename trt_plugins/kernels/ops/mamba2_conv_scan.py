@@ -117,15 +117,15 @@ class _StepVariant:
     def source(self) -> KernelSource:
         defines = {
             **self.tile.defines(),
-            "D_T": CUDA_TYPES[self.D],
-            "BIAS_T": CUDA_TYPES[self.bias],
-            "SOFTPLUS": int(self.softplus),
+            "D_T": self.D,
+            "BIAS_T": self.bias,
+            "SOFTPLUS": self.softplus,
             "KERNEL": self.kernel,
             "CONV_ACCESS": self.conv_access,
-            "SILU": int(self.activation == "silu"),
+            "SILU": self.activation == "silu",
             "HEADS": self.heads,
         }
-        return KernelSource(FILE, "mamba2_step", tuple((name, str(text)) for name, text in defines.items()))
+        return KernelSource.of(FILE, "mamba2_step", defines)
 
 
 @dataclass(frozen=True)

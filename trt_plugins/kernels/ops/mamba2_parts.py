@@ -157,5 +157,5 @@ def _gate(call: OpCall, device: DeviceTraits) -> KernelLaunch:
 
 
 def _gate_source(dtype: DType, access: int) -> KernelSource:
-    defines = {"DATA_T": CUDA_TYPES[dtype], "ACCESS": access, "THREADS": _GATE_THREADS}
-    return KernelSource(GATE_FILE, "mamba2_gate", tuple((name, str(text)) for name, text in defines.items()))
+    defines = {"DATA_T": dtype, "ACCESS": access, "THREADS": _GATE_THREADS}
+    return KernelSource.of(GATE_FILE, "mamba2_gate", defines)

@@ -11,7 +11,7 @@ from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import DeviceTraits, KernelLaunch, Memory, PointerSource
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
 from hybridge.trt_plugins.kernels.ops.paged_attention_call import OVERLAP_SINCE, PagedCall
-from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from hybridge.trt_plugins.kernels.source import KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
 
 FILE = "paged_attention/decode_steps.cu"
@@ -95,8 +95,8 @@ class DecodeVariant:
 
     def source(self) -> KernelSource:
         defines = {
-            "DATA_T": CUDA_TYPES[self.dtype],
-            "CACHE_T": "E4m3" if self.fp8 else CUDA_TYPES[self.dtype],
+            "DATA_T": self.dtype,
+            "CACHE_T": "E4m3" if self.fp8 else self.dtype,
             "HEAD_DIM": self.head_dim,
             "QUERY_TILES": self.query_tiles,
             "CLUSTER": self.cluster,
@@ -104,8 +104,7 @@ class DecodeVariant:
             "STAGES": self.shape.stages,
             "BLOCKS": self.shape.blocks,
         }
-        macros = tuple((name, str(text)) for name, text in defines.items())
-        return KernelSource(FILE, ENTRY, macros, hot=self.dtype is not DType.FLOAT32)
+        return KernelSource.of(FILE, ENTRY, defines, hot=self.dtype is not DType.FLOAT32)
 
 
 @dataclass(frozen=True)

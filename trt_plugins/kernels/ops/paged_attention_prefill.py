@@ -57,18 +57,18 @@ class PrefillVariant:
 
     def source(self) -> KernelSource:
         defines = {
-            "DATA_T": CUDA_TYPES[self.dtype],
-            "CACHE_T": "E4m3" if self.fp8 else CUDA_TYPES[self.dtype],
-            "HEAD_DIM": str(self.head_dim),
-            "TILE_ROWS": str(self.rows),
-            "TILE_KEYS": str(self.keys),
-            "SOFTCAP": str(int(self.softcap)),
+            "DATA_T": self.dtype,
+            "CACHE_T": "E4m3" if self.fp8 else self.dtype,
+            "HEAD_DIM": self.head_dim,
+            "TILE_ROWS": self.rows,
+            "TILE_KEYS": self.keys,
+            "SOFTCAP": self.softcap,
         }
         if self.wide:
             defines["WIDE_POOL"] = "1"
         if self.hopper:
-            return KernelSource(WGMMA_FILE, _WGMMA_ENTRY, tuple((defines | {"STAGES": str(_STAGES)}).items()))
-        return KernelSource(MMA_FILE, _MMA_ENTRY, tuple(defines.items()), hot=self.dtype is not DType.FLOAT32)
+            return KernelSource.of(WGMMA_FILE, _WGMMA_ENTRY, defines | {"STAGES": _STAGES})
+        return KernelSource.of(MMA_FILE, _MMA_ENTRY, defines, hot=self.dtype is not DType.FLOAT32)
 
 
 def plan_prefill(paged: PagedCall, device: DeviceTraits) -> tuple[KernelLaunch, ...]:

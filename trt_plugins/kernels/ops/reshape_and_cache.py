@@ -105,8 +105,8 @@ def sources_fp8() -> Iterator[KernelSource]:
 
 
 def _fp8_source(dtype: DType, head_dim: int) -> KernelSource:
-    defines = {"DATA_T": CUDA_TYPES[dtype], "HEAD_DIM": str(head_dim), "WARPS": str(_WARPS)}
-    return KernelSource(FP8_FILE, FP8_ENTRY, tuple(defines.items()))
+    defines = {"DATA_T": dtype, "HEAD_DIM": head_dim, "WARPS": _WARPS}
+    return KernelSource.of(FP8_FILE, FP8_ENTRY, defines)
 
 
 def sources() -> Iterator[KernelSource]:
@@ -129,4 +129,4 @@ def _access(head_dim: int, *layouts: TensorLayout) -> int:
 
 def _source(item: int, access: int) -> KernelSource:
     defines = {"ITEM": item, "ACCESS": access, "THREADS": _THREADS}
-    return KernelSource(FILE, ENTRY, tuple((name, str(value)) for name, value in defines.items()))
+    return KernelSource.of(FILE, ENTRY, defines)

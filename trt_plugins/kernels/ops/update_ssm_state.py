@@ -104,21 +104,20 @@ class _Variant:
     gated: bool
 
     def source(self) -> KernelSource:
-        defines = {**self._defines(), "GATED": int(self.gated)}
-        return KernelSource(FILE, "update_ssm_state_decode", tuple((name, str(text)) for name, text in defines.items()))
+        defines = {**self._defines(), "GATED": self.gated}
+        return KernelSource.of(FILE, "update_ssm_state_decode", defines)
 
     def drafts_source(self) -> KernelSource:
         """The kernel that walks draft tokens; it has no gate and fetches nothing ahead."""
-        defines = tuple((name, str(text)) for name, text in self._defines().items())
-        return KernelSource(DRAFTS_FILE, "update_ssm_state_drafts", defines)
+        return KernelSource.of(DRAFTS_FILE, "update_ssm_state_drafts", self._defines())
 
     def _defines(self) -> dict[str, object]:
         return {
             **self.tile.defines(),
-            "D_T": CUDA_TYPES[self.D],
-            "BIAS_T": CUDA_TYPES[self.bias],
+            "D_T": self.D,
+            "BIAS_T": self.bias,
             "GROUP_ACCESS": math.gcd(self.group_bytes // self.tile.dtype.itemsize, self.tile.state_access),
-            "SOFTPLUS": int(self.softplus),
+            "SOFTPLUS": self.softplus,
         }
 
 

@@ -101,19 +101,18 @@ class _Variant:
     def source(self, which: int) -> KernelSource:
         defines = {
             "CHUNK_TOKENS": self.chunk,
-            "DATA_T": CUDA_TYPES[self.dtype],
-            "STATE_T": CUDA_TYPES[self.state],
-            "D_T": CUDA_TYPES[self.D],
-            "BIAS_T": CUDA_TYPES[self.bias],
+            "DATA_T": self.dtype,
+            "STATE_T": self.state,
+            "D_T": self.D,
+            "BIAS_T": self.bias,
             "HEAD_DIM": self.head_dim,
             "STATE_SIZE": self.state_size,
             "SLICE": self.slice,
             "STAGES": self.stages,
-            "ALIGNED": int(self.aligned),
+            "ALIGNED": self.aligned,
             "PASS": which,
         }
-        pairs = tuple((name, str(value)) for name, value in defines.items())
-        return KernelSource(MMA_FILE, _MMA_ENTRY, pairs, hot=self.aligned)
+        return KernelSource.of(MMA_FILE, _MMA_ENTRY, defines, hot=self.aligned)
 
 
 def _mma_variant(scan: Scan, device: DeviceTraits) -> _Variant:

@@ -18,7 +18,7 @@ from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_call import (
     kernel_pointers,
     round_up,
 )
-from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from hybridge.trt_plugins.kernels.source import KernelSource
 
 WGMMA_FILE = "update_ssm_state/prefill_wgmma.cu"
 _ENTRY = "update_ssm_state_prefill_wgmma"
@@ -121,17 +121,17 @@ class _Variant:
     def source(self, which: int) -> KernelSource:
         defines = {
             "CHUNK_TOKENS": CHUNK,
-            "DATA_T": CUDA_TYPES[self.dtype],
-            "STATE_T": CUDA_TYPES[self.state],
-            "D_T": CUDA_TYPES[self.D],
-            "BIAS_T": CUDA_TYPES[self.bias],
+            "DATA_T": self.dtype,
+            "STATE_T": self.state,
+            "D_T": self.D,
+            "BIAS_T": self.bias,
             "HEAD_DIM": self.head_dim,
             "STATE_SIZE": self.state_size,
             "SLICE": round_up(blocks_of(self.head_dim, self.slices), 8),
             "UNITS_OF_BLOCK": self.units,
             "PASS": which,
         }
-        return KernelSource(WGMMA_FILE, _ENTRY, tuple((name, str(value)) for name, value in defines.items()))
+        return KernelSource.of(WGMMA_FILE, _ENTRY, defines)
 
 
 def _launch(scan: Scan, variant: _Variant, which: int, segments: int) -> KernelLaunch:
