@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Container, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,13 @@ def sources(folder: str) -> list[Path]:
     return sorted((ROOT / folder).rglob("*.py"))
 
 
-def imported_modules(path: Path, top_level_only: bool = False) -> Iterator[tuple[int, str]]:
+@cache
+def imported_modules(path: Path, top_level_only: bool = False) -> tuple[tuple[int, str], ...]:
     """(line, dotted name) of every import in ``path``; those under ``if TYPE_CHECKING`` count only for direction."""
+    return tuple(_imports(path, top_level_only))
+
+
+def _imports(path: Path, top_level_only: bool) -> Iterator[tuple[int, str]]:
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     nodes = _module_level(tree.body) if top_level_only else ast.walk(tree)
     package = path.relative_to(ROOT).parts[:-1]

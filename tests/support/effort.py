@@ -22,5 +22,11 @@ def examples(full: int) -> int:
 
 
 def sample(values: Iterable[Any], on_push: Container[Any]) -> list[Any]:
-    """``values`` to parametrize a test with: those of ``on_push`` always, the others in `make test-all` alone."""
-    return [value if value in on_push else pytest.param(value, marks=pytest.mark.slow) for value in values]
+    """``values`` to parametrize a test with, tuples for several arguments: those of ``on_push`` always, the others in
+    `make test-all` alone."""
+    return [
+        value
+        if value in on_push
+        else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
+        for value in values
+    ]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,9 @@ from demo_training.errors import TrainingInputError
 from demo_training.families import FAMILIES, SpecialTokenIds
 from demo_training.progress import ProgressFile
 from demo_training.training import TrainingPlan, train
+from train_demo_checkpoint import main
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY_CONFIG = {
     "hidden_size": 32,
     "hybrid_override_pattern": "M*-",
@@ -46,22 +44,22 @@ TINY_QWEN = {
 }
 
 
-def run_trainer(folder: Path, *extra: str) -> subprocess.CompletedProcess[str]:
+def run_trainer(folder: Path) -> int:
+    """The trainer's exit code."""
     text = " ".join(f"The ship number {n} sailed over the sea to the king." for n in range(80))
     (folder / "sea.txt").write_text(text, encoding="utf-8")
     (folder / "unseen.txt").write_text(text[:1500].replace("ship", "whale"), encoding="utf-8")
-    command = [sys.executable, str(ROOT / "tools" / "train_demo_checkpoint.py"), "--family", "nemotron_h"]
-    command += ["--text", str(folder / "sea.txt"), "--held-out", str(folder / "unseen.txt")]
-    command += ["--out", str(folder / "out"), "--steps", "2", "--seed", "7", "--vocab-size", "300"]
-    command += ["--batch-size", "2", "--seq-len", "32", "--window", "32"]
-    command += ["--config-json", json.dumps(TINY_CONFIG), *extra]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    arguments = ["--family", "nemotron_h", "--text", str(folder / "sea.txt"), "--held-out", str(folder / "unseen.txt")]
+    arguments += ["--out", str(folder / "out"), "--steps", "2", "--seed", "7", "--vocab-size", "300"]
+    arguments += ["--batch-size", "2", "--seq-len", "32", "--window", "32", "--config-json", json.dumps(TINY_CONFIG)]
+    return main(arguments)
 
 
-def test_two_steps_give_a_checkpoint_that_transformers_loads(tmp_path: Path) -> None:
-    completed = run_trainer(tmp_path)
-    assert completed.returncode == 0, completed.stderr
-    report = json.loads(completed.stdout)
+def test_two_steps_give_a_checkpoint_that_transformers_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_trainer(tmp_path) == 0
+    report = json.loads(capsys.readouterr().out)
     assert report == json.loads((tmp_path / "out" / "training_report.json").read_text(encoding="utf-8"))
     assert report["training"]["tokens"] == 2 * 2 * 32
     assert math.log(150) < report["training"]["final_train_loss"] < math.log(600)
@@ -72,12 +70,11 @@ def test_two_steps_give_a_checkpoint_that_transformers_loads(tmp_path: Path) -> 
     assert model(**tokenizer("The ship", return_tensors="pt")).logits.isfinite().all()
 
 
-def test_an_existing_out_folder_is_left_alone(tmp_path: Path) -> None:
+def test_an_existing_out_folder_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("keep", encoding="utf-8")
-    completed = run_trainer(tmp_path)
-    assert completed.returncode == 2
-    assert "expected --out to be a new folder" in completed.stderr
+    assert run_trainer(tmp_path) == 2
+    assert "expected --out to be a new folder" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
 
 
