@@ -24,6 +24,8 @@ LogitsProcessor = Callable[[tuple[int, ...], np.ndarray], np.ndarray]
 MOST_BIAS, MOST_PENALTY = 100.0, 2.0
 # Of the repetition penalty: useful ones are from 0.5 to 2, and no logit overflows.
 MOST_FACTOR = 100.0
+# Of the length penalty: useful ones are from 0 to 2, and no length to this power overflows.
+MOST_POWER = 10.0
 # Parameters that beam search does not support.
 _NOT_WITH_BEAMS = (
     "temperature",
@@ -61,7 +63,8 @@ class SamplingParams:
     skip_special_tokens leave special tokens such as BOS out of the text
     n                   answers to one prompt; answer i uses seed + i
     beam_width          search for the n most likely answers with this many beams, greedily; 0 turns it off
-    length_penalty      a beam's log-probability is divided by its length to this power; below 1 favours short answers
+    length_penalty      from -10 to 10: a beam's log-probability is divided by its length to this power; below 1 favours
+                        short answers
     speculative_tokens  maximum draft tokens per step if the engine speculates; 0 turns speculation off, None leaves
                         it to the engine (docs/explanation/speculation.md)
     min_tokens          EOS and stop tokens are not sampled, and stop texts are ignored, for that many tokens
@@ -135,7 +138,7 @@ class SamplingParams:
 
     def _numbers(self) -> dict[str, object]:
         most = limits.REQUEST_LOGPROBS
-        any_size = ("of any size", lambda v: True)
+        power = (f"from {-MOST_POWER:g} to {MOST_POWER:g}", lambda v: abs(v) <= MOST_POWER)
         factor = (f"from {1 / MOST_FACTOR:g} to {MOST_FACTOR:g}", lambda v: 1 / MOST_FACTOR <= v <= MOST_FACTOR)
         penalty = (f"from {-MOST_PENALTY:g} to {MOST_PENALTY:g}", lambda v: abs(v) <= MOST_PENALTY)
         return {
@@ -146,7 +149,7 @@ class SamplingParams:
             "repetition_penalty": number("repetition_penalty", self.repetition_penalty, *factor),
             "presence_penalty": number("presence_penalty", self.presence_penalty, *penalty),
             "frequency_penalty": number("frequency_penalty", self.frequency_penalty, *penalty),
-            "length_penalty": number("length_penalty", self.length_penalty, *any_size),
+            "length_penalty": number("length_penalty", self.length_penalty, *power),
             "seed": _optional("seed", self.seed, 0, 2**128 - 1),
             "max_new_tokens": _optional("max_new_tokens", self.max_new_tokens, 1),
             "min_tokens": integer("min_tokens", self.min_tokens, 0),

@@ -42,6 +42,8 @@ def test_single_values_and_numpy_scalars_are_normalised() -> None:
         ("repetition_penalty", 0),
         ("repetition_penalty", 1e-320),
         ("repetition_penalty", 1e39),
+        ("length_penalty", 400.0),
+        ("length_penalty", float("nan")),
         ("seed", -1),
         ("seed", 0.5),
         ("max_new_tokens", 0),
