@@ -11,6 +11,11 @@ from hybridge.artifact.engine_record import PluginsRecord
 from hybridge.cli.flag_names import in_flags
 from hybridge.cli.text import bytes_text, count_text
 from hybridge.inspection import ArtifactInspection, CheckpointInspection, EngineInspection, Inspection
+from hybridge.inspection.summaries import LayerSummary
+
+# What a person reads of a hostile file, which may list millions; --json gives all of it.
+_MOST_ROWS, _MOST_CHARACTERS = 1_000, 10_000
+_NUMBERS = {"layer", "parameters", "weights", "state per row", "cache per token"}
 
 
 def tables_of(inspection: Inspection) -> list[Any]:
@@ -53,11 +58,11 @@ def _artifact(a: ArtifactInspection) -> list[Any]:
         "exported with": ", ".join(f"{name} {version}" for name, version in a.versions.items()),
         "files": "as exported" if not a.damage else "; ".join(a.damage),
     }
-    bindings = Table(title="bindings", title_justify="left")
-    for column in ("name", "type", "shape", "replaced by"):
-        bindings.add_column(column)
-    for binding in (*a.inputs, *a.outputs):
-        bindings.add_row(binding.name, binding.dtype.value, _shape(binding.shape), binding.replaced_by or "")
+    bindings = _table(
+        "bindings",
+        ("name", "type", "shape", "replaced by"),
+        ((b.name, b.dtype.value, _shape(b.shape), b.replaced_by or "") for b in (*a.inputs, *a.outputs)),
+    )
     return [_facts(f"artifact {a.path}", facts), _layers(a), _outside(a), bindings]
 
 
@@ -75,18 +80,16 @@ def _engine(e: EngineInspection) -> list[Any]:
         "fits model.onnx": matches,
         "inspector": e.inspector_reason or f"{len(e.inspector or {})} entries (--json shows them)",
     }
-    bindings = Table(title="bindings", title_justify="left")
-    for column in ("name", "mode", "type", "shape", "shares memory with"):
-        bindings.add_column(column)
-    for binding in r.bindings:
-        shape = _shape(binding["shape"])
-        bindings.add_row(binding["name"], binding["mode"], binding["dtype"], shape, binding.get("aliases", ""))
-    profiles = Table(title="profiles (min, opt, max)", title_justify="left")
-    for column in ("profile", "input", "min", "opt", "max"):
-        profiles.add_column(column)
-    for profile in r.profiles:
-        for name, shapes in profile.shapes.items():
-            profiles.add_row(profile.name, name, *(_shape(shape) for shape in shapes))
+    bindings = _table(
+        "bindings",
+        ("name", "mode", "type", "shape", "shares memory with"),
+        ((b["name"], b["mode"], b["dtype"], _shape(b["shape"]), b.get("aliases", "")) for b in r.bindings),
+    )
+    profiles = _table(
+        "profiles (min, opt, max)",
+        ("profile", "input", "min", "opt", "max"),
+        ((p.name, name, *map(_shape, shapes)) for p in r.profiles for name, shapes in p.shapes.items()),
+    )
     return [_facts(f"engine {e.path}", facts), bindings, profiles]
 
 
@@ -101,32 +104,36 @@ def _facts(title: str, facts: Mapping[str, str]) -> Table:
     table = Table(title=title, title_justify="left", show_header=False)
     for name, value in facts.items():
         if value:
-            table.add_row(name, value)
+            table.add_row(name, value if len(value) <= _MOST_CHARACTERS else f"{value[:_MOST_CHARACTERS]}...")
+    return table
+
+
+def _table(title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right" if column in _NUMBERS else "left")
+    all_rows = list(rows)
+    for row in all_rows[:_MOST_ROWS]:
+        table.add_row(*row)
+    if len(all_rows) > _MOST_ROWS:
+        table.caption = f"{len(all_rows) - _MOST_ROWS} more: --json lists them all"
     return table
 
 
 def _layers(model: CheckpointInspection | ArtifactInspection) -> Table:
-    table = Table(title="layers", title_justify="left")
-    table.add_column("layer", justify="right")
-    table.add_column("kind")
-    for column in ("parameters", "weights", "state per row", "cache per token"):
-        table.add_column(column, justify="right")
-    for layer in model.layers:
-        state = bytes_text(layer.state_bytes_per_row) if layer.state_bytes_per_row else ""
-        cache = bytes_text(layer.state_bytes_per_token) if layer.state_bytes_per_token else ""
-        numbers = (count_text(layer.parameters), bytes_text(layer.weight_bytes), state, cache)
-        table.add_row(str(layer.index), layer.kind, *numbers)
-    return table
+    columns = ("layer", "kind", "parameters", "weights", "state per row", "cache per token")
+    return _table("layers", columns, map(_layer, model.layers))
+
+
+def _layer(layer: LayerSummary) -> tuple[str, ...]:
+    state = bytes_text(layer.state_bytes_per_row) if layer.state_bytes_per_row else ""
+    cache = bytes_text(layer.state_bytes_per_token) if layer.state_bytes_per_token else ""
+    return str(layer.index), layer.kind, count_text(layer.parameters), bytes_text(layer.weight_bytes), state, cache
 
 
 def _outside(model: CheckpointInspection | ArtifactInspection) -> Table:
-    table = Table(title="outside the layers", title_justify="left")
-    table.add_column("tensor")
-    table.add_column("parameters", justify="right")
-    table.add_column("weights", justify="right")
-    for total in model.outside_layers:
-        table.add_row(total.name, count_text(total.parameters), bytes_text(total.weight_bytes))
-    return table
+    totals = ((t.name, count_text(t.parameters), bytes_text(t.weight_bytes)) for t in model.outside_layers)
+    return _table("outside the layers", ("tensor", "parameters", "weights"), totals)
 
 
 def _states(model: CheckpointInspection | ArtifactInspection) -> str:

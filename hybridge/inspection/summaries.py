@@ -13,7 +13,8 @@ from hybridge.artifact.bindings import Binding
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.dtypes import DType
 
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+# Of indices below LAYERS (artifact.limits): there are as many summaries as the largest index says.
+_LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,4})\.")
 # Parts of a checkpoint beside its decoder, which may have layers of their own: prediction head, vision tower.
 _PARTS = ("mtp.", "model.visual.")
 

@@ -46,6 +46,22 @@ def test_parts_beside_the_decoder_are_counted_apart(checkpoint: Path, tmp_path: 
     assert {*after.outside_layers} - {*before.outside_layers} == {WeightTotal("mtp.*", 9, 36)}
 
 
+@pytest.mark.parametrize("index", ["10000", "9000000000", "9" * 5000])
+def test_no_name_makes_more_layers_than_a_model_may_have(index: str, checkpoint: Path, tmp_path: Path) -> None:
+    copy = copy_checkpoint(checkpoint, tmp_path / "copy")
+    name = f"layers.{index}.norm.weight"
+    after = inspect_path(edit_tensors(copy, lambda tensors: tensors.update({name: torch.zeros(2)})))
+    assert len(after.layers) == 12 and WeightTotal(name, 2, 8) in after.outside_layers
+
+
+def test_tables_show_the_first_thousand_rows(capfd: Capture, checkpoint: Path, tmp_path: Path) -> None:
+    copy = copy_checkpoint(checkpoint, tmp_path / "copy")
+    extra = {f"extra.{index}.weight": torch.zeros(1) for index in range(1001)}
+    edit_tensors(copy, lambda tensors: tensors.update(extra))
+    shown = hybridge(capfd, "inspect", copy).out
+    assert 990 < shown.count("extra.") < 1001 and "more: --json lists them all" in shown
+
+
 def test_checkpoint_that_cannot_be_exported(capfd: Capture, checkpoint: Path, tmp_path: Path) -> None:
     copy = tmp_path / "unknown"
     shutil.copytree(checkpoint, copy)
