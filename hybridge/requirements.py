@@ -1,4 +1,4 @@
-"""Packages that only some commands need, and the extra of the distribution that brings each."""
+"""Optional packages, and the extra that installs each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXTRAS = {
 
 
 def require(*packages: str) -> None:
-    """Raise HybridgeError when one of ``packages`` is not installed; call it before long work that ends in them."""
+    """Raise HybridgeError when one of ``packages`` is not installed; call it before long work that needs them."""
     for package in packages:
         if not _installed(package):
             raise HybridgeError(missing(package))

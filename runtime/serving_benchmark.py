@@ -1,4 +1,4 @@
-"""Speed of a paged artifact with many requests, in the terms of `vllm bench serve`."""
+"""Speed with many requests, in the terms of `vllm bench serve`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Workload:
     """``requests`` of ``input_tokens`` random tokens, each answered with ``output_tokens``, greedily.
 
     request_rate: requests per second, at random times (a Poisson process); inf: all at once. concurrency:
-    most requests under way at a time, None without limit. seed: of tokens and arrival times.
+    maximum number of concurrent requests, None without limit. seed: of tokens and arrival times.
     """
 
     requests: int = 64
@@ -34,7 +34,7 @@ class Workload:
     seed: int = 0
 
     def check(self, max_seq_len: int) -> Workload:
-        """RequestError names a value that is out of range, or lengths that ``max_seq_len`` does not hold."""
+        """RequestError names a value out of range, or lengths that exceed ``max_seq_len``."""
         for name in ("requests", "input_tokens", "output_tokens", "concurrency"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -51,7 +51,7 @@ class Workload:
         return self
 
     def arrivals(self) -> np.ndarray:
-        """When each request comes, in seconds from the beginning [requests]."""
+        """Arrival time of each request [requests], in seconds from the start."""
         gaps = np.random.default_rng([self.seed, 1]).exponential(1.0 / self.request_rate, self.requests)
         return np.concatenate([[0.0], np.cumsum(gaps)[:-1]])
 
@@ -62,7 +62,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """When a request was sent and when each of its tokens came, in seconds."""
+    """Times at which a request was sent and each of its tokens arrived, in seconds."""
 
     sent: float
     tokens: tuple[float, ...]
@@ -95,7 +95,7 @@ class ServingReport:
 
 
 def run_serving_benchmark(llm: AsyncLLM, workload: Workload, progress: Progress | None = None) -> ServingReport:
-    """Serve ``workload`` after one request that is not measured. RequestError as in ``Workload.check``."""
+    """Serve ``workload`` after one warm-up request. RequestError as in ``Workload.check``."""
     workload.check(llm.max_seq_len)
     shown = progress or NoProgress()
     shown.start("benchmark", workload.requests, "requests")
@@ -107,7 +107,7 @@ def run_serving_benchmark(llm: AsyncLLM, workload: Workload, progress: Progress 
 def serving_report(
     engine: str, model_type: str, dtype: str, workload: Workload, times: Sequence[RequestTimes]
 ) -> ServingReport:
-    """The report on requests that were served at ``times``."""
+    """The report on requests served at ``times``."""
     duration = max(each.tokens[-1] for each in times) - min(each.sent for each in times)
     outputs = sum(len(each.tokens) for each in times)
     per_token = [(each.tokens[-1] - each.tokens[0]) / (len(each.tokens) - 1) for each in times if len(each.tokens) > 1]
@@ -141,7 +141,8 @@ async def _serve(llm: AsyncLLM, workload: Workload, progress: Progress) -> list[
         progress.advance()
         return RequestTimes(sent, tuple(tokens))
 
-    # Sessions are opened at their first use. Other tokens than those of the measured prompts, which begin uncached.
+    # Sessions are opened at their first use. The tokens differ from those of the measured prompts, which start
+    # uncached.
     warm = [(token + 1) % llm.config.vocab_size for token in prompts[0]]
     async for _ in llm.add(warm, sampling):
         pass

@@ -20,7 +20,7 @@ from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.artifact.untrusted_file import open_inside
 from hybridge.exporter.checkpoint.float_range import FloatRange, float_range
 
-# Bytes that one thread reads and judges at once: few calls, so that a busy interpreter delays the scan little, and
+# Bytes that one thread reads and checks at once: few calls, so that a busy interpreter delays the scan little, and
 # small enough to stay in a shared cache. A multiple of every item size.
 PIECE_BYTES = 1 << 22
 THREADS = 2
@@ -81,9 +81,9 @@ def scan_weights(
 def _judged(
     scanner: _Scanner, work: list[tuple[TensorSlot, DType]], cancelled: threading.Event | None
 ) -> Iterator[tuple[_Piece, _Finding]]:
-    """Every piece with its finding, in order; few pieces are under way at a time."""
+    """Every piece with its finding, in order; few pieces are in progress at a time."""
     pieces = _pieces(work)
-    # Threads pay because reading and NumPy's loops release the interpreter lock.
+    # Threads help because reading and NumPy's loops release the interpreter lock.
     with ThreadPoolExecutor(THREADS) as pool:
         pending: deque[tuple[_Piece, Future[_Finding]]] = deque()
 
@@ -116,7 +116,7 @@ class _Scanner:
         self._local = threading.local()
 
     def judge(self, piece: _Piece) -> _Finding:
-        """Look at every value of ``piece``."""
+        """Check every value of ``piece``."""
         limits = float_range(piece.slot.dtype, piece.compute)
         bits = self._bits(piece, limits)
         if _peak(bits, limits) >= limits.first_bad:
@@ -143,7 +143,7 @@ class _Scanner:
         if not hasattr(self._local, "flags"):
             self._local.flags = np.empty(PIECE_BYTES // 2, np.bool_)
         flags = self._local.flags[: bits.size]
-        # Without its sign and minus one, a zero is the largest pattern: what lies below is not zero.
+        # After dropping the sign and subtracting one, zero is the largest pattern; smaller ones are not zero.
         np.bitwise_and(bits, limits.mask, out=bits)
         np.subtract(bits, limits.unsigned.type(1), out=bits)
         np.less(bits, limits.unsigned.type(limits.first_nonzero - 1), out=flags)

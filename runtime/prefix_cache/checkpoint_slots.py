@@ -1,4 +1,4 @@
-"""Which slot a new state of the tree gets, and what is evicted for it."""
+"""Slots for new states of the tree, and evictions to free them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from hybridge.runtime.prefix_cache.uses import StateUses
 class StateSlots:
     """The slots of the tree's states, and those of the rows.
 
-    Exact states share one pool with the rows: a row that ends leaves its slot to the tree, and states of the tree are
-    evicted for rows. States in 8 bits (``packs``) have a pool of their own, whose slots rows cannot use.
+    Exact states share one pool with the rows: the tree takes over the slot of a row that ends, and evicts states for
+    rows. States in 8 bits (``packs``) have their own pool, whose slots rows cannot use.
     """
 
     def __init__(self, sizes: PoolSizes, settings: PrefixCacheSettings) -> None:
@@ -34,9 +34,8 @@ class StateSlots:
 class CheckpointSlots:
     """``slots`` of the states of ``tree``.
 
-    Of slots that packed states have for themselves, one is left for the next sequence that ends: only when its state
-    is in the tree, which may replace others, ``tidy`` evicts the one of least value. Exact states come in the slots of
-    their rows.
+    One slot for packed states is kept free for the next sequence that ends; when its state, which may replace others,
+    is in the tree, ``tidy`` evicts the one of least value. Exact states stay in the slots of their rows.
     """
 
     def __init__(self, slots: StateSlots, tree: RadixTree, uses: StateUses, metrics: CacheMetrics) -> None:
@@ -70,7 +69,7 @@ class CheckpointSlots:
         return memory if least is None or values[memory] < least else None
 
     def tidy(self) -> None:
-        """Leave a slot for the next sequence that ends."""
+        """Free a slot for the next sequence that ends."""
         if self.tidies and self._slots.unowned < self._left:
             self._tree.evict_state()
 

@@ -1,4 +1,4 @@
-"""Proposals of a second, smaller model, which runs beside the one that it drafts for."""
+"""Draft tokens of a second, smaller model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hybridge.runtime.speculation import DraftRequest, Draw, Proposal
 class ModelDrafter:
     """A ``Drafter`` over the artifact of ``engine``: its most likely tokens, one after the other, or sampled ones.
 
-    Of a model with recurrent layers each sequence keeps the state after every drafted token, so that it goes on from
-    the last one that was accepted. All sequences of a step run together. The drafter owns the engine's pools, and
+    With recurrent layers, the state after every draft token of a sequence is stored, so that the next proposal
+    continues from the last accepted one. All sequences of a step run together. The drafter owns the engine's pools, and
     ``close`` closes the engine.
     """
 
@@ -46,7 +46,7 @@ class ModelDrafter:
         try:
             found = self._proposed(requests, sequences)
         except BaseException:
-            # Nothing is known of their memory.
+            # The contents of their memory are unknown.
             for sequence in sequences:
                 self._caches.forget(sequence)
             raise
@@ -67,14 +67,14 @@ class ModelDrafter:
                 continue
             length, known = len(each.tokens) + most - 1, self._caches.find(each.sequence)
             if known is not None and known.slots and known.length >= len(each.tokens):
-                # Asked again without a new token, as the sequence found no room in the step: its state has consumed the
-                # last one already, and the state before that is gone.
+                # Requested again without a new token, because the sequence did not fit into the step: its state has
+                # consumed the last token, and the earlier state is gone.
                 self._caches.forget(each.sequence)
             known = self._caches.room(each.sequence, length, sequences)
             if known is None:
                 continue
             known.rewind(each.tokens)
-            # The model may have no embedding for tokens of the other one.
+            # The draft model may have no embedding for some tokens of the model.
             if max(each.tokens[known.length :]) < self._engine.config.vocab_size:
                 drafts[each.sequence] = _Draft(known, each.tokens, most, each.draw if self._samples else None)
         live = self._caught_up(list(drafts.values()))
@@ -84,7 +84,7 @@ class ModelDrafter:
         return {sequence: draft.proposal(self._vocab) for sequence, draft in drafts.items()}
 
     def _caught_up(self, drafts: Sequence[_Draft]) -> list[_Draft]:
-        """Consume what is certain, in steps as large as the engine takes; then each has its first draft token."""
+        """Consume the certain tokens in steps as large as the engine takes; the last gives the first draft tokens."""
         limits, waiting = self._engine.limits, list(drafts)
         while waiting:
             room, fed, rows = limits.max_tokens, [], []

@@ -1,4 +1,4 @@
-"""A multi-token prediction head on ONNX Runtime: mtp.onnx as the paged engine runs graphs, over pools of its own."""
+"""A multi-token prediction head on ONNX Runtime: mtp.onnx, run like graphs of the paged engine, over its own pools."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class MtpHeadEngine(OnnxRuntimePagedEngine, MtpHead):
         found = [[token] for token in self._best(inputs)]
         for index in range(inputs.autoregressive_steps):
             rows, step = inputs.own_step(index, self.pools.sizes.block_size)
-            # Behind a token that is None nothing counts any more.
+            # Nothing after a token that is None is valid.
             step.input_ids[...] = [found[row][-1] or 0 for row in rows]
             for row, token in zip(rows, self._best(step), strict=True):
                 found[row].append(token)
         return [finite(tokens) for tokens in found]
 
     def _best(self, inputs: HeadInputs) -> list[int | None]:
-        """The most likely token after each row, whose own hidden state is left in its place."""
+        """The most likely token after each row; the row's own hidden state is stored."""
         assert self._rows is not None
         found = best_tokens(self.step(inputs))
         assert self._hidden is not None

@@ -13,7 +13,7 @@ from hybridge.runtime.engines.torch.device import TorchDevice
 
 @contextmanager
 def memory_for(rows: int, tokens: int) -> Iterator[None]:
-    """Around a step of ``rows`` rows of ``tokens`` tokens; EngineError when there is too little memory for it."""
+    """A context for a step of ``rows`` rows of ``tokens`` tokens; EngineError when memory is too small."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -24,7 +24,7 @@ def memory_for(rows: int, tokens: int) -> Iterator[None]:
 
 
 class StepMemory:
-    """Measures the largest step so far; knows nothing on a CPU."""
+    """Measures the memory of the largest step so far; None on a CPU."""
 
     def __init__(self, device: TorchDevice) -> None:
         self._device = device
@@ -32,7 +32,7 @@ class StepMemory:
 
     @contextmanager
     def of_step(self, tokens: int) -> Iterator[None]:
-        """Around a step of ``tokens`` tokens; EngineError when there is too little memory for it."""
+        """A context for a step of ``tokens`` tokens; EngineError when there is too little memory for it."""
         measures = self._device.is_gpu and tokens > self._tokens
         before = 0
         if measures:
@@ -50,8 +50,7 @@ class StepMemory:
             self._largest = max(self._largest, torch.cuda.max_memory_allocated() - before)
 
     def free(self) -> int | None:
-        """Unused bytes, without those that the largest step takes, once directly and once for all recorded
-        steps; None on a CPU."""
+        """Unused bytes minus those of the largest step, run directly and once for recorded steps; None on a CPU."""
         if not self._device.is_gpu:
             return None
         self._device.synchronize()
