@@ -76,11 +76,11 @@ class GraphBindings:
         return tuple(b for b in self.inputs if b.is_state)
 
     def input(self, name: str) -> Binding:
-        """The input ``name``; ArtifactError where there is none."""
+        """The input ``name``; ArtifactError if there is none."""
         return _named(self.inputs, name, "inputs")
 
     def output(self, name: str) -> Binding:
-        """The output ``name``; ArtifactError where there is none."""
+        """The output ``name``; ArtifactError if there is none."""
         return _named(self.outputs, name, "outputs")
 
     def check(self, where: str) -> None:

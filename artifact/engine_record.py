@@ -28,7 +28,7 @@ class ProfileRecord:
 class PluginsRecord:
     """The project's plugins in an engine; true where it has some.
 
-    namespace, version: where TensorRT looks them up. ops: operator -> number of its layers; where there are none,
+    namespace, version: where TensorRT looks them up. ops: operator -> number of its layers; if there are none,
     reason says why. aliased: they update states in place (the outputs' ``aliases``), else states need two buffers.
     """
 

@@ -14,7 +14,7 @@ from hybridge.artifact.json_fields import load_json_object
 from hybridge.artifact.manifest import MANIFEST_FILE
 
 MODEL_FILE = "model.onnx"
-# (file, field): JSON objects by which a folder that Hybridge wrote is told from one that holds files of these names.
+# (file, field): JSON objects that distinguish a folder written by Hybridge from one with files of these names.
 ARTIFACT_MARKS = ((MANIFEST_FILE, "manifest_version"), (CONFIG_FILE, "bindings"))
 ENGINE_MARKS = ((ENGINE_FILE, "engine_version"),)
 

@@ -47,7 +47,7 @@ class TensorSlot:
 class SafetensorsFile:
     """The validated header of one file: ``data_start`` is the byte where the data section begins.
 
-    header_sha256: of all bytes before that, by which a file that another one has replaced is told.
+    header_sha256: of all bytes before that, which detects a replaced file.
     """
 
     path: Path

@@ -164,7 +164,7 @@ class AsyncLLM(LoadedArtifact):
         return [await self.cache_prefix(prompt, name, namespace) for name, prompt in read_prefixes(Path(path))]
 
     async def drop_prefix(self, name: str) -> None:
-        """Unpin a prefix; RequestError when there is none of that name."""
+        """Unpin a prefix; RequestError if there is none of that name."""
         await self._between_steps(lambda: self._cache.drop(name))
 
     async def reset_prefix_cache(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from hybridge.artifact.errors import CheckpointError
 from hybridge.exporter.families.hf_config import HfConfig
 
-# Fields by which such a config is told from others.
+# Fields that identify such a config.
 MARKS = ("d_model", "n_layer")
 # How the package computes, not what; and first values of parameters.
 IMPLEMENTATION = ("fused_add_norm",)

@@ -37,7 +37,7 @@ FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
 
 # Models of text and images: the family of the text model in their text_config.
 TEXT_MODELS: Mapping[str, str] = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
-# Hybrid families that users ask for, and which of their layers has no operator here.
+# Known hybrid families that are not supported, each with its missing layer.
 LAYERS_NOT_SUPPORTED: Mapping[str, str] = {
     "falcon_h1": "attention and Mamba2 side by side in one layer",
     "jamba": "Mamba1 layers",

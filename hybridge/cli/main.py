@@ -23,7 +23,7 @@ from hybridge.cli.text import printable
 # "cat FILE | head -1" does.
 READER_LEFT = 141
 
-# A shell asks for completions through this.
+# Shells request completions through this.
 _COMPLETION_VARIABLE = "_HYBRIDGE_COMPLETE"
 COMMANDS = {
     "export": "Write the ONNX artifact of a checkpoint.",

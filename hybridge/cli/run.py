@@ -68,7 +68,7 @@ def _run(
         params = SamplingParams(**chosen)
         serving = draft_settings(out, draft, draft_tokens, speculative_mode, draft_sampling)
         text, message = text_of(prompt, prompt_file), text_of(chat)
-        # The turns of a chat go on from each other; one answer leaves nothing for later.
+        # The turns of a chat continue each other; a single answer needs no cache.
         serving = replace(serving or ServingSettings(), prefix_cache="radix" if chats else "off")
         with LLM(out, engine or AUTO, threads=threads, engine_folder=engine_folder, serving=serving) as llm:
             if sampling == RECOMMENDED:

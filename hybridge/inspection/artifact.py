@@ -35,7 +35,7 @@ class ArtifactInspection:
     """An artifact. ``ops`` counts the graph's nodes by "domain::op"; ``functions`` the nodes of each ONNX function.
 
     ``damage`` lists files that are missing or have changed size since the export. mtp_layers: kinds of the
-    layers of the multi-token prediction head, None where there is none.
+    layers of the multi-token prediction head, None if there is none.
     """
 
     path: str

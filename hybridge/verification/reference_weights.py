@@ -26,7 +26,7 @@ class StoredTypes:
 
 
 def stored_types(checkpoint: Path) -> StoredTypes:
-    """The types of the safetensors files in ``checkpoint``; CheckpointError where there are none or they are damaged.
+    """The types of the safetensors files in ``checkpoint``; CheckpointError if there are none or they are damaged.
 
     Where matrices have several types (a stacked expert may come from several tensors), all are float32.
     """

@@ -125,7 +125,7 @@ def _opened(artifact: Path, name: str, cases: Cases) -> tuple[Engine | PagedEngi
 
 
 def _engine_names(requested: str, layout: str, notes: list[str]) -> tuple[str, ...]:
-    """The engines to run: the one asked for; for "auto" the fast one, and the file exactly as it was exported."""
+    """The engines to run: the requested one; for "auto" the fast one, and the file exactly as it was exported."""
     if requested != AUTO:
         return (requested,)
     # A paged graph has no operator of the newest opset, so that any ONNX Runtime runs it under an older number.

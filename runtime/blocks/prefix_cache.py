@@ -67,7 +67,7 @@ class PrefixCache(ABC):
         """Forget everything that no running sequence uses."""
 
     def checkpoint(self, memory: SequenceMemory) -> int:
-        """A slot for a copy of the state after ``memory.stop`` tokens, where the step ends; -1 when there is none."""
+        """A slot for a copy of the state after ``memory.stop`` tokens, where the step ends; -1 if there is none."""
         return NONE
 
     def insert_checkpoint(self, memory: SequenceMemory, slot: int) -> int:

@@ -23,7 +23,7 @@ class Reservation:
         self._manager = manager
         self._ends: dict[SequenceMemory, int] = {}
         self._growths: dict[SequenceMemory, Growth] = {}
-        # Slots for copies of the states after the step; -1 where there is none, or the model has no states.
+        # Slots for copies of the states after the step; -1 if there is none, or the model has no states.
         self._checkpoints: dict[SequenceMemory, int] = {}
         # Number of draft tokens of those that have some.
         self._drafts: dict[SequenceMemory, int] = {}

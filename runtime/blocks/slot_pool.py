@@ -32,7 +32,7 @@ class SlotPool:
         return slot in self._used
 
     def allocate(self) -> int:
-        """Take a free slot, whose content is undefined; PoolError when there is none."""
+        """Take a free slot, whose content is undefined; PoolError if there is none."""
         if not self._free:
             raise PoolError(f"expected a free slot, found all {self.num_slots} in use")
         slot = heappop(self._free)

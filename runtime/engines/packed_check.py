@@ -80,7 +80,7 @@ def _place_problem(inputs: PackedInputs, sizes: PoolSizes, has_kv: bool) -> str:
 
 
 def _range(array: np.ndarray) -> tuple[int, int]:
-    """The smallest and the largest number; -1 twice where there is none."""
+    """The smallest and the largest number; -1 twice if there is none."""
     if array.size > _FEW:
         return int(array.min()), int(array.max())
     numbers = array.ravel().tolist()  # less than a reduction takes

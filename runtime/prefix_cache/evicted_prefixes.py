@@ -1,4 +1,4 @@
-"""The prefixes that were evicted, so that a miss can be told from a prompt that is new."""
+"""The prefixes that were evicted, to distinguish such a miss from a new prompt."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How often prompts asked for states that were evicted, or not stored because there was no room.
 
-So a place that is asked for again and again gets its state in the end.
+So a state that is requested repeatedly is stored again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SAME_BEGINNING = 32
 
 @dataclass
 class _Missing:
-    """A state that is missing: its last tokens, and how often it was of use or asked for."""
+    """A state that is missing: its last tokens, and how often it was used or requested."""
 
     last: bytes
     uses: int = 0

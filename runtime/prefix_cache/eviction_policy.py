@@ -16,7 +16,7 @@ _MOST_USES = 8.0
 
 
 def state_above(node: Node) -> Node | None:
-    """The nearest node above with a state; None where there is none."""
+    """The nearest node above with a state; None if there is none."""
     above = node.parent
     while above is not None and above.state is None:
         above = above.parent
@@ -24,7 +24,7 @@ def state_above(node: Node) -> Node | None:
 
 
 def last_state(node: Node) -> int:
-    """Tokens up to the nearest state above ``node``; 0 where there is none."""
+    """Tokens up to the nearest state above ``node``; 0 if there is none."""
     above = state_above(node)
     return 0 if above is None else above.end
 

@@ -40,7 +40,7 @@ class EvictionQueue:
             heapq.heapify(self._heap)
 
     def pop(self) -> Node | None:
-        """Take the evictable node of the least value, or None when there is none."""
+        """Take the evictable node of the least value, or None if there is none."""
         while self._heap:
             value, serial, node = heapq.heappop(self._heap)
             if self._latest.get(node) != serial:

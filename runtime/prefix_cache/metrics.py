@@ -1,4 +1,4 @@
-"""Counts of what the prefix cache was asked for, found and evicted."""
+"""Counts of tokens that the prefix cache was asked for, found and evicted."""
 
 from __future__ import annotations
 

@@ -148,12 +148,12 @@ class RadixTree:
         return self.states - sum(node.state is not None for node in self._readers)
 
     def least_state(self) -> float | None:
-        """The least value of a state that could be evicted; None when there is none."""
+        """The least value of a state that could be evicted; None if there is none."""
         node = self._state_queue.peek()
         return None if node is None else self._policy.state_value(node)
 
     def least_leaf(self) -> Node | None:
-        """The leaf that ``evict_kv`` would evict; None when there is none."""
+        """The leaf that ``evict_kv`` would evict; None if there is none."""
         return self._kv_queue.peek()
 
     def new_state_value(self, start: int, end: int, uses: float) -> float:

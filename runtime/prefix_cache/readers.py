@@ -58,7 +58,7 @@ class Readers:
             self._tree.unlock_kv(node)
 
     def release_kv_locks(self) -> bool:
-        """Unlock all KV but that with which a sequence begins in this step; False when there is none."""
+        """Unlock all KV but that with which a sequence begins in this step; False if there is none."""
         readers = [memory for memory in self._known if memory.source == NONE]
         for memory in readers:
             self.leave(memory)

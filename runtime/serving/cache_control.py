@@ -57,7 +57,7 @@ class CacheControl:
         return pinned.add(PinnedPrefix(name, token_ids, namespace), computed)
 
     def drop(self, name: str) -> None:
-        """Unpin a prefix; RequestError when there is none of that name."""
+        """Unpin a prefix; RequestError if there is none of that name."""
         self._served().pinned.drop(name)
 
     def reset(self) -> None:

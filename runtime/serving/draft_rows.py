@@ -29,7 +29,7 @@ class DraftedSequence:
     def rewind(self, tokens: Sequence[int]) -> None:
         """Go back, or on, to the last state that has consumed only the sequence's own ``tokens``.
 
-        At least the last of them is left to consume, as what follows it is asked for.
+        At least the last of them is left to consume, because its logits are needed.
         """
         most = min(len(self.drafted), len(tokens) - 1 - self.length)
         right = next((i for i in range(most) if self.drafted[i] != tokens[self.length + i]), most)

@@ -23,10 +23,10 @@ _MOST_WAITING = 16
 class MtpDrafter:
     """A ``Drafter`` that sees the steps of the model too, to know where the hidden states of every token lie.
 
-    The head goes through a sequence one token behind the model; beyond that it goes on from its own hidden states, and
-    forgets these when the model's are there. It begins with the first position that the model computes: what came from
-    a cache, or was computed for another sequence, is unknown to it, which lowers acceptance but leaves results correct.
-    ``close`` closes the head's engine.
+    The head goes through a sequence one token behind the model; beyond that it continues from its own hidden states,
+    and forgets these when the model's are there. It begins with the first position that the model computes: what came
+    from a cache, or was computed for another sequence, is unknown to it, which lowers acceptance but leaves results
+    correct. ``close`` closes the head's engine.
     """
 
     def __init__(self, head: MtpHead, model: PagedEngine, rows: int, length: int, tokens: int) -> None:
@@ -79,7 +79,7 @@ class MtpDrafter:
         self._caches.forget(sequence)
 
     def fork(self, parent: int, child: int) -> None:
-        """The sequence ``child`` goes on from where ``parent`` is."""
+        """The sequence ``child`` continues where ``parent`` is."""
         self._states.fork(parent, child)
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class MtpDrafter:
                     waiting.remove(draft)
 
     def _inputs(self, fed: Sequence[tuple[_HeadDraft, DraftRow]]) -> HeadInputs:
-        """The step of these rows, and how far the head goes on from its own for those that it brings to their end."""
+        """The step of these rows, and how far the head continues from its own for those that it brings to their end."""
         indices: list[int] = []
         for draft, row in fed:
             states = self._states.of(draft.sequence)

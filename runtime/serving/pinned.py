@@ -74,7 +74,7 @@ class PinnedPrefixes:
         return prefix
 
     def drop(self, name: str) -> None:
-        """Let the prefix be evicted like any other; RequestError when there is none of that name."""
+        """Let the prefix be evicted like any other; RequestError if there is none of that name."""
         if name not in self._pins:
             raise RequestError(f"{name!r}: expected one of the prefixes {sorted(self._pins)}: cache it first")
         self._cache.pins.remove(self._pins.pop(name)[1])

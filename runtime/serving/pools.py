@@ -152,7 +152,7 @@ def filled_pools(
     if memory_bytes is not None:
         most = memory_bytes // each
     more = 0 if cache is None else most if cache.states is None else cache.states
-    # While sequences go on from one block, each gets a copy before the first is given back.
+    # While sequences continue from one block, each gets a copy before the first is given back.
     blocks = (2 * shape.max_rows + more) * needs.kv
     sizes = PoolSizes(blocks, shape.block_size, (shape.max_rows + more) * needs.state)
     return PoolReport(sizes, block, slot, dict(engine.memory_use()))

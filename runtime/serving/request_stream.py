@@ -21,7 +21,7 @@ class RequestStream:
     """
 
     def __init__(self, answers: int, cancel: Callable[[RequestStream], None]) -> None:
-        """``cancel`` is told when the request is to end before its end."""
+        """``cancel`` is called when the request is to end early."""
         self._cancel = cancel
         self._left = answers
         self._outputs: deque[Output] = deque()
@@ -65,14 +65,14 @@ class RequestStream:
         return replace(ordered[0], alternatives=tuple(ordered[1:]))
 
     def cancel(self) -> None:
-        """End the request; the iterator ends after the pieces that are there already. Allowed at any time."""
+        """End the request; the iterator ends after the pending pieces. Allowed at any time."""
         if not self._cancelled and self._left:
             self._cancelled = True
             self._cancel(self)
             self._arrived.set()
 
     async def aclose(self) -> None:
-        """End the request and the iterator, pieces that are there already included. Allowed at any time."""
+        """End the request and the iterator, including pending pieces. Allowed at any time."""
         self.cancel()
         self._cancelled, self._left = True, 0
         self._outputs.clear()

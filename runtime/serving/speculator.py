@@ -32,7 +32,7 @@ class Speculator:
 
     def __init__(self, settings: SpeculationSettings, engine: PagedEngine, rows: int) -> None:
         """``rows``: of a step at most. EngineError when the engine, or its artifact, cannot roll back a recurrent state
-        in the mode that is asked for."""
+        in the requested mode."""
         _check_rollback(settings, engine)
         if engine.config.recurrent_layers:
             engine.prepare_rollback(rows, 1 + settings.tokens, settings.mode)
@@ -167,7 +167,7 @@ class Speculator:
             count.observe(proposed, accepted)
 
     def forked(self, parent: int, child: int) -> None:
-        """The sequence ``child`` goes on from where ``parent`` is."""
+        """The sequence ``child`` continues where ``parent`` is."""
         if self.runner is not None:
             self.runner.fork(parent, child)
 

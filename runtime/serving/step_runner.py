@@ -21,4 +21,4 @@ class StepRunner(Protocol):
         """
 
     def fork(self, parent: int, child: int) -> None:
-        """The sequence ``child`` goes on from where ``parent`` is: what the last step computed is of both."""
+        """The sequence ``child`` continues where ``parent`` is: both share what the last step computed."""

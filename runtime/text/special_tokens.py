@@ -15,7 +15,7 @@ SPECIAL_TOKENS_MAP_FILE = "special_tokens_map.json"
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json, an empty object when there is none; ArtifactError when it is malformed."""
+    """tokenizer_config.json, an empty object if there is none; ArtifactError when it is malformed."""
     present = has_file(folder, TOKENIZER_CONFIG_FILE)
     return load_json_object(folder / TOKENIZER_CONFIG_FILE) if present else {}
 

@@ -59,7 +59,7 @@ def read_preset(name_or_path: str) -> Preset:
 
 
 def preset_for(capability: str) -> Preset | None:
-    """The shipped preset made for ``capability``, None where there is none."""
+    """The shipped preset made for ``capability``, None if there is none."""
     presets = (read_preset(name) for name in preset_names())
     return next((preset for preset in presets if preset.compute_capabilities == (capability,)), None)
 

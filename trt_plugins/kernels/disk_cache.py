@@ -108,7 +108,7 @@ def default_folder() -> Path:
 
 
 def _read(path: Path) -> CompiledKernel | None:
-    """The entry; None where there is none, or something else than this version would write."""
+    """The entry; None if there is none, or something else than this version would write."""
     try:
         head, _, code = read_given(path, CACHE_ENTRY_BYTES, EngineError).partition(b"\n")
         fields = json_object(head, str(path), EngineError)

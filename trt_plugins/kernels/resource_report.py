@@ -17,7 +17,7 @@ class ResourceReport:
     """Per thread: registers; stack_bytes and spill_bytes (stored) of local memory. Per block: static shared_bytes.
 
     unset_use: the first instruction of the PTX that branches on a register, or addresses memory with one, that some
-    path has not written (ptx_registers.py); "" where there is none, None where the PTX was not examined.
+    path has not written (ptx_registers.py); "" if there is none, None where the PTX was not examined.
     """
 
     registers: int

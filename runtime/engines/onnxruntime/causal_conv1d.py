@@ -1,4 +1,4 @@
-"""Body of ``causal_conv1d``: CausalConvWithState, or standard operators where there is none.
+"""Body of ``causal_conv1d``: CausalConvWithState, or standard operators if there is none.
 
 CausalConvWithState of a kernel of size n carries n - 1 columns. With a zero tap in front of the weight it carries
 exactly the kernel-wide state of the operator, in its layout, and may update it in place. Its own SiLU is a scalar

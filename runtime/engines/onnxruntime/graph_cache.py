@@ -132,7 +132,7 @@ def _entry(graph: DenseGraph | PagedGraph, key: str) -> bytes:
 
 
 def _read(path: Path, key: str) -> DenseGraph | PagedGraph | None:
-    """The graph of the entry ``path``; None where there is none that is whole and of this ``key``."""
+    """The graph of the entry ``path``; None if there is none that is whole and of this ``key``."""
     try:
         checksum, _, rest = read_inside(path.parent, path.name, CACHE_ENTRY_BYTES).partition(b"\n")
         if checksum.decode() != hashlib.sha256(rest).hexdigest():

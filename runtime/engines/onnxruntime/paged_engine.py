@@ -285,7 +285,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         return rows
 
     def _has_drafts(self, run: PagedRun, requested: int) -> bool:
-        """Whether the tokens are draft tokens of a model without states: all of their logits are asked for."""
+        """Whether the tokens are draft tokens of a model without states: all of their logits are requested."""
         is_one = not self.config.recurrent_layers and len(run.rows) == 1
         return is_one and 1 < run.time == requested <= _MOST_TRIED
 

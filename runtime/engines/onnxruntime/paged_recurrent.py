@@ -62,9 +62,9 @@ def defer_states(
 ) -> tuple[DeferredState, ...]:
     """Let a graph leave the states as they are and give what would advance them.
 
-    ``form``: ONE_ROW, one row of ``count`` tokens, or RAGGED, rows of up to ``count``, None for what the graph is told.
-    snapshots: operators of which this is the state after each token, which needs a ``count``. EngineError where an
-    operator has no body that does.
+    ``form``: ONE_ROW, one row of ``count`` tokens, or RAGGED, rows of up to ``count``, None for a number that is an
+    input of the graph. snapshots: operators of which this is the state after each token, which needs a ``count``.
+    EngineError where an operator has no body that does.
     """
     nodes = [_PackedNode(model.graph, node, form, neighbours=True) for node in recurrent_nodes(model)]
     return tuple(node.replace_with_deferred(kernels, count, snapshots) for node in nodes)
@@ -92,7 +92,7 @@ class _PackedNode:
         return {str(value.name) for tensor, value in inputs if is_pool(tensor) and value is not None}
 
     def replace(self, kernels: Kernels) -> bool:
-        """Put the body in the node's place; False, and nothing changed, where there is none."""
+        """Put the body in the node's place; False, and nothing changed, if there is none."""
         dense, shapes = self._dense_node()
         found = BODIES[self._node.op_type](dense, Inserter(self._graph, dense), kernels, False)
         self._graph.remove(dense, safe=True)

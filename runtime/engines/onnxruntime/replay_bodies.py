@@ -49,7 +49,7 @@ class Deferred:
 
 
 # (dense node of rows with equally many tokens, inserter, kernels, tokens) -> what takes its place, or None where there
-# is nothing. tokens: of each row, None for a number that the graph is told.
+# is nothing. tokens: of each row, None for a number that is an input of the graph.
 ReplayBody = Callable[[ir.Node, Inserter, Kernels, "int | None"], "Deferred | None"]
 # (inserter, kernels, stored values [b, t, ...], states of the rows, which tokens count) -> the states after these.
 AdvanceBody = Callable[[Inserter, Kernels, "list[ir.Value]", ir.Value, "Accepted"], ir.Value]

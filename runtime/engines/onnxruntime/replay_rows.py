@@ -21,7 +21,7 @@ from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, add_input
 
 @dataclass(frozen=True)
 class TokenRows:
-    """``count`` tokens of each row, None for a number that the graph is told by its inputs."""
+    """``count`` tokens of each row, None for a number that is an input of the graph."""
 
     insert: Inserter
     count: int | None

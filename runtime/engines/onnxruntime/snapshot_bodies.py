@@ -19,7 +19,7 @@ from hybridge.runtime.engines.onnxruntime.ssm_walk import walk_tokens
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import ssm_inputs, with_skip
 from hybridge.trt_plugins.activations import silu
 
-# (dense node of one row, inserter, kernels, tokens) -> y and the state after each token, or None where there is none.
+# (dense node of one row, inserter, kernels, tokens) -> y and the state after each token, or None if there is none.
 SnapshotBody = Callable[[ir.Node, Inserter, Kernels, int], "tuple[ir.Value, list[ir.Value]] | None"]
 
 

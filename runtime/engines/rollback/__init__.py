@@ -1,1 +1,1 @@
-"""Taking back draft tokens: the states of deferred rows go on from the last accepted token, on every engine alike."""
+"""Rolling back draft tokens: deferred rows continue from the last accepted token, in the same way on every engine."""

@@ -1,4 +1,4 @@
-"""The steps in which a prediction head goes on from what it has made itself, all in one CUDA graph."""
+"""The steps in which a prediction head continues from what it has made itself, all in one CUDA graph."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class DecodeStep:
 
     @property
     def is_replayed(self) -> bool:
-        """Whether the next run launches a graph that is there already."""
+        """Whether the next run launches an existing graph."""
         return self.repeated.is_replayed
 
     def run(self) -> np.ndarray:

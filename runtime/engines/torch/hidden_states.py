@@ -72,7 +72,7 @@ class HeadProgram:
     """The program of a head, whose output ``value`` it leaves in ``rows`` too, where its hidden states come from.
 
     The most likely token of each row it leaves in ``tokens`` [slots] int64, -1 where its logits are not finite: the
-    head goes on from both, and neither has to come to the host for that.
+    head continues from both, and neither has to come to the host for that.
     """
 
     extra: tuple[Binding, ...] = (

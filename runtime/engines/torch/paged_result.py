@@ -31,7 +31,7 @@ class TorchStepResult(StepResult):
     """The result of an enqueued step.
 
     best: the most likely tokens [n] in host memory, once the stream has come so far. logits: [n, vocab] on the device.
-    wanted: which of the n are those that were asked for.
+    wanted: which of the n are requested.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TorchStepResult(StepResult):
             raise _unread(error) from error
 
     def all_logits(self) -> np.ndarray:
-        """Logits [m, vocab] of all tokens that were asked for."""
+        """Logits [m, vocab] of all requested tokens."""
         self._device.synchronize()
         try:
             with self._device.active():

@@ -30,7 +30,7 @@ class RepeatedWork:
 
     @property
     def is_replayed(self) -> bool:
-        """Whether the next run launches a graph that is there already."""
+        """Whether the next run launches an existing graph."""
         return self._graph is not None
 
     @property

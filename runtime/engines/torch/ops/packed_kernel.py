@@ -31,7 +31,7 @@ class PackedKernel:
     def launch(
         self, inputs: Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor], rows: PackedRows | None = None
     ) -> bool:
-        """Run the kernels into ``outputs``; False where there are none for these sizes."""
+        """Run the kernels into ``outputs``; False if there are none for these sizes."""
         return self._tried(inputs, outputs, rows, run=True)
 
     def _tried(
