@@ -74,7 +74,7 @@ class Watched:
 @pytest.mark.parametrize(
     ("vocab", "params"),
     [
-        (VOCAB, {"temperature": 0.9}),
+        pytest.param(VOCAB, {"temperature": 0.9}, marks=pytest.mark.slow),  # the others draw at a temperature, too
         (VOCAB + 2, {"temperature": 1.3, "top_k": 4, "top_p": 0.9}),
         (VOCAB, {"temperature": 1.0, "repetition_penalty": 1.6}),
     ],

@@ -63,7 +63,9 @@ def drafter(kind: str) -> Drawing | NgramDrafter | ModelDrafter:
 @pytest.mark.parametrize(
     ("kind", "filters", "adaptive"),
     [
-        *(("draws", filters, False) for filters in PARAMS),
+        # Drawn with the same filters below, and repetition's penalty among the edits.
+        *(pytest.param("draws", filters, False, marks=pytest.mark.slow) for filters in ("temperature", "penalty")),
+        *(("draws", filters, False) for filters in ("top", "min_p", "edits")),
         ("draws", "temperature", True),
         ("draws", "penalty", True),
         ("ngram", "edits", False),
