@@ -27,16 +27,10 @@ _TYPES, _GRAPH, _WEIGHTS, _OUTPUT = "Types", "Graph", "Weights", "Output"
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Options of ``hybridge.export`` and ``hybridge export``. SettingError names a bad value.
+    """Options of ``hybridge.export``, which describes them, and ``hybridge export``. SettingError names a bad value.
 
-    ``dtype`` None takes the checkpoint's type; ``kv_dtype`` "auto" holds keys and values in it, "fp8_e4m3" in 8 bits
-    with a scale for every token and head, in the paged layout; ``max_seq_len`` None takes the checkpoint's own limit.
-    ``weights`` is "reflink", "link" (hard links), "copy", or "auto": the first of these that the file system supports.
+    ``dtype`` None takes the checkpoint's type, ``max_seq_len`` None the checkpoint's own limit.
     ``head`` False leaves out the head: the graph ends in the hidden states of every token, for callers with their own.
-    ``kernels`` "required" refuses sizes of recurrent layers that no CUDA kernel supports; "optional" exports them
-    for ONNX Runtime and for TensorRT's own layers.
-    ``mtp``: write the checkpoint's multi-token prediction head beside a paged graph, if it has a supported one.
-    ``ignore_config_fields`` names unknown config fields to accept.
     """
 
     dtype: DType | None = setting(

@@ -20,26 +20,11 @@ _TARGET, _PLUGINS, _SPECULATION, _BUILD, _OUTPUT = "Target", "Plugins", "Specula
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Options of ``hybridge.build_engine`` and ``hybridge build-engine``. SettingError names a bad value.
+    """Options of ``hybridge.build_engine``, which describes them, and ``hybridge build-engine``.
 
-    target: the name of a file in configs/ or the path of a TOML file. None takes the preset of
-        ``compute_capabilities``, else that of this machine's GPU, else "generic".
-    compute_capabilities: targets such as ("8.6",) that replace the preset's.
-    max_batch_size, max_seq_len: replace the preset's; at most what the artifact was exported with.
-    plugins: "on" makes a plugin of every operator of the domain trt_edgellm, "off" builds from native layers
-        alone, "auto" is "on" where plugins support the target and the sizes, else "off".
-    plugin_states: "aliased" lets plugins update states in place where TensorRT can, "separate" gives every state two
-        buffers.
-    plugin_mixers: "joined" makes one plugin of a Mamba2 mixer's convolution, state update and gate, "separate" makes
-        two of the operators and leaves the gate to TensorRT.
-    speculative_tokens: how many draft tokens a row of a paged artifact may have behind its own in one step.
-    draft_states: how recurrent states are rolled back after draft tokens: "snapshot" gives the state after each token a
-        slot of its own, "replay" leaves states as they are, and a second engine advances them by the accepted tokens.
-    library: "tensorrt", "tensorrt_rtx", or "auto": full TensorRT where it is installed and targets exactly
-        this machine's GPU, else TensorRT-RTX.
-    workspace_mib: limit of TensorRT's scratch memory in MiB.
-    optimization_level: TensorRT's builder optimization level, 0 to 5.
-    overwrite: replace an engine that was built under the same name before.
+    SettingError names a bad value. target: None takes the preset of ``compute_capabilities``, else that of this
+    machine's GPU, else "generic". library: "auto" takes full TensorRT where it is installed and targets exactly this
+    machine's GPU, else TensorRT-RTX. What is None is the preset's.
     """
 
     target: str | None = setting(
