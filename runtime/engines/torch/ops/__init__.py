@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import onnx_ir as ir
+import torch
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.torch.graph import DOMAIN
@@ -13,7 +14,6 @@ from hybridge.runtime.engines.torch.ops import (
     elementwise,
     indexing,
     linear,
-    matrices,
     norms,
     rotary,
     routing,
@@ -25,7 +25,7 @@ _STANDARD: dict[str, Builder] = {
     **elementwise.ROWS,
     **shapes.ROWS,
     **indexing.ROWS,
-    **matrices.ROWS,
+    "MatMul": lambda context: torch.matmul,
     **norms.ROWS,
     **rotary.ROWS,
     **routing.ROWS,
