@@ -253,5 +253,4 @@ class LLM(PrefixMethods, LoadedArtifact):
 
     def _stream(self, requests: Sequence[Request], call: Call | None) -> PieceStream:
         given = () if call is None else (call.priorities(len(requests)), call.namespace)
-        with self._turns.turn():
-            return self._turns.stream(self._streams.pieces(requests, *given))
+        return self._turns.run(lambda: self._turns.stream(self._streams.pieces(requests, *given)))

@@ -48,8 +48,7 @@ class PrefixMethods:
             for part in self._cache.parts(request):
                 list(self._streams.pieces([part], namespace=inside))
 
-        with self._turns.turn():
-            return self._cache.pin(request.prompt_ids, name, compute, inside)
+        return self._turns.run(self._cache.pin, request.prompt_ids, name, compute, inside)
 
     def cache_prefixes(self, path: str | Path, namespace: str = "") -> list[PinnedPrefix]:
         """``cache_prefix`` for all of a JSON file {"prefixes": {name: text, token ids or messages}}."""
@@ -60,17 +59,15 @@ class PrefixMethods:
 
     def drop_prefix(self, prefix: PinnedPrefix | str) -> None:
         """Unpin a prefix, given itself or by name: from now on it may be evicted."""
-        with self._turns.turn():
-            # Anything else is refused like an unknown name.
-            self._cache.drop(prefix.name if hasattr(prefix, "name") else prefix)
+        # Anything else is refused like an unknown name.
+        self._turns.run(self._cache.drop, prefix.name if hasattr(prefix, "name") else prefix)
 
     def reset_prefix_cache(self) -> None:
         """Clear the prefix cache, except prefixes of ``cache_prefix``, which ``drop_prefix`` removes.
 
         Running prompts continue.
         """
-        with self._turns.turn():
-            self._cache.reset()
+        self._turns.run(self._cache.reset)
 
     def save_session(self, path: str | Path, conversation: Generation | Sequence[int], namespace: str = "") -> Session:
         """Write the tokens, KV and states of a conversation to the file ``path``, atomically.
@@ -78,18 +75,15 @@ class PrefixMethods:
         ``conversation`` is an answer (its prompt included) or token ids. Needs a prefix cache of kind
         "radix". RequestError when these tokens are no longer in the cache.
         """
-        with self._turns.turn():
-            return self._cache.save(Path(path), conversation_tokens(conversation), namespace)
+        return self._turns.run(self._cache.save, Path(path), conversation_tokens(conversation), namespace)
 
     def load_session(self, path: str | Path) -> Session:
         """Load a saved session into the prefix cache: prompts that begin with its tokens continue from there.
 
         RequestError when the file is damaged, of other weights or another version, or does not fit.
         """
-        with self._turns.turn():
-            return self._cache.load(Path(path))
+        return self._turns.run(self._cache.load, Path(path))
 
     def prefix_cache_report(self) -> CacheReport:
         """Hits, misses with their reasons, contents and evictions; RequestError without a radix tree."""
-        with self._turns.turn():
-            return self._cache.report()
+        return self._turns.run(self._cache.report)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 from weakref import WeakSet
 
 from hybridge.artifact.errors import RequestError
 from hybridge.runtime.generation.results import Piece
+
+P = ParamSpec("P")
+T = TypeVar("T")
+# Seconds that a thread leaves to others that wait for their turn: enough for one of them to wake up.
+_PAUSE = 1e-4
 
 
 class Turns:
@@ -18,18 +24,30 @@ class Turns:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner: int | None = None
+        # Threads that may have to wait, and the one that had the last turn.
+        self._waiting: set[int] = set()
+        self._last: int | None = None
         self._closed = False
         self._open: WeakSet[PieceStream] = WeakSet()
         # Iterators that were dropped during a step.
         self._abandoned: deque[Generator[Piece]] = deque()
 
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Inside, no other thread computes. RequestError when closed, or from inside of a step of the same thread."""
-        with self._acquired():
-            self.check_open()
-            self._close_abandoned()
-            yield
+    def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """``work``, while no other thread computes. RequestError when closed, or from inside of such work."""
+        thread = self._asking_thread()
+        try:
+            # The lock's own context manager: an interrupt finds it either released or about to be.
+            with self._lock:
+                self._owner = self._last = thread
+                try:
+                    self.check_open()
+                    if self._abandoned:
+                        self._close_abandoned()
+                    return work(*args, **kwargs)
+                finally:
+                    self._owner = None
+        finally:
+            self._waiting.discard(thread)
 
     def check_open(self) -> None:
         """RequestError when closed."""
@@ -44,14 +62,21 @@ class Turns:
 
     def close(self, release: Callable[[], None]) -> None:
         """End all streams, then ``release``, once; later turns are refused. Calling it twice is allowed."""
-        with self._acquired():
-            if self._closed:
-                return
-            self._closed = True
-            self._close_abandoned()
-            for stream in list(self._open):
-                stream.pieces.close()
-            release()
+        thread = self._asking_thread()
+        try:
+            with self._lock:
+                if self._closed:
+                    return
+                self._owner, self._closed = thread, True
+                try:
+                    self._close_abandoned()
+                    for stream in list(self._open):
+                        stream.pieces.close()
+                    release()
+                finally:
+                    self._owner = None
+        finally:
+            self._waiting.discard(thread)
 
     def abandon(self, pieces: Generator[Piece]) -> None:
         """Close ``pieces`` now, or with the next turn while a step runs; waits for nothing."""
@@ -63,20 +88,18 @@ class Turns:
             finally:
                 self._lock.release()
 
-    @contextmanager
-    def _acquired(self) -> Iterator[None]:
+    def _asking_thread(self) -> int:
+        """The thread that asks for a turn, which leaves the next one to others if it had the last."""
         thread = threading.get_ident()
         if self._owner == thread:
             raise RequestError(
                 "expected a call between the steps of an LLM, found one from inside of a step, as of a logits "
                 "processor: call it when the step has ended"
             )
-        with self._lock:
-            self._owner = thread
-            try:
-                yield
-            finally:
-                self._owner = None
+        if self._waiting and thread == self._last:
+            time.sleep(_PAUSE)
+        self._waiting.add(thread)
+        return thread
 
     def _close_abandoned(self) -> None:
         while self._abandoned:
@@ -90,8 +113,7 @@ class PieceStream(Iterator[Piece]):
         self._turns, self.pieces = turns, pieces
 
     def __next__(self) -> Piece:
-        with self._turns.turn():
-            piece = next(self.pieces, None)
+        piece = self._turns.run(next, self.pieces, None)
         if piece is None:
             raise StopIteration
         return piece

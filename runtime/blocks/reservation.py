@@ -82,6 +82,16 @@ class Reservation:
                 others.append(index)
         return others
 
+    def extend_again(self) -> bool:
+        """After a commit, ``extend_by_one`` of the same memories; False, and nothing is taken, if one of them needs
+        more than that."""
+        ends = self._ends
+        for memory in ends:
+            end = ends[memory] = memory.length + 1
+            if end > memory.writable or end >= memory.stop:
+                return False
+        return True
+
     def drop(self, memory: SequenceMemory) -> None:
         """Undo ``extend`` of this memory."""
         del self._ends[memory]
@@ -95,13 +105,15 @@ class Reservation:
         """The step has run: its tokens are in the cache, of draft tokens the first ``accepted``, none by default."""
         manager = self._manager
         manager.advance(self._ends)
+        if not (self._drafts or self._growths or self._checkpoints):
+            return
         for memory, count in self._drafts.items():
             manager.accept(memory, count, accepted.get(memory, 0))
         for memory, growth in self._growths.items():
             manager.settle(memory, growth)
         for memory, slot in self._checkpoints.items():
             manager.insert_checkpoint(memory, slot)
-        self._clear()
+        self._growths, self._checkpoints, self._drafts = {}, {}, {}
 
     def release(self) -> None:
         """The step will not run, or failed: every memory is as it was."""
@@ -109,7 +121,7 @@ class Reservation:
             self._drop_checkpoint(memory)
         for memory, growth in reversed(self._growths.items()):
             self._manager.shrink(memory, growth)
-        self._clear()
+        self._ends, self._growths, self._checkpoints, self._drafts = {}, {}, {}, {}
 
     def check_integrity(self, memories: Sequence[SequenceMemory]) -> None:
         """PoolError unless the pools hold exactly what ``memories``, all there are, and this reservation have."""
@@ -134,6 +146,3 @@ class Reservation:
         slot = self._checkpoints.pop(memory, NONE)
         if slot != NONE:
             self._manager.states.release([slot])
-
-    def _clear(self) -> None:
-        self._ends, self._growths, self._checkpoints, self._drafts = {}, {}, {}, {}

@@ -41,6 +41,9 @@ class PackedInputs:
 
     A deferred row has at most ``max_rollback_tokens`` tokens.
 
+    After a step of rows with one token each, its object may be given again, with other values in input_ids, positions,
+    seq_lens and slot_mapping: each row has the token that follows. An engine need not look at the others again.
+
     A row whose first new token has position 0 starts from a slot that the caller has zeroed. Padding rows come last,
     have one token each (id 0, position 0, slot_mapping -1) and one logits index each, and touch no pool.
     """

@@ -106,8 +106,7 @@ class Sequence:
         if text:
             self._texts.append(text)
         pair = None if logprobs is None else (logprobs,)
-        # Of all steps of all requests: a named tuple's own constructor takes twice as long as this.
-        return tuple.__new__(Piece, (self.index, text, (token,), pair, None, None, self._choice))
+        return Piece(self.index, text, (token,), pair, None, None, self._choice)
 
     def _pushed(self, token: int) -> str:
         assert self._detokenizer is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 
 class PlannedRow(NamedTuple):
@@ -47,7 +47,11 @@ class StepPlan:
 
     Copies are pairs of source and target. forked: the sequences that slot_copies are for. resumed_slots: states of the
     prefix cache with which rows begin. taken_slots: states after the step, for the prefix cache.
+
+    repeats: whether this is a ``RepeatedPlan``.
     """
+
+    repeats: ClassVar[bool] = False
 
     number: int
     rows: tuple[PlannedRow, ...]
@@ -81,7 +85,35 @@ class StepPlan:
             or self.resumed_slots
         )
 
-    @cached_property
+    @property
     def is_plain(self) -> bool:
         """Whether the step has one row of logits for each row that samples, and no other."""
-        return not any(row.draft_tokens or row.prompt_logits for row in self.rows)
+        return not any([row.draft_tokens or row.prompt_logits for row in self.rows])
+
+
+class RepeatedPlan(StepPlan):
+    """The step before again: each of its rows decodes the token that follows, in the memory that it has, and no more.
+
+    Most steps are so. Rows are made where they are looked at: between two steps of a large model nothing of Python is
+    left in the processor's caches, and each object costs several times what it does elsewhere.
+    """
+
+    repeats = True
+
+    def __init__(self, number: int, first: StepPlan, steps: int) -> None:
+        """The plan of ``steps`` steps after ``first``, whose rows are the same."""
+        self.__dict__.update(number=number, _first=first, _steps=steps)
+
+    @cached_property
+    def rows(self) -> tuple[PlannedRow, ...]:  # type: ignore[override]
+        """The rows of ``first``, further on."""
+        steps: int = self.__dict__["_steps"]
+        return tuple([row._replace(start=row.start + steps) for row in self.__dict__["_first"].rows])
+
+    @property
+    def moves_nothing(self) -> bool:
+        return True
+
+    @property
+    def is_plain(self) -> bool:
+        return True

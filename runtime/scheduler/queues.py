@@ -23,13 +23,14 @@ class SequenceQueues:
     waiting     those without device memory, in order
     running     those with device memory, in order
     host_bytes  host memory of those that were swapped out
+    version     grows with every change of a queue
     """
 
     def __init__(self, manager: BlockManager, settings: SchedulerSettings) -> None:
         self.sequences: dict[int, ScheduledSequence] = {}
         self.waiting: list[ScheduledSequence] = []
         self.running: list[ScheduledSequence] = []
-        self.host_bytes = 0
+        self.host_bytes = self.version = 0
         self._manager, self._settings = manager, settings
         self._next_id = 0
 
@@ -48,11 +49,13 @@ class SequenceQueues:
     def wait(self, sequence: ScheduledSequence) -> None:
         """Let it wait; it holds no device memory."""
         sequence.state = State.WAITING
+        self.version += 1
         insort(self.waiting, sequence, key=_order)
 
     def run(self, sequence: ScheduledSequence) -> None:
         """Let it run, with the device memory that it has."""
         sequence.state = State.RUNNING
+        self.version += 1
         insort(self.running, sequence, key=_order)
 
     def wait_again(self, sequence: ScheduledSequence) -> None:
@@ -98,6 +101,7 @@ class SequenceQueues:
         self._retire(sequence)
         self._drop_copy(sequence)
         sequence.state = State.FINISHED
+        self.version += 1
         del self.sequences[sequence.id]
 
     def check_integrity(self) -> None:

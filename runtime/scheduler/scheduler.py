@@ -39,6 +39,8 @@ class Scheduler:
         self._slot_copies: list[tuple[int, int]] = []
         self._forked: list[ScheduledSequence] = []
         self._builder: StepBuilder | None = None
+        # Of the step that was committed last.
+        self._last: StepBuilder | None = None
         self._arrivals = self._step = 0
 
     @property
@@ -108,6 +110,7 @@ class Scheduler:
         step = self._builder
         if step is not None and (sequence in step.rows or sequence in step.admitted):
             sequence.cancelled = True
+            step.cancelled.append(sequence)
             return
         self._queues.finish(sequence)
 
@@ -122,6 +125,13 @@ class Scheduler:
         ``draft_tokens``: draft tokens by decoding sequence; those that do not fit are dropped.
         """
         assert self._builder is None, "the previous step has been neither committed nor failed"
+        last, self._last = self._last, None
+        if last is not None and not draft_tokens:
+            repeated = last.repeated(self._step + 1, self._queues.version)
+            if repeated is not None:
+                self._step += 1
+                self._builder = last
+                return repeated
         step = StepBuilder(Reservation(self.manager), self.settings.max_tokens, self.settings.prompt_logits)
         self._planner.fill(step, draft_tokens)
         self._step += 1
@@ -129,21 +139,25 @@ class Scheduler:
         if plan is not None:
             self._builder = step
             self._slot_copies, self._forked = [], []
+            if self._planner.repeats(step):
+                step.allow_repeats(plan, self._queues.version)
         return plan
 
     def commit(self, plan: StepPlan, accepted: Mapping[int, int] = NONE_ACCEPTED) -> None:
         """The step has run: record its tokens, of the draft tokens the first ``accepted`` of each sequence."""
-        step = self._close()
-        step.reservation.commit({each.memory: accepted.get(each.id, 0) for each in step.draft_tokens})
-        self._queues.settle_swaps(plan)
-        for sequence, count in step.logits.items():
-            sequence.logits_from += count
-        for id_ in plan.forked:
-            if id_ in self.sequences and self.sequences[id_].state is State.RUNNING:
-                self.manager.set_exact(self.sequences[id_].memory, True)
-        for sequence in [*step.rows, *step.admitted]:
-            if sequence.cancelled:
-                self.finish(sequence)
+        step = self._last = self._close()
+        if plan.repeats:
+            step.reservation.commit()
+        else:
+            step.reservation.commit({each.memory: accepted.get(each.id, 0) for each in step.draft_tokens})
+            self._queues.settle_swaps(plan)
+            for sequence, count in step.logits.items():
+                sequence.logits_from += count
+            for id_ in plan.forked:
+                if id_ in self.sequences and self.sequences[id_].state is State.RUNNING:
+                    self.manager.set_exact(self.sequences[id_].memory, True)
+        for sequence in step.cancelled:
+            self.finish(sequence)
 
     def fail(self, plan: StepPlan) -> list[ScheduledSequence]:
         """The step failed: end and return the sequences in it; all others continue."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybridge.runtime.blocks import Reservation
-from hybridge.runtime.scheduler.plan import PlannedRow, StepPlan, Swap
+from hybridge.runtime.scheduler.plan import PlannedRow, RepeatedPlan, StepPlan, Swap
 from hybridge.runtime.scheduler.sequence import ScheduledSequence
 
 
@@ -24,9 +24,17 @@ class StepBuilder:
         self.preempted: set[ScheduledSequence] = set()
         self.swap_outs: list[Swap] = []
         self.swap_ins: list[Swap] = []
+        # Whether every row decodes.
+        self.decodes = True
+        # Sequences that are ended while the step is under way.
+        self.cancelled: list[ScheduledSequence] = []
+        # Where the step can be repeated: its plan, how often it has been, and the queues' version.
+        self._first: StepPlan | None = None
+        self._repeats = self._version = 0
 
     def add(self, sequence: ScheduledSequence, count: int) -> None:
         """Feed ``count`` tokens, for which memory is reserved."""
+        self.decodes &= count == sequence.pending == 1
         self.rows[sequence] = count
         self.budget -= count
         if sequence.prompt_logits_left:
@@ -52,16 +60,28 @@ class StepBuilder:
             self.prompt_logits += self.logits.pop(sequence, 0)
             self.reservation.drop(sequence.memory)
 
+    def allow_repeats(self, plan: StepPlan, version: int) -> None:
+        """As long as the queues have this ``version``, the step that follows has the same rows, which all decode."""
+        self._first, self._version = plan, version
+
+    def repeated(self, number: int, version: int) -> RepeatedPlan | None:
+        """After the commit, the same rows with the token that each has got since; None if that is not what follows."""
+        if self._first is None or self._version != version:
+            return None
+        for sequence in self.rows:
+            if len(sequence.tokens) - sequence.memory.length != 1:
+                return None
+        if not self.reservation.extend_again():
+            return None
+        self._repeats += 1
+        return RepeatedPlan(number, self._first, self._repeats)
+
     def finish(
         self, number: int, slot_copies: list[tuple[int, int]], forked: list[ScheduledSequence]
     ) -> StepPlan | None:
         """The plan, or None when there is nothing to do."""
-        new = tuple.__new__  # half the time of a named tuple's own constructor
         rows = [
-            new(
-                PlannedRow,
-                (each.id, (m := each.memory).length, n, m.row, m.slot, m.length + n == len(each.tokens), (), 0),
-            )
+            PlannedRow(each.id, (m := each.memory).length, n, m.row, m.slot, m.length + n == len(each.tokens))
             for each, n in self.rows.items()
         ]
         if self.draft_tokens:

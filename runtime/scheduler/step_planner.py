@@ -31,6 +31,14 @@ class StepPlanner:
         if self._queues.waiting and not (step.rows or step.admitted or step.preempted):
             self._unblock(step)
 
+    def repeats(self, step: StepBuilder) -> bool:
+        """Whether the step after ``step``, which is filled, has the same rows as long as no queue changes and none of
+        them needs more memory: all that runs decodes, and what waits waits for a row."""
+        queues = self._queues
+        if not step.rows or not step.decodes or step.preempted or step.admitted:
+            return False
+        return len(step.rows) == len(queues.running) and not (queues.waiting and self._manager.rows.free)
+
     def max_draft_tokens(self, sequence: ScheduledSequence) -> int:
         """Maximum draft tokens of a sequence before its end or the next state that the prefix cache stores."""
         memory = sequence.memory

@@ -34,10 +34,11 @@ class StepExecutor:
         Whatever the engine raises passes through; then nothing is known of the memory that the plan names.
         """
         engine, sequences = self._engine, self._scheduler.sequences
-        if not plan.moves_nothing:
-            self._move(plan)
-        if not plan.rows:
-            return None
+        if not plan.repeats:
+            if not plan.moves_nothing:
+                self._move(plan)
+            if not plan.rows:
+                return None
         runner = self._runner
         # A runner may look at the arrays after the step.
         inputs = self._packer.pack(plan) if runner is None else packed_inputs(plan, sequences, self._manager, engine)

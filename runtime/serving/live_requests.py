@@ -160,14 +160,14 @@ class LiveRequests:
         if not self._unmade:
             return
         unmade, self._unmade = self._unmade, []
-        new, outputs = tuple.__new__, self._outputs  # as in Sequence.piece
+        outputs = self._outputs
         failed: set[int] = set()
         for place, (id_, makers) in enumerate(unmade):
             if id_ in failed:
                 continue
             try:
                 for make in makers:
-                    outputs.append(new(Output, (id_, make(), None)))
+                    outputs.append(Output(id_, make()))
             except Exception as error:
                 failed.add(id_)
                 self._end(id_)

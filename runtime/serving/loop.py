@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
-from hybridge.runtime.serving.draft_check import DraftCheck, Verdict
+from hybridge.runtime.scheduler.scheduler import NONE_ACCEPTED
+from hybridge.runtime.serving.draft_check import DraftCheck
 from hybridge.runtime.serving.executor import StepExecutor
 from hybridge.runtime.serving.live_requests import LiveRequests, engine_error
 from hybridge.runtime.serving.loop_memory import loop_memory
@@ -43,7 +44,6 @@ class ServingLoop:
         self.shape = serving_shape(engine, settings)
         self.steps = 0
         self.last_plan: StepPlan | None = None
-        self.last_times = StepTimes(0.0, 0.0)
         rows, speculation = self.shape.max_rows, settings.speculation
         speculator = None if speculation is None else Speculator(speculation, engine, rows)
         memory = loop_memory(engine, settings, self.shape)
@@ -55,7 +55,10 @@ class ServingLoop:
         runner = speculator.runner if speculator else None
         self._executor = StepExecutor(engine, memory.manager, self.scheduler, runner)
         self._runs_ahead = engine.runs_ahead
+        # The sequences that get a token from the step planned last.
+        self._sampling: list[ScheduledSequence] = []
         self._under_way: StepUnderWay | None = None
+        self._ended: StepUnderWay | None = None
 
     @property
     def prefix_cache(self) -> RadixCache | None:
@@ -66,6 +69,11 @@ class ServingLoop:
     def speculation(self) -> SpeculationMetrics | None:
         """Counters of speculation; None without it."""
         return None if self._speculator is None else self._speculator.metrics
+
+    @property
+    def last_times(self) -> StepTimes:
+        """What the last step took; zeros before the first."""
+        return StepTimes(0.0, 0.0) if self._ended is None else self._ended.times
 
     @property
     def busy(self) -> bool:
@@ -117,12 +125,12 @@ class ServingLoop:
         if under_way is None:
             return
         plan, result = under_way.plan, under_way.result
-        verdict = Verdict(_sampled(plan, under_way.sampling))
+        chosen, accepted = _sampled(plan, under_way.sampling), NONE_ACCEPTED
         try:
             best = under_way.best_tokens()
             if self._draft_check is not None and result is not None and any(row.draft_tokens for row in plan.rows):
-                verdict = self._draft_check.verdict(plan, under_way.sampling, result, best)
-                self._executor.advance(plan, verdict.accepted)
+                chosen, accepted = self._draft_check.verdict(plan, under_way.sampling, result, best)
+                self._executor.advance(plan, accepted)
         except BaseException as error:
             self._fail(plan, error)
             return
@@ -130,16 +138,18 @@ class ServingLoop:
         self.last_plan = plan
         try:
             if self._speculator is not None:
-                self._speculator.record_step(plan, under_way.sampling, verdict.accepted)
-            self.scheduler.commit(plan, verdict.accepted)
+                self._speculator.record_step(plan, under_way.sampling, accepted)
+            self.scheduler.commit(plan, accepted)
             if result is not None:
                 self._requests.read_prompts(plan, result)
-                self._requests.accept(verdict.others, result, best)
+                self._requests.accept(chosen, result, best)
         except BaseException as error:
             self._end_committed(plan, error)
-        self.last_times = under_way.times()
+        under_way.end()
+        self._ended = under_way
         if self._speculator is not None:
-            self._speculator.record_time(plan, self.last_times.host + self.last_times.device)
+            times = under_way.times
+            self._speculator.record_time(plan, times.host + times.device)
         if makes_pieces:
             self._requests.make_pieces()
 
@@ -154,14 +164,15 @@ class ServingLoop:
         if plan is None:
             assert not self._requests, "there are requests, but nothing that could be planned"
             return
-        sequences = self.scheduler.sequences
         try:
-            sampling = [sequences[row.sequence] for row in plan.rows if row.samples]
+            if not plan.repeats:
+                sequences = self.scheduler.sequences
+                self._sampling = [sequences[row.sequence] for row in plan.rows if row.samples]
             result = self._executor.launch(plan)
         except BaseException as error:
             self._fail(plan, error)
             return
-        self._under_way = StepUnderWay(plan, sampling, result, began)
+        self._under_way = StepUnderWay(plan, self._sampling, result, began)
 
     def _fail(self, plan: StepPlan, error: BaseException) -> None:
         """End the requests of the step; the scheduler gets back all memory that the step reserved.

@@ -34,6 +34,7 @@ class StepUnderWay:
         self.plan, self.sampling, self.result = plan, sampling, result
         self._launched = self._arrived = time.perf_counter()
         self._host, self._device = self._launched - began, 0.0
+        self._ended = self._launched
 
     def best_tokens(self) -> list[int | None]:
         """Wait for the step: the most likely token after each of its logits; errors are those of the result."""
@@ -49,6 +50,11 @@ class StepUnderWay:
         self._device = self._arrived - since
         return tokens
 
+    def end(self) -> None:
+        """The tokens have been chosen."""
+        self._ended = time.perf_counter()
+
+    @property
     def times(self) -> StepTimes:
-        """Times of the step, whose tokens have just been chosen."""
-        return StepTimes(self._host + time.perf_counter() - self._arrived, self._device)
+        """Of the step, after its end."""
+        return StepTimes(self._host + self._ended - self._arrived, self._device)

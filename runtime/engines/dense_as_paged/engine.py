@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,7 +32,9 @@ _STEADY_STEPS = 4
 class _Decoding:
     """Rows that decode together: their blocks and slots in the order of the step, and what decodes them.
 
-    order: place in the step of each row of the decoder, None where both orders are the same.
+    contents: of which a step changes the length. capacity: tokens that each row has room for. order: place in the step
+    of each row of the decoder, None where both orders are the same. inputs: of the last step, None where it had other
+    rows too; ids and lengths are views of it.
     """
 
     blocks: list[int]
@@ -40,8 +42,16 @@ class _Decoding:
     rows: list[int]
     decoder: Decoder
     contents: list[Content]
+    capacity: int
     order: list[int] | None
     steps: int = 0
+    inputs: PackedInputs | None = None
+    ids: memoryview = field(default_factory=lambda: memoryview(b""))
+    lengths: memoryview = field(default_factory=lambda: memoryview(b""))
+
+    def follow(self, inputs: PackedInputs) -> None:
+        """The next step may be given ``inputs`` again."""
+        self.inputs, self.ids, self.lengths = inputs, inputs.input_ids.data, inputs.seq_lens.data
 
 
 class DenseAsPaged(PagedEngine):
@@ -57,6 +67,7 @@ class DenseAsPaged(PagedEngine):
         self.notes = dense.notes
         # What was built may hold less than what was exported.
         self.config = replace(dense.config, max_seq_len=dense.max_seq_len, max_batch_size=dense.max_batch_size)
+        self._limit = dense.max_seq_len
         self._has_kv = bool(self.config.kv_layers)
         self._has_states = any(not spec.grows for spec in dense.state_specs)
         self._sizes = PoolSizes(0, dense.max_seq_len, 0)
@@ -112,15 +123,18 @@ class DenseAsPaged(PagedEngine):
         return result.rows(range(requested))
 
     def launch(self, inputs: PackedInputs) -> StepResult:
+        decoding = self._decoding
+        if decoding is not None and decoding.inputs is inputs:
+            return self._decode(decoding, decoding.ids.tolist(), decoding.lengths.tolist())
         blocks, slots = inputs.block_table[:, 0].tolist(), inputs.state_indices.tolist()
         lengths = inputs.seq_lens.tolist()
-        decoding = self._decoding
         if (
             decoding is not None
             and decoding.blocks == blocks
             and decoding.slots == slots
             and len(inputs.input_ids) == len(lengths) == len(inputs.logits_indices)
         ):
+            decoding.follow(inputs)
             return self._decode(decoding, inputs.input_ids.tolist(), lengths)
         self._decoding = None
         check_packed(inputs, self.limits, self.config, self._sizes)
@@ -214,6 +228,7 @@ class DenseAsPaged(PagedEngine):
                     found[row] = [logits]
                 if len(decodes) == len(lengths):
                     self._decoding = decoding
+                    decoding.follow(inputs)
         return RowsResult([logits for each in found for logits in each])
 
     def _feed(self, prompts: list[Prompt]) -> None:
@@ -240,13 +255,17 @@ class DenseAsPaged(PagedEngine):
         """A step of the same rows as the one before."""
         decoding.steps += 1
         longest = max(lengths)
-        if longest > self.dense.max_seq_len or min(tokens) < 0:
-            raise EngineError(f"expected rows of at most {self.dense.max_seq_len} tokens, found one of {longest}")
+        if longest > self._limit or min(tokens) < 0:
+            raise EngineError(f"expected rows of at most {self._limit} tokens, found one of {longest}")
         if decoding.steps == _STEADY_STEPS and self._rows.tidy(decoding.rows):
-            rows = [content.row for content in decoding.contents]
+            rows, inputs = [content.row for content in decoding.contents], decoding.inputs
             decoding = self._decoding = self._decoder(decoding.blocks, decoding.slots, rows)
             decoding.steps = _STEADY_STEPS
-        self._rows.reserve(longest)
+            if inputs is not None:
+                decoding.follow(inputs)
+        if longest > decoding.capacity:
+            self._rows.reserve(longest)
+            decoding.capacity = self._rows.states.max_seq
         for content, length in zip(decoding.contents, lengths, strict=True):
             content.length = length
         return RowsResult(self._logits(decoding, tokens, lengths))
@@ -256,8 +275,9 @@ class DenseAsPaged(PagedEngine):
         decoder = self.dense.decoder([rows[place] for place in order], self._rows.states)
         contents = self._blocks if self._has_kv else self._slots
         present = [contents.get(id_) for id_ in (blocks if self._has_kv else slots)]
-        in_order = order == list(range(len(rows)))
-        return _Decoding(blocks, slots, rows, decoder, [each for each in present if each], None if in_order else order)
+        places = None if order == list(range(len(rows))) else order
+        capacity = self._rows.states.max_seq
+        return _Decoding(blocks, slots, rows, decoder, [each for each in present if each], capacity, places)
 
     def _logits(self, decoding: _Decoding, tokens: list[int], lengths: list[int]) -> Sequence[np.ndarray]:
         """One token for each row; logits [vocab] of each, valid until the engine's next step."""

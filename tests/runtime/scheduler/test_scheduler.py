@@ -202,3 +202,59 @@ def test_the_budget_holds_as_many_candidates_as_it_has_tokens():
     both = [toy.scheduler.add(request(2, 12, seed=seed)) for seed in (0, 30)]
     toy.step()
     assert rows(toy.scheduler.plan({each.id: (1, 2, 3, 4) for each in both})) == {both[0].id: 5, both[1].id: 4}
+
+
+@pytest.mark.parametrize("layers", [HYBRID, PURE_ATTENTION])
+def test_steps_that_only_decode_repeat_until_a_row_needs_memory_or_a_queue_changes(layers):
+    toy = server(layers, max_rows=2)
+    first, second = (toy.scheduler.add(request(2, new=30, seed=seed)) for seed in range(2))
+    toy.step()  # the prompts
+    plans = [toy.step() for _ in range(6)]
+    # Blocks have 4 tokens, of which 2 are the prompt's.
+    assert [plan.repeats for plan in plans] == [False, True, False, True, True, True]
+    for step, plan in enumerate(plans):
+        assert [(row.sequence, row.start) for row in plan.rows] == [(first.id, 2 + step), (second.id, 2 + step)]
+        assert all(row.samples and row.new_tokens == 1 for row in plan.rows) and plan.is_plain
+    assert not toy.step().repeats and toy.step().repeats
+    waits = toy.scheduler.add(request(2, seed=2))
+    # A queue has changed, and then changes no more while there is no row for the third.
+    assert not toy.step().repeats and toy.step().repeats
+    toy.scheduler.finish(first)
+    plan = toy.step()
+    assert not plan.repeats and rows(plan) == {second.id: 1, waits.id: 2}
+    toy.run_all()
+    answer(toy, second), answer(toy, waits)
+
+
+def test_a_sequence_that_ends_during_a_repeated_step_is_not_in_the_next():
+    toy = server()
+    first, second = (toy.scheduler.add(request(1, new=30, seed=seed)) for seed in range(2))
+    toy.step(), toy.step()
+    plan = toy.scheduler.plan()
+    assert plan.repeats
+    toy.scheduler.finish(first)
+    toy.scheduler.finish(first)
+    live = toy.run(plan)
+    assert list(live) == [second] and first.state is State.FINISHED
+    toy.advance(second, int(live[second].argmax()))
+    assert rows(toy.step()) == {second.id: 1}
+
+
+def test_a_repeated_step_that_fails_takes_its_sequences_with_it():
+    toy = server()
+    first = toy.scheduler.add(request(1, new=30))
+    toy.step(), toy.step()
+    plan = toy.scheduler.plan()
+    assert plan.repeats and toy.scheduler.fail(plan) == [first]
+    toy.scheduler.check_integrity()
+    assert toy.scheduler.plan() is None and not toy.manager.pool.used
+
+
+def test_a_step_without_rows_is_not_repeated():
+    toy = server()
+    first = toy.scheduler.add(request(3))
+    toy.step()
+    second = toy.scheduler.fork(first)
+    toy.scheduler.finish(first), toy.scheduler.finish(second)
+    plan = toy.step()
+    assert not plan.rows and plan.slot_copies and toy.step() is None
