@@ -30,7 +30,7 @@ ONNX_BYTES: Final = 256 * MIB
 TOKENIZER_BYTES: Final = 128 * MIB
 # One chat template: published ones have at most 30 kB.
 TEMPLATE_BYTES: Final = 1 * MIB
-# Templates in additional_chat_templates: published checkpoints have at most 3.
+# Chat templates of a checkpoint, in files or in tokenizer_config.json: published checkpoints have at most 3.
 TEMPLATE_FILES: Final = 64
 # The header of a saved session: its tokens are at most 8 bytes of text each, for 16 million of them.
 SESSION_HEADER_BYTES: Final = 128 * MIB

@@ -156,18 +156,22 @@ def _read(folder: Path, file: str) -> str:
 
 def _templates_from_config(value: object) -> dict[str, str]:
     """Templates by name, from a string or a list of {"name", "template"} objects."""
-    if value is None:
-        return {}
-    if isinstance(value, str):
-        return {"default": value}
-    if isinstance(value, list) and all(
-        isinstance(e, Mapping) and isinstance(e.get("name"), str) and isinstance(e.get("template"), str) for e in value
+    entries = [] if value is None else [{"name": "default", "template": value}] if isinstance(value, str) else value
+    if not isinstance(entries, list) or not all(
+        isinstance(e, Mapping) and isinstance(e.get("name"), str) and isinstance(e.get("template"), str)
+        for e in entries
     ):
-        return {entry["name"]: entry["template"] for entry in value}
-    raise ArtifactError(
-        "tokenizer_config.json: chat_template: expected a template or a list of named templates, found "
-        f"{type(value).__name__}: export the checkpoint again"
-    )
+        raise ArtifactError(
+            "tokenizer_config.json: chat_template: expected a template or a list of named templates, found "
+            f"{type(value).__name__}: export the checkpoint again"
+        )
+    longest = max((len(entry["template"].encode("utf-8", "surrogatepass")) for entry in entries), default=0)
+    if len(entries) > TEMPLATE_FILES or longest > TEMPLATE_BYTES:
+        raise ArtifactError(
+            f"tokenizer_config.json: chat_template: expected at most {TEMPLATE_FILES} templates of {TEMPLATE_BYTES} "
+            f"bytes, found {len(entries)}, the longest of {longest}: export the checkpoint again"
+        )
+    return {entry["name"]: entry["template"] for entry in entries}
 
 
 def _checked_message(message: object) -> dict[str, Any]:

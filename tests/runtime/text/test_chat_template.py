@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hybridge.artifact.errors import ArtifactError, RequestError
-from hybridge.artifact.limits import JSON_DEPTH, MIB
+from hybridge.artifact.limits import JSON_DEPTH, MIB, TEMPLATE_BYTES, TEMPLATE_FILES
 from hybridge.runtime.sandbox.process import LimitedProcess, ProcessLimits
 from hybridge.runtime.text import ChatTemplate
 from tests.runtime.text.tokenizer_files import byte_level_tokenizer
@@ -247,3 +247,13 @@ def test_malformed_conversations_are_refused(messages: list[Any], message: str) 
 def test_a_malformed_template_entry_is_an_artifact_error() -> None:
     with pytest.raises(ArtifactError, match="expected a template or a list of named templates, found dict"):
         template({"default": SIMPLE})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["x" * (TEMPLATE_BYTES + 1), [{"name": str(name), "template": SIMPLE} for name in range(TEMPLATE_FILES + 1)]],
+    ids=["long", "many"],
+)
+def test_templates_of_the_config_have_the_limits_of_files(value: Any) -> None:
+    with pytest.raises(ArtifactError, match="chat_template: expected at most 64 templates of 1048576 bytes, found"):
+        template(value)
