@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import onnx
 import pytest
 
@@ -9,11 +12,17 @@ from hybridge.trt_plugins.build.model import fix_axes
 from tests.ops.cases import conv_case, delta_case, ssm_case
 from tests.ops.expert_cases import expert_model
 from tests.ops.node_model import node_model, types_of
+from tests.support.effort import sample
 
 trt = pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 
 SSM_SIZES = {"heads": 8, "groups": 2, "head_dim": 16, "state_size": 32}
 CONV_SIZES = {"conv_dim": 24, "kernel": 4}
+
+
+def pairs(first: tuple[Any, Any], second: tuple[Any, Any]) -> list[Any]:
+    """All four pairs; the first of each and the second of each on push."""
+    return sample(itertools.product(first, second), on_push=tuple(zip(first, second, strict=True)))
 
 
 def engine_bytes(model: onnx.ModelProto) -> int:
@@ -41,16 +50,15 @@ def engine_bytes(model: onnx.ModelProto) -> int:
     return 0 if plan is None else plan.nbytes
 
 
-@pytest.mark.parametrize("has_time", [True, False], ids=["prefill", "decode"])
-@pytest.mark.parametrize("data", ["float16", "bfloat16"])
+# On push each value of each parameter once, in the costliest of their pairs.
+@pytest.mark.parametrize(("data", "has_time"), pairs(("float16", "bfloat16"), (True, False)))
 def test_ssm_engine_builds(data: str, has_time: bool) -> None:
     types = types_of(ssm_case((1,), 1), data)
     attributes = {"time_step_min": 0.001, "time_step_max": 0.1}
     assert engine_bytes(node_model("update_ssm_state", types, SSM_SIZES, attributes, has_time)) > 0
 
 
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
-@pytest.mark.parametrize("data", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("data", "bias"), pairs(("float16", "bfloat16"), (True, False)))
 def test_conv_engine_builds(data: str, bias: bool) -> None:
     types = types_of(conv_case((1,), 1, bias=bias), data)
     assert engine_bytes(node_model("causal_conv1d", types, CONV_SIZES, {"activation": "silu"})) > 0
@@ -59,17 +67,17 @@ def test_conv_engine_builds(data: str, bias: bool) -> None:
 DELTA_SIZES = {"key_heads": 2, "value_heads": 4, "key_size": 32, "value_size": 16}
 
 
-@pytest.mark.parametrize("has_time", [True, False], ids=["prefill", "decode"])
-@pytest.mark.parametrize(("decay", "decay_size"), [("head", 1), ("key_channel", 32)])
-def test_gated_delta_rule_engine_builds(decay: str, decay_size: int, has_time: bool) -> None:
+@pytest.mark.parametrize(("decay", "has_time"), pairs(("key_channel", "head"), (True, False)))
+def test_gated_delta_rule_engine_builds(decay: str, has_time: bool) -> None:
+    decay_size = 1 if decay == "head" else DELTA_SIZES["key_size"]
     types = types_of(delta_case((1,), 1), "bfloat16")
     sizes = {**DELTA_SIZES, "decay_size": decay_size}
     assert engine_bytes(node_model("gated_delta_rule", types, sizes, {"decay": decay}, has_time)) > 0
 
 
-@pytest.mark.parametrize("has_time", [True, False], ids=["prefill", "decode"])
-@pytest.mark.parametrize(("data", "activation", "gated"), [("float16", "silu", 1), ("bfloat16", "relu2", 0)])
-def test_routed_experts_engine_builds(data: str, activation: str, gated: int, has_time: bool) -> None:
+@pytest.mark.parametrize(("data", "has_time"), pairs(("float16", "bfloat16"), (True, False)))
+def test_routed_experts_engine_builds(data: str, has_time: bool) -> None:
+    activation, gated = ("silu", 1) if data == "float16" else ("relu2", 0)
     model = expert_model(data, activation, gated, has_time)
     sizes = {"top_k": 3, "experts": 7, "hidden": 24, "intermediate": 10, "up_size": 20 if gated else 10}
     fix_axes(model, sizes)

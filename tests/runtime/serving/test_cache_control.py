@@ -71,6 +71,7 @@ def test_a_pinned_prefix_outlives_everything_else(opened: Opened, oracle: Oracle
     assert ask(llm, [*SYSTEM, 7, 8]).cached_tokens == 0
 
 
+@pytest.mark.parametrize("opened", ["onnxruntime"], indirect=True)
 def test_prefixes_come_from_a_file(opened: Opened, tmp_path: Path) -> None:
     file = tmp_path / "prefixes.json"
     file.write_text(json.dumps({"prefixes": {"a": SYSTEM, "b": OTHER}}), encoding="utf-8")
@@ -85,6 +86,7 @@ def test_prefixes_come_from_a_file(opened: Opened, tmp_path: Path) -> None:
         llm.cache_prefixes(file)
 
 
+@pytest.mark.parametrize("opened", ["onnxruntime"], indirect=True)
 def test_a_prefix_that_leaves_no_room_is_refused(opened: Opened) -> None:
     llm = opened(sequences=1, slots=2)
     with pytest.raises(RequestError, match="expected one that leaves"):
@@ -117,6 +119,7 @@ def test_a_session_goes_on_after_a_restart(opened: Opened, oracle: Oracle, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["chat.session"]
 
 
+@pytest.mark.parametrize("opened", ["onnxruntime"], indirect=True)
 def test_a_damaged_or_foreign_session_is_refused(opened: Opened, tmp_path: Path, artifacts: ArtifactCache) -> None:
     llm = opened()
     file = tmp_path / "chat.session"
@@ -251,6 +254,7 @@ def test_states_in_8_bits_come_back_nearly_exact(opened: Opened, oracle: Oracle,
         PrefixCacheSettings(host_states="int4")
 
 
+@pytest.mark.parametrize("opened", ["onnxruntime"], indirect=True)
 def test_the_host_keeps_to_its_budget(opened: Opened) -> None:
     llm = opened(sequences=2, slots=2, host_bytes=40_000)
     rng = np.random.default_rng(2)

@@ -25,6 +25,7 @@ from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.speculation import Proposal, SpeculationSettings
 from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config
 from tests.support.artifacts import ArtifactCache
+from tests.support.effort import sample
 from tests.support.mtp_checkpoints import save_with_mtp_head
 
 MOST, NEW = 3, 12
@@ -163,7 +164,7 @@ def test_a_sequence_that_others_began(artifact: Path) -> None:
             check_proposals(drafter, MtpHeadEngine(artifact), 4)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", sample(ENGINES, on_push=("onnxruntime", "torch")))
 def test_the_setting_is_all_that_it_needs(engine: str, artifact: Path) -> None:
     if engine == "torch":
         pytest.importorskip("torch", reason="the torch engine needs torch")
