@@ -70,7 +70,7 @@ def test_difference_is_exit_code_1(
 
     def failing(*paths: Path, **options: object) -> object:
         seen.update(options)
-        return real(*paths, prompt_lengths=(3,), decode_steps=0, tolerance=1e-12)
+        return real(*paths, prompt_lengths=(3,), decode_steps=0, tolerance=1e-12, engine="onnxruntime")
 
     monkeypatch.setattr(api, "verify", failing)
     outcome = hybridge(capfd, "verify", checkpoint, artifact, *SHORT, "--tolerance", "0.25", "--engine", "onnxruntime")

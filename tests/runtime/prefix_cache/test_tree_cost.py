@@ -20,8 +20,9 @@ from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 from tests.runtime.prefix_cache.bytecodes import bytecodes
 from tests.runtime.prefix_cache.world import run
+from tests.support.effort import examples
 
-SMALL, LARGE = 200, 100_000
+SMALL, LARGE = 200, examples(80_000)
 Work = Callable[[RadixTree, int], object]
 
 

@@ -9,6 +9,9 @@ from tests.runtime.serving.beams_alone import beams_alone
 from tests.runtime.serving.toy_loop import MAX_SEQ, ahead_loop, answers, asked, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.runtime.toy_paged_engine import toy_greedy, toy_logits
+from tests.support.effort import examples
+
+REQUESTS = examples(200)
 
 
 @pytest.mark.parametrize(("swap_bytes", "ahead"), [(0, False), (1 << 20, False), (1 << 20, True)])
@@ -16,7 +19,7 @@ from tests.runtime.toy_paged_engine import toy_greedy, toy_logits
     ("layers", "window"),
     [(HYBRID, None), (HYBRID, 11), (PURE_ATTENTION, None), (PURE_ATTENTION, 11), (PURE_MAMBA, None)],
 )
-def test_two_hundred_requests_get_the_tokens_of_each_alone(layers, window, swap_bytes, ahead):
+def test_many_requests_get_the_tokens_of_each_alone(layers, window, swap_bytes, ahead):
     rng = np.random.default_rng(7)
     loop, engine = toy_loop(
         layers, window, eos=(3,), pad_to=4, max_seq_len=440, ahead=ahead, memory_bytes=8_000, swap_bytes=swap_bytes
@@ -24,7 +27,7 @@ def test_two_hundred_requests_get_the_tokens_of_each_alone(layers, window, swap_
     wanted, cancelled, outputs = {}, set(), []
     waiting = [
         (rng.integers(0, 4, int(rng.integers(1, 401))).tolist(), int(rng.integers(1, 40)), int(rng.integers(1, 4)))
-        for _ in range(200)
+        for _ in range(REQUESTS)
     ]
     while waiting or loop.busy:
         for _ in range(int(rng.integers(0, 4))):
@@ -33,7 +36,7 @@ def test_two_hundred_requests_get_the_tokens_of_each_alone(layers, window, swap_
                 id_ = loop.add(asked(prompt, new, n=n))
                 wanted.update({(id_, choice): (prompt, new) for choice in range(n)})
         if wanted and rng.random() < 0.1:
-            victim = int(rng.integers(0, 200))
+            victim = int(rng.integers(0, REQUESTS))
             loop.cancel(victim)
             cancelled.add(victim)
         outputs += loop.step()

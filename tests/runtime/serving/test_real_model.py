@@ -1,4 +1,4 @@
-"""With a real model: 200 requests in company, disturbed in every way, get the tokens of each alone."""
+"""With a real model: requests in company, disturbed in every way, get the tokens of each alone."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.speculation.settings import SpeculationSettings
 from tests.runtime.serving.toy_loop import answers
 from tests.support.artifacts import ArtifactCache, Exported
+from tests.support.effort import examples
 
-REQUESTS, LONGEST, MOST_NEW, ROWS = 200, 400, 4, 12
+REQUESTS, LONGEST, MOST_NEW, ROWS = examples(200), 400, 4, 12
 SMALL = {"mamba_head_dim": 8, "ssm_state_size": 16}
 
 
@@ -94,7 +95,7 @@ def test_states_that_cannot_be_taken_back_take_no_drafts(artifacts: ArtifactCach
         LLM(folder, serving=ServingSettings(speculation=SpeculationSettings()))
 
 
-def test_200_disturbed_requests_get_the_tokens_of_each_alone(artifacts: ArtifactCache) -> None:
+def test_disturbed_requests_get_the_tokens_of_each_alone(artifacts: ArtifactCache) -> None:
     engine = create_paged_engine(paged_artifact(artifacts).folder)
     assert isinstance(engine, PagedArrayEngine)
     rng = np.random.default_rng(3)

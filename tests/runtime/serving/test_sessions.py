@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,19 +137,25 @@ CHANGES: dict[str, Callable[[SavedSession], SavedSession]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def unused(artifacts: ArtifactCache) -> Iterator[LLM]:
+    """A model that refuses whatever it is given, and is as it was opened after that."""
+    with opened(folder_of(artifacts)) as llm:
+        yield llm
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_session_that_says_something_else_is_refused(
-    artifacts: ArtifactCache, chat: SavedSession, tmp_path: Path, change: str
+    unused: LLM, chat: SavedSession, tmp_path: Path, change: str
 ) -> None:
     """With a checksum that fits."""
     file = tmp_path / "chat.session"
     write_session(file, CHANGES[change](chat))
-    with opened(folder_of(artifacts)) as llm:
-        with pytest.raises(RequestError, match="does not fit this artifact"):
-            llm.load_session(file)
-        llm.loop.scheduler.check_integrity()
-        manager = llm.loop.scheduler.manager
-        assert not (llm.loop.prefix_cache.tree.nodes or manager.pool.used or manager.slots.used)
+    with pytest.raises(RequestError, match="does not fit this artifact"):
+        unused.load_session(file)
+    unused.loop.scheduler.check_integrity()
+    manager = unused.loop.scheduler.manager
+    assert not (unused.loop.prefix_cache.tree.nodes or manager.pool.used or manager.slots.used)
 
 
 def test_a_session_comes_into_a_pool_that_is_nearly_full(
@@ -188,10 +194,13 @@ def test_a_session_comes_into_a_pool_that_is_nearly_full(
 
 
 @pytest.mark.parametrize("tokens", [[-1], [3, 1 << 31], ["a", 1], "text", [1.5], [None], 5, [[1, 2]]], ids=repr)
-def test_what_is_no_conversation_cannot_be_saved(artifacts: ArtifactCache, tmp_path: Path, tokens: Any) -> None:
+def test_what_is_no_conversation_cannot_be_saved(unused: LLM, tmp_path: Path, tokens: Any) -> None:
+    with pytest.raises(RequestError, match="expected an answer or its token ids, found "):
+        unused.save_session(tmp_path / "chat.session", tokens)
+
+
+def test_a_conversation_may_be_an_array(artifacts: ArtifactCache, tmp_path: Path) -> None:
     with opened(folder_of(artifacts)) as llm:
-        with pytest.raises(RequestError, match="expected an answer or its token ids, found "):
-            llm.save_session(tmp_path / "chat.session", tokens)
         llm.generate(PROMPT, max_new_tokens=2)
         assert llm.save_session(tmp_path / "chat.session", np.array(PROMPT)).token_ids == tuple(PROMPT[:-1])
 
