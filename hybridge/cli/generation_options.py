@@ -17,6 +17,13 @@ from hybridge.runtime.sampling.params import SamplingParams
 _PROMPT, _SAMPLING, _DRAFTS = "Prompt", "Sampling", "Speculative decoding"
 GREEDY, RECOMMENDED = "greedy", "recommended"
 
+
+def _sampling(text: str) -> str:
+    if text not in (GREEDY, RECOMMENDED):
+        raise ValueError
+    return text
+
+
 PROMPTS = (
     Option("--prompt", help="Text to continue; - reads standard input.", metavar="TEXT", group=_PROMPT),
     Option("--prompt-file", help="File with the text to continue.", type=PATH, metavar="FILE", group=_PROMPT),
@@ -33,7 +40,7 @@ SAMPLING = (
     Option(
         "--sampling",
         help="greedy, or recommended: as the checkpoint's generation_config.json. The options below change it.",
-        type=Value(choices=(GREEDY, RECOMMENDED)),
+        type=Value(_sampling, f"{GREEDY} or {RECOMMENDED}", (GREEDY, RECOMMENDED)),
         metavar="NAME",
         default=GREEDY,
         group=_SAMPLING,

@@ -75,6 +75,7 @@ def test_chat_uses_the_template(capfd: Capture, artifact: Path) -> None:
         (("--prompt", "x", "--max-new-tokens", "0"), "--max-new-tokens: expected an integer of at least 1, found 0"),
         (("--prompt", "x", "--repetition-penalty", "0"), "--repetition-penalty: expected"),
         (("--prompt", "x", "--stop", ""), "--stop: expected"),
+        (("--prompt", "x", "--sampling", "beam"), "--sampling: expected greedy or recommended, found 'beam'"),
         (("--prompt-ids", "999999"), "--prompt-ids: expected token ids from 0 to 2047, found 999999"),
         (("--prompt", "sea " * 400), "--prompt: expected at most 300 tokens"),
         (("--chat", "sea " * 400), "--chat: expected at most 300 tokens"),
