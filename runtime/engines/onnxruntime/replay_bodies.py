@@ -1,7 +1,7 @@
 """Recurrent operators over draft tokens that leave the state as it is, and the state after the accepted ones.
 
-Both recurrences are S = exp(g[t]) S + outer(left[t], right[t]) once their own terms are known (trt_plugins/reference/
-replay.py). So a check of t tokens reads the state once, as a matrix that all of them are multiplied with, and stores
+Both recurrences are S = exp(g[t]) S + outer(left[t], right[t]) once their own terms are known (arXiv 2405.21060,
+2412.06464). So a check of t tokens reads the state once, as a matrix that all of them are multiplied with, and stores
 g, left and right, by which the state goes through the accepted tokens. A convolution stores its inputs.
 
 Letters of shapes: b rows of a step, t tokens of each, g groups (key heads), r heads of a group, n rows of a state as
