@@ -36,7 +36,8 @@ def _no_branches(
     match: TreeMatch, prompt: int, branch_point: int, expected: Sequence[int], early: bool
 ) -> list[tuple[int, CheckpointKind]]:
     found = checkpoint_positions(match, prompt, branch_point, expected, early)
-    own = [(at, CheckpointKind.EXPECTED if at in expected else kind) for at, kind in found]
+    new = [at for at in expected if at > match.known and 2 * match.known < prompt - 1]
+    own = [(at, CheckpointKind.EXPECTED if at in new else kind) for at, kind in found]
     return [each for each in own if each[1] is not CheckpointKind.BRANCH]
 
 
