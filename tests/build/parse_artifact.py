@@ -1,7 +1,7 @@
 """A script: parses an artifact with TensorRT-RTX, with plugins or without, and prints every layer as JSON.
 
-Arguments: the artifact, the most tokens of a row, and "joined" or "separate" for mixers as plugins, or "off". It has to
-run in ``child_environment``.
+Arguments: the artifact, the most tokens of a row, and modes, of each of which it prints a line: "joined" or "separate"
+for mixers as plugins, or "off". It has to run in ``child_environment``.
 """
 
 from __future__ import annotations
@@ -63,4 +63,5 @@ def tensor_of(tensor: Any, outside: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    for each in sys.argv[3:]:
+        main(Path(sys.argv[1]), int(sys.argv[2]), each)

@@ -112,21 +112,11 @@ class Networks:
 @pytest.fixture(params=RECURRENT, scope="module")
 def networks(request: pytest.FixtureRequest, artifacts: ArtifactCache, tmp_path_factory: Any) -> Networks:
     environment = child_environment(tmp_path_factory.mktemp("links"))
-    found = []
-    for mode in ("joined", "separate", "off"):
-        script = Path(__file__).with_name("parse_artifact.py").stem
-        command = [
-            sys.executable,
-            "-m",
-            f"tests.build.{script}",
-            str(artifact_of(artifacts, request.param)),
-            "80",
-            mode,
-        ]
-        result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
-        assert result.returncode == 0, result.stderr
-        found.append(json.loads(result.stdout.splitlines()[-1]))
-    joined, separate, off = found
+    folder, modes = artifact_of(artifacts, request.param), ("joined", "separate", "off")
+    command = [sys.executable, "-m", "tests.build.parse_artifact", str(folder), "80", *modes]
+    result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    joined, separate, off = map(json.loads, result.stdout.splitlines()[-len(modes) :])
     return Networks(joined["nodes"], joined["layers"], separate["nodes"], separate["layers"], off["layers"])
 
 
@@ -225,13 +215,6 @@ def test_mixers_may_be_kept_separate(artifacts: ArtifactCache) -> None:
     record = build_engine(artifact_of(artifacts, "mamba2 fp16"), replace(options, plugin_mixers="separate"))
     assert record.plugins.ops == {"causal_conv1d": 1, "update_ssm_state": 1}
     assert record.layers["PLUGIN_V3"] == 2
-
-
-def test_plugins_may_be_turned_off(artifacts: ArtifactCache) -> None:
-    options = BuildOptions(target="rtx-ampere", library="tensorrt_rtx", max_seq_len=16, plugins="off")
-    record = build_engine(artifact_of(artifacts, "mamba2 fp16"), options)
-    assert not record.plugins and record.plugins.reason == "plugins are off"
-    assert "PLUGIN_V3" not in record.layers
 
 
 def test_a_body_in_place_of_a_plugin_is_refused(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ FAMILIES = {
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def engine(request: pytest.FixtureRequest, artifacts: ArtifactCache) -> OnnxRuntimePagedEngine:
-    options = {"layout": "paged", "max_batch_size": MOST_ROWS}
+    options = {"layout": "paged", "max_batch_size": 6}
     family = str(request.param).split()[0]
     return OnnxRuntimePagedEngine(
         artifacts.get(family, "float32", FAMILIES[request.param], **options).folder, threads=1
@@ -49,7 +49,7 @@ def engine(request: pytest.FixtureRequest, artifacts: ArtifactCache) -> OnnxRunt
 
 @pytest.fixture(scope="module")
 def hybrid(artifacts: ArtifactCache) -> OnnxRuntimePagedEngine:
-    folder = artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=MOST_ROWS).folder
+    folder = artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=6).folder
     return OnnxRuntimePagedEngine(folder, threads=1)
 
 
@@ -188,7 +188,7 @@ def test_one_session_runs_rows_of_any_lengths(hybrid: OnnxRuntimePagedEngine) ->
 
 
 def test_steps_without_recurrent_states_share_a_run_too(artifacts: ArtifactCache) -> None:
-    folder = artifacts.get("llama", "float32", layout="paged", max_batch_size=MOST_ROWS).folder
+    folder = artifacts.get("llama", "float32", layout="paged", max_batch_size=6).folder
     engine = OnnxRuntimePagedEngine(folder, threads=1)
     new = [[1, 2, 3], [4], list(range(5, 12)), [12], list(range(20, 31))]
     rows = Rows(engine, np.full((5, 1), -1, np.int32))
