@@ -275,9 +275,9 @@ class DenseAsPaged(PagedEngine):
         decoder = self.dense.decoder([rows[place] for place in order], self._rows.states)
         contents = self._blocks if self._has_kv else self._slots
         present = [contents.get(id_) for id_ in (blocks if self._has_kv else slots)]
-        places = None if order == list(range(len(rows))) else order
+        permutation = None if order == list(range(len(rows))) else order
         capacity = self._rows.states.max_seq
-        return _Decoding(blocks, slots, rows, decoder, [each for each in present if each], capacity, places)
+        return _Decoding(blocks, slots, rows, decoder, [each for each in present if each], capacity, permutation)
 
     def _logits(self, decoding: _Decoding, tokens: list[int], lengths: list[int]) -> Sequence[np.ndarray]:
         """One token for each row; logits [vocab] of each, valid until the engine's next step."""
