@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict
 
@@ -50,7 +50,7 @@ class Call:
         if self.sampling is None or isinstance(self.sampling, SamplingParams):
             given = [self.sampling or SamplingParams()] * count
         else:
-            given = list(self.sampling)
+            given = list(self.sampling) if isinstance(self.sampling, Iterable) else [self.sampling]
         if len(given) != count or not all(isinstance(params, SamplingParams) for params in given):
             raise RequestError(
                 f"sampling: expected SamplingParams, or a list of {count} of them, found {self.sampling!r}"

@@ -117,5 +117,5 @@ def _unwrapped(prompt: object) -> object:
         return prompt
     known = [name for name in (_TEXT, _IDS) if name in prompt]
     if len(known) != 1 or len(prompt) != 1:
-        raise RequestError(f"prompt: expected an object with {_TEXT} or {_IDS} alone, found {sorted(prompt)}")
+        raise RequestError(f"prompt: expected an object with {_TEXT} or {_IDS} alone, found {sorted(map(str, prompt))}")
     return prompt[known[0]]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from hybridge.artifact.errors import SettingError
-from hybridge.artifact.settings import checked_int
+from hybridge.artifact.settings import bad_value, checked_int
 from hybridge.runtime.prefix_cache.settings import BLOCKS, ENDS_ONLY, PrefixCacheSettings
 from hybridge.runtime.scheduler import Fcfs, Policy
 from hybridge.runtime.speculation import SpeculationSettings
@@ -47,9 +46,15 @@ class ServingSettings:
             value = getattr(self, name)
             if value is not None:
                 checked_int(name, value)
+        checked_int("swap_bytes", self.swap_bytes, 0)
         self.cache()  # SettingError for an unknown kind
-        if not 0 < self.memory_utilization <= 1:
-            raise SettingError(f"memory_utilization: expected above 0 and at most 1, found {self.memory_utilization!r}")
+        share = self.memory_utilization
+        if not isinstance(share, (int, float)) or not 0 < share <= 1:
+            raise bad_value("memory_utilization", "above 0 and at most 1", share)
+        if not isinstance(self.policy, Policy):
+            raise bad_value("policy", "a Policy, such as Priority()", self.policy)
+        if self.speculation is not None and not isinstance(self.speculation, SpeculationSettings):
+            raise bad_value("speculation", "SpeculationSettings, or None", self.speculation)
 
     def cache(self, whole_sequences: bool = False) -> PrefixCacheSettings:
         """``prefix_cache`` as settings; ``whole_sequences``: for an engine whose blocks are whole sequences."""

@@ -111,6 +111,7 @@ def test_how_many_ids_are_too_many_is_known_without_reading_them(llm: LLM) -> No
         (7, "prompt: expected text, token ids or a list of them, found int"),
         (None, "prompt: expected text"),
         (b"abc", "found bytes"),
+        ({1: [2], "a": 3}, r"expected an object with .* alone, found \['1', 'a'\]"),
     ],
 )
 def test_bad_prompts_are_named(llm: LLM, prompt: Any, message: str) -> None:
@@ -120,7 +121,7 @@ def test_bad_prompts_are_named(llm: LLM, prompt: Any, message: str) -> None:
 
 
 def test_bad_sampling_is_named(llm: LLM) -> None:
-    for bad in ([SamplingParams()], {"temperature": 1}, [1, 2]):
+    for bad in ([SamplingParams()], {"temperature": 1}, [1, 2], 3):
         with pytest.raises(RequestError, match="sampling: expected SamplingParams, or a list of 2"):
             llm.generate(["a", "b"], bad)  # type: ignore[call-overload]
     with pytest.raises(RequestError, match="max_new_tokens: expected an integer of at least 1"):

@@ -62,6 +62,10 @@ def test_a_cpu_takes_what_all_rows_can_use():
         ({"max_seq_len": 97}, "max_seq_len: expected at most the engine's 96"),
         ({"block_size": 0}, "block_size: expected an integer of at least 1, found 0"),
         ({"memory_utilization": 0}, "memory_utilization: expected above 0"),
+        ({"memory_utilization": "all"}, "memory_utilization: expected above 0"),
+        ({"swap_bytes": -1}, "swap_bytes: expected an integer of at least 0, found -1"),
+        ({"policy": "priority"}, "policy: expected a Policy"),
+        ({"speculation": "ngram"}, "speculation: expected SpeculationSettings"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
