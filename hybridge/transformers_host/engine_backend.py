@@ -38,7 +38,7 @@ class EngineBackend(TextBackend):
         return EngineRows(self, states)
 
     def keep(self, states: HybridCacheManager) -> None:
-        """Take back states that nobody uses any more."""
+        """Take back states that are no longer used."""
         self._idle[states.rows] = states
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class EngineRows(TextRows):
         return hidden
 
     def _permute(self, rows: list[int]) -> None:
-        """Row ``rows[i]`` becomes row i, in place: rows that nobody reads any more are overwritten first."""
+        """Row ``rows[i]`` becomes row i, in place; rows that are no longer read are overwritten first."""
         states, pending = self._states, {target: row for target, row in enumerate(rows) if target != row}
         while pending:
             free = [target for target in pending if target not in pending.values()]

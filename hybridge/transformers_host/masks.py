@@ -41,7 +41,7 @@ def _tokens_from_scores_mask(mask: torch.Tensor, rows: int, past: int, new: int)
     causal = np.tri(new, past + new, past, dtype=bool)
     expected = causal & tokens[:, None]
     real = tokens[:, past:, None]
-    # Rows of padding may show anything: nobody reads what they attend to.
+    # Rows of padding may attend to anything: their results are not read.
     if ((visible[:, :, : past + new] != expected) & real).any() or visible[:, :, past + new :].any():
         raise RequestError(f"attention_mask: expected a causal mask with padding, found another pattern: {_REMEDY}")
     return tokens

@@ -1,4 +1,4 @@
-"""Positions are counted from the tokens of a row; whoever passes others would get a wrong rotary embedding."""
+"""Positions are counted from the tokens of a row; other given positions would lead to a wrong rotary embedding."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The plugins with the classes of full TensorRT 10 and 11, whose Python part is a package of its own.
 
-Its native libraries are not to be had from a package registry. The classes work without them: what the bindings take of
+Its native libraries are not in a package registry. The classes work without them: what the bindings take of
 a library are nine functions, which give null here. So no builder, parser or registry is made, and everything else is
 real: enumerations, descriptors, plugin fields, the base classes that plugins inherit from.
 """

@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
+from tests.project.pages import PAGES
 from tests.project.test_wheel import ROOT
 
 PACKAGES = ("hybridge", "exporter", "runtime", "trt_plugins", "artifact")
@@ -37,6 +38,13 @@ BETTER = {
     "worth": "value",
     "worths": "values",
 }
+
+
+# In comments, docstrings and messages of shipped code and in pages.
+PHRASES = re.compile(
+    r"\b(nobody|somebody|anybody|whoever|meanwhile|for ever|once more|in the place of|for want of|to be had)\b",
+    re.IGNORECASE,
+)
 
 
 def words(name: str) -> set[str]:
@@ -76,3 +84,14 @@ def test_words_of_an_identifier() -> None:
 def test_no_name_has_a_retired_word() -> None:
     found = {name: [BETTER[word] for word in words(name) & BETTER.keys()] for name in retired_names()}
     assert not found, "retired words, with what to say instead"
+
+
+def test_no_text_has_a_retired_phrase() -> None:
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    pages = [ROOT / page for page in PAGES]
+    found = {
+        str(path.relative_to(ROOT)): match[0]
+        for path in [*files, *pages, *(ROOT / "plugin_src").rglob("*.cu*")]
+        if (match := PHRASES.search(path.read_text(encoding="utf-8")))
+    }
+    assert not found, "say it in plain words"

@@ -24,7 +24,7 @@ REFERENCES: dict[str, Callable] = {
 
 @dataclass(frozen=True)
 class DraftRows:
-    """Tensors about rows on the GPU. padding: rows without a slot, whose tokens nobody may touch."""
+    """Tensors about rows on the GPU. padding: rows without a slot, whose tokens must not be touched."""
 
     starts: torch.Tensor
     slots: torch.Tensor
@@ -105,7 +105,7 @@ class Call:
     attributes: dict[str, object]
 
     def run(self, rows: DraftRows, in_place: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-        """y and the pool afterwards; what nobody writes is NaN in y, and out of place in the pool too."""
+        """y and the pool afterwards; what is not written is NaN in y, and out of place in the pool too."""
         first, before = self.inputs[2 if self.op == "gated_delta_rule" else 0], self.inputs[self.pool]
         assert first is not None and before is not None
         y, pool = torch.full_like(first, NAN, memory_format=torch.contiguous_format), before.clone()

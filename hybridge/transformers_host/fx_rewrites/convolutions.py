@@ -39,7 +39,7 @@ def _expand(graph: Graph, node: Node) -> None:
 
 
 def _last_output(graph: Graph, node: Node, x: Node, weight: Node, bias: Node | None) -> None:
-    """The last output alone, in the place of the slice that takes it."""
+    """Compute only the last output, instead of slicing it."""
     shape = fixed_shape(weight)
     user = only_user(node)
     assert shape is not None and user is not None

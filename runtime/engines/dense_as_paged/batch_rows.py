@@ -126,7 +126,7 @@ class BatchRows:
         return [(part, id_) for part, id_ in pairs if id_ >= 0]
 
     def _row_of(self, requested: RowRequest) -> int:
-        """The row that has all of it, and nobody else's; -1: there is none."""
+        """The row that holds all of it and nothing else; -1 if there is none."""
         found = -1
         for part, id_ in self._ids(requested):
             content = part.contents.get(id_)
@@ -149,7 +149,7 @@ class BatchRows:
         return any(each is not None and part.contents.needed(each) for part, each in occupants)
 
     def _load(self, part: _Part, id_: int, row: int, past: int) -> None:
-        """Let ``row`` have what ``id_`` holds, and nobody else's."""
+        """Give ``row`` the contents of ``id_`` only."""
         content, occupant = part.contents.get(id_), part.occupants[row]
         if content is not None and content is occupant:
             self._detach_others(part, id_, content, row)

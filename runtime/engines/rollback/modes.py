@@ -21,7 +21,7 @@ class OperatorCost:
     def cheaper_mode(self) -> str:
         """The mode that moves fewer bytes.
 
-        Both read a state, and a replaced one is read and written once more: by the copy of a snapshot, or by the
+        Both read a state, and a replaced one is read and written again: by the copy of a snapshot, or by the
         replay. Beside that a snapshot writes a state for each token; a replay writes each token's inputs and reads them
         twice.
         """
