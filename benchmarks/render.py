@@ -186,7 +186,7 @@ def _use(checkpoint: Mapping[str, Any]) -> str:
     if "peak_bytes" not in checkpoint:
         return ""
     ratio = checkpoint["peak_over_float32"]
-    use = f"; {checkpoint['cpu_s']:g} s of processor time, {checkpoint['peak_bytes'] / 1e9:.2f} GB of memory"
+    use = f"; {checkpoint['wall_s']:g} s, {checkpoint['peak_bytes'] / 1e9:.2f} GB of memory"
     return use if ratio is None else f"{use}, {ratio:g} times the weights in float32"
 
 

@@ -80,7 +80,7 @@ def test_the_command_prints_the_page(
 
 
 def test_a_kept_run_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    use = {"cpu_s": 9.5, "peak_bytes": 3_500_000_000, "peak_over_float32": 1.47}
+    use = {"wall_s": 9.5, "peak_bytes": 3_500_000_000, "peak_over_float32": 1.47}
     found = {
         "verdict": "verified: 2 comparisons",
         **use,
@@ -93,7 +93,7 @@ def test_a_kept_run_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr("sys.argv", ["render", str(results)])
     assert main() == 0
     text = capsys.readouterr().out
-    use_text = "9.5 s of processor time, 3.50 GB of memory, 1.47 times the weights in float32"
+    use_text = "9.5 s, 3.50 GB of memory, 1.47 times the weights in float32"
     assert f"- tiny: verified: 2 comparisons (largest error 6.5e-07); {use_text}\n" in text
     no_run = NO_RUN.format("verify")
     assert no_run in page(all_documents(), {}) and no_run not in text
