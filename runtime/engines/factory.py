@@ -166,8 +166,10 @@ def _need_tensorrt() -> None:
 
 def _torch(folder: Path, options: EngineOptions) -> Engine:
     from hybridge.runtime.engines.torch.engine import TorchEngine
+    from hybridge.runtime.engines.torch.library import set_threads
 
-    return TorchEngine(folder, threads=options.threads)
+    set_threads(options.threads)
+    return TorchEngine(folder)
 
 
 def _need_torch() -> None:

@@ -53,9 +53,11 @@ def _onnxruntime_portable(folder: Path, options: EngineOptions) -> PagedEngine:
 
 
 def _torch(folder: Path, options: EngineOptions) -> PagedEngine:
+    from hybridge.runtime.engines.torch.library import set_threads
     from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 
-    return TorchPagedEngine(folder, threads=options.threads)
+    set_threads(options.threads)
+    return TorchPagedEngine(folder)
 
 
 PAGED_ENGINES: Mapping[str, Callable[[Path, EngineOptions], PagedEngine]] = MappingProxyType(

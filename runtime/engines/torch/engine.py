@@ -30,17 +30,14 @@ class TorchEngine(Engine):
 
     name: ClassVar[str] = "torch"
 
-    def __init__(self, folder: str | Path, device: str | None = None, threads: int | None = None) -> None:
+    def __init__(self, folder: str | Path, device: str | None = None) -> None:
         """Load the artifact in ``folder``.
 
-        device: "cuda" or "cpu"; None is the GPU where torch can use one. threads: of torch on the CPU, for the whole
-        process; None leaves them as they are.
+        device: "cuda" or "cpu"; None is the GPU where torch can use one.
         ArtifactError when the folder is not a complete artifact, EngineError for a device that is not there.
         """
         self._folder = Path(folder).resolve()
         self.config = read_dense_config(Path(folder))
-        if threads is not None:
-            torch.set_num_threads(threads)
         self._device = TorchDevice(device)
         self._specs = self.config.bindings.states
         replaced = {spec.replaced_by for spec in self._specs}

@@ -14,3 +14,11 @@ def need_torch() -> None:
         raise EngineError(
             f"the torch engine needs the package torch, which cannot be imported ({error}): {install_command('torch')}"
         ) from error
+
+
+def set_threads(threads: int | None) -> None:
+    """Set the CPU threads of torch for the whole process; None leaves them as they are."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)

@@ -47,10 +47,8 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
     name: ClassVar[str] = "torch"
     _model_file: ClassVar[str] = MODEL_FILE
 
-    def __init__(self, folder: str | Path, device: str | None = None, threads: int | None = None) -> None:
+    def __init__(self, folder: str | Path, device: str | None = None) -> None:
         """Load the artifact in ``folder``; arguments and errors are those of ``TorchEngine``."""
-        if threads is not None:
-            torch.set_num_threads(threads)
         self._open(folder, TorchDevice(device))
 
     def _open(self, folder: str | Path, device: TorchDevice, beside: WeightStore | None = None) -> None:
