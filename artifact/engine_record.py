@@ -9,7 +9,6 @@ from typing import Any
 
 from hybridge.artifact.errors import ArtifactError
 from hybridge.artifact.json_fields import Fields, is_count, load_json_object
-from hybridge.artifact.limits import POSITIONS
 
 ENGINE_FILE = "engine.json"
 ENGINE_VERSION = 2
@@ -107,7 +106,7 @@ def read_engine_record(path: Path) -> EngineRecord:
         compute_capabilities=f.strings("compute_capabilities"),
         plugins=_plugins(f.fields("plugins")),
         max_batch_size=f.integer("max_batch_size", minimum=1),
-        max_seq_len=f.integer("max_seq_len", minimum=1, maximum=POSITIONS),
+        max_seq_len=f.integer("max_seq_len", minimum=1),
         profiles=_profiles(f),
         bindings=list(f.map("bindings", _binding)),
         layers=_counts(f, "layers"),

@@ -96,13 +96,11 @@ class Fields:
             raise self.fail(key, "a value")
         return default
 
-    def integer(self, key: str, default: Any = MISSING, minimum: int | None = None, maximum: int | None = None) -> Any:
-        """An integer, at least ``minimum`` and at most ``maximum``."""
+    def integer(self, key: str, default: Any = MISSING, minimum: int | None = None) -> Any:
+        """An integer, at least ``minimum``."""
         value = self._typed(key, default, _is_integer, "an integer of 64 bits")
         if value is not None and minimum is not None and value < minimum:
             raise self.fail(key, f"an integer of at least {minimum}")
-        if value is not None and maximum is not None and value > maximum:
-            raise self.fail(key, f"an integer of at most {maximum}")
         return value
 
     def number(self, key: str, default: Any = MISSING) -> Any:

@@ -20,8 +20,6 @@ JSON_DEPTH: Final = 64
 LARGEST_INTEGER: Final = (1 << 63) - 1
 # Layers of a model: the deepest published one has 160. Work on an artifact may take the square of their number.
 LAYERS: Final = 10_000
-# Positions of a sequence: engines and kernels count them in 32 bits.
-POSITIONS: Final = (1 << 31) - 1
 # safetensors' own reference implementation refuses larger headers.
 SAFETENSORS_HEADER_BYTES: Final = 100_000_000
 # Axes of one tensor; NumPy 1 refuses more than 32, weights have at most 4.
