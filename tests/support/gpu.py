@@ -21,7 +21,9 @@ class FileOfGpuTests(pytest.Module):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> Any:
-    if module_path.name.endswith("_gpu.py") and _gpu_count() == 0:
+    # A list of the tests (--collect-only) has them on every machine.
+    listed = parent.config.option.collectonly
+    if module_path.name.endswith("_gpu.py") and not listed and _gpu_count() == 0:
         return FileOfGpuTests.from_parent(parent, path=module_path)
     return None
 

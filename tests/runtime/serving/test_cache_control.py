@@ -140,7 +140,7 @@ def test_a_damaged_or_foreign_session_is_refused(opened: Opened, tmp_path: Path,
         foreign.save_session(file, answer)
     with pytest.raises(RequestError, match="found one of others"):
         llm.load_session(file)
-    with pytest.raises(RequestError, match="expected tokens that are in the prefix cache, found \\d+ that are not"):
+    with pytest.raises(RequestError, match=r"expected tokens that are in the prefix cache, found \d+ that are not"):
         llm.save_session(file, OTHER)
 
 
