@@ -11,6 +11,8 @@ from hybridge.artifact.errors import ArtifactError
 from hybridge.artifact.json_fields import Fields, is_count, load_json_object
 
 ENGINE_FILE = "engine.json"
+# Folder of an artifact with its built engines, each in a folder of its own.
+ENGINES_FOLDER = "engines"
 ENGINE_VERSION = 2
 # The Python modules that may build and load an engine: no other name in an engine.json is ever imported.
 TENSORRT_LIBRARIES = ("tensorrt", "tensorrt_rtx")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hybridge.artifact.config import DENSE, read_config
+from hybridge.artifact.engine_record import ENGINES_FOLDER
 from hybridge.artifact.errors import EngineError, SettingError, located
 from hybridge.artifact.extras import install_command
 from hybridge.artifact.path_kind import require_artifact
@@ -88,7 +89,7 @@ def choose_engine(folder: Path, options: EngineOptions) -> tuple[str, str | None
     """The engine that "auto" is for the artifact in ``folder``, and why not tensorrt where it has engines."""
     if options.engine_folder is not None:
         return TENSORRT, None
-    if not (folder / "engines").is_dir():
+    if not (folder / ENGINES_FOLDER).is_dir():
         return ONNXRUNTIME, None
     try:
         ENGINES[TENSORRT].check()

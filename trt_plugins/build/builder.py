@@ -24,7 +24,14 @@ from functools import partial
 from pathlib import Path
 
 from hybridge.artifact.config import RuntimeConfig, read_config
-from hybridge.artifact.engine_record import ENGINE_FILE, AdvanceRecord, EngineRecord, ProfileRecord, write_engine_record
+from hybridge.artifact.engine_record import (
+    ENGINE_FILE,
+    ENGINES_FOLDER,
+    AdvanceRecord,
+    EngineRecord,
+    ProfileRecord,
+    write_engine_record,
+)
 from hybridge.artifact.errors import SettingError
 from hybridge.artifact.folder import ENGINE, atomic_folder, check_output
 from hybridge.artifact.paged import PAGED
@@ -48,7 +55,6 @@ from hybridge.trt_plugins.build.record import PLAN_FILE, engine_bindings, engine
 from hybridge.trt_plugins.build.target import Target, check_dtype, choose_target, this_machine
 from hybridge.trt_plugins.rewrites.draft_slots import DraftSlots
 
-ENGINES_FOLDER = "engines"
 LOG_FILE = "build.log"
 TIMING_CACHE_FILE = "timing.cache"
 DEFAULT_OPTIONS, NO_PROGRESS = BuildOptions(), NoProgress()

@@ -6,14 +6,13 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from hybridge.artifact.engine_record import ENGINE_FILE, EngineRecord, read_engine_record
+from hybridge.artifact.engine_record import ENGINE_FILE, ENGINES_FOLDER, EngineRecord, read_engine_record
 from hybridge.artifact.errors import ArtifactError, EngineError
 from hybridge.artifact.extras import install_command
 from hybridge.artifact.limits import ONNX_BYTES
 from hybridge.artifact.path_kind import MODEL_FILE
 from hybridge.artifact.untrusted_file import has_file, read_inside
 from hybridge.runtime.engines.tensorrt.cuda_memory import cuda_core
-from hybridge.trt_plugins.build.builder import ENGINES_FOLDER
 from hybridge.trt_plugins.build.presets import preset_for
 from hybridge.trt_plugins.build.target import Machine, this_machine
 from hybridge.trt_plugins.build.tensorrt_library import TensorRTLibrary
