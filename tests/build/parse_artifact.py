@@ -15,7 +15,7 @@ from typing import Any
 
 from hybridge.artifact.config import read_config
 from hybridge.trt_plugins.build.build_log import make_logger
-from hybridge.trt_plugins.build.model import parser_model
+from hybridge.trt_plugins.build.model import ParserModel, parser_model
 from hybridge.trt_plugins.build.network import dtype_name, layers_of, parse_network
 from hybridge.trt_plugins.build.options import BuildOptions
 from hybridge.trt_plugins.build.plugin_choice import choose_plugins
@@ -34,15 +34,21 @@ def main(artifact: Path, max_seq_len: int, mode: str) -> None:
     profiles = engine_profiles(config, preset, limits)
     choose = partial(choose_plugins, options=options, target=target, profiles=profiles)
     model = parser_model(artifact, config, max_seq_len, choose)
+    print(json.dumps({"nodes": model.plugins.nodes, "layers": described_layers(artifact, model)}))
+
+
+def described_layers(artifact: Path, model: ParserModel) -> list[dict[str, Any]]:
+    """The layers that the parser makes of ``model``."""
     library = TensorRTLibrary("tensorrt_rtx")
     errors = register_plugins(library.trt).errors
     logger = make_logger(library.trt, io.StringIO())
     builder = library.create_builder(logger)
     with errors.raised(any_thread=True):
         parsed = parse_network(library, builder, logger, model.serialized, str(artifact / "model.onnx"))
-    print(
-        json.dumps({"nodes": model.plugins.nodes, "layers": [described(layer) for layer in layers_of(parsed.network)]})
-    )
+    found = [described(layer) for layer in layers_of(parsed.network)]
+    # A network must not outlive its builder.
+    del parsed, builder
+    return found
 
 
 def described(layer: Any) -> dict[str, Any]:
