@@ -20,7 +20,7 @@ def key_from_tokens(tokens: Sequence[int] | np.ndarray) -> bytes:
     """The key of ``tokens``; ValueError when one is negative or takes more than 31 bits."""
     given = tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
     try:
-        key = struct.pack(f"<{len(given)}i", *given)  # thrice as fast as NumPy's conversion of a list
+        key = struct.pack(f"<{len(given)}i", *given)  # three times as fast as NumPy's conversion of a list
         smallest = int(tokens_from_key(key).min(initial=0))
     except struct.error:
         smallest = -1
