@@ -240,7 +240,7 @@ def test_parent_that_is_a_file(tmp_path: Path) -> None:
         write(tmp_path / "file" / "out")
 
 
-def test_what_another_run_wrote_meanwhile_stays(tmp_path: Path) -> None:
+def test_files_that_another_run_wrote_stay(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with only(tmp_path, "out"), pytest.raises(OutputError, match="exists already"), atomic_folder(out) as folder:
         (folder / "manifest.json").write_text("late")

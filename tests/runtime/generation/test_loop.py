@@ -95,7 +95,7 @@ def test_the_cache_grows_with_the_tokens_present(folder: Path, monkeypatch: pyte
     assert capacities.count(64) == 2
 
 
-def test_a_stream_may_be_left_and_another_used_meanwhile(folder: Path) -> None:
+def test_a_stream_may_be_paused_while_another_is_read(folder: Path) -> None:
     llm = toy_llm(folder)
     first = llm.generate([[1, 2], [3]], max_new_tokens=6, stream=True)
     second = llm.generate([4], max_new_tokens=12, stream=True)

@@ -215,7 +215,9 @@ def test_the_least_recently_used_entries_are_removed(artifact: Path, tmp_path: P
     assert rewrites.count == 3
 
 
-def test_a_graph_is_not_stored_where_its_artifact_was_replaced_meanwhile(artifact: Path, tmp_path: Path) -> None:
+def test_a_graph_is_not_stored_when_its_artifact_was_replaced_during_the_rewrite(
+    artifact: Path, tmp_path: Path
+) -> None:
     def replaced() -> DenseGraph:
         (artifact / "model.onnx").write_bytes(b"another model")
         return GRAPH

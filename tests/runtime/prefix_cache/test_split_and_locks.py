@@ -9,7 +9,7 @@ from tests.runtime.prefix_cache.fake_memory import check_tree, tokens_of
 from tests.runtime.prefix_cache.world import World, run
 
 
-def test_a_split_under_a_lock_moves_nobody() -> None:
+def test_a_split_under_a_lock_keeps_the_lock() -> None:
     world = World()
     reader = world.insert(run(0, 100))
     world.keep((*run(0, 37), 5, 5))

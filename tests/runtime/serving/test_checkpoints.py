@@ -60,7 +60,7 @@ class WatchedEngine(AheadToyEngine):
 
 
 @pytest.mark.parametrize("memory_bytes", [2_000, 10_000])
-def test_nobody_waits_for_a_step_to_take_a_state(memory_bytes: int) -> None:
+def test_taking_a_state_delays_no_request(memory_bytes: int) -> None:
     """States are copied by the device behind the step; the host waits once, for the tokens."""
     engine = WatchedEngine()
     cache = PrefixCacheSettings(decode_interval=2, cached_states=8)

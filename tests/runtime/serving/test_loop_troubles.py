@@ -122,7 +122,7 @@ def test_a_drafter_that_is_interrupted_loses_no_piece() -> None:
     assert answers(outputs) == {(id_, 0): tuple(toy_greedy(engine.config, [id_ + 1], 12)) for id_ in ids}
 
 
-def test_cancelling_while_candidates_are_under_way_harms_nobody_else() -> None:
+def test_cancelling_during_a_draft_step_leaves_other_requests_alone() -> None:
     loop, engine, _ = speculating(HYBRID, [MOST, 1], ahead=True)
     gone, stays = loop.add(asked([1, 2], 30)), loop.add(asked([3], 30))
     outputs = loop.step() + loop.step()
@@ -148,7 +148,7 @@ def test_candidates_that_were_under_way_at_a_cancellation_never_reach_the_prefix
     assert next(o.piece.generation.cached_tokens for o in outputs if o.piece and o.piece.generation) == 5
 
 
-def test_an_answer_that_fails_among_candidates_takes_its_siblings_along_and_nobody_else(monkeypatch) -> None:
+def test_an_answer_that_fails_in_a_draft_step_fails_its_own_request_only(monkeypatch) -> None:
     loop, engine, _ = speculating(HYBRID, [MOST])
     bad, good = loop.add(asked([1, 2], 30, n=2)), loop.add(asked([3], 30))
     outputs = loop.step()

@@ -94,7 +94,7 @@ def test_prompts_around_one_block(length: int, layers: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_slots_for_next_to_nobody(rows: int) -> None:
+def test_very_few_slots(rows: int) -> None:
     """As many slots as one sequence of full length leaves: one, whatever the rows."""
     cache = PrefixCacheSettings(cached_states=1, decode_interval=2)
     loop, engine = toy_loop(prefix_cache=cache, memory_bytes=25 * 32 + 16 * rows, max_rows=rows)

@@ -6,7 +6,7 @@ from hybridge.runtime.serving.worker import ServingWorker
 from tests.runtime.serving.toy_loop import toy_loop
 
 
-def test_work_that_nobody_waits_for_any_more_is_left_out():
+def test_cancelled_work_is_skipped():
     worker, gate, done = ServingWorker(toy_loop()[0], lambda: None), threading.Event(), []
     first = worker.call(gate.wait)
     second = worker.call(lambda: done.append(2))

@@ -143,7 +143,7 @@ def test_a_row_that_moved_continues_like_the_original(dtype: DType, tmp_path: Pa
     assert relative_error(logits[1], logits[2]) < 1e-6
 
 
-def test_memory_of_states_that_nobody_holds_comes_back_empty(tmp_path: Path) -> None:
+def test_memory_of_released_states_is_zero_when_reused(tmp_path: Path) -> None:
     _, engine = engine_of(Plan(), tmp_path)
     states = engine.allocate_states(2, 8)
     engine.step(step_inputs([np.arange(4)] * 2, [0, 0]), states)

@@ -50,7 +50,7 @@ def never_waiting(device: TorchDevice) -> Iterator[None]:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16])
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_a_gpu_packs_as_the_cpu_does_and_nobody_waits(kind: str, dtype: DType) -> None:
+def test_a_gpu_packs_as_the_cpu_does_without_waiting(kind: str, dtype: DType) -> None:
     layers = [Binding(recurrent_state(r), dtype, (NUM_SLOTS, *shape), "x") for r, shape in enumerate(SHAPES)]
     specs = (Binding(conv_state(0), dtype, (NUM_SLOTS, 7, 3), "y"), *layers)
     rng, arrays = np.random.default_rng(2), {}
