@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.engine_runs import EngineRuns
 from benchmarks.peer import Peer
 from benchmarks.runner import Gate
-from hybridge.runtime.engines import Engine, create_engine
+from hybridge.runtime.engines import DenseEngine, create_dense_engine
 from hybridge.runtime.engines.factory import EngineOptions
 
 # Relative norm of the difference of logits; float32 sums in another order differ by 1e-6.
@@ -36,7 +36,7 @@ def random_prompt(vocab_size: int, tokens: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, vocab_size, tokens)
 
 
-def logits_gate(name: str, engine: Engine, peer: Peer, tokens: int, steps: int) -> Gate:
+def logits_gate(name: str, engine: DenseEngine, peer: Peer, tokens: int, steps: int) -> Gate:
     """Logits after a random prompt of ``tokens`` and after each of ``steps`` single tokens that follow it."""
     sequence = random_prompt(engine.config.vocab_size, tokens + steps, seed=1)
     checks = f"{name}: logits of a prompt of {tokens} tokens and {steps} decode steps against transformers"
@@ -47,7 +47,7 @@ def logits_gate(name: str, engine: Engine, peer: Peer, tokens: int, steps: int) 
 
 def checkpoint_gate(name: str, checkpoint: Path, artifact: Path, threads: int, tokens: int, steps: int) -> Gate:
     """``logits_gate`` of an artifact and the checkpoint that it was exported from."""
-    engine = create_engine(artifact, options=EngineOptions(threads))
+    engine = create_dense_engine(artifact, options=EngineOptions(threads))
     try:
         return logits_gate(name, engine, Peer(checkpoint, threads), tokens, steps)
     finally:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.measure import seconds
-from hybridge.runtime.engines import Engine
-from hybridge.runtime.engines.base import StepInputs
+from hybridge.runtime.engines import DenseEngine
+from hybridge.runtime.engines.dense import StepInputs
 
 if TYPE_CHECKING:
     from hybridge.runtime.engines.torch.device import TorchDevice
@@ -21,7 +21,7 @@ _WARM_STEPS = 3
 class EngineRuns:
     """Runs of one engine. Times end with logits in host memory."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: DenseEngine) -> None:
         self._engine = engine
         self.vocab_size = engine.config.vocab_size
 

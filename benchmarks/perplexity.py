@@ -14,7 +14,7 @@ from benchmarks.artifacts import CHECKPOINTS, HELD_OUT_TEXT, exported, scratch_f
 from benchmarks.engine_runs import dense_inputs
 from benchmarks.peer import Peer
 from benchmarks.runner import Report, Target, require
-from hybridge.runtime.engines import Engine, create_engine
+from hybridge.runtime.engines import DenseEngine, create_dense_engine
 from hybridge.runtime.engines.factory import EngineOptions
 from hybridge.runtime.text import Tokenizer
 
@@ -43,7 +43,7 @@ def run(settings: PerplexitySettings) -> Report:
     options = {"max_batch_size": 1, "max_seq_len": settings.window, "all_logits": True}
     with scratch_folder() as folder:
         artifact = exported(checkpoint, folder / "artifact", **options)
-        with closing(create_engine(artifact, "onnxruntime", EngineOptions(settings.threads))) as engine:
+        with closing(create_dense_engine(artifact, "onnxruntime", EngineOptions(settings.threads))) as engine:
             gates = require(logits_gate(settings.checkpoint, engine, peer, settings.window // 2, 4))
             values = {
                 "transformers": perplexity(peer.logits, windows),
@@ -81,7 +81,7 @@ def _losses(logits: np.ndarray, expected: np.ndarray) -> np.ndarray:
     return np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(expected.size), expected]
 
 
-def _logits(engine: Engine, ids: np.ndarray, step_tokens: int) -> np.ndarray:
+def _logits(engine: DenseEngine, ids: np.ndarray, step_tokens: int) -> np.ndarray:
     """Logits [t, vocab] of ``ids`` [t] in steps of ``step_tokens`` from empty states."""
     states = engine.allocate_states(1, ids.size)
     parts = []

@@ -14,7 +14,7 @@ from benchmarks.engine_runs import dense_inputs
 from benchmarks.measure import Spread, seconds, spreads, take_turns
 from benchmarks.peer import Peer
 from benchmarks.runner import Report, Target, require
-from hybridge.runtime.engines import Engine, create_engine
+from hybridge.runtime.engines import DenseEngine, create_dense_engine
 from hybridge.runtime.engines.factory import EngineOptions
 
 MOST_RATIO = 1.2
@@ -34,11 +34,11 @@ class StepCostSettings:
 
 def run(settings: StepCostSettings) -> Report:
     """Export the checkpoint that ships twice and measure a step of each in turns, all of max_seq_len allocated."""
-    engines: dict[int, Engine] = {}
+    engines: dict[int, DenseEngine] = {}
     with scratch_folder() as folder, ExitStack() as stack:
         for capacity in (settings.small, settings.large):
             artifact = exported(DEMO_CHECKPOINT, folder / str(capacity), max_batch_size=1, max_seq_len=capacity)
-            engine = create_engine(artifact, "onnxruntime", EngineOptions(settings.threads))
+            engine = create_dense_engine(artifact, "onnxruntime", EngineOptions(settings.threads))
             engines[capacity] = stack.enter_context(closing(engine))
         peer = Peer(DEMO_CHECKPOINT, settings.threads)
         gates = require(
@@ -52,7 +52,7 @@ def run(settings: StepCostSettings) -> Report:
     return Report(gates, {"step_us": spreads(times, 1e6), "ratio": ratio}, (target,))
 
 
-def _step_seconds(engine: Engine, settings: StepCostSettings) -> Callable[[], float]:
+def _step_seconds(engine: DenseEngine, settings: StepCostSettings) -> Callable[[], float]:
     """Median seconds of ``steps`` decode steps; every call goes back to ``context`` tokens."""
     context = settings.context
     tokens = random_prompt(engine.config.vocab_size, context + settings.steps)

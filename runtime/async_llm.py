@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hybridge.runtime.engines import Engine
+from hybridge.runtime.engines import DenseEngine
 from hybridge.runtime.engines.factory import AUTO, EngineOptions
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.generation import Generation, Request
@@ -50,7 +50,7 @@ class AsyncLLM(LoadedArtifact):
     def __init__(
         self,
         path: str | Path,
-        engine: str | Engine | PagedEngine = AUTO,
+        engine: str | DenseEngine | PagedEngine = AUTO,
         max_batch_size: int | None = None,
         max_seq_len: int | None = None,
         threads: int | None = None,

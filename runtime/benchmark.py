@@ -12,7 +12,7 @@ import numpy as np
 from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.artifact.progress import NoProgress, Progress
 from hybridge.runtime.blocks import CacheNeeds
-from hybridge.runtime.engines.base import Engine
+from hybridge.runtime.engines.dense import DenseEngine
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
 from hybridge.runtime.serving.open import as_paged
 
@@ -85,7 +85,7 @@ class BenchmarkReport:
 
 
 def run_benchmark(
-    engine: Engine | PagedEngine,
+    engine: DenseEngine | PagedEngine,
     prompt_tokens: Sequence[int] = (512,),
     new_tokens: Sequence[int] = (128,),
     context_tokens: int = 1,

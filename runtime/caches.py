@@ -15,7 +15,7 @@ from hybridge.artifact.bindings import MAX_SEQ
 from hybridge.artifact.config import ATTENTION, RECURRENT_LAYER_TYPES
 from hybridge.artifact.errors import RequestError
 from hybridge.artifact.names import conv_state, past_key, past_value, recurrent_state
-from hybridge.runtime.engines.base import Engine, StateBuffer
+from hybridge.runtime.engines.dense import DenseEngine, StateBuffer
 from hybridge.runtime.engines.dense_as_paged.batch_rows import capacity_for
 
 
@@ -132,7 +132,7 @@ class HybridCacheManager:
     step adds the new tokens to ``lengths`` when it succeeded.
     """
 
-    def __init__(self, engine: Engine, rows: int, tokens: int = 0) -> None:
+    def __init__(self, engine: DenseEngine, rows: int, tokens: int = 0) -> None:
         self._engine = engine
         self.states = engine.allocate_states(rows, capacity_for(tokens, engine.max_seq_len))
         self.lengths = [0] * rows

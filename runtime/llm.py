@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from hybridge.runtime.engines import Engine
+from hybridge.runtime.engines import DenseEngine
 from hybridge.runtime.engines.factory import AUTO, EngineOptions
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.generation import Generation, Request
@@ -51,7 +51,7 @@ class LLM(PrefixMethods, LoadedArtifact):
     def __init__(
         self,
         path: str | Path,
-        engine: str | Engine | PagedEngine = AUTO,
+        engine: str | DenseEngine | PagedEngine = AUTO,
         max_batch_size: int | None = None,
         max_seq_len: int | None = None,
         threads: int | None = None,

@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from hybridge.artifact.settings import checked_int
-from hybridge.runtime.engines.base import Engine
+from hybridge.runtime.engines.dense import DenseEngine
 from hybridge.runtime.engines.factory import EngineOptions
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.model_text import ModelText
@@ -25,7 +25,7 @@ class LoadedArtifact:
     def __init__(
         self,
         path: str | Path,
-        engine: str | Engine | PagedEngine,
+        engine: str | DenseEngine | PagedEngine,
         max_batch_size: int | None,
         max_seq_len: int | None,
         options: EngineOptions,

@@ -26,7 +26,7 @@ import hybridge
 from hybridge.artifact.errors import EngineError, HybridgeError
 from hybridge.artifact.version import __version__
 from hybridge.runtime.benchmark import run_benchmark
-from hybridge.runtime.engines import create_engine
+from hybridge.runtime.engines import create_dense_engine
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKPOINT = ROOT / "examples" / "checkpoints" / "tiny-nemotron-h"
@@ -143,7 +143,7 @@ def _export(out: Path) -> dict[str, Any]:
 
 def _verify(artifact: Path) -> dict[str, Any]:
     """Logits and states against ONNX Runtime; EngineError naming the worst when one is out of tolerance."""
-    found, expected = create_engine(artifact, CHECKED), create_engine(artifact, REFERENCE)
+    found, expected = create_dense_engine(artifact, CHECKED), create_dense_engine(artifact, REFERENCE)
     try:
         comparisons = compare_engines(found, expected)
     finally:
@@ -172,7 +172,7 @@ def _benchmark(artifact: Path) -> dict[str, Any]:
     """Prefill and decode speed of both engines."""
     reports = {}
     for name in (CHECKED, REFERENCE):
-        engine = create_engine(artifact, name)
+        engine = create_dense_engine(artifact, name)
         try:
             tokens = min(BENCHMARK_TOKENS, engine.max_seq_len - 1)
             reports[name] = run_benchmark(engine, (tokens,), (tokens,), repetitions=REPETITIONS).to_json()

@@ -109,7 +109,7 @@ def _cache_len(model: Any, requested: int | None) -> int:
 def _engine_backend(
     model: Any, engine: str, folder: Path, threads: int | None, *, max_cache_len: int, max_batch_size: int
 ) -> Any:
-    from hybridge.runtime.engines.factory import EngineOptions, check_engine, create_engine
+    from hybridge.runtime.engines.factory import EngineOptions, check_engine, create_dense_engine
     from hybridge.transformers_host.artifact_cache import cached_artifact
     from hybridge.transformers_host.engine_backend import EngineBackend
 
@@ -119,4 +119,4 @@ def _engine_backend(
         from hybridge.api import build_engine
 
         build_engine(artifact, max_batch_size=max_batch_size, max_seq_len=max_cache_len)
-    return EngineBackend(create_engine(artifact, engine, EngineOptions(threads)), max_cache_len)
+    return EngineBackend(create_dense_engine(artifact, engine, EngineOptions(threads)), max_cache_len)

@@ -11,7 +11,7 @@ from hybridge.artifact.config import ATTENTION, RECURRENT_LAYER_TYPES
 from hybridge.artifact.errors import RequestError
 from hybridge.artifact.names import conv_state, past_key, past_value, recurrent_state
 from hybridge.runtime.caches import HybridCacheManager, RowSnapshot
-from hybridge.runtime.engines.base import Decoder, Engine, StateBuffer, StepInputs
+from hybridge.runtime.engines.dense import Decoder, DenseEngine, StateBuffer, StepInputs
 from hybridge.transformers_host.columns import Columns
 from hybridge.transformers_host.packing import RowPacking
 from hybridge.transformers_host.rollback import Rollback
@@ -21,7 +21,7 @@ from hybridge.transformers_host.rows import LayerState, TextBackend, TextRows
 class EngineBackend(TextBackend):
     """``engine`` over an artifact without head. Released states are kept, one set for each number of rows."""
 
-    def __init__(self, engine: Engine, max_cache_len: int) -> None:
+    def __init__(self, engine: DenseEngine, max_cache_len: int) -> None:
         self.engine = engine
         self.layer_types = engine.config.layer_types
         self.max_batch_size = engine.max_batch_size

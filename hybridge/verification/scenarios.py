@@ -9,7 +9,7 @@ import numpy as np
 
 from hybridge.artifact import names
 from hybridge.artifact.config import RuntimeConfig
-from hybridge.runtime.engines.base import Engine, StateSet, StepInputs
+from hybridge.runtime.engines.dense import DenseEngine, StateSet, StepInputs
 from hybridge.verification.far_windows import FarRow
 from hybridge.verification.lengths import parts_of
 
@@ -34,7 +34,7 @@ class Observation:
 
 
 def observations(
-    engine: Engine, prompts: list[np.ndarray], sequences: list[np.ndarray], steps: int, far: Sequence[FarRow]
+    engine: DenseEngine, prompts: list[np.ndarray], sequences: list[np.ndarray], steps: int, far: Sequence[FarRow]
 ) -> Iterator[Observation]:
     """Every scenario; ``sequences`` are ``prompts`` with ``steps`` more tokens after each."""
     yield from one_shot(engine, prompts)
@@ -48,7 +48,7 @@ def observations(
         yield from far_window(engine, index, row)
 
 
-def untouched(engine: Engine, prompt: np.ndarray) -> Iterator[tuple[str, int | None, bool]]:
+def untouched(engine: DenseEngine, prompt: np.ndarray) -> Iterator[tuple[str, int | None, bool]]:
     """(scenario, absolute layer, whether unchanged) of each state of a row without tokens beside an active row."""
     if engine.max_batch_size < 2 or 2 * len(prompt) > engine.max_seq_len:
         return
@@ -61,7 +61,7 @@ def untouched(engine: Engine, prompt: np.ndarray) -> Iterator[tuple[str, int | N
         yield "row without tokens", layer, bool(np.array_equal(before[name], after[name]))
 
 
-def one_shot(engine: Engine, prompts: list[np.ndarray]) -> Iterator[Observation]:
+def one_shot(engine: DenseEngine, prompts: list[np.ndarray]) -> Iterator[Observation]:
     """Each prompt alone in one prefill, with the hidden states of every layer where the engine shows them."""
     values = inner_values(engine.config.num_hidden_layers) if engine.shows_values else ()
     for index, prompt in enumerate(prompts):
@@ -72,7 +72,7 @@ def one_shot(engine: Engine, prompts: list[np.ndarray]) -> Iterator[Observation]
 
 
 def _shown(
-    engine: Engine, states: StateSet, tokens: np.ndarray, past: int, values: tuple[str, ...]
+    engine: DenseEngine, states: StateSet, tokens: np.ndarray, past: int, values: tuple[str, ...]
 ) -> tuple[np.ndarray, np.ndarray | None, tuple[np.ndarray, ...]]:
     """Feed ``tokens`` after ``past`` others; logits [vocab] of the last, embeddings and hidden states, where asked."""
     shown: list[dict[str, np.ndarray]] = []
@@ -108,7 +108,7 @@ class Head:
             states.buffers[name].write_row(row, value)
 
 
-def chunked(engine: Engine, prompts: list[np.ndarray]) -> Generator[Observation, None, Head | None]:
+def chunked(engine: DenseEngine, prompts: list[np.ndarray]) -> Generator[Observation, None, Head | None]:
     """Each prompt of at least two tokens in unequal chunks; returns the head of the longest, None without any."""
     head = None
     for index, prompt in enumerate(prompts):
@@ -124,7 +124,7 @@ def chunked(engine: Engine, prompts: list[np.ndarray]) -> Generator[Observation,
     return head
 
 
-def end_beside_prompt(engine: Engine, prompts: list[np.ndarray], head: Head) -> Iterator[Observation]:
+def end_beside_prompt(engine: DenseEngine, prompts: list[np.ndarray], head: Head) -> Iterator[Observation]:
     """The last part of a prompt in one step with the whole of it in another row.
 
     So the padding of the first row reaches across chunks and beyond the end of its caches, where these have no room for
@@ -143,7 +143,7 @@ def end_beside_prompt(engine: Engine, prompts: list[np.ndarray], head: Head) -> 
 
 
 def ragged_then_decode(
-    engine: Engine, sequences: list[np.ndarray], steps: int, start: int, head: Head | None
+    engine: DenseEngine, sequences: list[np.ndarray], steps: int, start: int, head: Head | None
 ) -> Iterator[Observation]:
     """Prompts in one ragged batch, then ``steps`` single tokens for every row.
 
@@ -169,7 +169,7 @@ def ragged_then_decode(
             yield Observation("decode", start + row, done + 1, found[row].copy(), full)
 
 
-def far_window(engine: Engine, index: int, row: FarRow) -> Iterator[Observation]:
+def far_window(engine: DenseEngine, index: int, row: FarRow) -> Iterator[Observation]:
     """The new tokens of ``row``, the ``index``-th, after its filled caches: most in one step, the last one by one.
 
     States are those of the new tokens only.
@@ -220,7 +220,7 @@ def last_logits(logits: np.ndarray, lengths: list[int]) -> np.ndarray:
 
 
 def _feed(
-    engine: Engine, states: StateSet, rows: list[np.ndarray], past: list[int], parts: Sequence[int]
+    engine: DenseEngine, states: StateSet, rows: list[np.ndarray], past: list[int], parts: Sequence[int]
 ) -> list[np.ndarray]:
     """Feed each row its tokens after ``past``, as many as ``parts`` says, then the next; logits [vocab] of each last.
 

@@ -19,8 +19,8 @@ from hybridge.artifact.paged import PAGED
 from hybridge.artifact.path_kind import require_artifact, require_checkpoint
 from hybridge.artifact.progress import NoProgress, Progress
 from hybridge.exporter.checkpoint import open_checkpoint
-from hybridge.runtime.engines import create_engine
-from hybridge.runtime.engines.base import Engine
+from hybridge.runtime.engines import create_dense_engine
+from hybridge.runtime.engines.dense import DenseEngine
 from hybridge.runtime.engines.factory import AUTO, check_engine, portable_unavailable
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.engines.paged_factory import check_paged_engine, create_paged_engine
@@ -114,13 +114,13 @@ def _run(
             yield Comparison(engine.name, scenario, UNCHANGED, layer, 0.0 if same else float("inf"), same)
 
 
-def _opened(artifact: Path, name: str, cases: Cases) -> tuple[Engine | PagedEngine, Observations, Untouched]:
+def _opened(artifact: Path, name: str, cases: Cases) -> tuple[DenseEngine | PagedEngine, Observations, Untouched]:
     """An engine, and what runs the scenarios of the artifact's layout on it."""
     if cases.config.layout == PAGED:
         paged = create_paged_engine(artifact, name)
         observations = partial(paged_scenarios.observations, paged, draft_tokens=cases.draft_tokens)
         return paged, observations, partial(paged_scenarios.untouched, paged)
-    dense = create_engine(artifact, name)
+    dense = create_dense_engine(artifact, name)
     return dense, partial(scenarios.observations, dense), partial(scenarios.untouched, dense)
 
 

@@ -6,7 +6,7 @@ import os
 # events to its makers. A user who has set the variable has chosen.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-from hybridge.runtime.engines.base import Engine
-from hybridge.runtime.engines.factory import ENGINES, create_engine
+from hybridge.runtime.engines.dense import DenseEngine
+from hybridge.runtime.engines.factory import ENGINES, create_dense_engine
 
-__all__ = ["ENGINES", "Engine", "create_engine"]
+__all__ = ["ENGINES", "DenseEngine", "create_dense_engine"]

@@ -12,7 +12,7 @@ from hybridge.artifact.errors import EngineError, SettingError, located
 from hybridge.artifact.extras import install_command
 from hybridge.artifact.path_kind import require_artifact
 from hybridge.artifact.settings import bad_value, check_settings, setting
-from hybridge.runtime.engines.base import Engine
+from hybridge.runtime.engines.dense import DenseEngine
 
 AUTO, ONNXRUNTIME, TENSORRT, TORCH = "auto", "onnxruntime", "tensorrt", "torch"
 ENGINE_NAMES = (AUTO, ONNXRUNTIME, "onnxruntime-portable", TENSORRT, TORCH)
@@ -56,10 +56,10 @@ class EngineKind:
     """``check`` raises where the engine cannot be created whatever the artifact; ``create`` makes it."""
 
     check: Callable[[], None]
-    create: Callable[[Path, EngineOptions], Engine]
+    create: Callable[[Path, EngineOptions], DenseEngine]
 
 
-def create_engine(artifact: str | Path, name: str = AUTO, options: EngineOptions | None = None) -> Engine:
+def create_dense_engine(artifact: str | Path, name: str = AUTO, options: EngineOptions | None = None) -> DenseEngine:
     """The engine ``name`` over the artifact folder ``artifact``.
 
     "auto" is tensorrt where the artifact has an engine for this machine's GPU, else onnxruntime; where engines were
@@ -102,7 +102,7 @@ def choose_engine(folder: Path, options: EngineOptions) -> tuple[str, str | None
 
 
 def check_engine(name: str) -> None:
-    """Raise at once what ``create_engine`` would raise for the engine ``name`` with any artifact."""
+    """Raise at once what ``create_dense_engine`` would raise for the engine ``name`` with any artifact."""
     if name not in ENGINE_NAMES:
         raise bad_value("engine", f"one of {', '.join(ENGINE_NAMES)}", name)
     if name != AUTO:
@@ -117,14 +117,14 @@ def check_engine(name: str) -> None:
             raise missing from None
 
 
-def _onnxruntime(folder: Path, options: EngineOptions) -> Engine:
+def _onnxruntime(folder: Path, options: EngineOptions) -> DenseEngine:
     from hybridge.runtime.engines.onnxruntime import OnnxRuntimeEngine
     from hybridge.runtime.engines.onnxruntime.graph_cache import user_graph_cache
 
     return OnnxRuntimeEngine(folder, options.threads, user_graph_cache())
 
 
-def _onnxruntime_portable(folder: Path, options: EngineOptions) -> Engine:
+def _onnxruntime_portable(folder: Path, options: EngineOptions) -> DenseEngine:
     from hybridge.runtime.engines.onnxruntime.portable import PortableEngine
 
     return PortableEngine(folder, threads=options.threads)
@@ -153,7 +153,7 @@ def portable_unavailable() -> str | None:
     return f"onnxruntime {onnxruntime.__version__} stops at opset {opset}, artifacts have {ARTIFACT_OPSET}"
 
 
-def _tensorrt(folder: Path, options: EngineOptions) -> Engine:
+def _tensorrt(folder: Path, options: EngineOptions) -> DenseEngine:
     from hybridge.runtime.engines.tensorrt import TensorRTEngine
 
     return TensorRTEngine.from_folder(folder, options.engine_folder)
@@ -165,7 +165,7 @@ def _need_tensorrt() -> None:
     check_machine()
 
 
-def _torch(folder: Path, options: EngineOptions) -> Engine:
+def _torch(folder: Path, options: EngineOptions) -> DenseEngine:
     from hybridge.runtime.engines.torch.engine import TorchEngine
     from hybridge.runtime.engines.torch.library import set_threads
 

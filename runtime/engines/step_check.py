@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import add
 
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.base import StepInputs
+from hybridge.runtime.engines.dense import StepInputs
 
 
 def check_step(inputs: StepInputs, batch: int, max_tokens: int, max_seq: int) -> None:

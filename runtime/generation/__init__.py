@@ -2,13 +2,13 @@
 
 from hybridge.runtime.generation.request import Request, RequestLimits
 from hybridge.runtime.generation.results import Generation, Piece, Timings
-from hybridge.runtime.generation.sequence import Sequence
+from hybridge.runtime.generation.sequence import GeneratedSequence
 
 __all__ = [
+    "GeneratedSequence",
     "Generation",
     "Piece",
     "Request",
     "RequestLimits",
-    "Sequence",
     "Timings",
 ]

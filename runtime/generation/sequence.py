@@ -13,7 +13,7 @@ from hybridge.runtime.sampling import DraftToken, PromptLogprobs, SampledToken, 
 from hybridge.runtime.text import StopStrings, Tokenizer
 
 
-class Sequence:
+class GeneratedSequence:
     """Takes the logits after its last token, chooses the next one and decides whether it was the last.
 
     ``index`` is the prompt's place in the call, ``started`` the time (time.perf_counter) of that call, and ``choice``

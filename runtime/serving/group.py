@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hybridge.runtime.generation import Piece
-from hybridge.runtime.generation import Sequence as RunningSequence
+from hybridge.runtime.generation import GeneratedSequence, Piece
 from hybridge.runtime.sampling import DraftToken, PromptLogprobs, SampledToken, Sampler
 from hybridge.runtime.scheduler import ScheduledSequence
 from hybridge.runtime.serving.request import ServingRequest
@@ -139,7 +138,7 @@ class SamplingGroup(Group):
         answer.choose(logits, best, draft_token)
         return self._chosen(sequence, answer)
 
-    def _chosen(self, sequence: ScheduledSequence, answer: RunningSequence) -> MakePiece:
+    def _chosen(self, sequence: ScheduledSequence, answer: GeneratedSequence) -> MakePiece:
         """Go on from the token that the answer of ``sequence`` has chosen, or end it."""
         if answer.finished:
             answer.cached_tokens = sequence.cached_tokens or 0
@@ -150,9 +149,9 @@ class SamplingGroup(Group):
             sequence.tokens.append(answer.last_token)
         return answer.piece
 
-    def _answer(self, choice: int) -> RunningSequence:
+    def _answer(self, choice: int) -> GeneratedSequence:
         context = self._context
-        return RunningSequence(
+        return GeneratedSequence(
             self._asked.index,
             self._asked.request,
             context.eos,

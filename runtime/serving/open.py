@@ -7,8 +7,8 @@ from pathlib import Path
 from hybridge.artifact.config import read_config
 from hybridge.artifact.paged import PAGED
 from hybridge.artifact.path_kind import require_artifact
-from hybridge.runtime.engines.base import Engine
-from hybridge.runtime.engines.factory import EngineOptions, check_engine, create_engine
+from hybridge.runtime.engines.dense import DenseEngine
+from hybridge.runtime.engines.factory import EngineOptions, check_engine, create_dense_engine
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.model_text import ModelText
 from hybridge.runtime.serving.loop import ServingLoop
@@ -16,17 +16,17 @@ from hybridge.runtime.serving.settings import ServingSettings
 
 
 def open_engine(folder: Path, name: str, options: EngineOptions) -> PagedEngine:
-    """The engine ``name`` over the artifact in ``folder``; errors as in ``create_engine``."""
+    """The engine ``name`` over the artifact in ``folder``; errors as in ``create_dense_engine``."""
     check_engine(name)
     require_artifact(folder)
     if read_config(folder).layout == PAGED:
         from hybridge.runtime.engines.paged_factory import create_paged_engine
 
         return create_paged_engine(folder, name, options)
-    return as_paged(create_engine(folder, name, options))
+    return as_paged(create_dense_engine(folder, name, options))
 
 
-def as_paged(engine: Engine | PagedEngine) -> PagedEngine:
+def as_paged(engine: DenseEngine | PagedEngine) -> PagedEngine:
     """``engine`` behind the interface of paged ones; every loop over a dense engine has pools of its own."""
     from hybridge.runtime.engines.dense_as_paged import DenseAsPaged
 

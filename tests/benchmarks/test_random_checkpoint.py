@@ -14,7 +14,7 @@ from benchmarks.export import QWEN3_5 as QWEN3_5_CONFIG
 from benchmarks.random_checkpoint import DECODE_SHAPE, EXPORT_SHAPE, GPU_SHAPE, NemotronHShape, write_random_checkpoint
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.safetensors_file import read_safetensors
-from hybridge.runtime.engines import create_engine
+from hybridge.runtime.engines import create_dense_engine
 from tests.benchmarks.shapes import TINY
 
 QWEN3_5 = {
@@ -58,5 +58,5 @@ def test_traffic_counts_weights_once_and_states_twice(tmp_path: Path) -> None:
     write_random_checkpoint(tmp_path / "c", TINY)
     with_lm_head = parameters(TINY) - 97 * 48
     states = 2 * (6 * 16 * 24 + (6 * 16 + 2 * 3 * 24) * 4)
-    engine = create_engine(exported(tmp_path / "c", tmp_path / "out", max_batch_size=1))
+    engine = create_dense_engine(exported(tmp_path / "c", tmp_path / "out", max_batch_size=1))
     assert touched_bytes_per_token(tmp_path / "c", engine.config) == 4 * (with_lm_head + 2 * states)

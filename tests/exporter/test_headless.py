@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 from hybridge import LLM, verify
 from hybridge.artifact.errors import ArtifactError
 from hybridge.artifact.names import HIDDEN_STATES
-from hybridge.runtime.engines import create_engine
-from hybridge.runtime.engines.base import StepInputs
+from hybridge.runtime.engines import create_dense_engine
+from hybridge.runtime.engines.dense import StepInputs
 from hybridge.runtime.engines.factory import portable_unavailable
 from tests.support.artifacts import ArtifactCache, Exported
 
@@ -31,7 +31,7 @@ def test_hidden_states_are_those_of_transformers(exported: Exported, engine_name
         pytest.skip(reason)
     model = AutoModelForCausalLM.from_pretrained(exported.checkpoint, dtype=torch.float32).eval()
     ids = np.random.default_rng(0).integers(3, 97, (2, max(LENGTHS)))
-    engine = create_engine(exported.folder, engine_name)
+    engine = create_dense_engine(exported.folder, engine_name)
     states = engine.allocate_states(2, 32)
     found = engine.step(StepInputs(ids, np.array(LENGTHS, np.int32), np.zeros(2, np.int32)), states).copy()
     assert found.shape == (2, max(LENGTHS), engine.config.hidden_size)

@@ -15,7 +15,7 @@ from hybridge.artifact.paged import STEP_INPUTS
 from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.plan import plan_export
 from hybridge.inspection import inspect_path
-from hybridge.runtime.engines import create_engine
+from hybridge.runtime.engines import create_dense_engine
 from hybridge.runtime.engines.factory import ENGINES
 from hybridge.runtime.engines.paged_factory import create_paged_engine
 from tests.support.artifacts import ArtifactCache, Exported
@@ -86,7 +86,7 @@ def test_engines_say_which_layout_they_run(
     paged: Exported, artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(EngineError, match="expected layout dense, found paged"):
-        create_engine(paged.folder, "onnxruntime")
+        create_dense_engine(paged.folder, "onnxruntime")
     with pytest.raises(EngineError, match="expected layout paged, found dense: export with `layout='paged'`"):
         create_paged_engine(artifacts.get("nemotron_h", "float32").folder)
     # As on a machine that has TensorRT and a GPU.

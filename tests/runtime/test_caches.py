@@ -8,7 +8,7 @@ import pytest
 import hybridge.runtime.engines.dense_as_paged.batch_rows as batch_rows
 from hybridge.artifact.errors import RequestError
 from hybridge.runtime.caches import HybridCacheManager, KVCacheManager, MambaCacheManager
-from hybridge.runtime.engines.base import StepInputs
+from hybridge.runtime.engines.dense import StepInputs
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, ToyEngine, toy_config, toy_logits
 
 

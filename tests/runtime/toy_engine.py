@@ -18,7 +18,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
 from hybridge.artifact.names import conv_state, past_key, past_value, present, recurrent_state
-from hybridge.runtime.engines.base import Engine, StateBuffer, StateSet, StepInputs
+from hybridge.runtime.engines.dense import DenseEngine, StateBuffer, StateSet, StepInputs
 
 HYBRID = ("mamba", "mlp", "attention", "mamba", "moe", "attention")
 PURE_ATTENTION = ("attention", "attention")
@@ -173,7 +173,7 @@ class ToyStates(StateSet):
         self._max_seq = max_seq
 
 
-class ToyEngine(Engine):
+class ToyEngine(DenseEngine):
     """Runs the toy model; ``steps`` records the shape of every step's input_ids."""
 
     name: ClassVar[str] = "toy"

@@ -18,8 +18,8 @@ from hardware.agreement import DECODE_STEPS, compare_engines
 import hybridge
 from hybridge.artifact.engine_record import PluginsRecord
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines import Engine, create_engine
-from hybridge.runtime.engines.base import StateBuffer, StateSet, StepInputs
+from hybridge.runtime.engines import DenseEngine, create_dense_engine
+from hybridge.runtime.engines.dense import StateBuffer, StateSet, StepInputs
 from tests.support.artifacts import ArtifactCache
 from tests.support.export_cases import CASES
 
@@ -66,7 +66,7 @@ class WrongStates(StateSet):
 class WrongEngine:
     """An engine whose state ``name`` is off by ``factor`` when it is read."""
 
-    def __init__(self, real: Engine, name: str, factor: float) -> None:
+    def __init__(self, real: DenseEngine, name: str, factor: float) -> None:
         self.real, self._wrong = real, (name, factor)
 
     def __getattr__(self, name: str) -> Any:
@@ -86,13 +86,13 @@ def artifact(artifacts: ArtifactCache) -> Path:
 
 @pytest.fixture
 def engines(artifact: Path) -> Any:
-    both = create_engine(artifact), create_engine(artifact)
+    both = create_dense_engine(artifact), create_dense_engine(artifact)
     yield both
     for engine in both:
         engine.close()
 
 
-def test_equal_engines_agree(engines: tuple[Engine, Engine]) -> None:
+def test_equal_engines_agree(engines: tuple[DenseEngine, DenseEngine]) -> None:
     comparisons = compare_engines(*engines)
     assert all(comparison.passed and comparison.error == 0.0 for comparison in comparisons)
     steps = [comparison.step for comparison in comparisons if comparison.what == "logits"]
@@ -103,7 +103,7 @@ def test_equal_engines_agree(engines: tuple[Engine, Engine]) -> None:
 
 @pytest.mark.parametrize("name", ["past_key_0", "recurrent_state_0"])
 @pytest.mark.parametrize("factor", [1.01, float("nan")])
-def test_a_wrong_state_is_found(engines: tuple[Engine, Engine], name: str, factor: float) -> None:
+def test_a_wrong_state_is_found(engines: tuple[DenseEngine, DenseEngine], name: str, factor: float) -> None:
     found: Any = WrongEngine(engines[0], name, factor)
     wrong = [comparison for comparison in compare_engines(found, engines[1]) if not comparison.passed]
     assert [(comparison.step, comparison.what) for comparison in wrong] == [
@@ -131,7 +131,7 @@ class Hybridge:
 def doubles(monkeypatch: pytest.MonkeyPatch) -> Hybridge:
     public = Hybridge()
     monkeypatch.setattr(hw_check, "hybridge", public)
-    monkeypatch.setattr(hw_check, "create_engine", lambda artifact, name: create_engine(artifact))
+    monkeypatch.setattr(hw_check, "create_dense_engine", lambda artifact, name: create_dense_engine(artifact))
     monkeypatch.setattr(hw_check, "machine_document", lambda: {"gpu": {"name": "a GPU"}})
     monkeypatch.setattr(hw_check, "BENCHMARK_TOKENS", 3)
     monkeypatch.setattr(hw_check, "REPETITIONS", 1)
@@ -165,10 +165,10 @@ def test_a_wrong_engine_fails(
     artifact: Path, doubles: Hybridge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def created(folder: Path, name: str) -> Any:
-        engine = create_engine(folder)
+        engine = create_dense_engine(folder)
         return WrongEngine(engine, "conv_state_0", 1.1) if name == "tensorrt" else engine
 
-    monkeypatch.setattr(hw_check, "create_engine", created)
+    monkeypatch.setattr(hw_check, "create_dense_engine", created)
     monkeypatch.setattr(hw_check, "run_benchmark", lambda *args, **options: SimpleNamespace(to_json=dict))
     code, report = checked(artifact, tmp_path / "report.json", "--engine", "plugins")
     assert (code, report["passed"]) == (1, False)

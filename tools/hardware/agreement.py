@@ -8,7 +8,7 @@ import numpy as np
 
 from hybridge.artifact.bindings import MAX_SEQ
 from hybridge.artifact.dtypes import DType
-from hybridge.runtime.engines.base import Engine, StateSet, StepInputs
+from hybridge.runtime.engines.dense import DenseEngine, StateSet, StepInputs
 
 # Relative norm of the difference from an engine that computes in float32: an artifact of a 16-bit type rounds after
 # every operator, with 2**-11 (float16) or 2**-8 (bfloat16), and the errors of the layers add up.
@@ -30,7 +30,7 @@ class Comparison:
         return self.error is not None and self.error <= self.tolerance
 
 
-def compare_engines(found: Engine, expected: Engine) -> list[Comparison]:
+def compare_engines(found: DenseEngine, expected: DenseEngine) -> list[Comparison]:
     """A ragged prompt, a later chunk in which a row takes no part, then single tokens; states after each of the three.
 
     Both engines get the same tokens, whatever they answer.
@@ -52,7 +52,7 @@ def compare_engines(found: Engine, expected: Engine) -> list[Comparison]:
 class _Run:
     """The states of both engines, and what has been compared."""
 
-    def __init__(self, found: Engine, expected: Engine, rows: int, room: int) -> None:
+    def __init__(self, found: DenseEngine, expected: DenseEngine, rows: int, room: int) -> None:
         self._engines = (found, expected)
         self._states: list[StateSet] = [engine.allocate_states(rows, room) for engine in self._engines]
         self._past = np.zeros(rows, np.int32)

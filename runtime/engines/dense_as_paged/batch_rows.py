@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hybridge.artifact.bindings import MAX_SEQ
-from hybridge.runtime.engines.base import Engine, StateSet
+from hybridge.runtime.engines.dense import DenseEngine, StateSet
 from hybridge.runtime.engines.dense_as_paged.contents import Arrays, Content, Contents
 
 # KV caches start with room for this many tokens and double when they are full: a decode step then costs what the
@@ -40,7 +40,7 @@ class BatchRows:
     until the row is needed, and is then parked in host memory, cut to its length.
     """
 
-    def __init__(self, engine: Engine, blocks: Contents, slots: Contents) -> None:
+    def __init__(self, engine: DenseEngine, blocks: Contents, slots: Contents) -> None:
         self._engine = engine
         specs = engine.state_specs
         self._parts = (

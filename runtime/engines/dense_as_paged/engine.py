@@ -9,7 +9,7 @@ import numpy as np
 
 from hybridge.artifact.bindings import Binding
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.base import Decoder, Engine
+from hybridge.runtime.engines.dense import Decoder, DenseEngine
 from hybridge.runtime.engines.dense_as_paged.batch_rows import BatchRows, RowRequest
 from hybridge.runtime.engines.dense_as_paged.contents import Content, Contents
 from hybridge.runtime.engines.dense_as_paged.host_copy import (
@@ -61,7 +61,7 @@ class DenseAsPaged(PagedEngine):
     in one more, through its decoder.
     """
 
-    def __init__(self, dense: Engine) -> None:
+    def __init__(self, dense: DenseEngine) -> None:
         self.dense = dense
         self.name = dense.name  # type: ignore[misc]  # of other engines, all of a class have one name
         self.notes = dense.notes

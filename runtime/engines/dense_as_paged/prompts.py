@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hybridge.runtime.engines.base import Engine, StateSet, StepInputs
+from hybridge.runtime.engines.dense import DenseEngine, StateSet, StepInputs
 
 # Tokens of one step over all rows: enough to keep matrix products busy, few enough that activations stay small.
 STEP_TOKENS = 4096
@@ -47,7 +47,7 @@ class Prompt:
             self.logits.append((logits[token - begin] if logits.ndim == 2 else logits).copy())
 
 
-def feed(engine: Engine, states: StateSet, prompts: Sequence[Prompt]) -> None:
+def feed(engine: DenseEngine, states: StateSet, prompts: Sequence[Prompt]) -> None:
     """Feed all of ``prompts``, in as many steps as engine and memory ask for; other rows keep their states."""
     all_logits, pending = engine.config.all_logits, list(prompts)
     while pending:
@@ -64,7 +64,7 @@ def feed(engine: Engine, states: StateSet, prompts: Sequence[Prompt]) -> None:
         pending = [each for each in pending if each.done < each.ids.size]
 
 
-def chunk_length(engine: Engine, rows: int, tokens: int) -> int:
+def chunk_length(engine: DenseEngine, rows: int, tokens: int) -> int:
     """Tokens per row of the next step when the longest row still has ``tokens`` to feed; at least 1."""
     budget = STEP_TOKENS // rows
     if engine.config.all_logits:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hybridge.artifact.bindings import Binding
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.path_kind import MODEL_FILE
-from hybridge.runtime.engines.base import Engine, StateSet, read_dense_config
+from hybridge.runtime.engines.dense import DenseEngine, StateSet, read_dense_config
 from hybridge.runtime.engines.onnxruntime.graph_form import StateLayout
 from hybridge.runtime.engines.onnxruntime.opened_graph import OpenedGraph
 from hybridge.runtime.engines.onnxruntime.states import ArrayStateSet, engine_specs
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-class ArrayEngine(Engine):
+class ArrayEngine(DenseEngine):
     """The artifact, its limits and its states; how a step runs is left to the engine.
 
     ``_layouts`` is how the engine's graphs hold each state; the engine sets it.

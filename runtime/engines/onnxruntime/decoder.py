@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.base import Decoder
+from hybridge.runtime.engines.dense import Decoder
 from hybridge.runtime.engines.onnxruntime.bound_run import BoundRun
 from hybridge.runtime.engines.onnxruntime.row_runs import RowRun, token_runs
 from hybridge.runtime.engines.onnxruntime.states import ArrayStateSet

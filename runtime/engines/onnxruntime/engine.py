@@ -12,7 +12,7 @@ import numpy as np
 from hybridge.artifact.bindings import BATCH, SEQ
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.limits import MIB
-from hybridge.runtime.engines.base import StateSet, StepInputs
+from hybridge.runtime.engines.dense import StateSet, StepInputs
 from hybridge.runtime.engines.onnxruntime.array_engine import ArrayEngine, own_states
 from hybridge.runtime.engines.onnxruntime.bound_run import BoundRun, FormSession
 from hybridge.runtime.engines.onnxruntime.decoder import BoundDecoder

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
-from hybridge.runtime.engines.base import StateSet, StepInputs
+from hybridge.runtime.engines.dense import StateSet, StepInputs
 from hybridge.runtime.engines.inner_values import expose_values
 from hybridge.runtime.engines.onnxruntime.array_engine import ArrayEngine, own_states
 from hybridge.runtime.engines.onnxruntime.graph_form import natural_layouts

@@ -12,7 +12,7 @@ import numpy as np
 from hybridge.artifact.bindings import BATCH, MAX_SEQ, Binding
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import EngineError, RequestError
-from hybridge.runtime.engines.base import StateBuffer, StateSet
+from hybridge.runtime.engines.dense import StateBuffer, StateSet
 from hybridge.runtime.engines.onnxruntime.graph_form import StateLayout
 
 # KV caches start with room for this many positions and at least double when they grow.

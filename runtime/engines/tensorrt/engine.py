@@ -13,7 +13,7 @@ import numpy as np
 from hybridge.artifact.bindings import Binding
 from hybridge.artifact.config import RuntimeConfig, read_config
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.base import Engine, StateSet, StepInputs
+from hybridge.runtime.engines.dense import DenseEngine, StateSet, StepInputs
 from hybridge.runtime.engines.step_check import check_step
 from hybridge.runtime.engines.tensorrt.binding_plan import DECODE, PREFILL, BindingPlan, binding_plan
 from hybridge.runtime.engines.tensorrt.bound_context import BoundContext
@@ -30,7 +30,7 @@ from hybridge.runtime.engines.tensorrt.states import DeviceStateSet, too_long
 from hybridge.runtime.engines.tensorrt.step_io import LogitsStage, TokenStage
 
 
-class TensorRTEngine(Engine):
+class TensorRTEngine(DenseEngine):
     """Runs an engine that ``hybridge build-engine`` made of the artifact, in the types of the artifact.
 
     All work goes to one stream. A step of several tokens per row runs in the context of the prefill profile, which

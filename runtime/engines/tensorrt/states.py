@@ -10,7 +10,7 @@ import numpy as np
 
 from hybridge.artifact.bindings import MAX_SEQ, Binding
 from hybridge.artifact.errors import EngineError, RequestError
-from hybridge.runtime.engines.base import StateBuffer, StateSet
+from hybridge.runtime.engines.dense import StateBuffer, StateSet
 from hybridge.runtime.engines.tensorrt.binding_plan import BindingPlan
 from hybridge.runtime.engines.tensorrt.memory import DeviceMemory
 from hybridge.runtime.engines.tensorrt.state_memory import StateMemory, StatePool

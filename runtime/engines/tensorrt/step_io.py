@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
-from hybridge.runtime.engines.base import StepInputs
+from hybridge.runtime.engines.dense import StepInputs
 from hybridge.runtime.engines.tensorrt.binding_plan import BindingPlan
 from hybridge.runtime.engines.tensorrt.memory import Allocation, DeviceMemory, PinnedAllocation, aligned
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.base import Decoder
+from hybridge.runtime.engines.dense import Decoder
 from hybridge.runtime.engines.torch.decode_step import DecodeStep
 from hybridge.runtime.engines.torch.states import TorchStateSet
 

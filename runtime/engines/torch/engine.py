@@ -11,7 +11,7 @@ import torch
 
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
-from hybridge.runtime.engines.base import Engine, StateSet, StepInputs, read_dense_config
+from hybridge.runtime.engines.dense import DenseEngine, StateSet, StepInputs, read_dense_config
 from hybridge.runtime.engines.step_check import check_step
 from hybridge.runtime.engines.torch.decode_step import DecodeStep, bucket_of
 from hybridge.runtime.engines.torch.decoder import TorchDecoder
@@ -25,7 +25,7 @@ from hybridge.runtime.engines.torch.states import TorchStateSet
 from hybridge.runtime.engines.torch.step_memory import memory_for
 
 
-class TorchEngine(Engine):
+class TorchEngine(DenseEngine):
     """Runs an artifact's graph in the types that it declares, with its states where they are."""
 
     name: ClassVar[str] = "torch"

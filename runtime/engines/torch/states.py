@@ -11,7 +11,7 @@ import torch
 
 from hybridge.artifact.bindings import MAX_SEQ, Binding
 from hybridge.artifact.errors import RequestError
-from hybridge.runtime.engines.base import StateBuffer, StateSet
+from hybridge.runtime.engines.dense import StateBuffer, StateSet
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.state_memory import StateMemory, StatePool
 from hybridge.runtime.engines.torch.tensors import array_from_tensor, tensor_from_array

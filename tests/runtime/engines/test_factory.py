@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hybridge.artifact.errors import ArtifactError, EngineError, SettingError
-from hybridge.runtime.engines import create_engine
+from hybridge.runtime.engines import create_dense_engine
 from hybridge.runtime.engines.factory import ENGINES, EngineKind, EngineOptions, check_engine
 from hybridge.runtime.engines.paged_factory import create_paged_engine
 from hybridge.trt_plugins.build.target import Machine
@@ -43,18 +43,18 @@ def test_tensorrt_says_what_the_machine_lacks(tmp_path: Path, monkeypatch: pytes
     ):
         use(monkeypatch, machine)
         with pytest.raises(EngineError, match=words):
-            create_engine(tmp_path, "tensorrt")
+            create_dense_engine(tmp_path, "tensorrt")
 
 
 def test_auto_says_why_an_engine_that_was_built_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime", reason="the onnxruntime engine takes over")
     folder = HandMade(Plan()).write(tmp_path / "artifact")
     use(monkeypatch, Machine(("tensorrt_rtx",), None))
-    with contextlib.closing(create_engine(folder)) as engine:
+    with contextlib.closing(create_dense_engine(folder)) as engine:
         assert (engine.name, engine.notes) == ("onnxruntime", ())
     (folder / "engines" / "rtx-ada").mkdir(parents=True)
     (folder / "engines" / "rtx-ada" / "engine.json").write_text("{}")
-    with contextlib.closing(create_engine(folder)) as engine:
+    with contextlib.closing(create_dense_engine(folder)) as engine:
         (note,) = engine.notes
     assert engine.name == "onnxruntime"
     assert note.startswith(
@@ -62,7 +62,7 @@ def test_auto_says_why_an_engine_that_was_built_does_not_run(tmp_path: Path, mon
     )
     use(monkeypatch, Machine(("tensorrt_rtx",), "8.9"))
     monkeypatch.setattr("hybridge.runtime.engines.tensorrt.selection.cuda_core", lambda: None)
-    with contextlib.closing(create_engine(folder)) as engine:
+    with contextlib.closing(create_dense_engine(folder)) as engine:
         (note,) = engine.notes
     assert "rtx-ada (" in note and f"run hybridge build-engine {folder} --target rtx-ada" in note
 
@@ -77,9 +77,9 @@ def test_auto_is_tensorrt_where_an_engine_fits(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setitem(ENGINES, "tensorrt", EngineKind(lambda: None, create))
     monkeypatch.setattr("hybridge.runtime.engines.tensorrt.selection.find_engine", lambda folder: None)
     folder = HandMade(Plan()).write(tmp_path / "artifact")
-    create_engine(folder, options=EngineOptions(engine_folder="mine"))
+    create_dense_engine(folder, options=EngineOptions(engine_folder="mine"))
     (folder / "engines").mkdir()
-    create_engine(folder)
+    create_dense_engine(folder)
     assert taken == ["mine", None]
 
 
@@ -93,17 +93,17 @@ def test_an_unknown_engine_is_refused_with_the_known_ones(tmp_path: Path) -> Non
     with pytest.raises(
         SettingError, match="expected one of auto, onnxruntime, onnxruntime-portable, tensorrt, torch, found 'cuda'"
     ):
-        create_engine(tmp_path, "cuda")
+        create_dense_engine(tmp_path, "cuda")
 
 
 def test_a_missing_folder_is_an_artifact_error(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="expected a folder written by hybridge export, found nothing"):
-        create_engine(tmp_path / "absent")
+        create_dense_engine(tmp_path / "absent")
 
 
 def test_a_folder_that_is_no_artifact_is_an_artifact_error(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="found another folder: give such a folder"):
-        create_engine(tmp_path)
+        create_dense_engine(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_missing_library_names_the_extra_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(EngineError, match=rf"needs the package {library}.*pip install --editable '.*\[{extra}\]'"):
-        create_engine(tmp_path, name)
+        create_dense_engine(tmp_path, name)
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, 1025])
@@ -136,11 +136,11 @@ def test_weights_that_are_gone_are_named_with_the_folder(tmp_path: Path) -> None
     with pytest.raises(
         ArtifactError, match=f"^{folder}: expected the file .*weights/.*, found none: export the checkpoint again$"
     ):
-        create_engine(folder, "onnxruntime")
+        create_dense_engine(folder, "onnxruntime")
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "onnxruntime-portable", "torch"])
-@pytest.mark.parametrize("create", [create_engine, create_paged_engine])
+@pytest.mark.parametrize("create", [create_dense_engine, create_paged_engine])
 def test_only_tensorrt_takes_the_folder_of_an_engine(create: Callable[..., object], name: str, tmp_path: Path) -> None:
     folder = HandMade(Plan()).write(tmp_path / "artifact")
     with pytest.raises(SettingError, match=f"engine_folder: expected none for the engine {name}, found 'mine'"):

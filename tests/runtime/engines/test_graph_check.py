@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from hybridge.artifact.errors import ArtifactError
-from hybridge.runtime.engines import create_engine
+from hybridge.runtime.engines import create_dense_engine
 from hybridge.runtime.engines.paged_factory import create_paged_engine
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import Plan
@@ -30,7 +30,7 @@ def test_another_graph_is_refused_by_name(engine: str, change: str, words: str, 
     folder = HandMade(Plan()).write(tmp_path / "artifact")
     write_other_graph(folder / "model.onnx", change)
     with pytest.raises(ArtifactError, match=f"artifact/model.onnx: {words} copy the whole artifact again"):
-        create_engine(folder, engine)
+        create_dense_engine(folder, engine)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

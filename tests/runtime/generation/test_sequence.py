@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hybridge.runtime.generation import Piece, Request, RequestLimits, Sequence
+from hybridge.runtime.generation import GeneratedSequence, Piece, Request, RequestLimits
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.text import Tokenizer
 from tests.runtime.text.tokenizer_files import byte_level_tokenizer
@@ -19,7 +19,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def run(tokenizer: Tokenizer, tokens: list[int], params: SamplingParams) -> list[Piece]:
     """The pieces of a generation whose logits ask for ``tokens`` one after another, and that ends with them."""
     request = Request.from_prompt([5], params, RequestLimits(VOCAB, 4096), tokenizer)
-    sequence = Sequence(0, Request(request.prompt_ids, params, len(tokens)), (), tokenizer, 0.0)
+    sequence = GeneratedSequence(0, Request(request.prompt_ids, params, len(tokens)), (), tokenizer, 0.0)
     pieces = []
     for token in tokens:
         pieces.append(sequence.accept(10 * np.eye(1, VOCAB, token, dtype=np.float32)[0]))
@@ -54,7 +54,7 @@ def test_a_stop_string_may_be_complete_only_at_the_end(tokenizer: Tokenizer) -> 
 
 def test_the_repetition_penalty_counts_the_prompt(tokenizer: Tokenizer) -> None:
     params = SamplingParams(repetition_penalty=2.0)
-    sequence = Sequence(0, Request((7, 8), params, 3), (), tokenizer, 0.0)
+    sequence = GeneratedSequence(0, Request((7, 8), params, 3), (), tokenizer, 0.0)
     logits = np.zeros(VOCAB, np.float32)
     logits[[7, 9]] = [5.0, 4.0]
     assert sequence.accept(logits).token_ids == (9,)

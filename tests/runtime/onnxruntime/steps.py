@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hybridge.runtime.engines.base import StepInputs
+from hybridge.runtime.engines.dense import StepInputs
 from hybridge.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import Plan

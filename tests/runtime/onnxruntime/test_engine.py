@@ -9,7 +9,7 @@ import pytest
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import ArtifactError, EngineError, RequestError
-from hybridge.runtime.engines.base import Decoder
+from hybridge.runtime.engines.dense import Decoder
 from hybridge.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan

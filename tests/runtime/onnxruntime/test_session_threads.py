@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from hybridge.runtime.engines.factory import EngineOptions, create_engine
+from hybridge.runtime.engines.factory import EngineOptions, create_dense_engine
 from hybridge.runtime.engines.paged_factory import create_paged_engine
 from tests.support.artifacts import ArtifactCache
 from tests.support.deferred_rows import ROWS, Rows
@@ -28,7 +28,7 @@ def test_threads_of_every_session_stop_when_a_run_ends(
 
     monkeypatch.setattr(ort, "InferenceSession", recorded)
     if layout == "dense":
-        create_engine(folder, "onnxruntime", EngineOptions(threads=2))
+        create_dense_engine(folder, "onnxruntime", EngineOptions(threads=2))
     else:
         engine = create_paged_engine(folder, "onnxruntime", EngineOptions(threads=2))
         engine.prepare_rollback(ROWS, 3)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hybridge.artifact.errors import EngineError, RequestError
-from hybridge.runtime.generation import Sequence
+from hybridge.runtime.generation import GeneratedSequence
 from hybridge.runtime.scheduler import Fcfs, Priority
 from hybridge.runtime.serving.request import Output
 from hybridge.runtime.serving.worker import ServingWorker
@@ -56,7 +56,7 @@ def test_an_error_of_one_request_loses_no_piece_of_those_after_it(monkeypatch) -
 def test_whatever_goes_wrong_with_a_token_ends_its_request_only(monkeypatch, part) -> None:
     loop, engine = toy_loop()
     bad, good = loop.add(asked([1], 4, n=2)), loop.add(asked([2], 4))
-    original, calls = getattr(Sequence, part), 0
+    original, calls = getattr(GeneratedSequence, part), 0
 
     def breaking(self, *args):
         nonlocal calls
@@ -65,7 +65,7 @@ def test_whatever_goes_wrong_with_a_token_ends_its_request_only(monkeypatch, par
             raise ValueError("no such text")
         return original(self, *args)
 
-    monkeypatch.setattr(Sequence, part, breaking)
+    monkeypatch.setattr(GeneratedSequence, part, breaking)
     outputs = run_all(loop)
     (error,) = [output for output in outputs if output.error]
     assert error.request_id == bad and "no such text" in str(error.error)
@@ -79,7 +79,7 @@ def test_whatever_goes_wrong_with_the_token_of_a_candidate_ends_its_request_only
     """And what the prefix cache gets of it ends before the first draft token that was wrong."""
     loop, engine, _ = speculating(HYBRID, [1], prefix_cache="radix")
     bad, good = loop.add(asked([1], 9)), loop.add(asked([2], 9))
-    original, calls = getattr(Sequence, part), 0
+    original, calls = getattr(GeneratedSequence, part), 0
 
     def breaking(self, *args):
         nonlocal calls
@@ -88,7 +88,7 @@ def test_whatever_goes_wrong_with_the_token_of_a_candidate_ends_its_request_only
             raise (ValueError if part == "choose" else EngineError)("no such text")
         return original(self, *args)
 
-    monkeypatch.setattr(Sequence, part, breaking)
+    monkeypatch.setattr(GeneratedSequence, part, breaking)
     outputs = run_all(loop)
     (error,) = [output for output in outputs if output.error]
     assert error.request_id == bad and "no such text" in str(error.error)

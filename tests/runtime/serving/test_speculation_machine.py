@@ -17,8 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from hybridge.runtime.generation import Piece, Request
-from hybridge.runtime.generation import Sequence as Answer
+from hybridge.runtime.generation import GeneratedSequence, Piece, Request
 from hybridge.runtime.prefix_cache.radix_cache import RadixCache
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.prefix_cache.token_key import tokens_from_key
@@ -316,7 +315,7 @@ class SpeculationMachine(LoopMachine):
     def plain(self, request: Asked, choice: int) -> list[Piece]:
         params, tokens, pieces = request.params, list(request.prompt), []
         one = Request(tuple(request.prompt), replace(params, n=1), request.new)
-        answer = Answer(0, one, EOS, Letters(), 0.0, choice)
+        answer = GeneratedSequence(0, one, EOS, Letters(), 0.0, choice)
         while not answer.finished:
             pieces.append(answer.accept(toy_logits(self.config, tokens)))
             tokens.append(answer.last_token)

@@ -13,7 +13,7 @@ import pytest
 from hybridge.artifact.config import RuntimeConfig, read_config
 from hybridge.artifact.engine_record import EngineRecord
 from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
-from hybridge.runtime.engines.base import StepInputs
+from hybridge.runtime.engines.dense import StepInputs
 from hybridge.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
 from hybridge.runtime.engines.tensorrt import TensorRTEngine
 from hybridge.runtime.engines.tensorrt.library import RuntimeLibrary

@@ -12,7 +12,7 @@ import pytest
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.caches import HybridCacheManager
-from hybridge.runtime.engines.base import StepInputs
+from hybridge.runtime.engines.dense import StepInputs
 from hybridge.runtime.engines.dense_as_paged import DenseAsPaged
 from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.engines.tensorrt.cuda_memory import CudaMemory

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines import create_engine
+from hybridge.runtime.engines import create_dense_engine
 from hybridge.runtime.engines.factory import EngineOptions
 from hybridge.runtime.engines.tensorrt import TensorRTEngine, engine
 from hybridge.trt_plugins.build.target import Machine
@@ -39,7 +39,7 @@ def memory(artifact: BuiltArtifact, monkeypatch: pytest.MonkeyPatch) -> FakeMemo
 def test_the_engine_that_fits_is_opened(
     artifact: BuiltArtifact, memory: FakeMemory, name: str, folder: str | None
 ) -> None:
-    opened = create_engine(artifact.folder, name, EngineOptions(engine_folder=folder))
+    opened = create_dense_engine(artifact.folder, name, EngineOptions(engine_folder=folder))
     assert isinstance(opened, TensorRTEngine) and opened.name == "tensorrt" and opened.notes == ()
     assert opened.built.folder.name == PRESET and opened.state_specs == artifact.config.bindings.states
     tokens = np.arange(5)
@@ -59,5 +59,5 @@ def test_a_library_that_cannot_start_leaves_nothing(
 
     monkeypatch.setattr(tensorrt_rtx, "Runtime", fail)
     with pytest.raises(EngineError, match=r"tensorrt_rtx .* cannot start: no driver"):
-        create_engine(artifact.folder, "tensorrt")
+        create_dense_engine(artifact.folder, "tensorrt")
     memory.check_nothing_left()

@@ -13,7 +13,7 @@ import torch
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import ArtifactError, EngineError, RequestError
-from hybridge.runtime.engines.base import Decoder
+from hybridge.runtime.engines.dense import Decoder
 from hybridge.runtime.engines.torch.engine import TorchEngine
 from hybridge.runtime.engines.torch.program import Program
 from hybridge.runtime.llm import LLM

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 import torch
 
 from hybridge.artifact.dtypes import DType
-from hybridge.runtime.engines.base import StepInputs
+from hybridge.runtime.engines.dense import StepInputs
 from hybridge.runtime.engines.torch.engine import TorchEngine
 from hybridge.runtime.engines.torch.states import TorchStateSet
 from hybridge.runtime.engines.torch.step_buffers import StepBuffers

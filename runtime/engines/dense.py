@@ -67,14 +67,14 @@ class StateBuffer(ABC):
 
 
 class StateSet(ABC):
-    """All states of a fixed number of batch rows, bound to one engine. Made by ``Engine.allocate_states``."""
+    """All states of a fixed number of batch rows, bound to one engine. Made by ``DenseEngine.allocate_states``."""
 
     batch: int
 
     @property
     @abstractmethod
     def buffers(self) -> Mapping[str, StateBuffer]:
-        """The buffers by graph input name. Valid until the next ``Engine.step`` or ``reserve`` on this set."""
+        """The buffers by graph input name. Valid until the next ``DenseEngine.step`` or ``reserve`` on this set."""
 
     @property
     @abstractmethod
@@ -85,18 +85,18 @@ class StateSet(ABC):
     def reserve(self, max_seq: int) -> None:
         """Grow the KV caches to hold at least ``max_seq`` positions, keeping their content; never shrinks.
 
-        RequestError when ``max_seq`` exceeds what the engine can hold (``Engine.max_seq_len``).
+        RequestError when ``max_seq`` exceeds what the engine can hold (``DenseEngine.max_seq_len``).
         """
 
 
 class Decoder(ABC):
-    """Decodes the same rows token by token. Made by ``Engine.decoder``; what repeats is made once."""
+    """Decodes the same rows token by token. Made by ``DenseEngine.decoder``; what repeats is made once."""
 
     @abstractmethod
     def step(self, tokens: Sequence[int], past_lengths: Sequence[int]) -> Sequence[np.ndarray]:
         """Give each row its token; returns the logits [vocab] float32 of each row, valid until the engine's next step.
 
-        The lists go with the rows one by one; all else is as in ``Engine.step``.
+        The lists go with the rows one by one; all else is as in ``DenseEngine.step``.
         """
 
 
@@ -110,7 +110,7 @@ def read_dense_config(folder: Path) -> RuntimeConfig:
     return config
 
 
-class Engine(ABC):
+class DenseEngine(ABC):
     """One artifact made runnable. Not safe for use from several threads at once."""
 
     name: ClassVar[str]
@@ -188,9 +188,9 @@ class Engine(ABC):
 
 
 class StepDecoder(Decoder):
-    """Decoding through ``Engine.step``."""
+    """Decoding through ``DenseEngine.step``."""
 
-    def __init__(self, engine: Engine, rows: Sequence[int], states: StateSet) -> None:
+    def __init__(self, engine: DenseEngine, rows: Sequence[int], states: StateSet) -> None:
         self._engine, self._rows, self._states = engine, list(rows), states
         lengths = np.zeros((2, states.batch), np.int32)
         lengths[0, self._rows] = 1
