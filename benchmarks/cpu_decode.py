@@ -26,7 +26,8 @@ from benchmarks.measure import Spread, seconds, spreads, take_turns
 from benchmarks.peer import Peer
 from benchmarks.random_checkpoint import DECODE_SHAPE, NemotronHShape, write_random_checkpoint
 from benchmarks.runner import Gate, Report, Target, require
-from hybridge.runtime.engines.dense_as_paged import DenseAsPaged
+from hybridge.runtime.engines import DenseEngine, create_dense_engine
+from hybridge.runtime.engines.factory import EngineOptions
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
 
@@ -69,8 +70,9 @@ def run(settings: DecodeSettings) -> Report:
         for model, checkpoint in ((DEMO, DEMO_CHECKPOINT), (DELTA, DELTA_CHECKPOINT), (RANDOM, random)):
             artifact = exported(checkpoint, folder / model.replace(" ", "-"), max_batch_size=1)
             peer = Peer(checkpoint, settings.threads)
-            with LLM(artifact, engine="onnxruntime", threads=settings.threads) as llm:
-                contest = _Contest(model, llm, peer, settings, bandwidth)
+            engine = create_dense_engine(artifact, "onnxruntime", EngineOptions(settings.threads))
+            with LLM(artifact, engine) as llm:
+                contest = _Contest(model, llm, engine, peer, settings, bandwidth)
                 gates += contest.gates()
                 require(*gates)
                 results[model] = contest.measure(touched_bytes_per_token(checkpoint, llm.config))
@@ -80,14 +82,19 @@ def run(settings: DecodeSettings) -> Report:
 
 
 class _Contest:
-    """One model: ours and the peer's, on the same prompts."""
+    """One model: ours (through LLM, and its engine alone) and the peer's, on the same prompts."""
 
     def __init__(
-        self, model: str, llm: LLM, peer: Peer, settings: DecodeSettings, bandwidth: Callable[[], float]
+        self,
+        model: str,
+        llm: LLM,
+        engine: DenseEngine,
+        peer: Peer,
+        settings: DecodeSettings,
+        bandwidth: Callable[[], float],
     ) -> None:
-        self._model, self._llm, self._peer, self._settings, self._bandwidth = model, llm, peer, settings, bandwidth
-        assert isinstance(llm.engine, DenseAsPaged), "the artifact has the dense layout"
-        self._engine = llm.engine.dense
+        self._model, self._llm, self._engine, self._peer = model, llm, engine, peer
+        self._settings, self._bandwidth = settings, bandwidth
         self._new_tokens = settings.new_tokens[model]
         vocabulary = llm.config.vocab_size
         self._prompt = random_prompt(vocabulary, settings.prompt_tokens)

@@ -134,7 +134,7 @@ class _Rows:
 
     def __init__(self, engine: PagedEngine, rows: int, tokens: int) -> None:
         """Pools for ``rows`` of at most ``tokens`` tokens."""
-        needs, self._size = CacheNeeds.of_model(engine.config), engine.fixed_block_size or _BLOCK_SIZE
+        needs, self._size = CacheNeeds.of_model(engine.config), engine.block_size(_BLOCK_SIZE)
         width = -(-tokens // self._size)
         engine.allocate_pools(PoolSizes(rows * width * needs.kv, self._size, rows * needs.state))
         if needs.state:

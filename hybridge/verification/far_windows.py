@@ -6,7 +6,7 @@ one of the first tokens, or misses one, gives another result; zeros cost an engi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -14,7 +14,6 @@ import numpy as np
 
 from hybridge.artifact import names
 from hybridge.artifact.config import RuntimeConfig
-from hybridge.artifact.paged import PAGED
 from hybridge.verification.lengths import WINDOW, Edge
 
 # New tokens up to the edge, and past it; the last of these are fed one by one.
@@ -64,10 +63,17 @@ class FarRow:
         return np.split(self.tokens, range(at_once, len(self.tokens)))
 
 
-def far_rows(edges: tuple[Edge, ...], config: RuntimeConfig, seed: int, longest: int) -> tuple[FarRow, ...]:
+def far_rows(
+    edges: tuple[Edge, ...],
+    config: RuntimeConfig,
+    seed: int,
+    longest: int,
+    cache_bytes: Callable[[Iterable[int]], int],
+) -> tuple[FarRow, ...]:
     """A row for each window that prompts of ``longest`` tokens do not cross, where the artifact has room for it.
 
-    None for a window that begins among the filled tokens or whose caches take more than ``MOST_BYTES``.
+    None for a window that begins among the filled tokens or whose caches take more than ``MOST_BYTES``; cache_bytes: of
+    the bytes of each layer.
     """
     return tuple(
         _row(edge, config, np.random.default_rng([seed, edge.tokens]))
@@ -76,7 +82,7 @@ def far_rows(edges: tuple[Edge, ...], config: RuntimeConfig, seed: int, longest:
         and not edge.crossed_by(longest)
         and edge.tokens >= FILLED + BEFORE
         and edge.crossed_by(config.max_seq_len)
-        and _cache_bytes(config, edge.tokens) <= MOST_BYTES
+        and cache_bytes(_layer_bytes(config, edge.tokens)) <= MOST_BYTES
     )
 
 
@@ -93,6 +99,6 @@ def _row(edge: Edge, config: RuntimeConfig, random: np.random.Generator) -> FarR
     return FarRow(edge, FilledCaches(start, numbers, factor), random.integers(0, config.vocab_size, count))
 
 
-def _cache_bytes(config: RuntimeConfig, tokens: int) -> int:
-    layers = [2 * 4 * tokens * layer.num_kv_heads * layer.head_dim for layer in config.kv_layers]
-    return max(layers) if config.layout == PAGED else sum(layers)
+def _layer_bytes(config: RuntimeConfig, tokens: int) -> list[int]:
+    """Bytes of each layer's keys and values in float32."""
+    return [2 * 4 * tokens * layer.num_kv_heads * layer.head_dim for layer in config.kv_layers]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.verification.far_windows import FarRow, far_rows
+from hybridge.verification.layouts import layout_steps
 from hybridge.verification.lengths import WINDOW, default_lengths, edges_of
 from hybridge.verification.options import VerifyOptions
 
@@ -28,7 +29,7 @@ def plan_of(artifact: Path, config: RuntimeConfig, options: VerifyOptions) -> Pl
     """The plan for ``artifact``; prompts of the user's lengths where ``options`` has some."""
     edges, room = edges_of(artifact, config), config.max_seq_len
     lengths = options.prompt_lengths or default_lengths(edges, room - options.decode_steps)
-    far = far_rows(edges, config, options.seed, max(lengths))
+    far = far_rows(edges, config, options.seed, max(lengths), layout_steps(config).cache_bytes)
     crossed = {row.edge for row in far} | {edge for edge in edges if edge.crossed_by(max(lengths))}
     missed = tuple(str(edge) for edge in edges if edge.crossed_by(room) and edge not in crossed)
     out_of_reach = [edge for edge in edges if edge.name == WINDOW and not edge.crossed_by(room)]

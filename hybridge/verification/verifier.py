@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,27 +14,18 @@ import numpy as np
 from hybridge.artifact.config import RuntimeConfig, read_config
 from hybridge.artifact.errors import located
 from hybridge.artifact.manifest import check_artifact
-from hybridge.artifact.paged import PAGED
 from hybridge.artifact.path_kind import require_artifact, require_checkpoint
 from hybridge.artifact.progress import NoProgress, Progress
 from hybridge.exporter.checkpoint import open_checkpoint
-from hybridge.runtime.engines import create_dense_engine
-from hybridge.runtime.engines.dense import DenseEngine
-from hybridge.runtime.engines.factory import AUTO, check_engine, portable_unavailable
-from hybridge.runtime.engines.paged import PagedEngine
-from hybridge.runtime.engines.paged_factory import check_paged_engine, create_paged_engine
-from hybridge.verification import paged_scenarios, scenarios
+from hybridge.runtime.engines.factory import AUTO, check_engine
 from hybridge.verification.far_windows import FarRow
+from hybridge.verification.layouts import LayoutSteps, layout_steps
 from hybridge.verification.options import VerifyOptions, computed_type, default_tolerance
 from hybridge.verification.plan import Plan, plan_of
 from hybridge.verification.reference import Reference, ReferenceRun
 from hybridge.verification.reference_folder import reference_folder
 from hybridge.verification.report import EMBEDDINGS, UNCHANGED, Comparison, VerifyReport
 from hybridge.verification.scenarios import FAR_SCENARIOS, Observation, state_items
-
-Prompts = list[np.ndarray]
-Observations = Callable[[Prompts, Prompts, int, Sequence[FarRow]], Iterator[Observation]]
-Untouched = Callable[[np.ndarray], Iterator[tuple[str, int | None, bool]]]
 
 FAST, PORTABLE = "onnxruntime", "onnxruntime-portable"
 
@@ -58,12 +48,12 @@ def _verify(checkpoint: Path, artifact: Path, options: VerifyOptions, progress: 
     require_checkpoint(checkpoint)
     require_artifact(artifact)
     config = read_config(artifact).require_logits()
-    if config.layout == PAGED:
-        check_paged_engine(options.engine)
+    layout = layout_steps(config)
+    layout.check_engine(options.engine)
     options.check(config.max_seq_len)
     tolerance = options.tolerance or default_tolerance(options.engine, config.dtype, config.has_kv_scales)
     notes: list[str] = []
-    engines = _engine_names(options.engine, config.layout, notes)
+    engines = _engine_names(options.engine, layout, notes)
     check_artifact(artifact)
     # The checks of an export come first: transformers would open any file.
     with located(checkpoint):
@@ -105,31 +95,20 @@ def _run(
     artifact: Path, name: str, cases: Cases, decode_steps: int, tolerance: float, progress: Progress
 ) -> Iterator[Comparison]:
     """All comparisons of the engine ``name``, which is open only here."""
-    engine, observations, untouched = _opened(artifact, name, cases)
-    with closing(engine):
-        for observation in observations(cases.prompts, cases.sequences, decode_steps, cases.far):
+    opened = layout_steps(cases.config).opened(artifact, name, cases.draft_tokens)
+    with closing(opened.engine) as engine:
+        for observation in opened.observations(cases.prompts, cases.sequences, decode_steps, cases.far):
             yield from _compare(engine.name, observation, cases, tolerance)
             progress.advance()
-        for scenario, layer, same in untouched(cases.prompts[0]):
+        for scenario, layer, same in opened.untouched(cases.prompts[0]):
             yield Comparison(engine.name, scenario, UNCHANGED, layer, 0.0 if same else float("inf"), same)
 
 
-def _opened(artifact: Path, name: str, cases: Cases) -> tuple[DenseEngine | PagedEngine, Observations, Untouched]:
-    """An engine, and what runs the scenarios of the artifact's layout on it."""
-    if cases.config.layout == PAGED:
-        paged = create_paged_engine(artifact, name)
-        observations = partial(paged_scenarios.observations, paged, draft_tokens=cases.draft_tokens)
-        return paged, observations, partial(paged_scenarios.untouched, paged)
-    dense = create_dense_engine(artifact, name)
-    return dense, partial(scenarios.observations, dense), partial(scenarios.untouched, dense)
-
-
-def _engine_names(requested: str, layout: str, notes: list[str]) -> tuple[str, ...]:
+def _engine_names(requested: str, layout: LayoutSteps, notes: list[str]) -> tuple[str, ...]:
     """The engines to run: the requested one; for "auto" the fast one, and the file exactly as it was exported."""
     if requested != AUTO:
         return (requested,)
-    # A paged graph has no operator of the newest opset, so that any ONNX Runtime runs it under an older number.
-    reason = None if layout == PAGED else portable_unavailable()
+    reason = layout.portable_unavailable()
     if reason is not None:
         notes.append(f"the file was not run in its own form: {reason}")
         return (FAST,)

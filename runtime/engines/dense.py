@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from hybridge.artifact.bindings import Binding
-from hybridge.artifact.config import RuntimeConfig, read_config
+from hybridge.artifact.config import DENSE, RuntimeConfig, read_config
 from hybridge.artifact.errors import EngineError, RequestError
 
 
@@ -103,7 +103,7 @@ class Decoder(ABC):
 def read_dense_config(folder: Path) -> RuntimeConfig:
     """config.json of ``folder``; ArtifactError when it is damaged, EngineError when its layout is not dense."""
     config: RuntimeConfig = read_config(folder)
-    if config.layout != "dense":
+    if config.layout != DENSE:
         raise EngineError(
             f"{folder}: expected layout dense, found {config.layout}: export with `layout='dense'` for this engine"
         )

@@ -106,13 +106,14 @@ class PagedEngine(ABC):
         EngineError when the engine cannot run that block size.
         """
 
-    @property
-    def fixed_block_size(self) -> int | None:
-        """Tokens of a block, where the engine leaves no choice; None where it does.
+    def block_size(self, preferred: int) -> int:
+        """Tokens of a block: ``preferred``, unless the engine has blocks of one size only."""
+        return preferred
 
-        A block is a whole sequence then, and pools take memory only as they are filled.
-        """
-        return None
+    @property
+    def pools_grow(self) -> bool:
+        """Whether pools take memory only as they are filled."""
+        return False
 
     @property
     def pool_specs(self) -> tuple[Binding, ...]:
@@ -158,6 +159,11 @@ class PagedEngine(ABC):
         return 0
 
     @property
+    def no_rollback(self) -> str:
+        """Why ``max_rollback_tokens`` is 0, where it is, and the remedy."""
+        return f"the {self.name} engine cannot roll back draft tokens: use onnxruntime or torch"
+
+    @property
     def rollback_token_bytes(self) -> int:
         """Memory that a token of a deferred row takes."""
         return 0
@@ -185,7 +191,7 @@ class PagedEngine(ABC):
         advance stay as they were before that step, as do those of all rows where it failed. After an EngineError the
         slots of the deferred rows are undefined.
         """
-        raise EngineError(f"the {self.name} engine cannot roll back draft tokens: use onnxruntime or torch")
+        raise EngineError(self.no_rollback)
 
     @property
     def shows_hidden_states(self) -> bool:

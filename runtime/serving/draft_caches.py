@@ -25,8 +25,9 @@ class DraftCaches:
         """
         needs = CacheNeeds.of_model(engine.config)
         self._engine, self._states = engine, states if needs.state else 0
-        blocks = -(-length // BLOCK_SIZE) if needs.kv else 0
-        each = blocks * engine.block_bytes(BLOCK_SIZE) + self._states * engine.slot_bytes
+        self.block_size = engine.block_size(BLOCK_SIZE)
+        blocks = -(-length // self.block_size) if needs.kv else 0
+        each = blocks * engine.block_bytes(self.block_size) + self._states * engine.slot_bytes
         free = engine.free_memory()
         budget = memory_bytes
         if budget is None:
@@ -37,10 +38,10 @@ class DraftCaches:
                 f"tokens, found {budget}: give them more (memory_bytes of DraftModel), or lower max_seq_len"
             )
         count = min(rows, budget // each) if each else rows
-        engine.allocate_pools(PoolSizes(count * blocks, BLOCK_SIZE, count * self._states))
+        engine.allocate_pools(PoolSizes(count * blocks, self.block_size, count * self._states))
         self._blocks, self._slots = list(range(count * blocks)), list(range(count * self._states))
         self._sequences: dict[int, DraftedSequence] = {}
-        self._paged = needs.kv
+        self._has_kv = needs.kv
 
     def find(self, id_: int) -> DraftedSequence | None:
         """The caches of the sequence ``id_``, None without any."""
@@ -52,7 +53,7 @@ class DraftCaches:
         Other sequences may lose their caches, except those in ``protected``.
         """
         found = self._sequences.pop(id_, None)
-        needed = -(-length // BLOCK_SIZE) if self._paged else 0
+        needed = -(-length // self.block_size) if self._has_kv else 0
         while len(self._slots) < (0 if found else self._states) or len(self._blocks) < needed - _block_count(found):
             other = next((other for other in self._sequences if other not in protected), None)
             if other is None:

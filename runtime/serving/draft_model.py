@@ -9,7 +9,7 @@ import numpy as np
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.sampling import DraftToken
-from hybridge.runtime.serving.draft_caches import BLOCK_SIZE, DraftCaches
+from hybridge.runtime.serving.draft_caches import DraftCaches
 from hybridge.runtime.serving.draft_rows import DraftedSequence, DraftRow, draft_inputs
 from hybridge.runtime.speculation import DraftRequest, Draw, Proposal
 
@@ -95,7 +95,7 @@ class ModelDrafter:
                 fed.append(draft)
                 rows.append(draft.row(tokens, 0))
                 room -= len(tokens)
-            result = self._engine.launch(draft_inputs(rows, BLOCK_SIZE))
+            result = self._engine.launch(draft_inputs(rows, self._caches.block_size))
             for draft, row in zip(fed, rows, strict=True):
                 draft.known.length += len(row.tokens)
             done = [draft.known.length == len(draft.tokens) for draft in fed]
@@ -115,7 +115,7 @@ class ModelDrafter:
             rows = [draft.row(draft.found[-1:], count + 1) for draft in some]
             for draft in some:
                 draft.known.drafted.append(draft.found[-1])
-            self._choose(some, self._engine.launch(draft_inputs(rows, BLOCK_SIZE)))
+            self._choose(some, self._engine.launch(draft_inputs(rows, self._caches.block_size)))
 
     def _choose(self, drafts: Sequence[_Draft | None], result: StepResult) -> None:
         """Add a draft token to each, unless both models share none; None: a row that needs none yet."""

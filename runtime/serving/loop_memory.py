@@ -44,11 +44,10 @@ class LoopMemory:
 def loop_memory(engine: PagedEngine, settings: ServingSettings, shape: ServingShape) -> LoopMemory:
     """Pools in ``engine``, in place of those that it had. EngineError when they cannot hold one sequence."""
     needs = CacheNeeds.of_model(engine.config)
-    fills = engine.fixed_block_size is not None
-    cache = settings.cache(fills)
+    cache = settings.cache(engine.pools_grow)
     cached = cache.kind == RADIX
     requested = CacheSlots(cache.cached_states, cache.states) if cached else None
-    if fills:
+    if engine.pools_grow:
         pools = filled_pools(engine, needs, shape, settings.memory_bytes, requested)
     else:
         budget = memory_budget(engine, needs, shape, settings.memory_bytes, settings.memory_utilization, cached)

@@ -11,7 +11,7 @@ from hybridge.runtime.engines.mtp_head import HeadInputs, MtpHead
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.scheduler import PlannedRow
-from hybridge.runtime.serving.draft_caches import BLOCK_SIZE, DraftCaches
+from hybridge.runtime.serving.draft_caches import DraftCaches
 from hybridge.runtime.serving.draft_rows import DraftedSequence, DraftRow, draft_inputs
 from hybridge.runtime.serving.hidden_state_cache import HiddenStateCache, HiddenStates
 from hybridge.runtime.speculation import DraftRequest, Proposal
@@ -168,7 +168,7 @@ class MtpDrafter:
             indices += states.get(row.start, row.start + len(row.tokens))
         further = [max(0, draft.most - 1) if len(row.tokens) == draft.left else 0 for draft, row in fed]
         return HeadInputs(
-            **vars(draft_inputs([row for _, row in fed], BLOCK_SIZE)),
+            **vars(draft_inputs([row for _, row in fed], self._caches.block_size)),
             hidden_slots=np.array(indices, np.int64),
             is_own=np.zeros(len(indices), np.int32),
             own_slots=np.array([draft.own for draft, _ in fed], np.int64),

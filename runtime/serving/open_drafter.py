@@ -7,16 +7,15 @@ from pathlib import Path
 
 from hybridge.artifact.config import MTP_CONFIG_FILE, read_config
 from hybridge.artifact.errors import EngineError
-from hybridge.artifact.paged import PAGED
 from hybridge.artifact.path_kind import require_artifact
 from hybridge.artifact.untrusted_file import has_file
 from hybridge.runtime.engines.factory import AUTO, EngineOptions
 from hybridge.runtime.engines.mtp_factory import open_mtp_head
 from hybridge.runtime.engines.paged import PagedEngine
-from hybridge.runtime.engines.paged_factory import create_paged_engine
 from hybridge.runtime.model_text import ModelText
 from hybridge.runtime.serving.draft_model import ModelDrafter
 from hybridge.runtime.serving.mtp_drafter import MtpDrafter
+from hybridge.runtime.serving.open import open_engine
 from hybridge.runtime.serving.pools import serving_shape
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.speculation import DraftModel, SpeculationSettings
@@ -29,7 +28,7 @@ def with_opened_drafter(
 ) -> tuple[ServingSettings, ModelDrafter | MtpDrafter | None]:
     """``settings`` with a drafter instead of a DraftModel or "mtp", and that drafter, which the caller closes.
 
-    EngineError when the draft is an artifact of another layout or tokenizer, there is no head, the engine does not show
+    EngineError when the draft has another tokenizer, there is no head, the engine does not show
     what a head needs, or memory is short.
     """
     speculation = settings.speculation
@@ -49,14 +48,8 @@ def _opened(
     folder, shape = Path(draft.folder), serving_shape(engine, settings)
     require_artifact(folder)
     config = read_config(folder).require_logits()
-    if config.layout != PAGED:
-        raise EngineError(
-            f"{folder}: expected a draft of layout paged, found {config.layout}: export it with `layout='paged'`"
-        )
     check_same_tokenizer(text.tokenizer, ModelText(folder, config).tokenizer, folder)
-    own = create_paged_engine(
-        folder, engine.name if draft.engine == AUTO else draft.engine, EngineOptions(draft.threads)
-    )
+    own = open_engine(folder, engine.name if draft.engine == AUTO else draft.engine, EngineOptions(draft.threads))
     try:
         length, vocab = shape.max_seq_len, engine.config.vocab_size
         return ModelDrafter(own, vocab, shape.max_rows, length, speculation.tokens, draft.memory_bytes, draft.samples)

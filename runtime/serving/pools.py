@@ -49,7 +49,7 @@ def serving_shape(engine: PagedEngine, settings: ServingSettings) -> ServingShap
         settings.max_rows or limits.max_rows,
         settings.max_tokens or limits.max_tokens,
         settings.max_seq_len or longest,
-        engine.fixed_block_size or settings.block_size,
+        engine.block_size(settings.block_size),
     )
 
 

@@ -56,10 +56,10 @@ class ServingSettings:
         if self.speculation is not None and not isinstance(self.speculation, SpeculationSettings):
             raise bad_value("speculation", "SpeculationSettings, or None", self.speculation)
 
-    def cache(self, whole_sequences: bool = False) -> PrefixCacheSettings:
-        """``prefix_cache`` as settings; ``whole_sequences``: for an engine whose blocks are whole sequences."""
+    def cache(self, pools_grow: bool = False) -> PrefixCacheSettings:
+        """``prefix_cache`` as settings; ``pools_grow``: that of the engine, on which the default depends."""
         if self.prefix_cache is None:
-            return ENDS_ONLY if whole_sequences else PrefixCacheSettings(BLOCKS)
+            return ENDS_ONLY if pools_grow else PrefixCacheSettings(BLOCKS)
         return PrefixCacheSettings.of(self.prefix_cache)
 
     def limited(self, max_rows: int | None, max_seq_len: int | None) -> ServingSettings:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from hybridge.artifact.errors import EngineError, described
-from hybridge.artifact.paged import PAGED
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
 from hybridge.runtime.serving.step_runner import StepRunner
@@ -202,14 +201,11 @@ def _check_rollback(settings: SpeculationSettings, engine: PagedEngine) -> None:
                 f"{', '.join(settings.mode)}: leave it out"
             )
         return
-    if config.layout != PAGED:
-        raise EngineError(
-            f"speculation: expected an artifact of layout paged, found {config.layout}, whose recurrent states cannot "
-            "be rolled back: export with `layout='paged'`"
-        )
-    if engine.max_rollback_tokens <= most:
-        least = engine.max_rollback_tokens - 1
+    limit = engine.max_rollback_tokens
+    if limit < 2:
+        raise EngineError(f"speculation: {engine.no_rollback}")
+    if limit <= most:
         raise EngineError(
             f"speculation: expected an engine that can roll back {1 + most} tokens of a row, found {engine.name}, "
-            + (f"which can {1 + least}: lower tokens to {least}" if least > 0 else "which takes back none: use another")
+            f"which can roll back {limit}: lower tokens to {limit - 1}"
         )

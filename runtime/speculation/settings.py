@@ -19,7 +19,7 @@ NGRAM, MTP = "ngram", "mtp"
 
 @dataclass(frozen=True)
 class DraftModel:
-    """A draft model: any paged artifact with the same tokenizer as the model.
+    """A draft model: any artifact with the same tokenizer as the model.
 
     engine: name of its engine; "auto": the model's. threads: CPU threads; None: the engine's choice. memory_bytes:
     size of its caches; None: enough for all rows, at most 1 GiB on a CPU or a tenth of a device's free memory. samples:

@@ -33,7 +33,7 @@ def test_the_text_is_that_of_plain_decoding(capfd: Capture, paged: Path) -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--draft-tokens", "16"), "found onnxruntime, which can 16: lower tokens to 15"),
+        (("--draft-tokens", "16"), "found onnxruntime, which can roll back 16: lower tokens to 15"),
         (("--draft-tokens", "9", "--speculative-mode", "replay"), "use 'snapshot', or fewer draft tokens"),
         (("--draft-tokens", "0"), "--draft-tokens: expected an integer of at least 1, found 0"),
         (("--draft-tokens", "-1"), "--draft-tokens: expected an integer of at least 1, found -1"),
@@ -88,7 +88,9 @@ def test_a_mode_is_given_once(capfd: Capture, paged: Path) -> None:
 
 def test_a_dense_artifact_takes_no_drafts(capfd: Capture, artifact: Path) -> None:
     outcome = hybridge(capfd, "run", artifact, *RUN[:2], "--draft", "ngram")
-    assert outcome.code == 2 and "--draft: expected an artifact of layout paged, found dense" in outcome.error
+    assert (
+        outcome.code == 2 and "--draft: the recurrent states of dense artifacts cannot be rolled back" in outcome.error
+    )
 
 
 def test_without_candidates_there_is_nothing_to_say() -> None:

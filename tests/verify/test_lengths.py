@@ -48,7 +48,7 @@ def with_window(artifacts: ArtifactCache, room: int, window: int, layout: str = 
 @pytest.mark.parametrize("room", [2, 20, 1000])
 def test_a_row_behind_filled_caches_crosses_a_far_window(window: int, room: int, artifacts: ArtifactCache) -> None:
     config = with_window(artifacts, window + room, window)
-    (row,) = far_rows((Edge(CHUNK, 64), Edge(WINDOW, window)), config, 0, LONG)
+    (row,) = far_rows((Edge(CHUNK, 64), Edge(WINDOW, window)), config, 0, LONG, sum)
     start, end = row.caches.length, row.caches.length + len(row.tokens)
     assert start < window - 1 and row.edge.crossed_by(end) and end <= config.max_seq_len
     # The window leaves filled tokens behind, and others in it.

@@ -75,9 +75,16 @@ class DenseAsPaged(PagedEngine):
         self._in_use: tuple[Callable[[int], bool], Callable[[int], bool]] | None = None
         self.allocate_pools(self._sizes)
 
-    @property
-    def fixed_block_size(self) -> int | None:
+    def block_size(self, preferred: int) -> int:
         return self.dense.max_seq_len
+
+    @property
+    def pools_grow(self) -> bool:
+        return True
+
+    @property
+    def no_rollback(self) -> str:
+        return "the recurrent states of dense artifacts cannot be rolled back: export with `layout='paged'`"
 
     @property
     def pool_specs(self) -> tuple[Binding, ...]:

@@ -42,7 +42,7 @@ class TorchEngine(DenseEngine):
         self._specs = self.config.bindings.states
         replaced = {spec.replaced_by for spec in self._specs}
         self._result = next(output.name for output in self.config.bindings.outputs if output.name not in replaced)
-        self._model = TorchModel(self._folder, self.config, self._device)
+        self._model = TorchModel(self._folder, self.config, self._device, takes_result=True)
         self._pool = StatePool(self._specs, self._device)
         self._closed = False
         # Made now, so that an artifact that this engine cannot run is refused before the first token.

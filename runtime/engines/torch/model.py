@@ -30,12 +30,16 @@ class TorchModel:
         device: TorchDevice,
         file: str = MODEL_FILE,
         beside: WeightStore | None = None,
+        takes_result: bool = False,
     ) -> None:
-        """``file``: the graph. ``beside``: weights of another graph of the folder, which are then there once.
+        """``file``: the graph. ``beside``: weights of another graph of the folder, which both then share.
+
+        takes_result: decoding is given the memory for its logits, as the input ``graph.RESULT``.
 
         ArtifactError for a damaged file.
         """
         self._folder, self._config, self._device, self._file = folder, config, device, file
+        self._takes_result = takes_result
         self.weights = WeightStore(folder, device.torch, beside)
         self._programs: dict[tuple[Phase, tuple[str, ...], frozenset[str]], Program] = {}
 
@@ -52,7 +56,7 @@ class TorchModel:
             expose_values(model.graph, values)
             # On a CPU the merged weights would lie in memory beside those of the file.
             fuse_graph(model, phase, merge=self._device.is_gpu, snapshots=snapshots)
-            if phase is Phase.DECODE and self._config.layout == "dense" and not values:
+            if phase is Phase.DECODE and self._takes_result and not values:
                 let_head_write_its_result(model.graph)
             self._programs[key] = self._compiled(model)
         return self._programs[key]

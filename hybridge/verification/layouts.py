@@ -1,0 +1,76 @@
+"""What a verification does differently for each layout of artifacts; no other module of this package looks at it.
+
+Dense artifacts do not run through ``DenseAsPaged``, as in `LLM`: it feeds prompts and single tokens in separate steps,
+so faults of padding would not be found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from hybridge.artifact.config import DENSE, RuntimeConfig
+from hybridge.artifact.paged import PAGED
+from hybridge.runtime.engines.dense import DenseEngine
+from hybridge.runtime.engines.factory import check_engine, create_dense_engine, portable_unavailable
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.paged_factory import check_paged_engine, create_paged_engine
+from hybridge.verification import paged_scenarios, scenarios
+from hybridge.verification.far_windows import FarRow
+from hybridge.verification.scenarios import Observation
+
+Prompts = list[np.ndarray]
+
+
+@dataclass(frozen=True)
+class OpenedEngine:
+    """An engine, which the caller closes, and the scenarios on it."""
+
+    engine: DenseEngine | PagedEngine
+    observations: Callable[[Prompts, Prompts, int, Sequence[FarRow]], Iterator[Observation]]
+    untouched: Callable[[np.ndarray], Iterator[tuple[str, int | None, bool]]]
+
+
+@dataclass(frozen=True)
+class LayoutSteps:
+    """check_engine: raises for an engine that cannot run the layout. portable_unavailable: as in the engines' factory.
+
+    opened: the engine of a name over a folder, for steps with so many draft tokens a row. cache_bytes: memory of a far
+    row's caches, of the bytes that each layer has.
+    """
+
+    check_engine: Callable[[str], None]
+    portable_unavailable: Callable[[], str | None]
+    opened: Callable[[Path, str, int], OpenedEngine]
+    cache_bytes: Callable[[Iterable[int]], int]
+
+
+def layout_steps(config: RuntimeConfig) -> LayoutSteps:
+    """The steps for an artifact with this config."""
+    return _LAYOUTS[config.layout]
+
+
+def _dense(artifact: Path, name: str, draft_tokens: int) -> OpenedEngine:
+    engine = create_dense_engine(artifact, name)
+    return OpenedEngine(engine, partial(scenarios.observations, engine), partial(scenarios.untouched, engine))
+
+
+def _paged(artifact: Path, name: str, draft_tokens: int) -> OpenedEngine:
+    engine = create_paged_engine(artifact, name)
+    observations = partial(paged_scenarios.observations, engine, draft_tokens=draft_tokens)
+    return OpenedEngine(engine, observations, partial(paged_scenarios.untouched, engine))
+
+
+_LAYOUTS: Mapping[str, LayoutSteps] = MappingProxyType(
+    {
+        # A dense engine holds the caches of all layers, a paged one attends in one layer at a time.
+        DENSE: LayoutSteps(check_engine, portable_unavailable, _dense, sum),
+        # A paged graph has no operator of the newest opset, so any ONNX Runtime runs it under an older number.
+        PAGED: LayoutSteps(check_paged_engine, lambda: None, _paged, max),
+    }
+)
