@@ -82,7 +82,7 @@ def _check_output(out: Path, overwrite: bool, kind: FolderKind) -> None:
     # Only an artifact of an earlier run is ever replaced, never another folder.
     if any(out.iterdir()) and not is_marked(out, kind.marks):
         raise OutputError(
-            f"{out}: holds files and is not {kind.noun} that hybridge wrote (no {kind.marks[0][0]} of its own), so "
+            f"{out}: holds files and is not {kind.noun} that hybridge wrote (no {kind.marks[0][0]}), so "
             f"that it is never replaced: {kind.elsewhere}"
         )
     if not overwrite:
@@ -90,7 +90,7 @@ def _check_output(out: Path, overwrite: bool, kind: FolderKind) -> None:
 
 
 def _replace(temporary: Path, out: Path) -> None:
-    """Give ``temporary`` the name ``out``; what had that name goes with the temporary folders.
+    """Rename ``temporary`` to ``out``; what had that name becomes a temporary folder.
 
     Where the system can, the two names are exchanged at once, so that ``out`` is never absent. Else a previous ``out``
     is set aside first, and put back if the rename fails; a run that is killed in between leaves it to the next one.

@@ -40,7 +40,7 @@ SESSION_BYTES: Final = 64 * GIB
 CACHE_ENTRY_BYTES: Final = 64 * MIB
 # A build preset has ten lines.
 PRESET_BYTES: Final = 64 * KIB
-# Processor seconds and memory of one rendering of a chat template, in a process of its own: 1,000 messages take
+# Processor seconds and memory of one rendering of a chat template, in its own process: 1,000 messages take
 # 0.1 s; the interpreter with Jinja takes 50 MiB of addresses, a conversation some 6 times its text.
 TEMPLATE_SECONDS: Final = 5.0
 TEMPLATE_MEMORY: Final = 512 * MIB
@@ -65,5 +65,5 @@ REQUEST_BAD_WORDS: Final = 1024
 REQUEST_BAD_WORD_CHARACTERS: Final = 64 * KIB
 REQUEST_LOGITS_PROCESSORS: Final = 16
 REQUEST_NAMESPACE_CHARACTERS: Final = 1024
-# Logits of prompt tokens that one step computes for prompt_logprobs: a step of 64 rows has as many of its own.
+# Logits of prompt tokens that one step computes for prompt_logprobs: a step of 64 rows has as many for sampling.
 PROMPT_LOGITS_BYTES: Final = 64 * MIB

@@ -119,7 +119,7 @@ def build_engine(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> EngineRecord:
-    """Build a TensorRT engine from the artifact ``out``; it is written beside the artifact's model.
+    """Build a TensorRT engine from the artifact ``out``; it is written into the artifact's folder.
 
     target: a preset in configs/ or the path of a TOML file. compute_capabilities: GPUs such as "8.6", instead of
     the preset's. max_batch_size, max_seq_len: rows and tokens the engine is built for. plugins: "on" (CUDA plugins),

@@ -136,8 +136,8 @@ class AsyncLLM(LoadedArtifact):
     async def score(self, prompt: Prompt, continuation: str | Sequence[int] | None = None) -> Score:
         """Like ``LLM.score`` for one prompt."""
         given = prompt_of(prompt)
-        asked = await self._prepared(lambda: ScoreRequest.of(self._text, given, continuation, self.max_seq_len))
-        return asked.score(await self._add(asked.request, 0, "").result())
+        scored = await self._prepared(lambda: ScoreRequest.of(self._text, given, continuation, self.max_seq_len))
+        return scored.score(await self._add(scored.request, 0, "").result())
 
     async def cache_prefix(
         self, prompt: Prompt | Sequence[Mapping[str, Any]], name: str | None = None, namespace: str = ""
@@ -201,12 +201,12 @@ class AsyncLLM(LoadedArtifact):
         """Add a request without text work: at once, or after the texts that were added before."""
         self._event_loop = asyncio.get_running_loop()
         stream = RequestStream(request.params.n, self._worker.cancel)
-        asked, started = ServingRequest(request, 0, priority, namespace), time.perf_counter()
+        submitted, started = ServingRequest(request, 0, priority, namespace), time.perf_counter()
         if self._texts.busy:
-            self._worker.check(asked)
-            self._texts.add(lambda: asked, lambda made: self._admit(stream, made, started))
+            self._worker.check(submitted)
+            self._texts.add(lambda: submitted, lambda made: self._admit(stream, made, started))
         else:
-            self._start(stream, asked, started)
+            self._start(stream, submitted, started)
         return stream
 
     def _add_text(
@@ -229,17 +229,17 @@ class AsyncLLM(LoadedArtifact):
         if stream.cancelled:
             return
         try:
-            asked = made.result()
-            if asked is not None:
-                self._start(stream, asked, started)
+            submitted = made.result()
+            if submitted is not None:
+                self._start(stream, submitted, started)
         except Exception as error:
             stream.arrive([Output(-1, error=ended_before_the_request() if self._worker.closed else error)])
 
-    def _start(self, stream: RequestStream, asked: ServingRequest, started: float) -> None:
+    def _start(self, stream: RequestStream, submitted: ServingRequest, started: float) -> None:
         def deliver(output: Output) -> None:
             self._pending.setdefault(stream, []).append(output)
 
-        self._worker.add(stream, asked, started, deliver)
+        self._worker.add(stream, submitted, started, deliver)
 
     def _flush(self) -> None:
         """Runs in the worker's thread: passes a step's output for all streams to the event loop in one call."""

@@ -230,9 +230,9 @@ class LLM(PrefixMethods, LoadedArtifact):
         text or token ids. RequestError names an invalid argument, or when both together exceed max_seq_len.
         """
         self._turns.check_open()
-        single, asked = score_requests(self._text, prompt, continuation, self.max_seq_len)
-        generations = self._generations([each.request for each in asked])
-        scores = [each.score(generation) for each, generation in zip(asked, generations, strict=True)]
+        single, scored = score_requests(self._text, prompt, continuation, self.max_seq_len)
+        generations = self._generations([each.request for each in scored])
+        scores = [each.score(generation) for each, generation in zip(scored, generations, strict=True)]
         return scores[0] if single else scores
 
     def _run(

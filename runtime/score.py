@@ -13,7 +13,7 @@ from hybridge.runtime.generation.results import Generation
 from hybridge.runtime.model_text import ModelText
 from hybridge.runtime.sampling import SamplingParams
 
-# The most likely token beside the given one, to tell whether these are the same; the token generated is not used.
+# The most likely token besides the given one, to tell whether they are the same; the generated token is not used.
 _PARAMS = SamplingParams(max_new_tokens=1, prompt_logprobs=1)
 
 
@@ -86,5 +86,5 @@ def score_requests(
     if not isinstance(continuations, Sequence) or isinstance(continuations, str) or len(continuations) != len(prompts):
         raise RequestError(f"continuation: expected a list of {len(prompts)}, one for each prompt, found another")
     names = ["prompt"] if single else [f"prompt {index}" for index in range(len(prompts))]
-    asked = zip(prompts, continuations, names, strict=True)
-    return single, [ScoreRequest.of(text, given, after, max_seq_len, name) for given, after, name in asked]
+    items = zip(prompts, continuations, names, strict=True)
+    return single, [ScoreRequest.of(text, given, after, max_seq_len, name) for given, after, name in items]

@@ -1,6 +1,6 @@
 """Every operator of the domain ``trt_edgellm``, by version of the domain and name.
 
-Version 1 is dense: rows of equal length, right-padded. Version 2 is packed: rows one after the other, states and KV
+Version 1 is dense: rows of equal length, right-padded. Version 2 is packed: rows one after another, states and KV
 caches in pools. Operators over KV caches exist in version 1 alone, those over pools
 from version 2 on; all others have both forms. Version 3
 is version 2 with a slot for the state after each of a row's draft tokens.

@@ -63,7 +63,7 @@ def copy_side_file(folder: Path, relative: str, target: Path) -> None:
 
 
 def side_file_bytes(relative: str) -> int:
-    """The most bytes that a file beside the weights may have."""
+    """The most bytes that a file other than the weights may have."""
     if relative.endswith(".jinja"):
         return TEMPLATE_BYTES
     return TOKENIZER_BYTES if relative in _VOCABULARY_FILES else JSON_BYTES

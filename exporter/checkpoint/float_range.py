@@ -1,7 +1,7 @@
 """Where a stored floating-point value stops being representable in the compute type, as bit patterns.
 
 Without its sign bit, a floating-point number read as an unsigned integer orders like its magnitude; infinity comes
-after every finite value and NaN after infinity. So one comparison of integers answers what a cast would do.
+after every finite value and NaN after infinity. So one comparison of integers predicts the result of a cast.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
 class RopeConfig:
     """Rotary position embedding: ``inv_freq`` [rotary_dim / 2] in radians per position.
 
-    ``attention_scaling`` multiplies cos and sin (1 but for YaRN).
+    ``attention_scaling`` multiplies cos and sin (1 without YaRN).
     """
 
     rotary_dim: int
@@ -30,7 +30,7 @@ class AttentionConfig:
 
     ``bias`` covers q, k and v; ``output_bias`` the output projection. ``qk_norm`` norms every query and key head, with
     ``qk_norm_joint`` all heads together. ``norm_offset`` is added to the weights of these norms. ``output_gate``:
-    q_proj holds a gate beside each query head, whose sigmoid multiplies the output.
+    q_proj holds a gate next to each query head, whose sigmoid multiplies the output.
     """
 
     num_heads: int

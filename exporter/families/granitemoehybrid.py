@@ -1,4 +1,4 @@
-"""Granite 4 hybrid: Mamba2 or attention, then a shared MLP, alone or beside experts; multipliers on every path."""
+"""Granite 4 hybrid: Mamba2 or attention, then a shared MLP, with or without experts; multipliers on every path."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parse(config: HfConfig) -> DecoderConfig:
 
 
 def _feed_forward(config: HfConfig) -> BlockConfig:
-    """The shared MLP, alone or beside experts; both lie in the layer itself."""
+    """The shared MLP, and experts where there are any; both belong to the layer itself."""
     norm, shared = "post_attention_layernorm", MlpConfig(config.positive("shared_intermediate_size"), "silu", "fused")
     experts = config.integer("num_local_experts", ABSENT_EXPERTS, minimum=0)
     if not experts:

@@ -72,7 +72,7 @@ class MoeTensor:
 
 
 def moe_tensors(moe: MoeConfig, block: str, hidden: int, stored: Mapping[str, object]) -> Iterator[MoeTensor]:
-    """The parameters of a block whose tensors begin with ``block``, but for the shared expert's.
+    """The parameters of a block whose tensors begin with ``block``, except for the shared expert's.
 
     ``stored`` are the checkpoint's tensors, by which the layout is chosen.
     """

@@ -1,6 +1,6 @@
-"""The multi-token prediction head that a checkpoint may have beside its layers. No torch.
+"""The multi-token prediction head that a checkpoint may have after its layers. No torch.
 
-A head is a small decoder of its own. Its position i gets the embedding of token i + 1 of the sequence and what the
+A head is a small decoder. Its position i gets the embedding of token i + 1 of the sequence and what the
 model made of the tokens up to i, each normalised, side by side through one matrix. A layer, a norm and the model's own
 output matrix follow, which give token i + 2. Embedding and output matrix are the model's.
 """

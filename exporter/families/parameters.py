@@ -38,7 +38,7 @@ SEPARATE_NAMES = {"norm.weight": "o_norm.weight", "out_proj.weight": "o_proj.wei
 class Parameter:
     """``name`` in the traced module; ``source`` in the checkpoint (None: computed from the config alone, or joined).
 
-    ``parts`` are the tensors of the checkpoint that the parameter joins, one after the other, where it has no source
+    ``parts`` are the tensors of the checkpoint that the parameter joins, one after another, where it has no source
     of its own. ``dtype`` None is the compute type. ``derived`` names the computation: "" (none), "neg_exp" or
     "inv_freq".
     ``initializer`` is the name in the ONNX graph; ``alias`` another name of ``source``, which checkpoints may use.

@@ -115,7 +115,7 @@ def _rope(fields: Fields, theta: float, rotary_dim: int, max_positions: int | No
         base, scaling = _yarn(fields, base, theta, rotary_dim, max_positions)
     fields.raw("original_max_position_embeddings", None)
     if unread := fields.unread():
-        raise fields.fail(unread[0], f"no such field beside rope_type {kind!r}, because it may change the embedding")
+        raise fields.fail(unread[0], f"no such field with rope_type {kind!r}, because it may change the embedding")
     return RopeConfig(rotary_dim, tuple(base), scaling)
 
 

@@ -1,6 +1,6 @@
 """ONNX nodes of the few ATen operators that the decoder uses.
 
-torch.onnx has translations of its own, but builds shapes at run time from many small nodes. In the decoder every
+torch.onnx has its own translations, but builds shapes at run time from many small nodes. In the decoder every
 symbolic axis (batch, seq, max_seq) keeps its position through a view or an expand, which ONNX can say with a constant
 shape. It also loads the translations of all 1,000 ATen operators at once, which takes as long as translating a model;
 with these the decoder needs none of them (trace/lean_export.py).
@@ -65,7 +65,7 @@ def _expand(x: Any, size: Sequence[Any], implicit: bool = False) -> Any:
 
 
 def _split(x: Any, split_sizes: Sequence[int], dim: int = 0) -> Any:
-    # The recorder needs num_outputs to know how many values there are; cleanup drops it beside the sizes.
+    # The recorder needs num_outputs to know how many values there are; cleanup drops it together with the sizes.
     sizes = [int(n) for n in split_sizes]
     return op.Split(x, op.Constant(value_ints=sizes), axis=dim, num_outputs=len(sizes))
 

@@ -86,7 +86,7 @@ def _reference_weight(graph: ir.Graph, value: ir.Value, name: str, tensor: ir.Ex
 
 
 def _join_weights(graph: ir.Graph, value: ir.Value, name: str, parts: list[ir.ExternalTensor]) -> None:
-    """Let ``value`` be ``parts``, matrices of equal size, one after the other: engines fold this when they load."""
+    """Let ``value`` be ``parts``, matrices of equal size, one after another: engines fold this when they load."""
     del graph.initializers[value.name or ""]
     stored, sizes = parts[0].dtype, [int(size) for size in value.shape or () if isinstance(size, int)]
     rows = ir.node("Concat", [_initializer(graph, part) for part in parts], {"axis": 0})

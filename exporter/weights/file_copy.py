@@ -22,7 +22,7 @@ _CANNOT_OFFLOAD = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.
 def reflink_file(reader: BinaryIO, source: Path, target: Path) -> bool:
     """Make ``target`` a file that shares the blocks of ``reader``, copy on write; False where that cannot be.
 
-    source: the name of the open file, which is not looked at. The new file is one of its own: later changes of the
+    source: the name of the open file, which is not read. The new file is independent: later changes of the
     other do not reach it, and tools that refuse files with several hard links open it.
     """
     return _clone_file(reader, target)

@@ -56,7 +56,7 @@ def _refuse(chosen: Mapping[str, Any], names: tuple[str, ...]) -> None:
     for name in names:
         if name in chosen:
             raise click.BadParameter(
-                f"expected none beside --requests, --request-rate and --concurrency, found {chosen[name]}",
+                f"expected none with --requests, --request-rate and --concurrency, found {chosen[name]}",
                 param_hint="--" + name.replace("_", "-"),
             )
 

@@ -40,7 +40,7 @@ COMMAND = Command(
 
 
 def _preset(target: str | None) -> str | None:
-    """A preset may be named as its file in configs/, also where that folder is not at hand."""
+    """A preset may be named by its file in configs/, even where that folder does not exist."""
     if target is not None and not Path(target).exists() and Path(target).parent.name == "configs":
         return Path(target).stem
     return target

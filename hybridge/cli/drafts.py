@@ -39,9 +39,7 @@ def draft_settings(
         )
     if draft is None and tokens is None:
         if mode not in (None, "auto"):
-            raise RequestError(
-                f"--speculative-mode {mode}: expected --draft or --draft-tokens beside it, found neither"
-            )
+            raise RequestError(f"--speculative-mode {mode}: expected --draft or --draft-tokens with it, found neither")
         return None
     from hybridge.artifact.path_kind import require_artifact
     from hybridge.runtime.serving.settings import ServingSettings

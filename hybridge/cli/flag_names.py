@@ -13,7 +13,7 @@ _PARAMETER = re.compile(r"`(\w+)(?:=([^`]*))?`")
 def in_flags(sentence: str, own: Mapping[str, str]) -> str:
     """``sentence`` with flags for the parameters in backquotes, and for the one at its start ("seed: ...").
 
-    own: flags of the command at hand by parameter; those of other commands count in backquotes only.
+    own: flags of this command by parameter; those of other commands count in backquotes only.
     """
     name, colon, rest = sentence.partition(":")
     if colon and name in own:

@@ -35,8 +35,8 @@ COMMANDS = {
 }
 
 
-def _print_version(ctx: click.Context, option: click.Parameter, asked: bool) -> None:
-    if asked:
+def _print_version(ctx: click.Context, option: click.Parameter, requested: bool) -> None:
+    if requested:
         print(f"hybridge {__version__}")
         ctx.exit()
 

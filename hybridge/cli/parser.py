@@ -59,7 +59,7 @@ class Argument(click.Argument):
 
     def __init__(self, name: str, help: str, metavar: str | None = None) -> None:
         super().__init__([name], type=PATH, metavar=metavar or name.upper())
-        self._summary = help  # click prints an attribute "help" in a section of its own
+        self._summary = help  # click prints an attribute "help" in its own section
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         return str(self.metavar), self._summary
@@ -85,7 +85,7 @@ class Option(click.Option):
 
 
 class Switch(click.Option):
-    """An option without a value: ``given`` where it stands on the command line, else ``not_given``."""
+    """An option without a value: ``given`` where it is on the command line, else ``not_given``."""
 
     def __init__(
         self, *names: str, help: str, group: str = OPTIONS, given: bool = True, not_given: bool | None = False

@@ -18,7 +18,7 @@ def progress_on(stream: TextIO, quiet: bool) -> Progress:
 
 
 class LineProgress:
-    """Names each stage on a line of its own."""
+    """Names each stage on its own line."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -53,7 +53,7 @@ def _run(
     chats = all(value is None for value in prompts.values()) and sys.stdin.isatty() and not as_json
     flag = "--chat" if chats else one_of(prompts)
     if system is not None and flag != "--chat":
-        raise click.BadParameter(f"expected it beside --chat or in a chat, found {flag}", param_hint="--system")
+        raise click.BadParameter(f"expected it with --chat or in a chat, found {flag}", param_hint="--system")
     click.get_current_context().meta[FLAGS] = {"prompt": flag, "messages": flag, "speculation": "--draft"}
     with Terminal(as_json, quiet) as terminal:
         from hybridge.artifact.manifest import check_artifact

@@ -82,7 +82,7 @@ class Terminal:
         self._out.write(captured.get())
 
     def write(self, text: str) -> None:
-        """Write ``text`` at once, for streaming: as it is, but for what a terminal would take for commands."""
+        """Write ``text`` at once, for streaming: unchanged, except for what a terminal would execute as commands."""
         if not self.as_json:
             self._out.write(printable(text) if self._out.isatty() else text)
             self._out.flush()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Control characters but for line feeds and tabs, and those that turn the direction of text: a terminal obeys them.
+# Control characters other than line feeds and tabs, and those that change the direction of text: terminals obey them.
 _CONTROLS = (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _VISIBLE = dict.fromkeys(_CONTROLS, "\ufffd")
 _ESCAPED = {code: f"\\u{code:04x}" for code in _CONTROLS}

@@ -1,4 +1,4 @@
-"""TensorRT's engine inspector, in a process of its own: loading an engine needs a GPU and may end the process."""
+"""TensorRT's engine inspector, in its own process: loading an engine needs a GPU and may end the process."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from hybridge.artifact.dtypes import DType
 
 # Of indices below LAYERS (artifact.limits): there are as many summaries as the largest index says.
 _LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,4})\.")
-# Parts of a checkpoint beside its decoder, which may have layers of their own: prediction head, vision tower.
+# Parts of a checkpoint besides its decoder, which may have their own layers: prediction head, vision tower.
 _PARTS = ("mtp.", "model.visual.")
 
 
@@ -102,7 +102,7 @@ def layer_summaries(
 
 
 def totals_outside_layers(weights: Iterable[Weight]) -> tuple[WeightTotal, ...]:
-    """The tensors that belong to no layer of the decoder, and the parts beside it, largest first."""
+    """The tensors that belong to no layer of the decoder, and its other parts, largest first."""
     parameters: Counter[str] = Counter()
     weight_bytes: Counter[str] = Counter()
     for weight in weights:

@@ -70,7 +70,7 @@ class TracedForward(nn.Module):
 def trace_bucket(
     text_model: nn.Module, kind: BucketKind, weights: Mapping[str, torch.Tensor], cache: TracedCache, slots: int
 ) -> ExportedProgram:
-    """The program of ``kind``. ``cache`` has one row of zeros and that many slots; rows and, but for decode, tokens are
+    """The program of ``kind``. ``cache`` has one row of zeros and that many slots; rows and (not for decode) tokens are
     free.
 
     UnsupportedError when torch.export cannot trace the model.
@@ -122,7 +122,7 @@ def example_inputs(kind: BucketKind, rows: int, length: int, device: torch.devic
 
 
 def takes_cache_params(text_model: nn.Module) -> bool:
-    """Whether the forward is that of a model of recurrent layers alone, with an argument of its own for the cache."""
+    """Whether the forward is that of a model of recurrent layers alone, with its own argument for the cache."""
     return "cache_params" in inspect.signature(text_model.forward).parameters
 
 

@@ -13,7 +13,7 @@ from hybridge.transformers_host.rows import LayerState, TextRows
 
 
 def cached_columns(cache: Cache) -> int:
-    """Columns that ``cache`` holds; 1 stands for an unknown number where only recurrent layers have a state."""
+    """Columns that ``cache`` holds; 1 if unknown, as only recurrent layers have a state."""
     for layer in cache.layers:
         if isinstance(layer, CacheLayerMixin):
             return int(layer.get_seq_length())

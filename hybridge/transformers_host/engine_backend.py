@@ -38,7 +38,7 @@ class EngineBackend(TextBackend):
         return EngineRows(self, states)
 
     def keep(self, states: HybridCacheManager) -> None:
-        """Take back states that are no longer used."""
+        """Reuse states that are no longer needed."""
         self._idle[states.rows] = states
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ class ExportBackend(TextBackend):
         )
 
     def keep(self, states: TracedCache) -> None:
-        """Take back states that are no longer used."""
+        """Reuse states that are no longer needed."""
         self._idle[len(states.tensors()[0])] = [states]
 
     def run(self, kind: BucketKind, inputs: Mapping[str, torch.Tensor], states: list[torch.Tensor]) -> torch.Tensor:

@@ -28,7 +28,7 @@ class Buckets(Protocol):
         """Hidden states [rows, q, hidden]; ``states`` are updated in place."""
 
     def keep(self, states: TracedCache) -> None:
-        """Take back states that are no longer used."""
+        """Reuse states that are no longer needed."""
 
 
 class ExportRows(TextRows):

@@ -14,7 +14,7 @@ def stateless_layer() -> Any:
 
 
 class _EmptyLayer(cache_utils.LinearAttentionLayer):  # type: ignore[misc]
-    """A recurrent layer that is never updated, and so has nothing to take back."""
+    """A recurrent layer that is never updated, so it needs no rollback."""
 
     def crop(self, tokens_to_remove: int) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The module that stands in for a text model: transformers calls it, a backend computes."""
+"""A module that replaces a text model: transformers calls it, a backend computes."""
 
 from __future__ import annotations
 

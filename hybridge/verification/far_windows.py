@@ -29,7 +29,7 @@ _LARGEST_FACTOR = 256.0
 
 @dataclass(frozen=True)
 class FilledCaches:
-    """Keys and values of the first ``length`` tokens of a row, zero but for those of the first ``FILLED``.
+    """Keys and values of the first ``length`` tokens of a row, zero except for those of the first ``FILLED``.
 
     numbers: by name of the dense state float8_e4m3fn [kv_heads, FILLED, head_dim], which every type of a cache holds
     exactly; values are these times ``value_factor``, a power of two, since each is one among a window's.

@@ -55,7 +55,7 @@ class PagedSequences:
         return len(self._sequences) - 1
 
     def add_filled(self, caches: FilledCaches) -> int:
-        """A new sequence whose caches hold ``caches``; its handle. The pages of zeros are one, but for the last."""
+        """Add a sequence with ``caches``; returns its handle. One block of zeros serves all but the last."""
         handle, size = self.add(), self._size
         sequence = self._sequences[handle]
         head = -(-FILLED // size)

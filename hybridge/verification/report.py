@@ -114,7 +114,7 @@ class VerifyReport:
         """A JSON object with the verdict and every comparison."""
         document = asdict(self)
         for comparison in document["comparisons"]:
-            # JSON has no infinity or NaN: null stands for both.
+            # JSON has no infinity or NaN: both become null.
             comparison["error"] = comparison["error"] if math.isfinite(comparison["error"]) else None
         verdict = {
             "passed": self.passed,

@@ -21,7 +21,7 @@ FAR_SCENARIOS = WINDOW_EDGE, PAST_WINDOW = "window edge", "decode past the windo
 class Observation:
     """Results of one row after ``length`` tokens of prompt ``prompt``: logits [vocab], its states, inner values.
 
-    ``hidden`` [T, hidden] per layer and ``embeddings`` [T, hidden], empty and None where the engine was not asked.
+    ``hidden`` [T, hidden] per layer and ``embeddings`` [T, hidden], empty and None where not requested.
     """
 
     scenario: str
@@ -49,7 +49,7 @@ def observations(
 
 
 def untouched(engine: DenseEngine, prompt: np.ndarray) -> Iterator[tuple[str, int | None, bool]]:
-    """(scenario, absolute layer, whether unchanged) of each state of a row without tokens beside an active row."""
+    """(scenario, absolute layer, whether unchanged) of each state of an empty row in a batch with an active row."""
     if engine.max_batch_size < 2 or 2 * len(prompt) > engine.max_seq_len:
         return
     states = engine.allocate_states(2, 2 * len(prompt))
@@ -74,7 +74,7 @@ def one_shot(engine: DenseEngine, prompts: list[np.ndarray]) -> Iterator[Observa
 def _shown(
     engine: DenseEngine, states: StateSet, tokens: np.ndarray, past: int, values: tuple[str, ...]
 ) -> tuple[np.ndarray, np.ndarray | None, tuple[np.ndarray, ...]]:
-    """Feed ``tokens`` after ``past`` others; logits [vocab] of the last, embeddings and hidden states, where asked."""
+    """Feed ``tokens`` after ``past`` others; logits [vocab] of the last, embeddings and hidden states on request."""
     shown: list[dict[str, np.ndarray]] = []
     for start in range(0, len(tokens), engine.max_step_tokens):
         inputs = _inputs([tokens[start : start + engine.max_step_tokens]], [past + start])

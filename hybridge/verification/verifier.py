@@ -149,7 +149,7 @@ class Cases:
         for prompt, sequence in zip(prompts, sequences, strict=True):
             end = reference.run(sequence, last=1 + steps)
             progress.advance()
-            # Recurrent states after the prompt need a run of their own.
+            # Recurrent states after the prompt need a separate run.
             first = None if config.recurrent_layers else end.first(len(prompt))
             at_prompt.append(first or reference.run(prompt, last=1))
             at_end.append(end)

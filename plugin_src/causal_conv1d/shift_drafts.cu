@@ -1,5 +1,5 @@
-// Draft tokens of a speculative row, one after the other: each shifts the state by one column, and has the state
-// after it stored in a slot of its own.
+// Draft tokens of a speculative row, one after another: each shifts the state by one column, and has the state
+// after it stored in its own slot.
 //
 // Macros: DATA_T; KERNEL (taps); CHANNELS (a thread's neighbouring channels); STEP (tokens loaded before the first of
 // them is used); SILU; THREADS. Grid: x covers the channels, y the rows. The state is read once, before anything of it

@@ -1,4 +1,4 @@
-// What a block of prefill_prepare.cu takes one after the other, and how it loads that ahead.
+// What a block of prefill_prepare.cu takes one after another, and how it loads that ahead.
 //
 // Macros: DATA_T; KEY_SIZE; ALIGNED.
 #pragma once

@@ -45,7 +45,7 @@ struct GatedDeltaPrefill {
     int row_chunks;      // dense: chunk slots of a row
     int key_heads;
     int readers;         // blocks that read a chunk
-    int together;        // whether the second kernel runs beside the first, all of whose blocks run at once
+    int together;        // whether the second kernel runs together with the first, all of whose blocks run at once
 };
 
 // Products of the tokens of a chunk with each other. 16-bit data have half in place of bfloat16 here: both factors stay

@@ -61,7 +61,7 @@ using Pair = Mma<PairType<DATA_T>::type>;
 
 constexpr bool PAIRED = sizeof(DATA_T) == 2 && ALIGNED;
 
-// The largest key size beside which registers hold the values of a chunk; the compiler needs a few more for these two.
+// The largest key size that leaves registers for the values of a chunk; the compiler needs a few more for these two.
 #if __CUDA_ARCH__ == 1000 || __CUDA_ARCH__ == 1100
 constexpr int LARGEST_KEY_AHEAD = 128;
 #else

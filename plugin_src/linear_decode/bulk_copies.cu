@@ -1,10 +1,10 @@
 // A matrix product with few rows of x, bound by reading the weights once: weights by bulk copies (sm_90 and up).
 //
-// One block a multiprocessor. A block takes 8 * GROUPS weight rows at a time (a pass), beside those of its neighbours.
+// One block a multiprocessor. A block takes 8 * GROUPS weight rows at a time (a pass), next to those of its neighbours.
 // The inputs are cut into phases; a warp has INPUTS neighbouring ones of each phase, and keeps them in registers while
 // the pass lasts, or for good where there is one phase. Its piece of 8 weight rows is a stage: 8 bulk copies of up to
 // 2 * INPUTS bytes, a request size that reaches the memory's bandwidth where 16-byte copies of threads do not. STAGES
-// pieces of every warp are under way; a warp waits for its own copies only, and they start before the kernels ahead
+// pieces of every warp are in flight; a warp waits for its own copies only, and they start before the kernels ahead
 // have finished: weights are constant.
 //
 // The products run on tensor cores with x as the operand of 16 rows. A lane's inputs are the 8 consecutive ones from
@@ -22,7 +22,7 @@ constexpr int INPUTS = 256;  // of a warp and phase, at most
 constexpr int CHUNKS = INPUTS / 32;
 // Bytes from a weight row to the next in shared memory: an odd multiple of 64, so that two rows cover all banks.
 constexpr int PITCH = 2 * INPUTS + 64;
-// A stage is read in as many parts as leave registers for the weights beside x.
+// A stage is read in as many parts as leave registers for both x and the weights.
 constexpr int PARTS = NORM || ROW_BLOCKS == 2 ? 4 : 1;
 constexpr int PART = CHUNKS / PARTS;
 constexpr int WRITERS = 4;  // warps that write the outputs of a pass

@@ -18,7 +18,7 @@ static_assert(GROUPS % MATRICES == 0, "a pass has whole outputs");
 using Products = float[WARPS][GROUPS][ROWS][8];
 using Squares = float[WARPS][ROWS];
 
-// The outputs of this block, in groups of 8 and passes. In a round all blocks read one after the other, so that what is
+// The outputs of this block, in groups of 8 and passes. In a round all blocks read one after another, so that what is
 // read at a time is one piece of memory; the groups that do not fill a round are shared out evenly.
 struct Span {
     int rounds, tail, tail_end;

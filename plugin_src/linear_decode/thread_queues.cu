@@ -1,7 +1,7 @@
 // A matrix product with few rows of x, bound by reading the weights once: weights by 16-byte copies (sm_80 on).
 //
-// One block a multiprocessor. A block takes 8 * GROUPS weight rows at a time (a pass), beside those of its neighbours;
-// its warps share out the inputs, 32 at a step. Every thread has a queue of its own in shared memory, STAGES deep: it
+// One block a multiprocessor. A block takes 8 * GROUPS weight rows at a time (a pass), next to those of its neighbours;
+// its warps share out the inputs, 32 at a step. Every thread has its own queue in shared memory, STAGES deep: it
 // copies 16 bytes of GROUPS rows a step, STAGES - 1 steps ahead and across passes, and reads back what it copied
 // itself. So the stream waits for no other thread, and it starts before the kernels ahead have finished: weights are
 // constant.
@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_decode(const __g
             uint4 weights[GROUPS];
 #pragma unroll
             for (int q = 0; q < GROUPS; q++) weights[q] = shared.queue[stage][q][threadIdx.x];
-            // The stage before this one has been read, and its products are under way: it is free.
+            // The stage before this one has been read, and its products are in flight: it is free.
             stream.copy(params, span, g, first_input, shared.queue[stage == 0 ? STAGES - 1 : stage - 1]);
             stage = stage + 1 == STAGES ? 0 : stage + 1;
             if (NORM) x.scale(scale, squares);

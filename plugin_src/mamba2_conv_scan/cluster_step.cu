@@ -5,7 +5,7 @@
 // blocks of the cluster read and only its first one writes, after the cluster's barrier: it may be updated in place.
 //
 // Macros: those of decode_tile.cuh; D_T; BIAS_T; SOFTPLUS; KERNEL (taps); CONV_ACCESS (elements of one access to the
-// convolution's state and filter, a divisor of KERNEL); SILU; HEADS (of a block, one after the other). Grid: x is the
+// convolution's state and filter, a divisor of KERNEL); SILU; HEADS (of a block, one after another). Grid: x is the
 // cluster, y the groups, z the rows of the batch.
 #include "common/launch.cuh"
 #include "mamba2_conv_scan/params.cuh"

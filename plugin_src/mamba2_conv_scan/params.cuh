@@ -5,7 +5,7 @@
 
 // Strides count elements; the channels of a token are contiguous. Both states may be updated in place.
 struct Mamba2Step {
-    SsmDecode ssm;              // x, B and C are the convolution's outputs and have no memory of their own
+    SsmDecode ssm;              // x, B and C are the convolution's outputs without separate memory
     const void* conv_input;     // row r, token t, channel c (x, then B, then C): r * conv_row + t * conv_token + c
     const void* conv_weight;    // [channels][KERNEL], oldest tap first
     const void* conv_bias;      // [channels] or null

@@ -9,7 +9,7 @@ struct RmsNorm {
     const void* x;         // [rows][columns]
     const void* residual;  // as x, or null
     const void* gate;      // as x, or null
-    const void* weight;    // [columns], constant, of a type of its own
+    const void* weight;    // [columns], constant; its type may differ
     void* y;               // as x
     void* sum;             // x + residual as x's type; may be the memory of x or of residual
     int64_t x_stride;

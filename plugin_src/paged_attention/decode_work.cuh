@@ -37,7 +37,7 @@ __device__ __forceinline__ Item item_from_length(const PagedAttention& call, int
     return {row, token, length, seen / STEP};
 }
 
-// The item of a row of one token; length -1 for other rows. Its numbers are read side by side, not one after the other.
+// The item of a row of one token; length -1 for other rows. Its numbers are read side by side, not one after another.
 __device__ __forceinline__ Item item_from_row(const PagedAttention& call, int row) {
     const int token = call.query_start_loc[row], end = call.query_start_loc[row + 1], length = call.seq_lens[row];
     return item_from_length(call, row, token, end - token == 1 ? max(length, 0) : -1);

@@ -12,7 +12,7 @@
 namespace {
 
 constexpr int VECTOR = 16 / sizeof(DATA_T);
-constexpr int AT_ONCE = 4;  // routes whose weights are under way together
+constexpr int AT_ONCE = 4;  // routes whose weights are in flight together
 constexpr int UNROLL = 2;
 constexpr int STEP = 32 * VECTOR;
 

@@ -4,7 +4,7 @@
 // computes at a time); THREADS.
 // Grid: x a warp's row of the intermediate size, y a route. The first route of an expert computes for all routes that
 // share it, the others return, so that one token among many costs what it costs alone, bit for bit. A lane asks for
-// UNROLL pieces of each row before it needs the first: what is under way is what reaches the memory's bandwidth.
+// UNROLL pieces of each row before it needs the first: enough loads in flight reach the memory's bandwidth.
 #include "common/access.cuh"
 #include "common/launch.cuh"
 #include "common/math.cuh"

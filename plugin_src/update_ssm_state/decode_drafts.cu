@@ -1,4 +1,4 @@
-// Draft tokens of a speculative row, one after the other: the state stays in registers between its one read and the
+// Draft tokens of a speculative row, one after another: the state stays in registers between its one read and the
 // write after the last token; after each token it is also stored in a slot of that token.
 //
 // Macros: those of decode_group.cuh; D_T; BIAS_T; SOFTPLUS. Grid: as of decode_lanes.cu. A thread reads what it writes

@@ -33,7 +33,7 @@ class BlockManager:
 
     @property
     def packs_states(self) -> bool:
-        """Whether the states of the prefix cache have slots of their own, in 8 bits."""
+        """Whether the states of the prefix cache have their own slots, in 8 bits."""
         return self.states is not self.slots
 
     def blocks_for(self, tokens: int) -> int:
@@ -62,7 +62,7 @@ class BlockManager:
         self.cache.begin(memory)
 
     def fork(self, parent: SequenceMemory, tokens: list[int]) -> SequenceMemory | None:
-        """Memory for a second sequence of the same tokens so far: blocks shared, a row and a slot of its own.
+        """Memory for a second sequence of the same tokens so far: shared blocks, and its own row and slot.
 
         ``tokens`` are the child's. The caller copies the parent's slot into the child's before either advances.
         None, without any change, when rows or slots run out.
@@ -220,7 +220,7 @@ class BlockManager:
     ) -> None:
         """PoolError unless the pools hold exactly what ``memories``, all there are, and the prefix cache have.
 
-        blocks, states: what an open reservation has beside them.
+        blocks, states: what an open reservation has in addition.
         """
         memories = list(memories)
         owned = [block for memory in memories for block in memory.owned_blocks]

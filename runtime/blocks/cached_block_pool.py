@@ -1,4 +1,4 @@
-"""KV blocks of which a prefix cache has references of its own: which of these no sequence uses."""
+"""KV blocks of which a prefix cache has its own references: which of these no sequence uses."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Reservation:
         return True
 
     def extend_by_one(self, memories: Sequence[SequenceMemory]) -> list[int]:
-        """``extend`` each by a token, but for those to which something has to be given, whose indices are returned.
+        """``extend`` each by a token; returns the indices of those that need new memory instead.
 
         In most steps of most sequences that decode nothing is: this is the fast path for all of them.
         """

@@ -17,7 +17,7 @@ from hybridge.artifact.errors import EngineError, RequestError
 
 @dataclass(frozen=True)
 class StepInputs:
-    """The tokens of one step. Rows are right-padded; a row of length 0 takes no part and keeps its states.
+    """The tokens of one step. Rows are right-padded; a row of length 0 is skipped and keeps its states.
 
     input_ids [batch, seq] int64; context_lengths [batch] int32, valid new tokens of each row;
     past_lengths [batch] int32, tokens that the row's caches hold already. The arrays belong to the caller,

@@ -10,7 +10,7 @@ from hybridge.runtime.engines.paged import PagedEngine
 
 
 def open_mtp_head(folder: Path, model: PagedEngine, threads: int | None = None) -> MtpHead:
-    """The head of the artifact in ``folder``, beside ``model``; EngineError where that shows no hidden states."""
+    """The head of the artifact in ``folder`` for ``model``; EngineError where that shows no hidden states."""
     if not model.shows_hidden_states:
         raise EngineError(
             f"speculation: expected an engine that shows hidden states to drafter 'mtp', found {model.name}: use "

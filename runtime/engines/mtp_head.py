@@ -20,7 +20,7 @@ class HeadInputs(PackedInputs):
     hidden_slots [tokens] int64   slot of the hidden states of token i among those that the head reads
     is_own [tokens] int32         0: they are the model's; 1: the head's own, of the position before
     own_slots [rows] int64        where what the head makes of the row's last token goes, before its norm
-    further [rows] int32          draft tokens beside the first that the head makes from its own; the blocks of the row
+    further [rows] int32          draft tokens after the first, made from the head's own states; the blocks of the row
                                   have room for their tokens
     """
 
@@ -35,7 +35,7 @@ class HeadInputs(PackedInputs):
         return int(self.further.max())
 
     def own_step(self, index: int, block_size: int) -> tuple[np.ndarray, HeadInputs]:
-        """The rows that take part when the head goes on for the ``index``-th time, and its step of one token for each.
+        """The rows of the head's ``index``-th autoregressive step, and that step of one token for each.
 
         Its input_ids are 0: they are what came out for the row the time before.
         """
@@ -59,7 +59,7 @@ class HeadInputs(PackedInputs):
 
 
 class MtpHead(PagedEngine):
-    """A head with pools of its own."""
+    """A head with its own pools."""
 
     @abstractmethod
     def read_from(self, rows: HiddenRows) -> None:

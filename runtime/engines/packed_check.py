@@ -60,7 +60,7 @@ def _shape_problem(inputs: PackedInputs, limits: StepLimits, most_deferred: int)
 
 
 def _place_problem(inputs: PackedInputs, sizes: PoolSizes, has_kv: bool) -> str:
-    """A kernel reads and writes where it is told: other sequences' memory, or none that is the pools'."""
+    """Kernels do not check indices: a wrong one accesses memory of other sequences or outside the pools."""
     room = sizes.num_blocks * sizes.block_size
     for name, array, count in (
         ("block_table", inputs.block_table, sizes.num_blocks),

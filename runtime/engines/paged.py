@@ -1,6 +1,6 @@
 """The interface of every paged engine: pools that the engine owns, and one step over packed rows.
 
-A step has ``rows`` sequences with any number of new tokens each, packed one after the other without padding: prefill,
+A step has ``rows`` sequences with any number of new tokens each, packed one after another without padding: prefill,
 chunks of a prompt and decode mix freely. KV lies in blocks of ``block_size`` tokens, recurrent states (conv and
 recurrent state of all layers) in slots, one for a sequence. The caller assigns blocks and slots.
 """
@@ -41,7 +41,7 @@ class PackedInputs:
 
     A deferred row has at most ``max_rollback_tokens`` tokens.
 
-    After a step of rows with one token each, its object may be given again, with other values in input_ids, positions,
+    After a step of rows with one token each, its object may be passed again, with other values in input_ids, positions,
     seq_lens and slot_mapping: each row has the token that follows. An engine need not look at the others again.
 
     A row whose first new token has position 0 starts from a slot that the caller has zeroed. Padding rows come last,
@@ -296,7 +296,7 @@ class PagedEngine(ABC):
         return None
 
     def memory_use(self) -> Mapping[str, int]:
-        """Device memory in bytes that the engine uses beside its pools, by what it is for; for reports."""
+        """Device memory in bytes that the engine uses besides its pools, by purpose; for reports."""
         return {}
 
     def padded_rows(self, rows: int) -> int:

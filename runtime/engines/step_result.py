@@ -11,7 +11,7 @@ from hybridge.runtime.sampling import best_token, best_tokens
 
 
 class StepResult(ABC):
-    """The outcome of one step, which may still be computed; valid until the engine's next step.
+    """The result of one step, which may still be computing; valid until the engine's next step.
 
     All methods wait for the step and raise the EngineError that it ended with.
     """
@@ -53,7 +53,7 @@ class ArrayResult(StepResult):
 
 
 class RowsResult(StepResult):
-    """Logits [vocab] float32 of each row, each an array of its own in host memory."""
+    """Logits [vocab] float32 of each row, each a separate array in host memory."""
 
     def __init__(self, rows: Sequence[np.ndarray]) -> None:
         self._rows = rows

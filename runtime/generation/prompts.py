@@ -107,7 +107,7 @@ def _is_array(value: object) -> bool:
 
 
 def _is_prompt(item: object) -> bool:
-    """Whether an item of a list is a prompt of its own; else a token id, which may be an array of no axis."""
+    """Whether an item of a list is a prompt by itself; else a token id, which may be an array of no axis."""
     return isinstance(item, (str, list, tuple, Mapping)) or (_is_array(item) and getattr(item, "ndim", 0) > 0)
 
 

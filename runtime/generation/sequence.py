@@ -50,7 +50,7 @@ class GeneratedSequence:
         )
         self._looks_for_text = bool(params.stop) and self._detokenizer is not None
         self._stopped_by: int | str | None = None
-        # What is known of the prompt, which all answers to it share; None where that was not asked for.
+        # What is known of the prompt, which all answers to it share; None unless requested.
         self.prompt_logprobs = prompt_logprobs
         # Of the token that was chosen last.
         self._text = ""
@@ -58,7 +58,7 @@ class GeneratedSequence:
         self._first_token_at = 0.0
 
     def accept(self, logits: np.ndarray, best: int | None = None, draft_token: DraftToken | None = None) -> Piece:
-        """``choose``, and the piece that comes of it."""
+        """``choose``, then ``piece``."""
         self.choose(logits, best, draft_token)
         return self.piece()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
-# Of so many branch points, at most so many lengths that came up so often are expected again.
+# Branch points to remember, how many of their lengths are expected again, and how often these must have occurred.
 _LATEST, _OFTEN, _MOST = 32, 2, 2
 
 

@@ -20,14 +20,14 @@ def checkpoint_positions(
     follow. With ``early``, also before its last token, where the same prompt resumes; and if less than half of it was
     cached, at the lengths ``expected``, at which other prompts branched, or else evenly.
     """
-    asked = prompt - 1
+    cacheable = prompt - 1
     positions: dict[int, CheckpointKind] = {}
-    if early and 2 * match.known < asked:
-        likely = [length for length in expected if match.known < length < asked]
-        step = max(_LEAST_STEP, -(-asked // (_SPREAD + 1)))
-        positions.update(dict.fromkeys(() if likely else range(step, asked, step), CheckpointKind.SPREAD))
+    if early and 2 * match.known < cacheable:
+        likely = [length for length in expected if match.known < length < cacheable]
+        step = max(_LEAST_STEP, -(-cacheable // (_SPREAD + 1)))
+        positions.update(dict.fromkeys(() if likely else range(step, cacheable, step), CheckpointKind.SPREAD))
         positions.update(dict.fromkeys(likely, CheckpointKind.EXPECTED))
     if early:
-        positions[asked] = CheckpointKind.PROMPT_END
+        positions[cacheable] = CheckpointKind.PROMPT_END
     positions.update(dict.fromkeys((match.known, branch_point), CheckpointKind.BRANCH))
     return sorted((item for item in positions.items() if item[0] > match.length), reverse=True)

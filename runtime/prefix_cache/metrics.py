@@ -1,4 +1,4 @@
-"""Counts of tokens that the prefix cache was asked for, found and evicted."""
+"""Counts of tokens that prompts looked up in the prefix cache, that it had, and that it evicted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CacheMetrics:
     hits: all but the last token came from the cache; partial_hits: some did; misses: none, by reason: "too_short" (a
     prompt of one token), "evicted" (it was known), "namespace" (in another one of the latest it could begin with more
     tokens than this one knows), "no_state" (its KV is known, but no state), "no_kv" (never seen).
-    asked_tokens: of prompts; hit_tokens: of these, from the cache; recomputed_tokens: of these, computed though their
+    queried_tokens: of prompts; hit_tokens: of these, from the cache; recomputed_tokens: of these, computed though their
     KV was there.
     evicted_states and evicted_leaves: to make room; states_refused: of less
     value than what was there. spilled_*, restored_*: to and from host memory.
@@ -33,7 +33,7 @@ class CacheMetrics:
     hits: int = 0
     partial_hits: int = 0
     misses: Counter[str] = field(default_factory=Counter)
-    asked_tokens: int = 0
+    queried_tokens: int = 0
     hit_tokens: int = 0
     recomputed_tokens: int = 0
     inserted_states: int = 0
@@ -48,14 +48,14 @@ class CacheMetrics:
     @property
     def token_hit_rate(self) -> float:
         """Share of the prompts' tokens that came from the cache."""
-        return self.hit_tokens / self.asked_tokens if self.asked_tokens else 0.0
+        return self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0
 
     def looked_up(self, tree: RadixTree, evicted: EvictedPrefixes, memory: SequenceMemory, prefix: RadixPrefix) -> None:
         """Count a request that begins."""
-        self.asked_tokens += prefix.prompt
+        self.queried_tokens += prefix.prompt
         self.hit_tokens += memory.length
         self.recomputed_tokens += max(0, prefix.known - memory.length)
-        if memory.length and memory.length == prefix.asked:
+        if memory.length and memory.length == prefix.cacheable:
             self.hits += 1
         elif memory.length:
             self.partial_hits += 1
@@ -86,9 +86,9 @@ class CacheReport:
 
 
 def _reason(tree: RadixTree, evicted: EvictedPrefixes, memory: SequenceMemory, prefix: RadixPrefix) -> str:
-    if not prefix.asked:
+    if not prefix.cacheable:
         return TOO_SHORT
-    key = prefix.key(memory.tokens, prefix.asked)
+    key = prefix.key(memory.tokens, prefix.cacheable)
     if evicted.knows(memory.namespace, key):
         return EVICTED
     others = (name for name in tree.latest_namespaces() if name != memory.namespace)

@@ -19,7 +19,7 @@ class Pin:
 
 
 class Pins:
-    """Has references of its own to the blocks, so that they do not count as evictable."""
+    """Has its own references to the blocks, so that they do not count as evictable."""
 
     def __init__(self, tree: RadixTree, pool: BlockPool) -> None:
         self._tree, self._pool = tree, pool

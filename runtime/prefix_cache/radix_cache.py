@@ -1,6 +1,6 @@
 """A radix tree as a prefix cache: sequences begin with the KV and states that it has, and leave it theirs.
 
-The tree has references of its own to blocks, and owns slots. Blocks that it has are never written to: a sequence that
+The tree has its own references to blocks, and owns slots. Blocks that it has are never written to: a sequence that
 continues inside such a block gets a copy first. For sequences that run, the tree evicts what is of least value.
 """
 
@@ -51,7 +51,7 @@ class _TreeBlocks:
 class RadixCache(PrefixCache):
     """See the module. Its pools are of ``sizes``: of blocks, ``slots`` of the rows, and of the tree's ``states``.
 
-    packs: whether the states are kept in 8 bits, in a pool of their own.
+    packs: whether the states are stored in 8 bits, in a separate pool.
     """
 
     pool: CachedBlockPool
@@ -86,8 +86,8 @@ class RadixCache(PrefixCache):
 
     def match(self, memory: SequenceMemory, reuse: bool = True) -> PrefixMatch:
         prefix = memory.prefix if isinstance(memory.prefix, RadixPrefix) else RadixPrefix()
-        prefix.asked = len(memory.tokens) - 1
-        key = prefix.key(memory.tokens, prefix.asked)
+        prefix.cacheable = len(memory.tokens) - 1
+        key = prefix.key(memory.tokens, prefix.cacheable)
         match = self.tree.match(key if reuse else b"", memory.namespace)
         prefix.length, prefix.known, prefix.prompt = match.length, match.known, len(memory.tokens)
         prefix.stops = self._positions(match, prefix, self.past.branch_point(memory.namespace, key))
@@ -105,11 +105,11 @@ class RadixCache(PrefixCache):
             self._readers.admit(memory)
             if memory.source == NONE:
                 self.state_copied(memory)
-        asked = prefix.key(memory.tokens, prefix.asked)
-        branch_point = max(prefix.known, self.past.branch_point(memory.namespace, asked))
-        self.past.add(memory.namespace, asked)
-        self.uses.asked(memory.namespace, asked, memory.length)
-        if memory.length < branch_point < prefix.asked:
+        cacheable_key = prefix.key(memory.tokens, prefix.cacheable)
+        branch_point = max(prefix.known, self.past.branch_point(memory.namespace, cacheable_key))
+        self.past.add(memory.namespace, cacheable_key)
+        self.uses.looked_up(memory.namespace, cacheable_key, memory.length)
+        if memory.length < branch_point < prefix.cacheable:
             self._lengths.add(branch_point)
         self.metrics.looked_up(self.tree, self.evicted, memory, prefix)
 

@@ -17,13 +17,13 @@ class RadixPrefix(CachedPrefix):
     node    the deepest node that the sequence has locked; state_locked: its state too, which is not copied yet
     stops   tokens after which a state is taken, and why, the nearest last; kind: why, at the next one
     value   of the checkpoint that the present step takes
-    prompt  tokens that were there when it began; asked: how many of these could come from the cache
+    prompt  tokens at the start; cacheable: how many of these could come from the cache
     known   tokens whose KV the cache had; length: tokens that it began with
     """
 
     __slots__ = (
         "_key",
-        "asked",
+        "cacheable",
         "kind",
         "known",
         "length",
@@ -41,7 +41,7 @@ class RadixPrefix(CachedPrefix):
         self.stops: list[tuple[int, CheckpointKind]] = []
         self.kind = CheckpointKind.DECODE
         self.value = 0.0
-        self.prompt = self.asked = self.known = self.length = 0
+        self.prompt = self.cacheable = self.known = self.length = 0
 
     @staticmethod
     def of(memory: SequenceMemory) -> RadixPrefix:

@@ -121,7 +121,7 @@ class RadixTree:
             above.locks += 1
 
     def unlock(self, node: Node) -> None:
-        """Take back one ``lock``."""
+        """Undo one ``lock``."""
         assert node.state_locks > 0 and (node.locks > 0 or isinstance(node, Root))
         self._unlock_state(node)
         path = node.path()

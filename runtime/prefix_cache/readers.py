@@ -12,7 +12,7 @@ class Readers:
     """At most one node for each sequence, which ``RadixPrefix`` names.
 
     Its state is locked until the sequence has a copy. Its KV stays locked only to show what is in use, since sequences
-    have references of their own: where memory is short, ``release_kv_locks`` removes these locks.
+    have their own references: where memory is short, ``release_kv_locks`` removes these locks.
     """
 
     def __init__(self, tree: RadixTree) -> None:
@@ -29,7 +29,7 @@ class Readers:
         self._known.add(memory)
 
     def copied(self, memory: SequenceMemory) -> None:
-        """``memory`` has the state in a slot of its own."""
+        """``memory`` has the state in its own slot."""
         prefix = RadixPrefix.of(memory)
         assert prefix.node is not None and prefix.state_locked
         self._tree.unlock_state(prefix.node)

@@ -2,7 +2,7 @@
 
 ::
 
-    "HYBSESS1"  header length (8 bytes, little-endian)  header (JSON)  arrays, one after the other  sha256 of all before
+    "HYBSESS1"  header length (8 bytes, little-endian)  header (JSON)  arrays, one after another  sha256 of all before
 
 The arrays are those of the artifact's pools in their declared layout, so that another engine, block size or pool can
 take them, in the type that the engine held them in: that of the artifact or, from ONNX Runtime, float32 for 16 bits.

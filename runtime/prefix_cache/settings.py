@@ -20,7 +20,7 @@ class PrefixCacheSettings:
     kind: "radix" keeps KV and recurrent states in a radix tree, for every model; "blocks" shares full KV blocks of
     models without recurrent layers; "off" stores nothing. The other settings apply to "radix".
 
-    cached_states: state slots beside those of the rows. None: half of the bytes that the rows leave, more where a state
+    cached_states: state slots besides those of the rows. None: half of the bytes left by the rows, more where a state
     is larger than the KV of a whole sequence, and all of them for a model without attention.
     prompt_checkpoints: "early": states are stored where prompts branch and also where later prompts may: before the
     last token, and at three points of a prompt of which less than half was cached. Each takes an extra step.

@@ -45,7 +45,7 @@ class StateUses:
         """The state of ``node`` is about to be evicted."""
         self._history.add(node.root.namespace, node.key, max(node.uses, node.resumed))
 
-    def asked(self, namespace: str, key: bytes, found: int) -> None:
+    def looked_up(self, namespace: str, key: bytes, found: int) -> None:
         """A prompt comes, the first ``found`` tokens of which are cached."""
         self._history.ask(namespace, key, found)
 

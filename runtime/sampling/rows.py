@@ -131,7 +131,7 @@ def _positions(weights: np.ndarray, survive: np.ndarray | None, uniforms: np.nda
     rows, count = weights.shape
     size = block_size(count)
     if survive is not None and size < count:
-        # What survives of each row is in blocks of its own.
+        # What survives of each row is in its own blocks.
         survivors = [np.flatnonzero(row) for row in survive]
         return np.array(
             [ids[draw(row[ids], u)] for row, ids, u in zip(weights, survivors, uniforms.tolist(), strict=True)]

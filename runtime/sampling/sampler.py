@@ -37,7 +37,7 @@ class Sampler:
     ) -> None:
         """``stop_ids``: not sampled for the first min_tokens tokens; ``bad_words``: token ids of the texts.
 
-        ``choice`` counts the answers to one prompt, each with a seed of its own.
+        ``choice`` counts the answers to one prompt, each with its own seed.
         """
         self._params = params
         self._plain_greedy = params.plain_greedy

@@ -41,7 +41,7 @@ class Capacity:
         if left[0] < longest[0] or left[1] < longest[1]:
             raise RequestError(
                 f"{name!r}: expected one that leaves {longest[0]} blocks and {longest[1]} slots, which a sequence of "
-                f"{self._settings.max_seq_len} tokens or a request under way takes, found one that leaves {left[0]} "
+                f"{self._settings.max_seq_len} tokens or a running request takes, found one that leaves {left[0]} "
                 f"and {left[1]}: give the pools more memory, or lower max_seq_len"
             )
 

@@ -14,7 +14,7 @@ class PlannedRow(NamedTuple):
     table_row: its row of the block tables. slot: of its recurrent states, -1 without. samples: these are its last
     tokens, so that the logits after them choose the next one. draft_tokens: the last of new_tokens, which the sequence
     does not have yet and may never have. prompt_logits: how many tokens of the prompt, right before those that choose a
-    token, give logits beside them.
+    token, give logits in addition.
     """
 
     sequence: int
@@ -42,7 +42,7 @@ class Swap(NamedTuple):
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The engine's work, in this order: slot_copies (one after the other), swap_outs, swap_ins, resumed_slots, zeroed
+    """The engine's work, in this order: slot_copies (one after another), swap_outs, swap_ins, resumed_slots, zeroed
     slots, block_copies, the packed rows, and taken_slots. There may be no row.
 
     Copies are pairs of source and target. forked: the sequences that slot_copies are for. resumed_slots: states of the

@@ -1,4 +1,4 @@
-"""Continuous batching: which sequences take part in the next step, with how many tokens and in whose memory."""
+"""Continuous batching: which sequences run in the next step, with how many tokens and which memory."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class SchedulerSettings:
     swap_bytes: host memory for sequences that lost their place; 0, or when it is full: they are computed again.
     block_bytes, slot_bytes: what a block and a slot take there.
     watermark: share of the blocks that new sequences leave free, so that running ones can grow for a while.
-    prompt_logits: tokens of prompts whose logits one step gives beside those that choose tokens, about.
+    prompt_logits: about how many prompt tokens' logits one step returns, besides those to sample from.
     """
 
     max_tokens: int

@@ -13,7 +13,7 @@ class StepBuilder:
     """Rows in the order in which they were added, the rest of the token budget, and what is swapped."""
 
     def __init__(self, reservation: Reservation, budget: int, prompt_logits: int) -> None:
-        """``prompt_logits``: tokens of prompts whose logits the step may still give beside others."""
+        """``prompt_logits``: prompt tokens whose logits the step may still return in addition."""
         self.reservation = reservation
         self.budget = budget
         self.prompt_logits = prompt_logits
@@ -26,7 +26,7 @@ class StepBuilder:
         self.swap_ins: list[Swap] = []
         # Whether every row decodes.
         self.decodes = True
-        # Sequences that are ended while the step is under way.
+        # Sequences that are ended during the step.
         self.cancelled: list[ScheduledSequence] = []
         # Where the step can be repeated: its plan, how often it has been, and the queues' version.
         self._first: StepPlan | None = None

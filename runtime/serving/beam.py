@@ -36,9 +36,9 @@ class BeamGroup(Group):
     these are as many as beams, or at max_new_tokens.
     """
 
-    def __init__(self, asked: ServingRequest, root: ScheduledSequence, context: GroupContext) -> None:
-        self._asked, self._context = asked, context
-        params = asked.request.params
+    def __init__(self, submitted: ServingRequest, root: ScheduledSequence, context: GroupContext) -> None:
+        self._submitted, self._context = submitted, context
+        params = submitted.request.params
         self._width, self._penalty, self._keep = params.beam_width, params.length_penalty, params.n
         self._ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(context.eos))
         # Log-probability of each beam, best first, and the continuations of those whose logits have come.
@@ -70,7 +70,7 @@ class BeamGroup(Group):
     def _advance(self) -> None:
         """Keep the best continuations: finished ones apart, the others as the beams of the next step."""
         beams = list(self._beams)
-        new_tokens = len(beams[0].tokens) - len(self._asked.request.prompt_ids) + 1
+        new_tokens = len(beams[0].tokens) - len(self._submitted.request.prompt_ids) + 1
         continuations = [
             (self._beams[beam] + logprob, place, token)
             for place, beam in enumerate(beams)
@@ -85,7 +85,7 @@ class BeamGroup(Group):
             elif len(chosen) < self._width:
                 chosen.append((total, beams[place], token))
         self._continuations = {}
-        last = new_tokens == self._asked.request.max_new_tokens
+        last = new_tokens == self._submitted.request.max_new_tokens
         if last or len(self._done) >= self._width or not chosen:
             self._done += [self._hypothesis(beam, token, total, ended=False) for total, beam, token in chosen]
             chosen = []
@@ -109,7 +109,7 @@ class BeamGroup(Group):
         return {member: total for member, (total, _, _) in zip(members, chosen, strict=True)}
 
     def _hypothesis(self, beam: ScheduledSequence, token: int, total: float, ended: bool) -> Hypothesis:
-        ids = (*beam.tokens[len(self._asked.request.prompt_ids) :], token)
+        ids = (*beam.tokens[len(self._submitted.request.prompt_ids) :], token)
         return Hypothesis(ids, total / len(ids) ** self._penalty, ended)
 
     def _pieces(self) -> list[MakePiece]:
@@ -119,13 +119,13 @@ class BeamGroup(Group):
 
     def _piece(self, choice: int, hypothesis: Hypothesis) -> Piece:
         made = self._generation(hypothesis)
-        return Piece(self._asked.index, made.text, hypothesis.token_ids, None, made.finish_reason, made, choice)
+        return Piece(self._submitted.index, made.text, hypothesis.token_ids, None, made.finish_reason, made, choice)
 
     def _generation(self, hypothesis: Hypothesis) -> Generation:
         context, ids = self._context, hypothesis.token_ids
         text = ""
         if context.tokenizer is not None:
-            prompt, params = self._asked.request.prompt_ids, self._asked.request.params
+            prompt, params = self._submitted.request.prompt_ids, self._submitted.request.params
             detokenizer = context.tokenizer.detokenizer(prompt, params.skip_special_tokens)
             shown = ids[:-1] if hypothesis.ended else ids
             text = "".join([*map(detokenizer.push, shown), detokenizer.flush()])
@@ -133,7 +133,7 @@ class BeamGroup(Group):
         return Generation(
             text=text,
             token_ids=ids,
-            prompt_token_ids=self._asked.request.prompt_ids,
+            prompt_token_ids=self._submitted.request.prompt_ids,
             finish_reason=STOP if hypothesis.ended else LENGTH,
             stopped_by=ids[-1] if hypothesis.ended else None,
             logprobs=None,

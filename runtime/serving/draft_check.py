@@ -33,13 +33,13 @@ class DraftCheck:
 
     def propose(self) -> Mapping[int, tuple[int, ...]]:
         """Draft tokens by sequence."""
-        asked, rows = [], 0
+        drafting, rows = [], 0
         for sequence, room in self._scheduler.decoding():
             rows += 1
             known = self._requests.of(sequence)
             if room > 0 and known is not None and known[1].max_draft_tokens != 0:
-                asked.append((sequence, room, known[1].max_draft_tokens, known[1].draw(sequence)))
-        return self._speculator.propose(self._speculator.requests(asked, rows))
+                drafting.append((sequence, room, known[1].max_draft_tokens, known[1].draw(sequence)))
+        return self._speculator.propose(self._speculator.requests(drafting, rows))
 
     def verdict(
         self, plan: StepPlan, sampling: Sequence[ScheduledSequence], result: StepResult, best: Sequence[int | None]

@@ -15,7 +15,7 @@ from hybridge.runtime.speculation import DraftRequest, Draw, Proposal
 
 
 class ModelDrafter:
-    """A ``Drafter`` over the artifact of ``engine``: its most likely tokens, one after the other, or sampled ones.
+    """A ``Drafter`` over the artifact of ``engine``: its most likely tokens, one after another, or sampled ones.
 
     With recurrent layers, the state after every draft token of a sequence is stored, so that the next proposal
     continues from the last accepted one. All sequences of a step run together. The drafter owns the engine's pools, and

@@ -100,7 +100,7 @@ class StepExecutor:
 
 
 def independent(pairs: Iterable[Pair]) -> Iterator[tuple[list[int], list[int]]]:
-    """Sources and targets of copies that are meant one after the other, in runs that can be done at once.
+    """Sources and targets of consecutive copies, split into runs that can be done at once.
 
     A run ends before a copy that reads or writes a target of the run, or writes one of its sources.
     """

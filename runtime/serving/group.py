@@ -88,11 +88,11 @@ class Group(ABC):
 class SamplingGroup(Group):
     """``n`` independent answers to one prompt, which is computed once."""
 
-    def __init__(self, asked: ServingRequest, root: ScheduledSequence, context: GroupContext) -> None:
-        self._asked, self._context = asked, context
-        self.takes_best = asked.request.params.plain_greedy
-        self._unforked = asked.request.params.n - 1
-        self._prompt_logprobs = PromptLogprobs.of(asked.request.params, asked.request.prompt_ids)
+    def __init__(self, submitted: ServingRequest, root: ScheduledSequence, context: GroupContext) -> None:
+        self._submitted, self._context = submitted, context
+        self.takes_best = submitted.request.params.plain_greedy
+        self._unforked = submitted.request.params.n - 1
+        self._prompt_logprobs = PromptLogprobs.of(submitted.request.params, submitted.request.prompt_ids)
         self._answers = {root: self._answer(0)}
 
     @property
@@ -102,7 +102,7 @@ class SamplingGroup(Group):
     @property
     def max_draft_tokens(self) -> int | None:
         # Forks are made after the prompt, between two steps, so its last token has no draft tokens.
-        return 0 if self._unforked else self._asked.request.params.speculative_tokens
+        return 0 if self._unforked else self._submitted.request.params.speculative_tokens
 
     def accept(
         self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, draft_token: DraftToken | None = None
@@ -152,8 +152,8 @@ class SamplingGroup(Group):
     def _answer(self, choice: int) -> GeneratedSequence:
         context = self._context
         return GeneratedSequence(
-            self._asked.index,
-            self._asked.request,
+            self._submitted.index,
+            self._submitted.request,
             context.eos,
             context.tokenizer,
             context.started,

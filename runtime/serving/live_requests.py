@@ -53,19 +53,19 @@ class LiveRequests:
         """Whether ``take`` has something to give, or will have once the pieces are made."""
         return bool(self._outputs or self._unmade)
 
-    def add(self, asked: ServingRequest, started: float) -> int:
-        """Let a request take part, which came at ``started`` (time.perf_counter); its id. Errors: Scheduler.add."""
+    def add(self, submitted: ServingRequest, started: float) -> int:
+        """Add a request that arrived at ``started`` (time.perf_counter); returns its id. Errors as in Scheduler.add."""
         id_ = self._next_request
-        root = self._scheduler.add(asked.scheduled())
+        root = self._scheduler.add(submitted.scheduled())
         self._next_request += 1
         self._request_of[root] = id_
         context = GroupContext(self._fork, self._finish, self._eos, self._tokenizer, started)
-        kind = BeamGroup if asked.request.params.beam_width else SamplingGroup
-        self._groups[id_] = kind(asked, root, context)
+        kind = BeamGroup if submitted.request.params.beam_width else SamplingGroup
+        self._groups[id_] = kind(submitted, root, context)
         return id_
 
     def of(self, sequence: ScheduledSequence) -> tuple[int, Group] | None:
-        """The request of a sequence; None where it has ended, maybe in the step that the sequence takes part in."""
+        """The request of a sequence; None where it has ended, perhaps during the sequence's current step."""
         id_ = self._request_of.get(sequence)
         return None if id_ is None else (id_, self._groups[id_])
 

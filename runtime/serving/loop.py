@@ -84,16 +84,16 @@ class ServingLoop:
         """Whether the request has not ended."""
         return request_id in self._requests
 
-    def check(self, asked: ServingRequest) -> None:
+    def check(self, submitted: ServingRequest) -> None:
         """RequestError when the pools could never hold the request; may be called from any thread."""
-        self.scheduler.check(asked.scheduled())
+        self.scheduler.check(submitted.scheduled())
 
-    def add(self, asked: ServingRequest, started: float | None = None) -> int:
+    def add(self, submitted: ServingRequest, started: float | None = None) -> int:
         """Add a request; returns its id. RequestError when the pools could never hold it.
 
         ``started``: its arrival by time.perf_counter, by default now.
         """
-        return self._requests.add(asked, time.perf_counter() if started is None else started)
+        return self._requests.add(submitted, time.perf_counter() if started is None else started)
 
     def cancel(self, request_id: int) -> None:
         """End a request without further output. Finished or unknown ids are ignored."""

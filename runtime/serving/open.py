@@ -27,7 +27,7 @@ def open_engine(folder: Path, name: str, options: EngineOptions) -> PagedEngine:
 
 
 def as_paged(engine: DenseEngine | PagedEngine) -> PagedEngine:
-    """``engine`` behind the interface of paged ones; every loop over a dense engine has pools of its own."""
+    """``engine`` behind the interface of paged ones; every loop over a dense engine has its own pools."""
     from hybridge.runtime.engines.dense_as_paged import DenseAsPaged
 
     if isinstance(engine, DenseAsPaged):
@@ -36,5 +36,5 @@ def as_paged(engine: DenseEngine | PagedEngine) -> PagedEngine:
 
 
 def open_loop(engine: PagedEngine, settings: ServingSettings, text: ModelText) -> ServingLoop:
-    """A serving loop with pools of its own; EngineError when these cannot hold one sequence."""
+    """A serving loop with its own pools; EngineError when these cannot hold one sequence."""
     return ServingLoop(engine, settings, text.eos_token_ids, text.tokenizer)

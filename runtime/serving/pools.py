@@ -16,8 +16,8 @@ from hybridge.runtime.serving.settings import GIB, ServingSettings
 CACHED_SEQUENCES = 64
 """Sequences for which a prefix cache has room by default, on a CPU."""
 FILLED_BYTES, FEWEST_CACHED = GIB // 4, 8
-"""Of pools that take memory only as they are filled: what the prefix cache takes at most by default, but for so many
-sequences, which it has room for in any case."""
+"""Of pools that take memory only as they are filled: the prefix cache's maximum by default, and the number of
+sequences that it has room for in any case."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ServingShape:
 
     @property
     def blocks_of_longest(self) -> int:
-        """Blocks of a sequence of full length, and one more: a shared block is copied before it is given back."""
+        """Blocks of a sequence of full length, and one more: a shared block is copied before it is released."""
         return -(-self.max_seq_len // self.block_size) + 1
 
 
@@ -109,7 +109,7 @@ def pools_in(
     A slot for every row, where these leave half of the budget to the blocks, else as many as sequences of full length
     fit; then slots for the prefix cache, as far as one sequence of full length leaves room.
 
-    EngineError, naming the bytes that would do, when one sequence does not fit.
+    EngineError, naming the bytes that would suffice, when one sequence does not fit.
     """
     block, slot = engine.block_bytes(shape.block_size), engine.slot_bytes
     blocks_each = shape.blocks_of_longest if needs.kv else 0
@@ -152,7 +152,7 @@ def filled_pools(
     if memory_bytes is not None:
         most = memory_bytes // each
     more = 0 if cache is None else most if cache.states is None else cache.states
-    # While sequences continue from one block, each gets a copy before the first is given back.
+    # While sequences continue from one block, each gets a copy before the first is released.
     blocks = (2 * shape.max_rows + more) * needs.kv
     sizes = PoolSizes(blocks, shape.block_size, (shape.max_rows + more) * needs.state)
     return PoolReport(sizes, block, slot, dict(engine.memory_use()))
@@ -185,7 +185,7 @@ def memory_budget(
     """``memory_bytes`` if given, else what ``utilization`` of the device's memory leaves after the largest step.
 
     Where no engine can say what is free (a CPU): what all rows can use, at most 1 GiB but enough for one sequence; with
-    a prefix cache (``cached``) what CACHED_SEQUENCES of full length take beside that, at most 1 GiB too.
+    a prefix cache (``cached``) what CACHED_SEQUENCES of full length take in addition, at most 1 GiB too.
     """
     if memory_bytes is not None:
         return memory_bytes

@@ -66,9 +66,9 @@ class Speculator:
             return []
         found = []
         self._rows = rows
-        for sequence, room, asked, draw in sequences:
+        for sequence, room, limit, draw in sequences:
             if sequence.id not in self._counts:
-                self._counts[sequence.id] = self._settings.make_count(asked, self.cost)
+                self._counts[sequence.id] = self._settings.make_count(limit, self.cost)
             most = min(room, self._counts[sequence.id].choose(rows))
             if most:
                 found.append(DraftRequest(sequence.id, sequence.tokens, most, draw))

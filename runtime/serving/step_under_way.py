@@ -15,7 +15,7 @@ class StepTimes:
     """Seconds of one step.
 
     host: in which a device had nothing to do, because the step was planned and launched, or its tokens chosen; of an
-    engine without a device of its own, its work too. device: from the end of the launch to the arrival of the tokens.
+    engine that runs on the host, its work too. device: from the end of the launch to the arrival of the tokens.
     """
 
     host: float

@@ -1,4 +1,4 @@
-"""Calls that take turns on one serving loop, each an iterator of its own pieces."""
+"""Calls that take turns on one serving loop; each iterates over its own pieces."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class PieceStreams:
         is read; closing the iterator early cancels its requests. EngineError when a step failed.
         """
         ranks = priorities or [0] * len(requests)
-        asked = [ServingRequest(request, index, ranks[index], namespace) for index, request in enumerate(requests)]
-        for each in asked:
+        submitted = [ServingRequest(request, index, ranks[index], namespace) for index, request in enumerate(requests)]
+        for each in submitted:
             self._loop.check(each)
-        return self._stream(asked, time.perf_counter())
+        return self._stream(submitted, time.perf_counter())
 
-    def _stream(self, asked: Sequence[ServingRequest], started: float) -> Generator[Piece]:
+    def _stream(self, submitted: Sequence[ServingRequest], started: float) -> Generator[Piece]:
         inbox: deque[Output] = deque()
         left: dict[int, int] = {}
         try:
-            for each in asked:
+            for each in submitted:
                 id_ = self._loop.add(each, started)
                 left[id_] = each.request.params.n
                 self._inboxes[id_] = inbox

@@ -33,20 +33,20 @@ class ServingWorker:
         self._thread = threading.Thread(target=self._run, name="hybridge-serving", daemon=True)
         self._thread.start()
 
-    def add(self, key: object, asked: ServingRequest, started: float, deliver: Deliver) -> None:
-        """Let a request take part, known by ``key`` from now on; RequestError when the pools could never hold it."""
-        self.check(asked)
-        self._send(lambda: self._add(key, asked, started, deliver))
+    def add(self, key: object, submitted: ServingRequest, started: float, deliver: Deliver) -> None:
+        """Add a request under the name ``key``; RequestError when the pools could never hold it."""
+        self.check(submitted)
+        self._send(lambda: self._add(key, submitted, started, deliver))
 
     @property
     def closed(self) -> bool:
         """Whether no request can be added any more."""
         return self._closed
 
-    def check(self, asked: ServingRequest) -> None:
+    def check(self, submitted: ServingRequest) -> None:
         """RequestError when the pools could never hold the request, or when closed."""
         self.check_open()
-        self._loop.check(asked)
+        self._loop.check(submitted)
 
     def check_open(self) -> None:
         """RequestError when closed."""
@@ -115,9 +115,9 @@ class ServingWorker:
         for command in commands:
             command()
 
-    def _add(self, key: object, asked: ServingRequest, started: float, deliver: Deliver) -> None:
+    def _add(self, key: object, submitted: ServingRequest, started: float, deliver: Deliver) -> None:
         try:
-            id_ = self._loop.add(asked, started)
+            id_ = self._loop.add(submitted, started)
         except RequestError as error:
             # Checked before, but a prefix pinned since then may have taken its room.
             deliver(Output(-1, error=EngineError(str(error))))

@@ -13,7 +13,7 @@ class Probes:
         self._skipped, self._apart = 0, FIRST_PROBE
 
     def skips(self, pays: bool) -> bool:
-        """Whether the next step goes without; ``pays``: it is expected to be worth trying."""
+        """Whether the next step skips drafting; ``pays``: drafting is expected to be worth its time."""
         if pays:
             self._skipped, self._apart = 0, FIRST_PROBE
             return False

@@ -88,8 +88,8 @@ class SpeculationSettings:
             )
         return self.drafter
 
-    def make_count(self, asked: int | None, measured: StepCost) -> DraftLength:
-        """The counter of one sequence, whose request asked for at most ``asked`` draft tokens."""
-        most = self.tokens if asked is None else min(asked, self.tokens)
+    def make_count(self, limit: int | None, measured: StepCost) -> DraftLength:
+        """The counter of one sequence, whose request allows at most ``limit`` draft tokens."""
+        most = self.tokens if limit is None else min(limit, self.tokens)
         cost = measured.relative_time if self.draft_token_cost is None else self.draft_token_cost
         return DraftLength(most, cost, self.adaptive)

@@ -26,7 +26,7 @@ _LIMITS = ProcessLimits(TEMPLATE_SECONDS, TEMPLATE_MEMORY, CONVERSATION_BYTES)
 class ChatTemplate:
     """The named templates of a checkpoint (most have only "default") and the special tokens that they may print.
 
-    They run in ``process``, by default one of their own, which starts at the first ``render`` and ends with ``close``
+    They run in ``process``, by default a new one, which starts at the first ``render`` and ends with ``close``
     or with this object.
     """
 

@@ -23,7 +23,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
 def named_special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Name -> text of every named special token.
 
-    special_tokens_map.json, written beside older configs, takes precedence there; a config with
+    special_tokens_map.json, written with older configs, takes precedence there; a config with
     added_tokens_decoder is complete without it. This is what transformers does.
     """
     present = has_file(folder, SPECIAL_TOKENS_MAP_FILE) and "added_tokens_decoder" not in config
@@ -34,7 +34,7 @@ def named_special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, s
 
 
 def extra_special_tokens(config: Mapping[str, Any]) -> list[str]:
-    """Special tokens without a name of their own; ArtifactError when they are neither a list nor an object."""
+    """Special tokens without a name; ArtifactError when they are neither a list nor an object."""
     key = "extra_special_tokens" if config.get("extra_special_tokens") else "additional_special_tokens"
     declared = config.get(key) or []
     if not isinstance(declared, (list, Mapping)):

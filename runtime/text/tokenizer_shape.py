@@ -1,7 +1,7 @@
 """Which tokenizers are bounded by their shape: known parts with bounded parameters.
 
 Such a tokenizer takes time and memory in proportion to the text, and meets none of the panics of the tokenizers
-library. Any other one (a regular expression of its own, a compiled character map, a part of unknown type) may take
+library. Any other one (a custom regular expression, a compiled character map, a part of unknown type) may take
 the process along, and runs in a process with limits instead.
 """
 

@@ -249,7 +249,7 @@ PLUGIN, OTHER = SimpleNamespace(name="PLUGIN_V3"), SimpleNamespace(name="ELEMENT
         ([LayerDouble(PLUGIN, "a"), LayerDouble(PLUGIN, "b")], "for operators alone, found b"),
         (
             [LayerDouble(PLUGIN, "a"), LayerDouble(OTHER, "add", "[ONNX Layer: add | a (op)]")],
-            "beside the plugin.* add",
+            "besides the plugin.* add",
         ),
     ],
 )

@@ -52,7 +52,7 @@ def test_many_requests(capfd: Capture, layout: str, request: pytest.FixtureReque
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        (("--batch", "2"), "--batch: expected none beside --requests, --request-rate and --concurrency, found 2"),
+        (("--batch", "2"), "--batch: expected none with --requests, --request-rate and --concurrency, found 2"),
         (("--requests", "0"), "--requests: expected at least 1, found 0"),
         (("--request-rate", "0"), "--request-rate: expected requests per second, above 0, found 0.0"),
         (("-p", "5,9"), "--prompt-tokens: expected one length for many requests, found '5,9'"),

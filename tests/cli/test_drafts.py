@@ -37,7 +37,7 @@ def test_the_text_is_that_of_plain_decoding(capfd: Capture, paged: Path) -> None
         (("--draft-tokens", "9", "--speculative-mode", "replay"), "use 'snapshot', or fewer draft tokens"),
         (("--draft-tokens", "0"), "--draft-tokens: expected an integer of at least 1, found 0"),
         (("--draft-tokens", "-1"), "--draft-tokens: expected an integer of at least 1, found -1"),
-        (("--speculative-mode", "replay"), "--speculative-mode replay: expected --draft or --draft-tokens beside it"),
+        (("--speculative-mode", "replay"), "--speculative-mode replay: expected --draft or --draft-tokens with it"),
         (("--draft", "nowhere"), "nowhere"),
         (
             ("--draft", "mtp", "--draft-sampling"),

@@ -97,7 +97,7 @@ def test_no_command_is_a_usage_error(capfd: Capture) -> None:
         ),
         (
             ("run", "a", "--prompt", "x", "--system", "y"),
-            "--system: expected it beside --chat or in a chat, found --",
+            "--system: expected it with --chat or in a chat, found --",
         ),
         (("run", "a", "--prompt", "x", "--chat", "y"), "found --prompt and --chat"),
         (("run", "a", "--prompt", "x", "--engine", "abacus"), "found 'abacus'"),

@@ -31,7 +31,7 @@ class Comparison:
 
 
 def compare_engines(found: DenseEngine, expected: DenseEngine) -> list[Comparison]:
-    """A ragged prompt, a later chunk in which a row takes no part, then single tokens; states after each of the three.
+    """A ragged prompt, a later chunk without tokens for one row, then single tokens; states after each of the three.
 
     Both engines get the same tokens, whatever they answer.
     """

@@ -39,7 +39,7 @@ def advance_profile(bindings: Sequence[Binding], profiles: Sequence[ProfileRecor
 
 
 def advance_job(step: BuildJob, model: ParserModel, profile: ProfileRecord, folder: Path) -> BuildJob:
-    """The build of the second engine, beside that of ``step``."""
+    """The build of the second engine, for the same target as ``step``."""
     return replace(
         step,
         profiles={profile.name: profile.shapes},

@@ -136,7 +136,7 @@ def _advance(
     folder: Path,
     progress: Progress,
 ) -> AdvanceRecord | None:
-    """Build the engine that advances deferred states beside that of ``step``; None where steps defer none."""
+    """Build the engine that advances the states that ``step`` defers; None where steps defer none."""
     if model.advance is None:
         return None
     bindings = advance_bindings(config, model.stored)

@@ -1,4 +1,4 @@
-"""Runs a build job in a process of its own and turns everything that can go wrong there into typed errors."""
+"""Runs a build job in its own process and turns everything that can go wrong there into typed errors."""
 
 from __future__ import annotations
 

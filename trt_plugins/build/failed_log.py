@@ -1,4 +1,4 @@
-"""The log of a failed build, saved beside the folder that was not written."""
+"""The log of a failed build, saved next to where the engine's folder would be."""
 
 from __future__ import annotations
 

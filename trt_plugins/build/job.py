@@ -10,7 +10,7 @@ from typing import Any
 class BuildJob:
     """One build. Paths are absolute; sizes count MiB; profiles map a profile to {input: [min, opt, max]}.
 
-    model_path: the model.onnx beside which the weights lie (the model that is parsed travels beside the job).
+    model_path: the model.onnx whose folder has the weights (the model to parse is sent together with the job).
     fp32_values: values of the graph that must be float32 in the network.
     engine: the file to write; timing_cache: the file to write, seeded from old_timing_cache.
     plugin_nodes: name to operator of the nodes that have to become plugins; where none does, plugins_off says why.

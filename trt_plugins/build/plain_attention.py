@@ -1,6 +1,6 @@
 """Attention as single operators, for graphs in which TensorRT cannot compile its own attention.
 
-TensorRT-RTX 1.7 dies of a segmentation fault when it compiles a loop behind an attention layer of its own, whatever
+TensorRT-RTX 1.7 crashes (segmentation fault) when it compiles a loop after a native attention layer, whatever
 either computes. It compiles the loop behind the same attention written out.
 """
 

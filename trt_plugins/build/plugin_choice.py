@@ -146,7 +146,7 @@ def _gap(node: CheckedNode, target: Target, profiles: list[ProfileRecord], plann
 
 
 def node_calls(node: CheckedNode, profile: ProfileRecord) -> CallRange:
-    """The calls of ``node`` in one profile; UnsupportedError where a size beside rows and tokens is unknown."""
+    """The calls of ``node`` in one profile; UnsupportedError where a size other than rows and tokens is unknown."""
     known = _profile_dims(profile)
     dims = []
     for name, size in node.call.dims.items():

@@ -1,4 +1,4 @@
-"""Plugin layers of a parsed network: that they are what was asked for, and which states they update in place."""
+"""Plugin layers of a parsed network: checks them against the request and finds the states that they update in place."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_plugin_layers(network: Any, nodes: Mapping[str, str]) -> None:
     for layer in layers_of(network):
         text = getattr(layer, "metadata", "")
         if "|" in text and any(body in text for body in bodies):
-            raise EngineError(f"expected no layer beside the plugin, found {layer.name} ({text}): export again")
+            raise EngineError(f"expected no layer besides the plugin, found {layer.name} ({text}): export again")
 
 
 def state_aliases(network: Any, nodes: Mapping[str, str], version: int = DENSE_VERSION) -> dict[str, str]:

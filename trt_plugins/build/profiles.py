@@ -28,16 +28,16 @@ class Limits:
 def engine_limits(config: RuntimeConfig, preset: Preset, options: BuildOptions) -> Limits:
     """The options, else the preset capped by the artifact; SettingError when an option exceeds the artifact."""
     limits = []
-    for name, asked, preset_value, exported in (
+    for name, option, preset_value, exported in (
         ("max_batch_size", options.max_batch_size, preset.max_batch_size, config.max_batch_size),
         ("max_seq_len", options.max_seq_len, preset.max_seq_len, config.max_seq_len),
     ):
-        if asked is not None and asked > exported:
+        if option is not None and option > exported:
             raise SettingError(
-                f"{name}: expected at most {exported}, which the artifact was exported with, found {asked}: "
-                f"export it again with `{name}={asked}`"
+                f"{name}: expected at most {exported}, which the artifact was exported with, found {option}: "
+                f"export it again with `{name}={option}`"
             )
-        limits.append(asked or min(preset_value, exported))
+        limits.append(option or min(preset_value, exported))
     return Limits(*limits)
 
 

@@ -56,13 +56,13 @@ def choose_target(options: BuildOptions, machine: Machine) -> Target:
 
     UnsupportedError: the library cannot target the device. EngineError: no library, or no GPU where one is needed.
     """
-    asked = tuple(dict.fromkeys(normal_capability(c) for c in options.compute_capabilities))
-    preset = _choose_preset(options, asked, machine)
-    capabilities = asked or preset.compute_capabilities
+    requested = tuple(dict.fromkeys(normal_capability(c) for c in options.compute_capabilities))
+    preset = _choose_preset(options, requested, machine)
+    capabilities = requested or preset.compute_capabilities
     library = _choose_library(options.library, capabilities, machine)
     name = preset.name
-    if asked and asked != preset.compute_capabilities:
-        name = "-".join([*([preset.name] if options.target else []), *map(sm_name, asked)])
+    if requested and requested != preset.compute_capabilities:
+        name = "-".join([*([preset.name] if options.target else []), *map(sm_name, requested)])
     if library == TENSORRT_RTX:
         return Target(name, preset, library, _rtx_capabilities(capabilities))
     return _full_target(name, preset, capabilities, machine)
@@ -78,10 +78,10 @@ def check_dtype(target: Target, dtype: DType) -> None:
         )
 
 
-def _choose_preset(options: BuildOptions, asked: tuple[str, ...], machine: Machine) -> Preset:
+def _choose_preset(options: BuildOptions, requested: tuple[str, ...], machine: Machine) -> Preset:
     if options.target is not None:
         return read_preset(options.target)
-    device = asked[0] if len(asked) == 1 else None if asked else machine.capability
+    device = requested[0] if len(requested) == 1 else None if requested else machine.capability
     return (preset_for(device) if device else None) or read_preset(GENERIC)
 
 

@@ -1,7 +1,7 @@
 """The building process: one job in, messages out.
 
 Standard input holds the job (one line of JSON) and the model (all bytes after it).
-TensorRT runs in a process of its own, so that a crash of native code, its prints and its memory stay there.
+TensorRT runs in its own process, so that a crash of native code, its prints and its memory stay there.
 Messages on standard output: {"stage", "total"}, {"advance"}, {"result"} and {"error", "kind", "errno"}.
 """
 

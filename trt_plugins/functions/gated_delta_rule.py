@@ -53,7 +53,7 @@ def gated_delta_rule_function(signature: Signature) -> onnx.FunctionProto:
 
 
 def _states_after(body: Body, tokens: tuple[str, ...], valid: str, count: str) -> str:
-    """The states [b, count, heads, n, m] after each of the first ``count`` tokens, one after the other."""
+    """The states [b, count, heads, n, m] after each of the first ``count`` tokens, one after another."""
     begin, state = body.constant([0]), body.read("state")
     q, k, v, g, beta = (body.slice(tensor, 1, begin, count) for tensor in tokens)
     valid = body.slice(valid, 1, begin, count)
@@ -106,7 +106,7 @@ def _scale(body: Body, q: str) -> str:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Sizes of the chunks of tokens, as int64 tensors of one element, but for ``levels``.
+    """Sizes of the chunks of tokens, as int64 tensors of one element, except for ``levels``.
 
     levels: the least number with 2 ** levels tokens or more in a chunk.
     """

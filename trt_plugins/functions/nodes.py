@@ -108,7 +108,7 @@ class Nodes:
         """``step`` over axis 0 of ``slices``: (carried, slices at i) to (next carried, result at i), all float32.
 
         Returns the last carried value and the results, stacked on axis 0. ``step`` may use values from outside. Inside
-        it every value has ``rank`` axes, as ONNX Runtime before 1.24 wants to be told.
+        it every value has ``rank`` axes, which ONNX Runtime before 1.24 needs.
         """
         graph = self._graph(lambda inner: step(inner[0], inner[1:]), [(FLOAT, rank)] * (1 + len(slices)), (rank, rank))
         last, results = self._add("Scan", (carried, *slices), 2, {"body": graph, "num_scan_inputs": len(slices)})

@@ -37,7 +37,7 @@ class PointerSource:
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Packed addressing: rows lie one after the other in [tokens, ...] tensors, states in a pool of slots.
+    """Packed addressing: rows lie one after another in [tokens, ...] tensors, states in a pool of slots.
 
     query_start_loc [rows + 1] int32: row r has the tokens query_start_loc[r] to query_start_loc[r + 1] - 1.
     state_indices [rows] int32: the slot of row r in the state tensors, whose first axis counts slots; -1 marks a
@@ -94,7 +94,7 @@ class DeviceTraits:
 class KernelLaunch:
     """One kernel launch of a plan.
 
-    params: the kernel's only argument, complete but for the fields of ``pointers``.
+    params: the kernel's only argument, complete except for the fields of ``pointers``.
     shared_bytes: dynamic shared memory. cluster: blocks of a thread block cluster along x.
     overlap: launched by programmatic dependent launch: the kernel waits (griddepcontrol.wait) before it reads or
         writes memory that earlier kernels touch. Only for capability 9.0 and up.

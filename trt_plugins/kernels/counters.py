@@ -1,7 +1,7 @@
-"""Memory of counters: zero before and after every launch, and never given back to the driver.
+"""Memory of counters: zero before and after every launch, and never returned to the driver.
 
 A captured CUDA graph keeps addresses beyond the life of the bound plan that they belong to, so the memory lives as long
-as the process. What a plan gives back goes to the next plan that asks for as much.
+as the process. What a plan releases goes to the next plan that needs as much.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class CounterPool:
 
     def __init__(self, allocate: Callable[[int], int]) -> None:
         self._allocate = allocate
-        # Reentrant: a plan may be collected, and give back, while another takes.
+        # Reentrant: a plan may be collected, and release its memory, while another allocates.
         self._lock = threading.RLock()
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         self._next, self._end = 0, 0

@@ -10,7 +10,7 @@ from typing import Any
 
 from hybridge.artifact.errors import EngineError
 
-# Of the driver's interface, in which functions are asked for.
+# Version of the driver interface to look up functions in.
 _VERSION = 12000
 _INSTALL = "install the packages of hybridge's extra 'cuda' (cuda-core, cuda-bindings)"
 

@@ -16,7 +16,7 @@ _WORD = 8
 
 
 class BoundPlan:
-    """A plan with loaded kernels. It owns parameter memory, so each thread needs a plan of its own."""
+    """A plan with loaded kernels. It owns parameter memory, so each thread needs its own plan."""
 
     def __init__(self, plan: CallPlan, functions: Sequence[object], counters: int = 0) -> None:
         """counters: address of ``plan.counter_bytes`` zeroed bytes that no other bound plan uses."""

@@ -102,7 +102,7 @@ class BuildCallbacks(Callbacks):
         return list(self.core.tactics())
 
     def timing_name(self, calls: CallRange | None = None) -> str:
-        """Key of timings of this plugin, beside shapes: operator and form, attributes, types, and the timed tactic."""
+        """Key of timings of this plugin, besides shapes: operator and form, attributes, types, and the timed tactic."""
         layer = self.core.layer
         attributes = ",".join(f"{name}={value}" for name, value in layer.attributes.items())
         types = ",".join(f"{name}={dtype.value}" for name, dtype in calls.types) if calls else ""

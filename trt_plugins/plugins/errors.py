@@ -15,7 +15,7 @@ from hybridge.artifact.errors import EngineError
 
 
 class PluginErrors:
-    """The first error of each thread since that thread last asked."""
+    """The first error of each thread since its last query."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,7 +27,7 @@ class PluginErrors:
             self._first.setdefault(threading.get_ident(), error)
 
     def take(self, any_thread: bool = False) -> EngineError | None:
-        """The error that plugins met in calls of this thread (or in any, for a builder with threads of its own)."""
+        """The error that plugins met in calls of this thread (or in any, for a builder with its own threads)."""
         with self._lock:
             error = self._first.pop(threading.get_ident(), None)
             if any_thread and self._first:

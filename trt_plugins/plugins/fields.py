@@ -15,7 +15,7 @@ import numpy as np
 from hybridge.artifact.errors import EngineError
 from hybridge.trt_plugins.spec import AttributeKind, AttributeValue, OpSpec
 
-# Fields beside the attributes. The build adds the first two to each node.
+# Fields in addition to the attributes. The build adds the first two to each node.
 CAPABILITIES = "hybridge_capabilities"
 ALIASED = "hybridge_aliased"
 LAYER = "hybridge_layer"

@@ -13,7 +13,7 @@ STATE_OUTPUT_SUFFIX = "_out"
 
 @dataclass
 class Workspace:
-    """Bytes of workspace that TensorRT has been asked for; grows while the engine is built."""
+    """Bytes of workspace requested from TensorRT; grows while the engine is built."""
 
     nbytes: int = 0
 
@@ -22,7 +22,7 @@ class Workspace:
 class PluginLayer:
     """One node of an operator: its name, its attributes, and the compute capabilities that it is built for.
 
-    aliased: TensorRT is told that states are updated in place.
+    aliased: declare to TensorRT that states are updated in place.
     """
 
     spec: OpSpec

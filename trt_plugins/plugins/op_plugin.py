@@ -30,7 +30,7 @@ class PluginDevice(Protocol):
 
 
 class OpPlugin:
-    """The plugin of one layer in one execution context. Clones have launches of their own.
+    """The plugin of one layer in one execution context. Clones have their own launches.
 
     variants: kernel variants of the operator that ``planner`` supports.
     """
@@ -112,7 +112,7 @@ class OpPlugin:
     def workspace_bytes(self, calls: CallRange) -> int:
         """Workspace bytes that suffice for every call of ``calls`` and every tactic, on every GPU of the engine."""
         offered = tactics(calls, self.layer.capabilities, self._planner, self._variants)
-        nbytes = max(largest_workspace(asked, self.layer.capabilities, self._planner) for asked in offered.values())
+        nbytes = max(largest_workspace(each, self.layer.capabilities, self._planner) for each in offered.values())
         self.layer.workspace.nbytes = max(self.layer.workspace.nbytes, nbytes)
         return nbytes
 

@@ -23,10 +23,10 @@ def tactics(
     chosen = kernels_of(calls, capabilities, planner)
     found = {PLANNERS_CHOICE: calls}
     for tactic, variant in enumerate(variants, PLANNERS_CHOICE + 1):
-        asked = replace(calls, variant=variant)
+        changed = replace(calls, variant=variant)
         try:
-            if kernels_of(asked, capabilities, planner) != chosen:
-                found[tactic] = asked
+            if kernels_of(changed, capabilities, planner) != chosen:
+                found[tactic] = changed
         except UnsupportedError:
             continue
     return found

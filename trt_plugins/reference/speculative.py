@@ -49,7 +49,7 @@ def speculative_reference(spec: OpSpec, dense: Callable) -> Callable:
 
 
 def _rows(spec: OpSpec, inputs: tuple[object, ...]) -> Iterator[tuple[int, list[_Part]]]:
-    """The slot that a row reads, and its parts, of every row that takes part."""
+    """The slot that each active row reads, and the row's parts."""
     found = [inputs[spec.input_index(t.name)] for t in (QUERY_START_LOC, STATE_INDICES, NUM_ACCEPTED_TOKENS)]
     starts, indices, accepted = (tensor for tensor in found if isinstance(tensor, Tensor))
     columns = indices.shape[1]

@@ -29,7 +29,7 @@ def join_mixers(graph: ir.Graph) -> int:
     for mixer in mixers:
         _join(graph, mixer)
     if mixers:
-        # What reads a state may stand before the gate, where the joined node is.
+        # What reads a state may come before the gate, where the joined node is.
         graph.sort()
     return len(mixers)
 

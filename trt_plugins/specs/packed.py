@@ -29,7 +29,7 @@ STATE_INDICES = TensorSpec(
 
 
 def packed_form(dense: OpSpec) -> OpSpec:
-    """``dense`` over packed rows: tokens [tokens, ...] of all rows one after the other, states [num_slots, ...].
+    """``dense`` over packed rows: tokens [tokens, ...] of all rows one after another, states [num_slots, ...].
 
     query_start_loc and state_indices take the place of context_lengths; all else is as in the dense form, which is
     the packed one with rows of equal length and slot r for row r. An operator without rows (every token on its own)

@@ -8,7 +8,7 @@ from hybridge.trt_plugins.specs.common import DATA_TYPE
 from hybridge.trt_plugins.specs.packed import PACKED_VERSION, TOKENS
 
 KV_POOL_DIMS = (2, "num_blocks", "block_size", "kv_heads", "head_dim")
-"""Keys, then values; in each, the tokens of a block one after the other, and of a token its heads."""
+"""Keys, then values; in each, the tokens of a block one after another, and of a token its heads."""
 
 RESHAPE_AND_CACHE = OpSpec(
     name="reshape_and_cache",

@@ -42,7 +42,7 @@ def speculative_form(packed: OpSpec) -> OpSpec:
     inputs: list[TensorSpec] = []
     for tensor in packed.inputs:
         inputs += (DRAFT_SLOTS, NUM_ACCEPTED_TOKENS) if tensor == STATE_INDICES else (tensor,)
-    doc = f"{packed.doc} The state after each draft token of a row has a slot of its own."
+    doc = f"{packed.doc} The state after each draft token of a row has its own slot."
     return replace(packed, doc=doc, inputs=tuple(inputs), version=SPECULATIVE_VERSION)
 
 

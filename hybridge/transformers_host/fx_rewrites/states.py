@@ -6,7 +6,7 @@ from torch.fx import Graph, Node
 
 from hybridge.transformers_host.fx_rewrites.nodes import aten, fixed_shape, replace, single_use_of, value_of
 
-# They return memory of their own, so that what they read may change behind them.
+# They return new memory, so their inputs may change afterwards.
 _COPIES = {aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.sum.dim_IntList}
 
 

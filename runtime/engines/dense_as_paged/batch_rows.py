@@ -94,7 +94,7 @@ class BatchRows:
         """Leave no idle rows between ``rows``, or give up all others where these are at least a quarter of all.
 
         Whether anything moved. Moving all rows costs about one step: engines that compute idle rows too gain that back
-        soon. A gap costs more where an engine runs the rows on either side of it one after the other.
+        soon. A gap costs more where an engine runs the rows on either side of it one after another.
         """
         if 4 * len(rows) <= 3 * self.count:
             self._resize(sorted(rows), len(rows), 1)

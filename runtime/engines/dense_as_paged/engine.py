@@ -50,7 +50,7 @@ class _Decoding:
     lengths: memoryview = field(default_factory=lambda: memoryview(b""))
 
     def follow(self, inputs: PackedInputs) -> None:
-        """The next step may be given ``inputs`` again."""
+        """The next step may pass ``inputs`` again."""
         self.inputs, self.ids, self.lengths = inputs, inputs.input_ids.data, inputs.seq_lens.data
 
 
@@ -195,7 +195,7 @@ class DenseAsPaged(PagedEngine):
         requested = _requested(inputs.logits_indices.tolist(), bounds)
         rows = [row for row, length in enumerate(lengths) if length]
         counts = [bounds[row + 1] - bounds[row] for row in range(len(lengths))]
-        asked = [
+        row_requests = [
             RowRequest(
                 blocks[row] if self._has_kv else -1,
                 slots[row] if self._has_states else -1,
@@ -208,7 +208,7 @@ class DenseAsPaged(PagedEngine):
             [np.zeros(self.config.vocab_size, np.float32)] * len(each) for each in requested
         ]
         if rows:
-            positions = dict(zip(rows, self._rows.place(asked, longest), strict=True))
+            positions = dict(zip(rows, self._rows.place(row_requests, longest), strict=True))
             for row in rows:
                 self._set_length(blocks[row], lengths[row])
             prompts = {

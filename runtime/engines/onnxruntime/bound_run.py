@@ -90,7 +90,7 @@ class BoundRun:
     def _execute(self) -> None:
         try:
             self._form.session.run_with_iobinding(self._io)
-        except Exception as error:  # ONNX Runtime has no common base class of its own
+        except Exception as error:  # ONNX Runtime has no common base class
             raise EngineError(f"ONNX Runtime failed in a step: {error}") from error
 
     def _bind_input(self, name: str, array: np.ndarray) -> None:

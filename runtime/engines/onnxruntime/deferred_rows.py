@@ -110,7 +110,7 @@ class DeferredStates:
         self._io.bind_ortvalue_input(ACCEPTED, value)
         try:
             self._session.run_with_iobinding(self._io)
-        except Exception as error:  # ONNX Runtime has no common base class of its own
+        except Exception as error:  # ONNX Runtime has no common base class
             raise EngineError(f"ONNX Runtime failed to advance states: {error}") from error
         if batch.is_copy:
             moved = np.flatnonzero(counts)
@@ -158,5 +158,5 @@ def _replay_session(states: Sequence[DeferredState], folder: Path, threads: int)
     model = ir.to_proto(replay_model(states, installed_kernels())).SerializeToString()
     try:
         return ort.InferenceSession(model, threaded_options(threads), providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime has no common base class of its own
+    except Exception as error:  # ONNX Runtime has no common base class
         raise EngineError(f"{folder}: ONNX Runtime {ort.__version__} cannot advance its states: {error}") from error

@@ -48,7 +48,7 @@ class OnnxRuntimeEngine(ArrayEngine):
         ArtifactError when the folder is not a complete artifact, EngineError when ONNX Runtime refuses it.
         """
         super().__init__(folder)
-        self._asked_threads, self._threads = threads, threads or available_cpus()
+        self._requested_threads, self._threads = threads, threads or available_cpus()
         self._graphs = graphs
         self._weights = WeightStore(self._folder)
         self._forms: dict[GraphForm, FormSession] = {}
@@ -165,7 +165,7 @@ class OnnxRuntimeEngine(ArrayEngine):
             graph = self._graphs.get(self._folder, form.name, lambda: self._rewritten(form))
         self._opened.check()
         repeats = form in (GraphForm.ONE_TOKEN, GraphForm.TOKEN_PER_ROW)
-        alone = form is GraphForm.ONE_TOKEN and not self._asked_threads and graph.float32_bytes < _ONE_THREAD_BYTES
+        alone = form is GraphForm.ONE_TOKEN and not self._requested_threads and graph.float32_bytes < _ONE_THREAD_BYTES
         threads = 1 if alone else self._threads
         session = create_session(graph, self._weights, self._folder, threads, plans_memory=repeats)
         return FormSession(session, graph.inputs, graph.in_place), graph

@@ -46,7 +46,7 @@ class GraphCache:
     def get(self, artifact: Path, form: str, rewrite: Callable[[], G]) -> G:
         """The graph of the artifact folder in ``form``: from disk where a valid entry is there, else ``rewrite()``.
 
-        form: everything beside the artifact and the installed packages that decides the graph.
+        form: everything that the graph depends on besides the artifact and the installed packages.
 
         A folder that cannot be read or written is no error: the graph is rewritten at every start. So it is, with a
         warning, where other users can write the folder: they could put in any graph.

@@ -1,4 +1,4 @@
-"""Specialisations of a session of the dense engine, and its inputs beside those of the artifact."""
+"""Specialisations of a session of the dense engine, and its inputs in addition to those of the artifact."""
 
 from __future__ import annotations
 

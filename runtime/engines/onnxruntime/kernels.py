@@ -114,7 +114,7 @@ def _loads(node: onnx.NodeProto, shape: tuple[int, ...], opset: int) -> bool:
     model = _model([node], {"x": shape}, {"y": shape}, opset)
     try:
         ort.InferenceSession(model, quiet_options(), providers=["CPUExecutionProvider"])
-    except Exception:  # ONNX Runtime raises classes of its own for each reason; any of them means no
+    except Exception:  # ONNX Runtime raises its own classes for each reason; any of them means no
         return False
     return True
 

@@ -65,7 +65,7 @@ def _replace(graph: ir.Graph, node: ir.Node, form: PagedForm) -> None:
     scores = insert.microsoft("FusedMatMul", q, keys, transB=1, alpha=scale)
     bias = add_input(graph, shape.bias, ir.DataType.FLOAT, ["bias_rows", 1, "bias_tokens", "positions"])
     if form is PagedForm.RAGGED:
-        # Tokens of their own axis as long as what each sees differs: [rows, kv_heads, ratio, time, s].
+        # Tokens have their own axis where they see different keys: [rows, kv_heads, ratio, time, s].
         scores = insert.op("Reshape", scores, insert.shape(0, *by_head, -1, insert.size(bias, 3)))
         bias = insert.op("Unsqueeze", bias, insert.ints(1))
     scores = insert.op("Add", _capped(insert, scores, float(attributes["softcap"])), bias)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Weights up to so many bytes are packed anew for each kind of step with several tokens, which then takes three
 # quarters of the time, and half of it with a few draft tokens.
 _MOST_PACKED_BYTES = 32 << 20
-# Tokens of a row for which a model without states gets a session of its own; the others count theirs.
+# Tokens of a row for which a model without states gets its own session; the others count theirs.
 _MOST_TRIED = 8
 # Tokens of a row whose states can be deferred at most: snapshots of more would take too much memory.
 _MOST_DEFERRED = 16
@@ -192,7 +192,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             self._hidden[run.tokens] = shown[self._shown[0]]
 
     def _more_feeds(self, inputs: PackedInputs, run: PagedRun) -> Mapping[str, np.ndarray]:
-        """Inputs of the graph of ``run`` beside those of every paged graph."""
+        """Inputs of the graph of ``run`` in addition to those of every paged graph."""
         return {}
 
     def _pool_layouts(self) -> Mapping[str, tuple[int, ...]]:

@@ -1,6 +1,6 @@
 """A paged artifact's file as it is on ONNX Runtime: its own operator functions, one call for a whole step.
 
-Slower than OnnxRuntimePagedEngine, but every node is the file's own but for the widened types, matrix products, which
+Slower than OnnxRuntimePagedEngine, but the nodes are those of the file, apart from wider types, matrix products, which
 read the stored weights without transposing them, and the activations that activations.py replaces. Verify uses it to
 show that the file carries its meaning. For draft tokens the recurrent operators get slots for snapshots.
 """
@@ -112,7 +112,7 @@ class PortablePagedEngine(PagedArrayEngine):
         names = [LOGITS, *self._replaced_by.values(), *values]
         try:
             results = session.run(names, {k: v for k, v in feeds.items() if k in requested})
-        except Exception as error:  # ONNX Runtime has no common base class of its own
+        except Exception as error:  # ONNX Runtime has no common base class
             raise EngineError(f"ONNX Runtime failed in a step: {error}") from error
         found = dict(zip(names, results, strict=True))
         for name, replaced_by in self._replaced_by.items():

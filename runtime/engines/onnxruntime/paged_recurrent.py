@@ -122,7 +122,7 @@ class _PackedNode:
         assert pool is not None and pool.name is not None
         stored = []
         for index, each in enumerate(found.stored):
-            # A graph output of its own: the value may be another one's name already.
+            # A separate graph output: the value may already be the output of another name.
             output = self._insert.op("Identity", each.value)
             output.name, output.type = f"{pool.name}.stored_{index}", pool.type
             output.shape = ir.Shape([ROWS, SEQ, *each.shape])
@@ -160,7 +160,7 @@ class _PackedNode:
             for tensor, value in given
             if tensor.name not in (QUERY_START_LOC.name, STATE_INDICES.name)
         ]
-        # The slots stand for the lengths, which no body of regular rows asks for.
+        # The slots take the place of the lengths, which no body of regular rows reads.
         inputs.append(self._slots)
         dense = ir.node(node.op_type, inputs, dict(node.attributes), domain=DOMAIN, num_outputs=len(spec.outputs))
         self._graph.insert_before(node, dense)

@@ -81,7 +81,7 @@ class PagedSession:
             self._io.bind_ortvalue_output(name, _value(array, values))
         try:
             self._session.run_with_iobinding(self._io)
-        except Exception as error:  # ONNX Runtime has no common base class of its own
+        except Exception as error:  # ONNX Runtime has no common base class
             raise EngineError(f"ONNX Runtime failed in a step: {error}") from error
         for array, other in copied:
             if other is not array:

@@ -1,6 +1,6 @@
 """The artifact's file as it is on ONNX Runtime: its own operator functions, its own attention, padding and all.
 
-Slower than OnnxRuntimeEngine, but every node is the file's own but for the widened types, matrix products, which read
+Slower than OnnxRuntimeEngine, but the nodes are those of the file, apart from wider types, matrix products, which read
 the stored weights without transposing them, and the activations that activations.py replaces. Verify uses it to show
 that the file carries its meaning.
 """

@@ -2,7 +2,7 @@
 
 Matrix products, norms and experts see the packed tokens, none of which fills up a row. Recurrent operators and
 attention gather them as [rows, time, ...]; a row with fewer tokens than ``time`` repeats its last one at the end, which
-no other token of it reads, and what comes of that is dropped when the tokens are packed again.
+no other token of it reads, and the result is dropped when the tokens are packed again.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Bound = tuple[np.ndarray, ort.OrtValue]
 
 
 class RowArrays:
-    """One piece of memory for each of ``shapes``, which grows to the largest leading axes that were asked for.
+    """One piece of memory for each of ``shapes``, which grows to the largest leading axes requested so far.
 
     Its content is that of the arrays used last; it is lost when it grows.
     """
@@ -23,14 +23,14 @@ class RowArrays:
 
     def arrays(self, *leading: int) -> Mapping[str, Bound]:
         """By name, [*leading, *shape], with what they begin with left from arrays of other leading axes."""
-        asked = int(np.prod(leading))
-        if asked > self._room:
+        rows = int(np.prod(leading))
+        if rows > self._room:
             self._found.clear()
-            self._room = asked
-            self._memory = {n: np.empty(asked * int(np.prod(s)), np.float32) for n, s in self._shapes.items()}
+            self._room = rows
+            self._memory = {n: np.empty(rows * int(np.prod(s)), np.float32) for n, s in self._shapes.items()}
         if leading not in self._found:
             self._found[leading] = {
-                name: bound(self._memory[name][: asked * int(np.prod(shape))].reshape(*leading, *shape))
+                name: bound(self._memory[name][: rows * int(np.prod(shape))].reshape(*leading, *shape))
                 for name, shape in self._shapes.items()
             }
         return self._found[leading]

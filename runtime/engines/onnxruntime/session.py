@@ -12,7 +12,7 @@ from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 
 
 def threaded_options(threads: int) -> ort.SessionOptions:
-    """Options of a session with threads of its own beside other sessions, which run in turns.
+    """Options of a session with its own threads, where other sessions run in turns with it.
 
     The threads of a session that has run go on looking for work for a while (about a second on two cores), in which
     they take the processor from the session that runs next: here they stop when a run ends.
@@ -45,5 +45,5 @@ def create_session(
     weights.attach(graph.weights, options)
     try:
         return ort.InferenceSession(graph.model, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime has no common base class of its own
+    except Exception as error:  # ONNX Runtime has no common base class
         raise EngineError(f"{folder}: ONNX Runtime {ort.__version__} cannot run this artifact: {error}") from error

@@ -28,7 +28,7 @@ class StoredTensor:
 class GraphWeight:
     """An initializer ``name`` that is filled from ``parts``.
 
-    joined: shape [experts, rows, columns] of the whole where it is made of several parts, one after the other, or of
+    joined: shape [experts, rows, columns] of the whole where it is made of several parts, one after another, or of
     interleaved rows: the first and the second half of each expert's rows take turns, the first one's first row first.
     shared: it is only multiplied with or looked up in, so that all sessions read one copy.
     """

@@ -48,7 +48,7 @@ def causal_conv1d_snapshots(
 def update_ssm_state_snapshots(
     node: ir.Node, insert: Inserter, kernels: Kernels, count: int
 ) -> tuple[ir.Value, list[ir.Value]] | None:
-    """One-token updates, one after the other."""
+    """One-token updates, one after another."""
     inputs = ssm_inputs(node, insert, padded=False)
     if inputs is None:
         return None
@@ -63,7 +63,7 @@ def update_ssm_state_snapshots(
 def gated_delta_rule_snapshots(
     node: ir.Node, insert: Inserter, kernels: Kernels, count: int
 ) -> tuple[ir.Value, list[ir.Value]] | None:
-    """One-token updates, one after the other."""
+    """One-token updates, one after another."""
     inputs = delta_rule_inputs(node, insert, padded=False) if kernels.recurrent_ops else None
     if inputs is None:
         return None

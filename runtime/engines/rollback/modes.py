@@ -22,20 +22,20 @@ class OperatorCost:
         """The mode that moves fewer bytes.
 
         Both read a state, and a replaced one is read and written again: by the copy of a snapshot, or by the
-        replay. Beside that a snapshot writes a state for each token; a replay writes each token's inputs and reads them
+        replay. Also, a snapshot writes a state for each token; a replay writes each token's inputs and reads them
         twice.
         """
         return SNAPSHOT if self.token_bytes is None or self.state_bytes < 3 * self.token_bytes else REPLAY
 
 
-def chosen_modes(costs: Mapping[str, OperatorCost], asked: str | Mapping[str, str]) -> dict[str, str]:
-    """The mode of each operator of ``costs``: as ``asked`` of all or by name, else the cheaper one.
+def chosen_modes(costs: Mapping[str, OperatorCost], requested: str | Mapping[str, str]) -> dict[str, str]:
+    """The mode of each operator of ``costs``: as ``requested`` of all or by name, else the cheaper one.
 
     EngineError for an operator that there is none of, and for a replay of one that has none.
     """
-    if isinstance(asked, str):
-        asked = {} if asked == AUTO else dict.fromkeys(costs, asked)
-    for name, mode in asked.items():
+    if isinstance(requested, str):
+        requested = {} if requested == AUTO else dict.fromkeys(costs, requested)
+    for name, mode in requested.items():
         if name not in costs:
             raise EngineError(
                 f"expected modes of the recurrent operators {', '.join(sorted(costs))}, found {name!r}: name one of "
@@ -46,4 +46,4 @@ def chosen_modes(costs: Mapping[str, OperatorCost], asked: str | Mapping[str, st
                 f"expected a mode other than {REPLAY!r} for {name}, which this engine cannot replay for so many draft "
                 f"tokens: use {SNAPSHOT!r}, or fewer draft tokens"
             )
-    return {name: asked.get(name, cost.cheaper_mode) for name, cost in costs.items()}
+    return {name: requested.get(name, cost.cheaper_mode) for name, cost in costs.items()}

@@ -2,7 +2,7 @@
 
 A step leaves the state of a deferred row as it was. There are two ways on from there, chosen by operator (modes.py):
 
-snapshot  the step writes the state after each token to a slot of its own, behind the slots that sequences have; the one
+snapshot  the step writes the state after each token to its own slot, behind the slots that sequences have; the one
           after the last accepted token is copied over the row's state
 replay    the step stores what the operator reads of each token; the operator runs again, over the accepted tokens
 """

@@ -143,17 +143,17 @@ def _longest_prefill(record: EngineRecord) -> int:
     return int(shapes[INPUT_IDS][-1][1])
 
 
-def _state(spec: Binding, recorded: str | None, told: str | None) -> StateBinding:
-    """recorded, told: the input that engine.json and the engine say the output shares its memory with.
+def _state(spec: Binding, recorded: str | None, reported: str | None) -> StateBinding:
+    """recorded, reported: the input that engine.json and the engine say the output shares its memory with.
 
     The engine knows of caches, engine.json also of plugins that update their state in place. Such a plugin works as
     well in two buffers, but TensorRT need not write the second one.
     """
     output = str(spec.replaced_by)
-    for alias in (recorded, told):
+    for alias in (recorded, reported):
         if alias not in (None, spec.name):
             raise EngineError(f"expected {output} in the memory of {spec.name}, found it in that of {alias}: {_AGAIN}")
-    return StateBinding(spec, output, recorded is not None or told is not None)
+    return StateBinding(spec, output, recorded is not None or reported is not None)
 
 
 def _text(value: object) -> str:

@@ -133,7 +133,7 @@ class TensorRTEngine(DenseEngine):
     def submit(self, inputs: StepInputs, states: StateSet) -> PendingStep:
         """Enqueue a step without waiting for its logits; the states count as advanced at once.
 
-        Everything else is as in ``step``; a failure on the GPU is raised where the logits are asked for.
+        Everything else is as in ``step``; a failure on the GPU is raised when the logits are read.
         """
         self._check_open()
         if not isinstance(states, DeviceStateSet) or states not in self._sets:
@@ -170,7 +170,7 @@ class TensorRTEngine(DenseEngine):
         return self._decode_logits
 
     def _decode_step(self, memory: StateMemory, batch: int) -> DecodeStep:
-        # TensorRT wants a context of its own for each graph that was captured from one.
+        # TensorRT needs a separate context for each captured graph.
         context = self._context(DECODE, fixed_shapes=True)
         self._bind(context, memory, batch, 1, self._decode_logits)
         return DecodeStep(self._memory, context, lambda enqueue: self._around(enqueue, batch, 1, self._decode_logits))
@@ -198,7 +198,7 @@ class TensorRTEngine(DenseEngine):
 
     def _discard(self, memory: StateMemory) -> None:
         """Release what was bound to memory that is about to be freed."""
-        with suppress(EngineError):  # of steps: told where they are waited for
+        with suppress(EngineError):  # errors of steps are raised where their results are read
             self._memory.synchronize()
         for key in [key for key in self._decode_steps if key[0] is memory]:
             self._decode_steps.pop(key).close()

@@ -17,7 +17,7 @@ DYNAMIC = -1
 class EngineTensor:
     """One input or output. ``shape`` has -1 for a dynamic axis.
 
-    alias: the input whose memory an output shares, None for an output with memory of its own.
+    alias: the input whose memory an output shares, None for an output with its own memory.
     profiles: per optimization profile the (min, opt, max) shapes of an input; empty for an output.
     """
 

@@ -51,7 +51,7 @@ class RuntimeLibrary:
         """An execution context (trt.IExecutionContext) whose device memory the caller provides.
 
         fixed_shapes: it will run one shape many times, so that TensorRT-RTX compiles the kernels for that shape
-        before the first run and not beside it: a graph keeps the kernels that it was captured with.
+        before the first run and not during it: a graph keeps the kernels that it was captured with.
         """
         strategy = self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
         if self._library.is_rtx:

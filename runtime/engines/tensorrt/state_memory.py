@@ -1,4 +1,4 @@
-"""Device memory for the states of a number of rows, and a pool that hands it out again.
+"""Device memory for the states of a number of rows, and a pool that reuses it.
 
 One allocation holds every state of ``batch`` rows, each aligned. A state whose output shares its input's memory has
 one buffer; any other has two, and after each step the input and the output swap roles: ``turn`` (0 or 1) says which

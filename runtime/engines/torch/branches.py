@@ -1,4 +1,4 @@
-"""Work on a GPU of which parts do not depend on each other, each part on a stream of its own."""
+"""Work on a GPU of which parts do not depend on each other, each part on its own stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hybridge.runtime.engines.torch.device import TorchDevice, current_stream
 
 
 class Branches:
-    """``count`` parts, at most MOST_PARTS; on a CPU they run one after the other.
+    """``count`` parts, at most MOST_PARTS; on a CPU they run one after another.
 
     In a recorded CUDA graph they are branches that may run at the same time. What a part allocates is its own until the
     parts are joined: torch gives memory of one stream to no other one.

@@ -13,7 +13,7 @@ from hybridge.runtime.engines.torch.states import TorchStateSet
 
 
 class TorchDecoder(Decoder):
-    """Gives the rows of a set their tokens. Rows that take no part run along with a length of 0."""
+    """Gives the rows of a set their tokens. Other rows run along with a length of 0."""
 
     def __init__(
         self, rows: Sequence[int], states: TorchStateSet, vocab_size: int, bound: Callable[[int], DecodeStep]

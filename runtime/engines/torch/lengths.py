@@ -1,4 +1,4 @@
-"""Row lengths of a step in host memory, beside their tensors."""
+"""Row lengths of a step in host memory, with their tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether torch is there. This module itself imports it only when asked."""
+"""Whether torch is installed. This module imports it only inside its functions."""
 
 from __future__ import annotations
 

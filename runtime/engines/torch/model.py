@@ -54,7 +54,7 @@ class TorchModel:
             model = read_model(self._folder, self._file)
             check_graph(self._folder / self._file, model.graph, self._config.bindings)
             expose_values(model.graph, values)
-            # On a CPU the merged weights would lie in memory beside those of the file.
+            # On a CPU the merged weights would be in memory in addition to those of the file.
             fuse_graph(model, phase, merge=self._device.is_gpu, snapshots=snapshots)
             if phase is Phase.DECODE and self._takes_result and not values:
                 let_head_write_its_result(model.graph)

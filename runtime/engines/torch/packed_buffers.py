@@ -61,7 +61,7 @@ class PackedBuffers:
     def __init__(self, device: TorchDevice, size: StepSize, drafts: int = 0, extra: Sequence[Binding] = ()) -> None:
         """``drafts``: draft tokens of each row at most, and one less than its slots; 0: the step has none.
 
-        extra: inputs beside those of every step.
+        extra: inputs in addition to those of every step.
         """
         axes = {
             TOKENS: size.tokens,

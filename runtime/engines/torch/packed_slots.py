@@ -1,5 +1,5 @@
 """Slots of states in 8 bits as torch tensors. All work goes to the device's stream, and the host waits for none of it
-but for copies to its own memory."""
+except for copies to its own memory."""
 
 from __future__ import annotations
 

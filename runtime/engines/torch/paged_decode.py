@@ -22,7 +22,7 @@ _FIRST_POSITIONS = 256
 
 
 def padded_rows(rows: int, most: int) -> int:
-    """Rows of the recorded step that ``rows`` rows take part in, at most ``most``."""
+    """Rows of the recorded step that runs ``rows`` rows, at most ``most``."""
     step = _ROWS[-1]
     return min(most, next((size for size in _ROWS if size >= rows), -(-rows // step) * step))
 
@@ -36,7 +36,7 @@ def padded_blocks(blocks: int, block_size: int) -> int:
 
 
 class PagedDecodeStep:
-    """The step of ``rows`` rows that see ``blocks`` blocks; rows that take no part touch nothing."""
+    """The step of ``rows`` rows that see ``blocks`` blocks; padding rows touch nothing."""
 
     def __init__(self, device: TorchDevice, program: StepProgram, pools: TorchPools, rows: int, blocks: int) -> None:
         self._device, self._program = device, program

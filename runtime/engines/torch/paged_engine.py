@@ -52,7 +52,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         self._open(folder, TorchDevice(device))
 
     def _open(self, folder: str | Path, device: TorchDevice, beside: WeightStore | None = None) -> None:
-        """Load the graph on ``device``; its weights are there once with those of ``beside``."""
+        """Load the graph on ``device``; weights that it shares with ``beside`` are loaded once."""
         super().__init__(folder)
         self._device = device
         self._step_tokens = device.step_tokens

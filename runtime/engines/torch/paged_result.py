@@ -1,4 +1,4 @@
-"""The outcome of a packed step: the most likely tokens in host memory, logits where the step has left them."""
+"""The result of a packed step: the most likely tokens in host memory, logits where the step wrote them."""
 
 from __future__ import annotations
 

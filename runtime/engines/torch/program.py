@@ -29,7 +29,7 @@ class Step:
 
 
 class StepProgram(Protocol):
-    """The program of a step. extra: inputs stored with the step's own, beside those of every graph."""
+    """The program of a step. extra: inputs stored with the step's own, in addition to those of every graph."""
 
     extra: tuple[Binding, ...]
 
@@ -136,7 +136,7 @@ class _Compiler:
         self._constants.update({value: folded[name] for value, name in zip(node.outputs, names, strict=True)})
 
     def _steps(self, retained: set[ir.Value]) -> list[Step]:
-        """The calls with their slots, each told after which of them a value goes."""
+        """The calls with their slots; each knows which values it is the last to use."""
         steps, seen = [], set(retained) | set(self._constants)
         for name, run, inputs, outputs in reversed(self._calls):
             done = {value for value in (*inputs, *outputs) if value is not None and value not in seen}

@@ -16,7 +16,7 @@ from hybridge.runtime.engines.torch.recorded_graph import RecordedGraph
 
 
 class RepeatedWork:
-    """Work on the device's stream that is the same each time but for the content of its memory.
+    """Work on the device's stream that is the same each time except for the content of its memory.
 
     The first run is an ordinary one: kernels are compiled and loaded by it. The second is recorded, which executes
     nothing, and the graph is launched at once. From then on a run is one launch. On a CPU every run is direct.
@@ -81,7 +81,7 @@ class RepeatedWork:
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """Cycles of Python objects stay. Where pinned memory is given back during a recording, torch records an event with
+    """Cycles of Python objects stay. Where pinned memory is released during a recording, torch records an event with
     the work; when it asks for that event later, CUDA answers "invalid argument" (seen with torch 2.11 on an H200)."""
     collects = gc.isenabled()
     gc.disable()

@@ -11,7 +11,7 @@ from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
 from hybridge.runtime.engines.torch.cache_pages import room_of
 from hybridge.runtime.engines.torch.device import TorchDevice
 
-# (name, type): one after the other in one buffer, so that one copy takes all of them.
+# (name, type): one after another in one buffer, so that one copy takes all of them.
 _LENGTHS, _SLOTS = "lengths", "slots"
 _PARTS = (
     (INPUT_IDS, torch.int64),

@@ -1,4 +1,4 @@
-"""Facts about the rows of a packed step, beside the arrays on the device."""
+"""Facts about the rows of a packed step that the host needs besides the arrays on the device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StepRows:
     bounds: query_start_loc [rows + 1] int32 on the device.
     counts: new tokens of each row; padding rows have none, or one in a recorded step. None in a recorded step whose
     rows have any number of tokens up to ``longest``: bounds says how many.
-    lengths: tokens of each row after the step, 0 for a padding row. None in a recorded step, which stands for all.
+    lengths: tokens of each row after the step, 0 for a padding row. None in a recorded step, which serves all lengths.
     split: rows before it have at most one new token. longest: no row has more.
     stored: gets the calls of operators to be replayed, of a step that defers states.
     """

@@ -17,7 +17,7 @@ _LEAST_LONGEST = 64
 
 
 def own_shape(inputs: PackedInputs, drafts: int) -> tuple[StepShape, tuple[int, int]]:
-    """Without padding. Beside it: how many rows of one token come first, and how many rows are put behind these."""
+    """The step without padding, how many rows of one token come first, and how many rows follow these."""
     rows, blocks = inputs.block_table.shape
     size = StepSize(len(inputs.input_ids), rows, blocks, len(inputs.logits_indices), *_stored(inputs))
     singles, longest = _counted(inputs, drafts)

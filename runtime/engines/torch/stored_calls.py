@@ -121,7 +121,7 @@ class StoredCalls:
         for target, source in self._copies:
             by_dtype.setdefault(source.dtype, []).append((target, source))
         for pairs in by_dtype.values():
-            # One launch for tensors whose rows lie one after the other.
+            # One launch for tensors whose rows lie one after another.
             torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
         self._copies.clear()
         self._known.clear()

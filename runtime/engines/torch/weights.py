@@ -22,7 +22,7 @@ class WeightStore:
     """
 
     def __init__(self, folder: Path, device: torch.device, beside: WeightStore | None = None) -> None:
-        """``beside``: the store of another graph in ``folder``; the weights of both are there once."""
+        """``beside``: the store of another graph in ``folder``; weights of both are loaded once."""
         self._folder, self.device = folder, device
         self._mapped: dict[tuple, torch.Tensor] = {} if beside is None else beside._mapped
         # Bytes on the device by the address of the same bytes in host memory, which stay where they are.
@@ -64,7 +64,7 @@ class WeightStore:
 
     @property
     def computed_bytes(self) -> int:
-        """Bytes of what was computed of weights and lies beside them in host memory."""
+        """Bytes of host memory of what was computed from weights."""
         mapped = {tensor.untyped_storage().data_ptr() for tensor in self._mapped.values()}
         storages = (tensor.untyped_storage() for tensor in self.folded.values() if tensor.is_floating_point())
         return sum({item.data_ptr(): item.nbytes() for item in storages if item.data_ptr() not in mapped}.values())

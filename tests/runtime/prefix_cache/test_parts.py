@@ -197,7 +197,7 @@ def test_a_state_that_is_asked_for_again_and_again_gets_its_place() -> None:
     before = uses.expected("", key, Kind.DECODE)
     for _ in range(3):
         uses.refused("", key)
-        uses.asked("", key_from_tokens(range(40)), 0)
+        uses.looked_up("", key_from_tokens(range(40)), 0)
     assert before < 1 and uses.expected("", key, Kind.DECODE) == 3
     node, _ = tree.insert(key, (), 0)
     uses.inserted(node, Kind.DECODE)

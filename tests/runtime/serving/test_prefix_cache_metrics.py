@@ -49,7 +49,7 @@ def test_each_outcome_has_its_name() -> None:
     assert ask(loop, line(9, 30)) == "no_kv"
     counts = loop.prefix_cache.metrics
     asked_for = [1, 1, 30, 30, 32, 25, 30, 30, 30, 30]
-    assert counts.asked_tokens == sum(asked_for) and counts.hit_tokens == 3 * 29
+    assert counts.queried_tokens == sum(asked_for) and counts.hit_tokens == 3 * 29
     assert counts.recomputed_tokens == 20 + 1, "twenty without a state, and the last token of the prompt"
     assert counts.hits + counts.partial_hits + counts.misses.total() == len(asked_for)
 

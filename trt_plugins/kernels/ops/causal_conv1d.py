@@ -1,6 +1,6 @@
 """Kernels of ``causal_conv1d``: a shift of the state for one token a row, a sliding window for more.
 
-Draft tokens of speculative rows shift the state one after the other, each to a slot of its own.
+Draft tokens of speculative rows shift the state one after another, each to its own slot.
 """
 
 from __future__ import annotations

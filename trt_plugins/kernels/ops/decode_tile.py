@@ -11,7 +11,7 @@ from hybridge.trt_plugins.kernels.layout import TensorLayout
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES
 
 ACCESS_BYTES = 16
-_LANE_ELEMENTS = 16  # of a row in one lane; as many of B and of C are kept beside them
+_LANE_ELEMENTS = 16  # of a row in one lane, with as many of B and of C
 _WARP = 32
 _STATE_TYPES = {**CUDA_TYPES, DType.INT8: "signed char", DType.UINT8: "E4m3"}
 

@@ -12,7 +12,7 @@ from hybridge.trt_plugins.kernels.ops.gated_delta_rule_decode import decode_laun
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_prefill import plan_prefill, prefill_sources
 from hybridge.trt_plugins.kernels.source import KernelSource
 
-# Tokens of a row up to which they are walked one after the other, with one decay a head and with one a key channel.
+# Tokens of a row up to which they are walked one after another, with one decay a head and with one a key channel.
 LONGEST_WALK = 8
 LONGEST_CHANNEL_WALK = 32
 PRODUCT_SIZE = 16

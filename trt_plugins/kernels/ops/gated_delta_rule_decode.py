@@ -32,7 +32,7 @@ _ROWS = 8
 _FEW = {4: (4, 8, 640), 2: (4, 4, 1024)}
 _ONE_WAVE = {4: (8, 16, 512), 2: (4, 4, 1024)}
 _MANY_BYTES = {4: (16, 8, 640), 2: (8, 8, 512)}
-# Several tokens a row and decays of key channels keep more floats beside the state, and take no more rows than these.
+# Several tokens a row and decays of key channels keep more floats besides the state, and take at most this many rows.
 _LARGER_TOKENS = {4: (16, 8, 640), 2: (4, 4, 640)}
 # Where several tokens are walked, a 16-bit state is kept as floats between them.
 _WALKED = {4: _MANY_BYTES[4], 2: (8, 4, 448)}
@@ -76,7 +76,7 @@ class _Variant:
 
     @property
     def threads_at_once(self) -> int:
-        """Fewer than the slice's where floats that are kept beside a 16-bit state need more registers."""
+        """Fewer than the slice's where floats kept in addition to a 16-bit state need more registers."""
         cut = self.slice
         if self.channel_decay and self.many and cut.rows == _ROWS:
             return min(cut.at_once, 384)

@@ -60,7 +60,7 @@ class Groups:
         return _STAGES * stage + _ALIGNMENT
 
     def fits_beside(self, call: DeltaCall, device: DeviceTraits) -> bool:
-        """Whether all blocks run at once, each beside one of the first kernel, which prepares chunks just ahead.
+        """Whether all blocks run at once, each with one of the first kernel, which prepares chunks just ahead.
 
         Where there are more, several blocks of the first kernel on a multiprocessor are worth more than one.
         """

@@ -39,13 +39,13 @@ _MOST_TILES = 8  # parts of heads of a block
 _MOST_BLOCKS = 2  # per multiprocessor
 PARTS = "parts"
 VARIANTS = (PARTS,)
-"""One token a row as two launches where one would do."""
+"""One token a row as two launches where one would suffice."""
 
 
 def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
     """The launches that run ``call``; UnsupportedError for sizes or layouts outside of the kernels' limits.
 
-    The channels of a token are contiguous in every tensor, and the states but for their first axis. Addresses of the
+    The channels of a token are contiguous in every tensor, and the states except for their first axis. Addresses of the
     states and of conv_weight are multiples of 16 bytes.
     """
     if is_speculative(call):

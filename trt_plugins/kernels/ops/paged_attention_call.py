@@ -118,7 +118,7 @@ class PagedCall:
         return self.most_row_tokens > 1 and not self.decodes_every_token
 
     def fill(self, params: Any) -> None:
-        """The fields of the struct PagedAttention but for its pointers."""
+        """The fields of the struct PagedAttention except for its pointers."""
         query, pool = self.call.input("query"), self.call.input("kv_pool")
         params.query_token, params.query_head = query.strides[:2]
         params.pool_values, params.pool_block, params.pool_slot, params.pool_head = pool.strides[:4]

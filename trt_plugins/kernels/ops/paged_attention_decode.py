@@ -17,7 +17,7 @@ from hybridge.trt_plugins.kernels.structs import struct_type
 FILE = "paged_attention/decode_steps.cu"
 ENTRY = "paged_attention_decode"
 STEP = 16  # positions that a warp takes at once
-LINE, ALONE = 0, 1  # values of DecodeVariant.cluster beside the sizes of clusters
+LINE, ALONE = 0, 1  # values of DecodeVariant.cluster other than sizes of clusters
 _WARP = 32
 _TILE_QUERIES = 8
 _MOST_TILES = 2  # of queries in one block; their accumulators are registers
@@ -35,7 +35,7 @@ _SHORT_POSITIONS = 8 * STEP
 _MOST_SHARED_ITEMS = 1024
 _LONGEST_LINE = 1 << 30
 _STAGED_COLUMNS = 2  # of decode_steps.cu
-# Clusters merge in less time than the line: worth it for at most so many steps for each multiprocessor, the second
+# Clusters merge in less time than the line: worth it for at most this many steps for each multiprocessor, the second
 # number where clusters leave some of them idle.
 _CLUSTERED_MAJORS = (9, 10)
 _CLUSTERS = (8, 4, 2)

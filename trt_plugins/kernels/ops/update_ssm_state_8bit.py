@@ -20,7 +20,7 @@ from hybridge.trt_plugins.kernels.ops.update_ssm_state import SCALE, decode_laun
 def plan_8bit(call: OpCall, device: DeviceTraits) -> CallPlan:
     """One launch for ``call``, whose state and state_out are both int8 or both uint8, which are the bytes of e4m3.
 
-    Beside the operator's own tensors a launch takes the scales as one more input and one more output: float32
+    In addition to the operator's own tensors a launch takes the scales as one more input and one more output: float32
     [slots, heads, head_dim], contiguous, in place or not. UnsupportedError for more than one token a row, and as the
     operator's own plan.
     """

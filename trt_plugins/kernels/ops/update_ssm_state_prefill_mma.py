@@ -27,7 +27,7 @@ MMA_FILE = "update_ssm_state/prefill_mma.cu"
 _MMA_ENTRY = "update_ssm_state_prefill_mma"
 _MMA_WARPS = 4
 _MMA_THREADS = 32 * _MMA_WARPS
-# Most fp32 registers of a thread for the state and y accumulators, beside those for scores, fragments and addresses.
+# Most fp32 registers of a thread for the state and y accumulators, besides those for scores, fragments and addresses.
 _ACCUMULATORS = {2: 96, 4: 64}
 # A row's chunks are computed in segments at the same time where blocks would leave multiprocessors idle. Each segment
 # but the first costs a pass over its tokens for the states, which is worth it from this many chunks a segment on.
