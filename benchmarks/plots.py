@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-DRAWN = ("prefix_cache", "state_precision", "serving", "serving_torch", "speculation_torch")
+DRAWN = ("prefix_cache", "serving", "serving_torch", "speculation_torch")
 """Benchmarks with a picture."""
 _CACHES = (("without", "no cache"), ("lru", "LRU"), ("value", "this cache"))
 _LATENCIES = (("first_token", "time to first token, ms"), ("between_tokens", "time between tokens, ms"))
@@ -81,21 +81,6 @@ def plot_speculation(results: Mapping[str, Any], path: Path, hardware: str) -> N
             axes.set(xlabel="probability that a draft token is right", xticks=chances)
 
 
-def plot_state_precision(results: Mapping[str, Any], path: Path, limit: float) -> None:
-    """Relative error of the output over the tokens for each pair of types; ``limit`` is the bound of the gate."""
-    with picture(path, (7, 4.2), "eager PyTorch on a CPU; no timing") as figure:
-        axes = figure.subplots()
-        for name, errors in results["relative_error"].items():
-            style = "-" if name.endswith("float32 state") else "--"
-            axes.plot(results["tokens"], errors, style, label=name)
-        axes.axhline(limit, color="grey", linewidth=0.8)
-        end = (results["tokens"][-1], limit)
-        label = {"textcoords": "offset points", "ha": "right", "color": "dimgrey"}
-        axes.annotate("limit for float32 states", end, xytext=(0, 4), **label)
-        axes.set(yscale="log", xlabel="tokens", ylabel="relative error of the output, against float64")
-        figure.legend(loc="outside upper center", ncols=2)
-
-
 def _number(item: tuple[str, Any]) -> float:
     return float(item[0])
 
@@ -110,8 +95,6 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
     if name == "prefix_cache":
         first = document["settings"]["seeds"][0]
         plot_hits([row for row in results["cost_model"] if row["seed"] == first], path)
-    elif name == "state_precision":
-        plot_state_precision(results, path, next(t["limit"] for t in document["targets"] if t["unit"] == ""))
     elif name in ("serving", "serving_torch"):
         plot_latencies(results["latency_ms"], path, _hardware(results))
     else:

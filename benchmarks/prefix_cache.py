@@ -1,4 +1,4 @@
-"""Prompt tokens that the prefix cache hits, beside the offline optimum, and with cached states in 8 bits.
+"""Prompt tokens that the prefix cache hits, beside the offline optimum.
 
 In full with a cost model, shortened on ONNX Runtime with the checkpoint that ships. Takes about five minutes.
 """
@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.measure import Spread, seconds
-from benchmarks.prefix_runs import DEFAULT, SIMPLE, WITHOUT, Compared, compared, compared_packed, demo_engine
+from benchmarks.prefix_runs import DEFAULT, SIMPLE, WITHOUT, Compared, compared, demo_engine
 from benchmarks.prefix_traces import ALIGNED, LONG, SHORT, TALK, UNALIGNED, VARIED, Chats, Groups
 from benchmarks.runner import Gate, Report, Target, require
-from hybridge.runtime.engines.packed_rows import EXACT, INT8
 from hybridge.runtime.prefix_cache.past_prompts import NoMemory
 from hybridge.runtime.prefix_cache.radix_tree import RadixTree
 from hybridge.runtime.prefix_cache.token_key import key_from_tokens
@@ -121,29 +120,3 @@ def _lookups(settings: PrefixCacheBenchmark) -> list[float]:
         tree.insert(key_from_tokens(other), blocks, tree.nodes)
     tokens = prompt.tolist()
     return [1e3 * seconds(lambda: tree.match(key_from_tokens(tokens))) for _ in range(settings.repeats)]
-
-
-@dataclass(frozen=True)
-class PrefixPackedBenchmark:
-    """``full``: traces with the exact states whose bytes the cache has, on the cost model; ``scaled`` on the CPU."""
-
-    full: Traces = ((LONG, 16), (SHORT, 4), (ALIGNED, 4), (UNALIGNED, 4))
-    scaled: Traces = ((ALIGNED.scaled(10, 4), 4), (UNALIGNED.scaled(10, 4), 4))
-    threads: int = 2
-
-
-def run_packed(settings: PrefixPackedBenchmark) -> Report:
-    """Replay all traces; no numbers where an answer with exact states differs from that without a cache."""
-    full = [compared_packed(spec.trace(), states) for spec, states in settings.full]
-    traces = [(spec.trace(), states) for spec, states in settings.scaled]
-    with demo_engine([trace for trace, _ in traces], settings.threads) as engine:
-        scaled = [compared_packed(trace, states, engine) for trace, states in traces]
-    wrong = sum(each.wrong(EXACT) for each in (*full, *scaled))
-    gates = require(Gate("answers with exact states that differ from those without a cache", float(wrong), 0.0))
-    targets = (
-        Target(f"{place}, {each.trace}: hits with int8 next to exact", each.ratio(INT8, EXACT), "at least", 1.0, "x")
-        for place, group in (("cost model", full), ("CPU", scaled))
-        for each in group
-    )
-    results = {"cost_model": [each.to_json() for each in full], "cpu": [each.to_json() for each in scaled]}
-    return Report(gates, results, tuple(targets))

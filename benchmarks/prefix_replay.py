@@ -124,12 +124,3 @@ class CostEngine(ModelFreeEngine):
 
     def copy_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self.clock += self._cost.slot_copy * len(sources)
-
-    def packed_slot_bytes(self, kind: str) -> int:
-        return 24 * 128 * 64 * (128 + 4)
-
-    def pack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self.copy_slots(sources, targets)
-
-    def unpack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self.copy_slots(sources, targets)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -14,7 +13,6 @@ from benchmarks.prefix_optimum import Optimum
 from benchmarks.prefix_replay import VOCAB, CostEngine, Outcome, replay
 from benchmarks.prefix_traces import Trace
 from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
-from hybridge.runtime.engines.packed_rows import EXACT, FP8, INT8
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.prefix_cache.settings import LRU, OFF, PrefixCacheSettings
 from hybridge.runtime.serving.loop import ServingLoop
@@ -26,31 +24,25 @@ WAYS: Mapping[str, PrefixCacheSettings] = {
     SIMPLE: PrefixCacheSettings(policy=LRU),
     DEFAULT: PrefixCacheSettings(),
 }
-PACKED_WAYS: Mapping[str, PrefixCacheSettings] = {
-    WITHOUT: PrefixCacheSettings(kind=OFF),
-    EXACT: PrefixCacheSettings(),
-    INT8: PrefixCacheSettings(states=INT8),
-    FP8: PrefixCacheSettings(states=FP8),
-}
 
 
 @dataclass(frozen=True)
 class Compared:
     """The outcome of each way for one trace, made from ``seed``, with ``states`` states of cache.
 
-    ``optimum`` is a share of the tokens; nan where it was not computed.
+    ``optimum`` is a share of the tokens.
     """
 
     trace: str
     seed: int
     states: int
     outcomes: Mapping[str, Outcome]
-    optimum: float = math.nan
+    optimum: float
 
-    def wrong(self, *ways: str) -> int:
-        """Answers of ``ways`` (default: all) that differ from those without a cache."""
+    def wrong(self) -> int:
+        """Answers that differ from those without a cache."""
         right = self.outcomes[WITHOUT].answers
-        return sum(self.outcomes[way].answers[i] != right[i] for way in ways or self.outcomes for i in right)
+        return sum(outcome.answers[i] != right[i] for outcome in self.outcomes.values() for i in right)
 
     def ratio(self, way: str, other: str) -> float:
         """The hit rate of ``way`` over that of ``other``."""
@@ -62,18 +54,17 @@ class Compared:
         return self.outcomes[DEFAULT].hit_rate / self.optimum
 
     def to_json(self) -> dict[str, Any]:
-        """Hit rates, seconds to the first token and other answers than without a cache."""
+        """Hit rates and seconds to the first token."""
         ways = {
             name: {
                 "hit_rate": outcome.hit_rate,
                 "ttft_p50_s": outcome.percentile(50),
                 "ttft_p95_s": outcome.percentile(95),
-                "other_answers": self.wrong(name),
             }
             for name, outcome in self.outcomes.items()
         }
-        described = {"trace": self.trace, "seed": self.seed, "states": self.states, "ways": ways}
-        return described if math.isnan(self.optimum) else {**described, "optimum": self.optimum}
+        described = {"trace": self.trace, "seed": self.seed, "states": self.states}
+        return {**described, "ways": ways, "optimum": self.optimum}
 
 
 def compared(trace: Trace, seed: int, states: int, engine: PagedEngine | None = None) -> Compared:
@@ -89,13 +80,6 @@ def compared(trace: Trace, seed: int, states: int, engine: PagedEngine | None = 
     return Compared(trace.name, seed, states, outcomes, best)
 
 
-def compared_packed(trace: Trace, states: int, engine: PagedEngine | None = None) -> Compared:
-    """Exact states and states in 8 bits, in the bytes of ``states`` exact ones. The model knows int8 alone."""
-    ways = [way for way in PACKED_WAYS if engine is not None or way != FP8]
-    outcomes = {way: _replayed(trace, PACKED_WAYS[way], states, engine) for way in ways}
-    return Compared(trace.name, 0, states, outcomes)
-
-
 def _replayed(trace: Trace, settings: PrefixCacheSettings, states: int, engine: PagedEngine | None) -> Outcome:
     if engine is None:
         return replay_on_model(trace, settings, states)
@@ -103,7 +87,7 @@ def _replayed(trace: Trace, settings: PrefixCacheSettings, states: int, engine: 
 
 
 def replay_on_model(trace: Trace, settings: PrefixCacheSettings, states: int) -> Outcome:
-    """On the clock of the cost model; states in 8 bits in the bytes of ``states`` exact ones."""
+    """On the clock of the cost model."""
     engine = CostEngine(trace.at_a_time, 2048, trace.longest)
     return replay(_loop(engine, trace, settings, states), trace, lambda: engine.clock, VOCAB)
 
@@ -122,7 +106,7 @@ def demo_engine(traces: Sequence[Trace], threads: int) -> Iterator[PagedEngine]:
 def replay_on_engine(
     engine: PagedEngine, trace: Trace, settings: PrefixCacheSettings, states: int
 ) -> tuple[Outcome, ServingLoop]:
-    """On the clock of this machine; the loop as it is afterwards. States in 8 bits as in ``replay_on_model``."""
+    """On the clock of this machine; the loop as it is afterwards."""
     loop = _loop(engine, trace, settings, states)
     return replay(loop, trace, time.perf_counter, engine.config.vocab_size), loop
 
@@ -132,8 +116,6 @@ def _loop(engine: PagedEngine, trace: Trace, settings: PrefixCacheSettings, stat
     rows, block = trace.at_a_time, 16
     sequences = rows + states
     memory = sequences * (engine.slot_bytes + (-(-trace.longest // block) + 1) * engine.block_bytes(block))
-    if settings.states != EXACT:  # of which the cache leaves one for a sequence that ends
-        states = states * engine.slot_bytes // engine.packed_slot_bytes(settings.states) - 1
     cache = settings if settings.kind == OFF else replace(settings, cached_states=states)
     serving = ServingSettings(
         block, max_rows=rows, max_seq_len=trace.longest, memory_bytes=memory, swap_bytes=0, prefix_cache=cache

@@ -31,8 +31,6 @@ ENTRIES = {
     "verify": Entry("verify:run", "errors that hybridge verify finds, its time and memory", "transformers"),
     "start_up": Entry("start_up:run", "a process of hybridge run: processor and wall time", page=True),
     "cpu_decode": Entry("cpu_decode:run", "decoding and prefill on the CPU, tokens/s", "transformers", page=True),
-    "step_cost": Entry("step_cost:run", "a decode step in caches of 8192 tokens", "caches of 256 tokens", page=True),
-    "perplexity": Entry("perplexity:run", "perplexity of a shipped checkpoint", "transformers", page=True),
     "transformers_host": Entry(
         "transformers_host:run", "generate() with hybridge.accelerate; --device cuda", "transformers", page=True
     ),
@@ -43,13 +41,10 @@ ENTRIES = {
     "torch_engine_experts": Entry("torch_engine:run_experts", "the same for a Qwen3-Next of 12 layers", PEER_GPU),
     "speculation": Entry("speculation:run", "prompt lookup on the CPU", "plain decoding"),
     "speculation_torch": Entry("speculation_torch:run", "draft tokens on a GPU, right by chance", "plain decoding"),
-    "mtp_torch": Entry("mtp_torch:run", "draft tokens of a prediction head, on a GPU", "plain decoding"),
-    "state_precision": Entry("state_precision:run", "gated delta rule with its state in 32 and 16 bits", "float64"),
     "plugin_enqueue": Entry("plugin_enqueue:run", "host time of a plugin's enqueue, on a GPU"),
     "kernels": Entry("kernels.run:run", "CUDA kernels, on a GPU; --groups, --case, --check", "public kernels, torch"),
     "prefix_cache": Entry("prefix_cache:run", "prompt tokens found in the prefix cache", "offline optimum, LRU"),
     "prefix_ablation": Entry("prefix_ablation:run", "the same with each part of the cache switched off", "all parts"),
-    "prefix_packed": Entry("prefix_cache:run_packed", "the same with cached states in 8 bits", "exact states"),
     "prefix_latency": Entry("prefix_latency:run", "time to first token with the prefix cache", "no cache"),
 }
 ON_PAGE = tuple(name for name, entry in ENTRIES.items() if entry.page)

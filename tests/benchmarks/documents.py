@@ -19,17 +19,14 @@ def all_documents(error: float = 0.0) -> dict[str, Any]:
         "export_qwen3_5": {"wall_s": SPREAD, "cpu_s": SPREAD, "nodes": {"main graph": 300, "gated_delta_rule": 199}},
         "start_up": {layout: {"wall_s": SPREAD, "cpu_s": SPREAD} for layout in ("dense", "paged")},
         "cpu_decode": {name: _decode_result() for name in GOALS},
-        "step_cost": {"step_us": {"256": SPREAD, "8192": SPREAD}, "ratio": SPREAD},
-        "perplexity": {"perplexity": {"transformers": 23.5, "ours": 23.5}, "relative_difference": {"ours": 2e-8}},
         "transformers_host": {
             "tiny": {"token_ms": {"transformers": SPREAD, "export": SPREAD}, "article_cache_ms": 0.25}
         },
         "scheduler": {"host_us": SPREAD, "parts_us": {"plan": SPREAD, "pack": SPREAD, "commit": SPREAD}},
         "serving": _serving_results(),
     }
-    described = {"perplexity": {"text": "held.txt", "windows": 11}}
     return {
-        name: document_of(name, Report((Gate("logits", error, 1e-4),), found, (TARGET,), described.get(name, {})))
+        name: document_of(name, Report((Gate("logits", error, 1e-4),), found, (TARGET,)))
         for name, found in results.items()
     }
 

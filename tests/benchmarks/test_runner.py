@@ -39,13 +39,13 @@ def test_a_target_has_a_side(direction: str, value: float, met: bool) -> None:
 
 
 def test_the_table_shows_gates_and_targets() -> None:
-    text = table_text(all_documents()["step_cost"])
+    text = table_text(all_documents()["start_up"])
     assert "gate   ok   logits" in text
     assert "target met  a thing: 2 x (at least 1.5)" in text
 
 
 def test_a_busy_machine_is_mentioned() -> None:
-    document = all_documents()["step_cost"]
+    document = all_documents()["start_up"]
     assert "noisy" not in table_text(document)
     document["machine"]["other_work"] = 0.4
     assert "noisy: other work took 40% of the processor time" in table_text(document)

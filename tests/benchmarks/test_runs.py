@@ -6,16 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from benchmarks import cpu_decode, export, perplexity, step_cost
+from benchmarks import cpu_decode, export
 from benchmarks.agreement import tokens_gate
 from benchmarks.measure import ProcessUse
 from hybridge.cli.main import run_command
 from tests.benchmarks.measured import correct
 from tests.benchmarks.shapes import TINY
-from tests.support.effort import sample
 
 
 def measured(name: str, settings: Any) -> dict[str, Any]:
@@ -75,25 +73,6 @@ def test_cpu_decode() -> None:
     assert set(document["results"]) == set(cpu_decode.GOALS)
     # The last run of ONNX Runtime has no gap behind it.
     assert document["results"][cpu_decode.DEMO]["python_overhead_us"]["steps"] == 4
-
-
-def test_step_cost() -> None:
-    settings = step_cost.StepCostSettings(small=32, large=300, context=17, steps=3, threads=1, repeats=2)
-    assert set(measured("step_cost", settings)["results"]["step_us"]) == {"32", "300"}
-
-
-@pytest.mark.parametrize("checkpoint", sample(("tiny-nemotron-h", "tiny-qwen3-next"), ("tiny-nemotron-h",)))
-def test_perplexity(checkpoint: str) -> None:
-    settings = perplexity.PerplexitySettings(checkpoint, window=65, most_windows=2, threads=1)
-    found = measured("perplexity", settings)["results"]
-    expected = found["perplexity"].pop("transformers")
-    assert 5 < expected < 500  # the checkpoint is trained: 2048 tokens at random odds would give 2048
-    assert found["perplexity"] == pytest.approx(dict.fromkeys(("one prompt", "token by token"), expected), rel=1e-4)
-
-
-def test_perplexity_of_even_odds_is_the_number_of_tokens() -> None:
-    windows = np.zeros((2, 6), np.int64)
-    assert perplexity.perplexity(lambda ids: np.zeros((ids.size, 7), np.float32), windows) == pytest.approx(7.0)
 
 
 def test_new_bytes_leave_out_what_is_linked(tmp_path: Path) -> None:
