@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import ROOT
-from benchmarks.random_checkpoint import NemotronHShape, write_random_checkpoint
+from benchmarks.random_checkpoint import Config, write_random_checkpoint
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.safetensors_file import read_safetensors
 
@@ -48,14 +48,14 @@ def exported(checkpoint: Path, out: Path, **options: Any) -> Path:
     return out
 
 
-def linked_artifact(work: Path, name: str, shape: NemotronHShape, **options: Any) -> Path:
+def linked_artifact(work: Path, name: str, config: Config, **options: Any) -> Path:
     """The artifact ``name`` of the random checkpoint in the folder ``work``, both made where they are missing.
 
     An artifact may lack its large weight file, which is then linked from the checkpoint.
     """
     checkpoint, folder = work / "checkpoint", work / name
     if not (checkpoint / WEIGHTS).exists():
-        write_random_checkpoint(checkpoint, shape)
+        write_random_checkpoint(checkpoint, config)
     if not folder.exists():
         exported(checkpoint, folder, **options)
     if not (folder / "weights" / WEIGHTS).exists():

@@ -20,11 +20,10 @@ from benchmarks.artifacts import (
     scratch_folder,
     touched_bytes_per_token,
 )
-from benchmarks.engine_runs import dense_inputs
 from benchmarks.machine import ReadBandwidth
 from benchmarks.measure import Spread, seconds, spreads, take_turns
 from benchmarks.peer import Peer
-from benchmarks.random_checkpoint import DECODE_SHAPE, NemotronHShape, write_random_checkpoint
+from benchmarks.random_checkpoint import DECODE_MODEL, Config, write_random_checkpoint
 from benchmarks.runner import Gate, Report, Target, require
 from hybridge.runtime.engines import DenseEngine, create_dense_engine
 from hybridge.runtime.engines.factory import EngineOptions
@@ -55,7 +54,7 @@ class DecodeSettings:
     prefill_tokens: int = 512
     threads: int = 2
     repeats: int = 7
-    shape: NemotronHShape = DECODE_SHAPE
+    model: Config = field(default_factory=lambda: DECODE_MODEL)
     bandwidth_bytes: int = 512 * 2**20
 
 
@@ -66,7 +65,7 @@ def run(settings: DecodeSettings) -> Report:
     bandwidth = ReadBandwidth(settings.threads, settings.bandwidth_bytes)
     with scratch_folder() as folder:
         random = folder / "checkpoint"
-        write_random_checkpoint(random, settings.shape)
+        write_random_checkpoint(random, settings.model)
         for model, checkpoint in ((DEMO, DEMO_CHECKPOINT), (DELTA, DELTA_CHECKPOINT), (RANDOM, random)):
             artifact = exported(checkpoint, folder / model.replace(" ", "-"), max_batch_size=1)
             peer = Peer(checkpoint, settings.threads)
@@ -101,12 +100,11 @@ class _Contest:
         self._long_prompt = random_prompt(vocabulary, settings.prefill_tokens)
 
     def gates(self) -> list[Gate]:
-        """Logits, then greedy tokens of both of our ways."""
+        """Logits, then greedy tokens."""
         expected = self._peer.generate(self._prompt, self._new_tokens)
         return [
             logits_gate(self._model, self._engine, self._peer, self._settings.prefill_tokens, 4),
             tokens_gate(f"{self._model}, LLM.generate", self._generate(), expected),
-            tokens_gate(f"{self._model}, engine loop", self._engine_loop(), expected),
         ]
 
     def measure(self, touched_bytes: float) -> dict[str, Any]:
@@ -117,7 +115,6 @@ class _Contest:
             {
                 "bandwidth": self._bandwidth,
                 "ours": lambda: count / seconds(self._generate),
-                "engine_loop": lambda: count / seconds(self._engine_loop),
                 "peer": lambda: count / self._peer.generate_seconds(self._prompt[None], count),
             },
             repeats,
@@ -134,7 +131,6 @@ class _Contest:
         return {
             "decode_tokens_per_s": spreads(decode),
             "decode_ratio": Spread.of_ratios(decode["ours"], decode["peer"]),
-            "engine_loop_ratio": Spread.of_ratios(decode["engine_loop"], decode["peer"]),
             "read_bandwidth_gb_per_s": Spread.of(bandwidth, 1e-9),
             "touched_mb_per_token": touched_bytes / 1e6,
             "bandwidth_share": {name: Spread.of_ratios(share, bandwidth) for name, share in shares.items()},
@@ -146,17 +142,6 @@ class _Contest:
     def _generate(self) -> list[int]:
         params = SamplingParams(ignore_eos=True)
         return list(self._llm.generate(self._prompt.tolist(), params, self._new_tokens).token_ids)
-
-    def _engine_loop(self) -> list[int]:
-        """Greedy decoding with only the engine, the caches and an argmax."""
-        engine, length = self._engine, self._prompt.size
-        states = engine.allocate_states(1, length + self._new_tokens)
-        tokens = [int(engine.step(dense_inputs(self._prompt[None], 0), states).argmax())]
-        decoder = engine.decoder([0], states)
-        for position in range(length, length + self._new_tokens - 1):
-            (logits,) = decoder.step(tokens[-1:], [position])
-            tokens.append(int(np.argmax(logits)))
-        return tokens
 
     def _python_overhead(self) -> dict[str, Any]:
         """Microseconds from the end of one run of ONNX Runtime to the beginning of the next, in LLM.generate."""

@@ -1,8 +1,8 @@
-"""Exports: time, peak memory, bytes written and nodes of the graph, each export in a process of its own."""
+"""Exports: time, peak memory and bytes written, each export in a process of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,12 +10,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from benchmarks.agreement import checkpoint_gate
 from benchmarks.artifacts import scratch_folder
 from benchmarks.measure import ProcessUse, run_measured, take_turns, use_spreads
-from benchmarks.random_checkpoint import EXPORT_SHAPE, NemotronHShape, write_random_checkpoint
+from benchmarks.random_checkpoint import EXPORT_MODEL, Config, write_random_checkpoint
 from benchmarks.runner import Gate, Report, Target, require
 from tools.published_configs import PUBLISHED
 from tools.sparse_checkpoint import write_sparse_checkpoint
@@ -24,25 +22,6 @@ MODES: dict[str, tuple[str, ...]] = {"with_scan": (), "without_scan": ("--no-sca
 MOST_SECONDS = {"with_scan": 10.0, "without_scan": 8.0}
 MOST_PEAK_BYTES, MOST_NEW_BYTES = 900e6, 5e6
 THREADS = 2
-MOST_SECONDS_QWEN3_5, MOST_NODES = 6.0, 599
-# Sizes of Qwen3.5-0.8B with fewer layers and a smaller vocabulary: three gated delta nets and one attention layer.
-QWEN3_5: Mapping[str, Any] = {
-    **PUBLISHED["Qwen3.5-27B"]["text_config"],
-    "model_type": "qwen3_5_text",
-    "vocab_size": 32768,
-    "hidden_size": 1024,
-    "num_hidden_layers": 4,
-    "layer_types": [*["linear_attention"] * 3, "full_attention"],
-    "intermediate_size": 3584,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 16,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "tie_word_embeddings": True,
-}
 MOST_PEAK_BYTES_OF_SIZES = 1e9
 # Sizes as transformers has them by default, for the 9 B model of the family.
 QWEN3_5_9B: Mapping[str, Any] = {
@@ -74,9 +53,9 @@ NEMOTRON_550B: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """A random model of ``shape``. folder: where there is room for it (default: that of temporary files)."""
+    """A random model of the config ``model``. folder: where there is room for it (default: that of temporary files)."""
 
-    shape: NemotronHShape = EXPORT_SHAPE
+    model: Config = field(default_factory=lambda: EXPORT_MODEL)
     repeats: int = 5
     folder: str | None = None
 
@@ -86,7 +65,7 @@ def run(settings: ExportSettings) -> Report:
     uses: dict[str, list[ProcessUse]] = {mode: [] for mode in MODES}
     with scratch_folder(settings.folder) as folder:
         checkpoint, out = folder / "checkpoint", folder / "out"
-        nbytes = write_random_checkpoint(checkpoint, settings.shape)
+        nbytes = write_random_checkpoint(checkpoint, settings.model)
         export(checkpoint, out)
         gates = require(_gate(checkpoint, out, tokens=7))
 
@@ -109,31 +88,6 @@ def run(settings: ExportSettings) -> Report:
     )
     described = {"dtype": "bfloat16", "checkpoint_bytes": nbytes, "page_cache": "warm"}
     return Report(gates, {**results, "new_bytes": new}, targets, described)
-
-
-@dataclass(frozen=True)
-class Qwen35Settings:
-    """A random model with ``config`` as its config.json."""
-
-    config: Mapping[str, Any] = field(default_factory=lambda: QWEN3_5)
-    repeats: int = 5
-
-
-def run_qwen3_5(settings: Qwen35Settings) -> Report:
-    """Check one export, then measure exports with the page cache warm."""
-    with scratch_folder() as folder:
-        checkpoint, out = folder / "checkpoint", folder / "out"
-        write_random_checkpoint(checkpoint, settings.config)
-        export(checkpoint, out)
-        gates = require(_gate(checkpoint, out, tokens=70))
-        uses = [export(checkpoint, out) for _ in range(settings.repeats)]
-        nodes = node_counts(onnx.load(out / "model.onnx", load_external_data=False))
-    results: dict[str, Any] = {**use_spreads(uses), "nodes": nodes}
-    targets = (
-        Target("wall time", results["wall_s"].median, "at most", MOST_SECONDS_QWEN3_5, "s"),
-        Target("nodes of the graph and of its functions", sum(nodes.values()), "at most", MOST_NODES, "nodes"),
-    )
-    return Report(gates, results, targets)
 
 
 @dataclass(frozen=True)
@@ -196,20 +150,6 @@ def new_bytes(out: Path, checkpoint: Path) -> int:
     shared = {(stat.st_dev, stat.st_ino) for stat in (path.stat() for path in checkpoint.iterdir())}
     stats = [path.stat() for path in out.rglob("*") if path.is_file()]
     return sum(512 * stat.st_blocks for stat in stats if (stat.st_dev, stat.st_ino) not in shared)
-
-
-def node_counts(model: onnx.ModelProto) -> dict[str, int]:
-    """Nodes of the main graph and of each function, each with the nodes of graphs inside nodes."""
-    counts = {"main graph": _nodes(model.graph.node)}
-    for function in model.functions:
-        name = f"{function.name} {function.overload}".strip()
-        counts[name] = _nodes(function.node)
-    return counts
-
-
-def _nodes(nodes: Iterable[onnx.NodeProto]) -> int:
-    inner = (a.g.node for node in nodes for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
-    return sum(1 for _ in nodes) + sum(_nodes(graph) for graph in inner)
 
 
 def _gate(checkpoint: Path, out: Path, tokens: int) -> Gate:

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.agreement import BFLOAT16_TOLERANCE
-from benchmarks.runner import Gate
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
 
 _BLOCK = 16
@@ -57,32 +55,6 @@ def paged_logits(engine: PagedEngine, sequence: np.ndarray, tokens: int, rows: i
     _step(engine, sequence, 0, cut, rows)
     bounds = [(cut, tokens), *((at, at + 1) for at in range(tokens, sequence.size))]
     return [_step(engine, sequence, begin, end, rows) for begin, end in bounds]
-
-
-def draft_logits(engine: PagedEngine, sequence: np.ndarray, tokens: int, most: int) -> list[np.ndarray]:
-    """As ``paged_logits``, one row, but what follows ``tokens`` comes as 1, 2, ... to ``most`` tokens; half are right.
-
-    The engine has been prepared for rows of ``most`` tokens.
-    """
-    allocate(engine, 1, sequence.size)
-    found, count = [_step(engine, sequence, 0, tokens, 1)], 0
-    while tokens < sequence.size:
-        count = count % most + 1
-        new = sequence[tokens : tokens + count]
-        result = engine.launch(step_inputs(engine, new[None], tokens, sequence.size, deferred=True))
-        accepted = (new.size + 1) // 2
-        found += [result.logits(index).copy() for index in range(accepted)]
-        engine.advance(np.array([accepted], np.int32))
-        tokens += accepted
-    return found
-
-
-def text_gate(engine: PagedEngine, prompt: Sequence[int], text: Sequence[int]) -> Gate:
-    """By how much plain decoding prefers another token to one of ``text``, relative to its logits."""
-    logits = paged_logits(engine, np.array([*prompt, *text]), len(prompt), 1)
-    gaps = [float((row.max() - row[token]) / np.abs(row).max()) for row, token in zip(logits, text, strict=False)]
-    checks = "how much plain decoding prefers its own token to an accepted draft token, share of the largest logit"
-    return Gate(checks, max(gaps), BFLOAT16_TOLERANCE)
 
 
 def paged_states(engine: PagedEngine, sequence: np.ndarray) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ from benchmarks.paged_runs import paged_states, read_states
 from benchmarks.prefix_replay import Outcome
 from benchmarks.prefix_runs import DEFAULT, WAYS, WITHOUT, replay_on_engine
 from benchmarks.prefix_traces import ALIGNED, Groups, Trace
-from benchmarks.random_checkpoint import GPU_SHAPE, NemotronHShape
+from benchmarks.random_checkpoint import GPU_MODEL, Config
 from benchmarks.runner import Gate, Report, Target, require
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.prefix_cache.token_key import tokens_from_key
@@ -35,7 +35,7 @@ class PrefixLatencyBenchmark:
     """``traces`` by engine, with ``states`` states of cache; ``ways`` one after another in each of ``repeats``.
 
     engines: "onnxruntime", "torch"; default: both where there is a GPU. gate_states: states of the cache that are
-    computed again from their tokens. device: of the torch engine. work: a folder that keeps what is of ``shape``.
+    computed again from their tokens. device: of the torch engine. work: a folder that keeps what is of ``model``.
     """
 
     engines: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class PrefixLatencyBenchmark:
     threads: int = 2
     device: str = "cuda"
     work: str | None = None
-    shape: NemotronHShape = GPU_SHAPE
+    model: Config = field(default_factory=lambda: GPU_MODEL)
     repeats: int = 1
 
 
@@ -89,7 +89,7 @@ def _opened(name: str, trace: Trace, settings: PrefixLatencyBenchmark) -> Iterat
         from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 
         with work_folder(settings.work) as work:
-            artifact = linked_artifact(work, "artifact-prefix", settings.shape, **options)
+            artifact = linked_artifact(work, "artifact-prefix", settings.model, **options)
             with closing(TorchPagedEngine(artifact, device=settings.device)) as torch_engine:
                 yield torch_engine
 

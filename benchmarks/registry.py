@@ -26,7 +26,6 @@ class Entry:
 PEER_GPU = "transformers on the same GPU"
 ENTRIES = {
     "export": Entry("export:run", "time and peak memory of exporting a random 1.7 GB checkpoint", page=True),
-    "export_qwen3_5": Entry("export:run_qwen3_5", "the same for four layers of Qwen3.5, and graph nodes", page=True),
     "export_sizes": Entry("export:run_sizes", "the same for sparse checkpoints of 0.6 to 550 B parameters"),
     "verify": Entry("verify:run", "errors that hybridge verify finds, its time and memory", "transformers"),
     "start_up": Entry("start_up:run", "a process of hybridge run: processor and wall time", page=True),

@@ -113,9 +113,9 @@ def _gates(documents: Mapping[str, Document]) -> str:
     )
 
 
-def _shape(shape: Mapping[str, Any]) -> str:
-    layers = f"{len(shape['pattern'])} layers `{shape['pattern']}`"
-    return f"{layers}, hidden size {shape['hidden_size']}, vocabulary {shape['vocab_size']}"
+def _model(config: Mapping[str, Any]) -> str:
+    layers = f"{config['num_hidden_layers']} layers `{config['hybrid_override_pattern']}`"
+    return f"{layers}, hidden size {config['hidden_size']}, vocabulary {config['vocab_size']}"
 
 
 def _cpu_decode(document: Document) -> dict[str, str]:
@@ -136,7 +136,7 @@ def _cpu_decode(document: Document) -> dict[str, str]:
     names = [f"{name}, {settings['new_tokens'][name]} new tokens" for name in results]
     return {
         "decode": table((f"(prefill: {settings['prefill_tokens']} tokens)", *names), rows),
-        "decode_shape": _shape(settings["shape"]),
+        "decode_shape": _model(settings["model"]),
         "threads": str(settings["threads"]),
         "prompt_tokens": str(settings["prompt_tokens"]),
     }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.agreement import BFLOAT16_TOLERANCE, error_gate, random_prompt
 from benchmarks.artifacts import DEMO_CHECKPOINT, exported, linked_artifact, scratch_folder, work_folder
 from benchmarks.measure import Spread, seconds, spreads, take_turns, timed
-from benchmarks.random_checkpoint import GPU_SHAPE, NemotronHShape
+from benchmarks.random_checkpoint import GPU_MODEL, Config
 from benchmarks.runner import Gate, Report, Target, require
 from benchmarks.traffic import Served, host_microseconds, poisson_arrivals, serve
 from hybridge.runtime.generation import Generation
@@ -103,7 +103,7 @@ class TorchServingSettings:
     gate_tokens: int = 70
     gate_steps: int = 4
     repeats: int = 5
-    shape: NemotronHShape = GPU_SHAPE
+    model: Config = field(default_factory=lambda: GPU_MODEL)
 
 
 def run_torch(settings: TorchServingSettings) -> Report:
@@ -115,7 +115,7 @@ def run_torch(settings: TorchServingSettings) -> Report:
     with work_folder(settings.work) as work:
         dense_folder, paged_folder = (
             linked_artifact(
-                work, f"artifact-{layout}", settings.shape, layout=layout, max_batch_size=rows, max_seq_len=longest
+                work, f"artifact-{layout}", settings.model, layout=layout, max_batch_size=rows, max_seq_len=longest
             )
             for layout, rows in (("dense", 1), ("paged", settings.batch))
         )

@@ -1,4 +1,4 @@
-"""Steps of the torch engine with draft tokens, alone: their times, and gates of their logits and states."""
+"""Times of the torch engine's steps with draft tokens, alone."""
 
 from __future__ import annotations
 
@@ -8,44 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.agreement import BFLOAT16_TOLERANCE, error_gate, random_prompt
 from benchmarks.measure import Spread, seconds, spreads, take_turns
-from benchmarks.paged_runs import allocate, draft_logits, paged_logits, step_inputs
-from benchmarks.runner import Gate
+from benchmarks.paged_runs import allocate, step_inputs
 from hybridge.runtime.engines.paged import PackedInputs
 from hybridge.runtime.engines.rollback.modes import REPLAY, SNAPSHOT
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
-
-
-def logits_gate(engine: TorchPagedEngine, most: int, tokens: int, steps: int) -> Gate:
-    """Logits of ``steps`` draft tokens after ``tokens``, 1 to ``most`` in a step, against those of one token a step."""
-    sequence = random_prompt(engine.config.vocab_size, tokens + steps, seed=1)
-    expected = paged_logits(engine, sequence, tokens, 1)
-    engine.prepare_rollback(1, most, SNAPSHOT)
-    checks = f"logits of {steps} draft tokens after {tokens} tokens against those of one token a step"
-    return error_gate(checks, draft_logits(engine, sequence, tokens, most), expected, BFLOAT16_TOLERANCE)
-
-
-def advance_gate(engine: TorchPagedEngine, rows: int, most: int, past: int) -> Gate:
-    """The states of rows that were deferred and advanced against those of the same tokens without draft tokens.
-
-    most: tokens of a row in a step, after ``past``.
-    """
-    engine.prepare_rollback(rows, most, REPLAY)
-    inputs, right = _deferred_step(engine, rows, most, past), 1 + np.arange(rows) % most
-    gates = []
-    for _ in range(4):  # directly, recorded, and twice as it was recorded
-        engine.zero_slots(range(rows))
-        engine.launch(inputs).best_tokens()
-        engine.advance(right.astype(np.int32))
-        found = _states(engine, rows)
-        engine.zero_slots(range(rows))
-        for row in range(rows):
-            ids = _counted_ids(rows, most)[row : row + 1, : right[row]]
-            engine.launch(step_inputs(engine, ids, past, past + most, first_row=row)).best_tokens()
-        checks = f"states of {rows} rows that were deferred and advanced against those of steps of the right tokens"
-        gates.append(error_gate(checks, found, _states(engine, rows), BFLOAT16_TOLERANCE))
-    return max(gates, key=lambda gate: gate.value)
 
 
 def _deferred_step(engine: TorchPagedEngine, rows: int, tokens: int, past: int) -> PackedInputs:
@@ -58,11 +25,6 @@ def _deferred_step(engine: TorchPagedEngine, rows: int, tokens: int, past: int) 
 def _counted_ids(rows: int, tokens: int) -> np.ndarray:
     """Token ids 1, 2, ... [rows, tokens]."""
     return np.arange(1, rows * tokens + 1).reshape(rows, tokens)
-
-
-def _states(engine: TorchPagedEngine, rows: int) -> list[np.ndarray]:
-    arrays = engine.arrays_from_copy(engine.swap_out([], list(range(rows))))
-    return [arrays[spec.name].astype(np.float32) for spec in engine.config.bindings.states if not spec.grows]
 
 
 class StepTimes:

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.agreement import random_prompt
+from benchmarks.agreement import BFLOAT16_TOLERANCE, random_prompt
 from benchmarks.artifacts import linked_artifact, work_folder
 from benchmarks.engine_runs import device_name
 from benchmarks.measure import Spread
-from benchmarks.paged_runs import text_gate
-from benchmarks.random_checkpoint import GPU_SHAPE, NemotronHShape
+from benchmarks.paged_runs import paged_logits
+from benchmarks.random_checkpoint import GPU_MODEL, Config
 from benchmarks.runner import Gate, Report, Target, require
-from benchmarks.speculation_steps import StepTimes, advance_gate, logits_gate
+from benchmarks.speculation_steps import StepTimes
 from hybridge.runtime.engines.rollback.modes import AUTO, REPLAY, SNAPSHOT
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.llm import LLM
@@ -49,30 +49,27 @@ class SpeculationTorchSettings:
     new_tokens: int = 256
     passes: int = 12
     steps: int = 50
-    gate_tokens: int = 70
-    gate_steps: int = 10
     repeats: int = 5
-    shape: NemotronHShape = GPU_SHAPE
+    model: Config = field(default_factory=lambda: GPU_MODEL)
 
 
 def run(settings: SpeculationTorchSettings) -> Report:
-    """Compare steps with draft tokens with steps of one token, then measure."""
+    """Decode with draft tokens and without; plain decoding has to prefer each accepted token too."""
     with work_folder(settings.work) as work:
         past, most, rows = settings.prompt_tokens, 1 + settings.tokens, max(settings.rows)
         limits = {"max_batch_size": rows, "max_seq_len": past + settings.new_tokens + settings.tokens}
-        folder = linked_artifact(work, "artifact-paged", settings.shape, layout="paged", **limits)
+        folder = linked_artifact(work, "artifact-paged", settings.model, layout="paged", **limits)
         with closing(TorchPagedEngine(folder, device=settings.device)) as engine:
-            logits = logits_gate(engine, most, settings.gate_tokens, settings.gate_steps)
-            gates = require(logits, advance_gate(engine, rows, most, past))
             runs = _Runs(folder, engine, settings)
+            measured = runs.measured()
+            gates = require(runs.text_gate())
             steps = StepTimes(engine, past, most, settings.steps, settings.repeats)
             results = {
                 "steps": {str(each): steps.of_draft_tokens(each) for each in settings.rows},
                 "replay_steps": {str(each): steps.of_replay(each) for each in settings.rows},
-                **runs.measured(),
+                **measured,
                 "device": device_name(engine.device),
             }
-            gates = require(*gates, runs.text_gate())
     chance, k = settings.acceptances[0], settings.tokens
     ratio = results["acceptance"][str(chance)]["fixed"]["ratio"].median
     step, share = results["steps"]["1"]["ratio"].median, results["replay_steps"]["1"]["share"].median
@@ -137,8 +134,13 @@ class _Runs:
         }
 
     def text_gate(self) -> Gate:
-        """The last answer with draft tokens against plain decoding."""
-        return text_gate(self._engine, self._prompt, self._text)
+        """By how much plain decoding prefers another token to one of the last answer, relative to its logits."""
+        logits = paged_logits(self._engine, np.array([*self._prompt, *self._text]), len(self._prompt), 1)
+        gaps = [
+            float((row.max() - row[token]) / np.abs(row).max()) for row, token in zip(logits, self._text, strict=False)
+        ]
+        checks = "how much plain decoding prefers its own token to an accepted draft token, share of the largest logit"
+        return Gate(checks, max(gaps), BFLOAT16_TOLERANCE)
 
     def _compared(self, chance: float, adaptive: bool, mode: str | Mapping[str, str] = AUTO) -> dict[str, Any]:
         plain = self._llm(None)

@@ -19,7 +19,7 @@ from benchmarks.artifacts import exported, linked_artifact, scratch_folder, work
 from benchmarks.engine_runs import EngineRuns, device_name
 from benchmarks.measure import note, spreads, take_turns
 from benchmarks.peer import Peer
-from benchmarks.random_checkpoint import GPU_SHAPE, NemotronHShape
+from benchmarks.random_checkpoint import GPU_MODEL, Config
 from benchmarks.runner import Direction, Gate, Report, Target, require
 from hybridge.runtime.engines.torch.engine import TorchEngine
 
@@ -74,7 +74,7 @@ class TorchEngineSettings(RunSettings):
     length. work: a folder that keeps checkpoint and artifact."""
 
     work: str | None = None
-    shape: NemotronHShape = GPU_SHAPE
+    model: Config = field(default_factory=lambda: GPU_MODEL)
     decode_goals: Mapping[int, float] = field(default_factory=lambda: {1: 800.0, 8: 5500.0})
     prompt_goals: Mapping[int, float] = field(default_factory=lambda: {512: 9.8, 4096: 28.2})
 
@@ -106,7 +106,7 @@ def _targets(
 def prepared(work: Path, settings: TorchEngineSettings) -> Path:
     """The artifact in the folder ``work``."""
     rows = max(settings.batches)
-    return linked_artifact(work, "artifact", settings.shape, max_batch_size=rows, max_seq_len=settings.longest)
+    return linked_artifact(work, "artifact", settings.model, max_batch_size=rows, max_seq_len=settings.longest)
 
 
 @dataclass(frozen=True)

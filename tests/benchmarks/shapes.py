@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.random_checkpoint import NemotronHShape
+from benchmarks.random_checkpoint import nemotron_h
 
-TINY = NemotronHShape(
+TINY = nemotron_h(
     pattern="M-*M",
     hidden_size=48,
     vocab_size=97,

@@ -17,7 +17,7 @@ from tests.benchmarks.measured import correct, document
 from tests.benchmarks.shapes import TINY
 
 TRACE = Groups("small", 2, 3, 40, 10, 3, 2)
-SMALL = PrefixLatencyBenchmark(engines=(CPU,), traces={CPU: TRACE, GPU: TRACE}, states=4, threads=1, shape=TINY)
+SMALL = PrefixLatencyBenchmark(engines=(CPU,), traces={CPU: TRACE, GPU: TRACE}, states=4, threads=1, model=TINY)
 
 
 @pytest.mark.parametrize("engine", [CPU, GPU])

@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 
 from benchmarks.artifacts import exported, touched_bytes_per_token
-from benchmarks.export import QWEN3_5 as QWEN3_5_CONFIG
-from benchmarks.random_checkpoint import DECODE_SHAPE, EXPORT_SHAPE, GPU_SHAPE, NemotronHShape, write_random_checkpoint
+from benchmarks.random_checkpoint import DECODE_MODEL, EXPORT_MODEL, GPU_MODEL, Config, write_random_checkpoint
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.safetensors_file import read_safetensors
 from hybridge.runtime.engines import create_dense_engine
 from tests.benchmarks.shapes import TINY
+from tools.published_configs import PUBLISHED
+from tools.sparse_checkpoint import tensors_of_config
 
 QWEN3_5 = {
-    **QWEN3_5_CONFIG, "vocab_size": 90, "hidden_size": 32, "intermediate_size": 40, "head_dim": 16,
+    **PUBLISHED["Qwen3.5-27B"]["text_config"], "model_type": "qwen3_5_text", "tie_word_embeddings": True,
+    "vocab_size": 90, "hidden_size": 32, "intermediate_size": 40, "head_dim": 16, "num_hidden_layers": 4,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"], "num_attention_heads": 8, "num_key_value_heads": 2,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16,
 }  # fmt: skip
 
@@ -43,15 +46,15 @@ def test_values_are_finite_and_rows_differ(tmp_path: Path) -> None:
             assert len(np.unique(value, axis=0)) == len(value), name
 
 
-def parameters(shape: NemotronHShape) -> int:
-    return sum(math.prod(size) for _, size in shape.tensors.values())
+def parameters(config: Config) -> int:
+    return sum(math.prod(size) for _, size in tensors_of_config(config).values())
 
 
 def test_the_sizes_are_those_announced() -> None:
-    assert 1.65e9 < 2 * parameters(EXPORT_SHAPE) < 1.75e9
-    assert 145e6 < parameters(DECODE_SHAPE) < 155e6
-    assert 2.6e9 < parameters(GPU_SHAPE) < 2.7e9
-    assert (len(EXPORT_SHAPE.pattern), len(DECODE_SHAPE.pattern)) == (20, 24)
+    assert 1.65e9 < 2 * parameters(EXPORT_MODEL) < 1.75e9
+    assert 145e6 < parameters(DECODE_MODEL) < 155e6
+    assert 2.6e9 < parameters(GPU_MODEL) < 2.7e9
+    assert (EXPORT_MODEL["num_hidden_layers"], DECODE_MODEL["num_hidden_layers"]) == (20, 24)
 
 
 def test_traffic_counts_weights_once_and_states_twice(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_comparisons_are_one_sentence() -> None:
         {"checks": "", "value": 0, "limit": 0},
     ]
     expected = (
-        "All 8 comparisons passed: 1 of tokens, without a difference, the others with at most 20 % of what is allowed."
+        "All 7 comparisons passed: 1 of tokens, without a difference, the others with at most 20 % of what is allowed."
     )
     assert expected in page(documents, {})
 

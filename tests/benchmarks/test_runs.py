@@ -46,19 +46,6 @@ def test_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_export_of_qwen3_5(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph has the nodes of the full size: they do not depend on the sizes."""
-
-    monkeypatch.setattr(export, "run_measured", exported_once)
-    sizes = {"vocab_size": 90, "hidden_size": 32, "intermediate_size": 40, "head_dim": 16}
-    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
-    sizes = {**sizes, **heads, "linear_key_head_dim": 8, "linear_value_head_dim": 16}
-    document = measured("export_qwen3_5", export.Qwen35Settings({**export.QWEN3_5, **sizes}, repeats=1))
-    assert document["results"]["wall_s"]["median"] == 2.0
-    nodes = next(target for target in document["targets"] if target["unit"] == "nodes")
-    assert nodes["met"] and nodes["value"] > 400
-
-
 def test_cpu_decode() -> None:
     settings = cpu_decode.DecodeSettings(
         new_tokens={cpu_decode.DEMO: 5, cpu_decode.DELTA: 5, cpu_decode.RANDOM: 4},
@@ -66,7 +53,7 @@ def test_cpu_decode() -> None:
         prefill_tokens=33,
         threads=1,
         repeats=1,
-        shape=TINY,
+        model=TINY,
         bandwidth_bytes=2**20,
     )
     document = measured("cpu_decode", settings)

@@ -38,7 +38,7 @@ def test_a_small_model_is_served_by_torch(tmp_path: Path) -> None:
         gate_tokens=5,
         gate_steps=2,
         repeats=1,
-        shape=TINY,
+        model=TINY,
     )
     document = correct("serving_torch", settings)
     assert [gate["value"] < 1e-2 for gate in document["gates"]] == [True, True]

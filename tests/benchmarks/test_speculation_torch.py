@@ -21,10 +21,10 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "speculation_to
 def test_it_measures_what_the_targets_name(tmp_path: Path) -> None:
     settings = SpeculationTorchSettings(
         device="cpu", work=str(tmp_path), tokens=2, acceptances=(0.7, 0.5), rows=(1, 2), prompt_tokens=9,
-        new_tokens=12, passes=3, steps=2, gate_tokens=5, gate_steps=7, repeats=1, shape=TINY,
+        new_tokens=12, passes=3, steps=2, repeats=1, model=TINY,
     )  # fmt: skip
     document = correct("speculation_torch", settings)
-    assert [len(document[part]) for part in ("gates", "targets")] == [3, 4]
+    assert [len(document[part]) for part in ("gates", "targets")] == [1, 4]
     results = document["results"]
     assert set(results["steps"]) == {"1", "2"} and set(results["steps"]["2"]["us"]) == {"1", "2", "3"}
     fixed, adaptive = (results["acceptance"]["0.7"][name] for name in ("fixed", "adaptive"))
