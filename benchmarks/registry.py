@@ -40,10 +40,8 @@ ENTRIES = {
     "torch_engine_experts": Entry("torch_engine:run_experts", "the same for a Qwen3-Next of 12 layers", PEER_GPU),
     "speculation": Entry("speculation:run", "prompt lookup on the CPU", "plain decoding"),
     "speculation_torch": Entry("speculation_torch:run", "draft tokens on a GPU, right by chance", "plain decoding"),
-    "plugin_enqueue": Entry("plugin_enqueue:run", "host time of a plugin's enqueue, on a GPU"),
     "kernels": Entry("kernels.run:run", "CUDA kernels, on a GPU; --groups, --case, --check", "public kernels, torch"),
     "prefix_cache": Entry("prefix_cache:run", "prompt tokens found in the prefix cache", "offline optimum, LRU"),
-    "prefix_ablation": Entry("prefix_ablation:run", "the same with each part of the cache switched off", "all parts"),
     "prefix_latency": Entry("prefix_latency:run", "time to first token with the prefix cache", "no cache"),
 }
 ON_PAGE = tuple(name for name, entry in ENTRIES.items() if entry.page)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.agreement import BFLOAT16_TOLERANCE, error_gate, random_prompt
-from benchmarks.artifacts import exported, linked_artifact, scratch_folder, work_folder
+from benchmarks.artifacts import linked_artifact, work_folder
 from benchmarks.engine_runs import EngineRuns, device_name
 from benchmarks.measure import note, spreads, take_turns
 from benchmarks.peer import Peer
@@ -49,9 +49,10 @@ QWEN3_NEXT: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class RunSettings:
+class TorchEngineSettings:
     """Decoding of ``new_tokens`` after prompts of ``prompt_tokens`` in each of ``batches`` rows, and ``prompts`` of
-    these lengths. device: "cuda" or "cpu"."""
+    these lengths. decode_goals: tokens per second by batch size on an NVIDIA H200; prompt_goals: milliseconds by
+    length. device: "cuda" or "cpu". work: a folder that keeps checkpoint and artifact."""
 
     device: str = "cuda"
     new_tokens: int = 128
@@ -61,18 +62,6 @@ class RunSettings:
     repeats: int = 5
     batches: tuple[int, ...] = (1, 8)
     prompts: tuple[int, ...] = (512, 4096)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence."""
-        return max(*self.prompts, self.prompt_tokens + self.new_tokens)
-
-
-@dataclass(frozen=True)
-class TorchEngineSettings(RunSettings):
-    """As RunSettings. decode_goals: tokens per second by batch size on an NVIDIA H200; prompt_goals: milliseconds by
-    length. work: a folder that keeps checkpoint and artifact."""
-
     work: str | None = None
     model: Config = field(default_factory=lambda: GPU_MODEL)
     decode_goals: Mapping[int, float] = field(default_factory=lambda: {1: 800.0, 8: 5500.0})
@@ -82,12 +71,7 @@ class TorchEngineSettings(RunSettings):
 def run(settings: TorchEngineSettings) -> Report:
     """Compare values with transformers (with this engine on the CPU where it is not installed), then measure."""
     with work_folder(settings.work) as work:
-        artifact = prepared(work, settings)
-        checkpoint = work / "checkpoint"
-        with closing(TorchEngine(artifact, device=settings.device)) as engine:
-            runs = EngineRuns(engine)
-            gates = require(*_gates(runs, *_expected(runs, checkpoint, artifact, settings), settings))
-            results = {**_measured(runs, checkpoint, settings), "device": device_name(engine.device)}
+        gates, results = _compared(work, settings)
     targets = [
         *_targets(results["decode_tokens_per_s"], settings.decode_goals, DECODE_TITLE, "at least", "tokens/s"),
         *_targets(results["prompt_ms"], settings.prompt_goals, "prompt of {} tokens", "at most", "ms"),
@@ -95,28 +79,14 @@ def run(settings: TorchEngineSettings) -> Report:
     return Report(gates, results, tuple(targets))
 
 
-def _targets(
-    measured: Mapping[int, Any], goals: Mapping[int, float], title: str, direction: Direction, unit: str
-) -> list[Target]:
-    """Our medians with logits in host memory, of the sizes that have goals."""
-    found = {size: measured[size]["ours"].median for size in goals if size in measured}
-    return [Target(title.format(size), value, direction, goals[size], unit) for size, value in found.items()]
-
-
-def prepared(work: Path, settings: TorchEngineSettings) -> Path:
-    """The artifact in the folder ``work``."""
-    rows = max(settings.batches)
-    return linked_artifact(work, "artifact", settings.model, max_batch_size=rows, max_seq_len=settings.longest)
-
-
 @dataclass(frozen=True)
-class ExpertsSettings(RunSettings):
-    """As RunSettings, of a model with ``config`` as fields of its config.json."""
+class ExpertsSettings(TorchEngineSettings):
+    """As of the benchmark without experts; the goal is a ratio."""
 
     new_tokens: int = 64
     gate_steps: int = 16
     repeats: int = 3
-    config: Mapping[str, Any] = field(default_factory=lambda: QWEN3_NEXT)
+    model: Config = field(default_factory=lambda: QWEN3_NEXT)
 
 
 def run_experts(settings: ExpertsSettings) -> Report:
@@ -127,21 +97,37 @@ def run_experts(settings: ExpertsSettings) -> Report:
     float32 in transformers itself, takes other experts for 57 % of the last layer's tokens, and its logits differ by
     0.46.
     """
-    with scratch_folder() as folder:
-        checkpoint, rows = folder / "checkpoint", max(settings.batches)
-        write_experts_checkpoint(checkpoint, settings.config, settings.device)
-        longest = settings.longest + settings.gate_steps
-        artifact = exported(checkpoint, folder / "artifact", max_batch_size=rows, max_seq_len=longest)
-        note("exported")
-        with closing(TorchEngine(artifact, device=settings.device)) as engine:
-            runs = EngineRuns(engine)
-            gates = require(*_gates(runs, *_expected(runs, checkpoint, artifact, settings), settings))
-            results = {**_measured(runs, checkpoint, settings), "device": device_name(engine.device)}
+    with work_folder(settings.work) as work:
+        if not (work / "checkpoint").exists():
+            write_experts_checkpoint(work / "checkpoint", settings.model, settings.device)
+        gates, results = _compared(work, settings)
     rates = results["decode_tokens_per_s"][1]
     ratio = rates["ours_greedy"].median / rates["transformers_greedy"].median
     title = "decode at batch 1, greedy, against transformers as installed"
     results["transformers_has_fla"] = find_spec("fla") is not None
     return Report(gates, results, (Target(title, ratio, "at least", SPEED_UP_OF_EXPERTS, "times"),))
+
+
+def _compared(work: Path, settings: TorchEngineSettings) -> tuple[tuple[Gate, ...], dict[str, Any]]:
+    artifact, checkpoint = prepared(work, settings), work / "checkpoint"
+    with closing(TorchEngine(artifact, device=settings.device)) as engine:
+        runs = EngineRuns(engine)
+        gates = require(*_gates(runs, *_expected(runs, checkpoint, artifact, settings), settings))
+        return gates, {**_measured(runs, checkpoint, settings), "device": device_name(engine.device)}
+
+
+def prepared(work: Path, settings: TorchEngineSettings) -> Path:
+    """The artifact in the folder ``work``."""
+    rows, longest = max(settings.batches), max(*settings.prompts, settings.prompt_tokens + settings.new_tokens)
+    return linked_artifact(work, "artifact", settings.model, max_batch_size=rows, max_seq_len=longest)
+
+
+def _targets(
+    measured: Mapping[int, Any], goals: Mapping[int, float], title: str, direction: Direction, unit: str
+) -> list[Target]:
+    """Our medians with logits in host memory, of the sizes that have goals."""
+    found = {size: measured[size]["ours"].median for size in goals if size in measured}
+    return [Target(title.format(size), value, direction, goals[size], unit) for size, value in found.items()]
 
 
 def write_experts_checkpoint(folder: Path, config: Mapping[str, Any], device: str) -> None:
@@ -178,7 +164,7 @@ def _make_decisive(model: Any) -> None:
 
 
 def _expected(
-    runs: EngineRuns, checkpoint: Path, artifact: Path, settings: RunSettings
+    runs: EngineRuns, checkpoint: Path, artifact: Path, settings: TorchEngineSettings
 ) -> tuple[list[np.ndarray], str]:
     """Reference logits after the gate's prompt and after each token that follows, and where they are from."""
     sequence, tokens = _gate_sequence(runs, settings), settings.gate_tokens
@@ -189,7 +175,7 @@ def _expected(
         return list(peer.logits(sequence)[tokens - 1 :]), "transformers in float32"
 
 
-def _gates(runs: EngineRuns, expected: list[np.ndarray], against: str, settings: RunSettings) -> list[Gate]:
+def _gates(runs: EngineRuns, expected: list[np.ndarray], against: str, settings: TorchEngineSettings) -> list[Gate]:
     """Logits after a prompt, its second part in a later chunk, and after single tokens, of every batch size."""
     tokens, sequence = settings.gate_tokens, _gate_sequence(runs, settings)
     gates = []
@@ -200,11 +186,11 @@ def _gates(runs: EngineRuns, expected: list[np.ndarray], against: str, settings:
     return gates
 
 
-def _gate_sequence(runs: EngineRuns, settings: RunSettings) -> np.ndarray:
+def _gate_sequence(runs: EngineRuns, settings: TorchEngineSettings) -> np.ndarray:
     return random_prompt(runs.vocab_size, settings.gate_tokens + settings.gate_steps, seed=1)
 
 
-def _measured(runs: EngineRuns, checkpoint: Path, settings: RunSettings) -> dict[str, Any]:
+def _measured(runs: EngineRuns, checkpoint: Path, settings: TorchEngineSettings) -> dict[str, Any]:
     """Ours and, where transformers is installed, the peer's in turns."""
     peer = None
     if find_spec("transformers") is not None:
@@ -215,7 +201,7 @@ def _measured(runs: EngineRuns, checkpoint: Path, settings: RunSettings) -> dict
     }
 
 
-def _decode(runs: EngineRuns, peer: Peer | None, batch: int, settings: RunSettings) -> dict[str, Any]:
+def _decode(runs: EngineRuns, peer: Peer | None, batch: int, settings: TorchEngineSettings) -> dict[str, Any]:
     length, count = settings.prompt_tokens, settings.new_tokens
     prompt = random_prompt(runs.vocab_size, batch * length, seed=2).reshape(batch, length)
     contestants: dict[str, Callable[[], float]] = {
@@ -229,7 +215,7 @@ def _decode(runs: EngineRuns, peer: Peer | None, batch: int, settings: RunSettin
     return dict(spreads(rates))
 
 
-def _prompt(runs: EngineRuns, peer: Peer | None, length: int, settings: RunSettings) -> dict[str, Any]:
+def _prompt(runs: EngineRuns, peer: Peer | None, length: int, settings: TorchEngineSettings) -> dict[str, Any]:
     prompt = random_prompt(runs.vocab_size, length, seed=2)[None]
     contestants: dict[str, Callable[[], float]] = {"ours": lambda: runs.prompt_seconds(prompt)}
     if peer is not None:

@@ -28,11 +28,12 @@ class ServedStep:
 
 @dataclass
 class Served:
-    """Seconds since the beginning: arrival and tokens of each request; the steps."""
+    """Seconds since the beginning: arrival and tokens of each request; the steps; what each request is answered."""
 
     arrivals: list[float] = field(default_factory=list)
     tokens: list[list[float]] = field(default_factory=list)
     steps: list[ServedStep] = field(default_factory=list)
+    answers: list[tuple[int, ...]] = field(default_factory=list)
 
     @property
     def first_token(self) -> np.ndarray:
@@ -63,11 +64,23 @@ def poisson_arrivals(count: int, interval: float, seed: int = 1) -> list[float]:
     return times
 
 
-def serve(loop: ServingLoop, prompts: Sequence[Sequence[int]], arrivals: Sequence[float], new_tokens: int) -> Served:
-    """Let each prompt arrive at its time and run until all have ``new_tokens``; EngineError when a step fails."""
-    params = SamplingParams(ignore_eos=True)
-    requests = [ServingRequest(Request(tuple(prompt), params, new_tokens)) for prompt in prompts]
-    served, places, came = Served(list(arrivals), [[] for _ in prompts]), dict[int, int](), 0
+def serve(
+    loop: ServingLoop,
+    prompts: Sequence[Sequence[int]],
+    arrivals: Sequence[float],
+    new_tokens: int,
+    params: Sequence[SamplingParams] | None = None,
+) -> Served:
+    """Let each prompt arrive at its time and run until all have ``new_tokens``; EngineError when a step fails.
+
+    params: of each prompt; None: greedy.
+    """
+    chosen = params or [SamplingParams(ignore_eos=True)] * len(prompts)
+    requests = [
+        ServingRequest(Request(tuple(prompt), own, new_tokens)) for prompt, own in zip(prompts, chosen, strict=True)
+    ]
+    served = Served(list(arrivals), [[] for _ in prompts], answers=[()] * len(prompts))
+    places, came = dict[int, int](), 0
     started = before = time.perf_counter()
 
     def arrive() -> None:
@@ -92,7 +105,10 @@ def serve(loop: ServingLoop, prompts: Sequence[Sequence[int]], arrivals: Sequenc
         for output in outputs:
             if output.error is not None:
                 raise output.error
-            served.tokens[places[output.request_id]].append(ended - started)
+            place = places[output.request_id]
+            served.tokens[place].append(ended - started)
+            if output.piece is not None and output.piece.generation is not None:
+                served.answers[place] = output.piece.generation.token_ids
     return served
 
 

@@ -182,11 +182,6 @@ def torch_engine_experts(run: Run, limit: float) -> dict[str, Any]:
     return _one_benchmark(run, limit, "torch_engine_experts")
 
 
-def plugin_enqueue(run: Run, limit: float) -> dict[str, Any]:
-    """What a plugin's enqueue costs the host."""
-    return _one_benchmark(run, limit, "plugin_enqueue")
-
-
 def _one_benchmark(run: Run, limit: float, name: str, *options: str) -> dict[str, Any]:
     outcomes = run_all([_benchmark(run, name, "time", *options)], limit)
     return {"status": _status(outcomes), "processes": _described(outcomes)}
@@ -220,7 +215,6 @@ STAGES: dict[str, Stage] = {
     "serving": Stage(240.0, serving),
     "memcheck": Stage(200.0, sanitizer("memcheck")),
     "racecheck": Stage(240.0, sanitizer("racecheck")),
-    "plugin-enqueue": Stage(60.0, plugin_enqueue),
 }
 
 

@@ -21,7 +21,7 @@ def all_documents(error: float = 0.0) -> dict[str, Any]:
         "transformers_host": {
             "tiny": {"token_ms": {"transformers": SPREAD, "export": SPREAD}, "article_cache_ms": 0.25}
         },
-        "scheduler": {"host_us": SPREAD, "parts_us": {"plan": SPREAD, "pack": SPREAD, "commit": SPREAD}},
+        "scheduler": {"host_us": SPREAD, "host_sampled_us": SPREAD},
         "serving": _serving_results(),
     }
     return {

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from benchmarks.plots import draw
-from benchmarks.prefix_ablation import ALL, PARTS, PrefixAblationBenchmark
 from benchmarks.prefix_cache import PrefixCacheBenchmark
 from benchmarks.prefix_optimum import Optimum
 from benchmarks.prefix_replay import CostEngine
@@ -51,17 +50,6 @@ def test_wrong_answers_give_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CostEngine, "step", lambda self, inputs: np.roll(step(self, inputs), self.tokens % 7, axis=1))
     found = document("prefix_cache", SMALL)
     assert not found["correct"] and "results" not in found
-
-
-def test_each_part_is_switched_off_alone() -> None:
-    full = ((Groups("shared", 3, 6, 1_600, 60, 4, 2), 2),)
-    results = correct("prefix_ablation", PrefixAblationBenchmark(full))["results"]
-    (row,) = results["rows"]
-    assert set(row["hits"]) == set(PARTS) and set(results["largest_loss"]) == set(PARTS) - {ALL}
-    assert results["largest_loss"]["policy value"]["points"] == row["hits"][ALL] - row["hits"]["policy value"]
-    assert row["hits"]["states where prompts branch"] < row["hits"][ALL]
-    # Nothing stays switched off.
-    assert correct("prefix_ablation", PrefixAblationBenchmark(full))["results"] == results
 
 
 def search(prompts: list[tuple[int, ...]], states: int) -> int:

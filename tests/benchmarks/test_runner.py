@@ -130,8 +130,6 @@ def test_a_kept_document_is_shown_and_nothing_runs(tmp_path: Path, capsys: pytes
 
 @pytest.mark.parametrize("name", sorted(ENTRIES))
 def test_every_benchmark_has_options_with_defaults(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if name == "plugin_enqueue":
-        pytest.importorskip("cuda.bindings", reason="needs the CUDA driver bindings")
     assert benchmark(name).settings()
     with pytest.raises(SystemExit) as stop:
         main([name, "--help"])

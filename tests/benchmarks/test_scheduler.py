@@ -8,10 +8,9 @@ from tests.benchmarks.measured import correct, document
 SMALL = SchedulerSettings(batch=3, context=20, steps=9, block_size=4, vocab=32, repeats=1)
 
 
-def test_it_measures_all_parts() -> None:
+def test_it_measures_greedy_and_sampled_steps() -> None:
     results = correct("scheduler", SMALL)["results"]
     assert results["host_us"]["repeats"] == results["host_sampled_us"]["repeats"] == 1
-    assert set(results["parts_us"]) == {"plan", "pack", "commit", "beside the device"}
 
 
 def test_wrong_tokens_give_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

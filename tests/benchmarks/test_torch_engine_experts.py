@@ -35,7 +35,7 @@ SMALL = {
 
 def test_it_measures_both_and_their_ratio() -> None:
     settings = ExpertsSettings(
-        config={**QWEN3_NEXT, **SMALL},
+        model={**QWEN3_NEXT, **SMALL},
         device="cpu",
         new_tokens=3,
         prompt_tokens=5,
@@ -51,7 +51,7 @@ def test_it_measures_both_and_their_ratio() -> None:
     assert set(rates) == {"1", "2"} and set(document["results"]["prompt_ms"]) == {"7", "16"}
     (target,) = document["targets"]
     expected = rates["1"]["ours_greedy"]["median"] / rates["1"]["transformers_greedy"]["median"]
-    assert target["value"] == pytest.approx(expected) and document["settings"]["config"]["num_experts"] == 8
+    assert target["value"] == pytest.approx(expected) and document["settings"]["model"]["num_experts"] == 8
 
 
 def test_values_are_of_transformers_own_functions_and_times_of_the_package_in_their_place(
