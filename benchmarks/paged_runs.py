@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -19,13 +18,10 @@ def allocate(engine: PagedEngine, rows: int, tokens: int) -> None:
     engine.zero_slots(range(states))
 
 
-def step_inputs(
-    engine: PagedEngine, ids: np.ndarray, past: int, total: int, first_row: int = 0, deferred: bool = False
-) -> PackedInputs:
-    """A step of ``ids`` [rows, tokens] after ``past`` tokens, with logits of every token.
+def step_inputs(engine: PagedEngine, ids: np.ndarray, past: int, total: int, first_row: int = 0) -> PackedInputs:
+    """A step of ``ids`` [rows, tokens] after ``past`` tokens, with logits after the last of each row.
 
-    total: tokens that each row has blocks for. first_row: row of the pools that row 0 of ``ids`` is. deferred:
-    whether the step leaves all recurrent states as they are.
+    total: tokens that each row has blocks for. first_row: row of the pools that row 0 of ``ids`` is.
     """
     rows, tokens = ids.shape
     blocks, own, positions = -(-total // _BLOCK), first_row + np.arange(rows), np.arange(past, past + tokens)
@@ -40,8 +36,7 @@ def step_inputs(
         (own[:, None] * blocks + np.arange(blocks)).astype(np.int32),
         (own[:, None] * blocks * _BLOCK + positions).reshape(-1).astype(np.int32),
         states,
-        np.arange(rows * tokens, dtype=np.int32),
-        np.ones(rows, bool) if deferred else None,
+        np.arange(tokens - 1, rows * tokens, tokens, dtype=np.int32),
     )
 
 
@@ -81,7 +76,6 @@ def _step(engine: PagedEngine, sequence: np.ndarray, begin: int, end: int, rows:
     at_once = max(1, engine.limits.max_tokens // (end - begin))
     for first in range(0, rows, at_once):
         count = min(rows - first, at_once)
-        inputs = step_inputs(engine, np.tile(sequence[begin:end], (count, 1)), begin, sequence.size, first)
-        ends = inputs.query_start_loc[1:] - 1
-        result = engine.launch(replace(inputs, logits_indices=ends))
+        ids = np.tile(sequence[begin:end], (count, 1))
+        result = engine.launch(step_inputs(engine, ids, begin, sequence.size, first))
     return result.logits(count - 1).copy()
