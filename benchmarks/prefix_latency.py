@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.agreement import BFLOAT16_TOLERANCE, LOGITS_TOLERANCE, relative_error
-from benchmarks.artifacts import DEMO_CHECKPOINT, exported, linked_artifact, scratch_folder, work_folder
+from benchmarks.artifacts import DEMO_CHECKPOINT, exported, linked_artifact, work_folder
 from benchmarks.measure import Spread
 from benchmarks.paged_runs import paged_states, read_states
 from benchmarks.prefix_replay import Outcome
@@ -19,7 +19,9 @@ from benchmarks.prefix_runs import DEFAULT, WAYS, WITHOUT, replay_on_engine
 from benchmarks.prefix_traces import ALIGNED, Groups, Trace
 from benchmarks.random_checkpoint import GPU_MODEL, Config
 from benchmarks.runner import Gate, Report, Target, require
+from hybridge.runtime.engines.factory import EngineOptions
 from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.paged_factory import create_paged_engine
 from hybridge.runtime.prefix_cache.token_key import tokens_from_key
 from hybridge.runtime.serving.loop import ServingLoop
 
@@ -35,7 +37,7 @@ class PrefixLatencyBenchmark:
     """``traces`` by engine, with ``states`` states of cache; ``ways`` one after another in each of ``repeats``.
 
     engines: "onnxruntime", "torch"; default: both where there is a GPU. gate_states: states of the cache that are
-    computed again from their tokens. device: of the torch engine. work: a folder that keeps what is of ``model``.
+    computed again from their tokens. work: a folder that keeps what is of ``model``.
     """
 
     engines: tuple[str, ...] = ()
@@ -46,7 +48,6 @@ class PrefixLatencyBenchmark:
     ways: tuple[str, ...] = (WITHOUT, DEFAULT)
     gate_states: int = 4
     threads: int = 2
-    device: str = "cuda"
     work: str | None = None
     model: Config = field(default_factory=lambda: GPU_MODEL)
     repeats: int = 1
@@ -78,20 +79,13 @@ def _engines_here() -> tuple[str, ...]:
 def _opened(name: str, trace: Trace, settings: PrefixLatencyBenchmark) -> Iterator[PagedEngine]:
     """The engine ``name`` with its artifact, for as many rows and tokens as the trace has."""
     options = {"layout": "paged", "max_batch_size": trace.at_a_time, "max_seq_len": trace.longest}
-    if name == CPU:
-        from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
-
-        with scratch_folder() as work:
+    with work_folder(None if name == CPU else settings.work) as work:
+        if name == CPU:
             artifact = exported(DEMO_CHECKPOINT, work / "artifact", **options)
-            with closing(OnnxRuntimePagedEngine(artifact, threads=settings.threads)) as engine:
-                yield engine
-    else:
-        from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
-
-        with work_folder(settings.work) as work:
+        else:
             artifact = linked_artifact(work, "artifact-prefix", settings.model, **options)
-            with closing(TorchPagedEngine(artifact, device=settings.device)) as torch_engine:
-                yield torch_engine
+        with closing(create_paged_engine(artifact, name, EngineOptions(settings.threads))) as engine:
+            yield engine
 
 
 def _measured(engine: PagedEngine, trace: Trace, settings: PrefixLatencyBenchmark) -> tuple[dict[str, Any], float]:

@@ -49,10 +49,7 @@ def run(settings: HostSettings) -> Report:
             gates += _gates(checkpoint.name, models, settings)
             require(*gates)
             times = take_turns({name: _token_seconds(m, settings) for name, m in models.items()}, settings.repeats)
-            result: dict[str, Any] = {"token_ms": spreads(times, 1e3)}
-            if "export" in models:
-                result["article_cache_ms"] = _article_cache_ms(models["export"], settings)
-            results[checkpoint.name] = result
+            results[checkpoint.name] = {"token_ms": spreads(times, 1e3)}
             for name, least in LEAST_RATIO[settings.device].items():
                 ratio = Spread.of_ratios(times[PLAIN], times[name]).median
                 targets.append(Target(f"{checkpoint.name}, {name} over transformers", ratio, "at least", least, "x"))
@@ -99,16 +96,3 @@ def _token_seconds(model: Any, settings: HostSettings) -> Callable[[], float]:
 def _generate(model: Any, settings: HostSettings, tokens: int) -> torch.Tensor:
     prompt = torch.arange(5, 5 + settings.prompt, device=settings.device)[None]
     return model.generate(prompt, do_sample=False, max_new_tokens=tokens, min_new_tokens=tokens)
-
-
-def _article_cache_ms(model: Any, settings: HostSettings) -> float:
-    """Milliseconds that a step would take longer if it built all cache tensors anew, as zeros of every state."""
-    backend = model.base_model.backend
-
-    def build() -> None:
-        for _ in range(settings.new):
-            states = backend.allocate(1)
-            for fresh, old in zip(states.tensors(), backend.empty.tensors(), strict=True):
-                fresh.copy_(old)
-
-    return 1e3 * seconds(build) / settings.new

@@ -29,7 +29,7 @@ def test_it_measures(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return states(engine, tokens)
 
     monkeypatch.setattr(prefix_latency, "paged_states", counted)
-    settings = replace(SMALL, engines=(engine,), device="cpu", work=str(tmp_path))
+    settings = replace(SMALL, engines=(engine,), work=str(tmp_path))
     found = correct("prefix_latency", settings)
     assert len(found["gates"]) == 1
     # States that are walked through are the same to the bit, so that the error says nothing of how many were compared.
