@@ -14,7 +14,7 @@ ENGINE_FILE = "engine.json"
 # Folder of an artifact with its built engines, each in a folder of its own.
 ENGINES_FOLDER = "engines"
 ENGINE_VERSION = 2
-# The Python modules that may build and load an engine: no other name in an engine.json is ever imported.
+# The Python modules that may build and load an engine: no other name in an engine.json is imported.
 TENSORRT_LIBRARIES = ("tensorrt", "tensorrt_rtx")
 
 

@@ -18,7 +18,7 @@ from hybridge.artifact.temporary_folder import OLD, PARTIAL, REPLACED, clear_lef
 @dataclass(frozen=True)
 class FolderKind:
     """The kind of folder that is written: its ``noun``, the ``marks`` (artifact.path_kind) without which no folder is
-    ever replaced.
+    replaced.
 
     ``elsewhere``: the remedy if the folder is taken.
     """
@@ -79,7 +79,7 @@ def _check_output(out: Path, overwrite: bool, kind: FolderKind) -> None:
         raise OutputError(f"{out}: expected a folder to write, found a file or link: {kind.elsewhere}")
     if not out.exists():
         return
-    # Only an artifact of an earlier run is ever replaced, never another folder.
+    # Only an artifact of an earlier run is replaced, never another folder.
     if any(out.iterdir()) and not is_marked(out, kind.marks):
         raise OutputError(
             f"{out}: holds files and is not {kind.noun} that hybridge wrote (no {kind.marks[0][0]}), so "

@@ -9,7 +9,7 @@ BLOCK_TABLE, SLOT_MAPPING, STATE_INDICES = "block_table", "slot_mapping", "state
 LOGITS_INDICES = "logits_indices"
 # Of a step with draft tokens.
 NUM_ACCEPTED_TOKENS = "num_accepted_tokens"
-# What a graph without its head ends in: the final norm's output for every token.
+# Output of a graph without its head: that of the final norm for every token.
 HIDDEN_STATES = "hidden_states"
 # Of a step of a multi-token prediction head: which of the hidden states that it gets are its own.
 IS_OWN = "is_own"

@@ -137,7 +137,7 @@ def _size(value: object) -> int:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """The JSON object of ``pairs``; ValueError when a key is given twice, because readers differ in which they take."""
+    """The JSON object of ``pairs``; ValueError for a repeated key, as readers disagree on which one counts."""
     entries = dict(pairs)
     if len(entries) != len(pairs):
         raise ValueError("a name is given twice")

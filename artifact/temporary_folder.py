@@ -1,7 +1,7 @@
 """Hidden folders beside an output: locked while a run uses them, so that a later run can tell what a killed one left.
 
-A lock belongs to the open folder, not to a file: it ends with the process, whatever ends that, and leaves no trace.
-Where the system has no such locks, nothing is ever taken for left over.
+A lock belongs to the open folder, not to a file: it is released when the process ends for any reason.
+On systems without such locks, no folder counts as left over.
 """
 
 from __future__ import annotations

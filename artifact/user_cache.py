@@ -1,4 +1,4 @@
-"""The folder in which a user's caches lie, and whether what lies in one may be run."""
+"""The folder of a user's caches, and whether files from it may be executed."""
 
 from __future__ import annotations
 

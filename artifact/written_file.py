@@ -1,4 +1,4 @@
-"""Write a file in one piece: it is there whole or not at all, and a killed process leaves nothing for long."""
+"""Write a file atomically: it exists completely or not at all; leftovers of killed processes are removed later."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class ModelText:
             self.eos_token_ids = self._eos()
 
     def close(self) -> None:
-        """End the processes in which templates and tokenizers run; calling it twice is allowed."""
+        """End the processes that run templates and tokenizers; calling it twice is allowed."""
         self.chat_template.close()
         if self.tokenizer is not None:
             self.tokenizer.close()

@@ -107,7 +107,7 @@ class Turns:
 
 
 class PieceStream(Iterator[Piece]):
-    """Pieces of one call as they come, to be read by any thread. ``close``, or dropping it, ends its requests."""
+    """Pieces of one call as they arrive; any thread may read them. ``close``, or deleting it, ends its requests."""
 
     def __init__(self, turns: Turns, pieces: Generator[Piece]) -> None:
         self._turns, self.pieces = turns, pieces

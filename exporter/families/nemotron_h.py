@@ -110,7 +110,7 @@ def _block_types(config: HfConfig) -> list[str]:
 
 
 def _check_mtp_pattern(config: HfConfig) -> None:
-    """The tensors of the multi-token prediction head tell its layers; the field only has to be one."""
+    """The layers of the multi-token prediction head follow from its tensors; the field must only be 1."""
     if set(config.string("mtp_hybrid_override_pattern", "")) - set(PATTERN):
         raise config.fail("mtp_hybrid_override_pattern", f"letters of {''.join(PATTERN)}")
 

@@ -1,4 +1,4 @@
-"""The exported file against what it declares: inputs, outputs, operators, and nothing else."""
+"""Check the exported file against its declaration: inputs, outputs, operators, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The declared inputs and outputs of an exported graph: one list, from which tracing, config.json and checks derive."""
+"""The declared inputs and outputs of an exported graph: one list that tracing, config.json and checks use."""
 
 from __future__ import annotations
 

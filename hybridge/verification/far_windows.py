@@ -21,7 +21,7 @@ BEFORE, BEHIND, DECODED = 20, 25, 8
 # Tokens with keys and values: after the last new token, BEHIND of them lie outside of the window.
 FILLED = BEFORE + BEHIND
 # Memory for the row's caches in float32. A dense engine holds those of all layers, some of them twice for a step; a
-# paged one has a single page of zeros, but attends in one layer at a time, as the reference does.
+# paged one has a single block of zeros, but attends in one layer at a time, as the reference does.
 MOST_BYTES = 1 << 30
 # Largest factor of values: products with them stay within float16.
 _LARGEST_FACTOR = 256.0

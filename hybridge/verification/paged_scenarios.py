@@ -13,7 +13,7 @@ from hybridge.verification.lengths import parts_of
 from hybridge.verification.paged_sequences import PagedSequences
 from hybridge.verification.scenarios import PAST_WINDOW, WINDOW_EDGE, Observation
 
-# Small and odd, so that rows end inside a page and window edges cross pages.
+# Small and odd, so that rows end inside a block and window edges cross blocks.
 BLOCK_SIZE = 5
 
 
@@ -29,7 +29,7 @@ def observations(
 
     ``draft_tokens``: of a row at most, in steps that check some, where the engine can take them back.
 
-    Pages and slots are in random order, and free ones hold NaN.
+    Blocks and slots are in random order, and free ones hold NaN.
     """
     yield from _alone(engine, prompts)
     yield from _chunked(engine, prompts)
@@ -50,7 +50,7 @@ def far_window(engine: PagedEngine, index: int, row: FarRow) -> Iterator[Observa
 
     States are those of the new tokens only.
     """
-    # Pages of the first tokens, one of zeros, and those of the new tokens.
+    # Blocks of the first tokens, one of zeros, and those of the new tokens.
     pools = PagedSequences(engine, 1, FILLED + len(row.tokens) + 3 * BLOCK_SIZE, BLOCK_SIZE, seed=index)
     handle, past = pools.add_filled(row.caches), row.caches.length
     for tokens in row.parts:
@@ -68,7 +68,7 @@ def far_window(engine: PagedEngine, index: int, row: FarRow) -> Iterator[Observa
 
 
 def untouched(engine: PagedEngine, prompt: np.ndarray) -> Iterator[tuple[str, int | None, bool]]:
-    """(scenario, no layer, whether unchanged): states of other sequences in a step, and free pages and slots."""
+    """(scenario, no layer, whether unchanged): states of other sequences in a step, and free blocks and slots."""
     pools = PagedSequences(engine, 2, 4 * len(prompt), BLOCK_SIZE)
     first, second = pools.add(), pools.add()
     _feed(engine, pools, {first: prompt, second: prompt})
@@ -76,7 +76,7 @@ def untouched(engine: PagedEngine, prompt: np.ndarray) -> Iterator[tuple[str, in
     pools.step({first: prompt[:1]}, padding_rows=engine.limits.max_rows - 1)
     after = pools.states(second)
     yield "row without tokens", None, all(np.array_equal(before[name], after[name]) for name in before)
-    yield "free pages and slots", None, pools.untouched()
+    yield "free blocks and slots", None, pools.untouched()
 
 
 def _alone(engine: PagedEngine, prompts: list[np.ndarray]) -> Iterator[Observation]:

@@ -1,4 +1,4 @@
-"""Sequences in the pools of a paged engine, in pages of random order; free pages and slots hold NaN."""
+"""Sequences in the pools of a paged engine, in blocks of random order; free blocks and slots hold NaN."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hybridge.verification.scenarios import inner_values
 
 @dataclass
 class _Sequence:
-    """A slot, pages in the order of positions, and how many tokens have been fed and kept."""
+    """A slot, blocks in the order of positions, and how many tokens have been fed and accepted."""
 
     slot: int
-    pages: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
     length: int = 0
 
 
@@ -44,7 +44,7 @@ class PagedSequences:
         engine.allocate_pools(sizes)
         engine.fill_pools(np.nan)
         rng = np.random.default_rng(seed)
-        self._free_pages = rng.permutation(sizes.num_blocks).tolist()
+        self._free_blocks = rng.permutation(sizes.num_blocks).tolist()
         self._free_slots = rng.permutation(sizes.num_slots).tolist() if slots is None else list(reversed(slots))
         self._sequences: list[_Sequence] = []
 
@@ -59,10 +59,10 @@ class PagedSequences:
         handle, size = self.add(), self._size
         sequence = self._sequences[handle]
         head = -(-FILLED // size)
-        zeros, last = self._free_pages.pop(), self._free_pages.pop()
-        sequence.pages = [self._free_pages.pop() for _ in range(head)]
-        self._write([*sequence.pages, zeros, last], caches)
-        sequence.pages += [zeros] * (caches.length // size - head) + [last]
+        zeros, last = self._free_blocks.pop(), self._free_blocks.pop()
+        sequence.blocks = [self._free_blocks.pop() for _ in range(head)]
+        self._write([*sequence.blocks, zeros, last], caches)
+        sequence.blocks += [zeros] * (caches.length // size - head) + [last]
         sequence.length = caches.length
         return handle
 
@@ -100,7 +100,7 @@ class PagedSequences:
         """
         sequence, config = self._sequences[handle], self._engine.config
         positions = np.arange(sequence.length)[-(tokens or sequence.length) :]
-        pages = np.array(sequence.pages, np.int64)[positions // self._size]
+        blocks = np.array(sequence.blocks, np.int64)[positions // self._size]
         found: dict[str, np.ndarray] = {}
         for k in range(len(config.kv_layers)):
             pool = self._engine.read_pool(names.kv_pool(k))
@@ -108,51 +108,51 @@ class PagedSequences:
                 scales = self._engine.read_pool(names.kv_scales(k)).swapaxes(2, 3)
                 pool = floats_from_e4m3(pool) * scales[..., None]
             for index, name in enumerate((names.past_key(k), names.past_value(k))):
-                found[name] = pool[index, pages, positions % self._size].swapaxes(0, 1).copy()
+                found[name] = pool[index, blocks, positions % self._size].swapaxes(0, 1).copy()
         for r in range(len(config.recurrent_layers)):
             for name in (names.conv_state(r), names.recurrent_state(r)):
                 found[name] = self._engine.read_pool(name)[sequence.slot].copy()
         return found
 
     def untouched(self) -> bool:
-        """Whether all free pages and slots still hold NaN."""
+        """Whether all free blocks and slots still hold NaN."""
         for name, spec in ((b.name, b) for b in self._engine.config.bindings.states):
             view = self._engine.read_pool(name)
-            free = view[:, self._free_pages] if spec.grows else view[self._free_slots]
+            free = view[:, self._free_blocks] if spec.grows else view[self._free_slots]
             if spec.dtype is E4M3_BYTES:
                 free = floats_from_e4m3(free)
             if not np.isnan(free).all():
                 return False
         return True
 
-    def _write(self, pages: list[int], caches: FilledCaches) -> None:
-        """Write the first tokens of ``caches`` to the first of ``pages``, and zeros after them."""
+    def _write(self, blocks: list[int], caches: FilledCaches) -> None:
+        """Write the first tokens of ``caches`` to the first of ``blocks``, and zeros after them."""
         config, arrays = self._engine.config, {}
         for spec in config.bindings.states:
             if not spec.grows:
                 arrays[spec.name] = np.zeros(spec.resolve(num_slots=0), spec.dtype.numpy)
         for k, layer in enumerate(config.kv_layers):
-            numbers = np.zeros((2, len(pages) * self._size, layer.num_kv_heads, layer.head_dim), np.float32)
+            numbers = np.zeros((2, len(blocks) * self._size, layer.num_kv_heads, layer.head_dim), np.float32)
             for index, name in enumerate((names.past_key(k), names.past_value(k))):
                 numbers[index, :FILLED] = caches.first(name).swapaxes(0, 1)
-            paged = numbers.reshape(2, len(pages), self._size, *numbers.shape[2:])
+            paged = numbers.reshape(2, len(blocks), self._size, *numbers.shape[2:])
             if config.has_kv_scales:
                 factors = np.array([caches.factor(n) for n in (names.past_key(k), names.past_value(k))], np.float32)
                 paged = e4m3_from_floats(paged / factors[:, None, None, None, None])
-                scales = np.broadcast_to(factors[:, None, None, None], (2, len(pages), layer.num_kv_heads, self._size))
+                scales = np.broadcast_to(factors[:, None, None, None], (2, len(blocks), layer.num_kv_heads, self._size))
                 arrays[names.kv_scales(k)] = scales
             arrays[names.kv_pool(k)] = paged
-        copy = self._engine.copy_from_arrays(arrays, len(pages), 0)
-        self._engine.swap_in(copy, pages, [])
+        copy = self._engine.copy_from_arrays(arrays, len(blocks), 0)
+        self._engine.swap_in(copy, blocks, [])
 
     def _inputs(self, work: Mapping[int, np.ndarray], padding_rows: int) -> PackedInputs:
         sequences = [self._sequences[handle] for handle in work]
         counts = [len(tokens) for tokens in work.values()] + [1] * padding_rows
         positions = [np.arange(s.length, s.length + n) for s, n in zip(sequences, counts, strict=False)]
         slots = [self._reserve(sequence, own) for sequence, own in zip(sequences, positions, strict=True)]
-        table = np.full((len(counts), max([1, *(len(s.pages) for s in sequences)])), -1, np.int32)
+        table = np.full((len(counts), max([1, *(len(s.blocks) for s in sequences)])), -1, np.int32)
         for row, sequence in enumerate(sequences):
-            table[row, : len(sequence.pages)] = sequence.pages
+            table[row, : len(sequence.blocks)] = sequence.blocks
             sequence.length += counts[row]
         padding = np.zeros(padding_rows, np.int64)
         return PackedInputs(
@@ -167,7 +167,7 @@ class PagedSequences:
         )
 
     def _reserve(self, sequence: _Sequence, positions: Sequence[int] | np.ndarray) -> np.ndarray:
-        """The places of ``positions``, with new pages where they begin."""
-        while len(sequence.pages) * self._size <= positions[-1]:
-            sequence.pages.append(self._free_pages.pop())
-        return np.array([sequence.pages[p // self._size] * self._size + p % self._size for p in positions])
+        """The places of ``positions``, with new blocks where they begin."""
+        while len(sequence.blocks) * self._size <= positions[-1]:
+            sequence.blocks.append(self._free_blocks.pop())
+        return np.array([sequence.blocks[p // self._size] * self._size + p % self._size for p in positions])

@@ -19,7 +19,7 @@ class HeadInputs(PackedInputs):
 
     hidden_slots [tokens] int64   slot of the hidden states of token i among those that the head reads
     is_own [tokens] int32         0: they are the model's; 1: the head's own, of the position before
-    own_slots [rows] int64        where what the head makes of the row's last token goes, before its norm
+    own_slots [rows] int64        slot for the head's output for the row's last token, before its norm
     further [rows] int32          draft tokens after the first, made from the head's own states; the blocks of the row
                                   have room for their tokens
     """

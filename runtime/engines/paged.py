@@ -199,7 +199,7 @@ class PagedEngine(ABC):
         return False
 
     def show_hidden_states(self, reserved: int) -> HiddenRows:
-        """From the next step on, leave what the last layer makes of every token in the rows that this returns.
+        """From the next step on, write the last layer's output for every token to the rows that this returns.
 
         They have ``reserved`` slots for the caller and replace those made before. EngineError when the engine cannot,
         or memory is short.

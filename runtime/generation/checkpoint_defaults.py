@@ -37,7 +37,7 @@ def recommended_sampling(config: Fields) -> SamplingParams:
     try:
         return SamplingParams(
             temperature=_number(config, "temperature", 1.0) if sample else 0.0,
-            # transformers' own default, with which a checkpoint that says nothing was tried.
+            # transformers' default, which checkpoints without the field were tested with.
             top_k=50 if top_k is None else top_k,
             top_p=_number(config, "top_p", 1.0),
             min_p=_number(config, "min_p", 0.0),

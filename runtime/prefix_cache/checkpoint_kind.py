@@ -32,4 +32,4 @@ REUSE_RATES: Mapping[CheckpointKind, float] = {
     CheckpointKind.END: 1 / 2,
     CheckpointKind.PASSED: 1 / 32,
 }
-"""The uses to be expected of a state that has none yet."""
+"""Expected number of uses of a state that has not been used yet."""

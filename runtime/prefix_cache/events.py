@@ -59,7 +59,7 @@ class EventLog:
 
     @property
     def dropped(self) -> int:
-        """Events since the last ``drain`` that are in the log no more: a copy has to begin anew where there are any."""
+        """Number of events dropped from the log since the last ``drain``; if any, a copy must start over."""
         return self.recorded - len(self._events)
 
     def drain(self) -> list[Event]:

@@ -78,7 +78,7 @@ class RadixCache(PrefixCache):
         self._checkpoints = CheckpointSlots(slots, self.tree, self.uses, self.metrics)
         # Called with a node that is about to be evicted, for a slower memory.
         self.spill: Callable[[Node], None] = lambda node: None
-        # Called with a row's slot and one of ``states`` that is to hold the same, packed; EngineError when it cannot.
+        # Packs the state of a row's slot into a slot of ``states``; raises EngineError when it cannot.
         self.pack: Callable[[int, int], None] = lambda slot, state: None
         self._readers = Readers(self.tree)
         self._resets = False

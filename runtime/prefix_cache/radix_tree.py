@@ -9,7 +9,7 @@ never less. A node has one state at most, and it holds for the node's end only; 
             (tombstone)   └── " grey wolf"   state after 18
 
 A node without a state is a tombstone: its KV serves the nodes below it, but no sequence resumes there, unless the
-model has no recurrent layers at all.
+model has no recurrent layers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RadixTree:
 
     @property
     def nodes(self) -> int:
-        """Number of nodes, roots aside."""
+        """Number of nodes without the roots."""
         return self._tokens.count
 
     def walk(self) -> Iterator[Node]:
@@ -97,7 +97,7 @@ class RadixTree:
         return node, taken
 
     def unite(self, node: Node, spared: Container[int]) -> None:
-        """Hold no more blocks for the tokens up to ``node`` than they fill, those that are ``spared`` aside."""
+        """Release blocks that the tokens up to ``node`` do not fill, except those in ``spared``."""
         self._tokens.unite(node, spared)
 
     def touch(self, node: Node) -> None:
@@ -210,7 +210,7 @@ class RadixTree:
             node = self._remove(node)
 
     def _remove(self, leaf: Node) -> Node:
-        """Take an unlocked leaf out of the tree with all that it holds; its parent, which may serve nothing now."""
+        """Remove an unlocked leaf and all that it holds; returns its parent, which may now be useless."""
         if leaf.state is not None:
             self._drop_state(leaf)
         parent = self._tokens.remove(leaf)

@@ -50,7 +50,7 @@ class SavedSession:
 
 
 def write_session(path: Path, session: SavedSession) -> None:
-    """Write ``path`` in one piece: it is there whole or not at all. OutputError when it cannot be written."""
+    """Write ``path`` atomically. OutputError when it cannot be written."""
     arrays = {name: np.ascontiguousarray(array) for name, array in session.arrays.items()}
     listed = [
         {"name": name, "dtype": DType.from_numpy(array.dtype).value, "shape": list(array.shape)}

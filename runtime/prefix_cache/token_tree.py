@@ -32,7 +32,7 @@ class TreeMatch:
 
 
 class TokenTree:
-    """Nodes by namespace. ``count`` is the number of nodes, roots aside.
+    """Nodes by namespace. ``count`` is the number of nodes without the roots.
 
     blocks: holds a reference to each block of each node, unless ``has_kv`` is false. has_state: whether a sequence can
     resume only where there is a state.

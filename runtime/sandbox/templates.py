@@ -57,7 +57,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 
 def render(source: str, variables: dict[str, Any]) -> bytes:
-    """The text that the template ``source`` makes of ``variables``, as UTF-8 that lets lone surrogates pass."""
+    """The template ``source`` rendered with ``variables``, as UTF-8 that may contain lone surrogates."""
     template = _compiled(source)
     try:
         return template.render(**variables).encode("utf-8", "surrogatepass")

@@ -14,7 +14,7 @@ import tokenizers
 
 from hybridge.artifact.errors import ArtifactError, HybridgeError, RequestError
 
-# What decides which tokens a text has and what they mean.
+# The parts that determine which tokens a text has and what they mean.
 _CONTENT = ("added_tokens", "normalizer", "pre_tokenizer", "model")
 # Characters of the library's own words that an error sentence shows.
 _LONGEST_REASON = 300
@@ -74,7 +74,7 @@ class TokenizerLibrary:
         except MemoryError:
             raise
         except BaseException as error:
-            # The library raises plain Exception; a panic of its native code is no Exception at all.
+            # The library raises plain Exception; a panic of its native code is a BaseException.
             if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
                 raise
             reason = " ".join(str(error).split())[:_LONGEST_REASON]

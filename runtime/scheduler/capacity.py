@@ -26,12 +26,12 @@ class Capacity:
             )
 
     def set_aside(self, blocks: int, slots: int) -> None:
-        """Pinned prefixes hold so much."""
+        """Record how much pinned prefixes hold."""
         self.blocks = self._manager.pool.num_blocks - blocks
         self.slots = self._manager.slots.num_slots - slots
 
     def check_aside(self, blocks: int, slots: int, name: str, under_way: Iterable[ScheduledRequest] = ()) -> None:
-        """RequestError unless pinned prefixes may hold so much, with that of ``name``, and the requests ``under_way``
+        """RequestError unless pinned prefixes may hold this much, with that of ``name``, and the requests ``under_way``
         still find what they need."""
         longest = self._longest()
         for request in under_way:

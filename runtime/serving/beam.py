@@ -68,7 +68,7 @@ class BeamGroup(Group):
         return self._pieces() if self.finished else []
 
     def _advance(self) -> None:
-        """Keep the best continuations: finished ones apart, the others as the beams of the next step."""
+        """Keep the best continuations: finished ones separately, the others as the beams of the next step."""
         beams = list(self._beams)
         new_tokens = len(beams[0].tokens) - len(self._submitted.request.prompt_ids) + 1
         continuations = [

@@ -66,7 +66,7 @@ class Group(ABC):
         return drawing.sampler.sample_draft_token if drawing is not None and drawing.sampler.is_random else None
 
     def read_prompt(self, logits: np.ndarray) -> None:
-        """Logits [n, vocab] after the next n tokens of the prompt, its last one aside; EngineError: not finite."""
+        """Logits [n, vocab] after the next n tokens of the prompt, except its last; EngineError: not finite."""
         raise AssertionError("a group that asks for no logits of its prompt was given some")
 
     @property

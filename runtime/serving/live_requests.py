@@ -37,7 +37,7 @@ class LiveRequests:
         self._forked = forked
         self._groups: dict[int, Group] = {}
         self._request_of: dict[ScheduledSequence, int] = {}
-        # Tokens that were chosen, whose pieces are not made yet, and what has not been handed out.
+        # Sampled tokens without pieces yet, and outputs that have not been returned.
         self._unmade: list[tuple[int, list[MakePiece]]] = []
         self._outputs: list[Output] = []
         self._next_request = 0

@@ -94,7 +94,7 @@ def _warn_of_few_states(pools: PoolReport, shape: ServingShape, budget: int) -> 
         longest = shape.blocks_of_longest * pools.block_bytes
         enough = budget + (FEW_STATES - states) * state_share(pools.cached_bytes, longest)
         warnings.warn(
-            f"the prefix cache has room for {states} states, and every prompt or chat to go on with takes one: set "
+            f"the prefix cache has room for {states} states, and every prompt or chat to continue takes one: set "
             f"memory_bytes to {enough} for {FEW_STATES}, or lower max_rows or max_seq_len",
             RuntimeWarning,
             stacklevel=2,

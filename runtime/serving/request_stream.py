@@ -21,7 +21,7 @@ class RequestStream:
     """
 
     def __init__(self, answers: int, cancel: Callable[[RequestStream], None]) -> None:
-        """``cancel`` is called when the request is to end early."""
+        """``cancel`` is called to end the request early."""
         self._cancel = cancel
         self._left = answers
         self._outputs: deque[Output] = deque()

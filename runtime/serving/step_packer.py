@@ -27,7 +27,7 @@ class StepPacker:
             return self._inputs
         rows = plan.rows
         self._inputs = inputs = packed_inputs(plan, self._sequences, self._manager, self._engine)
-        # What a plan that repeats this one changes, padding aside.
+        # What a plan that repeats this one changes, without padding.
         self._tokens_of = [self._sequences[row.sequence].tokens for row in rows]
         self._tokens = inputs.input_ids[: len(rows)]
         self._counters = [inputs.positions[: len(rows)], inputs.seq_lens[: len(rows)]]

@@ -1,4 +1,4 @@
-"""A step between its launch and its end, and what it takes of host and device."""
+"""A step between its launch and its end, and its time on host and device."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class ServingWorker:
             while self._wait():
                 self._give(self._loop.step(self._do_commands))
         finally:
-            # The engine's own errors end requests, not the loop: what comes here is a fault of the loop, or its end.
+            # The engine's errors end requests, not the loop: an error here is a bug of the loop, or its end.
             with self._wake:
                 self._closed = True
             for command in self._commands:

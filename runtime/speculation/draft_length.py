@@ -42,7 +42,7 @@ class DraftLength:
         return self._accepted / self._tried
 
     def choose(self, rows: int = 1) -> int:
-        """Draft tokens for the next step, in which so many ``rows`` decode."""
+        """Number of draft tokens for the next step, in which ``rows`` rows decode."""
         if not self._adaptive or not self._most:
             return self._most
         cost, best, most = self._cost, 0, 0.0

@@ -1,6 +1,6 @@
-"""Prompt lookup: what followed the same words before follows them again.
+"""Prompt lookup: proposes what followed the same tokens earlier.
 
-It needs no model, and pays where an answer repeats its prompt or itself: edits, summaries, quotations, code.
+It needs no model, and is faster where an answer repeats its prompt or itself: edits, summaries, quotations, code.
 """
 
 from __future__ import annotations

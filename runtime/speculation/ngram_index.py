@@ -19,7 +19,7 @@ class NgramIndex:
         """At most ``count`` tokens that followed the longest run that ``tokens`` end with, when it last occurred.
 
         ``tokens`` are those of the call before and more. Where the earlier occurrence reaches the end, what follows is
-        taken from the proposal itself: a text that goes in circles is expected to go on so.
+        taken from the proposal itself: a text that repeats itself is expected to continue that way.
         """
         self._learn(tokens)
         end = len(tokens)

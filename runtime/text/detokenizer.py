@@ -1,4 +1,4 @@
-"""Turn a stream of tokens into text without ever showing half a character."""
+"""Turn a stream of tokens into text, whole characters only."""
 
 from __future__ import annotations
 

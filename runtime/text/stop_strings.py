@@ -49,7 +49,7 @@ class StopStrings:
         return pending
 
     def _possible_start(self, text: str) -> int:
-        """Length of the longest end of ``text`` with which a stop string begins."""
+        """Length of the longest suffix of ``text`` that a stop string begins with."""
         for length in range(min(len(text), self._longest - 1), 0, -1):
             tail = text[-length:]
             if any(stop.startswith(tail) for stop in self._stops):

@@ -55,7 +55,11 @@ def test_the_verdict_says_what_was_crossed_and_what_was_not() -> None:
         ((found("embeddings", None), found("hidden", 0)), "embedding", "the first difference is in the embedding"),
         ((found("hidden", 1), found("key", 1), found("logits", None)), "layer 1", "layer 1 (attention)"),
         ((found("logits", None),), "head", "the head (final norm or output projection)"),
-        ((found("unchanged", None, scenario="free pages and slots"),), "free pages and slots", "free pages and slots"),
+        (
+            (found("unchanged", None, scenario="free blocks and slots"),),
+            "free blocks and slots",
+            "free blocks and slots",
+        ),
     ],
 )
 def test_a_fault_has_a_place(failed: tuple[Comparison, ...], place: str, words: str) -> None:

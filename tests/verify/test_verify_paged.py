@@ -39,7 +39,7 @@ def test_paged_artifact_agrees_with_transformers(
             assert (engine, scenario, "logits") in compared
             assert (engine, scenario, "key") in compared
         assert (engine, "row without tokens", "unchanged") in compared
-        assert (engine, "free pages and slots", "unchanged") in compared
+        assert (engine, "free blocks and slots", "unchanged") in compared
     assert ("onnxruntime-portable", "one-shot prefill", "hidden") in compared
 
 
@@ -59,7 +59,7 @@ def test_the_torch_engine_agrees_with_transformers(artifacts: ArtifactCache) -> 
     report = verify(exported.checkpoint, exported.folder, VerifyOptions("torch", (1, 7, 33), 3))
     assert report.passed, report.verdict()
     compared = {(c.scenario, c.item) for c in report.comparisons}
-    assert {("one-shot prefill", "hidden"), ("free pages and slots", "unchanged")} <= compared
+    assert {("one-shot prefill", "hidden"), ("free blocks and slots", "unchanged")} <= compared
 
 
 def test_an_engine_that_runs_no_paged_artifact_is_refused(

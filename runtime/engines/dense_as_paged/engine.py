@@ -88,7 +88,7 @@ class DenseAsPaged(PagedEngine):
 
     @property
     def pool_specs(self) -> tuple[Binding, ...]:
-        # Of the artifact's types, whatever the engine holds states in: sessions go from one engine to another.
+        # In the artifact's types, not the engine's: sessions can move from one engine to another.
         return pool_specs(self.config.bindings.states)
 
     @property
@@ -239,7 +239,7 @@ class DenseAsPaged(PagedEngine):
         return RowsResult([logits for each in found for logits in each])
 
     def _feed(self, prompts: list[Prompt]) -> None:
-        """Feed prompts, apart from the other rows, which would only be padding in their steps."""
+        """Feed prompts in steps without the other rows, which would only be padding there."""
         if not prompts:
             return
         states = self._rows.states

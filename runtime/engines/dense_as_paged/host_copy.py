@@ -14,7 +14,7 @@ from hybridge.runtime.engines.pool_arrays import pool_array
 
 
 class ContentCopy(HostCopy):
-    """Arrays by state name, none where there is nothing yet; KV is cut to the tokens that its block holds."""
+    """Arrays by state name, none where nothing is stored; KV is cut to the tokens in its block."""
 
     def __init__(self, blocks: Sequence[tuple[Arrays, int]], slots: Sequence[Arrays]) -> None:
         self.kv, self.states = tuple(blocks), tuple(slots)

@@ -70,7 +70,7 @@ def _replace(model: ir.Model, node: ir.Node, window: int, kernels: Kernels, padd
         "GroupQueryAttention", *tensors, past_key, past_value, last, longest, outputs=3, **attributes
     )
     if padded:
-        # The kernel leaves there what it likes, and not a number times zero would reach a state.
+        # The kernel leaves unspecified values there, and NaN times zero would reach a state.
         y = without_padding(insert, y, insert.input(CONTEXT_LENGTHS))
     y = insert.reshape(y, 0, 0, heads, head_dim + padding)
     if padding:

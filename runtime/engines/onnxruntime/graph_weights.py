@@ -1,4 +1,4 @@
-"""Take the weights out of a rewritten graph: placeholders stay, and a list says what fills them."""
+"""Replace the weights of a rewritten graph by placeholders, and list what fills them."""
 
 from __future__ import annotations
 

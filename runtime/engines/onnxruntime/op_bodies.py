@@ -1,6 +1,6 @@
 """Bodies of the domain ``trt_edgellm`` for this engine, in place of the portable functions of the artifact.
 
-In a padded graph they keep padding out of the states, but leave numbers in y where the declaration has zeros. An
+In a padded graph they keep padding out of the states, but y is unspecified where the declaration has zeros. An
 operator, or a form of one, without a body here keeps the artifact's own function: right, but slower.
 """
 

@@ -34,7 +34,7 @@ class PagedArrayEngine(PooledEngine[ArrayPools]):
         super().__init__(folder)
         self._specs = engine_specs(self.config.bindings.states)
         self._replaced_by = {spec.name: str(spec.replaced_by) for spec in self._specs}
-        # Where what the last layer makes of each token of a step goes, [tokens, hidden], and the values that it is.
+        # Buffer for the last layer's output for each token of a step, [tokens, hidden], and its values.
         self._hidden: np.ndarray | None = None
         self._shown: tuple[str, ...] = ()
 
@@ -52,7 +52,7 @@ class PagedArrayEngine(PooledEngine[ArrayPools]):
         return rows
 
     def _show(self, hidden: np.ndarray) -> None:
-        """Leave what the last layer makes of each token of a step in ``hidden``."""
+        """Write the last layer's output for each token of a step to ``hidden``."""
         self._hidden, self._shown = hidden, (layer_output(self.config.num_hidden_layers - 1),)
 
     def read_pool(self, name: str) -> np.ndarray:

@@ -27,7 +27,7 @@ from hybridge.runtime.engines.rollback.modes import AUTO, REPLAY, SNAPSHOT, chos
 if TYPE_CHECKING:
     from hybridge.runtime.engines.onnxruntime.deferred_rows import DeferredStates
 
-# Weights up to so many bytes are packed anew for each kind of step with several tokens, which then takes three
+# Weights up to this many bytes are packed again for each kind of step with several tokens, which then takes three
 # quarters of the time, and half of it with a few draft tokens.
 _MOST_PACKED_BYTES = 32 << 20
 # Tokens of a row for which a model without states gets its own session; the others count theirs.

@@ -39,7 +39,7 @@ def use_dense_bodies(model: ir.Model, kernels: Kernels, form: PagedForm, neighbo
     """Replace every node that has a body for the installed ONNX Runtime, those without rows as they are.
 
     ``form``: a step is one row of any number of tokens (ONE_ROW), or every row has one token. ``neighbours``: the rows
-    have neighbouring slots. Returns the pools of which the graph is to be given the rows' part only.
+    have neighbouring slots. Returns the pools of which the graph gets only the part of its rows.
     """
     parts: set[str] = set()
     for node in list(model.graph):

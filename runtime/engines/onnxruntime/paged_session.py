@@ -26,7 +26,7 @@ _MOST_RANGES = 64
 
 
 class PagedSession:
-    """One session. ``bind`` before the first ``run``, and whenever the pools are made anew."""
+    """One session. ``bind`` before the first ``run``, and whenever the pools are allocated again."""
 
     def __init__(self, session: ort.InferenceSession, graph: PagedGraph, replaced_by: Mapping[str, str]) -> None:
         self._session, self._inputs, self._in_place = session, graph.inputs, graph.in_place

@@ -41,7 +41,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Deferred:
-    """y, what is stored of the tokens, and the shape in which both graphs are given the state of a row."""
+    """y, what is stored of the tokens, and the shape of a row's state in both graphs."""
 
     y: ir.Value
     stored: tuple[Stored, ...]

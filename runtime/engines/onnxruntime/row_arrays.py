@@ -22,7 +22,7 @@ class RowArrays:
         self._found: dict[tuple[int, ...], dict[str, Bound]] = {}
 
     def arrays(self, *leading: int) -> Mapping[str, Bound]:
-        """By name, [*leading, *shape], with what they begin with left from arrays of other leading axes."""
+        """By name, [*leading, *shape]; uninitialised memory, shared with arrays of other leading axes."""
         rows = int(np.prod(leading))
         if rows > self._room:
             self._found.clear()

@@ -14,7 +14,7 @@ from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 def threaded_options(threads: int) -> ort.SessionOptions:
     """Options of a session with its own threads, where other sessions run in turns with it.
 
-    The threads of a session that has run go on looking for work for a while (about a second on two cores), in which
+    The threads of a session that has run spin for some time (about a second on two cores), during which
     they take the processor from the session that runs next: here they stop when a run ends.
     """
     options = ort.SessionOptions()

@@ -125,7 +125,7 @@ class _CudaPinned(_CudaAllocation, PinnedAllocation):
     def __init__(self, buffer: Any, nbytes: int) -> None:
         super().__init__(buffer, nbytes)
         view: Any = (ctypes.c_uint8 * nbytes).from_address(self.address)
-        # The memory goes only when no array looks into it any more.
+        # The memory is freed only when no array refers to it.
         view.owner = buffer
         self.array = np.frombuffer(view, np.uint8)
 

@@ -13,7 +13,7 @@ from hybridge.runtime.engines.tensorrt.memory import DeviceMemory, Graph
 class DecodeStep:
     """The decode step of one state memory in one turn, bound once to its own context.
 
-    The first run is an ordinary one: it is a step like any other, and it lets TensorRT settle what it leaves until
+    The first run is an ordinary step, in which TensorRT does the initialisation that it leaves until
     the first enqueue of a shape. The second is captured, which executes nothing and so changes no state, and the
     graph is launched at once. From then on a step is one launch: no TensorRT and no plugin code runs on the host.
     """

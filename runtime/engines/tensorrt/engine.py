@@ -34,7 +34,7 @@ class TensorRTEngine(DenseEngine):
     """Runs an engine that ``hybridge build-engine`` made of the artifact, in the types of the artifact.
 
     All work goes to one stream. A step of several tokens per row runs in the context of the prefill profile, which
-    is bound anew to the states of each set; a step of one token runs in a ``DecodeStep`` of its state memory.
+    is bound to the states of each set; a step of one token runs in a ``DecodeStep`` of its state memory.
     """
 
     name: ClassVar[str] = "tensorrt"

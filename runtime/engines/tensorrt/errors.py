@@ -1,4 +1,4 @@
-"""Errors of this engine that a caller inside it tells apart."""
+"""Errors of this engine that its own code handles differently."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class RuntimeLibrary:
 
     def load(self, path: Path) -> Any:
         """The engine (trt.ICudaEngine) in ``path``; EngineError with TensorRT's reason when it refuses it."""
-        # Mapped: TensorRT copies what it needs, and no second copy lies in the process's memory.
+        # Mapped: TensorRT copies what it needs, so the process's memory holds no second copy.
         opened = open_inside(path.parent, path.name, None, EngineError, "build it again")
         with opened as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
             self._check_validity(path, plan)
@@ -112,5 +112,5 @@ def has_plugins(layers: dict[str, int]) -> bool:
 
 
 def _register_plugins(trt: Any) -> PluginErrors:
-    """Register the project's plugins; what they raise is collected in the result."""
+    """Register the project's plugins; the result collects the errors that they raise."""
     return register_plugins(trt).errors

@@ -1,4 +1,4 @@
-"""The steps in which a prediction head continues from what it has made itself, all in one CUDA graph."""
+"""The steps in which a prediction head continues from its own hidden states, all in one CUDA graph."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class AutoregressiveSteps:
             self.repeated.run()
 
     def add_tokens(self, found: Sequence[list[int | None]]) -> None:
-        """Append what came out to the tokens of each row; the device has to be done. None: not finite."""
+        """Append the results to the tokens of each row, once the device is done. None: not finite."""
         for rows, best in zip(self._taking_part, self._parts, strict=True):
             for row, token in zip(rows, best.tolist(), strict=False):
                 found[row].append(token if token >= 0 else None)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-from hybridge.runtime.engines.torch.cache_pages import CachePages
+from hybridge.runtime.engines.torch.cache_blocks import CacheBlocks
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.graph import LENGTHS, RESULT
 from hybridge.runtime.engines.torch.lengths import StepLengths
@@ -47,8 +47,8 @@ class DecodeStep:
         """``finish`` takes over what the program returns: it advances the states and gives the logits."""
         self._device, self._program, self._finish, self._rows = device, program, finish, memory.batch
         self.buffers = StepBuffers(device, memory.batch, memory.max_seq)
-        pages = CachePages.of(device, memory.batch, memory.max_seq, bucket, self.buffers.lengths, self.buffers.slots)
-        lengths = StepLengths(1, (1,) * memory.batch, (0,) * memory.batch, bucket, pages)
+        blocks = CacheBlocks.of(device, memory.batch, memory.max_seq, bucket, self.buffers.lengths, self.buffers.slots)
+        lengths = StepLengths(1, (1,) * memory.batch, (0,) * memory.batch, bucket, blocks)
         self._feeds = {**self.buffers.tensors, **memory.tensors, LENGTHS: lengths, RESULT: None}
         self._logits: torch.Tensor | None = None
         self.repeated = RepeatedWork(device, self._work)

@@ -31,7 +31,7 @@ class TorchRows(HiddenRows):
     """Rows in the device's memory: ``tensor`` [slots, hidden] of the model's type."""
 
     def __init__(self, device: TorchDevice, reserved: int, tokens: int, hidden: int, dtype: DType) -> None:
-        """With room for steps of ``tokens`` tokens, and for what they are padded to. EngineError: memory is short."""
+        """With room for steps of ``tokens`` tokens and their padding. EngineError: memory is short."""
         super().__init__(reserved)
         self._device = device
         shape = 1 + reserved + padded_tokens(tokens), hidden

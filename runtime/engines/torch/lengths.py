@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybridge.runtime.engines.torch.cache_pages import CachePages
+from hybridge.runtime.engines.torch.cache_blocks import CacheBlocks
 
 
 @dataclass(frozen=True)
@@ -14,14 +14,14 @@ class StepLengths:
     context, past: new and cached tokens of each row; not to be relied on in decoding, which is recorded once for all
         lengths up to ``bucket``.
     bucket: positions of the KV caches that the step may touch.
-    pages: where those lie, of a decode step that is recorded.
+    blocks: where those lie, of a decode step that is recorded.
     """
 
     tokens: int
     context: tuple[int, ...]
     past: tuple[int, ...]
     bucket: int
-    pages: CachePages | None = None
+    blocks: CacheBlocks | None = None
 
     @property
     def start_together(self) -> bool:

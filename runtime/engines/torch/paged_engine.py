@@ -248,7 +248,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         return ShowingProgram(program, value, self._rows)
 
     def _run(self, inputs: PackedInputs, values: Sequence[str]) -> tuple[TorchStepResult, Mapping[str, torch.Tensor]]:
-        """A step that is not recorded, and what its program gives."""
+        """A step that is not recorded, and the outputs of its program."""
         program = self._program(phase_of(inputs), values)
         return self._steps.run(inputs, self.pools, program, self._states_of(inputs))
 

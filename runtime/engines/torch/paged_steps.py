@@ -73,7 +73,7 @@ class PagedSteps:
     def run(
         self, inputs: PackedInputs, pools: TorchPools, program: StepProgram, deferred: DeferredStates | None
     ) -> tuple[TorchStepResult, Mapping[str, torch.Tensor]]:
-        """Compute a step at once; also what its program gives."""
+        """Compute a step immediately; also returns the outputs of its program."""
         drafts, device = _drafts(inputs), self._device
         if device.is_gpu:
             shape, split = padded_shape(inputs, drafts, pools.sizes.block_size)

@@ -14,7 +14,7 @@ _INVALID_CONTEXT = 201
 
 
 class RecordedGraph:
-    """What ``recorded`` (made with keep_graph, recording over) holds, to be launched on one stream.
+    """The graph in ``recorded`` (created with keep_graph, recording finished), to be launched on one stream.
 
     torch launches on the stream that is current: to make it so and back takes longer than the launch.
     """

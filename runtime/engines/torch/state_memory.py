@@ -11,7 +11,7 @@ import torch
 from hybridge.artifact.bindings import BATCH, MAX_SEQ, Binding
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import past_key, past_value
-from hybridge.runtime.engines.torch.cache_pages import paged_caches
+from hybridge.runtime.engines.torch.cache_blocks import block_caches
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.tensors import torch_from_dtype
 
@@ -34,7 +34,7 @@ class StateMemory:
         caches = [(past_key(k), past_value(k)) for k in range(len(specs)) if past_key(k) in sizes]
         self.tensors: dict[str, torch.Tensor] = {}
         for pair in caches:
-            self.tensors |= zip(pair, paged_caches(device, *sizes[pair[0]]), strict=True)
+            self.tensors |= zip(pair, block_caches(device, *sizes[pair[0]]), strict=True)
         for name, (shape, dtype) in sizes.items():
             if name not in self.tensors:
                 self.tensors[name] = device.zeros(*shape, dtype=dtype)

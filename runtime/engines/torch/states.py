@@ -89,7 +89,7 @@ class TorchStateSet(StateSet):
 
     @property
     def buffers(self) -> Mapping[str, TorchState]:
-        # Made anew, as a set that held what holds it would outlive its last user.
+        # Created each time: a set with a reference to its owner would outlive its last user.
         return MappingProxyType({spec.name: TorchState(self, spec) for spec in self._specs})
 
     @property

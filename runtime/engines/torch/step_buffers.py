@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
-from hybridge.runtime.engines.torch.cache_pages import room_of
+from hybridge.runtime.engines.torch.cache_blocks import room_of
 from hybridge.runtime.engines.torch.device import TorchDevice
 
 # (name, type): one after another in one buffer, so that one copy takes all of them.
@@ -24,7 +24,7 @@ _WORD = 4
 
 
 class StepBuffers:
-    """``tensors`` are the program's inputs; ``lengths`` and ``slots`` [batch] int32 are those of ``CachePages``."""
+    """``tensors`` are the program's inputs; ``lengths`` and ``slots`` [batch] int32 are those of ``CacheBlocks``."""
 
     def __init__(self, device: TorchDevice, batch: int, max_seq: int) -> None:
         words = batch * sum(kind.itemsize for _, kind in _PARTS) // _WORD

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
 from hybridge.artifact.dtypes import DType
-from hybridge.runtime.engines.torch.cache_pages import paged_caches
+from hybridge.runtime.engines.torch.cache_blocks import block_caches
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.engine import TorchEngine
 from tests.runtime.onnxruntime.steps import relative_error, step_inputs
@@ -94,6 +94,6 @@ def test_a_head_writes_its_logits_where_they_are_read(artifacts: ArtifactCache) 
 def test_caches_have_room_for_whole_pages(max_seq: int, room: int) -> None:
     import torch
 
-    key, value = paged_caches(TorchDevice("cpu"), (2, 3, max_seq, 8), torch.float32)
+    key, value = block_caches(TorchDevice("cpu"), (2, 3, max_seq, 8), torch.float32)
     assert key.shape == value.shape == (2, 3, max_seq, 8)
     assert key.stride() == value.stride() == (room * 24, 8, 24, 1)

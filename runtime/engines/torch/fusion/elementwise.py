@@ -12,7 +12,7 @@ _THRESHOLD = 20.0
 
 
 def fuse_elementwise(graph: ir.Graph) -> None:
-    """Make one node of every v * sigmoid(v), and of every softplus that the exporter has taken apart."""
+    """Make one node of every v * sigmoid(v), and of every softplus that the exporter has decomposed."""
     for node in list(graph):
         if node.graph is None or node.domain != "":
             continue

@@ -40,7 +40,7 @@ def _fuse(product: ir.Node) -> None:
 
 
 def _source(value: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None]:
-    """x and gate where ``value`` is x * silu(gate), else what it is a wider form of."""
+    """x and gate where ``value`` is x * silu(gate), else the value that it is cast from."""
     product = producer(value, "Mul")
     if product is not None and is_inner(value):
         for x, silu in (product.inputs, reversed(product.inputs)):

@@ -75,7 +75,7 @@ class StepCache:
 
 
 class PagedCaches:
-    """Decoding by the kernels of paged attention, to which the caches are pages of their own rows."""
+    """Decoding by the kernels of paged attention, to which the caches are blocks of their own rows."""
 
     def __init__(self, scale: float, kernels: KernelRunner | None) -> None:
         self._scale, self._runner = scale, kernels
@@ -92,14 +92,14 @@ class PagedCaches:
         step: StepCache,
     ) -> torch.Tensor | None:
         """y of one token a row [batch, heads, 1, size], after the caches have taken it; None where no kernel runs."""
-        pages = step.lengths.pages
-        if self._runner is None or pages is None:
+        blocks = step.lengths.blocks
+        if self._runner is None or blocks is None:
             return None
-        pool, query = pages.pool(past_key, past_value), q[:, :, 0]
+        pool, query = blocks.pool(past_key, past_value), q[:, :, 0]
         y = torch.empty(query.shape, dtype=q.dtype, device=q.device)
-        given = [query, pool, pages.table, pages.bounds, pages.lengths, None]
+        given = [query, pool, blocks.table, blocks.bounds, blocks.lengths, None]
         rows, attend = PackedRows(query.shape[0], 1, has_state_indices=False), self._of_window(step.window)
-        new = [k[:, :, 0], v[:, :, 0], pool, pages.slots]
+        new = [k[:, :, 0], v[:, :, 0], pool, blocks.slots]
         if not attend.accepts(given, [y], rows) or not self._write.launch(new, [pool]):
             return None
         attend.launch(given, [y], rows)

@@ -1,4 +1,4 @@
-"""Keys and values in pages, changed in place: our CUDA kernels on a GPU, else torch."""
+"""Keys and values in blocks, changed in place: our CUDA kernels on a GPU, else torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _write(entries: torch.Tensor, pools: list[torch.Tensor], slot_mapping: torch
 
 
 def paged_attention(context: NodeContext, spec: OpSpec) -> Run:
-    """Attention of the new tokens over the pages of their rows."""
+    """Attention of the new tokens over the blocks of their rows."""
     attributes = spec.complete_attributes(context.attributes.rest())
     return PagedAttention(spec, attributes, context.kernels)
 
