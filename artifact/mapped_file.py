@@ -21,7 +21,7 @@ def map_inside(
 ) -> np.ndarray:
     """``nbytes`` bytes [nbytes] of the file from ``offset`` on; nothing is read until it is used.
 
-    copy_on_write: the array may be written to, the file stays as it is; else it is read-only.
+    copy_on_write: the array may be written to, the file stays unchanged; else it is read-only.
     ``error``: the file cannot be opened (artifact.untrusted_file) or is shorter.
     """
     with open_inside(folder, name, None, error, remedy) as file:

@@ -1,4 +1,4 @@
-"""Reading model.onnx or mtp.onnx: its size, and where it says that its weights lie, before anything uses them."""
+"""Reading model.onnx or mtp.onnx: its size and the declared places of its weights, before anything uses them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OnnxFile:
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """An initializer [shape] that lies in another file of the artifact, ``nbytes`` bytes from ``offset`` on."""
+    """An initializer [shape] that is in another file of the artifact, ``nbytes`` bytes from ``offset`` on."""
 
     name: str
     location: str
@@ -70,7 +70,7 @@ def stored_weights(model: onnx.ModelProto, where: str) -> tuple[StoredWeight, ..
 
 
 def check_stored_weights(folder: Path, model: onnx.ModelProto, file: str) -> None:
-    """ArtifactError unless every weight lies in a file inside of ``folder`` that is long enough."""
+    """ArtifactError unless every weight is in a file inside of ``folder`` that is long enough."""
     sizes: dict[str, int] = {}
     for weight in stored_weights(model, str(folder / file)):
         if weight.location not in sizes:

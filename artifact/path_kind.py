@@ -91,7 +91,7 @@ def _kind_of_folder(folder: Path) -> PathKind:
 
 
 def _artifact_around(path: Path) -> Path | None:
-    """The artifact that holds ``path``, at most as deep as an engine's file lies in it."""
+    """The artifact that holds ``path``, searched no deeper than an engine's files are."""
     parents = list(path.parents)[:3]
     return next((p for p in parents if p.is_dir() and _kind_of_folder(p) is PathKind.ARTIFACT), None)
 

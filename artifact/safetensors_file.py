@@ -28,7 +28,7 @@ _REMEDY = "fetch it again"
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """Where one tensor lies: ``offset`` and ``nbytes`` count bytes from the start of ``path``."""
+    """Where one tensor is: ``offset`` and ``nbytes`` count bytes from the start of ``path``."""
 
     name: str
     dtype: DType
@@ -59,7 +59,7 @@ class SafetensorsFile:
 
 
 def read_safetensors(path: Path, folder: Path | None = None) -> SafetensorsFile:
-    """Read and validate the header of ``path``, a file of the untrusted ``folder`` (default: the one that it lies in).
+    """Read and validate the header of ``path``, a file of the untrusted ``folder`` (default: the one that it is in).
 
     CheckpointError: it is missing, leaves the folder, is truncated, corrupt or contradicts its size.
     """

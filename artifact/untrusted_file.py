@@ -1,7 +1,7 @@
 """Opens files of untrusted folders: the one place that decides which paths are accepted.
 
 The rule for a file of a folder (a checkpoint, an artifact, an engine): its name is relative and has no "..", it is a
-regular file, and it lies inside the folder after all links are followed. The one exception is a snapshot of a Hugging
+regular file, and it is inside the folder after all links are followed. The one exception is a snapshot of a Hugging
 Face cache (models--NAME/snapshots/REVISION), which holds links to its own repository's blobs (models--NAME/blobs/*).
 
 A file that the user names directly must be a regular file; its links may lead anywhere.

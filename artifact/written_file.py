@@ -13,7 +13,7 @@ from hybridge.artifact.temporary_folder import PARTIAL, clear_left_over, tempora
 
 @contextlib.contextmanager
 def written_file(path: Path, lasting: bool = True) -> Iterator[BinaryIO]:
-    """Yield a new file that becomes ``path`` when the block ends well; on any exception ``path`` stays as it is.
+    """Yield a new file that becomes ``path`` when the block ends well; on any exception ``path`` stays unchanged.
 
     Only its user may read it. lasting: bring it to the disk first, so that a power cut leaves it whole. What killed
     writers of ``path`` left is removed first. OSError: it cannot be written.

@@ -10,7 +10,7 @@ from hybridge.artifact.folder import check_output
 
 
 def check_export_output(checkpoint: Path, out: Path, overwrite: bool) -> None:
-    """OutputError when ``out`` is taken, is the checkpoint's folder, lies in it or holds it; links are followed."""
+    """OutputError when ``out`` exists, is in the checkpoint's folder or contains it; links are followed."""
     if checkpoint.is_dir():
         _check_apart(checkpoint, out)
     check_output(out, overwrite)
@@ -21,7 +21,7 @@ def _check_apart(checkpoint: Path, out: Path) -> None:
     if _same(source, target):
         raise OutputError(f"{out}: is the checkpoint's own folder: give another path")
     if any(_same(source, parent) for parent in target.parents):
-        raise OutputError(f"{out}: lies inside the checkpoint {checkpoint}: give a path outside of it")
+        raise OutputError(f"{out}: is inside the checkpoint {checkpoint}: give a path outside of it")
     if any(_same(target, parent) for parent in source.parents):
         raise OutputError(f"{out}: holds the checkpoint {checkpoint}: give another path")
 

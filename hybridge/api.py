@@ -83,7 +83,7 @@ def verify(
     engine: what runs the artifact; "auto" uses the engine that generates, and also runs the file as exported.
     prompt_lengths: tokens of each random prompt (None: lengths that cross the model's chunks and sliding windows);
     decode_steps: tokens generated after it; tolerance: largest relative L2 error of a tensor (None: the default);
-    speculative_tokens: also check steps with up to so many draft tokens a row, of a paged artifact. It needs up to 1.5
+    speculative_tokens: also check steps with that many draft tokens a row, of a paged artifact. It needs up to 1.5
     times the memory of the model in float32. The report's ``passed`` is the verdict, and
     ``first_failing_layer`` names the layer. HybridgeError when the comparison cannot be made.
     """

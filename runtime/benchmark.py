@@ -18,7 +18,7 @@ from hybridge.runtime.serving.open import as_paged
 
 # Tokens of a block, where the engine leaves the choice.
 _BLOCK_SIZE = 16
-# A step of a multiple of so many tokens a row wastes none where scans work in chunks.
+# Scans work in chunks: steps of a multiple of this many tokens a row waste none.
 _ALIGNMENT = 64
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # the packages lie beside this folder
+if __name__ == "__main__":  # the packages are beside this folder
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from hybridge.artifact.dtypes import DType

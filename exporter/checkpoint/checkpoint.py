@@ -40,7 +40,7 @@ class Checkpoint:
 
     ``config`` is config.json as it stands, or the transformers config of the same model where it is one of mamba_ssm;
     ``dtype`` is its type, else the type of most bytes of weights.
-    ``side_files`` lie in ``path`` or in a folder of it. ``eos_token_ids`` come from generation_config.json, else from
+    ``side_files`` are in ``path`` or in a folder of it. ``eos_token_ids`` come from generation_config.json, else from
     the config. ``notes`` say what was ignored.
     """
 

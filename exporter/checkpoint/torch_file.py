@@ -1,4 +1,4 @@
-"""Where the tensors of a PyTorch file lie, without loading them: torch's reader for weights alone, which runs no code.
+"""Where the tensors of a PyTorch file are, without loading them: torch's reader for weights alone, which runs no code.
 
 A PyTorch file is a ZIP archive of a pickle and of one uncompressed entry for each storage.
 """

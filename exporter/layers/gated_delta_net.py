@@ -15,7 +15,7 @@ Projected = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class FusedProjections(nn.Module):
-    """One matrix for q, k, v and the gate, one for b and a; the rows of each key head lie together."""
+    """One matrix for q, k, v and the gate, one for b and a; the rows of each key head are stored together."""
 
     def __init__(self, config: GatedDeltaConfig, hidden_size: int) -> None:
         super().__init__()

@@ -57,7 +57,7 @@ class PlainMlp(nn.Module):
 
 
 class FusedMlp(nn.Module):
-    """Gated MLP whose gate and up projections lie in one matrix, gate first."""
+    """Gated MLP whose gate and up projections are in one matrix, gate first."""
 
     def __init__(self, config: MlpConfig, hidden_size: int) -> None:
         super().__init__()

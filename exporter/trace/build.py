@@ -37,7 +37,7 @@ def build_model(
     all_logits: bool,
     head: bool = True,
 ) -> onnx.ModelProto:
-    """The model of ``decoder`` whose weights lie in ``slots`` under ``folder``.
+    """The model of ``decoder`` whose weights are in ``slots`` under ``folder``.
 
     ExportError when the graph disagrees with ``config``, the parameters or the operator catalog.
     """

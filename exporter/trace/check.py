@@ -62,7 +62,7 @@ def check_weights_external(model: onnx.ModelProto) -> None:
     for tensor in model.graph.initializer:
         own = tensor.name.startswith(f"{PLUGIN_DOMAIN}.")
         if tensor.data_location != onnx.TensorProto.EXTERNAL and not own:
-            raise ExportError(f"initializer {tensor.name} lies inside the graph: expected external data")
+            raise ExportError(f"initializer {tensor.name} is inside the graph: expected external data")
 
 
 def _binding(value: onnx.ValueInfoProto) -> Binding:

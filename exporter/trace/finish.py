@@ -27,7 +27,7 @@ def finish_model(
 ) -> ir.Model:
     """Finish ``model`` in place and return it.
 
-    ``slots`` maps each graph initializer name to where its bytes lie under the artifact folder ``out``.
+    ``slots`` maps each graph initializer name to the place of its bytes under the artifact folder ``out``.
     ExportError when the traced graph and the declared parameters or bindings disagree.
     """
     _reference_weights(model.graph, parameters, slots, out)

@@ -6,7 +6,7 @@ a copy of its kind's section with its own parameters and states.
 
 The step's place in the caches and rotary tables are computed in the section that uses them first. They depend on no
 layer, so only the first copy of a section holds them and all others share them; distinct layers are traced in the order
-of their first appearance, so what is shared lies before its users.
+of their first appearance, so shared nodes come before their users.
 """
 
 from __future__ import annotations

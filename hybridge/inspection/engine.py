@@ -64,7 +64,7 @@ def _check_file(folder: Path, name: str, nbytes: int, sha256: str | None) -> Non
 
 
 def _matches_model(folder: Path, record: EngineRecord) -> bool | None:
-    """Engines lie in OUT/engines/<target>/ of the artifact OUT."""
+    """Engines are in OUT/engines/<target>/ of the artifact OUT."""
     artifact = folder.resolve().parent.parent
     if not has_file(artifact, MODEL_FILE):
         return None

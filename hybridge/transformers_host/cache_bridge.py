@@ -26,7 +26,7 @@ def cached_rows(cache: Cache) -> int:
 
 
 def fill_rows(rows: TextRows, cache: Cache, tokens: np.ndarray) -> None:
-    """Take over the states of a plain ``cache`` in whose columns ``tokens`` [rows, columns] lie."""
+    """Take over the states of a plain ``cache`` in whose columns ``tokens`` [rows, columns] are."""
     columns = cached_columns(cache)
     rows.write_layers([layer_state(layer, columns) for layer in cache.layers], tokens)
 

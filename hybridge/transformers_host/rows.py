@@ -52,7 +52,7 @@ class TextRows(ABC):
 
     @abstractmethod
     def write_layers(self, layers: Sequence[LayerState], tokens: np.ndarray) -> None:
-        """Replace everything by the states of another cache, in whose columns ``tokens`` [rows, columns] lie."""
+        """Replace everything by the states of another cache, in whose columns ``tokens`` [rows, columns] are."""
 
     def release(self) -> None:  # noqa: B027 (rows without resources need no override)
         """Give the memory back to the backend; calling it twice is allowed."""

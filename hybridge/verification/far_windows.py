@@ -18,7 +18,7 @@ from hybridge.verification.lengths import WINDOW, Edge
 
 # New tokens up to the edge, and past it; the last of these are fed one by one.
 BEFORE, BEHIND, DECODED = 20, 25, 8
-# Tokens with keys and values: after the last new token, BEHIND of them lie outside of the window.
+# Tokens with keys and values: after the last new token, BEHIND of them are outside of the window.
 FILLED = BEFORE + BEHIND
 # Memory for the row's caches in float32. A dense engine holds those of all layers, some of them twice for a step; a
 # paged one has a single block of zeros, but attends in one layer at a time, as the reference does.
@@ -50,7 +50,7 @@ class FilledCaches:
 
 @dataclass(frozen=True)
 class FarRow:
-    """New ``tokens`` [n] int64, after ``caches``; the window ``edge`` lies ``BEFORE`` tokens after the first."""
+    """New ``tokens`` [n] int64, after ``caches``; the window ``edge`` is ``BEFORE`` tokens after the first."""
 
     edge: Edge
     caches: FilledCaches

@@ -40,7 +40,7 @@ class OpenedEngine:
 class LayoutSteps:
     """check_engine: raises for an engine that cannot run the layout. portable_unavailable: as in the engines' factory.
 
-    opened: the engine of a name over a folder, for steps with so many draft tokens a row. cache_bytes: memory of a far
+    opened: the engine of a name over a folder, for steps with that many draft tokens. cache_bytes: memory of a far
     row's caches, of the bytes that each layer has.
     """
 

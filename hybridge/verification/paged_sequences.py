@@ -69,7 +69,7 @@ class PagedSequences:
     def step(self, work: Mapping[int, np.ndarray], padding_rows: int = 0) -> dict[int, np.ndarray]:
         """Feed tokens [n] to each sequence of ``work``, in its order; logits [n, vocab] of all these tokens.
 
-        padding_rows: the step ends with so many padding rows.
+        padding_rows: the step ends with this many padding rows.
         """
         logits = self._engine.step(self._inputs(work, padding_rows)).copy()
         ends = np.cumsum([len(tokens) for tokens in work.values()])

@@ -97,7 +97,7 @@ class Reference:
     def run(self, tokens: np.ndarray, filled: FilledCaches | None = None, last: int = 0) -> ReferenceRun:
         """Process ``tokens`` [T] int64 in one call from empty states.
 
-        last: the logits are those of so many last tokens; 0: of all.
+        last: the logits are those of this many last tokens; 0: of all.
         filled: the contents of the KV caches before the run, whose states are then those of ``tokens`` only.
         """
         torch, layers = self._torch, self._base().layers

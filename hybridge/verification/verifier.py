@@ -214,7 +214,7 @@ def _compare(engine: str, observed: Observation, cases: Cases, tolerance: float)
 
 
 def _compare_windows(engine: str, cases: Cases) -> Iterator[Comparison]:
-    """The windows that config.json declares: schedulers free the blocks that lie outside of them."""
+    """The windows that config.json declares: schedulers free the blocks that are outside of them."""
     config = cases.config
     for layer, kv in zip(config.attention_layer_indices, config.kv_layers, strict=True):
         declared, expected_window = kv.sliding_window, cases.windows[layer]

@@ -35,7 +35,7 @@ def read_model(folder: Path, file: str = MODEL_FILE) -> ir.Model:
 def mapped_bytes(tensor: ir.ExternalTensor, folder: Path, copy_on_write: bool = False) -> np.ndarray:
     """The bytes [n] of a weight of ``folder``; ArtifactError when its file is missing, cut or outside of it.
 
-    copy_on_write: the array may be written to, the file stays as it is; else it is read-only.
+    copy_on_write: the array may be written to, the file stays unchanged; else it is read-only.
     """
     nbytes = math.prod(int(n) for n in tensor.shape.numpy()) * DType.from_onnx(int(tensor.dtype)).itemsize
     return map_inside(folder, str(tensor.location), tensor.offset or 0, nbytes, copy_on_write)

@@ -54,7 +54,7 @@ class StateBuffer(ABC):
     def take_row(self, target: int, other: StateBuffer, source: int, length: int) -> None:
         """Copy row ``source`` of ``other``, the same state of another set of the same engine, over row ``target``.
 
-        Of a state with a max_seq axis only the first ``length`` positions. Engines whose states do not lie in host
+        Of a state with a max_seq axis only the first ``length`` positions. Engines whose states are not in host
         memory copy them where they are.
         """
         value = other.read_row(source, length)

@@ -14,7 +14,7 @@ NOWHERE = 0
 class HiddenRows(ABC):
     """Hidden states [slots, hidden] after the last layer, before the norm that follows.
 
-    The slots 1 to ``reserved`` are the caller's. The tokens of the engine's last step lie at ``first`` and on, in
+    The slots 1 to ``reserved`` are the caller's. The tokens of the engine's last step are at ``first`` and on, in
     order, until its next step.
     """
 

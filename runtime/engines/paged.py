@@ -1,7 +1,7 @@
 """The interface of every paged engine: pools that the engine owns, and one step over packed rows.
 
 A step has ``rows`` sequences with any number of new tokens each, packed one after another without padding: prefill,
-chunks of a prompt and decode mix freely. KV lies in blocks of ``block_size`` tokens, recurrent states (conv and
+chunks of a prompt and decode mix freely. KV is in blocks of ``block_size`` tokens, recurrent states (conv and
 recurrent state of all layers) in slots, one for a sequence. The caller assigns blocks and slots.
 """
 
@@ -37,7 +37,7 @@ class PackedInputs:
     slot_mapping [tokens] int32     block * block_size + offset where each token's KV is stored, none twice; -1: nowhere
     state_indices [rows] int32      slot of each row, none twice; -1: a padding row, or a model without recurrent states
     logits_indices [m] int32        tokens of this step whose logits are wanted, ascending; m may be 0
-    deferred [rows] bool     rows whose recurrent states this step leaves as they are until ``advance``; None: no row
+    deferred [rows] bool     rows whose recurrent states this step leaves unchanged until ``advance``; None: no row
 
     A deferred row has at most ``max_rollback_tokens`` tokens.
 

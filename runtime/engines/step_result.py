@@ -35,7 +35,7 @@ class StepResult(ABC):
 
 
 class ArrayResult(StepResult):
-    """Logits [m, vocab] float32 that lie in host memory already."""
+    """Logits [m, vocab] float32 that are in host memory already."""
 
     def __init__(self, logits: np.ndarray) -> None:
         self._logits = logits

@@ -1,6 +1,6 @@
 """Eviction policies: the cost of losing a state.
 
-Both give a number that stays as it is until the node is used again, so that a heap can hold it: recency is a tick of
+Both give a number that stays unchanged until the node is used again, so that a heap can hold it: recency is a tick of
 the tree's clock, not an age. KV is evicted in the order of its last use under both.
 """
 

@@ -31,7 +31,7 @@ class PrefixCacheSettings:
     states: "exact", or "int8" or "fp8" (experimental): cached recurrent states in 8 bits with a factor for each row, in
     a quarter of their memory in float32; answers may then differ from those without a cache.
     host_bytes: host memory for evicted states and blocks, which return on the next hit. host_states: their format
-    there, as for ``states``; states that are in 8 bits already stay as they are.
+    there, as for ``states``; states that are in 8 bits already stay unchanged.
     """
 
     kind: str = RADIX

@@ -21,7 +21,7 @@ class ScheduledSequence:
     """Changed by its scheduler alone; only ``tokens`` grows from outside, through ``append``.
 
     order          its place among all: lower goes first and loses its memory last
-    host_copy      its memory, while that lies on the host; host_bytes is what the scheduler counts for it
+    host_copy      its memory while it is on the host; host_bytes is what the scheduler counts for it
     cached_tokens  tokens that it found computed when it first ran
     preemptions    how often it lost its memory
     logits_from    the first token of the prompt whose logits are still needed

@@ -21,7 +21,7 @@ _MOST_WAITING = 16
 
 
 class MtpDrafter:
-    """A ``Drafter`` that sees the steps of the model too, to know where the hidden states of every token lie.
+    """A ``Drafter`` that also sees the steps of the model, to find the hidden states of every token.
 
     The head goes through a sequence one token behind the model; beyond that it continues from its own hidden states,
     and forgets these when the model's are there. It begins with the first position that the model computes: what came
@@ -89,7 +89,7 @@ class MtpDrafter:
     def _ready(self, sequence: int, positions: int, most: int, protected: set[int]) -> DraftedSequence | None:
         """The head's memory of a sequence, with room for ``most`` tokens after so many positions.
 
-        None where the hidden states of the last of them, or the room, are missing. Not all that lie before may have
+        None where the hidden states of the last of them, or the room, are missing. Not all that are before may have
         been consumed.
         """
         states = self._states.of(sequence)

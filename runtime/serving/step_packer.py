@@ -9,12 +9,12 @@ from hybridge.runtime.engines.paged import PackedInputs, PagedEngine
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
 from hybridge.runtime.serving.packing import packed_inputs
 
-# Up to so many rows, numbers are changed one by one: when a step begins, nothing of NumPy is in the processor's caches.
+# Up to this many rows, numbers are changed one by one: at the start of a step NumPy is not in the processor's caches.
 _FEW = 4
 
 
 class StepPacker:
-    """``pack`` gives what ``packed_inputs`` does, in arrays that stay as they are until it is called again."""
+    """``pack`` gives what ``packed_inputs`` does, in arrays that stay unchanged until it is called again."""
 
     def __init__(self, sequences: Mapping[int, ScheduledSequence], manager: BlockManager, engine: PagedEngine) -> None:
         self._sequences, self._manager, self._engine = sequences, manager, engine

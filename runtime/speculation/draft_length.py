@@ -8,7 +8,7 @@ from collections.abc import Callable
 _PRIOR_ACCEPTED, _PRIOR_TRIED = 2.0, 3.0
 # Weight of a step in the one after it: about the last 20 steps count.
 _DECAY = 0.95
-# Where drafting does not pay, one token is proposed every so many steps.
+# Where drafting does not pay, steps from one proposal of a single token to the next.
 _PROBE_STEPS = 16
 
 

@@ -28,7 +28,7 @@ class StopStrings:
             return text
         if self.found is not None:
             return ""
-        # A stop string that lies in what was held back already was complete when it did not count.
+        # A stop string within the text held back was complete when it did not count.
         known, pending = len(self._pending), self._pending + text
         matches = [
             (at + len(stop), at, stop)

@@ -49,7 +49,7 @@ def test_existing_output_is_refused(capfd: Capture, checkpoint: Path, artifact: 
         (("{checkpoint}", "out", "--max-batch", "0"), "--max-batch"),
         (("{checkpoint}", "out", "--state-dtype", "float16", "--dry-run"), "expected float32, or bfloat16"),
         (("{checkpoint}", "{checkpoint}", "--overwrite"), "is the checkpoint's own folder"),
-        (("{checkpoint}", "{checkpoint}/out", "--dry-run"), "lies inside the checkpoint"),
+        (("{checkpoint}", "{checkpoint}/out", "--dry-run"), "is inside the checkpoint"),
     ],
 )
 def test_bad_input(

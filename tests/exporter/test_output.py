@@ -13,7 +13,7 @@ from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.output import check_export_output
 from tests.exporter.checkpoint.folders import single
 
-OWN, INSIDE, AROUND = "is the checkpoint's own folder", "lies inside the checkpoint c", "holds the checkpoint c"
+OWN, INSIDE, AROUND = "is the checkpoint's own folder", "is inside the checkpoint c", "holds the checkpoint c"
 
 
 @pytest.fixture(autouse=True)

@@ -107,7 +107,7 @@ def qwen3_next_config(tokens: SpecialTokenIds, **overrides: Any) -> Any:
 
 
 def spread_time_steps(model: Any) -> None:
-    """dt_bias such that softplus of it lies between 0.001 and 0.1, evenly in its logarithm (as Mamba2 begins).
+    """dt_bias such that softplus of it is between 0.001 and 0.1, evenly in its logarithm (as Mamba2 begins).
 
     transformers begins with ones, at which most heads forget within one token.
     """

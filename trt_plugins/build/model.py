@@ -144,7 +144,7 @@ def use_network_types(model: onnx.ModelProto) -> None:
 def fix_axes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
     """Replace symbolic axes by numbers, in place, in every declared shape of the main graph.
 
-    An axis that is an expression of a fixed one (``max_seq - seq``) becomes unknown, because it cannot stay as it is.
+    An axis that is an expression of a fixed one (``max_seq - seq``) becomes unknown, because it cannot stay unchanged.
     """
     graph = model.graph
     for value in (*graph.input, *graph.output, *graph.value_info):

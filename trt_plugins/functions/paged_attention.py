@@ -79,7 +79,7 @@ def _first_positions(body: Body) -> str:
 
 
 def _clean(body: Body, tensor: str, first: str, position: str) -> str:
-    """``tensor`` [b, s, g, d], zero where no token of the row sees: what lies there may be no number."""
+    """``tensor`` [b, s, g, d], zero where no token of the row sees it: the values may be NaN."""
     before_end = body.op("Less", position, body.unsqueeze(integers(body, "seq_lens"), 1))
     seen = body.op("And", before_end, _in_window(body, position, body.unsqueeze(first, 1)))
     return body.op("Where", body.unsqueeze(seen, 2, 3), tensor, body.float32(0.0))

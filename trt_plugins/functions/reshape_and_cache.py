@@ -21,7 +21,7 @@ def reshape_and_cache_function(signature: Signature) -> onnx.FunctionProto:
 
 
 def reshape_and_cache_fp8_function(signature: Signature) -> onnx.FunctionProto:
-    """One scatter of the bytes, and one of the scales, which lie by head."""
+    """One scatter of the bytes, and one of the scales, which are by head."""
     body = Body(signature)
     numbers, scales = quantized(body, body.concat(body.read("key"), body.read("value")))
     half, block, offset = _targets(body)

@@ -1,6 +1,6 @@
 """``routed_experts`` in standard operators: a scan over blocks of tokens that chose the same expert.
 
-Letters of shapes: n tokens, k top_k, s = n * k routes, e experts, h hidden, u up_size, i intermediate; the routes lie
+Letters of shapes: n tokens, k top_k, s = n * k routes, e experts, h hidden, u up_size, i intermediate; the routes are
 sorted by expert in c blocks of q places each. No place belongs to two experts, so each step reads one expert's weights
 and unused experts cost at most the remaining blocks.
 """
@@ -53,9 +53,9 @@ def _expert(body: Body, expert: str, rows: str) -> str:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Where each route lies.
+    """The place of each route.
 
-    expert: the expert of each block [c]. token: the token at each place [c, q], any where no route lies. place: block
+    expert: the expert of each block [c]. token: the token at each place [c, q], any where no route is. place: block
     and place in it of each route [s, 2].
     """
 

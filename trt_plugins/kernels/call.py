@@ -37,7 +37,7 @@ class PointerSource:
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Packed addressing: rows lie one after another in [tokens, ...] tensors, states in a pool of slots.
+    """Packed addressing: rows are stored one after another in [tokens, ...] tensors, states in a pool of slots.
 
     query_start_loc [rows + 1] int32: row r has the tokens query_start_loc[r] to query_start_loc[r + 1] - 1.
     state_indices [rows] int32: the slot of row r in the state tensors, whose first axis counts slots; -1 marks a

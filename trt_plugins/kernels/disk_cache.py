@@ -81,7 +81,7 @@ class KernelCache:
             )
 
     def path(self, source: KernelSource, architecture: str) -> Path:
-        """Where the entry lies: its name is the hash of sources, macros, architecture, compiler and options."""
+        """Where the entry is: its name is the hash of sources, macros, architecture, compiler and options."""
         key = repr((FORMAT, source.digest(), architecture, self._version(), STANDARD))
         return self.folder / f"{source.entry}-{architecture}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
 

@@ -31,7 +31,7 @@ class TensorLayout:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie in row-major order without gaps; strides of axes of size 1 do not matter."""
+        """Whether the elements are in row-major order without gaps; strides of axes of size 1 do not matter."""
         step = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1 and stride != step:

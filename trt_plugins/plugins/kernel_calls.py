@@ -1,6 +1,6 @@
 """A plugin's tensors, in the order of its operator's declaration, as a call of the operator's kernels.
 
-Kernels know one operator, dense or packed: the arrays that say where packed rows lie are not among its tensors.
+Kernels know one operator, dense or packed: the arrays that locate packed rows are not among its tensors.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Exported graphs have one slot of states a row. Where draft tokens are checked, a
 every recurrent operator its speculative form, in one of two ways (docs/explanation/speculation.md):
 
 snapshot  the state after each token of a row goes to its own slot
-replay    rows have their slots in a column that no token writes, so that a check leaves the states as they are. What
+replay    rows have their slots in a column that no token writes, so that a check leaves the states unchanged. What
           the recurrent operators read of each token becomes outputs of its graph. A second graph is these operators
           alone: a row over the accepted tokens, with its slot in the column of the last of them and -1 in the others,
           reads the state and writes the one after that token over it

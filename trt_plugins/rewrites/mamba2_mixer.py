@@ -5,7 +5,7 @@
       |                                                             +---- Mul -----+
     conv_input - causal_conv1d - Split - 3 Reshape - update_ssm_state - Reshape - [Cast] - Mul - gated
 
-Nothing else may read what lies between convolution, scan and the last product: it would be lost. A mixer whose gate
+Nothing else may read what is between convolution, scan and the last product: it would be lost. A mixer whose gate
 comes after its norm has no gated value of this form and is not found.
 """
 

@@ -20,7 +20,7 @@ WRITTEN = (
 ATTENTION_STEP = OpSpec(
     name="attention_step",
     doc=(
-        "Where a step of right-padded rows lies in KV caches, for all layers of one sliding window and cache shape. "
+        "Where a step of right-padded rows is in KV caches, for all layers of one sliding window and cache shape. "
         "Token t of a row has position past_lengths + t and sees the positions up to its own, with sliding_window only "
         "the last sliding_window of them. The step writes time positions of each row from start = past_lengths on, or "
         "from earlier where padding would run over the end of the cache. A position that receives no valid new token "

@@ -12,7 +12,7 @@ CACHED_ATTENTION = OpSpec(
     name="cached_attention",
     doc=(
         "Writes the new keys and values of one layer into its KV cache and attends to the cache: y = softmax(scale * q "
-        ". k) @ v over the visible positions. Query head i reads KV head i // (heads / kv_heads). Where the step lies "
+        ". k) @ v over the visible positions. Query head i reads KV head i // (heads / kv_heads). Where the step is "
         "in the cache is what an attention_step node gives."
     ),
     inputs=(

@@ -14,7 +14,7 @@ PAGED_ATTENTION = OpSpec(
     name="paged_attention",
     doc=(
         "Causal attention of packed rows over a paged KV pool that already holds the new tokens. The last of row r's "
-        "n new tokens has position seq_lens[r] - 1, the first seq_lens[r] - n. Position p of row r lies in block "
+        "n new tokens has position seq_lens[r] - 1, the first seq_lens[r] - n. Position p of row r is in block "
         "block_table[r, p // block_size] at offset p % block_size. A token sees its own position and those before "
         "it, with sliding_window only the last sliding_window of them. Query head i reads KV head "
         "i // (heads / kv_heads). Scores are scale * q . k, then softcap * tanh(scores / softcap) where softcap is "

@@ -15,7 +15,7 @@ RESHAPE_AND_CACHE = OpSpec(
     doc=(
         "Writes the keys and values of new tokens into a paged KV pool: with block = slot_mapping[t] // block_size "
         "and offset = slot_mapping[t] % block_size, kv_pool[0, block, offset] = key[t] and "
-        "kv_pool[1, block, offset] = value[t]. Everything else of the pool stays as it is."
+        "kv_pool[1, block, offset] = value[t]. Everything else of the pool stays unchanged."
     ),
     inputs=(
         TensorSpec("key", "T", (TOKENS, "kv_heads", "head_dim"), "keys of the new tokens"),

@@ -14,7 +14,7 @@ ROUTED_EXPERTS = OpSpec(
     doc=(
         "The experts of a mixture, each token through the top_k that a router chose for it: y = sum_j "
         "expert_weights[j] * down[e] @ a, with e = expert_ids[j] and a = activation(up[e] @ x), or with gated = 1, "
-        "where up[e] is gate over up, a = activation(gate[e] @ x) * (up[e] @ x). Every token is on its own: what lies "
+        "where up[e] is gate over up, a = activation(gate[e] @ x) * (up[e] @ x). Every token is on its own: what is "
         "at padding reaches no other token."
     ),
     inputs=(

@@ -11,7 +11,7 @@ _CHECKS = {
     aten._assert_scalar.default,
     aten.sym_constrain_range_for_size.default,
 }
-# They return their first argument when shape, strides and type stay as they are.
+# They return their first argument when shape, strides and type stay unchanged.
 _IDLE = {
     aten.to.dtype,
     aten.to.dtype_layout,

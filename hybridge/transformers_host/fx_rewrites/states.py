@@ -1,4 +1,4 @@
-"""A recurrent state that decays and takes up a product, updated where it lies."""
+"""A recurrent state that decays and adds a product, updated in place."""
 
 from __future__ import annotations
 

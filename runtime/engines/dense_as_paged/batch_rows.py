@@ -202,7 +202,7 @@ class BatchRows:
         part.occupants[row] = None
 
     def _arrays(self, part: _Part, content: Content) -> Arrays:
-        """Read-only copies of what lies in a row."""
+        """Read-only copies of the content of a row."""
         buffers, arrays = self.states.buffers, {}
         for name in part.names:
             arrays[name] = buffers[name].read_row(content.row, content.length if part.is_kv else None)

@@ -16,7 +16,7 @@ class Content:
 
     ids     blocks (slots) that hold it; with more than one of them it must not be written to
     length  tokens that a block holds
-    row     batch row where it lies; -1: in ``arrays``, read-only and cut to ``length``
+    row     its batch row; -1: in ``arrays``, read-only and cut to ``length``
     """
 
     __slots__ = ("arrays", "ids", "length", "row")
@@ -81,7 +81,7 @@ class Contents:
             self.drop(other)
 
     def occupy(self, content: Content, row: int) -> None:
-        """``content`` lies in batch row ``row`` from now on."""
+        """``content`` is in batch row ``row`` from now on."""
         content.row, content.arrays = row, NOTHING
         self._parked.discard(content)
 

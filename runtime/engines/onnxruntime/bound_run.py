@@ -27,7 +27,7 @@ class BoundRun:
 
     logits [rows, vocab] float32, or [rows, tokens, vocab] with all logits, is the graph's output ``result``,
     overwritten by each run. ``last_logits`` are views of it: [vocab] after the one token of each row. The states
-    ``swapped`` lie in their other arrays after a run, which the caller commits. EngineError when ONNX Runtime fails.
+    ``swapped`` are in their other arrays after a run, which the caller commits. EngineError when ONNX Runtime fails.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class DeferredBatch:
     """Rows that share a run, in ascending order of their slots.
 
     states: [n, ...] by pool, a part of it or, where slots have gaps between them, a copy. stored: what the tokens leave
-    behind, [n, most tokens, ...] by name; snapshots lie in their pools.
+    behind, [n, most tokens, ...] by name; snapshots are in their pools.
     """
 
     rows: DeferredRows

@@ -1,4 +1,4 @@
-"""States that a step leaves as they are, and the graph that replays the accepted tokens."""
+"""States that a step leaves unchanged, and the graph that replays the accepted tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPSET = 21
 
 @dataclass(frozen=True)
 class DeferredState:
-    """One pool whose states a graph leaves as they are. op: its operator. shape: of a slot's state, in the graph.
+    """One pool whose states a graph leaves unchanged. op: its operator. shape: of a slot's state, in the graph.
 
     stored: name and shape, for each token, of every output that the tokens leave behind: what a replay reads, or with
     ``is_snapshot`` the state after the token.

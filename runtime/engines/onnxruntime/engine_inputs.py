@@ -12,7 +12,7 @@ TOKEN_OF_PLACE, PLACE_OF_TOKEN = "engine.token_of_place", "engine.place_of_token
 # Of graphs whose number of tokens is not fixed: see ``decay_sums`` and ``decay_after``.
 DECAY_SUMS, DECAY_AFTER = "engine.decay_sums", "engine.decay_after"
 MOST_REPLAYED = 8
-"""Most tokens of a row whose states are replayed: the delta rule's inverse has so many powers."""
+"""Most tokens of a row whose states are replayed: the delta rule's inverse has this many powers."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class KvShape:
 
 
 def ragged_feeds(counts: np.ndarray) -> dict[str, np.ndarray]:
-    """Where the tokens of rows of ``counts`` [rows] tokens lie."""
+    """Where the tokens of rows of ``counts`` [rows] tokens are."""
     index = np.arange(counts.max())
     starts = np.cumsum(counts) - counts
     inside = index < counts[:, None]

@@ -1,7 +1,7 @@
 """Rewritten graphs on disk, so that a later start needs neither onnx_ir nor the passes.
 
 An entry is one file: a line with the sha256 of the rest, a line of JSON, then the serialised model. It holds no
-weights, only where they lie. Its name is the hash of everything that decides the graph, which the entry holds too.
+weights, only where they are. Its name is the hash of everything that decides the graph, which the entry holds too.
 Files are written under another name and renamed; an entry that does not match its hash or its key is made again.
 """
 

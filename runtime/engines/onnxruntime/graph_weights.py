@@ -8,7 +8,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.onnxruntime.joined_weights import joined_weight
 from hybridge.runtime.engines.onnxruntime.session_graph import GraphWeight, StoredTensor
 
-# By number of axes: operators, and which input, that read a weight where it lies.
+# By number of axes: operators, and which input, that read a weight where it is.
 _READERS = {
     2: {("Gather", 0), ("FusedMatMul", 0), ("FusedMatMul", 1), ("Gemm", 1), ("MatMul", 1)},
     3: {("MoE", 2), ("MoE", 4), ("routed_experts", 3), ("routed_experts", 4)},

@@ -1,4 +1,4 @@
-"""Weights that lie in several tensors of the artifact's files, or in another order than a kernel reads them.
+"""Weights that are in several tensors of the artifact's files, or in another order than a kernel reads them.
 
 A checkpoint with one tensor for each matrix of each expert is exported as a Concat and a Reshape of them. ONNX Runtime
 would fold these from copies inside of the model, which cannot hold more than 2 GB. Here they become one initializer,

@@ -1,7 +1,7 @@
 """Linear layers in the form that streams weights at memory speed.
 
-A weight lies in the checkpoint as [out, in]. The exporter writes MatMul(x, Transpose(weight)); ONNX Runtime would
-fold the Transpose into a copy of the weight. FusedMatMul(transB=1) reads the weight as it lies, so it can stay
+A weight is in the checkpoint as [out, in]. The exporter writes MatMul(x, Transpose(weight)); ONNX Runtime would
+fold the Transpose into a copy of the weight. FusedMatMul(transB=1) reads the weight as it is, so it can stay
 mapped from the file, and is as fast as the packed form for one token and for many.
 """
 

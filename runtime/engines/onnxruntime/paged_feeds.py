@@ -131,7 +131,7 @@ def _seen(inputs: PackedInputs, run: PagedRun, shape: KvShape, sizes: PoolSizes)
     else:
         columns = np.arange(last.max() + 1)
         position = np.arange(len(columns) * size)
-    # Shorter rows repeat their last block: what lies there has been written or cleared.
+    # Shorter rows repeat their last block, which has been written or cleared.
     blocks = inputs.block_table[run.rows[:, None], np.minimum(columns, last[:, None])].astype(np.int64)
     keys = blocks[:, None, :] * shape.kv_heads + np.arange(shape.kv_heads)[:, None]
     # What fills up shorter rows sees what their last token does.

@@ -60,7 +60,7 @@ def use_dense_bodies(model: ir.Model, kernels: Kernels, form: PagedForm, neighbo
 def defer_states(
     model: ir.Model, kernels: Kernels, form: PagedForm, count: int | None, snapshots: frozenset[str]
 ) -> tuple[DeferredState, ...]:
-    """Let a graph leave the states as they are and give what would advance them.
+    """Let a graph leave the states unchanged and give what would advance them.
 
     ``form``: ONE_ROW, one row of ``count`` tokens, or RAGGED, rows of up to ``count``, None for a number that is an
     input of the graph. snapshots: operators of which this is the state after each token, which needs a ``count``.

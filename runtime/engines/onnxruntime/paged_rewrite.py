@@ -78,7 +78,7 @@ def rewrite_paged(
     """Rewrite ``model`` (it is changed) for steps of one row (ONE_ROW), of one token a row, of one token, or of rows of
     a few tokens each (RAGGED), of a model that has no states or with ``defers``.
 
-    ``neighbours``: the rows have neighbouring slots, in their order. ``tokens``: the one row has so many, 2 or more, of
+    ``neighbours``: the rows have neighbouring slots, in their order. ``tokens``: those of the one row, 2 or more, of
     RAGGED the longest; 0: any number. ``packs``: the session packs its weights. ``defers``: in place of the new states
     the graph gives what a replay reads, or of the operators ``snapshots`` the state after each token. ``shown``: inner
     values that it gives too. EngineError when the installed ONNX Runtime cannot run the result.

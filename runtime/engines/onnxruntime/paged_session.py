@@ -35,7 +35,7 @@ class PagedSession:
 
     @property
     def deferred(self) -> tuple[DeferredState, ...]:
-        """The states that the graph leaves as they are."""
+        """The states that the graph leaves unchanged."""
         return self._deferred
 
     def bind(self, pools: ArrayPools) -> None:

@@ -1,4 +1,4 @@
-"""Recurrent operators over draft tokens that leave the state as it is, and the state after the accepted ones.
+"""Recurrent operators over draft tokens that leave the state unchanged, and the state after the accepted ones.
 
 Both recurrences are S = exp(g[t]) S + outer(left[t], right[t]) once their own terms are known (arXiv 2405.21060,
 2412.06464). So a check of t tokens reads the state once, as a matrix that all of them are multiplied with, and stores

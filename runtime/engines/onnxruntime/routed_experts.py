@@ -1,4 +1,4 @@
-"""Body of ``routed_experts``: ONNX Runtime's MoE, which reads only the chosen experts, where they lie.
+"""Body of ``routed_experts``: ONNX Runtime's MoE, which reads only the chosen experts, where they are.
 
 MoE chooses by itself, from scores whose softmax over the chosen experts is their weight. Given the logarithm of each
 chosen expert's weight, and the least number for all others, it chooses the same and weighs them by their share; the

@@ -35,7 +35,7 @@ def create_session(
     """A CPU session of ``graph`` with ``threads`` threads; EngineError when ONNX Runtime refuses the graph.
 
     packs: let the session copy every weight into the order in which products with a few rows read it. The weights as
-    they lie are as fast for one token, and for so many that packing them in each product is nothing.
+    they are stored are as fast for one token, and for steps so large that packing them in each product costs nothing.
     plans_memory: pays for shapes that repeat; for prompts of every length it would hold one block each.
     """
     options = threaded_options(threads)

@@ -71,7 +71,7 @@ class PagedGraph(SessionGraph):
 
     parts: pools of which the graph is given the slots of its rows only, in their order. layouts: pool to the order in
     which the graph holds the axes of its declaration, where it is another one. operators: the artifact's recurrent
-    operators, and whether their states can be replayed. deferred: the states that the graph leaves as they are.
+    operators, and whether their states can be replayed. deferred: the states that the graph leaves unchanged.
     """
 
     parts: frozenset[str]

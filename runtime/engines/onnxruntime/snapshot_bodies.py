@@ -2,7 +2,7 @@
 
 The row is walked once. What every token needs is computed for all of them at once; then each one-token update begins
 with the state that the one before it wrote. So a step costs one pass over a state for each token, and a session, which
-is made for so many tokens, can write each state where the engine wants it.
+is made for this many tokens, can write each state where the engine wants it.
 """
 
 from __future__ import annotations

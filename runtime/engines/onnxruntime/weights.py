@@ -105,7 +105,7 @@ def _halves(matrix: np.ndarray, rows: int) -> list[np.ndarray]:
 
 
 def _mapped(tensor: StoredTensor, folder: Path) -> np.ndarray:
-    """The tensor as it lies in its file."""
+    """The tensor as it is in its file."""
     nbytes = math.prod(tensor.shape) * tensor.dtype.itemsize
     mapped = map_inside(folder, tensor.location, tensor.offset, nbytes)
     return mapped.view(tensor.dtype.numpy).reshape(tensor.shape)

@@ -43,7 +43,7 @@ def chosen_modes(costs: Mapping[str, OperatorCost], requested: str | Mapping[str
             )
         if mode == REPLAY and costs[name].token_bytes is None:
             raise EngineError(
-                f"expected a mode other than {REPLAY!r} for {name}, which this engine cannot replay for so many draft "
-                f"tokens: use {SNAPSHOT!r}, or fewer draft tokens"
+                f"expected a mode other than {REPLAY!r} for {name}, which this engine cannot replay for that "
+                f"many draft tokens: use {SNAPSHOT!r}, or fewer draft tokens"
             )
     return {name: requested.get(name, cost.cheaper_mode) for name, cost in costs.items()}

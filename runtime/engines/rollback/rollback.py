@@ -56,7 +56,7 @@ class RollbackMemory(Protocol):
     """An engine's access to the states of one step's deferred rows."""
 
     def advance(self, accepted: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Replay the first ``accepted`` [n] tokens of each deferred row, 0: the row's states stay as they are.
+        """Replay the first ``accepted`` [n] tokens of each deferred row, 0: the row's states stay unchanged.
 
         In the pools of operators with snapshots, copy each slot of ``sources`` over that of ``targets`` instead.
         """
@@ -71,7 +71,7 @@ class Rollback:
         self._owes = False
 
     def forget(self) -> None:
-        """A new step begins; states that did not advance stay as they are."""
+        """A new step begins; states that did not advance stay unchanged."""
         self._memory, self._owes = None, False
 
     def defer(self, deferred: DeferredRows, memory: RollbackMemory) -> None:

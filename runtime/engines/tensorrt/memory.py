@@ -91,7 +91,7 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def copy_rows(self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, rows: int) -> None:
-        """Copy ``rows`` runs of ``width`` bytes whose starts lie ``pitch`` bytes apart."""
+        """Copy ``rows`` runs of ``width`` bytes whose starts are ``pitch`` bytes apart."""
 
     @abstractmethod
     def zero(self, target: int, nbytes: int) -> None:

@@ -21,7 +21,7 @@ _FIXED = frozenset({INPUT_IDS, QUERY_START_LOC, LOGITS_INDICES})
 
 
 class AutoregressiveSteps:
-    """As many steps as ``rows`` has numbers, with so many rows of one token each, that see ``blocks`` blocks.
+    """As many steps as ``rows`` has numbers, with that many rows of one token each, that see ``blocks`` blocks.
 
     Tokens and hidden states of each are those that the step before has left on the device, so that the host does not
     wait for one of them. Inactive rows touch nothing there.

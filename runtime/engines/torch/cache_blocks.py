@@ -63,7 +63,7 @@ def room_of(max_seq: int) -> int:
 def block_caches(device: TorchDevice, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Zeroed caches of keys and of values, [rows, heads, max_seq, head_dim] each, in one piece of memory.
 
-    In memory the heads of a position lie together and the positions of a row are whole blocks.
+    In memory the heads of a position are stored together and the positions of a row are whole blocks.
     """
     rows, heads, max_seq, head_dim = shape
     memory = device.zeros(2, rows, room_of(max_seq), heads, head_dim, dtype=dtype)

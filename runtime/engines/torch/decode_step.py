@@ -59,7 +59,7 @@ class DecodeStep:
         return self.repeated.is_replayed
 
     def run(self) -> np.ndarray:
-        """One step of what lies in ``buffers``: logits [batch, (1,) vocab] float32, valid until the next run.
+        """One step of what is in ``buffers``: logits [batch, (1,) vocab] float32, valid until the next run.
 
         EngineError when the GPU refuses or fails it.
         """

@@ -21,7 +21,7 @@ from hybridge.runtime.engines.torch.paged_decode import padded_rows
 from hybridge.runtime.engines.torch.paged_pools import TorchPools
 from hybridge.runtime.engines.torch.stored_calls import StoredCalls, TokenMemory
 
-# Rows of so many tokens can be deferred: their slots are those of one kernel call.
+# Rows of this many tokens can be deferred: their slots are those of one kernel call.
 MOST_DEFERRED = 16
 
 
@@ -109,7 +109,7 @@ class DeferredStates:
         self._pools = SnapshotPools(tensors, SnapshotSlots(first, self.limits.tokens), nowhere)
 
     def forget(self) -> None:
-        """A new step begins; states that did not advance stay as they are."""
+        """A new step begins; states that did not advance stay unchanged."""
         self._rows = self._calls = None
         self.rollback.forget()
 
@@ -127,7 +127,7 @@ class DeferredStates:
     def calls(self, size: StepSize, tensors: Mapping[str, torch.Tensor]) -> StoredCalls:
         """The receiver of the calls of a step of that size with the inputs ``tensors``.
 
-        EngineError when there is no memory for so many tokens.
+        EngineError when there is no memory for this many tokens.
         """
         if size.stored > self.limits.capacity:
             raise EngineError(

@@ -17,7 +17,7 @@ def need_torch() -> None:
 
 
 def set_threads(threads: int | None) -> None:
-    """Set the CPU threads of torch for the whole process; None leaves them as they are."""
+    """Set the CPU threads of torch for the whole process; None leaves them unchanged."""
     if threads is not None:
         import torch
 

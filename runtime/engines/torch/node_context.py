@@ -20,7 +20,7 @@ Run = Callable[..., Any]
 class NodeContext:
     """One node while its step is made.
 
-    device: where the step's tensors lie. kernels: what launches CUDA kernels there, None on a CPU.
+    device: where the step's tensors are. kernels: what launches CUDA kernels there, None on a CPU.
     """
 
     def __init__(self, node: ir.Node, device: torch.device, kernels: KernelRunner | None) -> None:

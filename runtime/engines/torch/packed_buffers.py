@@ -32,7 +32,7 @@ from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.graph import SNAPSHOT_SLOTS, STORED_TOKENS
 from hybridge.runtime.engines.torch.tensors import torch_from_dtype
 
-# Every array begins at a multiple of so many bytes.
+# Every array begins at a multiple of this many bytes.
 _ALIGNMENT = 16
 # What fills an array beyond the step's own entries, 0 where it is not here.
 _OF_ROWS = frozenset({SEQ_LENS, BLOCK_TABLE, STATE_INDICES, NUM_ACCEPTED_TOKENS, SNAPSHOT_SLOTS})
@@ -86,7 +86,7 @@ class PackedBuffers:
         }
 
     def fill(self, inputs: PackedInputs, leave: Container[str] = (), split: tuple[int, int] = (0, 0)) -> None:
-        """Take ``inputs``, which has at most as much of everything; arrays named by ``leave`` stay as they are.
+        """Take ``inputs``, which has at most as much of everything; arrays named by ``leave`` stay unchanged.
 
         split: (row, n): so many rows without tokens are put before that row. Further rows, at the end, have no tokens
         either, further tokens belong to no row, further logits are those of the first token.

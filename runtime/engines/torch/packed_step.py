@@ -35,7 +35,7 @@ class StepShape:
 
 
 def rows_in(buffers: PackedBuffers, shape: StepShape, stored: StoredCalls | None = None) -> StepRows:
-    """The rows of the step that lies in ``buffers``. ``stored``: as in StepRows."""
+    """The rows of the step that is in ``buffers``. ``stored``: as in StepRows."""
     counts = np.diff(buffers.arrays[QUERY_START_LOC]).tolist()
     lengths = buffers.arrays[SEQ_LENS].tolist()
     return StepRows(buffers.tensors[QUERY_START_LOC], tuple(counts), tuple(lengths), shape.split, shape.longest, stored)

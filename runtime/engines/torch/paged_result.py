@@ -60,7 +60,7 @@ class TorchStepResult(StepResult):
         self._device.synchronize()
         try:
             with self._device.active():
-                # Neighbours are copied from where they lie, others gathered before.
+                # Neighbours are copied from where they are, others gathered before.
                 found = self._logits[first:end] if end - first == len(requested) else self._logits[list(requested)]
                 host = self._device.pinned(*found.shape, dtype=found.dtype)
                 host.copy_(found)

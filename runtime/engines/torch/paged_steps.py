@@ -45,7 +45,7 @@ class PagedSteps:
     def launch(
         self, inputs: PackedInputs, pools: TorchPools, programs: Programs, deferred: DeferredStates | None
     ) -> TorchStepResult:
-        """Compute a step on a GPU as it has been prepared. deferred: the states that it leaves as they are, if any."""
+        """Compute a step on a GPU as it has been prepared. deferred: the states that it leaves unchanged, if any."""
         rows, block_size = len(inputs.seq_lens), pools.sizes.block_size
         drafts = _drafts(inputs)
         if len(inputs.input_ids) == rows and not drafts:

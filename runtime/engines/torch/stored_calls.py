@@ -12,7 +12,7 @@ import torch
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.step_rows import Advancing
 
-# Tensors of so many tokens' rows before a call may be those that it reads again.
+# Tensors of this many tokens' rows before a call may be those that it reads again.
 _REMEMBERED = 6
 
 
@@ -48,7 +48,7 @@ class InputLayout:
 
 @dataclass(frozen=True, eq=False)
 class StoredCall:
-    """operator: what was called. given: its inputs, None where ``layouts`` says where they lie.
+    """operator: what was called. given: its inputs, None where ``layouts`` says where they are.
 
     token_bytes: of these, each counted by itself, for one token.
     """
@@ -91,7 +91,7 @@ class StoredCalls:
         self.calls: list[StoredCall] = []
         # Of the layout, for the caller.
         self.number: int | None = None
-        # Tensors that are still there, so that nothing else lies at their addresses, and where their tokens are found.
+        # Tensors that are still there, so that nothing else is at their addresses, and where their tokens are found.
         self._known: deque[tuple[torch.Tensor, Memory | Output]] = deque(maxlen=_REMEMBERED)
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._count = 0
@@ -121,7 +121,7 @@ class StoredCalls:
         for target, source in self._copies:
             by_dtype.setdefault(source.dtype, []).append((target, source))
         for pairs in by_dtype.values():
-            # One launch for tensors whose rows lie one after another.
+            # One launch for tensors whose rows are stored one after another.
             torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
         self._copies.clear()
         self._known.clear()

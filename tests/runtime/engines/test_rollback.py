@@ -191,7 +191,7 @@ def test_a_model_without_states_takes_back_nothing(artifacts: ArtifactCache) -> 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_snapshots_take_back_more_tokens_than_a_replay_can(family: str, artifacts: ArtifactCache) -> None:
     engine = onnxruntime(artifacts.get(family, "float32", layout="paged").folder)
-    with pytest.raises(EngineError, match="cannot replay for so many draft tokens: use 'snapshot', or fewer"):
+    with pytest.raises(EngineError, match="cannot replay for that many draft tokens: use 'snapshot', or fewer"):
         engine.prepare_rollback(ROWS, 12, REPLAY)
     engine.prepare_rollback(ROWS, 12)
     assert set(engine.rollback_modes.values()) == {SNAPSHOT} and engine.max_rollback_tokens >= 12

@@ -72,7 +72,7 @@ class PrefillVariant:
 
 
 def plan_prefill(paged: PagedCall, device: DeviceTraits) -> tuple[KernelLaunch, ...]:
-    """The launch that writes y of the rows with two or more new tokens and leaves all else of y as it is.
+    """The launch that writes y of the rows with two or more new tokens and leaves all else of y unchanged.
 
     UnsupportedError for pools that 31 bits do not reach through, and for grids over the limit.
     """

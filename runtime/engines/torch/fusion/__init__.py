@@ -25,7 +25,7 @@ from hybridge.trt_plugins.rewrites.joined_mixers import join_mixers
 class Phase(str, Enum):
     """PREFILL: steps of any number of tokens a row. DECODE: at most one token a row.
 
-    DRAFT: any number too, in steps that leave the states of some rows as they are.
+    DRAFT: any number too, in steps that leave the states of some rows unchanged.
     """
 
     PREFILL = "prefill"

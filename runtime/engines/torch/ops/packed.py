@@ -148,7 +148,7 @@ class _PackedCall:
 class SpeculativeCall(_PackedCall):
     """An operator of the speculative form: one kernel call for all rows, however long.
 
-    defers: it leaves states as they are and stores its inputs, so that it can be called again over the accepted tokens.
+    defers: it leaves states unchanged and stores its inputs, so that it can be called again over the accepted tokens.
     """
 
     def __init__(

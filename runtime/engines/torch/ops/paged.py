@@ -111,7 +111,7 @@ class PagedAttention:
         visible = position < lengths[:, None]
         if self._window:
             visible = visible & (position >= lengths[:, None] - self._window)
-        # Whatever lies elsewhere, not a number included, must not reach a sum.
+        # Other values, which may be NaN, must not reach a sum.
         keys, values = torch.where(visible[:, :, None, None], found.to(work), 0)
         q = query.to(work).view(n, kv_heads, heads // kv_heads, size) * (self._scale or size**-0.5)
         scores = torch.einsum("nkgd,nskd->nkgs", q, keys)

@@ -160,7 +160,7 @@ class RoutedExperts:
         return torch.empty_like(y).index_copy_(0, order, y).reshape(*ids.shape, x.shape[-1])
 
     def by_expert(self, x: torch.Tensor, ids: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-        """Result of every route [n, k, hidden], from the experts where they lie."""
+        """Result of every route [n, k, hidden], from the experts where they are."""
         results = x.new_empty((*ids.shape, x.shape[-1]))
         for expert in ids.unique().tolist():
             token, place = torch.where(ids == expert)
