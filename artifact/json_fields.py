@@ -39,7 +39,7 @@ def load_given_json_object(path: Path, error: type[HybridgeError]) -> dict[str, 
 
 
 def json_object(raw: bytes, where: str, error: type[HybridgeError] = ArtifactError) -> dict[str, Any]:
-    """The JSON object that ``raw`` is; ``error``, which begins with ``where``, when it is none or nested too deeply."""
+    """``raw`` as a JSON object; ``error``, which begins with ``where``, when it is not one or nested too deeply."""
     try:
         data = json.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as cause:
@@ -88,7 +88,7 @@ class Fields:
         return self._error(f"{self._where}: {key}: expected {expected}, found {found}")
 
     def raw(self, key: str, default: Any = MISSING) -> Any:
-        """The value as it stands."""
+        """The value, unchecked."""
         self._read.add(key)
         if key in self._data:
             return self._data[key]
@@ -193,10 +193,10 @@ def float_from_json(value: Any) -> float | None:
 
 
 def is_count(value: object) -> bool:
-    """Whether ``value`` is an integer from 0 on that 64 bits hold."""
+    """Whether ``value`` is a non-negative integer that fits into 64 bits."""
     return _is_integer(value) and value >= 0  # type: ignore[operator]
 
 
 def _is_integer(value: object) -> bool:
-    # What 64 bits hold neither overflows a float nor takes more room than its text.
+    # An integer of 64 bits does not overflow a float and takes no more memory than its text.
     return isinstance(value, int) and not isinstance(value, bool) and -LARGEST_INTEGER <= value <= LARGEST_INTEGER

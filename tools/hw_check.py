@@ -160,7 +160,7 @@ def _verify(artifact: Path) -> dict[str, Any]:
 
 
 def _generate(artifact: Path) -> dict[str, Any]:
-    """Greedy text of both engines: equal except for rounding, so that it is shown and not judged."""
+    """Greedy text of both engines: equal except for rounding, so the texts are shown and not compared."""
     texts = {}
     for name in (CHECKED, REFERENCE):
         with hybridge.LLM(artifact, engine=name) as llm:

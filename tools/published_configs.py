@@ -1,7 +1,7 @@
-"""Fields of published checkpoints, as the config.json of each on the Hugging Face Hub gives them.
+"""Fields of published checkpoints, from their config.json on the Hugging Face Hub.
 
-Facts to test against and to make checkpoints of real sizes from. Left out are names of classes, token ids, versions,
-fields of initialisation, nulls, the sizes of vision towers, and how quantised variants are quantised.
+Used in tests and to create checkpoints of real sizes. Omitted: names of classes, token ids, versions,
+fields of initialisation, nulls, the sizes of vision towers, and quantisation settings.
 """
 
 from __future__ import annotations

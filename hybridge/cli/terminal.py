@@ -18,7 +18,7 @@ from hybridge.cli.text import printable, printable_json
 if TYPE_CHECKING:
     from hybridge.artifact.progress import Progress
 
-# Width of tables where there is no terminal at all.
+# Width of tables without a terminal.
 PLAIN_WIDTH = 120
 
 

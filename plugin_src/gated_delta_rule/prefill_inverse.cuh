@@ -84,8 +84,8 @@ __device__ __forceinline__ void invert_block(float* block) {
     __syncwarp();
 }
 
-// By a block's first four warps, of which warp w knows that rows 16w to 16w + 15 of L are written up to the diagonal, whose
-// blocks are transposed. Other warps only meet them at the barriers, of which the last one ends it.
+// By a block's first four warps; warp w has seen rows 16w to 16w + 15 of L written up to the diagonal, whose
+// blocks are transposed. Other warps only take part in the barriers; the function ends with one.
 __device__ __forceinline__ void invert_triangle(float* L) {
     const int warp = threadIdx.x / 32;
     __syncwarp();

@@ -27,8 +27,8 @@ class PrefixMatch:
 class PrefixCache(ABC):
     """Keeps KV blocks and recurrent states of earlier sequences for later ones. Reads memories, never changes them.
 
-    Five verbs: ``match`` and ``release``, which lock and unlock what a sequence begins with; ``checkpoint``, which
-    takes a state on the way; ``insert`` and ``evict``. Caches without recurrent states only have those that are
+    Five verbs: ``match`` and ``release``, which lock and unlock a sequence's cached prefix; ``checkpoint``, which
+    stores an intermediate state; ``insert`` and ``evict``. Caches without recurrent states only have those that are
     abstract.
 
     pool: the blocks; slots: of the rows; states: of the cache, the same slots unless the cache packs its states.
@@ -39,13 +39,13 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def match(self, memory: SequenceMemory, reuse: bool = True) -> PrefixMatch:
-        """Find and lock what an empty ``memory`` can begin with; nothing without ``reuse``.
+        """Find and lock the longest cached prefix for an empty ``memory``; nothing without ``reuse``.
 
         At least one token is left to compute, whose logits the sequence needs.
         """
 
     def begin(self, memory: SequenceMemory) -> None:  # noqa: B027
-        """The sequence runs with what ``match`` found: count it."""
+        """Count a sequence that starts from what ``match`` found."""
 
     @abstractmethod
     def release(self, memory: SequenceMemory) -> None:
@@ -53,14 +53,14 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def insert(self, memory: SequenceMemory, ended: bool = False) -> bool:
-        """Make what ``memory`` has computed known to later sequences.
+        """Add the computed tokens of ``memory``, for later sequences.
 
-        ended: the sequence computes no more; True when the cache took over the slot of its state then.
+        ended: the sequence is finished; returns True if the cache then took the slot of its state.
         """
 
     @abstractmethod
     def evict(self, blocks: int) -> bool:
-        """Make room until so many blocks are free; False, and nothing is evicted, when that is not possible."""
+        """Evict until ``blocks`` blocks are free; returns False and evicts nothing when that is impossible."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -75,21 +75,21 @@ class PrefixCache(ABC):
         return NEVER
 
     def checkpoint_to_skip(self, slots: Mapping[SequenceMemory, int]) -> SequenceMemory | None:
-        """A row needs a slot: whose checkpoint among those of this step should not be taken for it.
+        """The sequence whose checkpoint in this step should be skipped, as a row needs the slot.
 
-        None where a slot is free, or a cached state is of less value than all of them.
+        None where a slot is free, or a cached state has less value than all of them.
         """
         return None
 
     def state_copied(self, memory: SequenceMemory) -> None:  # noqa: B027
-        """The sequence has a copy of the state that it began with: unlock that."""
+        """The sequence has copied its initial state: unlock it."""
 
     def can_take_state(self, memory: SequenceMemory) -> bool:
-        """Whether the sequence can have the slot itself of the state that it begins with."""
+        """Whether the sequence can take over the slot of its initial state, without a copy."""
         return False
 
     def take_state(self, memory: SequenceMemory) -> int:
-        """That slot, which now belongs to the sequence; -1 where ``can_take_state`` is false."""
+        """Take over that slot and return it; -1 where ``can_take_state`` is false."""
         return NONE
 
     def blocks(self) -> Iterable[int]:

@@ -20,4 +20,4 @@ class StateSlots(Protocol):
     """A pool of state slots, each with one owner."""
 
     def release(self, slots: Sequence[int]) -> None:
-        """Give slots back."""
+        """Return slots to the pool."""

@@ -77,13 +77,13 @@ class ModelDrafter:
             # The draft model may have no embedding for some tokens of the model.
             if max(each.tokens[known.length :]) < self._engine.config.vocab_size:
                 drafts[each.sequence] = _Draft(known, each.tokens, most, each.draw if self._samples else None)
-        live = self._caught_up(list(drafts.values()))
+        live = self._catch_up(list(drafts.values()))
         for index in range(1, self._tokens):
             live = [draft for draft in live if len(draft.found) == index < draft.most]
-            self._grown(live)
+            self._extend(live)
         return {sequence: draft.proposal(self._vocab) for sequence, draft in drafts.items()}
 
-    def _caught_up(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+    def _catch_up(self, drafts: Sequence[_Draft]) -> list[_Draft]:
         """Consume the certain tokens in steps as large as the engine takes; the last gives the first draft tokens."""
         limits, waiting = self._engine.limits, list(drafts)
         while waiting:
@@ -103,8 +103,8 @@ class ModelDrafter:
             waiting = [draft for draft in waiting if draft.known.length < len(draft.tokens)]
         return [draft for draft in drafts if draft.found]
 
-    def _grown(self, drafts: Sequence[_Draft]) -> None:
-        """One more draft token for each, from the last one."""
+    def _extend(self, drafts: Sequence[_Draft]) -> None:
+        """Add one more draft token to each, computed from the last one."""
         most = self._engine.limits.max_rows
         for begin in range(0, len(drafts), most):
             some = drafts[begin : begin + most]

@@ -54,7 +54,7 @@ class ChatTemplate:
     ) -> ChatTemplate:
         """Read chat_template.jinja and additional_chat_templates/NAME.jinja.
 
-        Where there are such files, the chat_template of tokenizer_config.json (``config``) does not count.
+        Where there are such files, the chat_template of tokenizer_config.json (``config``) is ignored.
         """
         if templates := _template_files(folder):
             return cls(templates, special_tokens, process)

@@ -15,9 +15,9 @@ from hybridge.runtime.engines.torch.program import StepProgram
 from hybridge.runtime.engines.torch.recording import RepeatedWork
 from hybridge.runtime.engines.torch.step_rows import StepRows
 
-# Rows of a recorded step: the smallest of these, or multiple of the last, that holds those of the step.
+# Rows of a recorded step: the smallest of these, or of multiples of the last, that is large enough.
 _ROWS = (1, 2, 4, 8)
-# Positions that a recorded step can see: the smallest of these, doubled as often as needed.
+# Positions that the smallest recorded step can see; larger ones double them as often as needed.
 _FIRST_POSITIONS = 256
 
 

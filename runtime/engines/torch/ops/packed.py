@@ -44,7 +44,7 @@ class _PackedCall:
         self._spec, self._dense, self._attributes = spec, OPS[spec.name], attributes
         self._kernels = kernels if spec.name in catalog.operators() else None
         self._bounds, self._slots = (spec.input_index(name) for name in (QUERY_START_LOC.name, STATE_INDICES.name))
-        # Of the inputs, the first that is not about rows.
+        # The first input after those that describe rows.
         self._behind = 1 + (spec.input_index(NUM_ACCEPTED_TOKENS.name) if is_speculative(spec) else self._slots)
         self._outputs = [
             (spec.output_source(output), is_pool(output), here)
@@ -97,7 +97,7 @@ class _PackedCall:
         return True
 
     def _parts(self, rows: StepRows, slots: torch.Tensor) -> list[tuple[int, PackedRows]]:
-        """The first row of each kernel call, and what it knows of its rows."""
+        """The first row of each kernel call, and the facts about its rows."""
         parts = [(0, PackedRows(rows.split, 1)), (rows.split, PackedRows(rows.rows - rows.split, rows.longest))]
         return [(first, own) for first, own in parts if own.rows]
 
@@ -182,7 +182,7 @@ class SpeculativeCall(_PackedCall):
     def _computed(
         self, tensors: list[torch.Tensor | None], outputs: list[torch.Tensor], rows: StepRows, slots: torch.Tensor
     ) -> None:
-        """In torch, on copies of the slots that the rows name; those of no slot go to the last one, as above."""
+        """In torch, on copies of the rows' slots; a row without one uses the last slot, as above."""
         indices = slots.flatten().long()
         inputs = list(tensors)
         for index, (tensor, value) in enumerate(zip(self._spec.inputs, tensors, strict=True)):
