@@ -1,7 +1,7 @@
 """Mamba2's state update token by token: a LinearAttention node, or standard operators for one token.
 
-The node walks through the state of a head while that is in the processor's caches: that takes 0.2 to 0.5
-of the time of matrix products over chunks (docs/explanation/onnxruntime_engine.md).
+The node walks through the state of a head while it is in the processor's caches, in 0.2 to 0.5 of the time of matrix
+products over chunks (docs/explanation/onnxruntime_engine.md).
 """
 
 from __future__ import annotations
