@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from hybridge.artifact.errors import EngineError
+from hybridge.runtime.benchmark import run_benchmark
 from hybridge.runtime.engines import create_dense_engine
 from hybridge.runtime.engines.factory import EngineOptions
 from hybridge.runtime.engines.tensorrt import TensorRTEngine, engine
+from hybridge.runtime.llm import LLM
+from hybridge.runtime.sampling import SamplingParams
 from hybridge.trt_plugins.build.target import Machine
 from tests.runtime.onnxruntime.hand_made_plan import Plan
 from tests.runtime.onnxruntime.steps import TOLERANCE, relative_error, step_inputs
@@ -46,6 +49,27 @@ def test_the_engine_that_fits_is_opened(
     logits = opened.step(step_inputs([tokens], [0]), opened.allocate_states(1, 8))
     assert relative_error(logits[0], artifact.made.logits(tokens)[-1]) < TOLERANCE
     opened.close()
+    memory.check_nothing_left()
+
+
+def test_llm_and_bench_take_an_engine_of_tensorrt(artifact: BuiltArtifact, memory: FakeMemory) -> None:
+    prompts, new = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10]], 6
+
+    def expected(prompt: list[int]) -> tuple[int, ...]:
+        tokens = list(prompt)
+        for _ in range(new):
+            tokens.append(int(artifact.made.logits(np.array(tokens))[-1].argmax()))
+        return tuple(tokens[len(prompt) :])
+
+    with LLM(artifact.folder, "tensorrt") as llm:
+        found = llm.generate([*prompts, prompts[0]], SamplingParams(ignore_eos=True), new)
+        assert [answer.token_ids for answer in found] == [expected(prompt) for prompt in [*prompts, prompts[0]]]
+        # The next turn of a chat continues from the first one's states.
+        turn = [*prompts[2], *expected(prompts[2]), 11]
+        answer = llm.generate(turn, SamplingParams(ignore_eos=True), new)
+        assert answer.token_ids == expected(turn) and answer.cached_tokens
+        report = run_benchmark(llm.engine, (4,), (2,), repetitions=1, warmup=0)
+        assert report.engine == "tensorrt" and report.decode[0].time_per_token.count == 2
     memory.check_nothing_left()
 
 
