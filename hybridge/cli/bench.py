@@ -142,7 +142,12 @@ COMMAND = Command(
         default=str(DEFAULT_NEW_TOKENS),
     ),
     Option(
-        "--seed", help="Of random tokens and arrival times.", type=INTEGER, metavar="N", default="0", group=_REQUESTS
+        "--seed",
+        help="Seed of random tokens and arrival times.",
+        type=INTEGER,
+        metavar="N",
+        default="0",
+        group=_REQUESTS,
     ),
     Option(
         "--context",

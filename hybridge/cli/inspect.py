@@ -51,8 +51,8 @@ def _listed(damage: Sequence[str]) -> str:
 
 COMMAND = Command(
     "inspect",
-    "Show what a checkpoint, an artifact or an engine holds: layers, states, bytes, operators, bindings. Exit code 2: "
-    "also if files of an artifact are missing or have changed size.",
+    "Show what a checkpoint, an artifact or an engine holds: layers, states, bytes, operators, bindings. Exit "
+    "code 2 also means that files of an artifact are missing or have changed size.",
     _run,
     Argument("path", "A checkpoint, an exported folder or an engine.", metavar="CHECKPOINT|OUT|ENGINE"),
     CHECK,
