@@ -1,4 +1,4 @@
-"""Starting this Python again without what the current folder or PYTHON* variables would make it import."""
+"""Start this Python in a child process that ignores the current folder and PYTHON* variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Thread block clusters (sm_90 and up). Before, code with clusters is compiled and never launched.
+// Thread block clusters (sm_90 and up). For older architectures, code with clusters is compiled but never launched.
 #pragma once
 
 #include "common/async_copy.cuh"
@@ -15,7 +15,7 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-// Shared memory of block `rank` of the cluster, at the place that `pointer` has in this block's.
+// The address in the shared memory of the cluster's block `rank` that corresponds to `pointer` in this block's.
 __device__ __forceinline__ unsigned cluster_address(const void* pointer, int rank) {
     unsigned address = shared_address(pointer);
 #if __CUDA_ARCH__ >= 900

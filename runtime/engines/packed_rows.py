@@ -1,4 +1,4 @@
-"""Rows of recurrent states in 8 bits: every row is numbers of one type times one float32.
+"""Rows of recurrent states in 8 bits: every row is 8-bit numbers times one float32.
 
 A row is the last axis of a state. Its factor is its largest magnitude over the largest number of the type, so that an
 int8 is off by at most 1/254 of the row's largest magnitude.

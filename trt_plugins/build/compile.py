@@ -20,7 +20,7 @@ from hybridge.trt_plugins.plugins.errors import PluginErrors
 
 
 class BuildListener(Protocol):
-    """Hears how far the build is."""
+    """Receives the build's progress."""
 
     def stage(self, name: str, total: int | None) -> None:
         """``name`` begins; ``total`` units of it will be reported."""
@@ -66,7 +66,7 @@ def compile_engine(job: BuildJob, model: bytes, log: TextIO, listener: BuildList
 
 
 def _plugin_errors(library: TensorRTLibrary, job: BuildJob, log: TextIO) -> PluginErrors:
-    """Register the plugins where the job has some; returns where they keep their errors."""
+    """Register the plugins that the job needs; returns the record of their errors."""
     if not job.plugin_nodes:
         log.write(f"no plugins: {job.plugins_off}\n")
         return PluginErrors()

@@ -1,4 +1,4 @@
-"""Activations that ONNX Runtime computes with an absolute error only, as operators that are right on both tails."""
+"""Activations that ONNX Runtime computes with a small absolute error only, as operators accurate in both tails."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _NodesBefore:
 def use_exact_activations(model: ir.Model) -> None:
     """Replace every Sigmoid and Gelu of a graph in float32, its functions and subgraphs, in place.
 
-    What guards a Softplus against overflow goes, too: ONNX Runtime's has none.
+    Guards of a Softplus against overflow are removed too: ONNX Runtime's does not overflow.
     """
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         for node in list(graph.all_nodes()):

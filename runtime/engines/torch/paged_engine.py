@@ -33,14 +33,14 @@ from hybridge.runtime.engines.torch.step_memory import StepMemory
 from hybridge.runtime.engines.torch.step_shapes import padded_tokens
 from hybridge.runtime.engines.torch.weights import WeightStore
 
-# Tokens of a block of the step that shows what tokens store.
+# Tokens of a block in the trial step that finds the sizes of stored inputs.
 _TRIED_BLOCK = 16
 
 
 class TorchPagedEngine(PooledEngine[TorchPools]):
-    """Runs a paged artifact's graph in the types that it declares, with its pools where they are.
+    """Runs a paged artifact's graph in its declared types, and updates the pools in place.
 
-    On a GPU steps are padded to shapes that come again. The first step of a shape has its kernel calls planned, and
+    On a GPU steps are padded to recurring shapes. The first step of a shape plans its kernel calls, and
     from the second on it is one launch of a CUDA graph.
     """
 
@@ -155,7 +155,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
 
     def launch(self, inputs: PackedInputs) -> TorchStepResult:
         self._check(inputs)
-        # The memory of the step before is used again.
+        # The memory of the previous step is reused.
         self._device.synchronize()
         inputs = self._deferring(inputs)
         if not self._device.is_gpu:
@@ -201,7 +201,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
             self._deferred.bind(self._pools)
 
     def _deferring(self, inputs: PackedInputs) -> PackedInputs:
-        """``inputs`` as the graph takes them where they defer states; what waited before does so no longer."""
+        """``inputs`` in the graph's form where they defer states; ends what was deferred before."""
         if self._deferred is not None:
             self._deferred.forget()
         if inputs.deferred is None or not inputs.deferred.any():
@@ -221,7 +221,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         return RollbackLimits(rows, tokens, padded_tokens(rows * (1 + tokens)))
 
     def _tried(self, limits: RollbackLimits, snapshots: frozenset[str] = frozenset()) -> DeferredStates:
-        """States that are deferred so, which know from a step in small pools what tokens store."""
+        """Deferred states with these limits; a trial step in small pools finds the sizes of stored inputs."""
         state_bytes = {spec.name: spec.unit_bytes for spec in self._specs if not spec.grows}
         operators = self._model.pool_operators()
         self._deferred = found = DeferredStates(self._device, limits, operators, state_bytes, snapshots)
