@@ -20,7 +20,7 @@ from hybridge.artifact.paged import PAGED, check_paged, paged_inputs
 # 2: attention and its cache update are operators in dense graphs.
 FORMAT_VERSION = 2
 CONFIG_FILE = "config.json"
-# Of the multi-token prediction head beside the model: its graph, and what is in it as config.json says it.
+# The multi-token prediction head of the model: its graph, and its contract in the form of config.json.
 MTP_MODEL_FILE, MTP_CONFIG_FILE = "mtp.onnx", "mtp.json"
 ATTENTION, MAMBA, GATED_DELTA_NET, SHORT_CONV = "attention", "mamba", "gated_delta_net", "short_conv"
 RECURRENT_LAYER_TYPES = (MAMBA, GATED_DELTA_NET, SHORT_CONV)
@@ -81,7 +81,7 @@ class RuntimeConfig:
 
     @property
     def result(self) -> Binding:
-        """The output of a step that is no state: logits, or hidden states where the graph has no head."""
+        """The output of a step that is not a state: logits, or hidden states where the graph has no head."""
         states = {state.replaced_by for state in self.bindings.states}
         return next(output for output in self.bindings.outputs if output.name not in states)
 

@@ -1,4 +1,4 @@
-"""Make a checkpoint of a model's real size, with its real tensor names, that takes no room on the disk.
+"""Make a checkpoint of a model's real size, with its real tensor names, that takes no space on the disk.
 
 Its weights are zeros that the file system does not store (sparse files), so that an export of any size can be tried. A
 scan or a hash of such weights still reads every byte.
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # the packages are beside this folder
+if __name__ == "__main__":  # the packages are next to this folder
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from hybridge.artifact.dtypes import DType
@@ -30,7 +30,7 @@ from hybridge.exporter.families.parameters import Parameter, declared
 from hybridge.exporter.families.registry import TEXT_MODELS, decoder_config
 from tools.published_configs import PUBLISHED
 
-# What publishers split weights at.
+# The size of published shards.
 SHARD_BYTES = 5_000_000_000
 ROOTS = {"nemotron_h": "backbone.", "mamba2": "backbone."}
 # Families whose checkpoints hold one tensor for each matrix of each expert.
@@ -41,7 +41,7 @@ Tensors = dict[str, tuple[DType, tuple[int, ...]]]
 
 
 def write_sparse_checkpoint(folder: Path, config: Mapping[str, Any], shard_bytes: int = SHARD_BYTES) -> int:
-    """Write the new ``folder`` for ``config``, the object of a config.json; the bytes that its weights have.
+    """Write the new ``folder`` for ``config``, the object of a config.json; returns the size of its weights.
 
     HybridgeError: no supported family. OSError: the folder exists, or the file system is out of names.
     """

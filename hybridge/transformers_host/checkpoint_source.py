@@ -22,7 +22,7 @@ _BLOCK, _BLOCKS = 64, 64
 
 
 def checkpoint_of(model: Any, cache_folder: Path) -> Path:
-    """The folder that ``model`` was loaded from, if its weights are still those; else one that it is saved into.
+    """The folder that ``model`` was loaded from, if its weights have not changed; else a new folder with a copy.
 
     Weights are spot-checked: evenly spaced blocks of every tensor that has the same name in the folder.
     """

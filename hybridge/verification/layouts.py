@@ -1,4 +1,4 @@
-"""What a verification does differently for each layout of artifacts; no other module of this package looks at it.
+"""What depends on the layout of an artifact in a verification; no other module of this package checks it.
 
 Dense artifacts do not run through ``DenseAsPaged``, as in `LLM`: it feeds prompts and single tokens in separate steps,
 so faults of padding would not be found.
