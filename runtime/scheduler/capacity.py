@@ -30,11 +30,11 @@ class Capacity:
         self.blocks = self._manager.pool.num_blocks - blocks
         self.slots = self._manager.slots.num_slots - slots
 
-    def check_aside(self, blocks: int, slots: int, name: str, under_way: Iterable[ScheduledRequest] = ()) -> None:
-        """RequestError unless pinned prefixes may hold this much, with that of ``name``, and the requests ``under_way``
+    def check_pinned(self, blocks: int, slots: int, name: str, running: Iterable[ScheduledRequest] = ()) -> None:
+        """RequestError unless pinned prefixes may hold this much, with that of ``name``, and the requests ``running``
         still find what they need."""
         longest = self._longest()
-        for request in under_way:
+        for request in running:
             needed = self._needed(request)
             longest = max(longest[0], needed[0]), max(longest[1], needed[1])
         left = self._manager.pool.num_blocks - blocks, self._manager.slots.num_slots - slots

@@ -19,7 +19,7 @@ from hybridge.runtime.serving.pools import serving_shape
 from hybridge.runtime.serving.request import Output, ServingRequest
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.serving.speculator import Speculator
-from hybridge.runtime.serving.step_under_way import StepTimes, StepUnderWay
+from hybridge.runtime.serving.step_in_flight import StepInFlight, StepTimes
 from hybridge.runtime.speculation import SpeculationMetrics
 from hybridge.runtime.text import Tokenizer
 
@@ -57,8 +57,8 @@ class ServingLoop:
         self._runs_ahead = engine.runs_ahead
         # The sequences that get a token from the step planned last.
         self._sampling: list[ScheduledSequence] = []
-        self._under_way: StepUnderWay | None = None
-        self._ended: StepUnderWay | None = None
+        self._in_flight: StepInFlight | None = None
+        self._ended: StepInFlight | None = None
 
     @property
     def prefix_cache(self) -> RadixCache | None:
@@ -78,7 +78,7 @@ class ServingLoop:
     @property
     def busy(self) -> bool:
         """Whether a request is running or has pending output."""
-        return bool(self._requests or self._requests.has_pending_output or self._under_way)
+        return bool(self._requests or self._requests.has_pending_output or self._in_flight)
 
     def has(self, request_id: int) -> bool:
         """Whether the request has not ended."""
@@ -106,7 +106,7 @@ class ServingLoop:
 
         ``arrivals`` is called right before a step is planned, when none is running; it may add and cancel requests.
         """
-        if self._under_way is None:
+        if self._in_flight is None:
             self._launch(arrivals)
         try:
             self.settle(makes_pieces=False)
@@ -121,15 +121,15 @@ class ServingLoop:
 
     def settle(self, makes_pieces: bool = True) -> None:
         """Wait for the step in progress, if there is one; the next ``step`` returns its output."""
-        under_way, self._under_way = self._under_way, None
-        if under_way is None:
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is None:
             return
-        plan, result = under_way.plan, under_way.result
-        chosen, accepted = _sampled(plan, under_way.sampling), NONE_ACCEPTED
+        plan, result = in_flight.plan, in_flight.result
+        chosen, accepted = _sampled(plan, in_flight.sampling), NONE_ACCEPTED
         try:
-            best = under_way.best_tokens()
+            best = in_flight.best_tokens()
             if self._draft_check is not None and result is not None and any(row.draft_tokens for row in plan.rows):
-                chosen, accepted = self._draft_check.verdict(plan, under_way.sampling, result, best)
+                chosen, accepted = self._draft_check.verdict(plan, in_flight.sampling, result, best)
                 self._executor.advance(plan, accepted)
         except BaseException as error:
             self._fail(plan, error)
@@ -138,17 +138,17 @@ class ServingLoop:
         self.last_plan = plan
         try:
             if self._speculator is not None:
-                self._speculator.record_step(plan, under_way.sampling, accepted)
+                self._speculator.record_step(plan, in_flight.sampling, accepted)
             self.scheduler.commit(plan, accepted)
             if result is not None:
                 self._requests.read_prompts(plan, result)
                 self._requests.accept(chosen, result, best)
         except BaseException as error:
             self._end_committed(plan, error)
-        under_way.end()
-        self._ended = under_way
+        in_flight.end()
+        self._ended = in_flight
         if self._speculator is not None:
-            times = under_way.times
+            times = in_flight.times
             self._speculator.record_time(plan, times.host + times.device)
         if makes_pieces:
             self._requests.make_pieces()
@@ -172,7 +172,7 @@ class ServingLoop:
         except BaseException as error:
             self._fail(plan, error)
             return
-        self._under_way = StepUnderWay(plan, self._sampling, result, began)
+        self._in_flight = StepInFlight(plan, self._sampling, result, began)
 
     def _fail(self, plan: StepPlan, error: BaseException) -> None:
         """End the requests of the step; the scheduler gets back all memory that the step reserved.

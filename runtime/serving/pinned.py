@@ -101,8 +101,8 @@ class PinnedPrefixes:
         # One block more: a sequence that continues inside the last one has a copy.
         blocks += manager.blocks_for(prefix.length) - shared // manager.block_size + 1
         slots += self._slots(int(manager.needs.state and token_ids not in others))
-        under_way = [sequence.request for sequence in self._scheduler.sequences.values()]
-        self._scheduler.capacity.check_aside(blocks * manager.needs.kv, slots, prefix.name, under_way)
+        running = [sequence.request for sequence in self._scheduler.sequences.values()]
+        self._scheduler.capacity.check_pinned(blocks * manager.needs.kv, slots, prefix.name, running)
 
 
 def _common_length(a: Sequence[int], b: Sequence[int]) -> int:

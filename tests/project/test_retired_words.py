@@ -12,6 +12,7 @@ from tests.project.test_wheel import ROOT
 
 PACKAGES = ("hybridge", "exporter", "runtime", "trt_plugins", "artifact")
 BETTER = {
+    "asked": "requested, or submitted",
     "candidate": "draft token",
     "candidates": "draft tokens",
     "chances": "reuse rates",
@@ -42,7 +43,8 @@ BETTER = {
 
 # In comments, docstrings and messages of shipped code and in pages.
 PHRASES = re.compile(
-    r"\b(nobody|somebody|anybody|whoever|meanwhile|for ever|once more|in the place of|for want of|to be had)\b",
+    r"\b(nobody|somebody|anybody|whoever|meanwhile|for ever|once more|in the place of|for want of|to be had|but for|"
+    r"one after the other|takes? no part|under way)\b",
     re.IGNORECASE,
 )
 

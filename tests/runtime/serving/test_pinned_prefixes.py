@@ -149,7 +149,7 @@ def test_who_is_under_way_keeps_what_it_was_promised(name: str) -> None:
     else:
         beams = loop.add(asked(line(2, 60), 30, beam_width=3))
         loop.step()
-        with pytest.raises(RequestError, match="a request under way takes"):
+        with pytest.raises(RequestError, match="a running request takes"):
             pin(loop, SYSTEM, "system")
         outputs = run_all(loop)
         assert [o.error for o in outputs if o.request_id == beams] == [None] * len(outputs)

@@ -22,7 +22,7 @@ class StepTimes:
     device: float
 
 
-class StepUnderWay:
+class StepInFlight:
     """``sampling``: the sequences that get a token each, in the order of ``result``, which is None without rows.
 
     began: time.perf_counter before the step was planned.
