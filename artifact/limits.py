@@ -50,6 +50,8 @@ CONVERSATION_BYTES: Final = 32 * MIB
 # in 0.5 s, 1 million tokens are made in 3 s; both take 200 bytes for each byte.
 TOKENIZER_SECONDS: Final = 20.0
 TOKENIZER_MEMORY: Final = 2 * GIB
+# The text of an evaluation, tokenized as a whole: that of WikiText-2 has 1.3 MB.
+EVALUATION_TEXT_BYTES: Final = 16 * MIB
 
 # What one request may ask for, so that no request holds up the steps of others. OpenAI's API allows 128 answers,
 # 20 log-probabilities and 4 stop texts.

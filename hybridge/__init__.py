@@ -20,7 +20,7 @@ from hybridge.artifact.errors import HybridgeError
 from hybridge.artifact.version import __version__
 
 if TYPE_CHECKING:
-    from hybridge.api import build_engine, export, inspect, verify
+    from hybridge.api import build_engine, evaluate, export, inspect, verify
     from hybridge.runtime.async_llm import AsyncLLM
     from hybridge.runtime.llm import LLM
     from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
@@ -42,6 +42,7 @@ __all__ = [
     "accelerate",
     "build_engine",
     "errors",
+    "evaluate",
     "export",
     "inspect",
     "verify",
@@ -57,6 +58,7 @@ _HOMES = {
     "SpeculationSettings": "hybridge.runtime.speculation",
     "accelerate": "hybridge.transformers_host.accelerate",
     "build_engine": "hybridge.api",
+    "evaluate": "hybridge.api",
     "export": "hybridge.api",
     "inspect": "hybridge.api",
     "verify": "hybridge.api",

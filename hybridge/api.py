@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hybridge.artifact.engine_record import EngineRecord
     from hybridge.artifact.progress import Progress
+    from hybridge.evaluation.report import EvaluateReport
     from hybridge.exporter.export import ExportReport
     from hybridge.inspection import Inspection
     from hybridge.verification.report import VerifyReport
@@ -99,6 +100,34 @@ def verify(
         speculative_tokens=speculative_tokens,
     )
     return compare(checkpoint_folder(checkpoint), Path(out), options, progress)
+
+
+def evaluate(
+    reference: StrPath,
+    out: StrPath,
+    text: StrPath,
+    *,
+    engine: str = "auto",
+    window: int = 512,
+    windows: int | None = None,
+    progress: Progress | None = None,
+) -> EvaluateReport:
+    """Compare the predictions of ``out`` with those of ``reference`` over the text file ``text``.
+
+    Each is an artifact, computed by ``engine``, or a checkpoint (as for ``export``), computed by transformers in
+    float32. The report has perplexities, KL divergences, the share of equal top tokens and bytes of weights.
+
+    As in llama-perplexity, windows of ``window`` tokens follow one another (at most ``windows``), each computed from
+    empty states, and the tokens of its second half but the first are scored. HybridgeError when the two have different
+    vocabularies or tokenizers, or cannot run.
+    """
+    parameters = locals()
+    from hybridge.evaluation.evaluator import evaluate as compare
+    from hybridge.evaluation.options import EvaluateOptions
+    from hybridge.hub import checkpoint_folder
+
+    options = EvaluateOptions(**_options(EvaluateOptions, parameters))
+    return compare(checkpoint_folder(reference), checkpoint_folder(out), Path(text), options, progress)
 
 
 def build_engine(

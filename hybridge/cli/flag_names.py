@@ -36,10 +36,11 @@ def _flag(text: str, name: str, value: str | None, own: Mapping[str, str]) -> st
 def _all_flags() -> Mapping[str, str]:
     """The flags of export, build-engine, verify and every engine by parameter."""
     from hybridge.artifact.settings import settings_of
+    from hybridge.evaluation.options import EvaluateOptions
     from hybridge.exporter.options import ExportOptions
     from hybridge.runtime.engines.factory import EngineOptions
     from hybridge.trt_plugins.build.options import BuildOptions
     from hybridge.verification.options import VerifyOptions
 
-    kinds = (VerifyOptions, EngineOptions, BuildOptions, ExportOptions)
+    kinds = (EvaluateOptions, VerifyOptions, EngineOptions, BuildOptions, ExportOptions)
     return {"prompt_lengths": "--prompt-lengths", **{each.name: each.flag for k in kinds for each in settings_of(k)}}

@@ -28,6 +28,7 @@ _COMPLETION_VARIABLE = "_HYBRIDGE_COMPLETE"
 COMMANDS = {
     "export": "Write the ONNX artifact of a checkpoint.",
     "verify": "Compare an artifact with transformers.",
+    "evaluate": "Compare the predictions of two forms of a model.",
     "build-engine": "Build a TensorRT engine from an artifact.",
     "run": "Generate text from an artifact, or chat with it.",
     "inspect": "Show what a checkpoint, an artifact or an engine holds.",

@@ -80,7 +80,9 @@ class Option(click.Option):
     ) -> None:
         self.summary, self.shown_default = help, default
         shown = f"{help} [default: {default}]" if default else help
-        super().__init__(names, help=shown, type=type, metavar=metavar, default=None, **more)
+        # A default, even None, would be a value of a required option.
+        more = more if more.get("required") else {"default": None, **more}
+        super().__init__(names, help=shown, type=type, metavar=metavar, **more)
         self.group = group
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,13 +12,11 @@ import numpy as np
 
 from hybridge.artifact import names
 from hybridge.artifact.config import RuntimeConfig
-from hybridge.artifact.errors import CheckpointError, HybridgeError
-from hybridge.artifact.json_fields import float_from_json
-from hybridge.requirements import require
+from hybridge.artifact.errors import CheckpointError
 from hybridge.verification.far_windows import FilledCaches
 from hybridge.verification.reference_caches import fill_layer
 from hybridge.verification.reference_rotary import exact_frequencies
-from hybridge.verification.reference_weights import causal_lm, stored_types, widen_in_turn
+from hybridge.verification.transformers_model import TransformersModel
 
 
 @dataclass(frozen=True)
@@ -50,49 +46,12 @@ class ReferenceRun:
         return ReferenceRun(logits, self.embeddings[:tokens], tuple(h[:tokens] for h in self.hidden), states)
 
 
-_LOCAL = {"local_files_only": True, "trust_remote_code": False}
-# transformers computes a Mamba2 layer in chunks of the config's size, whatever the prompt's length, with an array of
-# chunk x chunk x heads x state_size numbers. The size changes nothing but the order of sums.
-_CHUNK = 32
-
-
-class Reference:
-    """A transformers model of the checkpoint; never loads remote code nor pickled weights.
-
-    CheckpointError, now and in ``run``, where transformers cannot load or run the checkpoint.
-    """
+class Reference(TransformersModel):
+    """The reference model of an artifact with ``config``; CheckpointError as there, or when it is another model's."""
 
     def __init__(self, checkpoint: Path, config: RuntimeConfig) -> None:
-        require("torch", "transformers")
-        import torch
-        import transformers
-
-        self._torch = torch
-        self._config, self._checkpoint = config, checkpoint
-        self._library = f"transformers {transformers.__version__}"
-        self.name = f"{self._library}, torch {torch.__version__}, float32"
-        transformers.utils.logging.set_verbosity_error()
-        transformers.utils.logging.disable_progress_bar()
-        stored = stored_types(checkpoint)
-        with self._failures("load"):
-            _check_pair(checkpoint, transformers.AutoConfig.from_pretrained(checkpoint, **_LOCAL), config)
-            loaded: Any = causal_lm(stored.wide).from_pretrained(
-                checkpoint,
-                dtype=getattr(torch, stored.main.value),
-                use_safetensors=True,
-                output_loading_info=True,
-                **_LOCAL,
-            )
-        self._model, loading = loaded[0].eval(), loaded[1]
-        with self._failures("run"):
-            self._use_plain_experts()
-            self.notes = (
-                *self._follow_time_step_limit(),
-                *self._group_gated_norms(),
-                *self._tie_head(loading["missing_keys"]),
-            )
-            self._shorten_chunks()
-            widen_in_turn(self._model, self._base().layers)
+        super().__init__(checkpoint, lambda found: _check_pair(checkpoint, found, config))
+        self._config = config
 
     def run(self, tokens: np.ndarray, filled: FilledCaches | None = None, last: int = 0) -> ReferenceRun:
         """Process ``tokens`` [T] int64 in one call from empty states.
@@ -100,7 +59,7 @@ class Reference:
         last: the logits are those of this many last tokens; 0: of all.
         filled: the contents of the KV caches before the run, whose states are then those of ``tokens`` only.
         """
-        torch, layers = self._torch, self._base().layers
+        torch, layers, attends = self.torch, self.base.layers, bool(self._config.attention_layer_indices)
         hidden: list[np.ndarray] = []
 
         def record_input(_module: Any, inputs: Any, named: Any) -> None:
@@ -113,11 +72,11 @@ class Reference:
         hooks = [layers[0].register_forward_pre_hook(record_input, with_kwargs=True)]
         hooks += [layer.register_forward_hook(record) for layer in layers]
         try:
-            exact = contextlib.nullcontext() if filled is None else exact_frequencies(self._model)
-            with self._failures("run"), torch.no_grad(), exact:
-                given = {**self._arguments(len(tokens)), **self._cache(filled)}
+            exact = contextlib.nullcontext() if filled is None else exact_frequencies(self.model)
+            with self.failures("run"), torch.no_grad(), exact:
+                given = {**self.arguments(len(tokens), attends), **self._cache(filled)}
                 given |= {"use_cache": True, "return_dict": True, "logits_to_keep": last}
-                output = self._model(torch.from_numpy(tokens)[None], **given)
+                output = self.model(torch.from_numpy(tokens)[None], **given)
                 cache = getattr(output, "past_key_values", None)
                 states = self._states(output.cache_params if cache is None else cache)
         finally:
@@ -128,30 +87,9 @@ class Reference:
     @property
     def windows(self) -> tuple[int | None, ...]:
         """The sliding window of each layer in tokens, None where it has none, as transformers reads the config."""
-        config = self._model.config.get_text_config()
+        config = self.model.config.get_text_config()
         kinds = getattr(config, "layer_types", None) or [None] * self._config.num_hidden_layers
         return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in kinds)
-
-    @contextlib.contextmanager
-    def _failures(self, what: str) -> Iterator[None]:
-        """Turn any error of transformers in the block into a CheckpointError of one sentence."""
-        try:
-            yield
-        except (HybridgeError, MemoryError):
-            raise
-        except Exception as error:  # any type: a bad config value fails wherever it is first used
-            cause = " ".join(str(error).split()) or "no message"
-            raise CheckpointError(
-                f"{self._checkpoint}: {self._library} cannot {what} it ({type(error).__name__}: {cause}): there is "
-                "nothing to compare with, correct the checkpoint"
-            ) from error
-
-    def _arguments(self, length: int) -> dict[str, Any]:
-        """Arguments that a hybrid model derives from its attention caches, for one without attention layers."""
-        if self._config.attention_layer_indices or not hasattr(self._model.config, "num_attention_heads"):
-            return {}
-        masks = {"full_attention": None, "linear_attention": None}
-        return {"position_ids": self._torch.arange(length)[None], "attention_mask": masks}
 
     def _cache(self, filled: FilledCaches | None) -> dict[str, Any]:
         """A cache that holds ``filled``, and rounds to e4m3 where the artifact does; without either, none."""
@@ -159,7 +97,7 @@ class Reference:
             return {}
         import transformers
 
-        cache: Any = transformers.DynamicCache(config=self._model.config)
+        cache: Any = transformers.DynamicCache(config=self.model.config)
         for k, index in enumerate(self._config.attention_layer_indices):
             layer = cache.layers[index]
             if filled is not None:
@@ -167,9 +105,6 @@ class Reference:
             if self._config.has_kv_scales:
                 layer.update = partial(_update_rounded, layer.update)
         return {"past_key_values": cache}
-
-    def _base(self) -> Any:
-        return self._model.base_model if hasattr(self._model.base_model, "layers") else self._model.get_decoder()
 
     def _states(self, cache: Any) -> dict[str, np.ndarray]:
         states: dict[str, np.ndarray] = {}
@@ -183,81 +118,12 @@ class Reference:
             states[names.recurrent_state(r)] = layer.recurrent_states[0][0].numpy()
         return states
 
-    def _use_plain_experts(self) -> None:
-        """Run experts one by one: the grouped products that are the default refuse rows of some sizes."""
-        if hasattr(self._model, "set_experts_implementation"):
-            self._model.set_experts_implementation("eager")
-
-    def _shorten_chunks(self) -> None:
-        for module in self._model.modules():
-            if isinstance(getattr(module, "chunk_size", None), int) and hasattr(module, "ssm_state_size"):
-                module.chunk_size = min(module.chunk_size, _CHUNK)
-
-    def _tie_head(self, missing: Collection[str]) -> tuple[str, ...]:
-        """Tie the head of a family that transformers never ties, where config asks for it and no head is stored."""
-        head, embedding = self._model.get_output_embeddings(), self._model.get_input_embeddings()
-        tied = getattr(self._model.config, "tie_word_embeddings", False) and "lm_head.weight" in missing
-        if not tied or head.weight is embedding.weight:
-            return ()
-        head.weight = embedding.weight
-        return ("transformers does not tie the output projection to the embedding here; the reference does",)
-
-    def _group_gated_norms(self) -> tuple[str, ...]:
-        changed = group_gated_norms(self._model)
-        if not changed:
-            return ()
-        return (f"this transformers normalises {changed} Mamba2 layers over all groups; the reference does not",)
-
-    def _follow_time_step_limit(self) -> tuple[str, ...]:
-        """Clamp dt at time_step_limit, as the papers and CUDA kernels do, where transformers has another bound."""
-        raw = getattr(self._model.config, "time_step_limit", None)
-        if raw is None:
-            return ()
-        low, high = (float_from_json(v) for v in raw)
-        limit = (low or 0.0, math.inf if high is None else high)
-        changed = 0
-        for module in self._model.modules():
-            if hasattr(module, "time_step_limit") and tuple(module.time_step_limit) != limit:
-                module.time_step_limit = limit
-                changed += 1
-        if not changed:
-            return ()
-        return (
-            f"transformers clamps dt at time_step_min in {changed} layers; the reference was set to the checkpoint's "
-            f"time_step_limit [{limit[0]:g}, {limit[1]:g}], as in the Mamba2 paper and CUDA kernels",
-        )
-
 
 def _update_rounded(update: Any, keys: Any, values: Any, *rest: Any, **more: Any) -> Any:
     """``update`` of a cache's layer with keys and values [batch, kv_heads, tokens, head_dim] rounded to e4m3."""
     from hybridge.trt_plugins.reference.e4m3 import e4m3_from, exact_from_e4m3
 
     return update(*(exact_from_e4m3(*e4m3_from(x)).to(x.dtype) for x in (keys, values)), *rest, **more)
-
-
-def group_gated_norms(model: Any) -> int:
-    """Normalise each group of a Mamba2 layer separately, as its authors do; old versions of transformers do not.
-
-    Returns the number of layers of ``model`` that were changed.
-    """
-    changed = 0
-    for mixer in model.modules():
-        norm: Any = getattr(mixer, "norm", None)
-        groups = getattr(mixer, "n_groups", 1)
-        if type(norm).__name__.endswith("RMSNormGated") and groups > 1 and not hasattr(norm, "group_size"):
-            norm.forward = partial(_grouped_gated_norm, norm, groups)
-            changed += 1
-    return changed
-
-
-def _grouped_gated_norm(norm: Any, groups: int, hidden_states: Any, gate: Any = None) -> Any:
-    """RMS norm of silu(gate) * hidden_states [..., size] within each of ``groups`` equal parts of the last axis."""
-    values = hidden_states.float()
-    if gate is not None:
-        values = values * gate.float() * gate.float().sigmoid()
-    parts = values.unflatten(-1, (groups, -1))
-    scaled = parts * (parts.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
-    return norm.weight * scaled.flatten(-2).to(hidden_states.dtype)
 
 
 def _check_pair(checkpoint: Path, found: Any, artifact: RuntimeConfig) -> None:

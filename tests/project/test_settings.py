@@ -10,6 +10,7 @@ import pytest
 
 from hybridge import api
 from hybridge.artifact.settings import settings_of
+from hybridge.evaluation.options import EvaluateOptions
 from hybridge.exporter.options import AUTO, ExportOptions
 from hybridge.trt_plugins.build.options import BuildOptions
 from hybridge.verification.options import VerifyOptions
@@ -19,7 +20,13 @@ NAMED = {"dtype": AUTO, "state_dtype": "float32"}
 
 
 @pytest.mark.parametrize(
-    ("function", "kind"), [(api.export, ExportOptions), (api.build_engine, BuildOptions), (api.verify, VerifyOptions)]
+    ("function", "kind"),
+    [
+        (api.export, ExportOptions),
+        (api.build_engine, BuildOptions),
+        (api.verify, VerifyOptions),
+        (api.evaluate, EvaluateOptions),
+    ],
 )
 def test_parameters_are_settings(function: Callable[..., Any], kind: type) -> None:
     parameters = inspect.signature(function).parameters

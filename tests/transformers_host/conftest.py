@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from hybridge.verification.reference import group_gated_norms
+from hybridge.verification.transformers_model import group_gated_norms
 from tests.support.tiny_models import save_tiny_model
 
 LoadModel = Callable[..., Any]

@@ -15,7 +15,7 @@ from hybridge.artifact.errors import CheckpointError
 from hybridge.exporter.checkpoint import open_checkpoint
 from hybridge.exporter.families.parameters import bind_parameters
 from hybridge.exporter.families.registry import decoder_config
-from hybridge.verification.reference import group_gated_norms
+from hybridge.verification.transformers_model import group_gated_norms
 from tests.support.agreement import TOLERANCE, assert_one_shot_agrees, relative_error, tokens_of
 from tests.support.checkpoint_edits import copy_checkpoint, edit_config, edit_tensors, read_config, rename_tensors
 from tests.support.eager_decoder import EagerDecoder

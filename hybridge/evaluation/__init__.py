@@ -1,0 +1,1 @@
+"""How close two models are in what they predict: perplexity and KL divergence over a text."""

@@ -1,0 +1,159 @@
+"""A checkpoint in transformers, which computes in float32 on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hybridge.artifact.errors import CheckpointError, HybridgeError
+from hybridge.artifact.json_fields import float_from_json
+from hybridge.requirements import require
+from hybridge.verification.reference_weights import causal_lm, stored_types, widen_in_turn
+
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}
+# transformers computes a Mamba2 layer in chunks of the config's size, whatever the prompt's length, with an array of
+# chunk x chunk x heads x state_size numbers. The size changes nothing but the order of sums.
+_CHUNK = 32
+
+
+def _accept(_config: Any) -> None:
+    """Any config will do."""
+
+
+class TransformersModel:
+    """The model of a checkpoint folder; never loads remote code nor pickled weights.
+
+    ``check`` may refuse the config that transformers reads. CheckpointError where transformers cannot load the
+    checkpoint, and from ``failures`` where it cannot run it. ``notes`` tell what differs from transformers.
+    """
+
+    def __init__(self, checkpoint: Path, check: Callable[[Any], None] = _accept) -> None:
+        require("torch", "transformers")
+        import torch
+        import transformers
+
+        self.torch = torch
+        self._checkpoint = checkpoint
+        self._library = f"transformers {transformers.__version__}"
+        self.name = f"{self._library}, torch {torch.__version__}, float32"
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        stored = stored_types(checkpoint)
+        with self.failures("load"):
+            check(transformers.AutoConfig.from_pretrained(checkpoint, **_LOCAL))
+            loaded: Any = causal_lm(stored.wide).from_pretrained(
+                checkpoint,
+                dtype=getattr(torch, stored.main.value),
+                use_safetensors=True,
+                output_loading_info=True,
+                **_LOCAL,
+            )
+        self.model, loading = loaded[0].eval(), loaded[1]
+        with self.failures("run"):
+            self._use_plain_experts()
+            self.notes = (
+                *self._follow_time_step_limit(),
+                *self._group_gated_norms(),
+                *self._tie_head(loading["missing_keys"]),
+            )
+            self._shorten_chunks()
+            widen_in_turn(self.model, self.base.layers)
+
+    @property
+    def base(self) -> Any:
+        """The part with the layers."""
+        return self.model.base_model if hasattr(self.model.base_model, "layers") else self.model.get_decoder()
+
+    @contextlib.contextmanager
+    def failures(self, what: str) -> Iterator[None]:
+        """Turn any error of transformers in the block into a CheckpointError of one sentence."""
+        try:
+            yield
+        except (HybridgeError, MemoryError):
+            raise
+        except Exception as error:  # any type: a bad config value fails wherever it is first used
+            cause = " ".join(str(error).split()) or "no message"
+            raise CheckpointError(
+                f"{self._checkpoint}: {self._library} cannot {what} it ({type(error).__name__}: {cause}): there is "
+                "nothing to compare with, correct the checkpoint"
+            ) from error
+
+    def arguments(self, length: int, attends: bool) -> dict[str, Any]:
+        """Arguments that a hybrid model derives from its attention caches, where no layer ``attends``."""
+        if attends or not hasattr(self.model.config, "num_attention_heads"):
+            return {}
+        masks = {"full_attention": None, "linear_attention": None}
+        return {"position_ids": self.torch.arange(length)[None], "attention_mask": masks}
+
+    def _use_plain_experts(self) -> None:
+        """Run experts one by one: the grouped products that are the default refuse rows of some sizes."""
+        if hasattr(self.model, "set_experts_implementation"):
+            self.model.set_experts_implementation("eager")
+
+    def _shorten_chunks(self) -> None:
+        for module in self.model.modules():
+            if isinstance(getattr(module, "chunk_size", None), int) and hasattr(module, "ssm_state_size"):
+                module.chunk_size = min(module.chunk_size, _CHUNK)
+
+    def _tie_head(self, missing: Collection[str]) -> tuple[str, ...]:
+        """Tie the head of a family that transformers never ties, where config asks for it and no head is stored."""
+        head, embedding = self.model.get_output_embeddings(), self.model.get_input_embeddings()
+        tied = getattr(self.model.config, "tie_word_embeddings", False) and "lm_head.weight" in missing
+        if not tied or head.weight is embedding.weight:
+            return ()
+        head.weight = embedding.weight
+        return ("transformers does not tie the output projection to the embedding here; the reference does",)
+
+    def _group_gated_norms(self) -> tuple[str, ...]:
+        changed = group_gated_norms(self.model)
+        if not changed:
+            return ()
+        return (f"this transformers normalises {changed} Mamba2 layers over all groups; the reference does not",)
+
+    def _follow_time_step_limit(self) -> tuple[str, ...]:
+        """Clamp dt at time_step_limit, as the papers and CUDA kernels do, where transformers has another bound."""
+        raw = getattr(self.model.config, "time_step_limit", None)
+        if raw is None:
+            return ()
+        low, high = (float_from_json(v) for v in raw)
+        limit = (low or 0.0, math.inf if high is None else high)
+        changed = 0
+        for module in self.model.modules():
+            if hasattr(module, "time_step_limit") and tuple(module.time_step_limit) != limit:
+                module.time_step_limit = limit
+                changed += 1
+        if not changed:
+            return ()
+        return (
+            f"transformers clamps dt at time_step_min in {changed} layers; the reference was set to the checkpoint's "
+            f"time_step_limit [{limit[0]:g}, {limit[1]:g}], as in the Mamba2 paper and CUDA kernels",
+        )
+
+
+def group_gated_norms(model: Any) -> int:
+    """Normalise each group of a Mamba2 layer separately, as its authors do; old versions of transformers do not.
+
+    Returns the number of layers of ``model`` that were changed.
+    """
+    changed = 0
+    for mixer in model.modules():
+        norm: Any = getattr(mixer, "norm", None)
+        groups = getattr(mixer, "n_groups", 1)
+        if type(norm).__name__.endswith("RMSNormGated") and groups > 1 and not hasattr(norm, "group_size"):
+            norm.forward = partial(_grouped_gated_norm, norm, groups)
+            changed += 1
+    return changed
+
+
+def _grouped_gated_norm(norm: Any, groups: int, hidden_states: Any, gate: Any = None) -> Any:
+    """RMS norm of silu(gate) * hidden_states [..., size] within each of ``groups`` equal parts of the last axis."""
+    values = hidden_states.float()
+    if gate is not None:
+        values = values * gate.float() * gate.float().sigmoid()
+    parts = values.unflatten(-1, (groups, -1))
+    scaled = parts * (parts.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
+    return norm.weight * scaled.flatten(-2).to(hidden_states.dtype)
