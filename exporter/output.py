@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 
 from hybridge.artifact.errors import OutputError
-from hybridge.artifact.folder import check_output
+from hybridge.artifact.folder import ARTIFACT, FolderKind, check_output
 
 
-def check_export_output(checkpoint: Path, out: Path, overwrite: bool) -> None:
+def check_export_output(checkpoint: Path, out: Path, overwrite: bool, kind: FolderKind = ARTIFACT) -> None:
     """OutputError when ``out`` exists, is in the checkpoint's folder or contains it; links are followed."""
     if checkpoint.is_dir():
         _check_apart(checkpoint, out)
-    check_output(out, overwrite)
+    check_output(out, overwrite, kind)
 
 
 def _check_apart(checkpoint: Path, out: Path) -> None:

@@ -20,7 +20,7 @@ from hybridge.artifact.errors import HybridgeError
 from hybridge.artifact.version import __version__
 
 if TYPE_CHECKING:
-    from hybridge.api import build_engine, evaluate, export, inspect, verify
+    from hybridge.api import build_engine, evaluate, export, inspect, quantize, verify
     from hybridge.runtime.async_llm import AsyncLLM
     from hybridge.runtime.llm import LLM
     from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
@@ -45,6 +45,7 @@ __all__ = [
     "evaluate",
     "export",
     "inspect",
+    "quantize",
     "verify",
 ]
 
@@ -61,6 +62,7 @@ _HOMES = {
     "evaluate": "hybridge.api",
     "export": "hybridge.api",
     "inspect": "hybridge.api",
+    "quantize": "hybridge.api",
     "verify": "hybridge.api",
 }
 

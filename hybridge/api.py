@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hybridge.evaluation.report import EvaluateReport
     from hybridge.exporter.export import ExportReport
     from hybridge.inspection import Inspection
+    from hybridge.quantization.report import QuantizeReport
     from hybridge.verification.report import VerifyReport
 
 StrPath = str | os.PathLike[str]
@@ -66,6 +67,34 @@ def export(
     options = ExportOptions.named(**_options(ExportOptions, parameters))
     require("torch", "onnxscript")
     return export_checkpoint(checkpoint_folder(checkpoint), Path(out), options, progress)
+
+
+def quantize(
+    checkpoint: StrPath,
+    out: StrPath,
+    *,
+    format: str = "int4",
+    group_size: int | None = None,
+    method: str = "mse",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> QuantizeReport:
+    """Write ``checkpoint`` (as for ``export``) with quantised weights into the folder ``out``.
+
+    ``out`` is an ordinary checkpoint in the format of compressed-tensors, which vLLM and transformers load too.
+    format: "int4" or "int8". group_size: columns that share a scale, 16, 32, 64 or 128 (None: 32 for int4, 128 for
+    int8). method: "rtn" takes each scale from the largest weight of its group, "mse" the scale of least squared error.
+
+    The head gets 8 bits. Embeddings, convolutions, norms, routers, gates of gated delta nets, prediction heads and
+    vectors stay as they are. HybridgeError when it cannot be quantised or written; ``out`` is then unchanged.
+    """
+    parameters = locals()
+    from hybridge.hub import checkpoint_folder
+    from hybridge.quantization.options import QuantizeOptions
+    from hybridge.quantization.quantizer import quantize_checkpoint
+
+    options = QuantizeOptions(**_options(QuantizeOptions, parameters))
+    return quantize_checkpoint(checkpoint_folder(checkpoint), Path(out), options, progress)
 
 
 def verify(

@@ -38,9 +38,10 @@ def _all_flags() -> Mapping[str, str]:
     from hybridge.artifact.settings import settings_of
     from hybridge.evaluation.options import EvaluateOptions
     from hybridge.exporter.options import ExportOptions
+    from hybridge.quantization.options import QuantizeOptions
     from hybridge.runtime.engines.factory import EngineOptions
     from hybridge.trt_plugins.build.options import BuildOptions
     from hybridge.verification.options import VerifyOptions
 
-    kinds = (EvaluateOptions, VerifyOptions, EngineOptions, BuildOptions, ExportOptions)
+    kinds = (QuantizeOptions, EvaluateOptions, VerifyOptions, EngineOptions, BuildOptions, ExportOptions)
     return {"prompt_lengths": "--prompt-lengths", **{each.name: each.flag for k in kinds for each in settings_of(k)}}

@@ -26,6 +26,7 @@ READER_LEFT = 141
 # Shells request completions through this.
 _COMPLETION_VARIABLE = "_HYBRIDGE_COMPLETE"
 COMMANDS = {
+    "quantize": "Write a checkpoint with quantised weights.",
     "export": "Write the ONNX artifact of a checkpoint.",
     "verify": "Compare an artifact with transformers.",
     "evaluate": "Compare the predictions of two forms of a model.",

@@ -21,10 +21,9 @@ class CheckpointLogits:
     def __init__(self, folder: Path) -> None:
         self._opened = ExitStack()
         with ExitStack() as opened:
-            source = opened.enter_context(reference_folder(folder))
-            self.weight_bytes = sum(slot.nbytes for slot in tensors_of(read_shards(source)).values())
-            self._model = TransformersModel(source)
+            self._model = TransformersModel(opened.enter_context(reference_folder(folder)))
             self._opened = opened.pop_all()
+        self.weight_bytes = sum(slot.nbytes for slot in tensors_of(read_shards(folder, torch_file=True)).values())
         self.name, self.notes = self._model.name, self._model.notes
         text = self._model.model.config.get_text_config()
         self.vocab_size = int(text.vocab_size)

@@ -12,6 +12,7 @@ from hybridge import api
 from hybridge.artifact.settings import settings_of
 from hybridge.evaluation.options import EvaluateOptions
 from hybridge.exporter.options import AUTO, ExportOptions
+from hybridge.quantization.options import QuantizeOptions
 from hybridge.trt_plugins.build.options import BuildOptions
 from hybridge.verification.options import VerifyOptions
 
@@ -26,6 +27,7 @@ NAMED = {"dtype": AUTO, "state_dtype": "float32"}
         (api.build_engine, BuildOptions),
         (api.verify, VerifyOptions),
         (api.evaluate, EvaluateOptions),
+        (api.quantize, QuantizeOptions),
     ],
 )
 def test_parameters_are_settings(function: Callable[..., Any], kind: type) -> None:

@@ -1,0 +1,34 @@
+"""hybridge quantize."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hybridge.cli.options import CHECKPOINT, JSON, QUIET
+from hybridge.cli.parser import Argument, Command, given, options_of
+from hybridge.cli.terminal import Terminal
+from hybridge.quantization.options import QuantizeOptions
+
+
+def _run(checkpoint: Path, out: Path, as_json: bool, quiet: bool, **settings: Any) -> None:
+    with Terminal(as_json, quiet) as terminal:
+        from hybridge import api
+
+        report = api.quantize(checkpoint, out, progress=terminal.progress, **given(settings))
+        terminal.progress.finish()
+        terminal.show(report.render())
+        terminal.notes(report.notes)
+        terminal.document(report.to_json())
+
+
+COMMAND = Command(
+    "quantize",
+    "Write a checkpoint with quantised weights, in the format of compressed-tensors (vLLM, transformers).",
+    _run,
+    CHECKPOINT,
+    Argument("out", "Folder to write."),
+    *options_of(QuantizeOptions),
+    JSON,
+    QUIET,
+)

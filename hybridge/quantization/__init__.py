@@ -1,0 +1,1 @@
+"""Quantise the weights of a checkpoint."""

@@ -1,0 +1,53 @@
+"""Settings of a quantisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybridge.artifact.errors import SettingError
+from hybridge.artifact.settings import check_settings, setting
+
+INT4, INT8 = "int4", "int8"
+FORMATS = (INT4, INT8)
+RTN, MSE = "rtn", "mse"
+METHODS = (RTN, MSE)
+GROUP_SIZES = (128, 64, 32, 16)
+_DEFAULT_GROUPS = {INT4: 32, INT8: 128}
+
+
+@dataclass(frozen=True)
+class QuantizeOptions:
+    """Settings of ``hybridge.quantize`` and ``hybridge quantize``; SettingError names a bad value."""
+
+    format: str = setting(INT4, "Type of the weights: int4 or int8.", metavar="TYPE", choices=FORMATS)
+    group_size: int | None = setting(
+        None,
+        "Columns that share a scale: 16, 32, 64 or 128.",
+        metavar="N",
+        least=GROUP_SIZES[-1],
+        most=GROUP_SIZES[0],
+        shown_default="32 (int4), 128 (int8)",
+    )
+    method: str = setting(
+        MSE,
+        "Scales: rtn (from the largest weight) or mse (least squared error).",
+        metavar="NAME",
+        choices=METHODS,
+    )
+    overwrite: bool = setting(False, "Replace a checkpoint that hybridge quantize wrote.")
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.group_size is not None and self.group_size not in GROUP_SIZES:
+            raise SettingError(
+                f"group_size: expected {', '.join(map(str, reversed(GROUP_SIZES)))}, found {self.group_size}"
+            )
+
+    @property
+    def group(self) -> int:
+        """Columns that share a scale, where that divides the columns of a weight."""
+        return self.group_of(self.format)
+
+    def group_of(self, format: str) -> int:
+        """``group`` of weights of another format, such as those of the head."""
+        return self.group_size or _DEFAULT_GROUPS[format]

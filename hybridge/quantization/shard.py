@@ -1,0 +1,72 @@
+"""One file of weights, written from one of the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError
+from hybridge.artifact.progress import Progress
+from hybridge.artifact.safetensors_file import SafetensorsFile, TensorSlot, has_header_of, read_safetensors
+from hybridge.artifact.safetensors_header import safetensors_header
+from hybridge.artifact.untrusted_file import open_inside
+from hybridge.quantization.matrix import MatrixReport, write_matrix
+from hybridge.quantization.scheme import Scheme
+
+_COPY_BYTES = 1 << 22
+
+
+def write_shard(
+    source: SafetensorsFile, target: Path, schemes: Mapping[str, Scheme], scale: DType, search: bool, progress: Progress
+) -> Iterator[MatrixReport]:
+    """Write the tensors of ``source`` to the new file ``target``, those of the modules in ``schemes`` quantised.
+
+    scale: the type of scales. CheckpointError: ``source`` is damaged or was replaced. OSError: the disk is full.
+    """
+    layout: dict[str, tuple[DType, tuple[int, ...]]] = {}
+    for name, slot in source.tensors.items():
+        module = name.removesuffix(".weight")
+        if module in schemes and module != name:
+            parts = schemes[module].layout(*slot.shape, scale)  # type: ignore[call-arg]  # a matrix
+            layout.update({f"{module}.{part}": kind for part, kind in parts.items()})
+        else:
+            layout[name] = (slot.dtype, slot.shape)
+    # Wider elements come first: every tensor is aligned to its own.
+    layout = dict(sorted(layout.items(), key=lambda item: -item[1][0].itemsize))
+    with target.open("xb") as file:
+        file.write(safetensors_header(layout))
+        file.flush()
+        file.truncate(file.tell() + sum(_nbytes(*kind) for kind in layout.values()))
+        placed = read_safetensors(target).tensors
+        for name, slot in source.tensors.items():
+            module = name.removesuffix(".weight")
+            if module in schemes and module != name:
+                offsets = {part: placed[f"{module}.{part}"].offset for part in schemes[module].layout(1, 1, scale)}
+                yield write_matrix(file, slot, schemes[module], scale, offsets, search)
+            else:
+                file.seek(placed[name].offset)
+                _copy(slot, file)
+            progress.advance(slot.nbytes)
+    if not has_header_of(source.path, source.path.parent, source):
+        raise CheckpointError(f"{source.path}: changed while it was read: run again")
+
+
+def _nbytes(dtype: DType, shape: tuple[int, ...]) -> int:
+    count = dtype.itemsize
+    for size in shape:
+        count *= size
+    return count
+
+
+def _copy(slot: TensorSlot, file: BinaryIO) -> None:
+    with open_inside(slot.path.parent, slot.path.name, None, CheckpointError, "fetch it again") as reader:
+        reader.seek(slot.offset)
+        left = slot.nbytes
+        while left:
+            block = reader.read(min(left, _COPY_BYTES))
+            if not block:
+                raise CheckpointError(f"{slot.path}: ends inside tensor {slot.name}: fetch it again")
+            file.write(block)
+            left -= len(block)

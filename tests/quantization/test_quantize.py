@@ -1,0 +1,135 @@
+"""Quantised checkpoints, read by another reader and by transformers; what is left alone, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import hybridge
+from hybridge.artifact.errors import CheckpointError, OutputError, SettingError, UnsupportedError
+from tests.quantization.dequantized import dequantized, stored_tensors
+from tests.support.checkpoint_edits import edit_config, edit_tensors
+from tests.support.tiny_models import BASE_CONFIGS, EXPERTS, save_tiny_model
+
+LEFT = ("conv1d", "A_log", ".D", "dt_bias", "norm", "in_proj_a.", "in_proj_b.", "in_proj_ba.", "gate.weight", "router")
+
+
+def relative(one: torch.Tensor, two: torch.Tensor) -> float:
+    return float((one.float() - two.float()).norm() / two.float().norm())
+
+
+@pytest.mark.parametrize("family", [*BASE_CONFIGS, "nemotron_h experts", "granitemoehybrid experts"])
+def test_every_family(tmp_path: Path, family: str) -> None:
+    model_type = family.split()[0]
+    extra = EXPERTS[model_type] if "experts" in family else {}
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", model_type, dtype="bfloat16", **extra)
+    report = hybridge.quantize(checkpoint, tmp_path / "out")
+    before, after = stored_tensors(checkpoint), dequantized(tmp_path / "out")
+    assert before.keys() == after.keys()
+    quantised = {each.module for each in report.matrices}
+    for name, value in before.items():
+        if name.removesuffix(".weight") in quantised:
+            bits8 = "lm_head" in name
+            assert relative(after[name], value) < (0.01 if bits8 else 0.12)
+        else:
+            assert torch.equal(after[name], value)
+            assert any(part in name for part in (*LEFT, "embed", "bias")) or value.ndim != 2 or name == "lm_head.weight"
+    assert len(quantised) >= 3
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert all(
+        name in {n.removesuffix(".weight") for n in before} | {"lm_head"}
+        for name in config["quantization_config"]["ignore"]
+    )
+    assert {k: v for k, v in config.items() if k != "quantization_config"} == json.loads(
+        (checkpoint / "config.json").read_text()
+    )
+
+
+@pytest.mark.parametrize(("options", "bound"), [({}, 0.1), ({"format": "int8"}, 0.008)])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_errors_that_the_report_has(tmp_path: Path, options: dict[str, Any], bound: float, dtype: str) -> None:
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", "qwen3", dtype=dtype, tie_word_embeddings=False)
+    report = hybridge.quantize(checkpoint, tmp_path / "out", **options)
+    before, after = stored_tensors(checkpoint), dequantized(tmp_path / "out")
+    for each in report.matrices:
+        assert each.error == pytest.approx(
+            relative(after[f"{each.module}.weight"], before[f"{each.module}.weight"]), rel=1e-3
+        )
+        assert each.error < bound
+    assert report.weight_bytes == sum(t.numel() * t.element_size() for t in stored_tensors(tmp_path / "out").values())
+    assert json.loads((tmp_path / "out" / "hybridge_quantization.json").read_text()) == json.loads(
+        json.dumps(report.to_json())
+    )
+
+
+def test_group_sizes_that_do_not_divide(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 48, "intermediate_size": 75, "tie_word_embeddings": False}
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", "llama", **sizes)
+    report = hybridge.quantize(checkpoint, tmp_path / "out", group_size=64)
+    schemes = {each.module.rsplit(".", 1)[-1]: each.scheme for each in report.matrices}
+    assert schemes["up_proj"] == "int4, groups of 16" and schemes["down_proj"] == "int4, a scale a row"
+    assert schemes["lm_head"] == "int8, groups of 16"
+    assert len([n for n in report.notes if "group size does not divide" in n]) == 1
+    before, after = stored_tensors(checkpoint), dequantized(tmp_path / "out")
+    name = "model.layers.0.mlp.down_proj.weight"
+    assert after[name].shape == (48, 75) and relative(after[name], before[name]) < 0.2
+
+
+def test_a_tied_head_stays(tmp_path: Path) -> None:
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", "qwen3", tie_word_embeddings=True)
+    report = hybridge.quantize(checkpoint, tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert "lm_head" in config["ignore"] and not any("lm_head" in each.module for each in report.matrices)
+
+
+def test_several_shards(tmp_path: Path) -> None:
+    checkpoint = save_tiny_model(tmp_path / "one", "llama")
+    hybridge.quantize(checkpoint, tmp_path / "whole")
+    tensors = load_file(checkpoint / "model.safetensors")
+    (checkpoint / "model.safetensors").unlink()
+    files = {name: f"model-{1 + index % 2:05}-of-00002.safetensors" for index, name in enumerate(tensors)}
+    for file in set(files.values()):
+        part = {name: value for name, value in tensors.items() if files[name] == file}
+        save_file(part, checkpoint / file, {"format": "pt"})
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    hybridge.quantize(checkpoint, tmp_path / "out")
+    one, two = stored_tensors(tmp_path / "whole"), stored_tensors(tmp_path / "out")
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == two.keys()
+    assert index["metadata"]["total_size"] == sum(t.numel() * t.element_size() for t in two.values())
+
+
+def test_refusals(tmp_path: Path) -> None:
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", "llama")
+    out = tmp_path / "out"
+    with pytest.raises(SettingError, match="group_size: expected 16, 32, 64, 128, found 48"):
+        hybridge.quantize(checkpoint, out, group_size=48)
+    with pytest.raises(OutputError, match="is the checkpoint's own folder"):
+        hybridge.quantize(checkpoint, checkpoint, overwrite=True)
+    hybridge.quantize(checkpoint, out)
+    with pytest.raises(OutputError, match="out: exists already: pass `overwrite=True`"):
+        hybridge.quantize(checkpoint, out)
+    hybridge.quantize(checkpoint, out, overwrite=True, format="int8")
+    with pytest.raises(UnsupportedError, match="expected a checkpoint in full precision, found a quantised one"):
+        hybridge.quantize(out, tmp_path / "twice")
+    plain = save_tiny_model(tmp_path / "plain", "llama")
+    with pytest.raises(OutputError, match="never replaced"):
+        hybridge.quantize(checkpoint, plain, overwrite=True)
+
+    def damage(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = np.nan
+
+    edit_tensors(checkpoint, damage)
+    with pytest.raises(CheckpointError, match=r"up_proj.weight holds nan at index \[3, 5\]: expected finite weights"):
+        hybridge.quantize(checkpoint, tmp_path / "damaged")
+    edit_config(plain, model_type="unheard_of")
+    with pytest.raises(UnsupportedError, match="unheard_of"):
+        hybridge.quantize(plain, tmp_path / "unknown")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "out", "plain"]

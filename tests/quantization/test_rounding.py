@@ -1,0 +1,70 @@
+"""Integers and scales of groups of weights."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from hybridge.quantization.packing import packed_words
+from hybridge.quantization.rounding import rounded
+from tests.quantization.dequantized import integers
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def weights(rows: int, columns: int) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return (rng.standard_t(4, (rows, columns)) * rng.uniform(0.01, 3, (rows, 1))).astype(np.float32)
+
+
+def squared_error(given: np.ndarray, found: np.ndarray, scales: np.ndarray, group: int) -> np.ndarray:
+    products = found.astype(np.float64) * scales.astype(np.float64).repeat(group, 1)
+    return ((products - given) ** 2).reshape(len(given), -1, group).sum(2)
+
+
+@pytest.mark.parametrize(("bits", "group"), [(4, 16), (4, 32), (8, 48), (8, 96)])
+@pytest.mark.parametrize("scale", [np.dtype(np.float32), np.dtype(np.float16), BFLOAT16])
+def test_each_weight_is_the_nearest_product(bits: int, group: int, scale: np.dtype) -> None:
+    given = weights(5, 96)
+    found, scales = rounded(given, bits, group, scale, search=False)
+    assert found.dtype == np.int8 and scales.shape == (5, 96 // group) and scales.dtype == scale
+    levels = np.arange(-(1 << bits - 1), 1 << bits - 1)
+    products = levels * scales.astype(np.float64).repeat(group, 1)[:, :, None]
+    nearest = np.abs(products - given[:, :, None]).min(2)
+    chosen = np.abs(np.take_along_axis(products, (found.astype(int) + (1 << bits - 1))[:, :, None], 2)[:, :, 0] - given)
+    np.testing.assert_allclose(chosen, nearest, rtol=1e-4, atol=1e-7)
+    largest = np.abs(given).reshape(5, -1, group).max(2) / (2 ** (bits - 1) - 0.5)
+    np.testing.assert_allclose(scales.astype(np.float64), largest, rtol=2**-7)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_search_lowers_the_error_of_every_group(bits: int) -> None:
+    given = weights(7, 64)
+    plain = squared_error(given, *rounded(given, bits, 32, BFLOAT16, search=False), 32)
+    best = squared_error(given, *rounded(given, bits, 32, BFLOAT16, search=True), 32)
+    assert (best <= plain * (1 + 1e-6)).all() and best.sum() < (0.96 if bits == 4 else 0.995) * plain.sum()
+
+
+def test_zeros_and_tiny_and_huge_weights() -> None:
+    given = np.zeros((4, 32), np.float32)
+    given[1, :] = 1e-30
+    given[2, 3] = 3e38
+    given[3] = np.linspace(-1e-8, 1e-8, 32)
+    found, scales = rounded(given, 4, 16, BFLOAT16, search=True)
+    assert (scales.astype(np.float32) > 0).all() and np.isfinite(scales.astype(np.float32)).all()
+    assert not found[0].any() and scales[0, 0] == 1
+    products = found * scales.astype(np.float64).repeat(16, 1)
+    assert np.abs(products - given).max(1)[[1, 3]] <= pytest.approx([1e-31, 1e-9], rel=1)
+    _, half = rounded(given[[1, 3]], 4, 16, np.dtype(np.float16), search=True)
+    assert (half > 0).all()
+
+
+@pytest.mark.parametrize(("bits", "columns"), [(4, 48), (4, 13), (8, 48), (8, 5)])
+def test_words_have_the_integers_from_low_to_high_bits(bits: int, columns: int) -> None:
+    rng = np.random.default_rng(0)
+    given = rng.integers(-(1 << bits - 1), 1 << bits - 1, (3, columns)).astype(np.int8)
+    given[0, :2] = -(1 << bits - 1), (1 << bits - 1) - 1
+    words = packed_words(given, bits)
+    assert words.dtype == np.int32 and words.shape == (3, -(-columns * bits // 32))
+    np.testing.assert_array_equal(integers(words, bits, columns), given)
