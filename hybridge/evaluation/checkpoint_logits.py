@@ -36,9 +36,11 @@ class CheckpointLogits:
         arguments = self._model.arguments(last, self._attends)
         # Each block computes the window again: chunks over a cache are not exact in every family.
         for start in range(first, last, rows):
-            places = torch.arange(start, min(start + rows, last))
+            positions = torch.arange(start, min(start + rows, last))
             with self._model.failures("run"), torch.no_grad():
-                output = self._model.model(ids, use_cache=False, return_dict=True, logits_to_keep=places, **arguments)
+                output = self._model.model(
+                    ids, use_cache=False, return_dict=True, logits_to_keep=positions, **arguments
+                )
             yield output.logits[0].float().numpy()
 
     def close(self) -> None:
