@@ -33,6 +33,7 @@ ALLOWED = {
     "exporter/weights/file_copy.py": "writes; the source is open",
     "hybridge/cli/main.py": "standard output and /dev/null",
     "hybridge/transformers_host/bucket_store.py": "the user's own cache",
+    "hybridge/quantization/shard.py": "writes",
     "hybridge/inspection/onnx_check.py": "writes the view that onnx reads",
     "runtime/engines/onnxruntime/graph_cache.py": "hashes its own sources",
     "runtime/engines/tensorrt/library.py": "maps a file that untrusted_file has opened",
