@@ -24,7 +24,7 @@ class ArtifactLogits:
         self.name = f"{self._engine.name}, {self._config.layout}"
         self.weight_bytes = inspect_artifact(folder).weight_bytes
         self.notes = self._engine.notes
-        self._size = self._engine.fixed_block_size or _BLOCK_SIZE
+        self._size = self._engine.block_size(_BLOCK_SIZE)
         self._blocks = -(-min(window, self.most_tokens) // self._size) if self._config.kv_layers else 0
         slots = 1 if self._config.recurrent_layers else 0
         self._slots = list(range(slots))

@@ -99,12 +99,13 @@ def _compare(
             found.add(expected, given, window[start : start + len(expected)])
             start += len(expected)
         progress.advance()
-    scores = [
+    one, two = (
         ModelScore(str(folder), source.name, source.weight_bytes, perplexity)
         for folder, source, perplexity in zip(folders, sources, found.perplexities, strict=True)
-    ]
+    )
     return EvaluateReport(
-        *scores,
+        one,
+        two,
         found.mean,
         found.quantile(0.999),
         found.same_top,

@@ -29,7 +29,8 @@ def write_shard(
     for name, slot in source.tensors.items():
         module = name.removesuffix(".weight")
         if module in schemes and module != name:
-            parts = schemes[module].layout(*slot.shape, scale)  # type: ignore[call-arg]  # a matrix
+            rows, columns = slot.shape
+            parts = schemes[module].layout(rows, columns, scale)
             layout.update({f"{module}.{part}": kind for part, kind in parts.items()})
         else:
             layout[name] = (slot.dtype, slot.shape)

@@ -82,4 +82,4 @@ def test_logits_that_are_no_distribution(row: list[float]) -> None:
     bad, good = np.array([row], np.float32), np.zeros((1, 3), np.float32)
     for pair in ((bad, good), (good, bad)):
         with pytest.raises(EngineError, match=r"expected finite logits, found (nan|inf|-inf)"):
-            Divergence().add(*pair, np.array([0]))
+            Divergence().add(pair[0], pair[1], np.array([0]))
