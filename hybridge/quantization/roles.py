@@ -46,8 +46,10 @@ def roles_of(tensors: Mapping[str, TensorSlot], options: QuantizeOptions, tied: 
         is_head = _HEAD.search(module) is not None
         reason = next((reason for pattern, reason in _LEFT if pattern.search(module)), None)
         if reason is None and not (is_head and tied):
-            bits, asked = (_BITS[INT8], options.group_of(INT8)) if is_head else (_BITS[options.format], options.group)
-            schemes[module] = Scheme(bits, _group(slot.shape[1], asked))
+            bits, requested = (
+                (_BITS[INT8], options.group_of(INT8)) if is_head else (_BITS[options.format], options.group)
+            )
+            schemes[module] = Scheme(bits, _group(slot.shape[1], requested))
         elif reason != "embedding":
             ignored.append(module)
     if tied:
@@ -62,14 +64,14 @@ def roles_of(tensors: Mapping[str, TensorSlot], options: QuantizeOptions, tied: 
 _BITS = {INT4: 4, INT8: 8}
 
 
-def _group(columns: int, asked: int) -> int | None:
-    """The largest group size up to ``asked`` that divides ``columns``; None, a row, where none does."""
-    return next((size for size in GROUP_SIZES if size <= asked and columns % size == 0), None)
+def _group(columns: int, requested: int) -> int | None:
+    """The largest group size up to ``requested`` that divides ``columns``; None, a row, where none does."""
+    return next((size for size in GROUP_SIZES if size <= requested and columns % size == 0), None)
 
 
 def _group_notes(schemes: Mapping[str, Scheme], options: QuantizeOptions) -> tuple[str, ...]:
-    asked = {bits: options.group_of(name) for name, bits in _BITS.items()}
-    others = [module for module, scheme in schemes.items() if scheme.group != asked[scheme.bits]]
+    requested = {bits: options.group_of(name) for name, bits in _BITS.items()}
+    others = [module for module, scheme in schemes.items() if scheme.group != requested[scheme.bits]]
     if not others:
         return ()
     first = schemes[others[0]]
