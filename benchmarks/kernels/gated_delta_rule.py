@@ -21,7 +21,7 @@ AT_LEAST = {1: 1.2, 8: 1.2}
 PREFILL_AT_LEAST = 1 / 1.2
 BANDWIDTH_SINCE, BANDWIDTH_SHARE = 256, 0.92
 STATES = {"f32": torch.float32, "bf16": torch.bfloat16}
-_CHECKED_TOKENS = 4096  # of the first row: what the float64 reference holds in memory at once
+_CHECKED_TOKENS = 4096  # of the first row at a time, to limit the memory of the float64 reference
 
 
 def decode_cases() -> Iterator[KernelCase]:
@@ -74,7 +74,7 @@ def _prepared(row_lengths: list[int], state_type: torch.dtype) -> Prepared:
     state, o = normal(rows, VALUE_HEADS, SIZE, SIZE, dtype=state_type), poisoned(*inputs[2].shape)
     lengths = torch.tensor(row_lengths, dtype=torch.int32, device="cuda")
     run = operator_call(spec_of("gated_delta_rule"), [*inputs, state, lengths], [o, state])
-    # All rows, but of equal long ones the first.
+    # All rows, or only the first where all are equally long.
     checked = 1 if time > 1 and min(row_lengths) == time else rows
 
     def error() -> float:

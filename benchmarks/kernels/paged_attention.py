@@ -1,7 +1,7 @@
-"""Cases of ``paged_attention``: 32 query heads, 8 KV heads of 128, pages of 16 tokens in random order.
+"""Cases of ``paged_attention``: 32 query heads, 8 KV heads of 128, blocks of 16 tokens in random order.
 
-Over pools of bfloat16, beside peers, and of e4m3 with a scale for every token and head. One token a row beside measured
-kernels; many beside torch's own attention in the same process, causal and over keys and values without pages.
+Pools are bfloat16, compared with peers, or e4m3 with a scale for every token and head. Steps of one token a row are
+compared with kernels measured elsewhere; prompts with torch's attention over contiguous tensors in the same process.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hybridge.trt_plugins.kernels.ops.paged_attention_call import PagedCall
 from hybridge.trt_plugins.kernels.ops.paged_attention_prefill import plan_prefill
 from hybridge.trt_plugins.reference.paged_attention import paged_attention, paged_attention_fp8
 
-HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
+HEADS, KV_HEADS, HEAD_DIM, BLOCK = 32, 8, 128, 16
 TOLERANCE = 3e-3  # y and the weights are bfloat16
 CONTEXTS = {"1k": 1024, "8k": 8192, "32k": 32768}
-# Goals for the fastest kernel over pages; the rest must not be slower.
+# Goals against the fastest kernel over blocks; the rest must not be slower.
 AT_LEAST = {"1k b1": 1.3, "1k b8": 1.3, "8k b1": 1.3}
 CONTIGUOUS = "cuDNN, contiguous"
-# From 8k b8 up: our time over cuDNN's without pages, at most.
+# From 8k b8 up: our time over cuDNN's over contiguous tensors, at most.
 OVER_CONTIGUOUS = 1.05
 LARGE = 8 * 8192
 PREFILL_AT_LEAST = 1 / 1.3
@@ -83,7 +83,7 @@ def decode_cases() -> Iterator[KernelCase]:
 
 
 def _decode_goal(case: str, peers: Mapping[str, float], large: bool) -> float | None:
-    """The goal for the time of the fastest peer, with pages or without, over ours."""
+    """The goal for the time of the fastest peer, over blocks or contiguous, over ours."""
     if not peers:
         return None
     paged = min(us for name, us in peers.items() if name != CONTIGUOUS)
@@ -105,8 +105,8 @@ def prefill_cases() -> Iterator[KernelCase]:
 
 
 def _prepared_decode(shape: Shape, fp8: bool = False) -> Prepared:
-    """Rows of equal length, each page of them anywhere in the pool."""
-    blocks = shape.rows * shape.total // PAGE
+    """Rows of equal length, with blocks in random order."""
+    blocks = shape.rows * shape.total // BLOCK
     table = torch.randperm(blocks, device="cuda", dtype=torch.int32).view(shape.rows, -1)
     inputs = _inputs(shape, _random_pools(blocks, fp8), table)
     y = torch.full_like(inputs[0], float("nan"))
@@ -122,10 +122,10 @@ def _prepared_decode(shape: Shape, fp8: bool = False) -> Prepared:
 
 def _prepared_prefill(shape: Shape, fp8: bool = False) -> Prepared:
     """The pool is twice as large as needed."""
-    pages = -(-shape.total // PAGE)
-    pools = _random_pools(2 * shape.rows * pages, fp8)
-    order = torch.randperm(pools[0].shape[1], device="cuda")[: shape.rows * pages]
-    inputs = _inputs(shape, pools, order.reshape(shape.rows, pages).int())
+    blocks = -(-shape.total // BLOCK)
+    pools = _random_pools(2 * shape.rows * blocks, fp8)
+    order = torch.randperm(pools[0].shape[1], device="cuda")[: shape.rows * blocks]
+    inputs = _inputs(shape, pools, order.reshape(shape.rows, blocks).int())
     y = torch.full_like(inputs[0], float("nan"))
     begin, count = (shape.rows - 1) * shape.new, min(_CHECKED_TOKENS, shape.new)
 
@@ -159,13 +159,13 @@ def _inputs(shape: Shape, pools: list[torch.Tensor], table: torch.Tensor) -> lis
 
 def _random_pools(blocks: int, fp8: bool) -> list[torch.Tensor]:
     """Normal numbers in bfloat16; or with deviation 100 in e4m3, and scales for a deviation of about 1."""
-    shape = (2, blocks, PAGE, KV_HEADS, HEAD_DIM)
+    shape = (2, blocks, BLOCK, KV_HEADS, HEAD_DIM)
     if not fp8:
         return [torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()]
     pool = torch.empty(shape, dtype=torch.float8_e4m3fn, device="cuda")
     for half in pool:
         half.copy_(torch.empty(shape[1:], dtype=torch.bfloat16, device="cuda").normal_().mul_(100).clamp_(-448, 448))
-    scales = torch.randint(-8, -5, (2, blocks, KV_HEADS, PAGE), device="cuda").float().exp2_()
+    scales = torch.randint(-8, -5, (2, blocks, KV_HEADS, BLOCK), device="cuda").float().exp2_()
     return [pool.view(torch.uint8), scales]
 
 

@@ -86,7 +86,7 @@ def test_a_kernel_compiles_where_the_compiler_reports_nothing(sources, monkeypat
 
 
 def test_the_compilers_own_cache_is_off(sources, monkeypatch):
-    """What it keeps comes without a report."""
+    """Cached results come without a report."""
     core, options = compiler_module._cuda_core(), []
 
     def kept(**given):
@@ -156,7 +156,7 @@ class Silent:
         return CompiledKernel(b"code", ResourceReport(10, 0, 0, 0) if self.calls > 1 else None)
 
 
-def test_an_entry_without_a_report_serves_all_but_who_asks_for_one(sources, tmp_path):
+def test_an_entry_without_a_report_serves_requests_without_one(sources, tmp_path):
     compiler = Silent()
     kernels = KernelCache(tmp_path / "cache", compiler, lambda: "13.5")
     assert [kernels.get(HALF, "sm_87").report for _ in range(2)] == [None, None]
@@ -182,7 +182,7 @@ def test_a_damaged_entry_is_compiled_again(cache, damage):
     assert compiler.calls == 2
 
 
-def test_a_folder_that_cannot_be_made_only_costs_time_which_is_said_once(sources, tmp_path):
+def test_a_folder_that_cannot_be_made_only_costs_time_and_warns_once(sources, tmp_path):
     (tmp_path / "file").write_text("")
     compiler = Counting()
     kernels = KernelCache(tmp_path / "file" / "cache", compiler, lambda: "13.5")
@@ -201,7 +201,7 @@ def test_a_folder_of_another_user_is_not_used(cache, monkeypatch):
     owner = kernels.folder.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     if owner == 0:
-        # Of root's own folder every user takes entries.
+        # Every user accepts entries of root's folder.
         assert kernels.get(HALF, "sm_87").cubin == b"code 1"
         os.chown(kernels.folder, 7, 7)
         owner = 7

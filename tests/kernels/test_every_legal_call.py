@@ -28,7 +28,7 @@ BASE |= {"key_heads": 2, "value_heads": 6, "key_size": 128, "value_size": 128, "
 T, S = DType.BFLOAT16, DType.FLOAT32
 FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
 LONGEST_GRID = 65535
-# On push one of each size of shared memory, with and without what Hopper brought.
+# On push, one architecture for each size of shared memory, with and without Hopper's features.
 ARCHITECTURES = sample(CHECKED, on_push=("sm_80", "sm_86", "sm_90a", "sm_120"))
 MAMBA2 = ("causal_conv1d", "update_ssm_state", "mamba2_conv_scan")
 
@@ -40,7 +40,7 @@ def devices(architecture: str) -> tuple[DeviceTraits, ...]:
 
 
 def planned(op: str, device: DeviceTraits, types: Mapping[str, DType], **changes: int) -> CallPlan:
-    """The plan of a call; sizes are those of BASE but for ``changes``, time 0 stands for the form of one token."""
+    """The plan of a call; sizes are those of BASE with ``changes``; time 0: the form of one token."""
     spec, sizes = spec_of(op), {**BASE, **changes}
     inner = sizes["heads"] * sizes["head_dim"]
     sizes = {"inner": inner, "conv_dim": inner + 2 * sizes["groups"] * sizes["state_size"], **sizes}
@@ -123,6 +123,8 @@ def test_every_key_and_value_size_runs_where_shared_memory_allows(architecture: 
     ],
 )
 @pytest.mark.parametrize("time", [0, 200])
-def test_what_no_kernel_runs_is_refused_with_what_runs(op: str, changes: dict[str, int], words: str, time: int) -> None:
+def test_unsupported_sizes_are_refused_with_supported_ones(
+    op: str, changes: dict[str, int], words: str, time: int
+) -> None:
     with pytest.raises(UnsupportedError, match=words):
         planned(op, devices("sm_89")[0], {}, time=time, **changes)

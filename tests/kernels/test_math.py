@@ -24,7 +24,7 @@ FUNCTIONS = {
     "gelu_tanh": "gelu_pytorch_tanh",
 }
 # Largest relative errors: ex2.approx.ftz.f32 2^-22, rcp.approx.ftz.f32 2^-23 (PTX ISA); __expf, expf and erfcxf in
-# units of 2^-23 (CUDA C programming guide, mathematical functions). SIGN says to which side all of them err.
+# units of 2^-23 (CUDA C programming guide, mathematical functions). SIGN is the sign of all these errors.
 HOST = """
 #include <cmath>
 #include <cfloat>
@@ -75,4 +75,4 @@ def test_functions_of_the_kernels(library: ctypes.CDLL, name: str, sign: float) 
 def test_no_function_is_left_out() -> None:
     text = (source_folder() / "common/math.cuh").read_text()
     functions = set(re.findall(r"__forceinline__ float (\w+)\(", text))
-    assert functions - {"exp2_approx"} == set(FUNCTIONS), "the first is an instruction, of which others are made"
+    assert functions - {"exp2_approx"} == set(FUNCTIONS), "exp2_approx is an instruction that the others use"

@@ -1,4 +1,4 @@
-"""Which launch takes the rows of several new tokens of ``paged_attention``; needs no GPU."""
+"""The launch for rows of several new tokens of ``paged_attention``; needs no GPU."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_persistent_blocks_are_at_most_the_multiprocessors():
 @pytest.mark.parametrize("lengths", [(600,), (2, 598), (2, 2, 2, 2), (33, 1, 95, 127, 129), (32,) * 7, (31,) * 7])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (6, 2), (7, 1), (4, 4)])
 def test_the_grid_holds_a_tile_for_all_queries_of_any_rows(lengths, heads, kv_heads):
-    """Each row's queries of a KV head take whole tiles of 128; no block less than these."""
+    """Each row's queries of a KV head take whole tiles of 128; there is a block for each of these."""
     group = heads // kv_heads
     needed = sum(-(-length * group // 128) for length in lengths) * kv_heads
     launch = planned(ORIN, rows=len(lengths), tokens=sum(lengths), heads=heads, kv_heads=kv_heads, head_dim=64)

@@ -1,4 +1,4 @@
-"""Whatever stands in a session file, with a checksum that fits: a session, or a RequestError."""
+"""Any content of a session file, with a valid checksum, gives a session or a RequestError."""
 
 from __future__ import annotations
 

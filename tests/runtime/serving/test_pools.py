@@ -1,4 +1,4 @@
-"""Pools fit their budget, hold one sequence at least, and say what they take."""
+"""Pools fit their budget, hold at least one sequence, and report their memory."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_pools_fill_the_budget_and_hold_one_sequence(layers, budget):
     assert ServingLoop(engine, ServingSettings(4, memory_bytes=budget), (), None).pools == report
 
 
-def test_memory_for_less_than_one_sequence_is_refused_with_what_would_do():
+def test_too_little_memory_is_refused_with_the_amount_needed():
     engine = engine_of(HYBRID)
     with pytest.raises(EngineError, match=f"at least {EACH} bytes .* 96 tokens, found {EACH - 1}"):
         pools_in(engine, CacheNeeds(True, True), SHAPE, EACH - 1)
