@@ -15,7 +15,7 @@ FP8_E4M3 = "fp8_e4m3"
 E4M3_BYTES = DType.UINT8
 """Type of the tensors that hold it."""
 E4M3_NAN = 0x7F
-"""A byte that is no number."""
+"""The byte of NaN."""
 
 
 def kv_dtype_name(dtype: DType) -> str:

@@ -120,7 +120,7 @@ def _count(entries: Mapping[str, str], key: str, default: int, where: str) -> in
 
 
 def _hidden_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor that is no initializer of the main graph."""
+    """Every tensor that is not an initializer of the main graph."""
     for function in model.functions:
         yield from _node_tensors(function.node)
         yield from _attribute_tensors(function.attribute_proto)

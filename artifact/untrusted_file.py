@@ -47,7 +47,7 @@ def open_inside(
     """Open the file ``name`` of the untrusted ``folder`` for reading.
 
     limit: the most bytes that it may have; None only for what is mapped and never read whole.
-    ``error``, which ends in ``remedy``: it is missing, leaves the folder, is no regular file, too large or unreadable.
+    ``error``, which ends in ``remedy``: it is missing, outside the folder, not regular, too large or unreadable.
     """
     path = folder / name
     try:

@@ -200,7 +200,7 @@ def inspect(path: StrPath, check: bool = False) -> Inspection:
     """Describe a checkpoint folder, an artifact folder or an engine file; needs no torch.
 
     check: first compare every file of an artifact or an engine with the hash recorded when it was written.
-    HybridgeError when ``path`` is none of them or damaged, or when a checkpoint, which has no hashes, is to be checked.
+    HybridgeError when ``path`` is none of them or damaged, or for ``check`` of a checkpoint, which has no hashes.
     """
     from hybridge.inspection import inspect_path
 

@@ -38,7 +38,7 @@ SANITIZED = (
     "or (any_share_of_the_work and 31) or (paged_attention_decode and block_sizes and 64) "
     "or (many_states_of_16_bits and 128-128 and dtype1 and True)"
 )
-# memcheck: what the driver answers to questions of torch is no error of a kernel.
+# memcheck: what the driver answers to questions of torch is not an error of a kernel.
 SANITIZERS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
 SANITIZER_ERROR = 9
 COLLECTION_SECONDS = 60.0

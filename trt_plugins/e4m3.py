@@ -45,7 +45,7 @@ def quantized(nodes: Nodes[V], x: V) -> tuple[V, V]:
     scale = nodes.op("Where", enough, half, scale)
     short = nodes.op("Greater", largest, nodes.op("Mul", scale, number(LARGEST)))
     scale = nodes.op("Where", short, nodes.op("Mul", scale, number(2.0)), scale)
-    # A maximum may pass over what is no number; zero times it, or times infinity, is none.
+    # A maximum may pass over what is not a number; zero times it, or times infinity, is none.
     zero = nodes.op("ReduceSum", nodes.op("Mul", x, number(0.0)), last, keepdims=1)
     scale = nodes.op("Where", nodes.op("IsNaN", zero), number(np.nan), scale)
     return _bytes(nodes, nodes.op("Div", x, scale)), nodes.op("Squeeze", scale, last)

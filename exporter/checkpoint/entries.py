@@ -43,7 +43,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def check_side_file(folder: Path, relative: str) -> None:
-    """CheckpointError when a file that is carried along is too large, or is to be JSON and is not (truncated)."""
+    """CheckpointError when a file that is carried along is too large, or must be JSON and is not (truncated)."""
     raw = read_inside(folder, relative, side_file_bytes(relative), CheckpointError, _REMEDY)
     if not relative.endswith(".json"):
         return

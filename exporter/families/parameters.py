@@ -28,7 +28,7 @@ from hybridge.exporter.families.moe_parameters import MOE_NAMES, moe_tensors
 # The second one is that of the text model of a model of text and images.
 ROOTS = ("model.", "model.language_model.", "backbone.", "")
 LM_HEAD = "lm_head.weight"
-# Old checkpoints store what the config tells, as transformers does not any more.
+# Old checkpoints store tensors that follow from the config; transformers no longer does.
 REDUNDANT = ".rotary_emb.inv_freq"
 # A gated delta net with separate projections has other names for these.
 SEPARATE_NAMES = {"norm.weight": "o_norm.weight", "out_proj.weight": "o_proj.weight"}

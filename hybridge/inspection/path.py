@@ -19,7 +19,7 @@ def inspect_path(path: Path, check: bool = False) -> Inspection:
     """Inspect a checkpoint folder, an artifact folder (or its model.onnx), or an engine (folder or file).
 
     check: compare hashes first. ArtifactError: ``path`` is none of them, a file is not as it was written, or a
-    checkpoint is to be checked. Other errors say how what it is, is damaged.
+    checkpoint should be checked, which has no hashes. Other errors describe the damage.
     """
     kind = kind_of_path(path)
     if kind is PathKind.ENGINE:

@@ -43,7 +43,7 @@ class BucketStore:
             return None
 
     def save(self, name: str, program: ExportedProgram) -> None:
-        """Write the bucket ``name`` at once or not at all; a folder that cannot be written is no error."""
+        """Write the bucket ``name`` at once or not at all; a folder that cannot be written is not an error."""
         with contextlib.suppress(OSError):
             make_private(self.folder)
             handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".pt2")

@@ -1,4 +1,4 @@
-"""Which of the new tokens are no padding, from whatever mask transformers hands to a text model."""
+"""Which of the new tokens are not padding, from whatever mask transformers hands to a text model."""
 
 from __future__ import annotations
 

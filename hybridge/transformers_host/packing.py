@@ -8,7 +8,7 @@ import numpy as np
 
 
 class RowPacking:
-    """``ids`` [rows, q] of which ``tokens`` [rows, q] bool are no padding (None: all of them)."""
+    """``ids`` [rows, q] of which ``tokens`` [rows, q] bool are not padding (None: all of them)."""
 
     def __init__(self, ids: np.ndarray, tokens: np.ndarray | None) -> None:
         if tokens is not None and tokens.all():

@@ -22,7 +22,7 @@ class Rollback(Generic[SnapshotT]):
         self._tokens: list[np.ndarray] = []
 
     def before(self, capture: Callable[[], SnapshotT], column: int, ids: np.ndarray, tokens: np.ndarray | None) -> None:
-        """Note that ``ids`` [rows, q], of which ``tokens`` are no padding, are about to be fed from ``column`` on."""
+        """Note that ``ids`` [rows, q], of which ``tokens`` are not padding, are about to be fed from ``column`` on."""
         if self._snapshot is None:
             self.start, self._snapshot = column, capture()
         self._ids.append(ids.copy())

@@ -24,7 +24,7 @@ class TextRows(ABC):
 
     @abstractmethod
     def step(self, input_ids: torch.Tensor, tokens: np.ndarray | None) -> torch.Tensor:
-        """Feed ``input_ids`` [rows, q], of which ``tokens`` [rows, q] bool are no padding (None: all of them).
+        """Feed ``input_ids`` [rows, q], of which ``tokens`` [rows, q] bool are not padding (None: all of them).
 
         Returns the hidden states [rows, q, hidden] after the final norm, float32 on the CPU; those of padding are
         undefined. RequestError, before anything is computed, when a row would not fit.

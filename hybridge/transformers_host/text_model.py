@@ -109,7 +109,7 @@ class AcceleratedTextModel(nn.Module):
             )
 
     def _rows(self, cache: Cache | None, mask: Any, input_ids: torch.Tensor) -> tuple[TextRows, np.ndarray | None]:
-        """The rows behind ``cache`` (new ones for a plain cache), and which of the new tokens are no padding."""
+        """The rows behind ``cache`` (new ones for a plain cache), and which of the new tokens are not padding."""
         batch, new = input_ids.shape
         owner = None if cache is None else backend_cache(cache)
         if owner is not None:

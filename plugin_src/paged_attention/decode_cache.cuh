@@ -35,7 +35,7 @@ struct Place {
 };
 
 // Copies keys and values of positions low..high-1 of a step; the others become zero, so that a weight of zero never meets
-// what is no number. Of scales, other positions of the page come along.
+// what is not a number. Of scales, other positions of the page come along.
 __device__ __forceinline__ void copy_step(const StepTiles& tiles, const Place& from, const PagedAttention& call, int low,
                                           int high) {
     constexpr int UNITS = HEAD_DIM / Tile::UNIT, ACCESSES = (STEP * UNITS + 31) / 32, SCALE_ACCESSES = SCALES_BYTES / 16;

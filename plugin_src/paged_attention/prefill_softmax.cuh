@@ -56,7 +56,7 @@ struct RunningSoftmax {
         largest[0] = largest[1] = minus_infinity();
         sum[0] = sum[1] = 0.0f;
     }
-    // Scores become weights; `correction` is what everything before them has to be multiplied by.
+    // Scores become weights; `correction` is what everything before them must be multiplied by.
     template <int N>
     __device__ __forceinline__ void weigh(float (&s)[N], float (&correction)[2], float factor) {
 #pragma unroll

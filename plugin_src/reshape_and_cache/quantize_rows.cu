@@ -10,7 +10,7 @@
 
 constexpr int RUN = 4, RUNS = HEAD_DIM / RUN, PASSES = (RUNS + 31) / 32;
 
-// What is no number stays so, unlike in fmaxf.
+// What is not a number stays so, unlike in fmaxf.
 __device__ __forceinline__ float larger(float a, float b) {
     float found;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b));

@@ -94,12 +94,12 @@ def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
 
 
 def checked_priority(value: object) -> int:
-    """RequestError for what is no integer of a sensible size."""
+    """RequestError unless the value is an integer of a sensible size."""
     return integer("priority", value, -_MOST_PRIORITY, _MOST_PRIORITY)
 
 
 def checked_namespace(value: object) -> str:
-    """RequestError for what is no text, or too long a one."""
+    """RequestError unless the value is a text that is not too long."""
     if not isinstance(value, str) or len(value) > REQUEST_NAMESPACE_CHARACTERS:
         found = len(value) if isinstance(value, str) else type(value).__name__
         raise RequestError(

@@ -23,7 +23,7 @@ def split_blocks(node: Node, at: int, block_size: int) -> tuple[tuple[int, ...],
 
 
 def join_blocks(upper: Node, lower: Node, block_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The blocks of both runs as one, and those that are held no more: where both touch a block, ``lower`` decides."""
+    """The blocks of both runs as one, and those to release: where both share a block, that of ``lower`` is used."""
     if lower.start % block_size:
         return upper.blocks[:-1] + lower.blocks, upper.blocks[-1:]
     return upper.blocks + lower.blocks, ()

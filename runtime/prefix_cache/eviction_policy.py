@@ -11,7 +11,7 @@ from typing import Protocol
 from hybridge.runtime.prefix_cache.checkpoint_kind import REUSE_RATES
 from hybridge.runtime.prefix_cache.node import Node
 
-# More uses make a state no more valuable: what was popular once can be evicted in the end.
+# Further uses do not make a state more valuable, so formerly popular states can be evicted.
 _MOST_USES = 8.0
 
 

@@ -1,4 +1,4 @@
-"""A radix tree as a prefix cache: sequences begin with the KV and states that it has, and leave it theirs.
+"""A radix tree as a prefix cache: sequences begin with KV and states of the tree, and leave theirs to it.
 
 The tree has its own references to blocks, and owns slots. Blocks that it has are never written to: a sequence that
 continues inside such a block gets a copy first. For sequences that run, the tree evicts what is of least value.

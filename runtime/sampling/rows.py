@@ -48,7 +48,7 @@ def sample_rows(samplers: Sequence[Sampler], logits: np.ndarray) -> list[Sampled
 
 
 def _edited(samplers: Sequence[Sampler], logits: np.ndarray) -> tuple[np.ndarray, list[bool]]:
-    """``logits`` after the edits of each sampler; whether each row is so: not where it has to be sampled alone."""
+    """``logits`` after the edits of each sampler; for each row, whether it is such, or must be sampled alone."""
     edits = {
         place: edit
         for place, sampler in enumerate(samplers)
@@ -76,7 +76,7 @@ def _alone(sampler: Sampler, logits: np.ndarray, scores: np.ndarray | None) -> S
 
 
 def _tokens(samplers: Sequence[Sampler], scores: np.ndarray, top_k: int, top_p: float, min_p: float) -> list[int]:
-    """The token of each row of ``scores`` [m, vocab]; -1, and nothing is sampled, where it has to be sampled alone."""
+    """The token of each row of ``scores`` [m, vocab]; -1, and nothing is sampled, where it must be sampled alone."""
     peaks, ids = scores.max(1), None
     fit = np.isfinite(peaks)
     if 0 < top_k < scores.shape[1]:

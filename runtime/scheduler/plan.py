@@ -92,7 +92,7 @@ class StepPlan:
 
 
 class RepeatedPlan(StepPlan):
-    """The step before again: each of its rows decodes the token that follows, in the memory that it has, and no more.
+    """The previous step again: each of its rows decodes the next token in its present memory, and nothing else.
 
     Most steps are so. Rows are made where they are looked at: between two steps of a large model nothing of Python is
     left in the processor's caches, and each object costs several times what it does elsewhere.

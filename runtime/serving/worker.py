@@ -40,7 +40,7 @@ class ServingWorker:
 
     @property
     def closed(self) -> bool:
-        """Whether no request can be added any more."""
+        """Whether no more requests can be added."""
         return self._closed
 
     def check(self, submitted: ServingRequest) -> None:

@@ -59,7 +59,7 @@ def _unfit(found: str) -> ArtifactError:
 def support_attention(model: onnx.ModelProto) -> None:
     """Rewrite the Attention nodes [batch, heads, seq, head_size] of the main graph, in place.
 
-    All may be decomposed. Those in 16 bits whose head size is no multiple of 8 get zeros up to the next one, which
+    All may be decomposed. Those in 16 bits whose head size is not a multiple of 8 get zeros up to the next one, which
     change neither the scores nor the result. Those in front of a loop become single operators (plain_attention.py).
     """
     types, loop = value_types(model), last_loop(model)

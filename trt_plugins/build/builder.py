@@ -111,7 +111,7 @@ def engine_folder(artifact: Path, name: str) -> Path:
 def _draft_slots(config: RuntimeConfig, options: BuildOptions) -> DraftSlots | None:
     """The slots that the graph gets for draft tokens; None: none, as it has no states or rows no draft tokens.
 
-    SettingError when the artifact cannot have any, or nothing asks for the states that are to be replayed.
+    SettingError when the artifact cannot have any, or nothing asks for the states that must be replayed.
     """
     tokens, replays = options.speculative_tokens, options.draft_states == REPLAY
     if tokens and config.layout != PAGED:

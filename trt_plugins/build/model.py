@@ -37,7 +37,7 @@ _PLUGIN_VERSION = "plugin_version"
 class ParserModel:
     """The parser's input. ``fp32_values``: names of values that must be float32 in the engine.
 
-    sha256: of the file model.onnx. plugins: the nodes that have no body any more, because plugins run them.
+    sha256: of the file model.onnx. plugins: the nodes that have lost their body, because plugins run them.
     stored: outputs behind those of config.json, what a replay reads of a step's tokens; ``advance`` is the graph that
     replays them.
     """

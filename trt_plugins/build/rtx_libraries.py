@@ -2,7 +2,7 @@
 
 The parser opens ``libtensorrt_rtx.so`` when it adds a plugin, and aborts the process when there is no such file; the
 wheel ships ``libtensorrt_rtx.so.1`` alone. A folder of links on LD_LIBRARY_PATH gives it the name without touching
-the installation, which may be read-only. It has to be there when the process starts.
+the installation, which may be read-only. It must be there when the process starts.
 """
 
 from __future__ import annotations

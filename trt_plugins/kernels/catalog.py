@@ -23,7 +23,7 @@ _PLANNERS = {
     "paged_attention_fp8": "hybridge.trt_plugins.kernels.ops.paged_attention",
 }
 
-# Kernels of whole-model decode, which have sources() but are no operators.
+# Kernels of whole-model decode, which have sources() but are not operators.
 _FUSED = (
     "hybridge.trt_plugins.kernels.fused.linear_decode",
     "hybridge.trt_plugins.kernels.fused.rms_norm",

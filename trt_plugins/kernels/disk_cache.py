@@ -44,7 +44,7 @@ class KernelCache:
 
     def get(self, source: KernelSource, architecture: str, with_report: bool = False) -> CompiledKernel:
         """The compiled kernel, from disk where a valid entry is there. A folder that cannot be written, or that other
-        users can write, is no error, but a warning.
+        users can write, is not an error, but a warning.
 
         with_report: an entry without the assembler's report, or whose PTX was not examined, is compiled again.
         """

@@ -22,7 +22,7 @@ def fp8_form(spec: OpSpec) -> OpSpec:
 
     The scale of a head of a token is the smallest power of two, 2^-126 at least, that its largest magnitude is at most
     448 times of, 448 being the largest e4m3; its numbers are divided by the scale and rounded to nearest even. Where
-    one of them is not finite, the scale is no number. All else is as in ``spec``.
+    one of them is not finite, the scale is not a number. All else is as in ``spec``.
     """
     doc = f"{spec.doc} Keys and values in the pool are e4m3, as bytes, and times kv_scales[i, block, head, offset]."
     limits = tuple(

@@ -29,7 +29,7 @@ def torch_schema(spec: OpSpec) -> str:
     """``(Tensor x, ..., str activation) -> (Tensor y, ...)`` in declared order.
 
     Attributes have no defaults there: torch cannot write an infinite default, and a caller states them all. A single
-    output is no tuple.
+    output is not a tuple.
     """
     inputs = [f"Tensor{'?' if tensor.optional else ''} {tensor.name}" for tensor in spec.inputs]
     attributes = [f"{_KINDS[attribute.kind]} {attribute.name}" for attribute in spec.attributes]

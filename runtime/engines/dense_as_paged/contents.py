@@ -46,7 +46,7 @@ class Contents:
             content.ids.add(target)
 
     def put(self, id_: int, arrays: Arrays, length: int) -> None:
-        """Let ``id_`` hold ``arrays``, which do not change any more."""
+        """Let ``id_`` hold ``arrays``, which no longer change."""
         self.clear(id_)
         content = self._of[id_] = Content({id_}, arrays, length)
         self._parked.add(content)

@@ -54,7 +54,7 @@ def replay_model(states: Sequence[DeferredState], kernels: Kernels) -> ir.Model:
     """A model of ``states``, none a snapshot: those of rows [rows, ...] and what the tokens stored [rows, seq, ...].
 
     Its outputs are the states after the ``ACCEPTED`` tokens of each row, those of 0 as they were; what the tokens
-    behind these left has to be zero. Each may be written over its state.
+    behind these left must be zero. Each may be written over its state.
     """
     graph = ir.Graph([], [], nodes=[], opset_imports={"": _OPSET}, name="replay")
     counts = add_input(graph, ACCEPTED, ir.DataType.INT64, [ROWS])

@@ -68,7 +68,7 @@ def joined_weight(value: ir.Value) -> JoinedWeight | None:
 
 
 def interleaved_weight(graph: ir.Graph, weight: ir.Value) -> ir.Value | None:
-    """An initializer with the interleaved rows of ``weight`` [experts, rows, columns]; None if that is no weight."""
+    """An initializer with the interleaved rows of ``weight`` [experts, rows, columns]; None if that is not a weight."""
     joined = joined_weight(weight)
     if joined is None:
         tensor, dims = weight.const_value, weight.shape.dims if weight.shape is not None else ()

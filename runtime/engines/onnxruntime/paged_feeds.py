@@ -78,7 +78,7 @@ def by_slot(run: PagedRun, inputs: PackedInputs, num_slots: int) -> tuple[PagedR
 
 
 def begun_blocks(inputs: PackedInputs, block_size: int) -> np.ndarray:
-    """Blocks whose first place this step fills, but not the last: what else they hold has to be cleared."""
+    """Blocks of which this step fills the first position but not the last: the rest must be cleared."""
     slots = inputs.slot_mapping[inputs.slot_mapping >= 0]
     blocks, offsets = np.divmod(slots, block_size)
     if not (offsets == 0).any():

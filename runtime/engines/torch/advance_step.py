@@ -68,7 +68,7 @@ class AdvanceStep:
         self.repeated = RepeatedWork(device, self._work, device.advance_pool if device.is_gpu else None)
 
     def prepare(self, stored: StoredRows) -> None:
-        """Write all that is known of ``stored`` before its step is done; the advance before has to be.
+        """Write what is known of ``stored`` before its step is done; the previous advance must be done.
 
         That is while the device runs the step, so that little is left to do behind it.
         """

@@ -42,7 +42,7 @@ class AutoregressiveSteps:
         self.repeated = RepeatedWork(device, self._work)
 
     def launch(self, inputs: HeadInputs) -> None:
-        """Enqueue what follows the step ``inputs``; the last run of this has to be done."""
+        """Enqueue what follows the step ``inputs``; the last run of this must be done."""
         self._taking_part.clear()
         for index, buffers in enumerate(self._buffers):
             rows, step = inputs.own_step(index, self._pools.sizes.block_size)

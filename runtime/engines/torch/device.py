@@ -14,7 +14,7 @@ from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.torch.kernels import KernelRunner
 
 # Tokens of a row in one step. On a CPU the scores of attention grow with tokens times context and nothing is won by
-# more; on a GPU a step has to be large to be bound by its matrix products.
+# more; on a GPU a step must be large to be bound by its matrix products.
 _CPU_STEP_TOKENS, _GPU_STEP_TOKENS = 512, 4096
 # Parts of the work that may run at the same time: more than two won nothing on an H200, and cost the host more.
 MOST_PARTS = 2

@@ -70,7 +70,7 @@ def producer(value: ir.Value | None, op_type: str, domain: str = "") -> ir.Node 
 
 
 def only_use(value: ir.Value | None, op_type: str, domain: str = "") -> ir.Node | None:
-    """The one node that reads ``value``, if it is of that operator and the value is no output of the graph."""
+    """The one node that reads ``value``, if it is of that operator and the value is not an output of the graph."""
     if value is None or value.is_graph_output():
         return None
     users = list(value.uses())
@@ -81,7 +81,7 @@ def only_use(value: ir.Value | None, op_type: str, domain: str = "") -> ir.Node 
 
 
 def is_inner(value: ir.Value | None) -> bool:
-    """Whether ``value`` is read once and is no output of the graph: it can be fused away."""
+    """Whether ``value`` is read once and is not an output of the graph: it can be fused away."""
     return value is not None and not value.is_graph_output() and len(list(value.uses())) == 1
 
 

@@ -66,7 +66,7 @@ class PackedStep:
         self.repeated = RepeatedWork(device, self._work)
 
     def launch(self, inputs: PackedInputs, split: tuple[int, int] = (0, 0)) -> TorchStepResult:
-        """Enqueue the step ``inputs``, which is no larger; the stream before it has to be done.
+        """Enqueue the step ``inputs``, which is no larger; the stream before it must be done.
 
         split: as in ``PackedBuffers.fill``.
         """

@@ -50,7 +50,7 @@ class PagedDecodeStep:
         self.repeated = RepeatedWork(device, self._work)
 
     def launch(self, inputs: PackedInputs) -> TorchStepResult:
-        """Enqueue the step ``inputs``, whose rows have one token each; the stream before it has to be done."""
+        """Enqueue the step ``inputs``, whose rows have one token each; the stream before it must be done."""
         self._buffers.fill(inputs, leave=_FIXED)
         with self._device.active():
             self.repeated.run()

@@ -38,7 +38,7 @@ class StepProgram(Protocol):
 
 
 class Program:
-    """Runs steps over slots, each of which holds one value. Tensors go as soon as nothing reads them any more."""
+    """Runs steps over slots, each of which holds one value. Tensors go as soon as nothing reads them."""
 
     extra: tuple[Binding, ...] = ()
 

@@ -39,7 +39,7 @@ class RepeatedWork:
         return self._recording
 
     def run(self) -> None:
-        """Enqueue the work on the device's stream, which has to be the current one unless the work ``is_replayed``."""
+        """Enqueue the work on the device's stream, which must be the current one unless the work ``is_replayed``."""
         if self._warm and self._graph is None and not self.direct:
             self._graph = self._recorded()
         if self._graph is not None:

@@ -53,7 +53,7 @@ def padded_tokens(tokens: int) -> int:
 
 
 def multiple(count: int, step: int) -> int:
-    """The least multiple of ``step`` that is no less than ``count``."""
+    """The least multiple of ``step`` that is at least ``count``."""
     return -(-count // step) * step
 
 

@@ -1,1 +1,1 @@
-"""Kernels of whole-model decode that are no operators of the exported graph: a problem of plain sizes, and its plan."""
+"""Kernels of whole-model decode that are not operators of the exported graph: problems of plain sizes and plans."""

@@ -36,7 +36,7 @@ class Phase(str, Enum):
 def fuse_graph(model: ir.Model, phase: Phase, merge: bool, snapshots: Container[str] = frozenset()) -> None:
     """Rewrite ``model`` in place for one phase.
 
-    merge: products of one x share a matrix, which has to be made. snapshots: operators whose state after each token is
+    merge: products of one x share a matrix, which must be made. snapshots: operators whose state after each token is
     stored in steps with draft tokens.
     """
     graph = model.graph
