@@ -48,7 +48,7 @@ def sample_rows(samplers: Sequence[Sampler], logits: np.ndarray) -> list[Sampled
 
 
 def _edited(samplers: Sequence[Sampler], logits: np.ndarray) -> tuple[np.ndarray, list[bool]]:
-    """``logits`` after the edits of each sampler; for each row, whether it is such, or must be sampled alone."""
+    """``logits`` after the edits of each sampler, and by row whether these were made; other rows are sampled alone."""
     edits = {
         place: edit
         for place, sampler in enumerate(samplers)

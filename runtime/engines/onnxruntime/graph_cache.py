@@ -48,8 +48,8 @@ class GraphCache:
 
         form: everything that the graph depends on besides the artifact and the installed packages.
 
-        A folder that cannot be read or written is not an error: the graph is rewritten at every start. This also holds, with
-        a warning, where other users can write the folder: they could put in any graph.
+        Without a folder that can be read and written, the graph is rewritten at every start. So it is, with a warning,
+        where other users can write the folder: they could put in any graph.
         """
         key = _key(artifact, form)
         if key is None or not is_private(self.folder, "graphs are rewritten at every start"):

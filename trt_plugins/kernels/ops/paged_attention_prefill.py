@@ -153,7 +153,7 @@ def _wgmma_variant(
 
 
 def _is_wide(paged: PagedCall) -> bool:
-    """Whether keys are addressed by heads, where 31 bits of 16-byte units are too few; UnsupportedError if neither works."""
+    """Whether keys are addressed by heads, as 31 bits of 16-byte units are too few; UnsupportedError if both fail."""
     pool = paged.call.input("kv_pool")
     reach = pool.shape[1] * abs(pool.strides[1])
     if reach * pool.dtype.itemsize // ACCESS_BYTES <= _MOST_UNITS:
