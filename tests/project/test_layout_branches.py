@@ -18,8 +18,8 @@ OPENING = {
     # verify opens dense engines itself, to see their padding.
     "hybridge/verification/layouts.py",
 }
-# For `hybridge inspect`.
-SHOWING = {"hybridge/inspection/artifact.py"}
+# These show the layout to the user.
+SHOWING = {"hybridge/inspection/artifact.py", "hybridge/evaluation/artifact_logits.py"}
 
 
 def layout_branches(tree: ast.AST) -> Iterator[str]:
