@@ -11,9 +11,9 @@ import numpy as np
 
 from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.artifact.progress import NoProgress, Progress
-from hybridge.runtime.blocks import CacheNeeds
 from hybridge.runtime.engines.dense import DenseEngine
-from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
+from hybridge.runtime.engines.equal_rows import EqualRows
+from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.serving.open import as_paged
 
 # Tokens of a block, where the engine leaves the choice.
@@ -134,15 +134,7 @@ class _Rows:
 
     def __init__(self, engine: PagedEngine, rows: int, tokens: int) -> None:
         """Pools for ``rows`` of at most ``tokens`` tokens."""
-        needs, self._size = CacheNeeds.of_model(engine.config), engine.block_size(_BLOCK_SIZE)
-        width = -(-tokens // self._size)
-        engine.allocate_pools(PoolSizes(rows * width * needs.kv, self._size, rows * needs.state))
-        if needs.state:
-            engine.zero_slots(range(rows))
-        self._engine, self._has_kv = engine, needs.kv
-        table = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
-        self._table = table if needs.kv else np.full((rows, 1), -1, np.int32)
-        self._slots = np.arange(rows, dtype=np.int32) if needs.state else np.full(rows, -1, np.int32)
+        self._engine, self._rows = engine, EqualRows(engine, rows, tokens, engine.block_size(_BLOCK_SIZE))
         self._length, self.engine_seconds = 0, 0.0
 
     def feed(self, ids: np.ndarray) -> np.ndarray:
@@ -155,23 +147,8 @@ class _Rows:
         return np.array(found, np.int64)[:, None]
 
     def _step(self, ids: np.ndarray, wants_logits: bool) -> list[int | None]:
-        rows, count = ids.shape
-        positions = np.tile(np.arange(self._length, self._length + count), rows)
-        bounds = np.arange(rows + 1, dtype=np.int32) * np.int32(count)
-        self._length += count
-        blocks = np.repeat(self._table, count, axis=0)[np.arange(rows * count), positions // self._size * self._has_kv]
-        slot_mapping = blocks * self._size + positions % self._size if self._has_kv else np.full(rows * count, -1)
-        width = max(1, -(-self._length // self._size))
-        inputs = PackedInputs(
-            ids.reshape(-1).astype(np.int64),
-            positions.astype(np.int64),
-            bounds,
-            np.full(rows, self._length, np.int32),
-            np.ascontiguousarray(self._table[:, :width]),
-            slot_mapping.astype(np.int32),
-            self._slots,
-            bounds[1:] - 1 if wants_logits else bounds[:0],
-        )
+        inputs = self._rows.inputs(ids, self._length, wants_logits=wants_logits)
+        self._length += ids.shape[1]
         started = time.perf_counter()
         result = self._engine.launch(inputs)
         if not self._engine.runs_ahead:

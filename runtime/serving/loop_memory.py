@@ -50,7 +50,7 @@ def loop_memory(engine: PagedEngine, settings: ServingSettings, shape: ServingSh
     if engine.pools_grow:
         pools = filled_pools(engine, needs, shape, settings.memory_bytes, requested)
     else:
-        budget = memory_budget(engine, needs, shape, settings.memory_bytes, settings.memory_utilization, cached)
+        budget = memory_budget(engine, shape, settings.memory_bytes, settings.memory_utilization, cached)
         pools = pools_in(engine, needs, shape, budget, requested)
         if cached and needs.state and cache.cached_states is None and settings.memory_bytes is None:
             _warn_of_few_states(pools, shape, budget)

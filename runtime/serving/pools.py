@@ -9,8 +9,9 @@ import numpy as np
 
 from hybridge.artifact.errors import EngineError, SettingError
 from hybridge.runtime.blocks import CacheNeeds
+from hybridge.runtime.engines.equal_rows import EqualRows
 from hybridge.runtime.engines.packed_rows import EXACT
-from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
+from hybridge.runtime.engines.paged import PagedEngine, PoolSizes
 from hybridge.runtime.serving.settings import GIB, ServingSettings
 
 CACHED_SEQUENCES = 64
@@ -175,12 +176,7 @@ def state_share(state_bytes: int, longest: int) -> int:
 
 
 def memory_budget(
-    engine: PagedEngine,
-    needs: CacheNeeds,
-    shape: ServingShape,
-    memory_bytes: int | None,
-    utilization: float,
-    cached: bool = False,
+    engine: PagedEngine, shape: ServingShape, memory_bytes: int | None, utilization: float, cached: bool = False
 ) -> int:
     """``memory_bytes`` if given, else what ``utilization`` of the device's memory leaves after the largest step.
 
@@ -193,36 +189,18 @@ def memory_budget(
     if free is None:
         each = shape.blocks_of_longest * engine.block_bytes(shape.block_size) + engine.slot_bytes
         return max(each, min(GIB, shape.max_rows * each)) + cached * min(GIB, CACHED_SEQUENCES * each)
-    run_largest_step(engine, needs, shape)
+    run_largest_step(engine, shape)
     after = engine.free_memory()
     # The small pools of that step still exist and will be freed.
     return int((free if after is None else after) * utilization)
 
 
-def run_largest_step(engine: PagedEngine, needs: CacheNeeds, shape: ServingShape) -> None:
+def run_largest_step(engine: PagedEngine, shape: ServingShape) -> None:
     """Run one step of as many tokens as there may be, in pools just large enough for it."""
     rows = min(shape.max_rows, shape.max_tokens)
     length = min(shape.max_tokens // rows, shape.max_seq_len)
-    width = -(-length // shape.block_size)
-    engine.allocate_pools(PoolSizes(rows * width * needs.kv, shape.block_size, rows * needs.state))
-    if needs.state:
-        engine.zero_slots(range(rows))
-    table = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
-    positions = np.tile(np.arange(length), rows)
-    slot_mapping = np.repeat(np.arange(rows) * width * shape.block_size, length) + positions
-    bounds = np.arange(rows + 1, dtype=np.int32) * length
-    engine.step(
-        PackedInputs(
-            np.zeros(rows * length, np.int64),
-            positions,
-            bounds.astype(np.int32),
-            np.full(rows, length, np.int32),
-            table if needs.kv else np.full((rows, 1), -1, np.int32),
-            slot_mapping.astype(np.int32) if needs.kv else np.full(rows * length, -1, np.int32),
-            np.arange(rows, dtype=np.int32) if needs.state else np.full(rows, -1, np.int32),
-            bounds[1:] - 1,
-        )
-    )
+    equal = EqualRows(engine, rows, length, shape.block_size)
+    engine.step(equal.inputs(np.zeros((rows, length), np.int64), 0))
 
 
 def _mib(size: int) -> str:

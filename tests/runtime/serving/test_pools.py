@@ -46,12 +46,12 @@ def test_on_a_device_the_largest_step_runs_before_memory_is_counted(monkeypatch)
     engine = engine_of(HYBRID)
     readings = iter([9000, 5000])
     monkeypatch.setattr(engine, "free_memory", lambda: next(readings))
-    assert memory_budget(engine, CacheNeeds(True, True), SHAPE, None, 0.5) == 2500
+    assert memory_budget(engine, SHAPE, None, 0.5) == 2500
     assert (engine.steps, engine.tokens) == (1, 32)
 
 
 def test_a_cpu_takes_what_all_rows_can_use():
-    assert memory_budget(engine_of(HYBRID), CacheNeeds(True, True), SHAPE, None, 0.5) == 4 * EACH
+    assert memory_budget(engine_of(HYBRID), SHAPE, None, 0.5) == 4 * EACH
 
 
 @pytest.mark.parametrize(
