@@ -10,9 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hybridge.runtime.engines import DenseEngine
-from hybridge.runtime.engines.factory import AUTO, EngineOptions
-from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.generation import Generation, Request
 from hybridge.runtime.generation.call import call_of, checked_namespace, checked_priority, split_options
 from hybridge.runtime.generation.prompts import Prompt, prompt_of
@@ -25,7 +22,6 @@ from hybridge.runtime.serving.pinned import PIN_TRIES, PinnedPrefix, PrefixEvict
 from hybridge.runtime.serving.request import Output, ServingRequest
 from hybridge.runtime.serving.request_stream import RequestStream
 from hybridge.runtime.serving.sessions import Session
-from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.serving.text_queue import TextQueue
 from hybridge.runtime.serving.worker import ServingWorker, ended_before_the_request
 
@@ -47,18 +43,7 @@ class AsyncLLM(LoadedArtifact):
                 print(piece.text, end="")
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        engine: str | DenseEngine | PagedEngine = AUTO,
-        max_batch_size: int | None = None,
-        max_seq_len: int | None = None,
-        threads: int | None = None,
-        engine_folder: str | Path | None = None,
-        serving: ServingSettings | None = None,
-    ) -> None:
-        """ArtifactError: not a valid artifact. EngineError: no such engine."""
-        super().__init__(path, engine, max_batch_size, max_seq_len, EngineOptions(threads, engine_folder), serving)
+    def _on_open(self) -> None:
         self._pending: dict[RequestStream, list[Output]] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._worker, self._texts = ServingWorker(self.loop, self._flush), TextQueue()

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from hybridge.runtime.engines import DenseEngine
-from hybridge.runtime.engines.factory import AUTO, EngineOptions
-from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.generation import Generation, Request
 from hybridge.runtime.generation.call import Call, Messages, Sampling, call_of, conversations_of, split_options
 from hybridge.runtime.generation.prompts import Prompt, prompts_of
@@ -18,7 +14,6 @@ from hybridge.runtime.generation.results import generations_of
 from hybridge.runtime.llm_prefixes import PrefixMethods
 from hybridge.runtime.loaded_artifact import LoadedArtifact
 from hybridge.runtime.score import Score, score_requests
-from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.serving.stream import PieceStreams
 from hybridge.runtime.turns import PieceStream, Turns
 
@@ -48,18 +43,7 @@ class LLM(PrefixMethods, LoadedArtifact):
                 print(piece.text, end="")
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        engine: str | DenseEngine | PagedEngine = AUTO,
-        max_batch_size: int | None = None,
-        max_seq_len: int | None = None,
-        threads: int | None = None,
-        engine_folder: str | Path | None = None,
-        serving: ServingSettings | None = None,
-    ) -> None:
-        """Load the artifact folder ``path``. ArtifactError: not a valid artifact. EngineError: no such engine."""
-        super().__init__(path, engine, max_batch_size, max_seq_len, EngineOptions(threads, engine_folder), serving)
+    def _on_open(self) -> None:
         self._turns, self._streams = Turns(), PieceStreams(self.loop)
 
     def __enter__(self) -> LLM:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hybridge.artifact.settings import checked_int
 from hybridge.runtime.engines.dense import DenseEngine
-from hybridge.runtime.engines.factory import EngineOptions
+from hybridge.runtime.engines.factory import AUTO, EngineOptions
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.model_text import ModelText
 from hybridge.runtime.sampling import SamplingParams
@@ -25,17 +25,23 @@ class LoadedArtifact:
     def __init__(
         self,
         path: str | Path,
-        engine: str | DenseEngine | PagedEngine,
-        max_batch_size: int | None,
-        max_seq_len: int | None,
-        options: EngineOptions,
-        serving: ServingSettings | None,
+        engine: str | DenseEngine | PagedEngine = AUTO,
+        max_batch_size: int | None = None,
+        max_seq_len: int | None = None,
+        threads: int | None = None,
+        engine_folder: str | Path | None = None,
+        serving: ServingSettings | None = None,
     ) -> None:
-        """ArtifactError: not a valid artifact. EngineError: no such engine. SettingError: beyond its limits."""
+        """Load the artifact folder ``path``.
+
+        ArtifactError: not a valid artifact. EngineError: no such engine. SettingError: beyond its limits.
+        """
         self.folder = folder = Path(path)
         with ExitStack() as opened:
             if isinstance(engine, str):
-                self.engine = opened.enter_context(closing(open_engine(folder, engine, options)))
+                self.engine = opened.enter_context(
+                    closing(open_engine(folder, engine, EngineOptions(threads, engine_folder)))
+                )
             else:
                 self.engine = as_paged(engine)
             self.config = self.engine.config.require_logits()
@@ -55,7 +61,11 @@ class LoadedArtifact:
             self.loop = open_loop(self.engine, settings, self._text)
             self._cache = CacheControl(self.loop, folder)
             self.max_batch_size, self.max_seq_len = self.loop.shape.max_rows, self.loop.shape.max_seq_len
+            self._on_open()
             opened.pop_all()
+
+    def _on_open(self) -> None:
+        """Create what makes calls; all else is there."""
 
     @property
     def recommended_sampling(self) -> SamplingParams:
