@@ -12,8 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.agreement import BFLOAT16_TOLERANCE, error_gate, random_prompt
 from benchmarks.artifacts import linked_artifact, work_folder
 from benchmarks.engine_runs import EngineRuns, device_name
@@ -69,7 +67,7 @@ class TorchEngineSettings:
 
 
 def run(settings: TorchEngineSettings) -> Report:
-    """Compare values with transformers (with this engine on the CPU where it is not installed), then measure."""
+    """Compare values with transformers, then measure."""
     with work_folder(settings.work) as work:
         gates, results = _compared(work, settings)
     targets = [
@@ -112,7 +110,7 @@ def _compared(work: Path, settings: TorchEngineSettings) -> tuple[tuple[Gate, ..
     artifact, checkpoint = prepared(work, settings), work / "checkpoint"
     with closing(TorchEngine(artifact, device=settings.device)) as engine:
         runs = EngineRuns(engine)
-        gates = require(*_gates(runs, *_expected(runs, checkpoint, artifact, settings), settings))
+        gates = require(*_gates(runs, checkpoint, settings))
         return gates, {**_measured(runs, checkpoint, settings), "device": device_name(engine.device)}
 
 
@@ -163,63 +161,48 @@ def _make_decisive(model: Any) -> None:
                 parameter *= (2 * len(layers)) ** -0.5
 
 
-def _expected(
-    runs: EngineRuns, checkpoint: Path, artifact: Path, settings: TorchEngineSettings
-) -> tuple[list[np.ndarray], str]:
-    """Reference logits after the gate's prompt and after each token that follows, and where they are from."""
-    sequence, tokens = _gate_sequence(runs, settings), settings.gate_tokens
-    if find_spec("transformers") is None:
-        with closing(TorchEngine(artifact, device="cpu")) as engine:
-            return EngineRuns(engine).logits(sequence, tokens, 1), "this engine on the CPU (no transformers here)"
-    with closing(Peer(checkpoint, device=settings.device)) as peer:
-        return list(peer.logits(sequence)[tokens - 1 :]), "transformers in float32"
-
-
-def _gates(runs: EngineRuns, expected: list[np.ndarray], against: str, settings: TorchEngineSettings) -> list[Gate]:
+def _gates(runs: EngineRuns, checkpoint: Path, settings: TorchEngineSettings) -> list[Gate]:
     """Logits after a prompt, its second part in a later chunk, and after single tokens, of every batch size."""
-    tokens, sequence = settings.gate_tokens, _gate_sequence(runs, settings)
+    tokens, steps = settings.gate_tokens, settings.gate_steps
+    sequence = random_prompt(runs.vocab_size, tokens + steps, seed=1)
+    with closing(Peer(checkpoint, device=settings.device)) as peer:
+        expected = peer.logits(sequence)[tokens - 1 :]
     gates = []
     for batch in settings.batches:
-        checks = f"logits of {batch} rows of {tokens} tokens and {settings.gate_steps} decode steps against {against}"
+        checks = f"logits of {batch} rows of {tokens} tokens and {steps} decode steps against transformers in float32"
         gates.append(error_gate(checks, runs.logits(sequence, tokens, batch), expected, BFLOAT16_TOLERANCE))
         note(f"{checks}: {gates[-1].value:.2g}")
     return gates
 
 
-def _gate_sequence(runs: EngineRuns, settings: TorchEngineSettings) -> np.ndarray:
-    return random_prompt(runs.vocab_size, settings.gate_tokens + settings.gate_steps, seed=1)
-
-
 def _measured(runs: EngineRuns, checkpoint: Path, settings: TorchEngineSettings) -> dict[str, Any]:
-    """Ours and, where transformers is installed, the peer's in turns."""
-    peer = None
-    if find_spec("transformers") is not None:
-        peer = Peer(checkpoint, dtype="bfloat16", device=settings.device)
+    """Ours and the peer's in turns."""
+    peer = Peer(checkpoint, dtype="bfloat16", device=settings.device)
     return {
         "decode_tokens_per_s": {batch: _decode(runs, peer, batch, settings) for batch in settings.batches},
         "prompt_ms": {length: _prompt(runs, peer, length, settings) for length in settings.prompts},
     }
 
 
-def _decode(runs: EngineRuns, peer: Peer | None, batch: int, settings: TorchEngineSettings) -> dict[str, Any]:
+def _decode(runs: EngineRuns, peer: Peer, batch: int, settings: TorchEngineSettings) -> dict[str, Any]:
     length, count = settings.prompt_tokens, settings.new_tokens
     prompt = random_prompt(runs.vocab_size, batch * length, seed=2).reshape(batch, length)
     contestants: dict[str, Callable[[], float]] = {
         "ours": lambda: batch / runs.step_seconds(prompt, count, greedy=False),
         "ours_greedy": lambda: batch / runs.step_seconds(prompt, count, greedy=True),
+        "transformers_greedy": lambda: batch / peer.step_seconds(prompt, count),
     }
-    if peer is not None:
-        contestants["transformers_greedy"] = lambda: batch / peer.step_seconds(prompt, count)
     rates = take_turns(contestants, settings.repeats)
     note(f"decoding of {batch} rows measured")
     return dict(spreads(rates))
 
 
-def _prompt(runs: EngineRuns, peer: Peer | None, length: int, settings: TorchEngineSettings) -> dict[str, Any]:
+def _prompt(runs: EngineRuns, peer: Peer, length: int, settings: TorchEngineSettings) -> dict[str, Any]:
     prompt = random_prompt(runs.vocab_size, length, seed=2)[None]
-    contestants: dict[str, Callable[[], float]] = {"ours": lambda: runs.prompt_seconds(prompt)}
-    if peer is not None:
-        contestants["transformers"] = lambda: peer.prefill_seconds(prompt)
+    contestants: dict[str, Callable[[], float]] = {
+        "ours": lambda: runs.prompt_seconds(prompt),
+        "transformers": lambda: peer.prefill_seconds(prompt),
+    }
     times = take_turns(contestants, settings.repeats, warmup=2)
     note(f"prompts of {length} tokens measured")
     return dict(spreads(times, 1e3))

@@ -42,12 +42,3 @@ def test_it_measures_what_the_goals_name(tmp_path: Path) -> None:
     (tmp_path / "artifact" / "weights" / "model.safetensors").unlink()
     torch_engine.prepared(tmp_path, SETTINGS)
     assert (tmp_path / "artifact" / "weights" / "model.safetensors").stat().st_nlink == 2
-
-
-def test_without_transformers_the_engine_on_the_cpu_is_the_reference(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch_engine, "find_spec", lambda name: None)
-    document = correct("torch_engine", replace(SETTINGS, work=str(tmp_path)))
-    assert all("this engine on the CPU" in gate["checks"] for gate in document["gates"])
-    assert set(document["results"]["prompt_ms"]["7"]) == {"ours"}
